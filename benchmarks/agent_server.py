@@ -28,7 +28,7 @@ from benchmarks.gateway import gateway_of
 from benchmarks.machine import resident_kib
 from benchmarks.noop_tool import POOL
 from benchmarks.peer.sdk import PYTHON
-from broker.runtime.child import Child
+from broker.runtime.child import ChildProcess
 from tests.model_server.running_server import RunningModelServer
 
 READY_SECONDS = 300.0
@@ -175,7 +175,7 @@ async def _theirs(bench: Bench, url: str) -> AsyncIterator[Side]:
     }
     program = shutil.which("sh") or "sh"
     start = f"cd {folder} && exec {PYTHON} -m openhands.agent_server --port {port}"
-    child = Child.start([program, "-c", start], log=folder / "log", env=settings)
+    child = ChildProcess.start([program, "-c", start], log=folder / "log", env=settings)
     try:
         async with asyncio.timeout(READY_SECONDS), httpx2.AsyncClient() as client:
             while True:

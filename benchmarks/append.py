@@ -26,7 +26,7 @@ from broker.contract.events import ConversationCreated, EventSource, ToolCallMet
 from broker.contract.fencing import Ownership
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
 from broker.coordination.membership import Membership
-from broker.coordination.ownership import Claimed, Owners
+from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.log.append_call import Appended
 from broker.log.event_log import EventLog
 from broker.store.embedded import EmbeddedValkey
@@ -105,7 +105,7 @@ def codec_rows(rounds: int) -> list[str]:
 async def begin(log: EventLog, owners: Owners, conversation_id: str) -> Ownership:
     await log.create(ConversationCreated(conversation_id=conversation_id))
     claimed = await owners.claim(conversation_id, WORKER)
-    assert isinstance(claimed, Claimed)
+    assert isinstance(claimed, ClaimedConversation)
     return claimed.ownership
 
 

@@ -17,9 +17,9 @@ import httpx2
 from benchmarks.machine import is_named_by_a_process
 from benchmarks.noop_tool import POOL
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
-from broker.coordination.membership import members
+from broker.coordination.membership import list_members
 from broker.log.conversations import Conversations
-from broker.runtime.child import Child
+from broker.runtime.child import ChildProcess
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import open_store
 from deckhands.client.client import Client
@@ -44,7 +44,7 @@ class BenchCluster:
         self.directory = directory
         self.store = store
         self.client = client
-        self._children: list[Child] = []
+        self._children: list[ChildProcess] = []
 
     async def start_controller(self, **environment: str) -> int:
         """Start a controller worker and return its process id once it has reported."""
@@ -54,8 +54,8 @@ class BenchCluster:
         """Start a tool worker and return its process id once it has reported."""
         return await self._start("tool_worker", environment)
 
-    async def start_door(self, **environment: str) -> int:
-        """Start a door and return its process id once it has reported."""
+    async def start_ingress(self, **environment: str) -> int:
+        """Start an ingress and return its process id once it has reported."""
         return await self._start("deckhands.ingress", environment)
 
     async def start_noop_tool(self) -> int:
@@ -92,7 +92,7 @@ class BenchCluster:
         """
         index = Conversations(self.client.store)
         while True:
-            rows = await index.recent(limit=count)
+            rows = await index.list_recent(limit=count)
             assert not (bad := [row for row in rows if row.state in ("error", "stopped", "rejected")]), bad[0]
             if len(rows) == count and all(row.state == "finished" for row in rows):
                 return
@@ -102,7 +102,7 @@ class BenchCluster:
         """Wait until a conversation has made its first step."""
         index = Conversations(self.client.store)
         async with asyncio.timeout(limit_seconds):
-            while (await index.row(conversation_id)).fields.get("iterations", "0") == "0":
+            while (await index.load_row(conversation_id)).fields.get("iterations", "0") == "0":
                 await asyncio.sleep(POLL_SECONDS)
 
     async def close(self, conversation_id: str) -> None:
@@ -125,13 +125,13 @@ class BenchCluster:
     async def _start(self, module: str, environment: dict[str, str]) -> int:
         child = self._launch(module, environment)
         async with asyncio.timeout(READY_LIMIT_SECONDS):
-            while not any(f"-{child.pid}-" in member.worker_id for member in await members(self.client.store)):
+            while not any(f"-{child.pid}-" in member.worker_id for member in await list_members(self.client.store)):
                 assert child.exit_status is None, f"{module} ended; see its log in {self.directory}"
                 await asyncio.sleep(POLL_SECONDS)
         return child.pid
 
-    def _launch(self, module: str, environment: dict[str, str], *arguments: str) -> Child:
-        child = Child.start(
+    def _launch(self, module: str, environment: dict[str, str], *arguments: str) -> ChildProcess:
+        child = ChildProcess.start(
             [sys.executable, "-m", module, *arguments],
             log=self.directory / f"{module}-{len(self._children)}.log",
             env=_without_settings()

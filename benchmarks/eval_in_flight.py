@@ -33,7 +33,7 @@ from benchmarks.eval_figures import Line, ideal_seconds, percentile, show
 from benchmarks.machine import cpu_seconds, peak_kib, resident_kib
 from benchmarks.submitter import ANSWER, RESULTS, USED, Spec
 from deckhands.evaluation.attempts.results import read_results
-from deckhands.operations.monitoring.workers import workers
+from deckhands.operations.monitoring.workers import read_workers
 from tests.model_server.latency import Latency
 from tests.model_server.running_server import RunningModelServer
 
@@ -162,7 +162,7 @@ async def _watch(cluster: BenchCluster, running: asyncio.subprocess.Process) -> 
     found, known = Watched(), dict[str, float]()
     while running.returncode is None:
         held = 0
-        for worker in await workers(cluster.client.store):
+        for worker in await read_workers(cluster.client.store):
             if worker.role != "controller":
                 continue
             held += int(worker.figures.get("conversations", {}).get("", 0.0))

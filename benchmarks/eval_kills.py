@@ -30,10 +30,10 @@ from benchmarks.eval_crowd import PEER, PEER_LIMIT_SECONDS, peer_missing
 from benchmarks.eval_figures import Line, show
 from benchmarks.eval_in_flight import submitted, write_script
 from benchmarks.submitter import RESULTS, Spec
-from broker.log.selection import Selected, Selection
+from broker.log.selection import ConversationQuery, Selection
 from deckhands.evaluation.attempts.plan import LABEL
-from deckhands.evaluation.attempts.results import Row, read_results
-from deckhands.evaluation.attempts.statistics import summary_of
+from deckhands.evaluation.attempts.results import AttemptRow, read_results
+from deckhands.evaluation.attempts.statistics import compute_summary
 from tests.model_server.running_server import RunningModelServer
 
 LOOK_SECONDS = 0.1
@@ -49,14 +49,14 @@ class Outcome:
         calls: that the model server received.
     """
 
-    rows: list[Row]
+    rows: list[AttemptRow]
     conversations: int
     seconds: float
     calls: int
 
     def lines(self, name: str, count: int, steps: int) -> list[Line]:
         """Return what was found."""
-        (figures,) = summary_of(self.rows)["models"].values()
+        (figures,) = compute_summary(self.rows)["models"].values()
         failures = figures["infrastructure_failures_per_1000"]
         lines = [
             Line(f"{name}: attempts with a result", len(self.rows), f"of {count:,}"),
@@ -190,7 +190,7 @@ async def _until_done(
 
 async def _begun(cluster: BenchCluster, name: str) -> int:
     number = 0
-    async for page in Selected(cluster.client.store, Selection(labels={LABEL: name})).pages():
+    async for page in ConversationQuery(cluster.client.store, Selection(labels={LABEL: name})).iterate_pages():
         number += len(page)
     return number
 

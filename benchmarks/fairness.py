@@ -200,7 +200,7 @@ async def _until_all_made(cluster: BenchCluster, ids: Sequence[str], steps: int)
 
 
 async def _steps(client: Client, ids: Sequence[str]) -> list[int]:
-    rows = await Conversations(client.store).rows(ids)
+    rows = await Conversations(client.store).load_rows(ids)
     return [int(row.fields.get("iterations", "0")) for row in rows]
 
 

@@ -15,7 +15,7 @@ from benchmarks.bench import Bench
 from benchmarks.cluster import POLL_SECONDS, BenchCluster, model_server_arguments, running_cluster
 from benchmarks.figures import Figure, Result, Spread
 from broker.contract.events import AgentSpec, Event, ModelCallFailed, ModelReply, Tenancy
-from broker.limits.ledger import Ledger, nano
+from broker.limits.ledger import Ledger, to_nano
 from tests.model_server.running_server import RunningModelServer
 
 REQUESTS_PER_SECOND = 20
@@ -136,7 +136,7 @@ async def _budget(directory: Path, processes: int, payers: int) -> tuple[float, 
             workers = list(await _start(cluster, processes, provider, "", **prices))
             ids = await _submit(cluster, payers, tenant="payer")
             for round_number in itertools.count():
-                tenant = await ledger.account("tenant:payer")
+                tenant = await ledger.load_account("tenant:payer")
                 is_used_up = tenant.reserved_usd == 0.0 and tenant.spent_usd + tenant.lost_usd >= BUDGET_USD
                 if is_used_up and await _all_wait(cluster, ids):
                     break
@@ -149,8 +149,8 @@ async def _budget(directory: Path, processes: int, payers: int) -> tuple[float, 
         finally:
             provider.stop()
     replies = [[event for event in log if isinstance(event, ModelReply)] for log in logs]
-    spent = sum(nano(sum(reply.cost_usd or 0.0 for reply in log)) for log in replies)
-    return max(0.0, tenant.spent_usd - BUDGET_USD), float(abs(nano(tenant.spent_usd) - spent)), tenant.lost_calls
+    spent = sum(to_nano(sum(reply.cost_usd or 0.0 for reply in log)) for log in replies)
+    return max(0.0, tenant.spent_usd - BUDGET_USD), float(abs(to_nano(tenant.spent_usd) - spent)), tenant.lost_calls
 
 
 def _script(path: Path, *, turns: int) -> Path:

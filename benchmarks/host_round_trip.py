@@ -22,7 +22,7 @@ from time import perf_counter
 
 import psutil
 
-from tool_worker.sandbox.sandbox import interpreter
+from tool_worker.sandbox.sandbox import find_interpreter
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.workspaces import Workspaces
 
@@ -42,13 +42,13 @@ def summary(samples: list[float]) -> dict[str, float]:
 
 def cpu_milliseconds(root: Path, name: str) -> float:
     """Return the CPU of a workspace's processes so far."""
-    host = psutil.Process(HostFolder(root, name).main_pid())
+    host = psutil.Process(HostFolder(root, name).read_main_pid())
     found = [host, *host.children(recursive=True), *([outer] if (outer := host.parent()).name() == "bwrap" else [])]
     return sum(int(Path(f"/proc/{one.pid}/schedstat").read_text().split()[0]) for one in found) / 1e6
 
 
 async def bare_interpreter() -> None:
-    await (await asyncio.create_subprocess_exec(interpreter(), "-I", "-S", "-c", "pass")).wait()
+    await (await asyncio.create_subprocess_exec(find_interpreter(), "-I", "-S", "-c", "pass")).wait()
 
 
 async def measure(root: Path, sandbox: str, rounds: int, hosts: int) -> dict[str, object]:
@@ -75,7 +75,7 @@ async def measure(root: Path, sandbox: str, rounds: int, hosts: int) -> dict[str
         own_ms = own * 1000 / hosts
         report["start"], report["start of a bare interpreter"] = summary(starts), summary(bare)
         report["start_cpu_ms"] = round(own_ms + statistics.median(cpu_milliseconds(root, name) for name in names), 1)
-        memory = [psutil.Process(HostFolder(root, name).main_pid()).memory_full_info() for name in names]
+        memory = [psutil.Process(HostFolder(root, name).read_main_pid()).memory_full_info() for name in names]
         report["rss_mb"] = round(statistics.median(one.rss for one in memory) / 2**20, 1)
         report["private_mb"] = round(statistics.median(one.uss for one in memory) / 2**20, 1)
         report["close"] = summary([await milliseconds(lambda name=name: workspaces.close(name)) for name in names])

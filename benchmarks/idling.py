@@ -70,5 +70,5 @@ async def _wait_for_nobody(cluster: BenchCluster, controller: int, model: str, c
 async def _until(cluster: BenchCluster, ids: set[str], is_so: Callable[[ConversationRow], bool]) -> None:
     index = Conversations(cluster.client.store)
     async with asyncio.timeout(LIMIT_SECONDS):
-        while not all(is_so(row) for row in await index.recent(limit=len(ids)) if row.conversation_id in ids):
+        while not all(is_so(row) for row in await index.list_recent(limit=len(ids)) if row.conversation_id in ids):
             await asyncio.sleep(POLL_SECONDS)

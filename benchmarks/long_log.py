@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.history import conversation
 from broker.contract.events import with_id
-from broker.log.export import event_line
+from broker.log.export import render_event_line
 from broker.store.embedded import EmbeddedValkey
 
 BEGUN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -31,7 +31,7 @@ def write_export(path: Path, count: int) -> None:
     with path.open("w") as file:
         for number, event in enumerate([created, *events], 1):
             stamped = with_id(event, number).model_copy(update={"timestamp": BEGUN + timedelta(seconds=number)})
-            file.write(event_line(stamped) + "\n")
+            file.write(render_event_line(stamped) + "\n")
 
 
 def run(name: str, environment: Mapping[str, str], *arguments: str, first_only: bool = False) -> str:

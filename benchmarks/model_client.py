@@ -28,7 +28,7 @@ from controller_worker.model.registry import create_llm
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.llm import LLM, ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
-from controller_worker.providers.wires.chat_wire import ChatWire, chat_tools
+from controller_worker.providers.wires.chat_wire import ChatWire, write_tools
 from tests.model_server.running_server import RunningModelServer
 
 IN_FLIGHT = 200
@@ -94,8 +94,8 @@ class Clients:
     async def _ask_plainly(self) -> None:
         body = {
             "model": "my-own",
-            "messages": ChatWire(cache_marks=False, thoughts="none").values(self._request.messages),
-            "tools": chat_tools(self._request.tools),
+            "messages": ChatWire(cache_marks=False, thoughts="none").write_values(self._request.messages),
+            "tools": write_tools(self._request.tools),
         }
         (await self._plain.post(self._url, json=body)).json()
 

@@ -108,7 +108,7 @@ async def measure(root: Path, store: Store, *, seconds: float, quiet: int, sandb
     long_text(100)
     try:
         flooded = await workspaces.open(FLOOD)
-        host = HostFolder(root, FLOOD).main_pid() or 0
+        host = HostFolder(root, FLOOD).read_main_pid() or 0
         calm = [await workspaces.open(f"quiet-{number}") for number in range(quiet)]
         for name in (FLOOD, CALLER):
             await log.create(ConversationCreated(conversation_id=name))
@@ -119,7 +119,7 @@ async def measure(root: Path, store: Store, *, seconds: float, quiet: int, sandb
 
         async def call() -> None:
             await log.append(CALLER, [ToolCallAction(name="pour", arguments={"megabytes": 100})])
-            action = with_id((await log.read(CALLER))[-1], await log.last_id(CALLER))
+            action = with_id((await log.read(CALLER))[-1], await log.load_last_id(CALLER))
             delivery = ActionDelivery(CALLER, action.id, codec.encode(action.wire()), WorkspaceSpec(), "")
             await executor.execute(delivery, ActionClaimed(1))
 

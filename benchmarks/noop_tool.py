@@ -57,7 +57,7 @@ class NoopTool:
             await self._membership.leave()
 
     async def _beat(self) -> None:
-        while await self._membership.tick(0) is not None:
+        while await self._membership.beat(0) is not None:
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _answer(self, delivery: ActionDelivery) -> None:
@@ -73,7 +73,7 @@ class NoopTool:
             tool_call_metadata=action.tool_call_metadata,
         )
         await self._log.append_observation(
-            delivery.conversation_id, observation, worker_id=self._worker_id, place=delivery.place
+            delivery.conversation_id, observation, worker_id=self._worker_id, place=delivery.location
         )
 
 

@@ -15,7 +15,7 @@ from broker.contract.actions import CmdRunAction
 from broker.contract.events import ConversationCreated
 from broker.contract.fencing import Ownership
 from broker.coordination.membership import Membership
-from broker.coordination.ownership import Claimed, Owners
+from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.runtime.ids import new_conversation_id, new_worker_id
 
 APPEND_TARGET_MS = 0.1
@@ -113,7 +113,7 @@ async def _begin(cluster: BenchCluster) -> Ownership:
     await Membership(cluster.client.store, worker_id, "controller", ttl_seconds=600).register()
     await cluster.client.log.create(ConversationCreated(conversation_id=conversation_id))
     claimed = await Owners(cluster.client.store).claim(conversation_id, worker_id)
-    assert isinstance(claimed, Claimed), claimed
+    assert isinstance(claimed, ClaimedConversation), claimed
     return claimed.ownership
 
 

@@ -10,10 +10,10 @@ from benchmarks.cluster import running_cluster
 from benchmarks.figures import Figure, Result, Spread
 from benchmarks.history import conversation, output
 from broker.coordination.membership import Membership
-from broker.coordination.ownership import Claimed, Owners
+from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.runtime.ids import new_conversation_id, new_worker_id
 from controller_worker.core.controller import fold
-from controller_worker.core.state import State, snapshot_of, state_from
+from controller_worker.core.state import State, parse_snapshot, to_snapshot
 from controller_worker.memory.conversation_memory import ConversationMemory
 from deckhands.client.client import Client
 
@@ -80,13 +80,13 @@ async def _conversation_with_snapshot(client: Client, count: int) -> str:
     await Membership(client.store, worker_id, "controller", ttl_seconds=600).register()
     owners = Owners(client.store)
     claimed = await owners.claim(conversation_id, worker_id)
-    assert isinstance(claimed, Claimed), claimed
-    assert await owners.save_snapshot(claimed.ownership, snapshot_of(fold(State(), events[: count - LAG])))
+    assert isinstance(claimed, ClaimedConversation), claimed
+    assert await owners.save_snapshot(claimed.ownership, to_snapshot(fold(State(), events[: count - LAG])))
     return conversation_id
 
 
 async def _from_snapshot(client: Client, conversation_id: str, count: int) -> None:
-    state = state_from(await Owners(client.store).load_snapshot(conversation_id))
+    state = parse_snapshot(await Owners(client.store).load_snapshot(conversation_id))
     assert state is not None
     assert fold(state, await client.log.read(conversation_id, after=state.version)).version == count
 

@@ -102,7 +102,7 @@ async def _produce(client: Client, numbers: Iterator[int], run: Run, log: list[E
             await asyncio.sleep(LOOK_SECONDS / 4)
         conversation_id = new_conversation_id()
         created = ConversationCreated(conversation_id=conversation_id, title=f"Task {number}")
-        await client.log.adopt(created, log, key="begin")
+        await client.log.create_from(created, log, key="begin")
         run.begun += 1
         run.waiting += 1
 

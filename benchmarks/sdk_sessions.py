@@ -21,7 +21,7 @@ import psutil
 from broker.contract.specs import AgentSpec
 from controller_worker.agents.registry import create_agent
 from controller_worker.loop.sdk.launch import PROGRAM, can_sandbox
-from controller_worker.loop.sdk.runner import Line, Runner
+from controller_worker.loop.sdk.runner import Line, SdkRunner
 from controller_worker.loop.sdk.session import MODEL
 
 LIMIT_SECONDS = 120.0
@@ -34,7 +34,7 @@ class Driven:
     def __init__(self) -> None:
         self.lines: asyncio.Queue[Line] = asyncio.Queue()
         self.endings: set[asyncio.Task[None]] = set()
-        self.runner = Runner(
+        self.runner = SdkRunner(
             on_line=self.lines.put_nowait,
             on_end=lambda said: self.lines.put_nowait({"end": said}),
             endings=self.endings,
@@ -48,8 +48,8 @@ class Driven:
             {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
             for tool in create_agent(AgentSpec()).tools
         ]
-        self.runner.tell(begin={"token": "benchmark", "tools": tools, "model": MODEL})
-        self.runner.tell(query="Message 2: begin")
+        self.runner.send(begin={"token": "benchmark", "tools": tools, "model": MODEL})
+        self.runner.send(query="Message 2: begin")
         await self._until("asks")
         return time.perf_counter() - begun
 
@@ -59,9 +59,9 @@ class Driven:
         calls = [
             {"id": f"toolu_{number}_{place}", "name": "execute_bash", "input": {"command": "ls"}} for place in (0, 1)
         ]
-        self.runner.tell(reply={"id": f"msg_{number}", "model": MODEL, "text": "next", "calls": calls})
+        self.runner.send(reply={"id": f"msg_{number}", "model": MODEL, "text": "next", "calls": calls})
         for call in calls:
-            self.runner.tell(result={"id": call["id"], "text": "a.txt", "is_error": False})
+            self.runner.send(result={"id": call["id"], "text": "a.txt", "is_error": False})
         await self._until("asks")
         return time.perf_counter() - begun
 

@@ -19,9 +19,9 @@ from benchmarks.noop_tool import POOL
 from broker.contract.events import Limits
 from broker.store.store import open_store
 from deckhands.client.client import Client
-from deckhands.evaluation.attempts.plan import Plan
+from deckhands.evaluation.attempts.plan import EvaluationPlan
 from deckhands.evaluation.attempts.results import Results
-from deckhands.evaluation.attempts.standing import Standing
+from deckhands.evaluation.attempts.status import EvaluationStatus
 from deckhands.evaluation.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
 
@@ -60,9 +60,9 @@ class Spec:
         path.write_text(json.dumps({name: getattr(self, name) for name in self.__slots__}))
         return path
 
-    def plan(self) -> Plan:
+    def plan(self) -> EvaluationPlan:
         """Return it as a plan."""
-        return Plan(
+        return EvaluationPlan(
             self.name,
             [self._instance(number) for number in range(self.count)],
             [self.model],
@@ -91,7 +91,7 @@ async def evaluate(path: Path) -> None:
             await asyncio.sleep(TURN_SECONDS)
             lags.append(time.monotonic() - before - TURN_SECONDS)
 
-    def on_standing(standing: Standing) -> None:
+    def on_standing(standing: EvaluationStatus) -> None:
         seen.append(standing)
 
     async with Client(await open_store(spec.url)) as client:

@@ -37,9 +37,9 @@ from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.launch import SandboxedLaunch
 from tool_worker.tools.mcp.servers import McpServers
 from tool_worker.tools.offered import OfferedTools
-from tool_worker.tools.registry import tool_for
+from tool_worker.tools.registry import find_tool
 from tool_worker.tools.tool import HostRequest
-from tool_worker.workspace.launch.session_programs import SessionPrograms, session_programs
+from tool_worker.workspace.launch.session_programs import SessionPrograms, find_session_programs
 from tool_worker.workspace.open_workspace import OpenWorkspace
 from tool_worker.workspace.workspaces import Workspaces
 
@@ -72,7 +72,7 @@ class Hands:
         action = action.model_copy(update={"id": next(self._ids)})
         if isinstance(action, OfferedToolAction):
             return await self._offered.call(action, ActionClaimed(1), "conversation")
-        tool = tool_for(action.kind)
+        tool = find_tool(action.kind)
         request = tool.request(action)
         assert isinstance(request, HostRequest)
         result = await self._host.run(action.id, request.tool, request.arguments)
@@ -120,11 +120,11 @@ def programs() -> tuple[SessionPrograms, list[str]]:
     missing = []
     for pool in SLOW:
         try:
-            session_programs([pool])
+            find_session_programs([pool])
         except UsageError as error:
             print(f"without {pool}: {error}", file=sys.stderr)
             missing.append(pool)
-    return session_programs([pool for pool in SLOW if pool not in missing]), missing
+    return find_session_programs([pool for pool in SLOW if pool not in missing]), missing
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from benchmarks.cluster import running_cluster
 from benchmarks.figures import Figure, Result, Spread
 from benchmarks.stepping import StepWatch, mean_of, noop_tool, run_steps
 from broker.runtime.tracing import Tracing
-from controller_worker.model.traced import led_to_by
+from controller_worker.model.call_spans import add_traceparent
 from tests.otlp_receiver import receiving
 
 WARM_UP_STEPS = 50
@@ -65,5 +65,5 @@ def _off_seconds() -> float:
     for _ in range(OFF_CALLS):
         with tracing.span("chat", None) as span:
             span.add({})
-        led_to_by(span.traceparent, ())
+        add_traceparent(span.traceparent, ())
     return (time.process_time() - began) / OFF_CALLS

@@ -16,11 +16,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.runtime import BrokerSettings, DeckhandsError, worker_id_prefix
+from broker.runtime import BrokerSettings, DeckhandsError, make_worker_id_prefix
 from broker.store import Connection, MultiplexedConnection, ShardKeys
 
-HEALTHY, LAPSED, NOTHING_TO_SAY = 0, 1, 3
-WORKER_ROLES = ("controller", "tool", "door", "jobs")
+HEALTHY, LAPSED, UNKNOWN = 0, 1, 3
+WORKER_ROLES = ("controller", "tool", "ingress", "jobs")
 STORE_ROLE, BEAT_ROLE = "store", "beat"
 BEAT_LOCK = "deckhands:beat::lock"
 """In Celery's broker: held by the beat that sends; see `deckhands.operations.jobs.celery_app`."""
@@ -29,11 +29,11 @@ REPLY_LIMIT_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HealthStatus:
     """The result of a check.
 
     Attributes:
-        exit_status: `HEALTHY`, `LAPSED` or `NOTHING_TO_SAY`.
+        exit_status: `HEALTHY`, `LAPSED` or `UNKNOWN`.
         reason: one line.
     """
 
@@ -41,54 +41,54 @@ class Verdict:
     reason: str
 
 
-async def check_worker(connection: Connection, role: str) -> Verdict:
+async def check_worker(connection: Connection, role: str) -> HealthStatus:
     """Check the heartbeat of this host's worker.
 
     Args:
-        role: `controller`, `tool`, `door` or `jobs`.
+        role: `controller`, `tool`, `ingress` or `jobs`.
 
     Raises:
         StoreError: the store does not answer, or refuses.
     """
-    prefix = worker_id_prefix(role)
+    prefix = make_worker_id_prefix(role)
     _, now_ms = await connection.call("FCALL", "deck_now", 1, ShardKeys(0).root)
     # A worker sends heartbeats to every shard, so the first shard is enough.
     flat = await connection.call("ZRANGE", ShardKeys(0).workers, 0, -1, "WITHSCORES")
     deadlines = [float(flat[i + 1]) for i in range(0, len(flat), 2) if flat[i].decode().startswith(prefix)]
     if not deadlines:
-        return Verdict(LAPSED, f"No {role} worker of this host is known to the store.")
+        return HealthStatus(LAPSED, f"No {role} worker of this host is known to the store.")
     left_ms = max(deadlines) - now_ms
     if left_ms <= 0:
-        return Verdict(LAPSED, f"The {role} worker's heartbeat lapsed {-left_ms / 1000:.1f} s ago.")
-    return Verdict(HEALTHY, f"The {role} worker's heartbeat is valid for {left_ms / 1000:.1f} s.")
+        return HealthStatus(LAPSED, f"The {role} worker's heartbeat lapsed {-left_ms / 1000:.1f} s ago.")
+    return HealthStatus(HEALTHY, f"The {role} worker's heartbeat is valid for {left_ms / 1000:.1f} s.")
 
 
-async def check_store(connection: Connection) -> Verdict:
+async def check_store(connection: Connection) -> HealthStatus:
     """Ping the store. It refuses while it loads its data, and while it cannot write to its disk.
 
     Raises:
         StoreError: it does not answer, or refuses.
     """
     await connection.call("PING")
-    return Verdict(HEALTHY, "The store serves.")
+    return HealthStatus(HEALTHY, "The store serves.")
 
 
-async def check_beat(connection: Connection) -> Verdict:
+async def check_beat(connection: Connection) -> HealthStatus:
     """Check in Celery's broker whether a beat is active. Of several beats, any one will do.
 
     Raises:
         StoreError: the broker does not answer, or refuses.
     """
     if await connection.call("EXISTS", BEAT_LOCK):
-        return Verdict(HEALTHY, "A beat is active.")
-    return Verdict(LAPSED, "No beat is active.")
+        return HealthStatus(HEALTHY, "A beat is active.")
+    return HealthStatus(LAPSED, "No beat is active.")
 
 
-async def check(role: str, url: str) -> Verdict:
+async def check(role: str, url: str) -> HealthStatus:
     """Check a worker of this host, or the store. Store errors are part of the verdict.
 
     Args:
-        role: `controller`, `tool`, `door`, `jobs`, `beat` or `store`.
+        role: `controller`, `tool`, `ingress`, `jobs`, `beat` or `store`.
         url: the store, as in `DECKHANDS_URL`; for a beat, Celery's broker.
     """
     assert role in ROLES
@@ -99,7 +99,7 @@ async def check(role: str, url: str) -> Verdict:
             return await check_store(connection)
         return await (check_beat(connection) if role == BEAT_ROLE else check_worker(connection, role))
     except DeckhandsError as error:
-        return Verdict(NOTHING_TO_SAY, str(error))
+        return HealthStatus(UNKNOWN, str(error))
     finally:
         if connection is not None:
             await connection.aclose()
@@ -108,14 +108,14 @@ async def check(role: str, url: str) -> Verdict:
 def main(arguments: Sequence[str]) -> int:
     """Check the given role, print the result on standard output, and return the exit status."""
     if len(arguments) != 1 or arguments[0] not in ROLES:
-        verdict = Verdict(NOTHING_TO_SAY, "Usage: python -m broker.health controller|tool|door|jobs|beat|store")
+        verdict = HealthStatus(UNKNOWN, "Usage: python -m broker.health controller|tool|ingress|jobs|beat|store")
     else:
         try:
             settings = BrokerSettings.from_env()
             url = settings.celery_url if arguments[0] == BEAT_ROLE else settings.url
             verdict = asyncio.run(check(arguments[0], url))
         except DeckhandsError as error:
-            verdict = Verdict(NOTHING_TO_SAY, str(error))
+            verdict = HealthStatus(UNKNOWN, str(error))
     sys.stdout.write(f"{verdict.reason}\n")
     return verdict.exit_status
 

@@ -13,9 +13,9 @@ from celery.worker.control import control_command, inspect_command
 
 from broker.celery import add_loop, make_app
 from controller_worker.loop import ControllerConsumer
-from controller_worker.settings import controller_settings
+from controller_worker.settings import load_controller_settings
 
-settings = controller_settings()
+settings = load_controller_settings()
 app = make_app("controller", settings.variables.celery_url)
 consumer = ControllerConsumer(settings)
 loop_thread = add_loop(app, consumer)

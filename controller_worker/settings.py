@@ -15,9 +15,9 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import Field
 
-from broker.limits import QuotaTable, TenantTable, memory_bound
+from broker.limits import QuotaTable, TenantTable, parse_memory_bound
 from broker.runtime import BrokerSettings, Count, Seconds, StoreUnavailable, UsageError, arm
-from broker.secrets import secret_key
+from broker.secrets import load_secret_key
 
 STORE_SECONDS = 30.0
 POLL_SECONDS = 0.05
@@ -71,7 +71,7 @@ class ControllerSettings:
         model_env: the environment with the model settings (`LLM_*`).
         quotas: quotas of models, for the whole cluster.
         tenants: weights and bounds, including those of the quota table.
-        admit_memory: see `memory_bound`; None for the current one.
+        admit_memory: see `parse_memory_bound`; None for the current one.
         secret_key: returns the key that decrypts the secrets of conversations.
     """
 
@@ -83,7 +83,7 @@ class ControllerSettings:
     secret_key: Callable[[], bytes | None]
 
 
-def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettings:
+def load_controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettings:
     """Read the settings.
 
     Raises:
@@ -93,15 +93,15 @@ def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettin
     arm(variables)
     if variables.any_model:
         _check_private(variables)
-    quotas = QuotaTable.of_setting(variables.quotas)
-    tenants = TenantTable.of_setting(variables.tenants).beside(quotas.tenants)
+    quotas = QuotaTable.load_setting(variables.quotas)
+    tenants = TenantTable.load_setting(variables.tenants).merge(quotas.tenants)
     return ControllerSettings(
         variables=variables,
         model_env=dict(env),
         quotas=quotas.model_copy(update={"tenants": tenants}),
         tenants=tenants,
-        admit_memory=memory_bound(variables.admit_memory) if variables.admit_memory else None,
-        secret_key=partial(secret_key, variables),
+        admit_memory=parse_memory_bound(variables.admit_memory) if variables.admit_memory else None,
+        secret_key=partial(load_secret_key, variables),
     )
 
 
@@ -114,7 +114,7 @@ def _check_private(variables: ControllerVariables) -> None:
     """
     path = unquote(urlsplit(variables.url).path)
     is_named = variables.url.startswith("unix://") and variables.any_model == path
-    if not is_named or not _is_related(_peer_of(path)):
+    if not is_named or not _is_related(_find_peer_pid(path)):
         raise UsageError(
             "DECKHANDS_ANY_MODEL is set, and the store at DECKHANDS_URL is not one that `run`, `demo` or an evaluation "
             "has started for this worker.",
@@ -122,7 +122,7 @@ def _check_private(variables: ControllerVariables) -> None:
         )
 
 
-def _peer_of(path: str) -> int:
+def _find_peer_pid(path: str) -> int:
     """Return the id of the process that listens on a socket, if it belongs to this user; otherwise 0.
 
     Raises:
@@ -149,11 +149,11 @@ def _is_related(pid: int) -> bool:
     ancestors = set[int]()
     parent = os.getpid()
     while parent > 0:
-        ancestors.add(parent := _parent_of(parent))
-    return pid > 0 and (pid in ancestors or _parent_of(pid) in ancestors - {0})
+        ancestors.add(parent := _find_parent_pid(parent))
+    return pid > 0 and (pid in ancestors or _find_parent_pid(pid) in ancestors - {0})
 
 
-def _parent_of(pid: int) -> int:
+def _find_parent_pid(pid: int) -> int:
     """Return the id of a process' parent; 0 if it is unknown."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

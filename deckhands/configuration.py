@@ -3,7 +3,7 @@
 Holds: only commands read files; workers and the Python client read variables alone. The environment wins over `.env`,
 which wins over the TOML file. Files of the working directory are not read where an agent or another user may have
 written them: in a repository, below a workspace root, in the home of Deckhands, or where another user may write. No
-workspace may contain a file that was read (`private_paths`).
+workspace may contain a file that was read (`find_private_paths`).
 Does not: check a file that DECKHANDS_CONFIG names.
 """
 
@@ -23,7 +23,7 @@ from broker.runtime import (
     USE_SDK_AGENTS,
     BrokerSettings,
     UsageError,
-    joined_paths,
+    join_paths,
     split_paths,
 )
 
@@ -51,7 +51,7 @@ class Configuration:
     notices: list[str] = field(default_factory=list)
 
 
-def configuration(env: Mapping[str, str], directory: Path, *, others: Collection[str] = ()) -> Configuration:
+def read_configuration(env: Mapping[str, str], directory: Path, *, others: Collection[str] = ()) -> Configuration:
     """Read the configuration files of a command.
 
     Args:
@@ -65,13 +65,13 @@ def configuration(env: Mapping[str, str], directory: Path, *, others: Collection
     found = Configuration()
     named = env.get(CONFIG_FILE, "").strip()
     for path, read in (
-        (directory / DOTENV, partial(_of_dotenv, others)),
-        (Path(named or directory / TOML).expanduser(), _of_toml),
+        (directory / DOTENV, partial(_read_dotenv, others)),
+        (Path(named or directory / TOML).expanduser(), _read_toml),
     ):
-        is_named = bool(named) and read is _of_toml
+        is_named = bool(named) and read is _read_toml
         if not (is_named or path.is_file()):
             continue
-        reason = "" if is_named else doubt_about(path, env)
+        reason = "" if is_named else find_doubt(path, env)
         try:
             values = read(path)
             if not reason:
@@ -87,18 +87,18 @@ def configuration(env: Mapping[str, str], directory: Path, *, others: Collection
             found.files.append(path.absolute())
     found.values = {name: text for name, text in found.values.items() if not env.get(name, "").strip()}
     if found.files:
-        found.values[CONFIG_FILES_READ] = joined_paths(found.files)
+        found.values[CONFIG_FILES_READ] = join_paths(found.files)
     return found
 
 
-def _of_dotenv(others: Collection[str], path: Path) -> dict[str, str]:
+def _read_dotenv(others: Collection[str], path: Path) -> dict[str, str]:
     from dotenv import dotenv_values
 
     values = dotenv_values(path, interpolate=False, encoding="utf-8")
     return {name: text for name, text in values.items() if text and (name.startswith(OURS) or name in others)}
 
 
-def _of_toml(path: Path) -> dict[str, str]:
+def _read_toml(path: Path) -> dict[str, str]:
     content = tomllib.loads(path.read_text("utf-8"))
     values: dict[str, str] = {}
     for name, value in content.items():
@@ -113,7 +113,7 @@ def _of_toml(path: Path) -> dict[str, str]:
 def _text(name: str, value: object, separator: str = ",") -> str:
     """Return a value of a TOML file in the form of a variable."""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return joined_paths(value) if separator == ":" else separator.join(value)
+        return join_paths(value) if separator == ":" else separator.join(value)
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, str | int | float):
@@ -135,7 +135,7 @@ def _unusable(path: Path, error: Exception) -> UsageError:
     return UsageError(f"The file {path} cannot be read: {what}.", remedy="Correct it, or move it away.")
 
 
-def doubt_about(path: Path, env: Mapping[str, str]) -> str:
+def find_doubt(path: Path, env: Mapping[str, str]) -> str:
     """Return why another user or an agent may have written a file of the working directory; empty if none can have."""
     return next(_doubts(path, env), "")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.runtime import BrokerSettings, UsageError
-from deckhands.configuration import configuration
+from deckhands.configuration import read_configuration
 
 SANDBOXES = ("auto", "bwrap", "docker", "none")
 MODEL_VARIABLES = ("LLM_MODEL", "LITELLM_MODEL")
@@ -31,12 +31,12 @@ def read_configuration_files(env: MutableMapping[str, str] = os.environ, *, othe
         directory = Path.cwd()
     except OSError:  # the directory was removed, so it has no files
         return []
-    found = configuration(env, directory, others=others)
+    found = read_configuration(env, directory, others=others)
     env.update(found.values)
     return found.notices
 
 
-def wants_colour(env: Mapping[str, str] = os.environ) -> bool:
+def takes_colour(env: Mapping[str, str] = os.environ) -> bool:
     """Return whether a terminal takes colours: not with NO_COLOR (https://no-color.org), and not if it is dumb."""
     return not env.get("NO_COLOR") and can_redraw(env)
 
@@ -47,7 +47,7 @@ def can_redraw(env: Mapping[str, str] = os.environ) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class FaceSettings:
+class CliSettings:
     """The settings of one command.
 
     Attributes:
@@ -74,7 +74,7 @@ class FaceSettings:
     environment: Mapping[str, str]
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str] = os.environ) -> FaceSettings:
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> CliSettings:
         """Read the settings.
 
         Raises:

@@ -21,7 +21,7 @@ async def begin_ended(client: Client, name: str, *events: Event, **created: Any)
     """Begin a conversation that has ended, with a text in its log that is too large for an entry."""
     log = [state("running"), command("make test"), output(4), reply(), *events, state("finished")]
     first = ConversationCreated(conversation_id=name, title=f"Title of {name}", **created)
-    await client.log.adopt(first, [user(LONG_TEXT), *log], key=f"begin:{name}")
+    await client.log.create_from(first, [user(LONG_TEXT), *log], key=f"begin:{name}")
 
 
 def delegate_ended(name: str, *, cost_usd: float = 0.0) -> DelegateEnded:

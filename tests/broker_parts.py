@@ -12,9 +12,9 @@ from broker.contract.actions import CmdRunAction, MessageAction
 from broker.contract.events import ConversationCreated, Event, EventSource
 from broker.contract.fencing import Ownership
 from broker.contract.observations import CmdOutputObservation
-from broker.coordination.action_streams import ActionDelivery, ActionQueue, routes
+from broker.coordination.action_streams import ActionDelivery, ActionQueue, list_routes
 from broker.coordination.membership import Membership
-from broker.coordination.ownership import Claimed, Owners
+from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.log.append_call import Appended
 from broker.log.event_log import EventLog
 from broker.runtime.errors import OutcomeUnknown
@@ -47,7 +47,7 @@ async def begin(store: Store, conversation_id: str = CID, *events: Event) -> Eve
 
 async def enter(store: Store, worker_id: str, *, node: str = "", pools: Sequence[str] = ("bash",)) -> Membership:
     """Register a controller worker, or a tool worker when it is on a node."""
-    names = [[shard.actions(route) for route in routes(node, pools)] if node else [] for shard in store.all_shards]
+    names = [[shard.actions(route) for route in list_routes(node, pools)] if node else [] for shard in store.all_shards]
     role = "tools" if node else "controller"
     # Long-lived: only `lapse` ends a worker here.
     membership = Membership(store, worker_id, role, streams=names, ttl_seconds=3600.0)
@@ -65,12 +65,12 @@ async def pass_time(store: Store, clock: ManualClock, seconds: float, *, worker_
     """Let time pass, at the end of which a worker beats: where nobody does, the store's time stands still."""
     clock.advance(seconds)
     for shard in store.all_shards:
-        await store.function("deck_tick", (shard.root,), worker_id, 3_600_000, 1, 3_600_000)
+        await store.call_function("deck_tick", (shard.root,), worker_id, 3_600_000, 1, 3_600_000)
 
 
 async def claim(store: Store, worker_id: str, conversation_id: str = CID) -> Ownership:
     claimed = await Owners(store).claim(conversation_id, worker_id)
-    assert isinstance(claimed, Claimed), claimed
+    assert isinstance(claimed, ClaimedConversation), claimed
     return claimed.ownership
 
 
@@ -78,7 +78,7 @@ async def act(store: Store, worker_id: str, conversation_id: str = CID) -> tuple
     """Claim a conversation and append one runnable action, dispatched; return its id too."""
     owners, log = Owners(store), EventLog(store)
     claimed = await owners.claim(conversation_id, worker_id)
-    assert isinstance(claimed, Claimed), claimed
+    assert isinstance(claimed, ClaimedConversation), claimed
     outcome = await log.append_as_owner(claimed.ownership, [command()], expected_last_id=claimed.last_id, dispatch=[0])
     assert isinstance(outcome, Appended), outcome
     return claimed.ownership, outcome.last_id
@@ -103,7 +103,7 @@ async def notified(store: Store) -> list[str]:
 
 async def mail_of(store: Store, worker_id: str) -> list[str]:
     """Return the conversations in a worker's mailbox, in order."""
-    entries = await store.connection.call("XRANGE", store.all_shards[0].mail(worker_id), "-", "+")
+    entries = await store.connection.call("XRANGE", store.all_shards[0].mailbox(worker_id), "-", "+")
     return [fields[1].decode() for _, fields in entries]
 
 

@@ -13,7 +13,7 @@ from playwright.async_api import CDPSession
 
 from tests.browser_parts import opened_site
 from tool_worker.host.browser.chromium import Chromium
-from tool_worker.host.browser.page_view import look
+from tool_worker.host.browser.page_view import view_page
 
 LOOKS = 3
 
@@ -22,11 +22,11 @@ async def _main() -> None:
     async with opened_site() as site:
         site.page("/inner", "<button>Far</button>")
         url = site.page("/frames", f'<iframe src="{site.url("/inner", "localhost")}"></iframe>')
-        chromium = await Chromium.started(sys.argv[1])
+        chromium = await Chromium.start(sys.argv[1])
         page = chromium.context.pages[0]
         await page.goto(url)
         for _ in range(LOOKS):
-            seen = await look(page)
+            seen = await view_page(page)
             gc.collect()
             left = sum(isinstance(one, CDPSession) for one in gc.get_objects())
             sys.stdout.write(f"{'Far' in seen.tree} {left}\n")

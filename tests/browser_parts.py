@@ -13,12 +13,12 @@ from aiohttp import web
 
 from broker.contract.browser_events import BrowseInteractiveAction, BrowserOutputObservation, BrowseURLAction
 from broker.contract.events import Observation
-from tool_worker.tools.registry import tool_for
-from tool_worker.workspace.launch.session_programs import session_programs
+from tool_worker.tools.registry import find_tool
+from tool_worker.workspace.launch.session_programs import find_session_programs
 from tool_worker.workspace.workspaces import OpenWorkspace
 
 LIMIT_SECONDS = 90.0
-PROGRAMS = session_programs(["browser"])
+PROGRAMS = find_session_programs(["browser"])
 SETTINGS: dict[str, Any] = {"programs": PROGRAMS}
 
 
@@ -149,7 +149,7 @@ class Surfer:
         return str(found[0])
 
     async def _done(self, action: BrowseInteractiveAction | BrowseURLAction) -> Observation:
-        tool = tool_for(action.kind)
+        tool = find_tool(action.kind)
         request = tool.request(action)
         async with asyncio.timeout(LIMIT_SECONDS):
             result = await self.workspace.run(next(self.ids), request.tool, request.arguments)  # type: ignore[union-attr]

@@ -51,7 +51,7 @@ def soak_seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(autouse=True)
 def _results_may_be_waited_for() -> None:
-    """Take back what making a door's application says of the whole process: that nobody in it waits for results."""
+    """Take back what making an ingress's application says of the whole process: that nobody in it waits for results."""
     _set_task_join_will_block(False)
 
 

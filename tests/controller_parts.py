@@ -38,19 +38,19 @@ from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
 from controller_worker.agents.registry import create_agent
 from controller_worker.core.commit import Commit, settle
-from controller_worker.core.concerns.acceptance import examined
-from controller_worker.core.concerns.confirmation import carried_out
-from controller_worker.core.concerns.inbox import recalled
-from controller_worker.core.concerns.survey import skills_from
+from controller_worker.core.concerns.acceptance import check_outputs
+from controller_worker.core.concerns.confirmation import apply_answer
+from controller_worker.core.concerns.inbox import make_recall
+from controller_worker.core.concerns.survey import parse_survey_skills
 from controller_worker.core.controller import apply, next_effect
 from controller_worker.core.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Recall
-from controller_worker.core.state import State, snapshot_of, state_from
-from controller_worker.loop.answering import greeting
+from controller_worker.core.state import State, parse_snapshot, to_snapshot
+from controller_worker.loop.answers import make_greeting
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
 from controller_worker.model.permits.call_permit import CallPermit
 from controller_worker.model.permits.permits import Permits
 from controller_worker.providers.messages.messages import Message
-from controller_worker.security.assessment import assessed
+from controller_worker.security.assessment import assess
 
 CID = "conversation-1"
 WORKSPACE = WorkspaceSpec(path="/srv/project")
@@ -163,17 +163,17 @@ class Core:
 
     def _append_of(self, effect: Append | Greet | Recall | CarryOut) -> Append:
         if isinstance(effect, Greet):
-            return greeting(self.agent, self.state)
+            return make_greeting(self.agent, self.state)
         if isinstance(effect, Recall):
             answer = self.event(effect.survey_id) if effect.survey_id else None
-            skills = skills_from(answer) if isinstance(answer, Observation) else NO_SKILLS
-            return recalled(self.state, skills, self.notes)
+            skills = parse_survey_skills(answer) if isinstance(answer, Observation) else NO_SKILLS
+            return make_recall(self.state, skills, self.notes)
         if isinstance(effect, Append):
             return effect
         action, answered = self.event(effect.action_id), self.event(effect.answer_id)
         assert isinstance(action, RiskyAction)
         assert isinstance(answered, ChangeAgentStateAction)
-        return carried_out(self.state, action, answered)
+        return apply_answer(self.state, action, answered)
 
     def reply(self, *calls: ModelToolCall, text: str = "", seen_id: int | None = None, **fields: Any) -> Effect:
         """Let the model answer, by default the prompt made from the log as it is."""
@@ -186,8 +186,8 @@ class Core:
             seen_id=self.state.version if seen_id is None else seen_id,
             **{"cost_usd": 0.25, "usage": TokenUsage(prompt_tokens=100, completion_tokens=10)} | fields,
         )
-        events = (event, *examined(self.agent.events_of(event), self.state.setup.agent.output))
-        return self.append(*assessed(events, self.state.setup.agent.confirmation, WORKSPACE))
+        events = (event, *check_outputs(self.agent.events_of(event), self.state.setup.agent.output))
+        return self.append(*assess(events, self.state.setup.agent.confirmation, WORKSPACE))
 
     def append(self, *events: Event) -> Effect:
         """Append what the shell made of a model's answer."""
@@ -235,7 +235,7 @@ def check_snapshots(core: Core) -> None:
     state = State()
     for event in core.events:
         after = apply(state, event)
-        restored = state_from(snapshot_of(after))
+        restored = parse_snapshot(to_snapshot(after))
         assert restored == after, event.id
         state = restored
     assert state == core.state

@@ -19,7 +19,7 @@ from broker.contract.condenser_specs import DEFAULT_CONDENSER, CondenserSpec
 from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource, LLMSpec
 from broker.contract.specs import SdkSpec
 from broker.coordination.membership import Membership
-from broker.coordination.ownership import Claimed, Owners
+from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog
 from broker.runtime.clock import SystemClock
@@ -125,7 +125,7 @@ class Hands:
 
     async def claim(self, conversation_id: str = CID, *, worker: str = WORKER) -> ConversationLoop:
         claimed = await self.owners.claim(conversation_id, worker)
-        assert isinstance(claimed, Claimed), claimed
+        assert isinstance(claimed, ClaimedConversation), claimed
         loop = ConversationLoop(claimed, self.services, on_gone=lambda gone: self.gone.append(gone.conversation_id))
         self.loops.append(loop)
         return loop
@@ -164,10 +164,10 @@ class Hands:
         await other.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         await other.aclose()
         while self.store.connection.connects == connects:
-            await self.store.persist(lambda: self.store.connection.call("EXISTS", "nothing"))
+            await self.store.retry(lambda: self.store.connection.call("EXISTS", "nothing"))
 
     async def owner(self) -> str:
-        return (await Conversations(self.store).row(CID)).owner
+        return (await Conversations(self.store).load_row(CID)).owner
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deckhands.evaluation.datasets.file_trees import File, tree_of
+from deckhands.evaluation.datasets.file_trees import TreeFile, read_tree
 from deckhands.evaluation.datasets.instances import Instance
-from deckhands.evaluation.scoring import to_check, work_of
+from deckhands.evaluation.scoring import build_check_files, compute_work
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 HUMAN_EVAL: dict[str, Any] = {
@@ -149,11 +149,11 @@ def checked(
     begun_with = instance.files()
     found = {
         **begun_with,
-        **{name: File(text.encode(), name.endswith(".sh")) for name, text in (changes or {}).items()},
+        **{name: TreeFile(text.encode(), name.endswith(".sh")) for name, text in (changes or {}).items()},
     }
-    hidden = tree_of(instance.hidden)
+    hidden = read_tree(instance.hidden)
     assert instance.check is not None
-    tree = to_check(work_of(begun_with, found, hidden, instance.check), hidden)
+    tree = build_check_files(compute_work(begun_with, found, hidden, instance.check), hidden)
     for name, file in tree.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(file.content)

@@ -15,7 +15,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from tool_worker.sandbox.sandbox import interpreter
+from tool_worker.sandbox.sandbox import find_interpreter
 
 PROGRAMS = ("bash", "sh", "cat", "curl", "env", "grep", "head", "id", "ls", "mkdir", "rm", "sleep", "touch")
 LEFT_OUT = {"site-packages", "test", "__pycache__", "idlelib", "tkinter", "ensurepip", "lib2to3", "turtledemo"}
@@ -29,7 +29,7 @@ def image(*packages: str) -> str:
     Args:
         packages: of our Python that it has, with what they need.
     """
-    python = Path(interpreter())
+    python = Path(find_interpreter())
     told = f"{python}{sys.version}{' '.join(packages)}"
     name = f"deckhands-test:{hashlib.sha256(told.encode()).hexdigest()[:12]}"
     if not subprocess.run(["docker", "image", "ls", "-q", name], capture_output=True, check=True).stdout.strip():

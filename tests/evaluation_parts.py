@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.store.store import Store
-from deckhands.evaluation.attempts.catalog import About, Catalog
-from deckhands.evaluation.attempts.results import Row
-from deckhands.evaluation.attempts.standing import Shown, Standing
-from deckhands.evaluation.attempts.steering import Steering
+from deckhands.evaluation.attempts.catalog import Catalog, EvaluationInfo
+from deckhands.evaluation.attempts.results import AttemptRow
+from deckhands.evaluation.attempts.status import AttemptDetails, EvaluationStatus
+from deckhands.evaluation.attempts.steering import EvaluationSteering
 
 
 def standing_of_rows(
-    rows: Sequence[Row], *, total: int, state: str = "running", under_way: Sequence[Shown] = ()
-) -> Standing:
+    rows: Sequence[AttemptRow], *, total: int, state: str = "running", under_way: Sequence[AttemptDetails] = ()
+) -> EvaluationStatus:
     """How an evaluation stands whose attempts that have ended are these."""
-    return Standing(
+    return EvaluationStatus(
         state=state,
         total=total,
         ended=len(rows),
@@ -39,18 +39,18 @@ def standing_of_rows(
 async def write_evaluation(
     store: Store,
     name: str,
-    rows: Sequence[Row],
+    rows: Sequence[AttemptRow],
     *,
     tenant: str = "",
     state: str = "running",
     total: int = 0,
-    under_way: Sequence[Shown] = (),
+    under_way: Sequence[AttemptDetails] = (),
 ) -> None:
     """Write an evaluation as its driver does."""
     catalog = Catalog(store)
     models = tuple(dict.fromkeys(row.model for row in rows))
-    await catalog.begin(name, About(tenant=tenant, dataset="shipped", models=models))
+    await catalog.begin(name, EvaluationInfo(tenant=tenant, dataset="shipped", models=models))
     standing = standing_of_rows(rows, total=total or len(rows), state=state, under_way=under_way)
     now = store.clock.now().timestamp()
-    await Steering(store, name).show({**standing.as_json(), "at": now})
+    await EvaluationSteering(store, name).publish_status({**standing.as_json(), "at": now})
     await catalog.put(name, rows)

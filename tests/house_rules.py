@@ -68,7 +68,7 @@ class ImportRule:
     fix: str
 
     def check(self, source: Source) -> Iterator[Finding]:
-        """Find every use outside the door."""
+        """Find every use outside the ingress."""
         if re.fullmatch(self.files, source.path):
             return
         imported = {(found.line, found.name) for found in source.imports}

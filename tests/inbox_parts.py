@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.store import keys
-from broker.store.connection import texts_by_name
+from broker.store.connection import decode_fields
 from broker.store.store import Store
 
 PAGE = 1_000
@@ -28,7 +28,7 @@ async def put(store: Store, request: dict[str, Any] | str, *, reply_to: str = "s
     """Add an entry, and return its id."""
     text = request if isinstance(request, str) else json.dumps(request)
     fields = ("v", v, "request", text, "reply_to", reply_to)
-    entry = await store.persist(lambda: store.connection.call("XADD", keys.INBOX, "*", *fields))
+    entry = await store.retry(lambda: store.connection.call("XADD", keys.INBOX, "*", *fields))
     found: str = entry.decode()
     return found
 
@@ -38,13 +38,13 @@ async def replies(store: Store, name: str = "shop") -> list[Reply]:
     entries = []
     while True:
         after = f"({entries[-1][0].decode()}" if entries else "-"
-        page = await store.persist(
-            lambda after=after: store.connection.call("XRANGE", keys.replies(name), after, "+", "COUNT", PAGE)  # type: ignore[misc]
+        page = await store.retry(
+            lambda after=after: store.connection.call("XRANGE", keys.replies_key(name), after, "+", "COUNT", PAGE)  # type: ignore[misc]
         )
         entries += page
         if len(page) < PAGE:
             break
-    found = [texts_by_name(fields) for _, fields in entries]
+    found = [decode_fields(fields) for _, fields in entries]
     assert all(reply["v"] == "1" for reply in found)
     return [
         Reply(reply["id"], reply["event"], reply["n"], reply["conversation_id"], json.loads(reply["json"]))
@@ -54,6 +54,6 @@ async def replies(store: Store, name: str = "shop") -> list[Reply]:
 
 async def answers(store: Store, name: str = "shop") -> int:
     """How many answers a producer has so far, repeats included."""
-    found = await store.persist(lambda: store.connection.call("XLEN", keys.replies(name)))
+    found = await store.retry(lambda: store.connection.call("XLEN", keys.replies_key(name)))
     assert isinstance(found, int)
     return found

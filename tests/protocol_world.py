@@ -15,9 +15,9 @@ from typing import Any
 from broker.contract.actions import CmdRunAction
 from broker.contract.fencing import Ownership
 from broker.contract.observations import CmdOutputObservation
-from broker.coordination.action_streams import routes
+from broker.coordination.action_streams import list_routes
 from broker.coordination.membership import Membership
-from broker.coordination.ownership import Claimed, Owners
+from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog
 from broker.runtime.errors import UnknownConversation
@@ -52,7 +52,7 @@ class World:
     store: Store
     memberships: dict[str, Membership] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    claims: list[Claimed] = field(default_factory=list)
+    claims: list[ClaimedConversation] = field(default_factory=list)
     handed: list[Handed] = field(default_factory=list)
     notified: list[tuple[str, str, str]] = field(default_factory=list)
     read_to: dict[str, int] = field(default_factory=dict)
@@ -113,7 +113,9 @@ class World:
 
     async def tick(self, slot: str, patience_ms: int) -> Any:
         root = self.store.all_shards[0].root
-        outcome, *done = await self.store.function("deck_tick", (root,), self.names[slot], 3_600_000, 1, patience_ms)
+        outcome, *done = await self.store.call_function(
+            "deck_tick", (root,), self.names[slot], 3_600_000, 1, patience_ms
+        )
         return [outcome, *done[:3]]  # what follows is the time
 
     async def leave(self, slot: str) -> Any:
@@ -147,7 +149,7 @@ class World:
         return await self.log.append_as_owner(
             claimed.ownership,
             events,
-            expected_last_id=await self.log.last_id(cid),
+            expected_last_id=await self.log.load_last_id(cid),
             dispatch=range(actions),
             cancels=[2] if cancels else [],
         )
@@ -161,7 +163,7 @@ class World:
         open_ids = await self.open_actions(cid)
         if not open_ids:
             return None
-        last_id = await self.log.last_id(cid)
+        last_id = await self.log.load_last_id(cid)
         return await self.log.append_as_owner(
             ownership, [output(open_ids[0])], expected_last_id=last_id, answers={0: open_ids[0]}
         )
@@ -171,7 +173,7 @@ class World:
             return None
         ownership = self.claims[n % len(self.claims)].ownership
         cid = ownership.conversation_id
-        seen_id = await self.log.last_id(cid)
+        seen_id = await self.log.load_last_id(cid)
         found = await self.owners.release(ownership, seen_id=seen_id, delay_seconds=due)
         self.read_to[cid] = seen_id if await self._owner(cid) == "" else 0
         return found
@@ -186,7 +188,7 @@ class World:
         open_ids = await self.open_actions(ownership.conversation_id)
         if not open_ids:
             return None
-        entry = await self.log.entry(ownership.conversation_id, open_ids[0])
+        entry = await self.log.load_entry(ownership.conversation_id, open_ids[0])
         return await self.owners.dispatch(ownership, open_ids[0], entry)
 
     async def take(self, slot: str, name: str = "") -> Any:
@@ -208,7 +210,7 @@ class World:
             return None
         handed = self.handed.pop(n % len(self.handed))
         names = self.store.keys(handed.conversation_id)
-        reply = await self.store.function(
+        reply = await self.store.call_function(
             "deck_claim_action",
             (names.root, names.shard.root),
             handed.conversation_id,
@@ -287,7 +289,7 @@ class World:
         for cid in CONVERSATIONS:
             if not await self.store.connection.call("EXISTS", self.store.keys(cid).meta):
                 continue
-            row = await Conversations(self.store).row(cid)
+            row = await Conversations(self.store).load_row(cid)
             assert row.owner or row.last_event_id == self.read_to.get(cid), f"nobody has heard of {cid}"
             observed = Counter(event.cause for event in await self.log.read(cid) if event.cause)
             assert all(count == 1 for count in observed.values()), observed
@@ -309,7 +311,7 @@ class World:
 
     def _streams(self, slot: str) -> list[str]:
         shard = self.store.all_shards[0]
-        return [shard.actions(route) for route in routes(NODES[slot], ("bash",))] if slot in NODES else []
+        return [shard.actions(route) for route in list_routes(NODES[slot], ("bash",))] if slot in NODES else []
 
     def _all_actions(self) -> list[str]:
         shard = self.store.all_shards[0]
@@ -319,13 +321,13 @@ class World:
         return self.claims[n % len(self.claims)].ownership
 
     def _remember(self, found: Any) -> Any:
-        if not isinstance(found, Claimed):
+        if not isinstance(found, ClaimedConversation):
             return found
         self.claims.append(found)
         return found.last_id, found.crashes, found.node, found.is_closed
 
     async def _owner(self, cid: str) -> str:
-        return (await Conversations(self.store).row(cid)).owner
+        return (await Conversations(self.store).load_row(cid)).owner
 
     async def _is_alive(self, name: str) -> bool:
         score = await self.store.connection.call("ZSCORE", self.store.all_shards[0].workers, name)

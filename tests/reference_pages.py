@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from tests.door_schemas import schemas, written_schema
 from tests.events_page import events_page
+from tests.ingress_schemas import schemas, written_schema
 from tests.settings_page import settings_page
 from tests.source_code import ROOT
 from tests.tasks_page import tasks_page

@@ -32,8 +32,8 @@ from broker.store.embedded import EmbeddedValkey
 from broker.store.store import Store, open_store
 from deckhands.client.client import Client
 from deckhands.evaluation.attempts.catalog import Catalog
-from deckhands.evaluation.attempts.results import Row
-from deckhands.evaluation.attempts.standing import Shown
+from deckhands.evaluation.attempts.results import AttemptRow
+from deckhands.evaluation.attempts.status import AttemptDetails
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serve_in_loop
 from tests.broker_parts import claim, enter
@@ -72,7 +72,7 @@ async def write(store: Store, cid: str, events: Sequence[Event], *, wait_reason:
     ownership = await claim(store, "controller-1", cid)
     last = next((event.agent_state.value for event in reversed(events) if hasattr(event, "agent_state")), "running")
     fields = {"state": last, "wait_reason": wait_reason, "iterations": 3, "cost_usd": 0.75, "busy": ""}
-    last_id = await client.log.last_id(cid)
+    last_id = await client.log.load_last_id(cid)
     outcome = await client.log.append_as_owner(ownership, events, expected_last_id=last_id, fields=fields)
     assert isinstance(outcome, Appended), outcome
     if is_settled(next(event.agent_state for event in reversed(events) if hasattr(event, "agent_state"))):
@@ -102,7 +102,7 @@ async def fill(store: Store) -> str:
         labels={"team": "web", "ticket": "SHOP-311"},
         headless=False,
     )
-    first = await client.log.last_id(shown)
+    first = await client.log.load_last_id(shown)
     asked = CmdRunAction(
         command="git push origin fix/cart-total", confirmation_state=ConfirmationStatus.AWAITING_CONFIRMATION
     )
@@ -163,7 +163,7 @@ FAILURES = (
 )
 
 
-def attempts(number: int = 60) -> list[Row]:
+def attempts(number: int = 60) -> list[AttemptRow]:
     """Results of two models, one better and dearer than the other."""
     chance, rows = random.Random(7), []
     for at in range(number):
@@ -180,13 +180,13 @@ def attempts(number: int = 60) -> list[Row]:
             }
             fields |= {"prompt_tokens": chance.randint(20_000, 200_000), "conversation_id": f"attempt-{at}"}
             fields |= {"evidence": "" if is_right else "1 failed, 13 passed: tests/test_cart.py::test_total"}
-            rows.append(Row.model_validate(fields))
+            rows.append(AttemptRow.model_validate(fields))
     return rows
 
 
-def under_way(row: Row, seconds: float) -> Shown:
+def under_way(row: AttemptRow, seconds: float) -> AttemptDetails:
     """An attempt that has not ended."""
-    return Shown(
+    return AttemptDetails(
         instance=row.instance,
         model=row.model,
         attempt=1,
@@ -226,7 +226,7 @@ async def work(store: Store, ends: asyncio.Event) -> None:
         figures.add("steps", round(rate))
         figures.add("cost_usd", rate * 0.009, MODELS[0])
         for each in (worker, tools):
-            await each.tick(beat)
+            await each.beat(beat)
         if await Catalog(store).find("nightly-shop") is not None:
             await Catalog(store).put("nightly-shop", ())
         if ends.is_set():

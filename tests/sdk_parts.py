@@ -9,7 +9,7 @@ from pathlib import Path
 
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.sdk.launch import PROGRAM
-from controller_worker.loop.sdk.sessions import SandboxChoice, Sessions
+from controller_worker.loop.sdk.sessions import SandboxChoice, SdkSessions
 from tests.conversation_hands import CID, Hands
 
 STAND_IN = str(Path(__file__).with_name("sdk_stand_in.py"))
@@ -24,7 +24,7 @@ def with_sdk(
     hands: Hands, program: Sequence[str] = PROGRAM, *, limit: int = 8, sandbox: SandboxChoice = "none"
 ) -> Hands:
     """Give hands another program of the SDK."""
-    hands.services = replace(hands.services, sdk_sessions=Sessions(limit, sandbox, program=program))
+    hands.services = replace(hands.services, sdk_sessions=SdkSessions(limit, sandbox, program=program))
     return hands
 
 

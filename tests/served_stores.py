@@ -22,14 +22,14 @@ from tests.stores import valkey_program
 SERVE_VALKEY = Path(__file__).resolve().parents[1] / "deploy" / "serve-valkey"
 LIMIT_SECONDS = 30.0
 ADMIN, WORKER, QUEUE = "admin-0123456789", "worker-0123456789", "queue-0123456789"
-DOOR, PRODUCER = "door-0123456789a", "producer-0123456789"
+INGRESS, PRODUCER = "ingress-0123456789a", "producer-0123456789"
 SHOP, MILL = "shop-0123456789a", "mill-0123456789a"
 """Of producers with a stream of their own."""
 JOBS, GATEWAY = "jobs-0123456789a", "gateway-01234567"
 PASSWORDS = {
     "ADMIN_PASSWORD": ADMIN,
     "WORKER_PASSWORD": WORKER,
-    "DOOR_PASSWORD": DOOR,
+    "INGRESS_PASSWORD": INGRESS,
     "JOBS_PASSWORD": JOBS,
     "GATEWAY_PASSWORD": GATEWAY,
     "QUEUE_PASSWORD": QUEUE,
@@ -57,8 +57,8 @@ class Server:
         return self.url(f"worker:{WORKER}")
 
     @property
-    def door(self) -> str:
-        return self.url(f"door:{DOOR}")
+    def ingress(self) -> str:
+        return self.url(f"ingress:{INGRESS}")
 
     @property
     def jobs(self) -> str:

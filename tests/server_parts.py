@@ -15,7 +15,7 @@ import httpx2
 from broker.store.store import Store, open_store
 from deckhands.client.client import Client
 from deckhands.server.auth.api_keys import ApiKeys, Scope
-from deckhands.server.cluster import readiness
+from deckhands.server.cluster import check_readiness
 from deckhands.server.gateway import Gateway, Principal, ServerOptions
 from deckhands.server.serving import serve_in_loop
 from tests.polling import until
@@ -72,7 +72,7 @@ class Served:
         """Wait until a worker of each kind has registered; one that is ended before does not end well."""
 
         async def is_ready() -> bool:
-            return (await readiness(self.gateway)).ready
+            return (await check_readiness(self.gateway)).ready
 
         await until(is_ready, limit=60.0, what="workers")
 

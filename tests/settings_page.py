@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from pydantic.fields import FieldInfo
 
-from broker.runtime.environment import OF_TOOL_WORKERS
+from broker.runtime.environment import TOOL_WORKER_VARIABLES
 from broker.runtime.settings import PREFIX, BrokerSettings
 from controller_worker.providers.config import CONFIG_FILE_VARIABLE, ENV_FALLBACK_FIELDS, LITELLM_ENVIRONMENT, LLMConfig
 from controller_worker.settings import ControllerVariables
@@ -67,7 +67,7 @@ PASSED_TO_TOOL_WORKERS = (
     "servers name, and of all others only these:"
 )
 PASSED_TO_OTHERS = (
-    "Doors, jobs workers and beats that `up`, `door`, `jobs` or `beat` starts get, of these, none of `SANDBOX_ENV_*`, "
+    "Ingresses, jobs workers and beats that `up`, `ingress`, `jobs` or `beat` starts get, of these, none of `SANDBOX_ENV_*`, "
     "`NO_CHANGE_TIMEOUT_SECONDS` and `PLAYWRIGHT_*`, and no variable that tool workers are passed. Jobs workers also get "
     "the variables of the cloud that `DECKHANDS_ARCHIVE` or `DECKHANDS_CHECKPOINTS` names, and tool workers those of the "
     "cloud that `DECKHANDS_CHECKPOINTS` names: `AWS_*`, `GOOGLE_*` and `GCS_*`, or `AZURE_*`, and `FSSPEC_*`. Controller workers get everything, and only they get `LLM_*` and the keys of providers."
@@ -128,7 +128,7 @@ def settings_page() -> str:
         parts += [f"## {title}\n\n{text}\n\n{table(HEAD, list(_rows_of(owner)))}\n"]
     parts += [f"{MODELS}\n\n{table(HEAD, list(_rows_of_models()))}\n"]
     parts += ["## Other variables\n", table(("variable", "read by", "meaning"), OTHERS), ""]
-    passed = ", ".join(f"`{name}`" for name in OF_TOOL_WORKERS)
+    passed = ", ".join(f"`{name}`" for name in TOOL_WORKER_VARIABLES)
     parts += [f"{PASSED_TO_TOOL_WORKERS} {passed}.\n", f"{PASSED_TO_OTHERS}\n"]
     return "\n".join(parts)
 

@@ -21,21 +21,21 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from broker.contract.skills import skills_of
+from broker.contract.skills import parse_skills
 from broker.contract.specs import AgentSpec
 from broker.limits.quotas import QuotaTable
 from broker.limits.tenants import TenantTable
-from broker.runtime.settings import NAMES_OF_WORKERS, PREFIX, BrokerSettings
+from broker.runtime.settings import PREFIX, WORKER_SETTINGS, BrokerSettings
 from controller_worker.agents.codeact import CodeActAgent
-from controller_worker.loop.hooks import _Table
+from controller_worker.loop.hooks import _HookTable
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.profiles import Profiles
 from controller_worker.providers.scripted import Script
 from deckhands.cli.commands.metrics import DEFAULT_PORT
 from deckhands.cli.main import cli
 from deckhands.client.archive.retention import Retention
-from deckhands.client.task_files.task_file import opened
-from deckhands.configuration import configuration
+from deckhands.client.task_files.task_file import open_task_file
+from deckhands.configuration import read_configuration
 from deckhands.evaluation.datasets.own_rows import OwnRow
 from tests.page_blocks import RUN_ELSEWHERE, Block, blocks_of, pages
 from tests.source_code import ROOT, tracked_sources
@@ -76,13 +76,13 @@ def test_toml_is_what_its_reader_takes(block: Block, tmp_path: Path) -> None:
     path = tmp_path / "deckhands.toml"
     path.write_text(block.text)
     if "quota" in content:
-        assert QuotaTable.of_setting(str(path)).pools
+        assert QuotaTable.load_setting(str(path)).pools
     elif "rule" in content:
         assert Retention.of_setting(str(path)).rule
     elif "tenants" in content:
-        assert TenantTable.of_setting(str(path)).rules
+        assert TenantTable.load_setting(str(path)).rules
     elif "hook" in content:
-        assert _Table.model_validate(content).hook
+        assert _HookTable.model_validate(content).hook
     elif "project" in content:
         read = {group for source in tracked_sources() for group in re.findall(r'"(deckhands\.\w+)"', source.text)}
         assert content["project"]["entry-points"].keys() <= read
@@ -92,7 +92,7 @@ def test_toml_is_what_its_reader_takes(block: Block, tmp_path: Path) -> None:
     elif block.page == "docs/models.md":
         assert LLMConfig.create(model="any", **content)
     else:
-        assert configuration({}, tmp_path).values
+        assert read_configuration({}, tmp_path).values
 
 
 @pytest.mark.parametrize("block", of("json"))
@@ -128,7 +128,7 @@ def test_lines_are_tasks_or_their_results(block: Block, tmp_path: Path) -> None:
         return
     path = tmp_path / f"tasks.{block.language}"
     path.write_text(block.text)
-    with opened(str(path), io.BytesIO, form=None, batch=None, complete=lambda request: request) as tasks:
+    with open_task_file(str(path), io.BytesIO, form=None, batch=None, complete=lambda request: request) as tasks:
         assert tasks.check() == len(lines) - (block.language == "csv")
 
 
@@ -148,7 +148,7 @@ def test_yaml_is_what_its_reader_takes(block: Block) -> None:
 
 @pytest.mark.parametrize("block", of("markdown"))
 def test_markdown_is_a_skill(block: Block) -> None:
-    found = skills_of([(".openhands/skills/a.md", block.text)])
+    found = parse_skills([(".openhands/skills/a.md", block.text)])
     assert [skill.name for skill in found.skills] == ["release"]
 
 
@@ -162,7 +162,7 @@ def test_what_cannot_run_names_what_exists(block: Block) -> None:
     for command in commands_in(text):
         check(command)
     names = set(re.findall(rf"\b{PREFIX}(\w+)=", text))
-    assert {name.lower() for name in names} <= NAMES_OF_WORKERS | BrokerSettings.model_fields.keys()
+    assert {name.lower() for name in names} <= WORKER_SETTINGS | BrokerSettings.model_fields.keys()
     assert {name.lower() for name in re.findall(r"\bLLM_(\w+)=", text)} <= LLMConfig.model_fields.keys()
 
 

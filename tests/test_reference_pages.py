@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.contract.kinds import Event
-from broker.runtime.settings import NAMES_OF_WORKERS
+from broker.runtime.settings import WORKER_SETTINGS
 from controller_worker.settings import ControllerVariables
 from tests.house_rules import is_ours
 from tests.page_blocks import pages
@@ -34,7 +34,7 @@ def test_there_are_no_other_schemas() -> None:
 
 
 def test_every_process_knows_the_names_that_workers_read() -> None:
-    assert {*own_fields(ControllerVariables), *own_fields(ToolVariables)} == NAMES_OF_WORKERS
+    assert {*own_fields(ControllerVariables), *own_fields(ToolVariables)} == WORKER_SETTINGS
 
 
 def test_every_variable_that_is_read_is_on_the_page() -> None:

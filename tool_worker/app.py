@@ -10,10 +10,10 @@ from typing import Any
 from celery.worker.control import inspect_command
 
 from broker.celery import add_loop, make_app
-from tool_worker.settings import tool_settings
+from tool_worker.settings import load_tool_settings
 from tool_worker.worker import ToolConsumer
 
-settings = tool_settings()
+settings = load_tool_settings()
 app = make_app("tool", settings.variables.celery_url)
 consumer = ToolConsumer(settings)
 loop_thread = add_loop(app, consumer)

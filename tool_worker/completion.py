@@ -9,7 +9,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
-async def to_completion(work: Awaitable[_T]) -> _T:
+async def wait_to_completion(work: Awaitable[_T]) -> _T:
     """Await work, such as a start in a thread; if cancelled meanwhile, wait for its end before raising."""
     task = asyncio.ensure_future(work)
     try:

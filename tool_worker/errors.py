@@ -137,7 +137,7 @@ class SandboxUnsafe(SandboxError):
     code = "sandbox_unsafe"
 
 
-class StoppedBeforeItBegan(DeckhandsError):
+class StoppedBeforeStart(DeckhandsError):
     """An action was ordered to stop while its workspace was being opened."""
 
     code = "cancelled"

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from broker.contract import LABEL_PATTERN, host_rules
+from broker.contract import LABEL_PATTERN, parse_host_rules
 from broker.runtime import AddressRules, BrokerSettings, Count, Seconds, UsageError, arm, split_paths
-from broker.secrets import private_paths, secret_key, workspace_roots
-from tool_worker.sandbox import Containers, ResourceLimits, is_image_name
+from broker.secrets import find_private_paths, load_secret_key, parse_workspace_roots
+from tool_worker.sandbox import ContainerSettings, ResourceLimits, is_image_name
 from tool_worker.tools import McpServerSpec, read_servers
 from tool_worker.workspace import EgressGate, GitIdentity, NamedDirectories, RepositoryRoots, TreeLimits
 
@@ -130,7 +130,7 @@ class ToolSettings:
     environment: Mapping[str, str]
     search_path: str
     workspace_limits: TreeLimits
-    containers: Containers
+    containers: ContainerSettings
     limits: ResourceLimits
     gate: EgressGate
     repository_roots: RepositoryRoots
@@ -140,7 +140,7 @@ class ToolSettings:
     private_values: tuple[str, ...] = field(default=(), repr=False)
 
 
-def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
+def load_tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
     """Read the settings.
 
     Raises:
@@ -152,9 +152,9 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         variables=variables,
         node=variables.node or socket.gethostname(),
         node_dir=Path(variables.node_dir) if variables.node_dir else variables.home / "node",
-        pools=_words(variables.pools),
+        pools=_split_words(variables.pools),
         labels=_labels(variables.labels),
-        tools=_words(variables.tools),
+        tools=_split_words(variables.tools),
         mcp_servers=read_servers(Path(variables.mcp).expanduser(), env) if variables.mcp else (),
         no_change_timeout_seconds=_seconds(env, NO_CHANGE_TIMEOUT, DEFAULT_NO_CHANGE_TIMEOUT_SECONDS),
         environment=_shell_variables(env),
@@ -164,15 +164,17 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         limits=_limits(variables),
         gate=_gate(variables),
         repository_roots=_repository_roots(variables),
-        secret_key=partial(secret_key, variables),
-        named=NamedDirectories(workspace_roots(split_paths(variables.workspace_roots)), private_paths(variables)),
+        secret_key=partial(load_secret_key, variables),
+        named=NamedDirectories(
+            parse_workspace_roots(split_paths(variables.workspace_roots)), find_private_paths(variables)
+        ),
         git_identity=_git_identity(variables),
         private_values=_private_values(env, variables),
     )
 
 
 def _private_values(env: Mapping[str, str], variables: ToolVariables) -> tuple[str, ...]:
-    passed_on = _words(variables.pass_env)
+    passed_on = _split_words(variables.pass_env)
     found = [
         value
         for name, value in env.items()
@@ -191,14 +193,14 @@ def _git_identity(variables: ToolVariables) -> GitIdentity:
         raise UsageError(f"DECKHANDS_GIT_USER_NAME or DECKHANDS_GIT_USER_EMAIL cannot be used: {error}.") from error
 
 
-def _containers(variables: ToolVariables) -> Containers:
-    images = _words(variables.docker_images)
+def _containers(variables: ToolVariables) -> ContainerSettings:
+    images = _split_words(variables.docker_images)
     if images and not is_image_name(images[0]):
         raise UsageError(
             f"DECKHANDS_DOCKER_IMAGES begins with {images[0]!r}, which is not the name of an image.",
             remedy="Name first the image to use where none is asked for.",
         )
-    return Containers(images, variables.docker_host, variables.docker_cpus or None)
+    return ContainerSettings(images, variables.docker_host, variables.docker_cpus or None)
 
 
 def _limits(variables: ToolVariables) -> ResourceLimits:
@@ -208,10 +210,10 @@ def _limits(variables: ToolVariables) -> ResourceLimits:
 
 
 def _gate(variables: ToolVariables) -> EgressGate:
-    hosts = _words(variables.egress)
-    private = _words(variables.egress_private)
+    hosts = _split_words(variables.egress)
+    private = _split_words(variables.egress_private)
     try:
-        ceiling = () if hosts == ("none",) else host_rules(hosts) or None
+        ceiling = () if hosts == ("none",) else parse_host_rules(hosts) or None
     except ValueError as error:
         raise UsageError(
             f"DECKHANDS_EGRESS cannot be used: {error}.", remedy="Write hosts such as example.com or *.example.com:443."
@@ -226,7 +228,7 @@ def _gate(variables: ToolVariables) -> EgressGate:
 
 
 def _repository_roots(variables: ToolVariables) -> RepositoryRoots:
-    roots = tuple(Path(text) for text in _words(variables.repository_roots))
+    roots = tuple(Path(text) for text in _split_words(variables.repository_roots))
     for root in roots:
         if not root.is_absolute() or ".." in root.parts:
             raise UsageError(
@@ -262,7 +264,7 @@ def _shell_variables(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _labels(text: str) -> tuple[str, ...]:
-    labels = _words(text)
+    labels = _split_words(text)
     for label in labels:
         if not re.fullmatch(LABEL_PATTERN, label):
             raise UsageError(
@@ -271,5 +273,5 @@ def _labels(text: str) -> tuple[str, ...]:
     return labels
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _split_words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -67,7 +67,7 @@ def loop() -> Any:
             STEPS += 1
             state.messages.append(state.output.message)
             calls = state.output.message.tool_calls or []
-            ended = [call for call in calls if call.function == "finish"]
+            ended = [call for call in calls if call.call_function == "finish"]
             if ended or not calls:
                 state.output.completion = str(ended[0].arguments.get("message", "")) if ended else ""
                 return state
@@ -100,7 +100,7 @@ def run() -> Any:
         (log,) = evaluate(crowd(), max_connections=COUNT, max_samples=COUNT, fail_on_error=False, **same)
         return log
     _, logs = eval_set(crowd(), max_connections=AT_ONCE, max_samples=AT_ONCE, log_buffer=1, **same)
-    return read_eval_log(logs[-1].location)
+    return read_eval_log(logs[-1].locate)
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
 from .app import TRANSPORT_OPTIONS as TRANSPORT_OPTIONS, make_app as make_app
 from .bootstep import LoopThread as LoopThread, add_loop as add_loop, cancel_when as cancel_when
-from .dispatch import TaskSender as TaskSender, TaskState as TaskState
+from .dispatch import SentTaskState as SentTaskState, TaskSender as TaskSender
 from .logins import redis_url as redis_url, split_login as split_login
-from .messages import MAX_DEPTH as MAX_DEPTH, MAX_NAME_CHARS as MAX_NAME_CHARS, Refused as Refused
+from .messages import MAX_DEPTH as MAX_DEPTH, MAX_NAME_CHARS as MAX_NAME_CHARS, MessageRefused as MessageRefused
 from .messages import WorkerConsumer as WorkerConsumer, check_task as check_task, explain as explain
-from .messages import is_deeper as is_deeper, note_dropped as note_dropped
-from .taken_entries import KeptConnection as KeptConnection, KeptMessages as KeptMessages
-from .taken_entries import KeptTransport as KeptTransport
+from .messages import is_deeper as is_deeper, log_dropped as log_dropped
+from .taken_entries import SafeConnection as SafeConnection, SafeMessages as SafeMessages
+from .taken_entries import SafeTransport as SafeTransport
 from .worker_main import run_worker as run_worker

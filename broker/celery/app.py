@@ -29,7 +29,7 @@ from redis.asyncio.connection import parse_url
 
 from broker.celery.messages import Messages, WorkerConsumer
 from broker.celery.remote_control import RemoteControl
-from broker.runtime import UrlInFile, UsageError, as_json, logs_json, read_tls
+from broker.runtime import UrlInFile, UsageError, logs_json, read_tls, use_json
 
 LOADER = "celery.loaders.app:AppLoader"
 SOCKET_TIMEOUT_SECONDS = 5.0
@@ -52,7 +52,7 @@ WORKER_OPTIONS = {
 }
 
 
-def run_until_told(app: Celery, name: str, **options: Any) -> int:
+def run_worker_app(app: Celery, name: str, **options: Any) -> int:
     """Run a worker of an application in the main thread and return its exit status.
 
     Does not use Celery's own command line, which imports every command, also Flower's: a third of a worker's start
@@ -62,11 +62,11 @@ def run_until_told(app: Celery, name: str, **options: Any) -> int:
         name: name of the worker in Flower and `celery inspect`; `%h` stands for the host name.
         options: options of Celery's worker, in addition to those of all our workers.
     """
-    _keep_to_own_broker(app)
+    _use_own_broker(app)
     if logs_json():
         from celery.apps import worker as celery_worker
 
-        celery_worker.safe_say = _say_as_logged
+        celery_worker.safe_say = _write_as_log
     # Celery's banner is text and would break a log of JSON objects.
     worker = app.Worker(hostname=host_format(name), quiet=logs_json(), **WORKER_OPTIONS | options)
     worker.start()
@@ -77,7 +77,7 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
     """Make the Celery application of one kind of worker.
 
     Args:
-        role: `controller`, `tool`, `door` or `jobs`; also the name of its queue.
+        role: `controller`, `tool`, `ingress` or `jobs`; also the name of its queue.
         broker_url: in kombu's format: `redis://…`, or `redis+socket://:password@/path?virtual_host=1`.
         messages: the classes of its connections.
         further: settings that replace the common ones.
@@ -88,7 +88,7 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
     if logs_json():
         _log_as_json(role)
     configuration: dict[str, Any] = {
-        **connection_settings(broker_url, further.pop("result_backend", "")),
+        **make_connection_settings(broker_url, further.pop("result_backend", "")),
         "accept_content": ["json"],
         "task_serializer": "json",
         "worker_consumer": WorkerConsumer,
@@ -117,7 +117,7 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
     )
 
 
-def connection_settings(broker_url: str, result_url: str = "") -> dict[str, Any]:
+def make_connection_settings(broker_url: str, result_url: str = "") -> dict[str, Any]:
     """Return Celery's settings for its broker and, unless that URL is empty, its result backend.
 
     kombu verifies no certificate unless the URL asks for it, and Celery's result backend refuses a `rediss://` URL
@@ -126,15 +126,15 @@ def connection_settings(broker_url: str, result_url: str = "") -> dict[str, Any]
     Raises:
         UsageError: a TLS option of a URL is invalid.
     """
-    address, tls = _without_tls(broker_url)
+    address, tls = _split_tls_options(broker_url)
     found: dict[str, Any] = {"broker_url": address} | ({"broker_use_ssl": tls} if tls else {})
     if result_url:
-        address, tls = _without_tls(result_url)
+        address, tls = _split_tls_options(result_url)
         found |= {"result_backend": address} | ({"redis_backend_use_ssl": tls} if tls else {})
     return found
 
 
-def _without_tls(url: str) -> tuple[str, dict[str, Any]]:
+def _split_tls_options(url: str) -> tuple[str, dict[str, Any]]:
     """Return a URL without its TLS options, and these options in redis-py's format; empty if it does not use TLS."""
     parts = urlsplit(url)
     if parts.scheme != "rediss":
@@ -147,7 +147,7 @@ def _without_tls(url: str) -> tuple[str, dict[str, Any]]:
             f"The TLS options of the Celery URL {shown} cannot be used: {error}.",
             remedy="Name PEM files by ssl_ca_certs, ssl_certfile and ssl_keyfile in DECKHANDS_CELERY_URL.",
         ) from error
-    return url.derived(_drop_tls_options) if isinstance(url, UrlInFile) else _drop_tls_options(url), tls
+    return url.derive(_drop_tls_options) if isinstance(url, UrlInFile) else _drop_tls_options(url), tls
 
 
 def _drop_tls_options(url: str) -> str:
@@ -156,7 +156,7 @@ def _drop_tls_options(url: str) -> str:
     return urlunsplit(parts._replace(query=urlencode(others)))
 
 
-def _say_as_logged(message: str, _: Any = None) -> None:
+def _write_as_log(message: str, _: Any = None) -> None:
     """Write Celery's message at once. It comes from a signal handler, where a logger in use cannot be called."""
     record = logging.LogRecord("celery.worker", logging.INFO, "", 0, "%s", (message,), None)
     for handler in logging.getLogger().handlers[:1]:
@@ -168,22 +168,22 @@ def _log_as_json(role: str) -> None:
     """Format the handlers that Celery adds as JSON too; tasks have their own."""
 
     def format_lines(logger: logging.Logger, **_: Any) -> None:
-        as_json(role, logger)
-        as_json(role, get_multiprocessing_logger())
+        use_json(role, logger)
+        use_json(role, get_multiprocessing_logger())
 
     signals.after_setup_logger.connect(format_lines, weak=False)
     signals.after_setup_task_logger.connect(format_lines, weak=False)
 
 
-def _keep_to_own_broker(app: Celery) -> None:
+def _use_own_broker(app: Celery) -> None:
     """Always connect to the application's own broker, even if CELERY_BROKER_URL names another one."""
     url = app.conf["broker_url"]
     for name in ("connection_for_read", "connection_for_write"):
-        setattr(app, name, partial(_connected, getattr(app, name), url))
+        setattr(app, name, partial(_connect, getattr(app, name), url))
 
 
-def _connected(connect: Callable[..., Any], own_url: str, url: str | None = None, **options: Any) -> Any:
+def _connect(connect: Callable[..., Any], own_url: str, url: str | None = None, **options: Any) -> Any:
     if isinstance(own_url, UrlInFile):
         with suppress(UsageError):  # the login is read again at each attempt, see `logins`
-            own_url = own_url.derived(str)
+            own_url = own_url.derive(str)
     return connect(url or own_url, **options)

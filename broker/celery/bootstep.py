@@ -26,7 +26,7 @@ from broker.runtime import (
     StoreReplaced,
     StoreTooNew,
     UsageError,
-    seclude,
+    harden_process,
 )
 
 HAND_BACK_SECONDS = 3.0
@@ -36,7 +36,7 @@ CALL_LIMIT_SECONDS = 15.0
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
 EXIT_STOPPED = 0
 EXIT_DEAD_LOOP = 70
-ENDS = ((StoreReplaced, EXIT_STORE_REPLACED), ((FunctionsReplaced, StoreTooNew), EXIT_FUNCTIONS))
+EXIT_STATUSES = ((StoreReplaced, EXIT_STORE_REPLACED), ((FunctionsReplaced, StoreTooNew), EXIT_FUNCTIONS))
 """The exit status of a worker, by the errors that end its loop."""
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ async def cancel_when(stop: asyncio.Event, tasks: Iterable[asyncio.Task[None]]) 
         task.cancel()
 
 
-COLLECT_AFTER = (5_000, 10, 60)
+GC_THRESHOLDS = (5_000, 10, 60)
 """A full collection visits all conversations of a worker, which takes half a second for 2,000; so it must be rare."""
 
 
@@ -74,29 +74,29 @@ class LoopThread:
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
         self._lock = threading.Lock()
-        self._under_way: set[Future[Any]] = set()
+        self._in_flight: set[Future[Any]] = set()
         self._is_over = False
 
     def start(self) -> None:
         """Start the thread and return at once."""
         gc.freeze()  # the some hundred thousand objects of a worker's modules never become garbage
-        gc.set_threshold(*COLLECT_AFTER)
+        gc.set_threshold(*GC_THRESHOLDS)
         self._thread.start()
 
-    def heed_signals(self) -> None:
+    def handle_signals(self) -> None:
         """Start to stop as soon as a signal arrives. Call this from the main thread.
 
         Python runs handlers in the main thread only, which may be blocked in the resolver for a broker that is gone.
         """
         signalled, noting = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(noting, warn_on_full_buffer=False)
-        self._loop.call_soon_threadsafe(self._loop.add_reader, signalled, self._heed, signalled)
+        self._loop.call_soon_threadsafe(self._loop.add_reader, signalled, self._handle_signal, signalled)
 
     def call(self, coroutine: Any) -> Any:
         """Run a coroutine on the service's loop from another thread and return its result."""
-        return self.begin(coroutine).result(CALL_LIMIT_SECONDS)
+        return self.start_coroutine(coroutine).result(CALL_LIMIT_SECONDS)
 
-    def begin(self, coroutine: Any) -> Future[Any]:
+    def start_coroutine(self, coroutine: Any) -> Future[Any]:
         """Start a coroutine on the service's loop from another thread. It is cancelled when the loop ends."""
         with self._lock:
             if self._is_over:
@@ -105,20 +105,20 @@ class LoopThread:
                 never.cancel()
                 return never
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-            self._under_way.add(future)
-        future.add_done_callback(self._under_way.discard)
+            self._in_flight.add(future)
+        future.add_done_callback(self._in_flight.discard)
         return future
 
-    def begin_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Ask the service to hand its work back, and return at once. Idempotent."""
         self._loop.call_soon_threadsafe(self._stop.set)
 
     def stop(self) -> None:
         """Ask the service to hand its work back, and wait for its end."""
-        self.begin_to_stop()
+        self.request_stop()
         self._thread.join(STOP_LIMIT_SECONDS)
 
-    def _heed(self, signalled: int) -> None:
+    def _handle_signal(self, signalled: int) -> None:
         if STOP_SIGNALS & set(os.read(signalled, 4096)):
             self._stop.set()
 
@@ -128,7 +128,7 @@ class LoopThread:
             self._loop.run_until_complete(self._serve())
             with self._lock:
                 self._is_over = True
-            for future in list(self._under_way):
+            for future in list(self._in_flight):
                 future.cancel()
         except BaseException as error:  # noqa: BLE001  (whatever it is, the process must not outlive its loop)
             causes = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
@@ -137,7 +137,7 @@ class LoopThread:
                 _log.exception("the loop died")
             for cause in causes:
                 _log.critical("the worker ends: %s", cause)
-            for kinds, status in ENDS:
+            for kinds, status in EXIT_STATUSES:
                 if any(isinstance(cause, kinds) for cause in causes):
                     os._exit(status)
             os._exit(EXIT_DEAD_LOOP)
@@ -147,7 +147,7 @@ class LoopThread:
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
-            _end_within(STOP_LIMIT_SECONDS)
+            _exit_after(STOP_LIMIT_SECONDS)
             await asyncio.wait((serving,), timeout=HAND_BACK_SECONDS)
             if not serving.done():
                 _log.warning("the store does not answer; other workers take over when this worker's heartbeat expires")
@@ -158,7 +158,7 @@ class LoopThread:
             serving.result()
 
 
-def _end_within(seconds: float) -> None:
+def _exit_after(seconds: float) -> None:
     """End this process after a while if it is still running.
 
     Clients of a vanished store or broker may block in the resolver or in the kernel, where no signal and no
@@ -184,8 +184,8 @@ def add_loop(app: Celery, service: LoopService) -> LoopThread:
         requires = ("celery.worker.components:Pool",)
 
         def start(self, _worker: Any) -> None:
-            thread.heed_signals()
-            seclude()  # for workers started by Celery's own command; ours are secluded already
+            thread.handle_signals()
+            harden_process()  # for workers started by Celery's own command; ours are secluded already
             thread.start()
 
         def stop(self, _worker: Any) -> None:
@@ -198,5 +198,5 @@ def add_loop(app: Celery, service: LoopService) -> LoopThread:
 
     app.steps["worker"].add(LoopStep)
     # Celery may stop its steps up to a second after the signal.
-    signals.worker_shutting_down.connect(lambda **_: thread.begin_to_stop(), weak=False)
+    signals.worker_shutting_down.connect(lambda **_: thread.request_stop(), weak=False)
     return thread

@@ -14,14 +14,14 @@ from typing import Any
 from celery import Celery
 from celery.result import AsyncResult
 
-from broker.celery.app import connection_settings
-from broker.runtime import UsageError, find_missing_variable, say_how_to_pass
+from broker.celery.app import make_connection_settings
+from broker.runtime import UsageError, explain_passing, find_missing_variable
 
 READY_STATES = frozenset({"SUCCESS", "FAILURE", "REVOKED"})
 
 
 @dataclass(frozen=True, slots=True)
-class TaskState:
+class SentTaskState:
     """The status of a task in the result backend.
 
     Attributes:
@@ -50,9 +50,9 @@ class TaskSender:
     """
 
     def __init__(self, *, app: str = "", broker_url: str = "", backend_url: str = "") -> None:
-        self._app = _imported(app) if app else Celery("deckhands.tools", set_as_current=False)
+        self._app = _import_app(app) if app else Celery("deckhands.tools", set_as_current=False)
         if not app:
-            addresses = connection_settings(broker_url, backend_url)
+            addresses = make_connection_settings(broker_url, backend_url)
             self._app.conf.update(addresses, task_serializer="json", accept_content=["json"])
         if self._app.conf.result_backend in (None, "", "disabled://"):
             raise UsageError(
@@ -67,24 +67,24 @@ class TaskSender:
             task, kwargs=dict(arguments), task_id=task_id, serializer="json", ignore_result=False, **options
         )
 
-    def state(self, task_id: str) -> TaskState:
+    def load_state(self, task_id: str) -> SentTaskState:
         """Return the status of a task."""
         result = AsyncResult(task_id, app=self._app)
         state = result.state
         if state == "SUCCESS":
-            return TaskState(is_known=True, is_ready=True, value=result.result)
+            return SentTaskState(is_known=True, is_ready=True, value=result.result)
         if state in READY_STATES:
             found = result.result
             error = f"{type(found).__name__}: {found}" if isinstance(found, BaseException) else str(found)
-            return TaskState(is_known=True, is_ready=True, error=error or state)
-        return TaskState(is_known=state != "PENDING", is_ready=False)
+            return SentTaskState(is_known=True, is_ready=True, error=error or state)
+        return SentTaskState(is_known=state != "PENDING", is_ready=False)
 
     def revoke(self, task_id: str, *, may_terminate: bool = False) -> None:
         """Prevent a task from starting. A running task continues, unless its process may be terminated."""
         self._app.control.revoke(task_id, terminate=may_terminate)
 
 
-def _imported(name: str) -> Celery:
+def _import_app(name: str) -> Celery:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute or "app")
@@ -96,7 +96,7 @@ def _imported(name: str) -> Celery:
         if variable := find_missing_variable(error):
             raise UsageError(
                 f"The Celery application {name!r} reads the environment variable {variable}, which this worker lacks.",
-                remedy=say_how_to_pass(variable),
+                remedy=explain_passing(variable),
             ) from error
         raise
     if not isinstance(found, Celery):

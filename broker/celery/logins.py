@@ -49,7 +49,7 @@ def split_login(url: str) -> tuple[str, UrlCredentials | None]:
 def redis_url(broker_url: str) -> str:
     """Return the address of Celery's broker as redis-py writes it."""
     if isinstance(broker_url, UrlInFile):
-        return broker_url.derived(redis_url)
+        return broker_url.derive(redis_url)
     if not broker_url.startswith("redis+socket://"):
         return broker_url
     parts = urlsplit(broker_url)

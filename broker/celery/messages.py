@@ -32,10 +32,10 @@ MAX_BODY_CHARS = 1 << 20
 MAX_TASK_CHARS = 1 << 16
 MAX_NAME_CHARS = 256
 MAX_DEPTH = 32
-LONGEST_ETA = timedelta(hours=1)
+MAX_ETA = timedelta(hours=1)
 """The visibility timeout: the broker delivers messages again that are held for longer."""
-SHOWN_CHARS = 300
-NOT_THE_MESSAGE = (OSError, redis_errors.ConnectionError, redis_errors.TimeoutError, redis_errors.ResponseError)
+MAX_SHOWN_CHARS = 300
+BROKER_ERRORS = (OSError, redis_errors.ConnectionError, redis_errors.TimeoutError, redis_errors.ResponseError)
 """Errors of a failing broker. kombu includes KeyError, which a message can cause too."""
 
 _log = logging.getLogger(__name__)
@@ -104,23 +104,23 @@ class _TaskBody(RootModel[tuple[list[Any], dict[str, Any], _Embedded | None]]):
     """Positional arguments, keyword arguments, and followers."""
 
 
-class Refused(ValueError):
+class MessageRefused(ValueError):
     """A message that cannot be used."""
 
 
-def note_dropped(what: str, error: Exception) -> None:
+def log_dropped(what: str, error: Exception) -> None:
     """Log that something was dropped, and why, in one line of bounded length."""
-    is_ours = isinstance(error, ValidationError | Refused)
+    is_ours = isinstance(error, ValidationError | MessageRefused)
     reason = explain(error) if is_ours else f"{type(error).__name__}: {error}"
-    _log.warning("%s was dropped: %s", what, repr(reason[:SHOWN_CHARS]))
+    _log.warning("%s was dropped: %s", what, repr(reason[:MAX_SHOWN_CHARS]))
 
 
 def explain(error: Exception) -> str:
     """Return why a message cannot be used, in one sentence of bounded length."""
     if not isinstance(error, ValidationError):
-        return str(error)[:SHOWN_CHARS]
+        return str(error)[:MAX_SHOWN_CHARS]
     first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(str(part) for part in first['loc']) or 'the whole'}: {first['msg']}"[:SHOWN_CHARS]
+    return f"{'.'.join(str(part) for part in first['loc']) or 'the whole'}: {first['msg']}"[:MAX_SHOWN_CHARS]
 
 
 class QoS(kombu_redis.QoS):  # type: ignore[misc]
@@ -130,10 +130,10 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]
         """Restore a message to its queue. Delete one that cannot be restored, because it would block all others."""
         try:
             super().restore_by_tag(tag, client=client, leftmost=leftmost)
-        except NOT_THE_MESSAGE:
+        except BROKER_ERRORS:
             raise
         except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with it)
-            note_dropped("a Celery message that was not acknowledged", error)
+            log_dropped("a Celery message that was not acknowledged", error)
             with self.channel.conn_or_acquire(client) as connected:
                 self._remove_from_indices(tag, connected.pipeline()).execute()
 
@@ -154,22 +154,22 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         return found
 
     def _brpop_read(self, **options: Any) -> Any:
-        return self._or_dropped("an entry of a Celery queue", lambda: super(Channel, self)._brpop_read(**options))
+        return self._drop_invalid("an entry of a Celery queue", lambda: super(Channel, self)._brpop_read(**options))
 
     def _receive_one(self, client: Any) -> Any:
-        return self._or_dropped("a Celery broadcast", lambda: super(Channel, self)._receive_one(client))
+        return self._drop_invalid("a Celery broadcast", lambda: super(Channel, self)._receive_one(client))
 
-    def _or_dropped(self, what: str, read: Callable[[], Any]) -> Any:
+    def _drop_invalid(self, what: str, read: Callable[[], Any]) -> Any:
         try:
             return read()
-        except (Empty, *NOT_THE_MESSAGE):
+        except (Empty, *BROKER_ERRORS):
             raise
         except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with it)
-            note_dropped(what, error)
+            log_dropped(what, error)
             return True
 
 
-class Transport(kombu_redis.Transport):  # type: ignore[misc]
+class FilteringTransport(kombu_redis.Transport):  # type: ignore[misc]
     """kombu's transport over Redis, with a check of each message."""
 
     Channel = Channel
@@ -178,24 +178,24 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]
     def _deliver(self, message: Any, queue: str) -> None:
         try:
             self._check(message)
-        except (ValidationError, Refused) as error:
+        except (ValidationError, MessageRefused) as error:
             message = self.replace_unusable(message, queue, error)
         super()._deliver(message, queue)
 
     def _check(self, message: Any) -> None:
         _Envelope.model_validate(message)
         if len(message["body"]) > self.max_body_chars:
-            raise Refused(f"its body has {len(message['body'])} characters; the limit is {self.max_body_chars}")
+            raise MessageRefused(f"its body has {len(message['body'])} characters; the limit is {self.max_body_chars}")
 
     def replace_unusable(self, message: Any, queue: str, error: Exception) -> Any:  # noqa: ARG002
         """Return a message to deliver instead of an unusable one. There is none by default, so the error is raised."""
         raise error
 
 
-class Connection(kombu.Connection):  # type: ignore[misc]
+class FilteringConnection(kombu.Connection):  # type: ignore[misc]
     """A connection with our transport in place of kombu's."""
 
-    own_transport: type[Transport] = Transport
+    own_transport: type[FilteringTransport] = FilteringTransport
 
     def __init__(self, hostname: Any = "localhost", *arguments: Any, own_url: str = "", **options: Any) -> None:
         self.own_url = own_url or hostname
@@ -215,7 +215,7 @@ class Connection(kombu.Connection):  # type: ignore[misc]
         return self.own_transport if found is kombu_redis.Transport else found
 
 
-class _PooledConnection(kombu_connection.PooledConnection, Connection):  # type: ignore[misc]
+class _PooledConnection(kombu_connection.PooledConnection, FilteringConnection):  # type: ignore[misc]
     """A connection that only sends."""
 
 
@@ -229,7 +229,7 @@ class _Pool(kombu_connection.ConnectionPool):  # type: ignore[misc]
 class Messages(AMQP):  # type: ignore[misc]
     """The classes of an application's connections."""
 
-    Connection = Connection
+    Connection = FilteringConnection
 
 
 class WorkerConsumer(Consumer):  # type: ignore[misc]
@@ -249,7 +249,7 @@ class WorkerConsumer(Consumer):  # type: ignore[misc]
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
         """Drop a message with an unreadable body."""
-        note_dropped("a Celery message", exc)
+        log_dropped("a Celery message", exc)
         message.ack()
 
     def check(self, message: Any) -> None:
@@ -264,10 +264,10 @@ class WorkerConsumer(Consumer):  # type: ignore[misc]
             try:
                 self.check(message)
                 take_up(message)
-            except NOT_THE_MESSAGE:
+            except BROKER_ERRORS:
                 raise
             except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with it)
-                note_dropped("a Celery task message", error)
+                log_dropped("a Celery task message", error)
                 self.answer_dropped(message, error)
                 if not message.acknowledged:
                     message.reject()
@@ -283,7 +283,7 @@ def check_task(
     known: Container[str],
     *,
     max_chars: int = MAX_TASK_CHARS,
-    longest_eta: timedelta | None = LONGEST_ETA,
+    longest_eta: timedelta | None = MAX_ETA,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Any:
     """Refuse a message that would raise in the worker's main thread or pool, where it would never be acknowledged.
@@ -296,19 +296,19 @@ def check_task(
     """
     found = _TaskHeaders.model_validate(message.headers)
     if found.task not in known:
-        raise Refused(f"this worker has no task {found.task!r}")
+        raise MessageRefused(f"this worker has no task {found.task!r}")
     if longest_eta and found.eta is not None:
         eta = found.eta if found.eta.tzinfo is not None else found.eta.replace(tzinfo=UTC)
         if eta > clock.now() + longest_eta:
-            raise Refused(
+            raise MessageRefused(
                 f"its eta is more than {longest_eta.total_seconds():g} s away, so it would be delivered twice"
             )
     if len(message.body) > max_chars:
-        raise Refused(f"its body has {len(message.body)} bytes; the limit is {max_chars}")
+        raise MessageRefused(f"its body has {len(message.body)} bytes; the limit is {max_chars}")
     body = message.decode()
     _TaskBody.model_validate(body)
     if is_deeper(body, MAX_DEPTH) or is_deeper(message.headers, MAX_DEPTH):
-        raise Refused(f"it is nested more than {MAX_DEPTH} levels deep")
+        raise MessageRefused(f"it is nested more than {MAX_DEPTH} levels deep")
     return body
 
 
@@ -316,11 +316,11 @@ def is_deeper(value: Any, depth: int) -> bool:
     """Return whether lists and mappings are nested more deeply than `depth`."""
     level = [value]
     for _ in range(depth):
-        level = [child for parent in level for child in _children(parent)]
+        level = [child for parent in level for child in _list_children(parent)]
     return any(isinstance(value, list | dict) for value in level)
 
 
-def _children(value: Any) -> Iterable[Any]:
+def _list_children(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()

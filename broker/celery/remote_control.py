@@ -18,19 +18,19 @@ from celery.app.control import Control
 from kombu import pidbox
 from pydantic import BaseModel, Field, StrictStr, ValidationError
 
-from broker.celery.messages import Refused, note_dropped
+from broker.celery.messages import MessageRefused, log_dropped
 from broker.runtime import hide_password
 
 _log = logging.getLogger(__name__)
 
-LOOKING = frozenset(
+READ_ONLY_COMMANDS = frozenset(
     {"ping", "stats", "active", "active_queues", "conf", "registered", "reserved", "revoked", "scheduled", "query_task"}
 )
 """Celery's read-only commands. Flower shows their answers."""
-OWN = frozenset({"conversations", "drain"})
-BEHIND_A_PASSWORD = frozenset({"shutdown", "enable_events", "disable_events", "heartbeat"})
-OF_THE_DOOR = frozenset({"revoke"})
-DOOR = "deckhands.door"
+OWN_COMMANDS = frozenset({"conversations", "drain"})
+PASSWORD_COMMANDS = frozenset({"shutdown", "enable_events", "disable_events", "heartbeat"})
+INGRESS_COMMANDS = frozenset({"revoke"})
+INGRESS_APP = "deckhands.ingress"
 MAX_ARGUMENTS = 8
 
 
@@ -57,28 +57,28 @@ class Node(pidbox.Node):  # type: ignore[misc]
         try:
             command = _Command.model_validate(body)
             self._check_reply_to(command)
-        except (ValidationError, Refused) as error:
-            note_dropped("a command of Celery's remote control", error)
+        except (ValidationError, MessageRefused) as error:
+            log_dropped("a command of Celery's remote control", error)
             return None
-        if not self._is_meant(command):
+        if not self._is_addressed(command):
             return None
         is_taken = command.method in self.allowed and command.method in self.handlers
         return self.dispatch(**command.model_dump()) if is_taken else self._refuse(command)
 
     def reply(self, data: Any, exchange: str, routing_key: str, ticket: str | None, **options: Any) -> None:
         """Answer a command."""
-        super().reply(_without_passwords(data), exchange, routing_key, ticket, **options)
+        super().reply(_mask_passwords(data), exchange, routing_key, ticket, **options)
 
     @property
     def allowed(self) -> frozenset[str]:
         """The commands that a worker with this broker accepts, if it has them. `drain` is for controller workers."""
         has_password = urlsplit(str(self.state.app.conf.broker_url)).password
-        own = OWN | (OF_THE_DOOR if self.state.app.main == DOOR else frozenset())
-        return LOOKING | own | (BEHIND_A_PASSWORD if has_password else frozenset())
+        own = OWN_COMMANDS | (INGRESS_COMMANDS if self.state.app.main == INGRESS_APP else frozenset())
+        return READ_ONLY_COMMANDS | own | (PASSWORD_COMMANDS if has_password else frozenset())
 
     def _refuse(self, command: _Command) -> None:
         """Answer why a command is refused."""
-        is_closed = command.method in BEHIND_A_PASSWORD
+        is_closed = command.method in PASSWORD_COMMANDS
         why = "the broker has no password" if is_closed else f"{self._kind} do not accept it"
         refusal = f"The command {command.method!r} is refused: {why}."
         _log.warning(refusal)
@@ -92,24 +92,24 @@ class Node(pidbox.Node):  # type: ignore[misc]
 
     def _check_reply_to(self, command: _Command) -> None:
         if command.reply_to is not None and command.reply_to.exchange != self.mailbox.reply_exchange.name:
-            raise Refused(f"its reply queue is invalid: {command.reply_to.exchange!r}")
+            raise MessageRefused(f"its reply queue is invalid: {command.reply_to.exchange!r}")
 
-    def _is_meant(self, command: _Command) -> bool:
+    def _is_addressed(self, command: _Command) -> bool:
         if command.destination:
             return self.hostname in command.destination
         return not command.pattern or fnmatchcase(self.hostname, command.pattern)
 
 
-def _without_passwords(data: Any) -> Any:
+def _mask_passwords(data: Any) -> Any:
     """Remove the passwords of URLs from an answer."""
     if isinstance(data, str):
         return hide_password(data)
     if isinstance(data, dict):
-        return {name: _without_passwords(value) for name, value in data.items()}
-    return [_without_passwords(value) for value in data] if isinstance(data, list | tuple) else data
+        return {name: _mask_passwords(value) for name, value in data.items()}
+    return [_mask_passwords(value) for value in data] if isinstance(data, list | tuple) else data
 
 
-class Mailbox(pidbox.Mailbox):  # type: ignore[misc]
+class ControlMailbox(pidbox.Mailbox):  # type: ignore[misc]
     """The mailbox of commands."""
 
     node_cls = Node
@@ -118,4 +118,4 @@ class Mailbox(pidbox.Mailbox):  # type: ignore[misc]
 class RemoteControl(Control):  # type: ignore[misc]
     """The remote control of our applications."""
 
-    Mailbox = Mailbox
+    Mailbox = ControlMailbox

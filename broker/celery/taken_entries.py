@@ -25,13 +25,13 @@ from kombu.utils.json import loads
 from redis import exceptions as redis_errors
 
 from broker.celery.messages import (
-    NOT_THE_MESSAGE,
+    BROKER_ERRORS,
     Channel,
-    Connection,
+    FilteringConnection,
+    FilteringTransport,
     Messages,
     QoS,
-    Transport,
-    note_dropped,
+    log_dropped,
 )
 from broker.runtime import SYSTEM_CLOCK, failpoint, new_key
 
@@ -43,7 +43,7 @@ PUT_BACK_LIMIT = 1_000
 """Number of entries of one list that are put back at once."""
 
 
-class KeptQoS(QoS):
+class SafeQoS(QoS):
     """The unacknowledged messages, and those about to become so."""
 
     _is_noting = False
@@ -71,10 +71,10 @@ class KeptQoS(QoS):
         self.channel.put_back_taken()
 
 
-class KeptChannel(Channel):
+class SafeChannel(Channel):
     """Takes entries so that none is lost."""
 
-    QoS = KeptQoS
+    QoS = SafeQoS
     taken: tuple[str, int, bytes] | None = None
     """The entry that is being delivered: its list, how many to remove, and its bytes."""
 
@@ -96,21 +96,21 @@ class KeptChannel(Channel):
                 if queue not in own:  # no worker may read it any more; its entries wait for one that does
                     with suppress(redis_errors.ResponseError):
                         if not client.llen(TAKEN + name):
-                            self._forget_list(client, name)
+                            self._remove_list(client, name)
                     continue
                 try:
                     self._put_back(client, name, queue)
                 except redis_errors.ResponseError as error:
-                    note_dropped(f"the list {TAKEN + name!r} of Celery's broker", error)
+                    log_dropped(f"the list {TAKEN + name!r} of Celery's broker", error)
                     client.srem(TAKERS, member)
 
     def _put_back(self, client: Any, name: str, queue: str) -> None:
         for _ in range(PUT_BACK_LIMIT):
             if client.lmove(TAKEN + name, queue, "RIGHT", "RIGHT") is None:
-                self._forget_list(client, name)
+                self._remove_list(client, name)
                 return
 
-    def _forget_list(self, client: Any, name: str) -> None:
+    def _remove_list(self, client: Any, name: str) -> None:
         """Remove an empty list from the set, unless its connection shows life and may be about to take an entry."""
         life = TAKING + name.partition(" ")[0]
         with client.pipeline() as pipe, suppress(redis_errors.WatchError):
@@ -126,7 +126,7 @@ class KeptChannel(Channel):
             return
         keys = self._keys(queues)
         with self.conn_or_acquire() as client:
-            lengths = self._show_life(client, keys)
+            lengths = self._record_life(client, keys)
         waiting = [key for key, length in zip(keys, lengths, strict=True) if length]
         self._asked = (waiting or keys)[0]
         self._in_poll = self.client.connection
@@ -134,7 +134,7 @@ class KeptChannel(Channel):
         limit = min(timeout or self.brpop_timeout, BLOCK_SECONDS)
         self.client.connection.send_command("BLMOVE", self._asked, self._list(self._asked), "RIGHT", "LEFT", limit)
 
-    def _show_life(self, client: Any, keys: list[str]) -> list[int]:
+    def _record_life(self, client: Any, keys: list[str]) -> list[int]:
         """Record that this connection may take entries. Return the lengths of its lists."""
         pipe = client.pipeline(transaction=False)
         for key in keys:
@@ -148,10 +148,10 @@ class KeptChannel(Channel):
             return found[: len(keys)]
         # A reply was lost with its connection. With a new name, the entry counts as that of a dead worker.
         self._taker = new_key()
-        return self._show_life(client, keys)
+        return self._record_life(client, keys)
 
     def _brpop_read(self, **options: Any) -> Any:
-        return self._or_dropped("an entry of a Celery queue", lambda: self._read_taken(**options))
+        return self._drop_invalid("an entry of a Celery queue", lambda: self._read_taken(**options))
 
     def _read_taken(self, **options: Any) -> Any:
         try:
@@ -170,14 +170,14 @@ class KeptChannel(Channel):
         try:
             self._queue_cycle.rotate(queue)
             self.connection._deliver(loads(entry.decode()), queue)  # noqa: SLF001  (as kombu does)
-        except NOT_THE_MESSAGE:
+        except BROKER_ERRORS:
             self.taken = None  # it stays in its list, and comes back
             raise
         finally:
-            self._forget_taken()
+            self._remove_taken()
         return True
 
-    def _forget_taken(self) -> None:
+    def _remove_taken(self) -> None:
         """Remove a taken entry that is not a message."""
         if self.taken is not None:
             with self.conn_or_acquire() as client:
@@ -192,19 +192,19 @@ class KeptChannel(Channel):
         return f"{TAKEN}{self._taker} {queue}"
 
 
-class KeptTransport(Transport):
+class SafeTransport(FilteringTransport):
     """A transport that loses no message."""
 
-    Channel = KeptChannel
+    Channel = SafeChannel
 
 
-class KeptConnection(Connection):
+class SafeConnection(FilteringConnection):
     """A connection with this transport."""
 
-    own_transport = KeptTransport
+    own_transport = SafeTransport
 
 
-class KeptMessages(Messages):
+class SafeMessages(Messages):
     """The classes of an application whose queue must lose nothing."""
 
-    Connection = KeptConnection
+    Connection = SafeConnection

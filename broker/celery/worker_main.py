@@ -9,8 +9,8 @@ import os
 import sys
 from typing import Any
 
-from broker.celery.app import run_until_told
-from broker.runtime import EXIT_USAGE, DeckhandsError, begin_logging, logs_json, seclude
+from broker.celery.app import run_worker_app
+from broker.runtime import EXIT_USAGE, DeckhandsError, harden_process, logs_json, start_logging
 
 OUR_PACKAGES = ("broker", "controller_worker", "tool_worker", "deckhands")
 
@@ -25,8 +25,8 @@ def run_worker(app_module: str, role: str, **options: Any) -> None:
         role: names the worker in Flower and `celery inspect`: `<role>-<pid>@<host>`.
         options: options of Celery's worker, in addition to those of all our workers.
     """
-    seclude()
-    begin_logging(role, is_json=logs_json())
+    harden_process()
+    start_logging(role, is_json=logs_json())
     for package in OUR_PACKAGES:  # Celery sets the level of all others to its own
         logging.getLogger(package).setLevel(logging.INFO)
     gc.disable()  # imports leave no garbage, and collections take a tenth of the import time
@@ -40,4 +40,4 @@ def run_worker(app_module: str, role: str, **options: Any) -> None:
         sys.exit(EXIT_USAGE)
     gc.freeze()  # imported modules stay
     gc.enable()
-    sys.exit(run_until_told(app, f"{role}-{os.getpid()}@%h", **options))
+    sys.exit(run_worker_app(app, f"{role}-{os.getpid()}@%h", **options))

@@ -1,21 +1,21 @@
 from . import codec as codec
 from .codec import SCHEMA_VERSION as SCHEMA_VERSION, SHORTENED_END_CHARS as SHORTENED_END_CHARS
-from .codec import SHORTEN_ABOVE_BYTES as SHORTEN_ABOVE_BYTES, action_kinds as action_kinds
-from .codec import checksum_of as checksum_of, decode_any as decode_any, event_from_wire as event_from_wire
-from .codec import pack as pack, to_entry as to_entry
+from .codec import SHORTEN_ABOVE_BYTES as SHORTEN_ABOVE_BYTES, action_kinds as action_kinds, checksum_of as checksum_of
+from .codec import decode_any as decode_any, event_from_wire as event_from_wire, pack as pack, to_entry as to_entry
 from .actions import WAYS_OUT as WAYS_OUT, AgentDelegateAction as AgentDelegateAction
 from .actions import AgentFinishAction as AgentFinishAction, AgentRejectAction as AgentRejectAction
 from .actions import AgentThinkAction as AgentThinkAction, ChangeAgentStateAction as ChangeAgentStateAction
 from .actions import CmdRunAction as CmdRunAction, CondensationAction as CondensationAction
 from .actions import CondensationRequestAction as CondensationRequestAction, LoopRecoveryAction as LoopRecoveryAction
-from .actions import MessageAction as MessageAction, RiskyAction as RiskyAction
-from .actions import SystemMessageAction as SystemMessageAction
-from .agent_factory import AgentFactoryConfig as AgentFactoryConfig, chosen_agent as chosen_agent
-from .agent_factory import AgentKind as AgentKind, legacy_of as legacy_of, sdk_of as sdk_of
-from .agent_state import TERMINAL_STATES as TERMINAL_STATES, WAITING_FOR_PERSON_STATES as WAITING_FOR_PERSON_STATES
+from .actions import MCPAction as MCPAction, MessageAction as MessageAction, OfferedToolAction as OfferedToolAction
+from .actions import RiskyAction as RiskyAction, SystemMessageAction as SystemMessageAction
+from .actions import ToolCallAction as ToolCallAction
+from .agent_factory import AgentFactoryConfig as AgentFactoryConfig, AgentKind as AgentKind
+from .agent_factory import choose_agent as choose_agent, legacy_of as legacy_of, sdk_of as sdk_of
+from .agent_state import TERMINAL_STATES as TERMINAL_STATES, WAITING_FOR_USER_STATES as WAITING_FOR_USER_STATES
 from .agent_state import AgentState as AgentState, is_settled as is_settled
-from .allowed_hosts import HostRule as HostRule, authority as authority, host_rules as host_rules
-from .allowed_hosts import parse_authority as parse_authority
+from .allowed_hosts import HostRule as HostRule, parse_authority as parse_authority
+from .allowed_hosts import parse_host_rules as parse_host_rules, render_authority as render_authority
 from .browser_events import BrowseInteractiveAction as BrowseInteractiveAction, BrowseURLAction as BrowseURLAction
 from .browser_events import BrowserOutputObservation as BrowserOutputObservation
 from .browser_events import FileDownloadObservation as FileDownloadObservation
@@ -36,10 +36,10 @@ from .condenser_specs import RecentEventsCondenserSpec as RecentEventsCondenserS
 from .condenser_specs import RollingCondenserSpec as RollingCondenserSpec
 from .condenser_specs import StructuredSummaryCondenserSpec as StructuredSummaryCondenserSpec
 from .condenser_specs import handles_requests as handles_requests
-from .double_texting import TAKEN_BACK as TAKEN_BACK, InterruptedObservation as InterruptedObservation
-from .double_texting import RolledBackObservation as RolledBackObservation, taken_back as taken_back
-from .events import CallEstimate as CallEstimate, ConversationBegun as ConversationBegun
-from .events import ConversationCreated as ConversationCreated, DelegateEnded as DelegateEnded
+from .double_texting import ROLLED_BACK as ROLLED_BACK, InterruptedObservation as InterruptedObservation
+from .double_texting import RolledBackObservation as RolledBackObservation, find_rolled_back as find_rolled_back
+from .events import CallEstimate as CallEstimate, ConversationCreated as ConversationCreated
+from .events import ConversationStarted as ConversationStarted, DelegateEnded as DelegateEnded
 from .events import ModelCallAdmitted as ModelCallAdmitted, ModelCallDeferred as ModelCallDeferred
 from .events import ModelCallFailed as ModelCallFailed, ModelReply as ModelReply, ModelSwitched as ModelSwitched
 from .events import ModelToolCall as ModelToolCall, ModelUsage as ModelUsage, OperatorActed as OperatorActed
@@ -59,11 +59,12 @@ from .kinds import ConfirmationStatus as ConfirmationStatus, Event as Event, Eve
 from .kinds import EventT as EventT, Observation as Observation, Paragraph as Paragraph
 from .kinds import ToolCallMetadata as ToolCallMetadata, WorkspaceUse as WorkspaceUse, share_names as share_names
 from .kinds import with_id as with_id
-from .labels import Labels as Labels, checked_labels as checked_labels
+from .labels import Labels as Labels, validate_labels as validate_labels
 from .llm_spec import LLMSpec as LLMSpec
 from .notes import ID_CHARS as ID_CHARS, MAX_NOTES as MAX_NOTES, MAX_NOTE_CHARS as MAX_NOTE_CHARS, Note as Note
-from .notes import NoteAction as NoteAction, NoteObservation as NoteObservation, Notebook as Notebook
-from .notes import in_order as in_order, listed as listed, note_id_of as note_id_of, recalled_notes as recalled_notes
+from .notes import NoteAction as NoteAction, NoteObservation as NoteObservation, NotebookKey as NotebookKey
+from .notes import note_id_of as note_id_of, recall_notes as recall_notes, render_notes as render_notes
+from .notes import sort_notes as sort_notes
 from .observations import MAX_COMMAND_OUTPUT_CHARS as MAX_COMMAND_OUTPUT_CHARS, TRUNCATION_MARKER as TRUNCATION_MARKER
 from .observations import AgentCondensationObservation as AgentCondensationObservation
 from .observations import AgentDelegateObservation as AgentDelegateObservation
@@ -80,16 +81,18 @@ from .observations import truncate_content as truncate_content
 from .offered_models import OFFERED_MODELS as OFFERED_MODELS, PATTERN_END as PATTERN_END
 from .offered_models import SCRIPT_PREFIXES as SCRIPT_PREFIXES, ModelNotOffered as ModelNotOffered
 from .offered_models import ModelTable as ModelTable, OfferedModel as OfferedModel, check_offered as check_offered
-from .offered_models import named_models as named_models, not_offered as not_offered
-from .actions import MCPAction as MCPAction, OfferedToolAction as OfferedToolAction
-from .actions import ToolCallAction as ToolCallAction
+from .offered_models import find_model_names as find_model_names, not_offered_error as not_offered_error
 from .plain_json import MAX_JSON_DEPTH as MAX_JSON_DEPTH, replace_surrogates as replace_surrogates
 from .plain_json import to_plain_json as to_plain_json
-from .policies import ANALYZERS as ANALYZERS, BUILT_IN_ANALYZERS as BUILT_IN_ANALYZERS
-from .policies import BUILT_IN_MODES as BUILT_IN_MODES, PLUGIN_NAME as PLUGIN_NAME, POLICIES as POLICIES
-from .policies import STUCK_CODE as STUCK_CODE, ConfirmationPolicy as ConfirmationPolicy, LoopPolicy as LoopPolicy
-from .policies import LoopResponse as LoopResponse
-from .specs import Priority as Priority, priority_of as priority_of
+from .policies import ANALYZERS as ANALYZERS, BUILT_IN_ANALYZERS as BUILT_IN_ANALYZERS, BUILT_IN_MODES as BUILT_IN_MODES
+from .policies import PLUGIN_NAME as PLUGIN_NAME, POLICIES as POLICIES, STUCK_CODE as STUCK_CODE
+from .policies import ConfirmationPolicy as ConfirmationPolicy, LoopPolicy as LoopPolicy, LoopResponse as LoopResponse
+from .specs import ACP_AGENT as ACP_AGENT, ACP_PREFIX as ACP_PREFIX, LABEL_PATTERN as LABEL_PATTERN
+from .specs import NAME_PATTERN as NAME_PATTERN, AcpSpec as AcpSpec, AgentSpec as AgentSpec, CriticSpec as CriticSpec
+from .specs import GoalSpec as GoalSpec, Limits as Limits, MemorySpec as MemorySpec, OutputSpec as OutputSpec
+from .specs import PlanSpec as PlanSpec, Priority as Priority, PriorityName as PriorityName, SdkSpec as SdkSpec
+from .specs import Skill as Skill, Tenancy as Tenancy, WorkspaceNeeds as WorkspaceNeeds, WorkspaceSpec as WorkspaceSpec
+from .specs import asks_model as asks_model, priority_of as priority_of
 from .recall import MicroagentKnowledge as MicroagentKnowledge, RecallAction as RecallAction
 from .recall import RecallObservation as RecallObservation, RecallType as RecallType
 from .session_events import AcpCall as AcpCall, AcpObservation as AcpObservation, AcpPermission as AcpPermission
@@ -99,24 +102,18 @@ from .session_events import IPythonRunCellObservation as IPythonRunCellObservati
 from .skills import FILE_MARK as FILE_MARK, HOOK_SCRIPT as HOOK_SCRIPT, INSTRUCTION_FILES as INSTRUCTION_FILES
 from .skills import MAX_SKILLS as MAX_SKILLS, MAX_SKILL_BYTES as MAX_SKILL_BYTES, NO_SKILLS as NO_SKILLS
 from .skills import SCRIPT_MARK as SCRIPT_MARK, SETUP_SCRIPT as SETUP_SCRIPT, SKILL_FOLDERS as SKILL_FOLDERS
-from .skills import SkillFiles as SkillFiles, SkillReader as SkillReader, skills_in as skills_in
-from .skills import skills_of as skills_of, trigger_in as trigger_in
-from .specs import ACP_AGENT as ACP_AGENT, ACP_PREFIX as ACP_PREFIX, LABEL_PATTERN as LABEL_PATTERN
-from .specs import NAME_PATTERN as NAME_PATTERN, AcpSpec as AcpSpec, AgentSpec as AgentSpec, CriticSpec as CriticSpec
-from .specs import GoalSpec as GoalSpec, Limits as Limits, MemorySpec as MemorySpec, OutputSpec as OutputSpec
-from .specs import PlanSpec as PlanSpec, PriorityName as PriorityName, SdkSpec as SdkSpec, Skill as Skill
-from .specs import Tenancy as Tenancy, WorkspaceNeeds as WorkspaceNeeds, WorkspaceSpec as WorkspaceSpec
-from .specs import asks_model as asks_model
+from .skills import SkillFiles as SkillFiles, SkillReader as SkillReader, find_trigger as find_trigger
+from .skills import load_skills as load_skills, parse_skills as parse_skills
 from .task_list import PlanAcceptedObservation as PlanAcceptedObservation, PlanAction as PlanAction
 from .task_list import TaskItem as TaskItem, TaskTrackingAction as TaskTrackingAction
 from .timing import MAX_SECONDS as MAX_SECONDS, DoubleTexting as DoubleTexting, MessagePolicy as MessagePolicy
-from .timing import Moment as Moment, Seconds as Seconds, Start as Start, Timing as Timing
-from .tool_arguments import ToolCallError as ToolCallError, json_in as json_in, required_text as required_text
-from .tool_arguments import said_in as said_in
+from .timing import Moment as Moment, Seconds as Seconds, StartWindow as StartWindow, Timing as Timing
+from .tool_arguments import ToolCallError as ToolCallError, parse_json as parse_json, parse_message as parse_message
+from .tool_arguments import require_text as require_text
 from .tool_specs import MAX_DESCRIPTION_CHARS as MAX_DESCRIPTION_CHARS, MAX_SCHEMA_CHARS as MAX_SCHEMA_CHARS
 from .tool_specs import OutcomePolicy as OutcomePolicy, ToolOffer as ToolOffer, ToolSpec as ToolSpec
 from .workspace_events import OpenWorkspaceAction as OpenWorkspaceAction, SurveyAction as SurveyAction
 from .workspace_events import WorkspaceFailedObservation as WorkspaceFailedObservation
 from .workspace_events import WorkspaceOpenedObservation as WorkspaceOpenedObservation
-from .workspace_sources import GitSource as GitSource, UploadedSource as UploadedSource, format_of as format_of
-from .workspace_sources import git_source as git_source
+from .workspace_sources import GitSource as GitSource, UploadedSource as UploadedSource, find_format as find_format
+from .workspace_sources import parse_git_source as parse_git_source

@@ -25,7 +25,14 @@ from broker.contract.events import (
 from broker.contract.kinds import Paragraph
 from broker.contract.observations import AgentThinkObservation
 from broker.contract.timing import MessagePolicy
-from broker.contract.tool_arguments import ToolCallError, optional_name, required_text, risk_in, said_in, seconds_in
+from broker.contract.tool_arguments import (
+    ToolCallError,
+    parse_message,
+    parse_optional_name,
+    parse_risk,
+    parse_seconds,
+    require_text,
+)
 from broker.contract.tool_schemas import (
     DELEGATE,
     EXECUTE_BASH,
@@ -34,7 +41,7 @@ from broker.contract.tool_schemas import (
     THINK,
 )
 from broker.contract.tool_specs import ToolSpec
-from broker.runtime import counted
+from broker.runtime import format_count
 
 MAX_AGENT_NAME_CHARS = 1_000
 """The limit for a delegate's name as a model writes it. The command of an ACP agent is a name, too."""
@@ -107,7 +114,7 @@ class SystemMessageAction(Action):
 
     kind: Literal["action.system"] = "action.system"
     is_decided: ClassVar[bool] = True
-    is_shown_to_people: ClassVar[bool] = False
+    is_shown_to_users: ClassVar[bool] = False
     source: EventSource = EventSource.AGENT
     content: str
     tools: tuple[str, ...] | None = None
@@ -117,8 +124,8 @@ class SystemMessageAction(Action):
     @property
     def sentence(self) -> str:
         """A one-line summary for users."""
-        tools = counted(len(self.tools or ()), "tool")
-        return f"System prompt of {self.agent_class} ({counted(len(self.content), 'character')}, {tools})"
+        tools = format_count(len(self.tools or ()), "tool")
+        return f"System prompt of {self.agent_class} ({format_count(len(self.content), 'character')}, {tools})"
 
 
 class CmdRunAction(RiskyAction):
@@ -154,35 +161,35 @@ class CmdRunAction(RiskyAction):
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
         """See `Action.from_call`."""
-        timeout = seconds_in(arguments, "timeout")
+        timeout = parse_seconds(arguments, "timeout")
         is_input = arguments.get("is_input")
         control = arguments.get("control") or None
         if control is None or "command" in arguments:
-            required_text(arguments, "command", EXECUTE_BASH.name)
+            require_text(arguments, "command", EXECUTE_BASH.name)
         return cls(
             command="" if control else arguments["command"],
-            terminal=optional_name(arguments, "terminal", EXECUTE_BASH.name),
+            terminal=parse_optional_name(arguments, "terminal", EXECUTE_BASH.name),
             is_background=True if arguments.get("is_background") in (True, "true") else None,
             control=control,
             # Differs: a JSON true is accepted too, because a model that writes it does not mean a new command.
             is_input=is_input is True or is_input == "true",
             timeout=timeout,
             blocking=timeout is not None,
-            security_risk=risk_in(arguments),
+            security_risk=parse_risk(arguments),
         )
 
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.thought), Paragraph(self._shown, "cyan", "< " if self.is_input else "$ "))
+        return (Paragraph(self.thought), Paragraph(self._command_line, "cyan", "< " if self.is_input else "$ "))
 
     @property
-    def asked(self) -> tuple[Paragraph, ...]:
-        """See `Action.asked`."""
-        return (Paragraph(self._shown, "cyan", "  < " if self.is_input else "  $ "),)
+    def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Action.confirmation_paragraphs`."""
+        return (Paragraph(self._command_line, "cyan", "  < " if self.is_input else "  $ "),)
 
     @property
-    def _shown(self) -> str:
+    def _command_line(self) -> str:
         """The command, plus where and how it runs if not in the conversation's own shell."""
         what = f"({self.control} terminals)" if self.control == "list" else f"({self.control})" * bool(self.control)
         where = f"[{self.terminal}] " if self.terminal else ""
@@ -202,7 +209,7 @@ class AgentThinkAction(Action):
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
         """See `Action.from_call`; an empty thought is accepted, as in the original."""
-        return cls(thought=said_in(arguments, "thought", THINK.name))
+        return cls(thought=parse_message(arguments, "thought", THINK.name))
 
     def answer(self, task_list: Sequence[Any]) -> Observation:  # noqa: ARG002
         """See `Action.answer`."""
@@ -228,7 +235,7 @@ class AgentFinishAction(Action):
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
         """See `Action.from_call`; the final message may be empty, as in the original."""
-        return cls(final_thought=said_in(arguments, "message", FINISH.name))
+        return cls(final_thought=parse_message(arguments, "message", FINISH.name))
 
     @property
     def sentence(self) -> str:
@@ -288,7 +295,7 @@ class AgentDelegateAction(Action):
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
         """See `Action.from_call`."""
-        agent = required_text(arguments, "agent", DELEGATE.name)
+        agent = require_text(arguments, "agent", DELEGATE.name)
         if len(agent) > MAX_AGENT_NAME_CHARS:
             raise ToolCallError(
                 f"Invalid argument 'agent' in tool call {DELEGATE.name}: the name has {len(agent):,} characters; "
@@ -296,7 +303,7 @@ class AgentDelegateAction(Action):
             )
         return cls(
             agent=agent,
-            inputs={"task": required_text(arguments, "task", DELEGATE.name)},
+            inputs={"task": require_text(arguments, "task", DELEGATE.name)},
             background=arguments.get("background", False),
             join=arguments.get("join", "all"),
         )
@@ -367,7 +374,7 @@ class CondensationAction(Action):
         """A one-line summary for users."""
         place = "; a summary stands in their place" if self.summary is not None else ""
         are = "is" if len(self.forgotten) == 1 else "are"
-        return f"{counted(len(self.forgotten), 'event')} {are} no longer shown to the model{place}"
+        return f"{format_count(len(self.forgotten), 'event')} {are} no longer shown to the model{place}"
 
 
 class CondensationRequestAction(Action):
@@ -409,8 +416,8 @@ class OfferedToolAction(RiskyAction):
     pool: str = ""
 
     @property
-    def pool_wanted(self) -> str:
-        """See `Event.pool_wanted`."""
+    def required_pool(self) -> str:
+        """See `Event.required_pool`."""
         return self.pool
 
     @property
@@ -419,8 +426,8 @@ class OfferedToolAction(RiskyAction):
         return f"Calling {self.tool or self.name}"
 
     @property
-    def asked(self) -> tuple[Paragraph, ...]:
-        """See `Action.asked`."""
+    def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Action.confirmation_paragraphs`."""
         return (Paragraph(f"{self.sentence} {json.dumps(self.arguments, indent=2)}", "cyan", "  "),)
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from broker.contract.specs import AgentSpec, SdkSpec
-from broker.runtime import BrokerSettings, agent_variables
+from broker.runtime import BrokerSettings, find_agent_variables
 
 AgentKind = Literal["legacy", "sdk"]
 
@@ -55,11 +55,11 @@ class AgentFactoryConfig(BaseModel):
         Raises:
             UsageError: a value is invalid.
         """
-        return _config_of(agent_variables())
+        return _parse_config(find_agent_variables())
 
 
 @functools.lru_cache(maxsize=16)
-def _config_of(variables: frozenset[tuple[str, str]]) -> AgentFactoryConfig:
+def _parse_config(variables: frozenset[tuple[str, str]]) -> AgentFactoryConfig:
     settings = BrokerSettings.from_env(dict(variables))
     return AgentFactoryConfig(
         prefer_sdk_agents=settings.prefer_sdk_agents,
@@ -69,12 +69,12 @@ def _config_of(variables: frozenset[tuple[str, str]]) -> AgentFactoryConfig:
     )
 
 
-def chosen_agent(spec: AgentSpec, config: AgentFactoryConfig, conversation_id: str) -> AgentSpec:
+def choose_agent(spec: AgentSpec, config: AgentFactoryConfig, conversation_id: str) -> AgentSpec:
     """Return the agent that a conversation starts with.
 
     An SDK agent that was requested by name is kept. Delegates are not replaced.
     """
-    is_wanted = config.prefer_sdk_agents and share_of(conversation_id) < config.percent
+    is_wanted = config.prefer_sdk_agents and rollout_share_of(conversation_id) < config.percent
     name = sdk_of(spec.name) if is_wanted else spec.name
     if not is_sdk_agent(name):
         return spec
@@ -82,7 +82,7 @@ def chosen_agent(spec: AgentSpec, config: AgentFactoryConfig, conversation_id: s
     return spec.model_copy(update={"name": name, "sdk": sdk})
 
 
-def share_of(conversation_id: str) -> float:
+def rollout_share_of(conversation_id: str) -> float:
     """Map a conversation to a fixed number from 0 to 100. It is chosen if the number is below the percentage."""
     digest = hashlib.sha256(conversation_id.encode()).digest()
     return int.from_bytes(digest[:8], "big") % BUCKETS * 100 / BUCKETS

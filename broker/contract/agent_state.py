@@ -28,7 +28,7 @@ class AgentState(StrEnum):
 TERMINAL_STATES = frozenset({AgentState.FINISHED, AgentState.REJECTED, AgentState.ERROR, AgentState.STOPPED})
 """States that only a user's message can leave."""
 
-WAITING_FOR_PERSON_STATES = frozenset(
+WAITING_FOR_USER_STATES = frozenset(
     {AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION, AgentState.PAUSED}
 )
 """States that wait for a user to answer, confirm or resume."""
@@ -36,4 +36,4 @@ WAITING_FOR_PERSON_STATES = frozenset(
 
 def is_settled(state: AgentState) -> bool:
     """Return whether the conversation needs no worker until it gets a message or a request."""
-    return state in TERMINAL_STATES or state in WAITING_FOR_PERSON_STATES
+    return state in TERMINAL_STATES or state in WAITING_FOR_USER_STATES

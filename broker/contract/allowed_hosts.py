@@ -43,16 +43,16 @@ class HostRule:
         Raises:
             ValueError: the rule is invalid; the text says why.
         """
-        host, port = _split(text)
+        host, port = _split_port(text)
         ports = frozenset({port}) if port else DEFAULT_PORTS
         if host == "*":
             return cls("", is_wildcard=True, ports=ports)
         if host.startswith("*."):
-            name = canonical_host(host.removeprefix("*."))
+            name = to_canonical_host(host.removeprefix("*."))
             if not _NAME.fullmatch(name):
                 raise ValueError(f"{text!r}: only the first label of a name can be a wildcard")
             return cls(f".{name}", is_wildcard=True, ports=ports)
-        return cls(canonical_host(host), is_wildcard=False, ports=ports)
+        return cls(to_canonical_host(host), is_wildcard=False, ports=ports)
 
     def allows(self, host: str, port: int) -> bool:
         """Return whether this rule allows a canonical host and port."""
@@ -64,7 +64,7 @@ class HostRule:
         return is_wider and other.ports <= self.ports
 
 
-def host_rules(texts: Iterable[str]) -> tuple[HostRule, ...]:
+def parse_host_rules(texts: Iterable[str]) -> tuple[HostRule, ...]:
     """Parse rules.
 
     Raises:
@@ -76,7 +76,7 @@ def host_rules(texts: Iterable[str]) -> tuple[HostRule, ...]:
     return rules
 
 
-def canonical_host(text: str) -> str:
+def to_canonical_host(text: str) -> str:
     """Return the canonical form in which hosts are compared: lower case, no final dot, short IPv6.
 
     Raises:
@@ -99,18 +99,18 @@ def parse_authority(text: str, default_port: int | None = None) -> tuple[str, in
     Raises:
         ValueError: it has another form, such as an address with a user name.
     """
-    host, port = _split(text)
+    host, port = _split_port(text)
     if not (port or default_port):
         raise ValueError(f"{text!r} has no port")
-    return canonical_host(host), port or default_port or 0
+    return to_canonical_host(host), port or default_port or 0
 
 
-def authority(host: str, port: int) -> str:
+def render_authority(host: str, port: int) -> str:
     """Return `host:port` as written in a request."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _split(text: str) -> tuple[str, int | None]:
+def _split_port(text: str) -> tuple[str, int | None]:
     found = _AUTHORITY.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not of the form HOST or HOST:PORT")

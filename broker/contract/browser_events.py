@@ -71,8 +71,8 @@ class BrowseInteractiveAction(RiskyAction):
     return_axtree: bool = False
 
     @property
-    def asked(self) -> tuple[Paragraph, ...]:
-        """See `Action.asked`."""
+    def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Action.confirmation_paragraphs`."""
         return (Paragraph(self.browser_actions, "cyan", "  "),)
 
 

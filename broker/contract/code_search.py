@@ -42,7 +42,7 @@ class CodeSearchObservation(Observation):
     question: str
 
 
-def _question(name: str, description: str, parameters: dict[str, Any]) -> ToolSpec:
+def _query_tool(name: str, description: str, parameters: dict[str, Any]) -> ToolSpec:
     """Return the tool for the query of this name."""
 
     def convert(arguments: Mapping[str, Any]) -> CodeSearchAction:
@@ -55,7 +55,7 @@ def _question(name: str, description: str, parameters: dict[str, Any]) -> ToolSp
     return ToolSpec(name, description, parameters, convert)
 
 
-GREP = _question(
+GREP = _query_tool(
     name="grep",
     description=(
         "Search file contents by line with a regular expression (Python's syntax). Shows matching lines with their "
@@ -74,7 +74,7 @@ GREP = _question(
     },
 )
 
-GLOB = _question(
+GLOB = _query_tool(
     name="glob",
     description="Find files by path pattern, such as `**/*.py` or `src/*.ts`; those changed last first, at most 100.",
     parameters={
@@ -90,7 +90,7 @@ GLOB = _question(
 _NAMES = "Directories and files are named by their path, such as `shop/till.py`; classes and functions by that and "
 _NAMES += "their name, such as `shop/till.py:Till.open`. A part of a name is enough where only one thing has it."
 
-SEARCH_CODE_SNIPPETS = _question(
+SEARCH_CODE_SNIPPETS = _query_tool(
     name="search_code_snippets",
     description=(
         "Find code by words or by line numbers. A word that names a class, function or file shows it; besides, the "
@@ -118,7 +118,7 @@ SEARCH_CODE_SNIPPETS = _question(
     },
 )
 
-GET_ENTITY_CONTENTS = _question(
+GET_ENTITY_CONTENTS = _query_tool(
     name="get_entity_contents",
     description=(
         f"Show files, classes and functions whole, with line numbers; of a long one, what it consists of. {_NAMES}"
@@ -136,7 +136,7 @@ GET_ENTITY_CONTENTS = _question(
     },
 )
 
-EXPLORE_TREE_STRUCTURE = _question(
+EXPLORE_TREE_STRUCTURE = _query_tool(
     name="explore_tree_structure",
     description=(
         "Walk from entities to what they contain, import, call and inherit (downstream), or to what contains, "

@@ -36,7 +36,7 @@ SHORTEN_ABOVE_BYTES = 32 * 1024
 SHORTENED_END_CHARS = 7_500
 MAX_ENTRY_BYTES = 1 << 20
 MAX_UNPACKED_BYTES = 16 << 20
-REPEATED_KEPT = 128
+REPEATED_CACHE_SIZE = 128
 REPEATED_LIMIT_BYTES = 32 * 1024
 """The size limit of a cached value that many conversations share; all cached values together take at most 4 MiB
 packed."""
@@ -62,7 +62,7 @@ class UnknownEvent(Event):
         fields: its unchanged wire form, so that an export loses nothing.
     """
 
-    is_shown_to_people: ClassVar[bool] = True
+    is_shown_to_users: ClassVar[bool] = True
 
     fields: JsonObject
 
@@ -197,7 +197,7 @@ def event_from_wire(wire: Wire, event_id: int) -> Event:
     if event_class is None:
         raise UnknownKind(f"Event {event_id} is of the kind {kind!r}, which this version does not know.")
     try:
-        event: Event = event_class.__pydantic_validator__.validate_python(_with_repeated(event_class, wire))
+        event: Event = event_class.__pydantic_validator__.validate_python(_share_repeated(event_class, wire))
     except pydantic.ValidationError as error:
         raise CorruptEntry(f"Event {event_id} ({kind}) does not fit its schema: {error}") from error
     object.__setattr__(event, "id", event_id)  # copying a frozen model is slower than decoding it
@@ -205,7 +205,7 @@ def event_from_wire(wire: Wire, event_id: int) -> Event:
     return event
 
 
-def _with_repeated(event_class: type[Event], wire: Wire) -> Wire:
+def _share_repeated(event_class: type[Event], wire: Wire) -> Wire:
     """Replace the `repeated_fields` of a wire form by cached models, shared by all equal values."""
     built = {}
     for name in event_class.repeated_fields:
@@ -213,12 +213,12 @@ def _with_repeated(event_class: type[Event], wire: Wire) -> Wire:
         with contextlib.suppress(ValueError, TypeError, OverflowError, RecursionError):
             packed: bytes = msgpack.packb(wire[name]) if name in wire else b""
             if 0 < len(packed) <= REPEATED_LIMIT_BYTES:
-                built[name] = _repeated(event_class, name, packed)
+                built[name] = _build_repeated(event_class, name, packed)
     return {**wire, **built} if built else wire
 
 
-@lru_cache(maxsize=REPEATED_KEPT)
-def _repeated(event_class: type[Event], name: str, packed: bytes) -> Any:
+@lru_cache(maxsize=REPEATED_CACHE_SIZE)
+def _build_repeated(event_class: type[Event], name: str, packed: bytes) -> Any:
     field: Any = event_class.model_fields[name].annotation
     return field.model_validate(msgpack.unpackb(packed))
 
@@ -256,11 +256,11 @@ def shorten(wire: Wire) -> tuple[Wire, dict[str, bytes]]:
         its dotted path to its blob (in a name, `.` is written `~1` and `~` is written `~0`). An event of up to 32 KiB
         is returned unchanged, without blobs.
     """
-    total = _text_bytes(wire)
+    total = _count_text_bytes(wire)
     if total <= SHORTEN_ABOVE_BYTES:
         return wire, {}
     wire = replace_surrogates(wire)
-    texts = sorted(_texts(wire, ""), key=lambda item: -len(item[1]))
+    texts = sorted(_find_texts(wire, ""), key=lambda item: -len(item[1]))
     refs: dict[str, dict[str, Any]] = {}
     contents: dict[str, bytes] = {}
     for path, text in texts:
@@ -270,7 +270,7 @@ def shorten(wire: Wire) -> tuple[Wire, dict[str, bytes]]:
         sha256 = hashlib.sha256(content).hexdigest()
         left_out = len(text) - 2 * SHORTENED_END_CHARS
         marker = f"\n[... {left_out} characters left out; the whole is kept beside the log ...]\n"
-        _put(wire, path, text[:SHORTENED_END_CHARS] + marker + text[-SHORTENED_END_CHARS:])
+        _put_text(wire, path, text[:SHORTENED_END_CHARS] + marker + text[-SHORTENED_END_CHARS:])
         contents[sha256] = content
         refs[path] = {"sha256": sha256, "size_bytes": len(content)}
         total -= left_out
@@ -292,13 +292,13 @@ def restore(wire: Wire, contents: Mapping[str, bytes]) -> Wire:
         if content is None or hashlib.sha256(content).hexdigest() != ref["sha256"]:
             raise CorruptEntry(f"The blob of the field {path!r} is missing or damaged.")
         try:
-            _put(wire, path, content.decode())
+            _put_text(wire, path, content.decode())
         except (LookupError, TypeError, ValueError) as error:
             raise CorruptEntry(f"There is no field {path!r} to put a blob back into.") from error
     return wire
 
 
-def _texts(value: Any, path: str) -> list[tuple[str, str]]:
+def _find_texts(value: Any, path: str) -> list[tuple[str, str]]:
     if isinstance(value, str):
         return [(path, value)] if len(value) > 2 * SHORTENED_END_CHARS else []
     if isinstance(value, dict):
@@ -308,20 +308,20 @@ def _texts(value: Any, path: str) -> list[tuple[str, str]]:
     else:
         return []
     names = ((str(key).replace("~", "~0").replace(".", "~1"), child) for key, child in children)
-    return [found for name, child in names for found in _texts(child, f"{path}.{name}" if path else name)]
+    return [found for name, child in names for found in _find_texts(child, f"{path}.{name}" if path else name)]
 
 
-def _text_bytes(value: Any) -> int:
+def _count_text_bytes(value: Any) -> int:
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
     if isinstance(value, dict):
-        return sum(_text_bytes(child) for child in value.values())
+        return sum(_count_text_bytes(child) for child in value.values())
     if isinstance(value, list):
-        return sum(_text_bytes(child) for child in value)
+        return sum(_count_text_bytes(child) for child in value)
     return 8
 
 
-def _put(wire: Any, path: str, text: str) -> None:
+def _put_text(wire: Any, path: str, text: str) -> None:
     *parents, last = (name.replace("~1", ".").replace("~0", "~") for name in path.split("."))
     for key in parents:
         wire = wire[int(key)] if isinstance(wire, list) else wire[key]

@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from broker.contract.llm_spec import LLMSpec, Part
+from broker.contract.llm_spec import EventValue, LLMSpec
 from broker.contract.plain_json import JsonObject
 
 
-class CondenserSpec(Part):
+class CondenserSpec(EventValue):
     """The base of all condenser specifications (OpenHands section 8: types, names, defaults).
 
     Attributes:
@@ -141,7 +141,7 @@ class OtherCondenserSpec(CondenserSpec):
     answers_requests: bool = False
 
 
-def _of_its_type(value: Any) -> Any:
+def _parse_spec(value: Any) -> Any:
     """Parse plain values as the specification of their type."""
     if not isinstance(value, Mapping):
         return value
@@ -150,7 +150,7 @@ def _of_its_type(value: Any) -> Any:
     return CondenserSpec.TYPES.get(str(value["type"]), OtherCondenserSpec).model_validate(value)
 
 
-AnyCondenserSpec = Annotated[SerializeAsAny[CondenserSpec], BeforeValidator(_of_its_type)]
+AnyCondenserSpec = Annotated[SerializeAsAny[CondenserSpec], BeforeValidator(_parse_spec)]
 CondenserPipelineSpec.model_rebuild()
 
 DEFAULT_CONDENSER = CondenserPipelineSpec(

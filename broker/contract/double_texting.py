@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from broker.contract.events import DelegateEnded, Event, Observation
 from broker.contract.observations import AgentDelegateObservation
 
-TAKEN_BACK = (
+ROLLED_BACK = (
     "The person has taken back what you were working on. It is no longer part of this conversation, but what it "
     "changed in the workspace is still there."
 )
@@ -47,7 +47,7 @@ class RolledBackObservation(Observation):
     start_id: int
     kept: tuple[int, ...] = ()
 
-    def takes_back(self, event: Event) -> bool:
+    def rolls_back(self, event: Event) -> bool:
         """Return whether an event before this one was rolled back."""
         if not max(self.start_id, 2) <= event.id < self.id or event.id in self.kept:
             return False
@@ -57,8 +57,8 @@ class RolledBackObservation(Observation):
         return asked is None or asked >= self.start_id
 
 
-def taken_back(events: Iterable[Event]) -> set[int]:
+def find_rolled_back(events: Iterable[Event]) -> set[int]:
     """Return the ids of all events in a log that were rolled back."""
     events = list(events)
     ends = [event for event in events if isinstance(event, RolledBackObservation)]
-    return {event.id for end in ends for event in events if end.takes_back(event)}
+    return {event.id for end in ends for event in events if end.rolls_back(event)}

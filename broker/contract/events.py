@@ -3,8 +3,7 @@
 Holds: an event never changes once appended. Its wire form (`Event.wire`) is plain JSON, identical in the log, in an
 export and on a stream. A kind is never reused with another meaning.
 Does not: store prompts. A model's reply is stored once, as `ModelReply`; the actions that it requested refer to it by
-event id.
-Names, fields and defaults follow OpenHands V0 (section 3); the kinds `conversation.*` and `model.*` are ours.
+event id. Names, fields and defaults follow OpenHands V0 (section 3); the kinds `conversation.*` and `model.*` are ours.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from broker.contract.kinds import (
     with_id,
 )
 from broker.contract.plain_json import JsonObject, replace_surrogates
-from broker.contract.specs import AgentSpec, Limits, LLMSpec, Part, Tenancy, WorkspaceSpec
+from broker.contract.specs import AgentSpec, EventValue, Limits, LLMSpec, Tenancy, WorkspaceSpec
 from broker.contract.timing import DoubleTexting
 
 __all__ = [
@@ -40,12 +39,13 @@ __all__ = [
     "AgentSpec",
     "BlobRef",
     "ConfirmationStatus",
-    "ConversationBegun",
     "ConversationCreated",
+    "ConversationStarted",
     "DelegateEnded",
     "Event",
     "EventSource",
     "EventT",
+    "EventValue",
     "JsonObject",
     "LLMSpec",
     "Limits",
@@ -59,7 +59,6 @@ __all__ = [
     "Observation",
     "OperatorActed",
     "Parent",
-    "Part",
     "Tenancy",
     "TokenUsage",
     "ToolCallMetadata",
@@ -70,7 +69,7 @@ __all__ = [
 ]
 
 
-class ModelToolCall(Part):
+class ModelToolCall(EventValue):
     """A tool call as the model wrote it.
 
     Attributes:
@@ -84,7 +83,7 @@ class ModelToolCall(Part):
     problem: str | None = None
 
 
-class TokenUsage(Part):
+class TokenUsage(EventValue):
     """Tokens of one model call, as the provider counted them."""
 
     prompt_tokens: int = 0
@@ -93,7 +92,7 @@ class TokenUsage(Part):
     cache_write_tokens: int = 0
 
 
-class CallEstimate(Part):
+class CallEstimate(EventValue):
     """The estimate made before a model call. It corrects the estimates of later calls.
 
     Attributes:
@@ -105,7 +104,7 @@ class CallEstimate(Part):
     prompt_tokens: int
 
 
-class Parent(Part):
+class Parent(EventValue):
     """The parent conversation of a delegate, and the action that started it. `level` is 1 for the first level."""
 
     conversation_id: str
@@ -147,7 +146,7 @@ class ConversationCreated(Event):
     traceparent: Traceparent = None
 
     @property
-    def is_planned(self) -> bool:
+    def has_start_window(self) -> bool:
         """Whether its start is delayed or may expire."""
         return self.not_before is not None or self.expires is not None
 
@@ -163,7 +162,7 @@ class ConversationCreated(Event):
         return f"Conversation {self.conversation_id} ({self.agent.name})"
 
 
-class ConversationBegun(Event):
+class ConversationStarted(Event):
     """The scheduled start time of a conversation has been reached."""
 
     kind: Literal["conversation.begun"] = "conversation.begun"
@@ -193,7 +192,7 @@ class OperatorActed(Event):
         return super().sentence + (f" ({self.reason})" if self.reason else "")
 
 
-class ModelUsage(Part):
+class ModelUsage(EventValue):
     """The usage of one model. `cost_usd` is a lower bound if a price is unknown."""
 
     model: str
@@ -277,7 +276,7 @@ class ModelSwitched(Event):
     """
 
     kind: Literal["model.switched"] = "model.switched"
-    is_shown_to_people: ClassVar[bool] = True
+    is_shown_to_users: ClassVar[bool] = True
     model: str
     reason: str = ""
     by: str | None = None
@@ -301,7 +300,7 @@ class ModelCallFailed(Event):
     """
 
     kind: Literal["model.failed"] = "model.failed"
-    is_shown_to_people: ClassVar[bool] = True
+    is_shown_to_users: ClassVar[bool] = True
     code: str
     content: str = ""
     last_error: str = ""
@@ -318,10 +317,10 @@ class ModelCallFailed(Event):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.sentence + self._when, "red", "! "),)
+        return (Paragraph(self.sentence + self._retry_text, "red", "! "),)
 
     @property
-    def _when(self) -> str:
+    def _retry_text(self) -> str:
         """The time of the next attempt and its delay after this one."""
         if self.retry_at is None:
             return ""

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Literal
 from broker.contract.actions import RiskyAction
 from broker.contract.events import Action, Observation, WorkspaceUse
 from broker.contract.kinds import Paragraph
-from broker.contract.specs import Part
-from broker.contract.tool_arguments import RISK, refuse_unknown, required_text, risk_in
+from broker.contract.specs import EventValue
+from broker.contract.tool_arguments import RISK, parse_risk, refuse_unknown, require_text
 from broker.contract.tool_schemas import SECURITY_RISK
 from broker.contract.tool_specs import OutcomePolicy, ToolSpec
-from broker.runtime import counted
+from broker.runtime import format_count
 
-NUMBERED = "Here's the result of running `cat -n` on "
+NUMBERED_LINES_PREFIX = "Here's the result of running `cat -n` on "
 """The first words of the text in the editor's view of a file."""
 
 EDITOR_ARGUMENTS = frozenset(
@@ -109,7 +109,7 @@ class FileEditSource(StrEnum):
     OH_ACI = "oh_aci"
 
 
-class TextEdit(Part):
+class TextEdit(EventValue):
     """One of several replacements. `replace_all` replaces all matches; without it, the match must be unique."""
 
     old_str: str
@@ -153,8 +153,8 @@ class FileWriteAction(RiskyAction):
     end: int = -1
 
     @property
-    def asked(self) -> tuple[Paragraph, ...]:
-        """See `Action.asked`."""
+    def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Action.confirmation_paragraphs`."""
         where = "" if (self.start, self.end) == (0, -1) else f", lines [{self.start}, {self.end})"
         return (Paragraph(self.sentence + where, "cyan", "  "), Paragraph(self.content, "green", "  + "))
 
@@ -191,27 +191,27 @@ class FileEditAction(RiskyAction):
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
         """See `Action.from_call`; the command `view` becomes a read action."""
         tool = STR_REPLACE_EDITOR.name
-        command = required_text(arguments, "command", tool)
-        path = required_text(arguments, "path", tool)
+        command = require_text(arguments, "command", tool)
+        path = require_text(arguments, "path", tool)
         if command == "view":
             return FileReadAction(
                 path=path,
                 impl_source=FileReadSource.OH_ACI,
                 view_range=arguments.get("view_range"),
-                security_risk=risk_in(arguments),
+                security_risk=parse_risk(arguments),
             )
         refuse_unknown(arguments, sorted(EDITOR_ARGUMENTS | {"command", "path", "view_range", RISK}), tool)
         return cls(
             path=path,
             command=command,
             impl_source=FileEditSource.OH_ACI,
-            security_risk=risk_in(arguments),
+            security_risk=parse_risk(arguments),
             **{name: arguments[name] for name in EDITOR_ARGUMENTS & set(arguments)},
         )
 
     @property
-    def asked(self) -> tuple[Paragraph, ...]:
-        """See `Action.asked`."""
+    def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Action.confirmation_paragraphs`."""
         where = "" if self.insert_line is None else f", after line {self.insert_line}"
         pairs = [(edit.old_str, edit.new_str) for edit in self.edits or ()]
         pairs = pairs or [(self.old_str or "", self.file_text or self.new_str or self.content)]
@@ -232,8 +232,8 @@ class ApplyPatchAction(RiskyAction):
     patch: str
 
     @property
-    def asked(self) -> tuple[Paragraph, ...]:
-        """See `Action.asked`."""
+    def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Action.confirmation_paragraphs`."""
         return (Paragraph(self.sentence, "cyan", "  "), Paragraph(self.patch, "green", "  "))
 
 
@@ -254,8 +254,8 @@ class FileReadObservation(Observation):
         is_view = self.impl_source == FileReadSource.OH_ACI
         if is_view and self.content.startswith("ERROR:"):
             return (Paragraph(self.content, "dim", "  "),)
-        heads = int(is_view and self.content.startswith(NUMBERED))  # the first line describes the file
-        return (Paragraph(counted(len(self.content.splitlines()) - heads, "line"), "dim", "  "),)
+        heads = int(is_view and self.content.startswith(NUMBERED_LINES_PREFIX))  # the first line describes the file
+        return (Paragraph(format_count(len(self.content.splitlines()) - heads, "line"), "dim", "  "),)
 
 
 class FileWriteObservation(Observation):

@@ -32,7 +32,7 @@ class Unquoted:
         return self.text
 
 
-def read_front_matter(text: str) -> dict[str, Any]:
+def parse_front_matter(text: str) -> dict[str, Any]:
     """Return the fields as strings, `Unquoted`, None, lists and dictionaries.
 
     Raises:
@@ -41,22 +41,22 @@ def read_front_matter(text: str) -> dict[str, Any]:
     if len(text) > MAX_CHARS:
         raise ValueError(f"the front matter has {len(text)} characters; {MAX_CHARS} are allowed")
     try:
-        events = _plain(yaml.parse(text, Loader=_LOADER))
+        events = _check_plain(yaml.parse(text, Loader=_LOADER))
         next(events)  # the start of the stream
         if isinstance(next(events), yaml.StreamEndEvent):
             return {}
-        found = _value(next(events), events)
+        found = _build_value(next(events), events)
         next(events)  # the end of the document
         if not isinstance(next(events), yaml.StreamEndEvent):
             raise ValueError("the front matter holds several documents")  # noqa: TRY004  (it is of no value's type)
     except yaml.YAMLError as error:
-        raise ValueError(f"the front matter is not YAML: {_reason(error)}") from error
+        raise ValueError(f"the front matter is not YAML: {_describe_error(error)}") from error
     if found is not None and not isinstance(found, dict):
         raise ValueError("the front matter names nothing; write `name: value` in each line")
     return found or {}
 
 
-def _plain(events: Iterator[yaml.Event]) -> Iterator[yaml.Event]:
+def _check_plain(events: Iterator[yaml.Event]) -> Iterator[yaml.Event]:
     """Yield parser events; raise if they are not plain or exceed a bound."""
     depth = values = 0
     for event in events:
@@ -73,19 +73,19 @@ def _plain(events: Iterator[yaml.Event]) -> Iterator[yaml.Event]:
         yield event
 
 
-def _value(event: yaml.Event, events: Iterator[yaml.Event]) -> Any:
+def _build_value(event: yaml.Event, events: Iterator[yaml.Event]) -> Any:
     """Build the value that starts with `event`, consuming its remaining events from `events`."""
     if isinstance(event, yaml.SequenceStartEvent):
         items: list[Any] = []
-        while not _ends(event := next(events)):
-            items.append(_value(event, events))
+        while not _is_end(event := next(events)):
+            items.append(_build_value(event, events))
         return items
     if isinstance(event, yaml.MappingStartEvent):
         fields: dict[str, Any] = {}
-        while not _ends(event := next(events)):
+        while not _is_end(event := next(events)):
             if not isinstance(event, yaml.ScalarEvent):
                 raise ValueError("the front matter has a name that is not text")  # noqa: TRY004  (as above)
-            fields[event.value] = _value(next(events), events)
+            fields[event.value] = _build_value(next(events), events)
         return fields
     kind = _RESOLVER.resolve(yaml.ScalarNode, event.value, event.implicit)
     if kind == _TEXT:
@@ -93,11 +93,11 @@ def _value(event: yaml.Event, events: Iterator[yaml.Event]) -> Any:
     return None if kind == _NOTHING else Unquoted(event.value)
 
 
-def _ends(event: yaml.Event) -> bool:
+def _is_end(event: yaml.Event) -> bool:
     return isinstance(event, yaml.CollectionEndEvent)
 
 
-def _reason(error: yaml.YAMLError) -> str:
+def _describe_error(error: yaml.YAMLError) -> str:
     """Return the parser's error message without the text that it parsed."""
     mark = getattr(error, "problem_mark", None)
     where = f" in line {mark.line + 2}" if mark is not None else ""  # 1 for the `---` line

@@ -36,7 +36,7 @@ class ConversationChanged(Event):
     """
 
     kind: Literal["conversation.changed"] = "conversation.changed"
-    is_shown_to_people: ClassVar[bool] = True
+    is_shown_to_users: ClassVar[bool] = True
     agent: AgentSpec | None = None
     loop: AgentKind | None = None
     confirmation: ConfirmationPolicy | None = None
@@ -102,8 +102,8 @@ class ExecuteCommandAction(Action):
     by: str | None = None
     reason: str | None = None
 
-    def as_answer(self, observation: Observation) -> Observation:
-        """See `Action.as_answer`; an error text is for the user, and no model sees it."""
+    def to_answer(self, observation: Observation) -> Observation:
+        """See `Action.to_answer`; an error text is for the user, and no model sees it."""
         if isinstance(observation, CommandExecutedObservation):
             return observation
         error_id = getattr(observation, "error_id", "") or "command_failed"

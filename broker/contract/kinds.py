@@ -15,12 +15,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from broker.contract.specs import AgentSpec, Part
-from broker.contract.tool_arguments import RISK, known_arguments, required_text, risk_in
+from broker.contract.specs import AgentSpec, EventValue
+from broker.contract.tool_arguments import RISK, parse_arguments, parse_risk, require_text
 from broker.contract.tool_specs import OutcomePolicy, ToolSpec
-from broker.runtime import checked_traceparent
+from broker.runtime import parse_traceparent
 
-NAMES_KEPT = 1_024
+NAME_SETS_CACHE_SIZE = 1_024
 """The size of the cache for sets of field names; each kind uses several."""
 
 EventT = TypeVar("EventT", bound="Event")
@@ -69,7 +69,7 @@ class Paragraph:
     max_lines: int = 20
 
 
-class ToolCallMetadata(Part):
+class ToolCallMetadata(EventValue):
     """The tool call that an action or observation belongs to.
 
     Differs: refers to the model reply by event id. The original copies the whole response into every event.
@@ -81,7 +81,7 @@ class ToolCallMetadata(Part):
     total_calls_in_response: int = 1
 
 
-class BlobRef(Part):
+class BlobRef(EventValue):
     """The address of the full text of a shortened field: its SHA-256 and its size in bytes of UTF-8."""
 
     sha256: str
@@ -96,7 +96,7 @@ class WorkspaceUse(StrEnum):
     CHANGED = "changed"
 
 
-Traceparent = Annotated[str | None, BeforeValidator(checked_traceparent)]
+Traceparent = Annotated[str | None, BeforeValidator(parse_traceparent)]
 """The context of a trace. It is not authenticated, and an invalid one counts as None."""
 
 
@@ -132,7 +132,7 @@ class Event(BaseModel):
     outcome: ClassVar[OutcomePolicy] = OutcomePolicy.AT_MOST_ONCE
     is_decided: ClassVar[bool] = False
     is_shown_to_model: ClassVar[bool] = False
-    is_shown_to_people: ClassVar[bool] = False
+    is_shown_to_users: ClassVar[bool] = False
     counts_for_loops: ClassVar[bool] = True
     workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.NONE
     sentence_template: ClassVar[str] = "{kind}"
@@ -171,7 +171,7 @@ class Event(BaseModel):
         return head | wire
 
     @property
-    def pool_wanted(self) -> str:
+    def required_pool(self) -> str:
         """The pool whose tool workers run this action; empty for those that hold the conversation's workspace."""
         return ""
 
@@ -199,7 +199,7 @@ class Action(Event):
     """
 
     is_shown_to_model: ClassVar[bool] = True
-    is_shown_to_people: ClassVar[bool] = True
+    is_shown_to_users: ClassVar[bool] = True
     tool_spec: ClassVar[ToolSpec]
     user_template: ClassVar[str] = ""
     argument: ClassVar[tuple[str, str] | None] = None
@@ -229,10 +229,10 @@ class Action(Event):
             ValidationError: an argument is invalid.
         """
         if cls.argument is None:
-            return cls.model_validate(known_arguments(cls.tool_spec, arguments))
+            return cls.model_validate(parse_arguments(cls.tool_spec, arguments))
         name, field = cls.argument
-        risk = {RISK: risk_in(arguments)} if RISK in cls.tool_spec.parameters["properties"] else {}
-        return cls.model_validate({field: required_text(arguments, name, cls.tool_spec.name), **risk})
+        risk = {RISK: parse_risk(arguments)} if RISK in cls.tool_spec.parameters["properties"] else {}
+        return cls.model_validate({field: require_text(arguments, name, cls.tool_spec.name), **risk})
 
     def answer(self, task_list: Sequence[Any]) -> Observation | None:  # noqa: ARG002  (subclasses use it)
         """Return the observation that answers the action without a worker; None if the action must be executed.
@@ -242,7 +242,7 @@ class Action(Event):
         """
         return None
 
-    def as_answer(self, observation: Observation) -> Observation:
+    def to_answer(self, observation: Observation) -> Observation:
         """Convert the tool worker's observation into the observation that is logged for this action."""
         return observation
 
@@ -257,7 +257,7 @@ class Action(Event):
         return self.user_template.format_map(self.__dict__) or f"User requested: {self.sentence}"
 
     @property
-    def asked(self) -> tuple[Paragraph, ...]:
+    def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
         """The complete effect of the action, shown to the user who is asked to confirm it."""
         return (Paragraph(self.sentence, "cyan", "  "),)
 
@@ -272,7 +272,7 @@ class Observation(Event):
     """
 
     is_shown_to_model: ClassVar[bool] = True
-    is_shown_to_people: ClassVar[bool] = True
+    is_shown_to_users: ClassVar[bool] = True
     is_cut: ClassVar[bool] = True
     is_problem: ClassVar[bool] = False
     agent_template: ClassVar[str] = "{content}"
@@ -291,15 +291,15 @@ class Observation(Event):
         return (Paragraph(self.content, "red", "  ! ") if self.is_problem else Paragraph(self.content, "dim", "  "),)
 
 
-@lru_cache(maxsize=NAMES_KEPT)
-def _names(names: frozenset[str]) -> set[str]:
+@lru_cache(maxsize=NAME_SETS_CACHE_SIZE)
+def _share_set(names: frozenset[str]) -> set[str]:
     return set(names)
 
 
-@lru_cache(maxsize=NAMES_KEPT)
+@lru_cache(maxsize=NAME_SETS_CACHE_SIZE)
 def _is_part(kind: type) -> bool:
     """Return whether values of a type are parts. `isinstance` with a model's class is several times slower."""
-    return issubclass(kind, Part)
+    return issubclass(kind, EventValue)
 
 
 def share_names(part: BaseModel) -> None:
@@ -307,7 +307,7 @@ def share_names(part: BaseModel) -> None:
 
     Pydantic creates a set per value, which takes more memory than most events.
     """
-    object.__setattr__(part, "__pydantic_fields_set__", _names(frozenset(part.__pydantic_fields_set__)))
+    object.__setattr__(part, "__pydantic_fields_set__", _share_set(frozenset(part.__pydantic_fields_set__)))
     for value in part.__dict__.values():
         if _is_part(type(value)):  # type: ignore[arg-type]
             share_names(value)

@@ -15,7 +15,7 @@ LABEL_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,62}[A-Za-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.:/@+-]{0,126}[A-Za-z0-9])?)?")
 
 
-def checked_labels(labels: dict[str, str]) -> dict[str, str]:
+def validate_labels(labels: dict[str, str]) -> dict[str, str]:
     """Validate labels and return them.
 
     Raises:
@@ -33,7 +33,7 @@ def checked_labels(labels: dict[str, str]) -> dict[str, str]:
 
 Labels = Annotated[
     dict[str, str],
-    AfterValidator(checked_labels),
+    AfterValidator(validate_labels),
     WithJsonSchema(
         {
             "type": "object",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 
-class Part(BaseModel):
+class EventValue(BaseModel):
     """A value inside an event."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class LLMSpec(Part):
+class LLMSpec(EventValue):
     """The model of a conversation. Its address and key belong to the controller, never to the conversation.
 
     Attributes:

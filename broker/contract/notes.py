@@ -16,10 +16,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from broker.contract.events import Action, EventSource, Observation, Part
-from broker.contract.skills import trigger_in
+from broker.contract.events import Action, EventSource, EventValue, Observation
+from broker.contract.skills import find_trigger
 from broker.contract.specs import MemorySpec
-from broker.contract.tool_arguments import ToolCallError, optional_text, required_text
+from broker.contract.tool_arguments import ToolCallError, parse_optional_text, require_text
 from broker.contract.tool_specs import ToolSpec
 
 MAX_NOTES = 200
@@ -60,7 +60,7 @@ NOTE = ToolSpec(
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Notebook:
+class NotebookKey:
     """The key of a notebook; each part is a name or empty."""
 
     tenant: str
@@ -68,12 +68,12 @@ class Notebook:
     project: str
 
     @classmethod
-    def of(cls, memory: MemorySpec, *, tenant: str = "") -> Notebook:
+    def of(cls, memory: MemorySpec, *, tenant: str = "") -> NotebookKey:
         """Return the notebook of a conversation."""
         return cls(tenant, memory.user, memory.project)
 
 
-class Note(Part):
+class Note(EventValue):
     """One note.
 
     Attributes:
@@ -115,8 +115,8 @@ class NoteAction(Action):
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
         """See `Action.from_call`."""
-        command = required_text(arguments, "command", NOTE.name)
-        note_id = optional_text(arguments, "id", NOTE.name, "").strip()[:64]
+        command = require_text(arguments, "command", NOTE.name)
+        note_id = parse_optional_text(arguments, "id", NOTE.name, "").strip()[:64]
         if command == "list":
             return cls(command="list")
         if command == "forget":
@@ -127,10 +127,10 @@ class NoteAction(Action):
             raise ToolCallError(
                 f"Unknown command {command[:100]!r} in tool call note. Use `write`, `forget` or `list`."
             )
-        text = required_text(arguments, "text", NOTE.name).strip()
+        text = require_text(arguments, "text", NOTE.name).strip()
         if not text or len(text) > MAX_NOTE_CHARS:
             raise ToolCallError(f"A note has 1 to {MAX_NOTE_CHARS} characters, not {len(text)}. Write it shorter.")
-        return cls(command="write", text=text, keywords=_keywords(arguments.get("keywords")), note_id=note_id)
+        return cls(command="write", text=text, keywords=_parse_keywords(arguments.get("keywords")), note_id=note_id)
 
 
 class NoteObservation(Observation):
@@ -151,12 +151,12 @@ def note_id_of(conversation_id: str, action_id: int) -> str:
     return sha256(f"{conversation_id}:{action_id}".encode()).hexdigest()[:ID_CHARS]
 
 
-def in_order(notes: Iterable[Note]) -> tuple[Note, ...]:
+def sort_notes(notes: Iterable[Note]) -> tuple[Note, ...]:
     """Return notes in the order of their creation."""
     return tuple(sorted(notes, key=lambda note: (note.written.timestamp() if note.written else 0.0, note.id)))
 
 
-def recalled_notes(notes: Sequence[Note], text: str, *, is_first: bool) -> tuple[Note, ...]:
+def recall_notes(notes: Sequence[Note], text: str, *, is_first: bool) -> tuple[Note, ...]:
     """Return the notes that a message recalls, in the order of their creation.
 
     Args:
@@ -166,9 +166,9 @@ def recalled_notes(notes: Sequence[Note], text: str, *, is_first: bool) -> tuple
     found: list[Note] = []
     left = MAX_RECALLED_CHARS
     text = text.lower()
-    for note in reversed(in_order(notes)):
+    for note in reversed(sort_notes(notes)):
         if note.keywords:
-            is_meant = bool(trigger_in(note.keywords, text))
+            is_meant = bool(find_trigger(note.keywords, text))
         else:
             is_meant = is_first and left >= len(note.text)
             left -= len(note.text) if is_meant else 0
@@ -177,17 +177,17 @@ def recalled_notes(notes: Sequence[Note], text: str, *, is_first: bool) -> tuple
     return tuple(reversed(found))
 
 
-def listed(notes: Iterable[Note]) -> str:
+def render_notes(notes: Iterable[Note]) -> str:
     """Return notes as text for the model, one per line."""
     lines = []
-    for note in in_order(notes):
+    for note in sort_notes(notes):
         day = f" ({note.written:%Y-%m-%d})" if note.written else ""
         words = f" [when {', '.join(note.keywords)} is mentioned]" if note.keywords else ""
         lines.append(f"- {note.id}{day}{words}: {note.text}")
     return "\n".join(lines)
 
 
-def _keywords(given: Any) -> tuple[str, ...]:
+def _parse_keywords(given: Any) -> tuple[str, ...]:
     words = [given] if isinstance(given, str) else given or []
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ToolCallError("Invalid format for 'keywords' in tool call note: use a list of words.")

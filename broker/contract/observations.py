@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from broker.contract.agent_state import AgentState
-from broker.contract.events import JsonObject, Observation, Part, WorkspaceUse
+from broker.contract.events import EventValue, JsonObject, Observation, WorkspaceUse
 from broker.contract.kinds import Paragraph
-from broker.runtime import counted
+from broker.runtime import format_count
 
 MAX_COMMAND_OUTPUT_CHARS = 30_000
 TRUNCATION_MARKER = "\n[... Observation truncated due to length ...]\n"
@@ -30,7 +30,7 @@ class NullObservation(Observation):
     agent_template: ClassVar[str] = ""
     is_decided: ClassVar[bool] = True
     is_shown_to_model: ClassVar[bool] = False
-    is_shown_to_people: ClassVar[bool] = False
+    is_shown_to_users: ClassVar[bool] = False
     counts_for_loops: ClassVar[bool] = False
 
 
@@ -134,7 +134,7 @@ class LoopDetectionObservation(Observation):
         return self.content.partition("\n")[0]
 
 
-class CmdOutputMetadata(Part):
+class CmdOutputMetadata(EventValue):
     """The shell prompt's report after a command. Exit code -1 if still running."""
 
     exit_code: int = -1
@@ -260,14 +260,14 @@ class SurveyObservation(Observation):
 
     kind: Literal["observation.survey"] = "observation.survey"
     is_shown_to_model: ClassVar[bool] = False
-    is_shown_to_people: ClassVar[bool] = False
+    is_shown_to_users: ClassVar[bool] = False
     is_complete: bool = False
     scripts: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
         """A one-line summary for users."""
-        return f"Found {counted(len(self.content.splitlines()), 'file')} with instructions"
+        return f"Found {format_count(len(self.content.splitlines()), 'file')} with instructions"
 
 
 class MCPObservation(Observation):

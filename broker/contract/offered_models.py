@@ -90,7 +90,7 @@ class ModelTable(BaseModel):
             return True
         return any(entry.is_for(tenant) and entry.matches(name) for entry in self.entries)
 
-    def names(self, tenant: str | None) -> list[str]:
+    def list_names(self, tenant: str | None) -> list[str]:
         """Return the models that a tenant's conversations may use, in the operator's order; None for all tenants."""
         names = [entry.name for entry in self.entries if tenant is None or entry.is_for(tenant)]
         return list(dict.fromkeys([*names, *(f"{prefix}FILE" for prefix in SCRIPT_PREFIXES if self.has_scripts)]))
@@ -105,20 +105,22 @@ def check_offered(names: Iterable[str], tenant: str, tables: Iterable[ModelTable
     known = list(tables)
     for name in names:
         if not any(table.offers(name, tenant) for table in known):
-            raise not_offered(name, tenant, known)
+            raise not_offered_error(name, tenant, known)
 
 
-def not_offered(name: str, tenant: str, tables: Iterable[ModelTable]) -> ModelNotOffered:
+def not_offered_error(name: str, tenant: str, tables: Iterable[ModelTable]) -> ModelNotOffered:
     """Return the error for a model that is not offered to a tenant, with the list of offered models."""
-    offered = sorted({name for table in tables for name in table.names(tenant)})
+    offered = sorted({name for table in tables for name in table.list_names(tenant)})
     more = f" and {len(offered) - SHOWN_NAMES} more" if len(offered) > SHOWN_NAMES else ""
     return ModelNotOffered(
-        f"The model {_shown(name)} is not offered here." if name else "There is no default model here for this tenant.",
+        f"The model {_render_name(name)} is not offered here."
+        if name
+        else "There is no default model here for this tenant.",
         remedy=f"Offered models: {', '.join(offered[:SHOWN_NAMES]) + more if offered else 'none'}.",
     )
 
 
-def named_models(spec: Any) -> Iterator[str]:
+def find_model_names(spec: Any) -> Iterator[str]:
     """Yield all model names in a specification, including nested ones."""
     if isinstance(spec, LLMSpec):
         if spec.model is not None:
@@ -128,16 +130,16 @@ def named_models(spec: Any) -> Iterator[str]:
             yield spec.fallback_model
     elif isinstance(spec, BaseModel):
         for field in type(spec).model_fields:
-            yield from named_models(getattr(spec, field))
+            yield from find_model_names(getattr(spec, field))
     elif isinstance(spec, dict):
         for value in spec.values():
-            yield from named_models(value)
+            yield from find_model_names(value)
     elif isinstance(spec, list | tuple):
         for value in spec:
-            yield from named_models(value)
+            yield from find_model_names(value)
 
 
-def _shown(name: str) -> str:
+def _render_name(name: str) -> str:
     """Render an untrusted name for an error message."""
     shown = ascii(name[:SHOWN_CHARS])
     return shown if len(name) <= SHOWN_CHARS else f"{shown[:-1]}…'"

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from broker.contract.actions import RiskyAction
-from broker.contract.events import Action, JsonObject, Observation, Part, TokenUsage, WorkspaceUse
+from broker.contract.events import Action, EventValue, JsonObject, Observation, TokenUsage, WorkspaceUse
 from broker.contract.kinds import Paragraph
 from broker.contract.task_list import TaskItem
-from broker.contract.tool_arguments import required_text, risk_in, seconds_in
+from broker.contract.tool_arguments import parse_risk, parse_seconds, require_text
 from broker.contract.tool_schemas import SECURITY_RISK
 from broker.contract.tool_specs import ToolSpec
 
@@ -59,10 +59,10 @@ class IPythonRunCellAction(RiskyAction):
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
         """See `Action.from_call`."""
         return cls(
-            code=required_text(arguments, "code", EXECUTE_IPYTHON_CELL.name),
+            code=require_text(arguments, "code", EXECUTE_IPYTHON_CELL.name),
             # Differs: the original's tool has no such argument, so a long cell could not be run.
-            timeout=seconds_in(arguments, "timeout"),
-            security_risk=risk_in(arguments),
+            timeout=parse_seconds(arguments, "timeout"),
+            security_risk=parse_risk(arguments),
         )
 
     @property
@@ -71,8 +71,8 @@ class IPythonRunCellAction(RiskyAction):
         return (Paragraph(self.thought), Paragraph(self.code, "cyan", ">>> "))
 
     @property
-    def asked(self) -> tuple[Paragraph, ...]:
-        """See `Action.asked`."""
+    def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Action.confirmation_paragraphs`."""
         return (Paragraph(self.code, "cyan", "  "),)
 
 
@@ -90,7 +90,7 @@ class IPythonRunCellObservation(Observation):
         return _INLINE_IMAGE.sub(IMAGE_PLACEHOLDER, self.content)
 
 
-class AcpDiff(Part):
+class AcpDiff(EventValue):
     """A file change reported by the agent; `old_text` is None for a new file."""
 
     path: str
@@ -104,7 +104,7 @@ class AcpDiff(Part):
         return "\n".join([self.path, *removed, *(f"+ {line}" for line in self.new_text.splitlines())])
 
 
-class AcpCall(Part):
+class AcpCall(EventValue):
     """A tool call reported by an ACP agent. The agent has run the tool itself, in the sandbox.
 
     Attributes:
@@ -139,7 +139,7 @@ class AcpCall(Part):
         return "\n".join([*filter(None, lines), *(diff.shown for diff in self.diffs)])
 
 
-class AcpOption(Part):
+class AcpOption(EventValue):
     """A possible answer to a permission request; `option_kind` is `allow_once`, `reject_once` or another."""
 
     id: str
@@ -147,7 +147,7 @@ class AcpOption(Part):
     option_kind: str = ""
 
 
-class AcpPermission(Part):
+class AcpPermission(EventValue):
     """A permission request of an ACP agent.
 
     Attributes:
@@ -179,7 +179,7 @@ class AcpTurnAction(RiskyAction):
     """
 
     kind: Literal["action.acp_turn"] = "action.acp_turn"
-    is_shown_to_people: ClassVar[bool] = False
+    is_shown_to_users: ClassVar[bool] = False
     command: str
     prompt: str = ""
     session_id: str = ""
@@ -216,8 +216,8 @@ class AcpPermissionAction(RiskyAction):
         return f"Allowing the ACP agent: {self.call.title or self.call.tool_kind}"
 
     @property
-    def asked(self) -> tuple[Paragraph, ...]:
-        """See `Action.asked`."""
+    def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Action.confirmation_paragraphs`."""
         return (Paragraph(self.call.shown, "cyan", "  "),)
 
 

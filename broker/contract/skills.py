@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from broker.contract.front_matter import read_front_matter
+from broker.contract.front_matter import parse_front_matter
 from broker.contract.plain_json import replace_surrogates
 from broker.contract.specs import Skill
 
@@ -81,14 +81,14 @@ class SkillReader:
         folder = next((folder for folder in SKILL_FOLDERS if path.startswith(folder + "/")), "")
         taken = [taken for taken, (other, _) in self._found.items() if other == folder]
         try:
-            skill = skill_of(name, text, path=path, taken=taken)
+            skill = parse_skill(name, text, path=path, taken=taken)
         except ValueError as error:
-            self._unreadable.append(f"{_shown(path)}: {error}")
+            self._unreadable.append(f"{_render_path(path)}: {error}")
             return
         self._found.pop(skill.name, None)
         self._found[skill.name] = (folder, skill)
 
-    def read(self) -> SkillFiles:
+    def to_skill_files(self) -> SkillFiles:
         """Return the skills found so far."""
         left = len(self._unreadable) - MAX_UNREADABLE
         more = [f"and {left} more files"] if left > 0 else []
@@ -97,7 +97,7 @@ class SkillReader:
         )
 
 
-def skill_of(name: str, text: str, *, path: str = "", taken: Container[str] = ()) -> Skill:
+def parse_skill(name: str, text: str, *, path: str = "", taken: Container[str] = ()) -> Skill:
     """Read a skill.
 
     Args:
@@ -108,9 +108,9 @@ def skill_of(name: str, text: str, *, path: str = "", taken: Container[str] = ()
     Raises:
         ValueError: the front matter is not YAML, or its fields are invalid.
     """
-    head, content = _split(text)
+    head, content = _split_front_matter(text)
     given = head.get("name")
-    triggers = _words(head.get("triggers"))
+    triggers = _parse_triggers(head.get("triggers"))
     inputs = head.get("inputs")
     names = [given, name] if isinstance(given, str) and given.strip() and given != "default" else [name]
     name = next((each for each in names if each not in taken), path or name)
@@ -121,15 +121,15 @@ def skill_of(name: str, text: str, *, path: str = "", taken: Container[str] = ()
     return Skill(name=replace_surrogates(name), content=replace_surrogates(content.strip()), triggers=triggers)
 
 
-def skills_of(files: Iterable[tuple[str, str]]) -> SkillFiles:
+def parse_skills(files: Iterable[tuple[str, str]]) -> SkillFiles:
     """Read skills from pairs of a path and a text, see `SkillReader`."""
     reader = SkillReader()
     for path, text in files:
         reader.add(path, text)
-    return reader.read()
+    return reader.to_skill_files()
 
 
-def skills_in(home: Path) -> tuple[Skill, ...]:
+def load_skills(home: Path) -> tuple[Skill, ...]:
     """Return a user's own skills below `home`. Skills beyond `MAX_PERSONAL_CHARS` are left out with a warning."""
     files: list[tuple[str, str]] = []
     for folder in SKILL_FOLDERS:
@@ -147,7 +147,7 @@ def skills_in(home: Path) -> tuple[Skill, ...]:
                 continue
             files.append((path.relative_to(home).as_posix(), text))
     found: list[Skill] = []
-    read = skills_of(files)
+    read = parse_skills(files)
     for unreadable in read.unreadable:
         _log.warning("Left out of the skills in %s: %s", home, unreadable)
     for skill in read.skills:
@@ -160,7 +160,7 @@ def skills_in(home: Path) -> tuple[Skill, ...]:
     return tuple(found)
 
 
-def trigger_in(words: Iterable[str], text: str) -> str:
+def find_trigger(words: Iterable[str], text: str) -> str:
     """Return the first of these words that a text contains, ignoring case; empty if there is none.
 
     Args:
@@ -178,7 +178,7 @@ def _name_of(path: str) -> str | None:
     return INSTRUCTION_FILES.get(path.lower())
 
 
-def _split(text: str) -> tuple[dict[str, Any], str]:
+def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:
     """Split a file into front matter and text."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     if not text.startswith("---\n"):
@@ -186,10 +186,10 @@ def _split(text: str) -> tuple[dict[str, Any], str]:
     end = text.find("\n---", 3)
     if end < 0:
         return {}, text
-    return read_front_matter(text[4:end]), text[end + 4 :].partition("\n")[2]
+    return parse_front_matter(text[4:end]), text[end + 4 :].partition("\n")[2]
 
 
-def _words(value: Any) -> tuple[str, ...]:
+def _parse_triggers(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     if isinstance(value, str):
@@ -202,7 +202,7 @@ def _words(value: Any) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _shown(path: str) -> str:
+def _render_path(path: str) -> str:
     """Render an untrusted path on one line, so that it cannot imitate another path."""
     path = replace_surrogates(path)[:MAX_SHOWN_PATH_CHARS]
     return path if path.isprintable() else repr(path)

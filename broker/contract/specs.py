@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from broker.contract.allowed_hosts import host_rules
+from broker.contract.allowed_hosts import parse_host_rules
 from broker.contract.condenser_specs import DEFAULT_CONDENSER, AnyCondenserSpec
+from broker.contract.llm_spec import EventValue as EventValue  # noqa: PLC0414
 from broker.contract.llm_spec import LLMSpec as LLMSpec  # noqa: PLC0414  (an agent's specification holds one)
-from broker.contract.llm_spec import Part as Part  # noqa: PLC0414
 from broker.contract.policies import ConfirmationPolicy, LoopPolicy
-from broker.contract.tool_specs import MAX_SCHEMA_CHARS, OF_OBJECTS, ToolOffer
+from broker.contract.tool_specs import MAX_SCHEMA_CHARS, OBJECT_SCHEMA, ToolOffer
 from broker.contract.workspace_sources import WorkspaceSource
 
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{0,64}$"
@@ -34,7 +34,7 @@ PriorityName = Literal["interactive", "normal", "batch"]
 """The priority for scarce resources."""
 
 
-class Skill(Part):
+class Skill(EventValue):
     """Instructions for an agent. See `broker.contract.skills` for skills as files.
 
     Attributes:
@@ -47,7 +47,7 @@ class Skill(Part):
     triggers: tuple[str, ...] = ()
 
 
-class CriticSpec(Part):
+class CriticSpec(EventValue):
     """A model that accepts or refuses a finish.
 
     Attributes:
@@ -59,7 +59,7 @@ class CriticSpec(Part):
     instructions: str = Field(default="", max_length=MAX_SCHEMA_CHARS)
 
 
-class GoalSpec(Part):
+class GoalSpec(EventValue):
     """The conditions for an agent's finish: the check must accept it, then the critic.
 
     Attributes:
@@ -81,7 +81,7 @@ class GoalSpec(Part):
         return self
 
 
-class OutputSpec(Part):
+class OutputSpec(EventValue):
     """The structured output that an agent returns when it finishes, in addition to its message.
 
     Attributes:
@@ -89,7 +89,7 @@ class OutputSpec(Part):
         max_corrections: how often the output may violate the schema. The next violation is an error.
     """
 
-    json_schema: dict[str, Any] = Field(json_schema_extra=OF_OBJECTS)
+    json_schema: dict[str, Any] = Field(json_schema_extra=OBJECT_SCHEMA)
     max_corrections: int = Field(default=3, ge=0)
 
     @field_validator("json_schema")
@@ -102,7 +102,7 @@ class OutputSpec(Part):
         return schema
 
 
-class PlanSpec(Part):
+class PlanSpec(EventValue):
     """The execution of a planning agent's plan.
 
     Attributes:
@@ -116,7 +116,7 @@ class PlanSpec(Part):
     needs_approval: bool = True
 
 
-class MemorySpec(Part):
+class MemorySpec(EventValue):
     """The notebook that an agent writes to and recalls from, within its tenant; see `broker.contract.notes`.
 
     Attributes:
@@ -128,7 +128,7 @@ class MemorySpec(Part):
     project: str = Field(default="", pattern=NAME_PATTERN)
 
 
-class SdkSpec(Part):
+class SdkSpec(EventValue):
     """Options of an SDK agent: an agent whose loop is the Claude Agent SDK.
 
     Attributes:
@@ -142,7 +142,7 @@ class SdkSpec(Part):
     timeout_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=False)
 
 
-class AcpSpec(Part):
+class AcpSpec(EventValue):
     """The program of an `AcpAgent`. It speaks the Agent Client Protocol on its standard streams.
 
     Attributes:
@@ -155,7 +155,7 @@ class AcpSpec(Part):
     timeout_seconds: float = Field(default=900.0, gt=0, le=86_400, allow_inf_nan=False)
 
 
-class AgentSpec(Part):
+class AgentSpec(EventValue):
     """An agent: its registered name, its model and its options.
 
     Attributes:
@@ -236,7 +236,7 @@ class AgentSpec(Part):
         if not isinstance(name, str) or not name.startswith(ACP_PREFIX):
             return fields
         given = fields.get("acp") or {}
-        acp = dict(given) if isinstance(given, dict | Part) else {}
+        acp = dict(given) if isinstance(given, dict | EventValue) else {}
         return {**fields, "name": ACP_AGENT, "acp": {**acp, "command": name.removeprefix(ACP_PREFIX).strip()}}
 
     @model_validator(mode="after")
@@ -255,7 +255,7 @@ def asks_model(agent: str) -> bool:
     return agent not in AGENTS_WITHOUT_MODEL and not agent.startswith(ACP_PREFIX)
 
 
-class WorkspaceNeeds(Part):
+class WorkspaceNeeds(EventValue):
     """Requirements of a workspace on its node. None means no requirement.
 
     Attributes:
@@ -271,7 +271,7 @@ class WorkspaceNeeds(Part):
     cpus: float | None = Field(default=None, gt=0, le=MAX_NEED)
 
 
-class WorkspaceSpec(Part):
+class WorkspaceSpec(EventValue):
     """The workspace of a conversation's tools.
 
     Attributes:
@@ -303,7 +303,7 @@ class WorkspaceSpec(Part):
     @field_validator("allow")
     @classmethod
     def _are_hosts(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
-        host_rules(allow)
+        parse_host_rules(allow)
         return allow
 
     @model_validator(mode="after")
@@ -328,7 +328,7 @@ class Priority(StrEnum):
         return tuple(Priority).index(self)
 
 
-class Tenancy(Part):
+class Tenancy(EventValue):
     """The tenant and priority of a conversation: the budget that pays for it, and its turn for scarce resources.
 
     Attributes:
@@ -349,7 +349,7 @@ def priority_of(tenancy: Tenancy | None, *, is_headless: bool) -> Priority:
     return Priority.BATCH if is_headless else Priority.INTERACTIVE
 
 
-class Limits(Part):
+class Limits(EventValue):
     """The limits of a conversation. None means no limit.
 
     Attributes:

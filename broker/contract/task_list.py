@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from broker.contract.actions import RiskyAction
-from broker.contract.events import Action, EventSource, Observation, Part
+from broker.contract.events import Action, EventSource, EventValue, Observation
 from broker.contract.kinds import Paragraph
-from broker.contract.tool_arguments import ToolCallError, loose_text, required_text
+from broker.contract.tool_arguments import ToolCallError, parse_loose_text, require_text
 from broker.contract.tool_specs import ToolSpec
 
 MAX_ITEMS = 200
@@ -73,10 +73,10 @@ TASK_TRACKER = ToolSpec(
 )
 
 
-LooseText = Annotated[str, BeforeValidator(loose_text)]
+LooseText = Annotated[str, BeforeValidator(parse_loose_text)]
 
 
-class TaskItem(Part):
+class TaskItem(EventValue):
     """An item of the agent's task list, with the original's loose types.
 
     Attributes:
@@ -124,7 +124,7 @@ class TaskTrackingAction(Action):
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
         """See `Action.from_call`; missing fields of an item get the original's defaults."""
-        command = required_text(arguments, "command", TASK_TRACKER.name)
+        command = require_text(arguments, "command", TASK_TRACKER.name)
         if command not in ("view", "plan"):
             raise ToolCallError(f"Unknown command {command[:100]!r} in tool call task_tracker. Use `view` or `plan`.")
         if command == "view":
@@ -136,24 +136,24 @@ class TaskTrackingAction(Action):
             raise ToolCallError("Invalid format for 'task_list' in tool call task_tracker: use a list of objects.")
         if len(items) > MAX_ITEMS:
             raise ToolCallError(f"A task list may have {MAX_ITEMS} items. Put several steps into one.")
-        return cls(command=command, task_list=tuple(_item(item, n) for n, item in enumerate(items, 1)))
+        return cls(command=command, task_list=tuple(_parse_item(item, n) for n, item in enumerate(items, 1)))
 
     def answer(self, task_list: Sequence[TaskItem]) -> Observation:
         """See `Action.answer`."""
         if self.command == "plan":
             content = f"Task list has been updated with {len(self.task_list)} items."
             return TaskTrackingObservation(content=content, command="plan", task_list=self.task_list)
-        content = shown(task_list) if task_list else NO_LIST
+        content = render_task_list(task_list) if task_list else NO_LIST
         return TaskTrackingObservation(content=content, command=self.command, task_list=tuple(task_list))
 
 
-def shown(items: Sequence[TaskItem]) -> str:
+def render_task_list(items: Sequence[TaskItem]) -> str:
     """Return a task list as text for the model."""
     lines = [f"{n}. {item.icon} {item.title}\n{item.notes}\n" for n, item in enumerate(items, 1)]
     return "# Task List\n\n" + "".join(lines)
 
 
-def _item(given: Mapping[str, Any], number: int) -> TaskItem:
+def _parse_item(given: Mapping[str, Any], number: int) -> TaskItem:
     defaults = {"id": f"task-{number}", "title": "Untitled task", "status": "todo", "notes": ""}
     return TaskItem.model_validate(
         {name: default if given.get(name) is None else given[name] for name, default in defaults.items()}

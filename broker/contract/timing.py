@@ -25,18 +25,18 @@ its owner must keep the earlier state."""
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 
 
-def _in_range(moment: datetime) -> datetime:
+def _check_range(moment: datetime) -> datetime:
     if not 1970 < moment.year < 2200:
         raise ValueError("it must be between 1971 and 2199")
     return moment
 
 
-Moment = Annotated[AwareDatetime, AfterValidator(_in_range)]
+Moment = Annotated[AwareDatetime, AfterValidator(_check_range)]
 """A time with a time zone, between 1971 and 2199."""
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartWindow:
     """The start window of a conversation, relative to now.
 
     Attributes:
@@ -62,23 +62,23 @@ class Timing:
     delay_seconds: float | None = None
     expires: datetime | float | None = None
 
-    def begins(self, now: datetime) -> datetime | None:
+    def earliest_start(self, now: datetime) -> datetime | None:
         """Return the earliest start: the later of both fields; None to start at once."""
         due = [] if self.not_before is None else [self.not_before]
         if self.delay_seconds is not None:
             due.append(now + timedelta(seconds=self.delay_seconds))
         return max(due, default=None)
 
-    def ends(self, now: datetime) -> datetime | None:
+    def latest_start(self, now: datetime) -> datetime | None:
         """Return the latest start; None for no limit."""
         if self.expires is None or isinstance(self.expires, datetime):
             return self.expires
         return now + timedelta(seconds=self.expires)
 
-    def start(self, now: datetime) -> Start | None:
+    def to_start_window(self, now: datetime) -> StartWindow | None:
         """Return the start window as durations; None to start as soon as possible."""
-        delay, limit = _left(self.begins(now), now), _left(self.ends(now), now)
-        return Start(delay or None, limit) if delay or limit is not None else None
+        delay, limit = _seconds_until(self.earliest_start(now), now), _seconds_until(self.latest_start(now), now)
+        return StartWindow(delay or None, limit) if delay or limit is not None else None
 
     def after(self, seconds: float) -> Timing:
         """Return the timing of a request that was made `seconds` ago: the remaining delay and time to expiry."""
@@ -90,8 +90,8 @@ class Timing:
         )
 
 
-WHENEVER = Timing()
+NO_TIMING = Timing()
 
 
-def _left(moment: datetime | None, now: datetime) -> float | None:
+def _seconds_until(moment: datetime | None, now: datetime) -> float | None:
     return None if moment is None else max(0.0, (moment - now).total_seconds())

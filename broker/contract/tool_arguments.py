@@ -45,7 +45,7 @@ def refuse_unknown(arguments: Mapping[str, Any], known: Collection[str], tool: s
         )
 
 
-def required_text(arguments: Mapping[str, Any], name: str, tool: str) -> str:
+def require_text(arguments: Mapping[str, Any], name: str, tool: str) -> str:
     """Return a required text.
 
     Raises:
@@ -58,7 +58,7 @@ def required_text(arguments: Mapping[str, Any], name: str, tool: str) -> str:
     return value
 
 
-def loose_text(value: object) -> str:
+def parse_loose_text(value: object) -> str:
     """Return a loosely typed value as text: numbers and booleans as in JSON, null as an empty text.
 
     Raises:
@@ -71,28 +71,28 @@ def loose_text(value: object) -> str:
     return "" if value is None else json.dumps(value)
 
 
-def said_in(arguments: Mapping[str, Any], name: str, tool: str) -> str:
+def parse_message(arguments: Mapping[str, Any], name: str, tool: str) -> str:
     """Return a message from a tool call; it may be empty.
 
     Raises:
         ToolCallError: it is not a text, a number or a boolean.
     """
     try:
-        return loose_text(arguments.get(name))
+        return parse_loose_text(arguments.get(name))
     except ValueError as error:
         raise ToolCallError(f"Invalid argument '{name}' in tool call {tool}: {error}.") from error
 
 
-def optional_text(arguments: Mapping[str, Any], name: str, tool: str, default: str) -> str:
+def parse_optional_text(arguments: Mapping[str, Any], name: str, tool: str, default: str) -> str:
     """Return a text, or the default if it is missing, null or empty.
 
     Raises:
         ToolCallError: it is not a text.
     """
-    return required_text(arguments, name, tool) or default if arguments.get(name) is not None else default
+    return require_text(arguments, name, tool) or default if arguments.get(name) is not None else default
 
 
-def optional_name(arguments: Mapping[str, Any], name: str, tool: str) -> str | None:
+def parse_optional_name(arguments: Mapping[str, Any], name: str, tool: str) -> str | None:
     """Return a name of up to 32 letters, digits, dots, hyphens and underscores; None if it is missing or empty.
 
     Raises:
@@ -106,7 +106,7 @@ def optional_name(arguments: Mapping[str, Any], name: str, tool: str) -> str | N
     return value
 
 
-def known_arguments(tool: ToolSpec, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def parse_arguments(tool: ToolSpec, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Validate the names of a call's arguments and return them. A risk estimate is converted to its number.
 
     Raises:
@@ -115,17 +115,17 @@ def known_arguments(tool: ToolSpec, arguments: Mapping[str, Any]) -> dict[str, A
     known = tool.parameters.get("properties", {})
     require(arguments, [name for name in tool.parameters.get("required", ()) if name != RISK], tool.name)
     refuse_unknown(arguments, known, tool.name)
-    return {**arguments, RISK: risk_in(arguments)} if RISK in known else dict(arguments)
+    return {**arguments, RISK: parse_risk(arguments)} if RISK in known else dict(arguments)
 
 
-def risk_in(arguments: Mapping[str, Any]) -> int:
+def parse_risk(arguments: Mapping[str, Any]) -> int:
     """Return the model's own estimate of the risk; unknown if it is missing or invalid (OpenHands 9.1)."""
     named = {"LOW": 0, "MEDIUM": 1, "HIGH": 2}
     risk = arguments.get(RISK)
     return named.get(risk, -1) if isinstance(risk, str) else -1
 
 
-def seconds_in(arguments: Mapping[str, Any], name: str) -> float | None:
+def parse_seconds(arguments: Mapping[str, Any], name: str) -> float | None:
     """Return a number of seconds; None if it is missing.
 
     Raises:
@@ -143,16 +143,16 @@ def seconds_in(arguments: Mapping[str, Any], name: str) -> float | None:
     return seconds
 
 
-def json_in(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """Parse JSON that a model wrote.
 
     Raises:
         ValueError, RecursionError: it is not JSON, or too large or too deep for the log.
     """
-    return replace_surrogates(json.loads(text, parse_constant=_refuse_constant, parse_int=_integer))
+    return replace_surrogates(json.loads(text, parse_constant=_refuse_constant, parse_int=_parse_integer))
 
 
-def _integer(digits: str) -> int:
+def _parse_integer(digits: str) -> int:
     if len(digits) > MAX_INTEGER_DIGITS:  # beyond the log's 64-bit integers
         raise ValueError(f"the integer {digits[:20]}… is too large")
     return int(digits)

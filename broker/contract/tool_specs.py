@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 MAX_DESCRIPTION_CHARS = 8_000
 MAX_SCHEMA_CHARS = 14_000
-OF_OBJECTS: dict[str, Any] = {"required": ["type"], "properties": {"type": {"const": "object"}}}
+OBJECT_SCHEMA: dict[str, Any] = {"required": ["type"], "properties": {"type": {"const": "object"}}}
 """The JSON Schema of a schema for objects."""
 """Longer texts would be moved out of the event that has to hold them, see `codec.shorten`."""
 
@@ -67,7 +67,7 @@ class ToolOffer(BaseModel):
     key: Annotated[str, Field(min_length=1, max_length=200)]
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: Annotated[str, Field(max_length=MAX_DESCRIPTION_CHARS)] = ""
-    parameters: dict[str, Any] = Field(json_schema_extra=OF_OBJECTS)
+    parameters: dict[str, Any] = Field(json_schema_extra=OBJECT_SCHEMA)
     runner: Literal["function", "mcp"] = "function"
     pool: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
     outcome: OutcomePolicy = OutcomePolicy.AT_MOST_ONCE
@@ -75,7 +75,7 @@ class ToolOffer(BaseModel):
     @field_validator("parameters")
     @classmethod
     def _check_schema(cls, parameters: dict[str, Any]) -> dict[str, Any]:
-        if len(_canonical(parameters)) > MAX_SCHEMA_CHARS:
+        if len(_to_canonical_json(parameters)) > MAX_SCHEMA_CHARS:
             raise ValueError(f"the schema has more than {MAX_SCHEMA_CHARS} characters")
         if parameters.get("type") != "object":
             raise ValueError("the schema of the arguments must be of the type object")
@@ -85,7 +85,7 @@ class ToolOffer(BaseModel):
     def fingerprint(self) -> str:
         """A hash of the name, the description and the schema: all that the model sees of the tool."""
         shown = [self.name, self.description, self.parameters]
-        return hashlib.sha256(_canonical(shown).encode()).hexdigest()[:32]
+        return hashlib.sha256(_to_canonical_json(shown).encode()).hexdigest()[:32]
 
     @property
     def spec(self) -> ToolSpec:
@@ -93,5 +93,5 @@ class ToolOffer(BaseModel):
         return ToolSpec(self.name, self.description, self.parameters)
 
 
-def _canonical(value: Any) -> str:
+def _to_canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -27,7 +27,7 @@ class SurveyAction(Action):
     outcome: ClassVar[OutcomePolicy] = OutcomePolicy.IDEMPOTENT
     is_decided: ClassVar[bool] = True
     is_shown_to_model: ClassVar[bool] = False
-    is_shown_to_people: ClassVar[bool] = False
+    is_shown_to_users: ClassVar[bool] = False
 
 
 class WorkspaceOpenedObservation(Observation):

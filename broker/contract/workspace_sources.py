@@ -109,7 +109,7 @@ class UploadedSource(BaseModel):
 WorkspaceSource = Annotated[GitSource | UploadedSource, Field(discriminator="kind")]
 
 
-def git_source(text: str, *, depth: int | None = None, secret: str = "") -> GitSource | None:
+def parse_git_source(text: str, *, depth: int | None = None, secret: str = "") -> GitSource | None:
     """Parse `git+https://host/path#ref`; None if the text has another form.
 
     Raises:
@@ -135,7 +135,7 @@ def git_source(text: str, *, depth: int | None = None, secret: str = "") -> GitS
         ) from error
 
 
-def format_of(name: str) -> Format | None:
+def find_format(name: str) -> Format | None:
     """Return the format of a file by its name's suffix; None if a workspace cannot start from it."""
     found = re.search(r"(?:\.tar)?\.\w+$", name.lower())
     return FORMATS.get(found.group()) if found else None

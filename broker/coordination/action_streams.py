@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from broker.contract import WorkspaceSpec, codec
-from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
+from broker.coordination.quarantine import PARSE_ERRORS, Quarantine, find_conversation_keys
 from broker.runtime import EventsLost, StoreTooNew
 from broker.secrets import ClaimedSecrets
 from broker.store import GroupReader, ShardKeys, Store
@@ -36,7 +36,7 @@ class ActionDelivery:
     action_id: int
     entry: bytes
     workspace: WorkspaceSpec
-    place: str
+    location: str
     is_anywhere: bool = False
 
 
@@ -51,7 +51,7 @@ class ControlDelivery:
     conversation_id: str
     action_id: int
     order: str
-    place: str
+    location: str
     token: str = ""
 
 
@@ -62,7 +62,7 @@ class ActionClaimed:
     Attributes:
         attempt: counts from 1.
         moves: how often the workspace was moved away from a lost node.
-        secrets: the stored secrets of the conversation, see `Secrets.wanted_by`; None if unknown.
+        secrets: the stored secrets of the conversation, see `Secrets.find_named`; None if unknown.
     """
 
     attempt: int
@@ -88,13 +88,13 @@ class ActionReclaimed:
 class NothingToDo:
     """There is nothing to run. `why` says: settled, held by another worker, forwarded to its node, or gone."""
 
-    why: str
+    reason: str
 
 
 ClaimOutcome = ActionClaimed | ActionReclaimed | NothingToDo
 
 
-def routes(node: str, pools: Sequence[str]) -> list[str]:
+def list_routes(node: str, pools: Sequence[str]) -> list[str]:
     """Return the routes that a worker on `node` serves: its node first, then its pools."""
     return [f"node:{node}", *(f"pool:{pool}" for pool in pools)]
 
@@ -124,10 +124,10 @@ class ActionQueue:
             names.actions(route, is_interactive=lane)
             for lane in (True, False)
             if is_first in (None, lane)
-            for route in routes(node, pools)
+            for route in list_routes(node, pools)
         ]
         self._names = names
-        self._unreadable = Unreadable(store)
+        self._unreadable = Quarantine(store)
         self._reader = GroupReader(store, "tools", worker_id, self.streams)
 
     async def read(self, *, limit: int) -> list[ActionDelivery | ControlDelivery]:
@@ -135,15 +135,15 @@ class ActionQueue:
         deliveries: list[ActionDelivery | ControlDelivery] = []
         for stream, entry_id, flat in await self._reader.read(limit=limit):
             try:
-                deliveries.append(self._delivery(f"{stream.decode()}|{entry_id.decode()}", flat))
-            except CANNOT_BE_READ as error:
+                deliveries.append(self._parse_delivery(f"{stream.decode()}|{entry_id.decode()}", flat))
+            except PARSE_ERRORS as error:
                 key = stream.decode()
-                await self._unreadable.put_aside(self._names, key, entry_id.decode(), flat, error, group="tools")
+                await self._unreadable.quarantine(self._names, key, entry_id.decode(), flat, error, group="tools")
         return deliveries
 
-    def _delivery(self, place: str, flat: list[bytes]) -> ActionDelivery | ControlDelivery:
+    def _parse_delivery(self, place: str, flat: list[bytes]) -> ActionDelivery | ControlDelivery:
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        cid = conversation_of(self._store, self._names, fields[b"c"]).conversation_id
+        cid = find_conversation_keys(self._store, self._names, fields[b"c"]).conversation_id
         action_id = int(fields[b"a"])
         if not 0 <= action_id <= LARGEST_ID:
             raise ValueError(f"there is no event {action_id}")
@@ -166,9 +166,9 @@ class ActionQueue:
             EventsLost: the log does not hold this action. Its entry is acknowledged.
         """
         names = self._store.keys(delivery.conversation_id)
-        stream, _, entry = delivery.place.rpartition("|")
+        stream, _, entry = delivery.location.rpartition("|")
         checksum = codec.checksum_of(delivery.entry)
-        reply = await self._store.function(
+        reply = await self._store.call_function(
             "deck_claim_action",
             (names.root, names.shard.root),
             delivery.conversation_id,
@@ -194,14 +194,14 @@ class ActionQueue:
     async def mark(self, delivery: ActionDelivery, *, is_acting: bool) -> bool:
         """Record whether a claimed action runs; only then does a crash count. Returns False if the claim was lost."""
         names = self._store.keys(delivery.conversation_id)
-        reply = await self._store.function(
+        reply = await self._store.call_function(
             "deck_mark_action", (names.root, names.shard.root), delivery.action_id, self._worker_id, int(is_acting)
         )
         return bool(reply[0] == "marked")
 
     async def acknowledge(self, delivery: ActionDelivery | ControlDelivery) -> None:
         """Acknowledge an entry without an observation."""
-        stream, _, entry = delivery.place.rpartition("|")
+        stream, _, entry = delivery.location.rpartition("|")
         await self._store.call("XACK", stream, "tools", entry)
 
     async def aclose(self) -> None:

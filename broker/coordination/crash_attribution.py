@@ -18,7 +18,7 @@ TURN_SECONDS = 1.0
 PAUSE_SECONDS = 0.5
 
 
-class Turns:
+class SuspectTurns:
     """The turns in which the suspects of a process start.
 
     Args:
@@ -55,7 +55,7 @@ class CrashAttribution:
         deaths: number of deaths that count against it.
     """
 
-    def __init__(self, turns: Turns, mark: Callable[[bool], Awaitable[object]], *, deaths: int) -> None:
+    def __init__(self, turns: SuspectTurns, mark: Callable[[bool], Awaitable[object]], *, deaths: int) -> None:
         self._turns = turns
         self._mark = mark
         self._is_suspect = deaths > 0
@@ -63,7 +63,7 @@ class CrashAttribution:
         self._has_begun = self._is_marked = False
         self._end_turn: Callable[[], None] | None = None
 
-    async def act(self) -> None:
+    async def mark_acting(self) -> None:
         """Mark it as acting; the first time, wait for a turn before. Idempotent."""
         if not self._is_suspect or self._is_marked:
             return
@@ -74,7 +74,7 @@ class CrashAttribution:
         self._is_marked = True
         await self._mark(True)
 
-    async def rest(self) -> None:
+    async def mark_waiting(self) -> None:
         """Mark it as waiting: a death from now on does not count against it. Idempotent."""
         if self._is_marked:
             self._is_marked = False
@@ -93,9 +93,9 @@ class CrashAttribution:
         self.end_turn()
 
 
-async def _never_marked(is_acting: bool) -> None:
+async def _refuse_mark(is_acting: bool) -> None:
     raise AssertionError(f"marked without a suspicion: {is_acting}")
 
 
-NOT_SUSPECTED = CrashAttribution(Turns(), _never_marked, deaths=0)
+NOT_SUSPECTED = CrashAttribution(SuspectTurns(), _refuse_mark, deaths=0)
 """The attribution for things that no worker has died with."""

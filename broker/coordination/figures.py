@@ -26,14 +26,14 @@ MAX_TEXT_CHARS = 65_536
 MAX_FIGURES = 50
 LARGEST = 2.0**53
 OTHER = "other"
-LAGS_KEPT = 50
+MAX_LAGS = 50
 """A quarter of a minute of beats."""
 
-_UNFIT = re.compile(r"[^ !#-\[\]-~]")
+_UNSAFE_CHARS = re.compile(r"[^ !#-\[\]-~]")
 """Characters that are not printable ASCII, or that JSON escapes. Without them, a text of figures has a bounded
 length."""
 
-Labelled = Mapping[str, float]
+LabeledValues = Mapping[str, float]
 """Values by label. The label of a figure without labels is empty."""
 
 
@@ -42,13 +42,13 @@ class Figures:
 
     def __init__(self) -> None:
         self._values: dict[str, dict[str, float]] = {}
-        self._lags: deque[float] = deque(maxlen=LAGS_KEPT)
+        self._lags: deque[float] = deque(maxlen=MAX_LAGS)
 
     def add(self, name: str, amount: float = 1.0, label: str = "") -> None:
         """Add to a counter."""
         values = self._values.setdefault(name, {})
         if label not in values:
-            label = _UNFIT.sub("?", label[:MAX_LABEL_CHARS])
+            label = _UNSAFE_CHARS.sub("?", label[:MAX_LABEL_CHARS])
             if label not in values and len(values) >= MAX_LABELS:
                 label = OTHER
         values[label] = values.get(label, 0.0) + amount
@@ -58,14 +58,14 @@ class Figures:
         for name, value in now.items():
             self._values[name] = {"": value}
 
-    def note_lag(self, seconds: float) -> None:
+    def record_lag(self, seconds: float) -> None:
         """Record how late the event loop was for something due at a certain time."""
         lag = max(0.0, seconds)
         self._lags.append(lag)
         self.add("loop_late_seconds", lag)
         self.set(loop_lag_seconds=max(self._lags))
 
-    def text(self) -> str:
+    def render(self) -> str:
         """Return all figures in the format of `read_figures`."""
         return json.dumps(self._values)
 
@@ -79,10 +79,10 @@ def read_figures(text: str) -> dict[str, dict[str, float]]:
     if not isinstance(found, dict):
         return {}
     figures = list(found.items())[:MAX_FIGURES]
-    return {name: values for name, given in figures if (values := _values_in(given))}
+    return {name: values for name, given in figures if (values := _parse_values(given))}
 
 
-def _values_in(given: object) -> dict[str, float]:
+def _parse_values(given: object) -> dict[str, float]:
     if not isinstance(given, dict):
         return {}
     pairs = list(given.items())[: MAX_LABELS + 1]

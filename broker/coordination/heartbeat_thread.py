@@ -19,7 +19,7 @@ from typing import Self
 import redis
 
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
-from broker.runtime import SYSTEM_CLOCK, Clock, UsageError, current_url
+from broker.runtime import SYSTEM_CLOCK, Clock, UsageError, load_current_url
 
 LATE_AFTER_SECONDS = 2 * HEARTBEAT_SECONDS
 STUCK_AFTER_SECONDS = 10.0
@@ -54,7 +54,7 @@ class HeartbeatThread:
     ) -> None:
         self._over.set()  # not joined: the loop must not wait for a store that does not answer
 
-    def loop_turned(self, progress: int) -> None:
+    def record_turn(self, progress: int) -> None:
         """Record that the loop is alive. The loop calls this at each beat."""
         self._turned, self._progress = self._clock.monotonic(), progress
 
@@ -67,9 +67,9 @@ class HeartbeatThread:
             # The store may be unavailable, or have a new primary or password. Then the loop waits for it too, and the
             # next round connects again.
             try:
-                url = current_url(self._store_url)
+                url = load_current_url(self._store_url)
                 store = store or redis.Redis.from_url(url, socket_timeout=REPLY_TIMEOUT_SECONDS)
-                for command in self._membership.tick_commands(self._progress):
+                for command in self._membership.make_beat_commands(self._progress):
                     store.execute_command(*command)  # type: ignore[no-untyped-call]
             except (redis.RedisError, OSError, ValueError, UsageError):
                 if store is not None:

@@ -28,26 +28,26 @@ from broker.runtime import (
     HostLoad,
     StoreError,
     StoreRefused,
-    installed_version,
+    read_version,
     to_millis,
 )
-from broker.store import FACTS, WORKER_FIELD, Argument, Store, own_version, texts_by_name
+from broker.store import READ_FACTS, WORKER_FIELD, Argument, Store, decode_fields, own_version
 
 HEARTBEAT_SECONDS = 0.3
-BEATS_MISSED = 3
+MIN_BEATS_PER_TTL = 3
 """A heartbeat lives for at least this many beats, at their recent speed."""
-SLOWNESS_KEPT = 0.97
+SLOWNESS_DECAY = 0.97
 """Decay per beat of the slowest beat's duration."""
-LONGEST_TTL_SECONDS = 60.0
+MAX_TTL_SECONDS = 60.0
 TURN_SECONDS = 0.1
-LONGEST_TURN_SECONDS = 0.3
+MAX_TURN_SECONDS = 0.3
 """A longer turn of the event loop says nothing about the store."""
 SILENT_SECONDS = 60.0
 HAND_BACK_SECONDS = 3.0
-LOST_RING_PATIENCE_SECONDS = 3.0
-FACTS_EVERY = 5
+UNANSWERED_PATIENCE_SECONDS = 3.0
+BEATS_PER_FACTS = 5
 """A worker repeats its facts after this many beats."""
-LATEST_MS = 2.0**52
+MAX_DEADLINE_MS = 2.0**52
 """A stored deadline may be infinite if it was forged."""
 ROLES = ("controller", "tool")
 WALL_FIELD = "wall_ms"
@@ -58,21 +58,21 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class BeatResult:
     """The results of one beat and its sweep.
 
     Attributes:
         expired: conversations that did not start in time; the caller appends their end.
     """
 
-    removed: int
-    woken: int
+    removed_count: int
+    woken_count: int
     notified_again: int
     expired: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ClusterMember:
     """A worker as others see it. `left_seconds` is the time until its heartbeat expires, negative afterwards."""
 
     worker_id: str
@@ -85,7 +85,7 @@ class LoopStopwatch:
     """Measures a wait in turns of the event loop. A context manager around the wait.
 
     A process that was stopped, or a loop that was blocked, finds a reply late although it arrived in time. Such a turn
-    counts as at most `LONGEST_TURN_SECONDS`.
+    counts as at most `MAX_TURN_SECONDS`.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -109,7 +109,7 @@ class LoopStopwatch:
 
     def _count(self) -> None:
         now = self._clock.monotonic()
-        self.seconds += min(now - self._turned, LONGEST_TURN_SECONDS)
+        self.seconds += min(now - self._turned, MAX_TURN_SECONDS)
         self._turned = now
 
 
@@ -149,17 +149,17 @@ class Membership:
     @property
     def ttl_seconds(self) -> float:
         """The time to live of the next beat."""
-        slow = BEATS_MISSED * (HEARTBEAT_SECONDS + self._slowest_seconds)
-        return max(self._fast_ttl_seconds, min(slow, LONGEST_TTL_SECONDS))
+        slow = MIN_BEATS_PER_TTL * (HEARTBEAT_SECONDS + self._slowest_seconds)
+        return max(self._fast_ttl_seconds, min(slow, MAX_TTL_SECONDS))
 
     async def register(self) -> None:
         """Register in every shard. Idempotent."""
         WORKER.set(self._worker_id)
         # First measure the response time, which decides the time to live of a heartbeat.
         await self._ask(lambda: [("FCALL", "deck_now", 1, self._store.all_shards[0].root)])
-        await self._ask(self._register_commands)
+        await self._ask(self._make_register_commands)
 
-    async def tick(self, progress: int) -> Tick | None:
+    async def beat(self, progress: int) -> BeatResult | None:
         """Beat in every shard and do the work that is due there, in one round trip.
 
         Returns:
@@ -170,58 +170,58 @@ class Membership:
             FunctionsReplaced: its functions do not serve this worker any more, or are about to.
         """
         self._beats += 1
-        repeats = self._beats % FACTS_EVERY == 0
+        repeats = self._beats % BEATS_PER_FACTS == 0
         if repeats:
             self.figures.set(**self._host_load.read())
         try:
-            replies = await self._ask(lambda: self.tick_commands(progress, repeats_facts=repeats))
+            replies = await self._ask(lambda: self.make_beat_commands(progress, repeats_facts=repeats))
         except StoreRefused as error:
             # The sweep found damaged data. Log it and continue: if this worker ended, the next one would find the same.
             _log.error("a sweep failed: %s", error)
-            return Tick(0, 0, 0)
+            return BeatResult(0, 0, 0)
         if any(outcome == b"swept" for outcome, *_ in replies):
             return None
         _, removed, woken, notified, expired, _ = zip(*replies, strict=True)
         names = tuple(cid.decode(errors="backslashreplace") for found in expired for cid in found)
-        return Tick(sum(removed), sum(woken), sum(notified), names)
+        return BeatResult(sum(removed), sum(woken), sum(notified), names)
 
-    def tick_commands(self, progress: int, *, repeats_facts: bool = False) -> list[tuple[Argument, ...]]:
+    def make_beat_commands(self, progress: int, *, repeats_facts: bool = False) -> list[tuple[Argument, ...]]:
         """Return the beats of `tick` as commands, for a connection of another thread."""
-        ttl_ms, patience_ms = int(self.ttl_seconds * 1000), int(LOST_RING_PATIENCE_SECONDS * 1000)
+        ttl_ms, patience_ms = int(self.ttl_seconds * 1000), int(UNANSWERED_PATIENCE_SECONDS * 1000)
         beat = (self._worker_id, ttl_ms, progress, patience_ms, int(self._store.clock.monotonic() * 1000))
-        facts = self._facts(self._about) if repeats_facts else [()] * self._store.shards
+        facts = self._make_facts(self._about) if repeats_facts else [()] * self._store.shards
         return [
             ("FCALL", "deck_tick", 1, names.root, *beat, *said)
             for names, said in zip(self._store.all_shards, facts, strict=True)
         ]
 
-    async def pause(self) -> None:
+    async def wait_for_next_beat(self) -> None:
         """Wait until the next beat is due, and record how late the loop is."""
         began = self._store.clock.monotonic()
         await asyncio.sleep(HEARTBEAT_SECONDS)
-        self.figures.note_lag(self._store.clock.monotonic() - began - HEARTBEAT_SECONDS)
+        self.figures.record_lag(self._store.clock.monotonic() - began - HEARTBEAT_SECONDS)
 
     async def leave(self) -> None:
         """Hand everything back at once. Idempotent."""
         for names in self._store.all_shards:
-            while await self._store.function("deck_leave", (names.root,), self._worker_id) != ["left"]:
+            while await self._store.call_function("deck_leave", (names.root,), self._worker_id) != ["left"]:
                 pass  # each call hands back up to a thousand items
 
-    def _register_commands(self) -> list[tuple[Argument, ...]]:
-        facts = self._facts({**self._about, "clock_ms": str(to_millis(self._store.clock.machine()))})
+    def _make_register_commands(self) -> list[tuple[Argument, ...]]:
+        facts = self._make_facts({**self._about, "clock_ms": str(to_millis(self._store.clock.machine_now()))})
         ttl_ms = int(self.ttl_seconds * 1000)
         return [
             ("FCALL", "deck_register", 1, names.root, self._worker_id, ttl_ms, *said)
             for names, said in zip(self._store.all_shards, facts, strict=True)
         ]
 
-    def _facts(self, about: dict[str, str]) -> list[tuple[Argument, ...]]:
+    def _make_facts(self, about: dict[str, str]) -> list[tuple[Argument, ...]]:
         """Return the facts of this worker, for each shard."""
-        now = {WORKER_FIELD: f"{installed_version()} {own_version().stamp}"}
-        now |= {WALL_FIELD: str(to_millis(self._store.clock.machine()))}
+        now = {WORKER_FIELD: f"{read_version()} {own_version().stamp}"}
+        now |= {WALL_FIELD: str(to_millis(self._store.clock.machine_now()))}
         fields = [part for item in (about | now).items() for part in item]
         said: list[tuple[Argument, ...]] = [(self._role, len(streams), *streams, *fields) for streams in self._streams]
-        return [(*said[0], FIELD, self.figures.text()), *said[1:]]
+        return [(*said[0], FIELD, self.figures.render()), *said[1:]]
 
     @asynccontextmanager
     async def handing_back(self) -> AsyncIterator[None]:
@@ -247,40 +247,40 @@ class Membership:
             sent = clock.monotonic()
             with LoopStopwatch(clock) as waited:
                 try:
-                    *replies, facts, time = await connection.call_many([*commands(), FACTS, ("TIME",)])
+                    *replies, facts, time = await connection.call_many([*commands(), READ_FACTS, ("TIME",)])
                 except StoreRefused:
-                    self._compare(*await connection.call_many([FACTS, ("TIME",)]))  # the clearer error
+                    self._compare(*await connection.call_many([READ_FACTS, ("TIME",)]))  # the clearer error
                     raise
             self._compare(facts, time)
-            self._slowest_seconds = max(waited.seconds, SLOWNESS_KEPT * self._slowest_seconds)
+            self._slowest_seconds = max(waited.seconds, SLOWNESS_DECAY * self._slowest_seconds)
             if isinstance(replies[0][-1], int):
-                clock.agree(replies[0][-1], sent=sent)
+                clock.apply_store_time(replies[0][-1], sent=sent)
             return replies
 
-        return await self._store.persist(ask)
+        return await self._store.retry(ask)
 
 
-async def members(store: Store) -> list[Member]:
+async def list_members(store: Store) -> list[ClusterMember]:
     """Return the workers of the first shard, the longest silent first; empty if no functions were ever deployed."""
     names = store.all_shards[0]
     flat = await store.call("ZRANGE", names.workers, 0, -1, "WITHSCORES")
     if not flat:
         return []
-    _, now_ms = await store.function("deck_now", (names.root,))
+    _, now_ms = await store.call_function("deck_now", (names.root,))
     found = []
     for worker, deadline in zip(flat[::2], flat[1::2], strict=True):
         worker_id = worker.decode(errors="backslashreplace")
         try:
-            pairs = await store.call("HGETALL", names.about(worker_id))
+            pairs = await store.call("HGETALL", names.worker_facts(worker_id))
         except StoreRefused:  # a key of another type, until the next sweep; other workers are not affected
             pairs = []
-        about = texts_by_name(pairs)
-        deadline_ms = max(-LATEST_MS, min(float(deadline), LATEST_MS))
-        found.append(Member(worker_id, about.get("role", ""), (deadline_ms - now_ms) / 1000, about))
+        about = decode_fields(pairs)
+        deadline_ms = max(-MAX_DEADLINE_MS, min(float(deadline), MAX_DEADLINE_MS))
+        found.append(ClusterMember(worker_id, about.get("role", ""), (deadline_ms - now_ms) / 1000, about))
     return found
 
 
-async def silent_roles(store: Store) -> list[str]:
+async def find_silent_roles(store: Store) -> list[str]:
     """Return the roles without a heartbeat in the last minute."""
-    heard = {member.role for member in await members(store) if member.left_seconds > -SILENT_SECONDS}
+    heard = {member.role for member in await list_members(store) if member.left_seconds > -SILENT_SECONDS}
     return [role for role in ROLES if role not in heard]

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimedConversation:
     """A claimed conversation.
 
     Attributes:
@@ -43,7 +43,7 @@ class Claimed:
     weight: float = 1.0
 
 
-class NotClaimed(StrEnum):
+class ClaimFailure(StrEnum):
     """Why a claim failed."""
 
     YOURS = "yours"
@@ -75,7 +75,9 @@ class Owners:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def claim(self, conversation_id: str, worker_id: str, *, ready_entry: str = "") -> Claimed | NotClaimed:
+    async def claim(
+        self, conversation_id: str, worker_id: str, *, ready_entry: str = ""
+    ) -> ClaimedConversation | ClaimFailure:
         """Claim a conversation that has no owner.
 
         Idempotent: a second claim by the owner returns `YOURS`.
@@ -86,25 +88,25 @@ class Owners:
         """
         names = self._store.keys(conversation_id)
         stream, _, entry = ready_entry.rpartition("|")
-        reply = await self._store.function(
+        reply = await self._store.call_function(
             "deck_claim", (names.root, names.shard.root), conversation_id, worker_id, entry, stream or "ready"
         )
         match reply:
             case ["claimed", token, last, crashes, node, closed, *turn]:
                 ownership = Ownership(conversation_id, worker_id, token.decode())
-                return Claimed(ownership, last, crashes, node.decode(), bool(closed), *_turn(*turn))
+                return ClaimedConversation(ownership, last, crashes, node.decode(), bool(closed), *_parse_turn(*turn))
             case [outcome]:
-                return NotClaimed(outcome)
+                return ClaimFailure(outcome)
         raise StoreError(f"Unexpected reply of the function claim: {reply!r}.")
 
-    async def start_status(self, ownership: Ownership) -> StartStatus | float:
+    async def check_start(self, ownership: Ownership) -> StartStatus | float:
         """Return whether a scheduled conversation may start, or the number of seconds until its start.
 
         Raises:
             OwnershipLost: it has another owner.
         """
         names = self._store.keys(ownership.conversation_id)
-        reply = await self._store.function(
+        reply = await self._store.call_function(
             "deck_due", (names.root, names.shard.root), ownership.worker_id, ownership.token
         )
         match reply:
@@ -114,7 +116,7 @@ class Owners:
                 raise OwnershipLost(f"The conversation {ownership.conversation_id} has another owner.")
         return StartStatus(reply[0])
 
-    async def resume_claim(self, conversation_id: str, worker_id: str) -> Claimed | None:
+    async def resume_claim(self, conversation_id: str, worker_id: str) -> ClaimedConversation | None:
         """Return the current claim of this worker, for a claim whose reply was lost."""
         names = self._store.keys(conversation_id)
         fields = ("owner", "token", "last_id", "crashes", "node", "closed", "class", "tenant")
@@ -129,8 +131,8 @@ class Owners:
         own, others = await self._store.call(*rules)
         share = "*" if own is None and others is not None else tenant
         weight, _, _ = (own or others or b"1").partition(b" ")
-        turn = _turn(rank.encode(), share.encode(), weight)
-        return Claimed(ownership, int(last), int(crashes or 0), node, bool(closed), *turn)
+        turn = _parse_turn(rank.encode(), share.encode(), weight)
+        return ClaimedConversation(ownership, int(last), int(crashes or 0), node, bool(closed), *turn)
 
     async def release(
         self, ownership: Ownership, *, seen_id: int, checksum: str = "", delay_seconds: float | None = None
@@ -148,7 +150,7 @@ class Owners:
             EventsLost: the log ends before `seen_id`, or holds another event with that id.
         """
         delay_ms = "" if delay_seconds is None else math.ceil(delay_seconds * 1000)
-        reply = await self._under_token("deck_release", ownership, seen_id, delay_ms, checksum)
+        reply = await self._call_with_token("deck_release", ownership, seen_id, delay_ms, checksum)
         if reply[0] not in ("news", "lost"):
             return None
         last_id = int(reply[1])
@@ -159,7 +161,7 @@ class Owners:
     async def mark(self, ownership: Ownership, *, is_stepping: bool) -> bool:
         """Record that a step of the conversation runs, so that a crash counts against it. Returns False if fenced."""
         names = self._store.keys(ownership.conversation_id)
-        reply = await self._store.function(
+        reply = await self._store.call_function(
             "deck_mark", (names.root, names.shard.root), ownership.worker_id, ownership.token, int(is_stepping)
         )
         return bool(reply[0] == "marked")
@@ -171,7 +173,7 @@ class Owners:
             pool: the pool whose tool workers run it; empty for those that hold the conversation's workspace.
         """
         route = f"pool:{pool}" if pool else ""
-        reply = await self._under_token("deck_dispatch", ownership, action_id, entry, route)
+        reply = await self._call_with_token("deck_dispatch", ownership, action_id, entry, route)
         return DispatchOutcome(reply[0])
 
     async def save_snapshot(
@@ -184,15 +186,15 @@ class Owners:
         """
         names = self._store.keys(ownership.conversation_id)
         arguments = (ownership.worker_id, ownership.token, snapshot, seen_id, checksum)
-        reply = await self._store.function("deck_snapshot", (names.root, names.shard.root), *arguments)
+        reply = await self._store.call_function("deck_snapshot", (names.root, names.shard.root), *arguments)
         if reply[0] == "lost":
             raise EventsLost(ownership.conversation_id, int(reply[1]), seen_id, checksum)
         return bool(reply[0] == "kept")
 
-    async def owned(self, worker_id: str) -> list[str]:
+    async def list_owned(self, worker_id: str) -> list[str]:
         """Return the conversations that a worker owns according to the store. Unreadable ids are left out."""
-        commands = [("SMEMBERS", names.owned(worker_id)) for names in self._store.all_shards]
-        replies = await self._each(commands, instead=())
+        commands = [("SMEMBERS", names.worker_conversations(worker_id)) for names in self._store.all_shards]
+        replies = await self._call_each(commands, instead=())
         return sorted(cid.decode(errors="backslashreplace") for reply in replies for cid in reply)
 
     async def load_snapshot(self, conversation_id: str) -> bytes | None:
@@ -201,16 +203,16 @@ class Owners:
         found: bytes | None = await self._store.call("GET", key)
         return found
 
-    async def last_ids(self, conversation_ids: list[str]) -> list[int]:
+    async def load_last_ids(self, conversation_ids: list[str]) -> list[int]:
         """Return the id of the last event of each conversation; 0 if it does not exist or is unreadable.
 
         One round trip, unless a key is damaged.
         """
         commands = [("HGET", self._store.keys(cid).meta, "last_id") for cid in conversation_ids]
-        found = await self._each(commands, instead=None)
+        found = await self._call_each(commands, instead=None)
         return [int(value) if value is not None and value.isdigit() else 0 for value in found]
 
-    async def _each(self, commands: Sequence[tuple[str, ...]], *, instead: Any) -> list[Any]:
+    async def _call_each(self, commands: Sequence[tuple[str, ...]], *, instead: Any) -> list[Any]:
         """Return the replies to read-only commands, with a substitute for each that the store refuses."""
         try:
             return await self._store.call_many(commands)
@@ -224,9 +226,9 @@ class Owners:
                     replies.append(instead)
             return replies
 
-    async def _under_token(self, function: str, ownership: Ownership, *arguments: Any) -> list[Any]:
+    async def _call_with_token(self, function: str, ownership: Ownership, *arguments: Any) -> list[Any]:
         names = self._store.keys(ownership.conversation_id)
-        return await self._store.function(
+        return await self._store.call_function(
             function,
             (names.root, names.shard.root),
             ownership.conversation_id,
@@ -236,6 +238,6 @@ class Owners:
         )
 
 
-def _turn(rank: bytes = b"1", share: bytes = b"", weight: bytes = b"1") -> tuple[int, str, float]:
+def _parse_turn(rank: bytes = b"1", share: bytes = b"", weight: bytes = b"1") -> tuple[int, str, float]:
     """Parse rank, share and weight; invalid or missing values get defaults. Functions of other versions omit them."""
     return (int(rank) if rank in (b"0", b"1", b"2") else 1), share.decode(errors="backslashreplace"), float(weight)

@@ -16,13 +16,13 @@ from pathlib import PurePosixPath
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from broker.contract import WorkspaceNeeds, WorkspaceSpec
-from broker.coordination.membership import Member, members
+from broker.coordination.membership import ClusterMember, list_members
 from broker.runtime import UsageError, split_paths
 from broker.store import Store
 
 NODES_SHOWN = 8
 MAX_TEXT_CHARS = 300
-ANY = "auto"
+ANY_SANDBOX = "auto"
 
 
 class NotServed(UsageError):
@@ -52,11 +52,11 @@ class NodeOffer(BaseModel):
     disk_bytes: int | None = None
     cpus: float | None = None
 
-    def lacking(self, workspace: WorkspaceSpec) -> list[str]:
+    def find_unmet_needs(self, workspace: WorkspaceSpec) -> list[str]:
         """Return the unmet needs of a workspace, as texts. Its directory is checked elsewhere."""
         needs = workspace.needs or WorkspaceNeeds()
         lacking = [f"the label {label}" for label in needs.labels if label not in self.labels]
-        if workspace.sandbox != ANY and workspace.sandbox not in self.sandboxes:
+        if workspace.sandbox != ANY_SANDBOX and workspace.sandbox not in self.sandboxes:
             lacking.append(f"the sandbox {workspace.sandbox}")
         elif workspace.image and not self._has_image(workspace.image):
             lacking.append(f"the image {workspace.image}")
@@ -64,8 +64,8 @@ class NodeOffer(BaseModel):
             ("of memory", needs.memory_bytes, self.memory_bytes),
             ("of disk", needs.disk_bytes, self.disk_bytes),
         )
-        lacking += [f"{in_bytes(need)} {what}" for what, need, given in sizes if _is_more(need, given)]
-        if _is_more(needs.cpus, self.cpus):
+        lacking += [f"{format_size(need)} {what}" for what, need, given in sizes if _exceeds(need, given)]
+        if _exceeds(needs.cpus, self.cpus):
             lacking.append(f"{needs.cpus:g} CPUs")
         return lacking
 
@@ -74,8 +74,8 @@ class NodeOffer(BaseModel):
             "sandbox " + (" or ".join(self.sandboxes) or "none that works"),
             *(["images " + ", ".join(self.images)] if self.images else []),
             *(["labels " + ", ".join(self.labels)] if self.labels else []),
-            *([f"{in_bytes(self.memory_bytes)} of memory"] if self.memory_bytes is not None else []),
-            *([f"{in_bytes(self.disk_bytes)} of disk"] if self.disk_bytes is not None else []),
+            *([f"{format_size(self.memory_bytes)} of memory"] if self.memory_bytes is not None else []),
+            *([f"{format_size(self.disk_bytes)} of disk"] if self.disk_bytes is not None else []),
             *([f"{self.cpus:g} CPUs"] if self.cpus is not None else []),
         ]
         return "; ".join(parts)
@@ -95,13 +95,13 @@ class Placement:
     """
 
     nodes: tuple[str, ...]
-    lacking: Mapping[str, str]
-    is_anybody_there: bool
+    unmet_needs: Mapping[str, str]
+    has_workers: bool
 
-    def refusal(self) -> NotServed:
+    def make_refusal(self) -> NotServed:
         """Return the error that explains why no node can serve the workspace."""
-        shown = [f"{_shown(node)} {why}" for node, why in sorted(self.lacking.items())[:NODES_SHOWN]]
-        more = len(self.lacking) - len(shown)
+        shown = [f"{_truncate(node)} {why}" for node, why in sorted(self.unmet_needs.items())[:NODES_SHOWN]]
+        more = len(self.unmet_needs) - len(shown)
         told = ". ".join([*shown, *([f"{more} more nodes cannot serve it"] if more > 0 else [])])
         return NotServed(
             f"No running node can serve this workspace. {told or 'No tool worker of its pool is running'}.",
@@ -111,19 +111,19 @@ class Placement:
 
 def has_needs(workspace: WorkspaceSpec) -> bool:
     """Return whether some nodes of its pool may be unable to serve a workspace."""
-    return workspace.sandbox != ANY or workspace.needs is not None or workspace.path is not None
+    return workspace.sandbox != ANY_SANDBOX or workspace.needs is not None or workspace.path is not None
 
 
 async def find_placement(store: Store, workspace: WorkspaceSpec) -> Placement:
     """Find the nodes that can serve a workspace."""
     nodes: set[str] = set()
     lacking: dict[str, str] = {}
-    serving = [member for member in await members(store) if serves_pool(member, workspace.pool)]
+    serving = [member for member in await list_members(store) if serves_pool(member, workspace.pool)]
     for member in serving:
         node = member.about.get("node", "")
         if not node:  # not one of our tool workers
             continue
-        why = _why_not(member, workspace)
+        why = _find_reason(member, workspace)
         if why:
             lacking[node] = why
         else:
@@ -132,29 +132,29 @@ async def find_placement(store: Store, workspace: WorkspaceSpec) -> Placement:
     return Placement(tuple(sorted(nodes - lacking.keys())), lacking, bool(serving))
 
 
-def serves_pool(member: Member, pool: str) -> bool:
+def serves_pool(member: ClusterMember, pool: str) -> bool:
     """Return whether a worker is alive and takes actions of a pool."""
     pools = member.about.get("pools", "").split(",")
     return member.role == "tool" and member.left_seconds > 0 and pool in pools
 
 
-def takes_directory(member: Member, path: str) -> bool:
+def accepts_directory(member: ClusterMember, path: str) -> bool:
     """Return whether a worker accepts the directory of a workspace."""
     roots = member.about.get("workspace_roots")
     return roots is None or any(PurePosixPath(path).is_relative_to(root) for root in split_paths(roots))
 
 
-def in_bytes(size: int | None) -> str:
+def format_size(size: int | None) -> str:
     """Format a size with its unit, such as `4 GiB`."""
     size = size or 0
     unit, name = next(((unit, name) for unit, name in ((2**30, "GiB"), (2**20, "MiB")) if size >= unit), (1, "bytes"))
     return f"{round(size / unit, 2):,g} {name}" if size < 100_000 * unit else f"{size / unit:,.0f} {name}"
 
 
-def _why_not(member: Member, workspace: WorkspaceSpec) -> str:
+def _find_reason(member: ClusterMember, workspace: WorkspaceSpec) -> str:
     """Return why a worker cannot serve a workspace; empty if it can."""
-    if workspace.path is not None and not takes_directory(member, workspace.path):
-        return f"does not take the directory {_shown(workspace.path)}"
+    if workspace.path is not None and not accepts_directory(member, workspace.path):
+        return f"does not take the directory {_truncate(workspace.path)}"
     advertised = member.about.get("offer")
     if advertised is None:
         return ""
@@ -162,13 +162,13 @@ def _why_not(member: Member, workspace: WorkspaceSpec) -> str:
         offer = NodeOffer.model_validate_json(advertised)
     except ValidationError:
         return "has an unreadable offer"
-    lacking = offer.lacking(workspace)
-    return f"lacks {_shown(' and '.join(lacking))} (it offers {_shown(str(offer))})" if lacking else ""
+    lacking = offer.find_unmet_needs(workspace)
+    return f"lacks {_truncate(' and '.join(lacking))} (it offers {_truncate(str(offer))})" if lacking else ""
 
 
-def _is_more(need: float | None, given: float | None) -> bool:
+def _exceeds(need: float | None, given: float | None) -> bool:
     return need is not None and given is not None and need > given
 
 
-def _shown(text: str) -> str:
+def _truncate(text: str) -> str:
     return ascii(text)[1:-1][:MAX_TEXT_CHARS]

@@ -18,17 +18,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from broker.coordination.unreadable import Unreadable
+from broker.coordination.quarantine import Quarantine
 from broker.runtime import StoreRefused, UsageError, to_millis
-from broker.store import PRODUCERS, Store, inbox, replies
+from broker.store import PRODUCERS, Store, inbox_key, replies_key
 
-EVERY_TENANT = "*"
-GROUP = "doors"
+ANY_TENANT = "*"
+GROUP = "ingresses"
 MAX_PRODUCERS = 200
 """An ingress worker reads each stream by its own connection."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 RESERVED = frozenset(
-    {"admin", "default", "door", "gateway", "jobs", "producer", "worker"}  # users that `serve-valkey` makes
+    {"admin", "default", "ingress", "gateway", "jobs", "producer", "worker"}  # users that `serve-valkey` makes
     | {"moved", "unreadable"}  # suffixes of keys beside the shared inbox
 )
 """Names that no producer may have. `deploy/serve-valkey` has the same list."""
@@ -54,12 +54,12 @@ class Producer(BaseModel):
     @property
     def stream(self) -> str:
         """The key of its stream."""
-        return inbox(self.name)
+        return inbox_key(self.name)
 
     @property
     def replies(self) -> str:
         """The key of its reply stream. All its answers go there."""
-        return replies(self.name)
+        return replies_key(self.name)
 
     @property
     def acl(self) -> str:
@@ -67,11 +67,11 @@ class Producer(BaseModel):
         return f"%W~{self.stream} %R~{self.replies} {RIGHTS}"
 
     @property
-    def incarnation(self) -> str:
+    def unique_name(self) -> str:
         """A unique name of this producer. A removed producer with the same name had another one."""
         return f"{self.name}:{self.created_ms}"
 
-    def bind(self, tenant: str) -> str:
+    def bind_tenant(self, tenant: str) -> str:
         """Return the tenant of an entry of this producer.
 
         Args:
@@ -80,7 +80,7 @@ class Producer(BaseModel):
         Raises:
             UsageError: the producer is bound to another tenant.
         """
-        if self.tenant == EVERY_TENANT:
+        if self.tenant == ANY_TENANT:
             return tenant
         if tenant not in ("", self.tenant):
             raise UsageError(
@@ -96,9 +96,9 @@ class Producers:
         self._store = store
         self._unreadable: set[bytes] = set()
 
-    async def all(self) -> dict[str, Producer]:
+    async def load_all(self) -> dict[str, Producer]:
         """Return the producers by name."""
-        flat = await _ask_hash(self._store, "HGETALL", PRODUCERS)
+        flat = await _read_hash(self._store, "HGETALL", PRODUCERS)
         found = {}
         for name, text in sorted(zip(flat[::2], flat[1::2], strict=True))[:MAX_PRODUCERS]:
             with suppress(ValidationError):
@@ -113,16 +113,16 @@ class Producers:
 
     async def is_current(self, producer: Producer) -> bool:
         """Return whether a producer still exists, unchanged since it was read."""
-        text = await _ask_hash(self._store, "HGET", PRODUCERS, producer.name)
+        text = await _read_hash(self._store, "HGET", PRODUCERS, producer.name)
         with suppress(ValidationError):
             return text is not None and Producer.model_validate_json(text) == producer
         return False
 
     async def may_read(self, name: str, tenant: str) -> bool:
         """Return whether answers about a tenant's conversations may go to a reply stream."""
-        text = await _ask_hash(self._store, "HGET", PRODUCERS, name)
+        text = await _read_hash(self._store, "HGET", PRODUCERS, name)
         with suppress(ValidationError):
-            return text is None or Producer.model_validate_json(text).tenant in (EVERY_TENANT, tenant)
+            return text is None or Producer.model_validate_json(text).tenant in (ANY_TENANT, tenant)
         return False
 
     async def add(self, name: str, tenant: str) -> Producer:
@@ -150,7 +150,7 @@ class Producers:
         if not await self._store.call("HEXISTS", PRODUCERS, name):
             await self._store.call("DEL", producer.replies)  # the shared inbox or a removed producer has left it
         await self._store.call("HSETNX", PRODUCERS, name, producer.model_dump_json())
-        kept = (await self.all()).get(name)
+        kept = (await self.load_all()).get(name)
         if kept is None or kept.tenant != tenant:
             bound = "unreadable" if kept is None else f"bound to the tenant {kept.tenant}"
             raise UsageError(f"The producer {name} is {bound}.", remedy=f"Remove it first: deckhands inbox rm {name}.")
@@ -159,9 +159,9 @@ class Producers:
                 await self._store.call("XGROUP", "CREATE", kept.stream, GROUP, "0", "MKSTREAM")
         return kept
 
-    async def waiting(self, producer: Producer) -> int:
+    async def count_waiting(self, producer: Producer) -> int:
         """Return the number of a producer's entries that are not done."""
-        names = [producer.stream, *await moved_streams(self._store, producer.stream)]
+        names = [producer.stream, *await list_moved_streams(self._store, producer.stream)]
         return sum(await self._store.call_many([("XLEN", name) for name in names]))
 
     async def remove(self, name: str, *, discard: bool = False) -> None:
@@ -177,38 +177,40 @@ class Producers:
             raise UsageError(
                 f"There is no producer {ascii(name)[1:-1][:100]}.", remedy="`deckhands inbox ls` lists all."
             )
-        streams = [inbox(name), *await moved_streams(self._store, inbox(name))]
+        streams = [inbox_key(name), *await list_moved_streams(self._store, inbox_key(name))]
         count = sum(await self._store.call_many([("XLEN", stream) for stream in streams]))
         if count and not discard:
             raise UsageError(
                 f"{count:,} entries of {name} are not done.",
                 remedy=f"Disable its user and wait (ACL SETUSER {name} off), or lose them: --discard.",
             )
-        await self._store.call_many([("HDEL", PRODUCERS, name), ("DEL", moved(inbox(name)), replies(name), *streams)])
+        await self._store.call_many(
+            [("HDEL", PRODUCERS, name), ("DEL", make_moved_key(inbox_key(name)), replies_key(name), *streams)]
+        )
 
 
-def moved(stream: str) -> str:
+def make_moved_key(stream: str) -> str:
     """Return the key that lists the streams moved away from a key because it had no free ids left."""
     return f"{stream}:moved"
 
 
-async def moved_streams(store: Store, stream: str) -> list[str]:
+async def list_moved_streams(store: Store, stream: str) -> list[str]:
     """Return the streams that were moved away from a key and are still read, oldest first.
 
     A field that names another key is skipped.
     """
-    flat = await _ask_hash(store, "HGETALL", moved(stream))
-    prefix = f"{moved(stream)}:".encode()
+    flat = await _read_hash(store, "HGETALL", make_moved_key(stream))
+    prefix = f"{make_moved_key(stream)}:".encode()
     found = [(parse_moved_ms(time), name) for name, time in zip(flat[::2], flat[1::2], strict=True)]
     return [name.decode() for _, name in sorted(found) if name.startswith(prefix) and name.isascii()]
 
 
-async def _ask_hash(store: Store, command: str, key: str, *arguments: str) -> Any:
+async def _read_hash(store: Store, command: str, key: str, *arguments: str) -> Any:
     """Read a hash. A key of another type in its place is moved away first, if this user has the right."""
     try:
         return await store.call(command, key, *arguments)
     except StoreRefused as error:
-        await Unreadable(store).move_away(key, "hash", error)
+        await Quarantine(store).move_away(key, "hash", error)
         return await store.call(command, key, *arguments)
 
 

@@ -41,7 +41,7 @@ class Receiver:
         theirs = sealed[:PUBLIC_BYTES]
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(theirs))
-            key = _key(shared, theirs, self.public, about)
+            key = _derive_key(shared, theirs, self.public, about)
             return AESGCM(key).decrypt(bytes(12), memoryview(sealed)[PUBLIC_BYTES:], None)
         except (InvalidTag, ValueError) as error:
             raise CorruptEntry("The files in the store cannot be opened here.", remedy="Copy them again.") from error
@@ -62,10 +62,10 @@ def seal(public: bytes, content: bytes, about: str) -> bytes:
         shared = mine.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
         raise CorruptEntry("The other side of a transfer has no valid public key.") from error
-    return theirs + AESGCM(_key(shared, theirs, public, about)).encrypt(bytes(12), content, None)
+    return theirs + AESGCM(_derive_key(shared, theirs, public, about)).encrypt(bytes(12), content, None)
 
 
-def _key(shared: bytes, sender: bytes, receiver: bytes, about: str) -> bytes:
+def _derive_key(shared: bytes, sender: bytes, receiver: bytes, about: str) -> bytes:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 

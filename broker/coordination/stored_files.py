@@ -18,7 +18,7 @@ from pathlib import Path
 
 from broker.contract import GitSource, UploadedSource
 from broker.runtime import BrokerSettings, CorruptEntry, UsageError
-from broker.secrets import ONE_KEY, SecretsLocked, decrypt, encrypt, key_name, secret_key
+from broker.secrets import ONE_KEY, SecretsLocked, decrypt, encrypt, key_fingerprint, load_secret_key
 from broker.store import Argument, Store
 
 PIECE_BYTES = 256 * 2**10
@@ -38,7 +38,7 @@ def check_size(size_bytes: int, what: str, limit_bytes: int = MAX_STORED_FILE_BY
         )
 
 
-def content_name(content: bytes) -> str:
+def make_content_name(content: bytes) -> str:
     """Return the name of a file with this content."""
     return hashlib.sha256(content).hexdigest()
 
@@ -67,19 +67,19 @@ class StoredFiles:
             SecretsLocked: this process has no key.
         """
         check_size(len(content), "The file")
-        name = content_name(content)
+        name = make_content_name(content)
         key = self._store.keys(conversation_id).stored_file(name)
         size, sealed = await self._store.call("HMGET", key, "size", "sealed")
         if size is not None and sealed is None:  # an older version has stored it, and may be reading it
             await self._store.call("PERSIST", key)
             return name
-        key_bytes = self._required_key(is_made=True)
+        key_bytes = self._load_key(is_made=True)
         for n in range(-(-len(content) // PIECE_BYTES)):
-            piece = encrypt(key_bytes, content[n * PIECE_BYTES : (n + 1) * PIECE_BYTES], _about(name, n))
+            piece = encrypt(key_bytes, content[n * PIECE_BYTES : (n + 1) * PIECE_BYTES], _describe_piece(name, n))
             # Each piece has its own field, so that a repeated write adds no second copy.
             await self._store.call("HSET", key, n, piece)
         # Last, so that no reader takes a part for the whole. `PERSIST` removes the expiry of an unclaimed file.
-        last = ("HSET", key, "size", len(content), "sealed", key_name(key_bytes))
+        last = ("HSET", key, "size", len(content), "sealed", key_fingerprint(key_bytes))
         await self._store.call_many([last, ("PERSIST", key)])
         return name
 
@@ -106,7 +106,7 @@ class StoredFiles:
         last: list[tuple[Argument, ...]] = [*expiry] or [("PERSIST", key)]
         await self._store.call_many([("HSET", key, "size", len(content)), *last])
 
-    async def lay_by(self, conversation_id: str, name: str, source: Path, *, ttl_seconds: float) -> None:
+    async def put_chunks(self, conversation_id: str, name: str, source: Path, *, ttl_seconds: float) -> None:
         """Encrypt a file in pieces for a conversation that may start with it. It expires unless claimed. Idempotent.
 
         An existing file stays unchanged, because it may have been claimed.
@@ -123,14 +123,14 @@ class StoredFiles:
         check_size(size_bytes, "The file")
         keys = (self._store.keys(conversation_id).stored_file(name),)
         ttl_ms = int(ttl_seconds * 1000)
-        key = self._required_key(is_made=True)
+        key = self._load_key(is_made=True)
         with source.open("rb") as file:
             for n in range(-(-size_bytes // PIECE_BYTES)):
-                piece = encrypt(key, await asyncio.to_thread(file.read, PIECE_BYTES), _about(name, n))
-                if await self._store.function("deck_lay_by", keys, ttl_ms, n, piece) == ["there"]:
+                piece = encrypt(key, await asyncio.to_thread(file.read, PIECE_BYTES), _describe_piece(name, n))
+                if await self._store.call_function("deck_lay_by", keys, ttl_ms, n, piece) == ["there"]:
                     return
-        await self._store.function("deck_lay_by", keys, ttl_ms, "sealed", key_name(key))
-        await self._store.function("deck_lay_by", keys, ttl_ms, "size", size_bytes)
+        await self._store.call_function("deck_lay_by", keys, ttl_ms, "sealed", key_fingerprint(key))
+        await self._store.call_function("deck_lay_by", keys, ttl_ms, "size", size_bytes)
 
     async def refresh(self, conversation_id: str, name: str, *, ttl_seconds: float) -> bool:
         """Extend the time to live of an unclaimed file; a claimed one has none. Returns False if it does not exist."""
@@ -142,7 +142,7 @@ class StoredFiles:
     async def claim(self, conversation_id: str, name: str) -> bool:
         """Keep an unclaimed file for as long as the log. Returns False if it does not exist. Idempotent."""
         key = self._store.keys(conversation_id).stored_file(name)
-        return bool(await self._store.function("deck_claim_file", (key,)) == ["claimed"])
+        return bool(await self._store.call_function("deck_claim_file", (key,)) == ["claimed"])
 
     async def fetch(self, conversation_id: str, name: str) -> bytes:
         """Return the content of a stored file.
@@ -151,17 +151,17 @@ class StoredFiles:
             CorruptEntry: it does not exist, or its content has changed.
             SecretsLocked: it is encrypted, and no key of this process decrypts it.
         """
-        size, sealed, pieces = await self._pieces(conversation_id, name)
+        size, sealed, pieces = await self._load_pieces(conversation_id, name)
         if sealed is not None:
-            pieces = await asyncio.to_thread(self._opened, name, sealed, pieces)
+            pieces = await asyncio.to_thread(self._decrypt_piece, name, sealed, pieces)
         content = b"".join(pieces)
         if len(content) != size:
             raise CorruptEntry("The file in the store is not whole.", remedy="Upload it again.")
-        if len(name) == hashlib.sha256().digest_size * 2 and content_name(content) != name:
+        if len(name) == hashlib.sha256().digest_size * 2 and make_content_name(content) != name:
             raise CorruptEntry("The file in the store is damaged.", remedy="Upload it again.")
         return content
 
-    async def lend(self, source_id: str, target_id: str, source: GitSource | UploadedSource | None) -> None:
+    async def copy_to(self, source_id: str, target_id: str, source: GitSource | UploadedSource | None) -> None:
         """Copy an initial file of this conversation to another one, as it is in the store. Idempotent.
 
         Raises:
@@ -170,7 +170,7 @@ class StoredFiles:
         # Each owner of a parent copies it to the delegate again. The size is written last.
         if not isinstance(source, UploadedSource) or await self.claim(target_id, source.parcel):
             return
-        size, sealed, pieces = await self._pieces(source_id, source.parcel)
+        size, sealed, pieces = await self._load_pieces(source_id, source.parcel)
         if not all(pieces):
             raise CorruptEntry("The file in the store is not whole.", remedy="Upload it again.")
         key = self._store.keys(target_id).stored_file(source.parcel)
@@ -179,12 +179,12 @@ class StoredFiles:
         of_seal: tuple[Argument, ...] = () if sealed is None else ("sealed", sealed)
         await self._store.call_many([("HSET", key, "size", size, *of_seal), ("PERSIST", key)])
 
-    async def drop(self, conversation_id: str, name: str) -> None:
+    async def remove(self, conversation_id: str, name: str) -> None:
         """Remove a file. Idempotent."""
         key = self._store.keys(conversation_id).stored_file(name)
         await self._store.call("DEL", key)
 
-    async def _pieces(self, conversation_id: str, name: str) -> tuple[int, bytes | None, list[bytes]]:
+    async def _load_pieces(self, conversation_id: str, name: str) -> tuple[int, bytes | None, list[bytes]]:
         """Return the size of a file, the name of its encryption key, and its pieces as stored.
 
         Raises:
@@ -197,18 +197,18 @@ class StoredFiles:
         count = -(-int(size) // PIECE_BYTES)
         return int(size), sealed, [await self._store.call("HGET", key, n) or b"" for n in range(count)]
 
-    def _opened(self, name: str, sealed: bytes, pieces: list[bytes]) -> list[bytes]:
-        key = self._required_key()
-        if key_name(key).encode() != sealed:
+    def _decrypt_piece(self, name: str, sealed: bytes, pieces: list[bytes]) -> list[bytes]:
+        key = self._load_key()
+        if key_fingerprint(key).encode() != sealed:
             raise SecretsLocked("The file was sealed with another key.", remedy=ONE_KEY)
         try:
-            return [decrypt(key, piece, _about(name, n)) for n, piece in enumerate(pieces)]
+            return [decrypt(key, piece, _describe_piece(name, n)) for n, piece in enumerate(pieces)]
         except ValueError as error:
             raise CorruptEntry("The file in the store is damaged.", remedy="Upload it again.") from error
 
-    def _required_key(self, *, is_made: bool = False) -> bytes:
+    def _load_key(self, *, is_made: bool = False) -> bytes:
         if self._key is None and self._find_key is None:
-            self._key = secret_key(BrokerSettings.from_env(), is_made=is_made)
+            self._key = load_secret_key(BrokerSettings.from_env(), is_made=is_made)
         elif self._key is None and self._find_key is not None:
             self._key = self._find_key()
         if self._key is None:
@@ -216,6 +216,6 @@ class StoredFiles:
         return self._key
 
 
-def _about(name: str, piece: int) -> str:
+def _describe_piece(name: str, piece: int) -> str:
     """Return the description that is authenticated with an encrypted piece, so that pieces cannot be exchanged."""
     return f"file {name} {piece}"

@@ -131,7 +131,7 @@ class NoWorkspace(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class TransferResult:
     """The result of a transfer."""
 
     answer: TransferAnswer
@@ -146,14 +146,14 @@ class Transfers:
         self._stored_files = StoredFiles(store)
         self._receivers: dict[str, Receiver] = {}
 
-    async def ask(
+    async def send_request(
         self,
         conversation_id: str,
         request: TransferRequest,
         content: bytes = b"",
         *,
         limit_seconds: float = ANSWER_LIMIT_SECONDS,
-    ) -> Carried:
+    ) -> TransferResult:
         """Request a transfer and wait for its end.
 
         Args:
@@ -218,11 +218,11 @@ class Transfers:
         brought = b""
         if request.what in ("download", "diff", "download_part") and not answer.packed_bytes:
             sealed = await self._stored_files.fetch(conversation_id, f"{token}-back")
-            await self._stored_files.drop(conversation_id, f"{token}-back")
+            await self._stored_files.remove(conversation_id, f"{token}-back")
             brought = await asyncio.to_thread(receiver.open, sealed, f"{conversation_id} {token} back")
-        return Carried(answer, brought)
+        return TransferResult(answer, brought)
 
-    async def request(self, conversation_id: str, token: str) -> TransferRequest | None:
+    async def load_request(self, conversation_id: str, token: str) -> TransferRequest | None:
         """Return the request, as the tool worker; None if it was answered, or if the client no longer waits."""
         key = self._store.keys(conversation_id).transfer(token)
         asked, answer = await self._store.call("HMGET", key, "request", "answer")
@@ -233,12 +233,12 @@ class Transfers:
         except ValueError:
             return None  # not written by our code
 
-    async def begin(self, conversation_id: str, token: str) -> None:
+    async def mark_started(self, conversation_id: str, token: str) -> None:
         """Record that a request runs, as the tool worker, because the answer may take a while. Idempotent."""
         receiver = self._receivers.setdefault(token, Receiver())
         await self._write(self._store.keys(conversation_id).transfer(token), "begun", receiver.public)
 
-    async def content(self, conversation_id: str, token: str) -> bytes:
+    async def load_content(self, conversation_id: str, token: str) -> bytes:
         """Wait for the encrypted content of an upload and return it, as the tool worker that started the request.
 
         Raises:
@@ -270,7 +270,7 @@ class Transfers:
             await self._stored_files.put(
                 conversation_id, f"{token}-back", sealed, ttl_seconds=TTL_SECONDS, limit_bytes=MAX_SEALED_BYTES
             )
-        await self._stored_files.drop(conversation_id, token)
+        await self._stored_files.remove(conversation_id, token)
         await self._write(key, "answer", answer.model_dump_json())
         self._receivers.pop(token, None)
 

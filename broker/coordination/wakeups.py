@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
+from broker.coordination.quarantine import PARSE_ERRORS, Quarantine, find_conversation_keys
 from broker.runtime import StoreRefused
 from broker.store import (
     BLOCK_SECONDS,
     HEARTBEAT_SECONDS,
-    MADE_WITH_THE_NEXT_BEAT,
+    MISSING_STREAM_ERRORS,
     Argument,
     GroupReader,
     ShardKeys,
@@ -43,7 +43,7 @@ class ReadyStream:
     def __init__(self, store: Store, names: ShardKeys, worker_id: str, *, is_interactive: bool = False) -> None:
         self._store = store
         self._names = names
-        self._unreadable = Unreadable(store)
+        self._unreadable = Quarantine(store)
         self._stream = names.ready_interactive if is_interactive else names.ready
         self._prefix = "ready:interactive|" if is_interactive else ""
         self._reader = GroupReader(store, "controllers", worker_id, [self._stream])
@@ -58,10 +58,10 @@ class ReadyStream:
             entry_id = entry.decode()
             try:
                 about = dict(zip(fields[::2], fields[1::2], strict=True))
-                conversation_id = conversation_of(self._store, self._names, about[b"c"]).conversation_id
+                conversation_id = find_conversation_keys(self._store, self._names, about[b"c"]).conversation_id
                 notified.append((conversation_id, self._prefix + entry_id))
-            except CANNOT_BE_READ as error:
-                await self._unreadable.put_aside(
+            except PARSE_ERRORS as error:
+                await self._unreadable.quarantine(
                     self._names, self._stream, entry_id, fields, error, group="controllers"
                 )
         return notified
@@ -87,14 +87,14 @@ class CarriedEvent:
     is_watched: bool
 
 
-class Mailbox:
+class WorkerMailbox:
     """The wake-ups of one shard for the conversations that a worker owns."""
 
     def __init__(self, store: Store, names: ShardKeys, worker_id: str) -> None:
         self._store = store
         self._names = names
-        self._unreadable = Unreadable(store)
-        self._key = names.mail(worker_id)
+        self._unreadable = Quarantine(store)
+        self._key = names.mailbox(worker_id)
         self._after = "0-0"
         self._read_since_trim = self._carried_since_trim = 0
         self._is_quiet = False
@@ -105,7 +105,7 @@ class Mailbox:
 
         Each id comes with its event, if the wake-up carried one and was the only one for that conversation.
         """
-        entries = await self._entries()
+        entries = await self._read_entries()
         self._is_quiet = not entries
         if entries:
             self._after = entries[-1][0].decode()
@@ -114,19 +114,19 @@ class Mailbox:
         for entry_id, fields in entries:
             try:
                 about = dict(zip(fields[::2], fields[1::2], strict=True))
-                conversation_id = conversation_of(self._store, self._names, about[b"c"]).conversation_id
+                conversation_id = find_conversation_keys(self._store, self._names, about[b"c"]).conversation_id
                 carried = None
                 if b"e" in about:
                     before, is_watched = about[b"p"].decode(), b"w" in about
                     carried = CarriedEvent(int(about[b"i"]), about[b"e"], before, is_watched=is_watched)
-            except CANNOT_BE_READ as error:
-                await self._unreadable.put_aside(self._names, self._key, entry_id.decode(), fields, error)
+            except PARSE_ERRORS as error:
+                await self._unreadable.quarantine(self._names, self._key, entry_id.decode(), fields, error)
             else:
                 self._carried_since_trim += carried is not None
                 notified[conversation_id] = None if conversation_id in notified else carried
         return notified
 
-    async def _entries(self) -> list[Any]:
+    async def _read_entries(self) -> list[Any]:
         command: tuple[Argument, ...] = (
             "XREAD",
             "COUNT",
@@ -148,9 +148,9 @@ class Mailbox:
             milliseconds, _, number = self._after.partition("-")
             commands.insert(0, ("XTRIM", self._key, "MINID", f"{milliseconds}-{int(number) + 1}"))
         try:
-            *_, found = await self._store.persist(lambda: self._connection.call_many(commands))
+            *_, found = await self._store.retry(lambda: self._connection.call_many(commands))
         except StoreRefused as error:
-            if not error.message.startswith(MADE_WITH_THE_NEXT_BEAT):
+            if not error.message.startswith(MISSING_STREAM_ERRORS):
                 raise
             self._after = "0-0"
             await asyncio.sleep(HEARTBEAT_SECONDS)  # it has been moved away by then
@@ -164,7 +164,7 @@ class Mailbox:
         await self._connection.aclose()
 
 
-async def wake(store: Store, conversation_ids: Iterable[str]) -> None:
+async def wake_conversations(store: Store, conversation_ids: Iterable[str]) -> None:
     """Notify conversations without new events, because a resource that they wait for is available.
 
     If a conversation's keys are damaged, its failed notification is logged and not raised.

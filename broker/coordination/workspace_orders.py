@@ -11,8 +11,8 @@ from broker.runtime import StoreRefused
 from broker.store import Store
 
 _POLL_SECONDS = 0.02
-_LOOK_AHEAD = 1_000
-_NOBODY_READS = ("answered: NOGROUP", "no such key")
+_LOOKAHEAD = 1_000
+_NO_READER_ERRORS = ("answered: NOGROUP", "no such key")
 """Errors of the server for a stream that no worker reads, or that was removed with its node."""
 
 
@@ -41,14 +41,14 @@ class WorkspaceOrders:
         entry = (await self._store.call("XADD", stream, "*", *order)).decode()
         try:
             async with asyncio.timeout(limit_seconds):
-                while carrier := await self._carrier(stream, entry, conversation_id):
+                while carrier := await self._find_carrying_entry(stream, entry, conversation_id):
                     entry = carrier
                     await asyncio.sleep(_POLL_SECONDS)  # an acknowledgement sends no notification
         except TimeoutError:
             return False
         return True
 
-    async def _carrier(self, stream: str, entry: str, conversation_id: str) -> str | None:
+    async def _find_carrying_entry(self, stream: str, entry: str, conversation_id: str) -> str | None:
         """Return the entry that carries the order now; None if the order was carried out.
 
         If a worker dies with the entry, a copy is made. The copy is looked up last, so that it is not missed.
@@ -56,12 +56,12 @@ class WorkspaceOrders:
         commands = [
             ("XINFO", "GROUPS", stream),
             ("XPENDING", stream, "tools", entry, entry, 1),
-            ("XRANGE", stream, f"({entry}", "+", "COUNT", _LOOK_AHEAD),
+            ("XRANGE", stream, f"({entry}", "+", "COUNT", _LOOKAHEAD),
         ]
         try:
             groups, pending, later = await self._store.call_many(commands)
         except StoreRefused as error:
-            if not any(missing in error.message for missing in _NOBODY_READS):
+            if not any(missing in error.message for missing in _NO_READER_ERRORS):
                 raise
             return entry
         for entry_id, fields in later:
@@ -69,9 +69,9 @@ class WorkspaceOrders:
                 carrier: str = entry_id.decode()
                 return carrier
         delivered = {flat[i]: flat[i + 1] for flat in groups for i in range(0, len(flat), 2)}[b"last-delivered-id"]
-        return entry if pending or _parts(delivered.decode()) < _parts(entry) else None
+        return entry if pending or _split_entry(delivered.decode()) < _split_entry(entry) else None
 
 
-def _parts(entry: str) -> tuple[int, int]:
+def _split_entry(entry: str) -> tuple[int, int]:
     millis, _, number = entry.partition("-")
     return int(millis), int(number)

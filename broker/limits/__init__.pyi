@@ -1,7 +1,9 @@
-from .batches import Batch as Batch, Batches as Batches, CallStands as CallStands
-from .governor import CallOutcome as CallOutcome, Governor as Governor, Granted as Granted, InQueue as InQueue
-from .ledger import LARGEST_USD as LARGEST_USD, Account as Account, Ledger as Ledger, account_path as account_path
-from .ledger import accounts_of as accounts_of, experiment_account as experiment_account
-from .ledger import tenant_account as tenant_account
-from .quotas import OWN_KEY as OWN_KEY, Pool as Pool, QuotaTable as QuotaTable
-from .tenants import TenantTable as TenantTable, memory_bound as memory_bound, publish as publish
+from .batches import Batch as Batch, BatchCallStatus as BatchCallStatus, Batches as Batches
+from .governor import CallGranted as CallGranted, CallOutcome as CallOutcome, CallQueued as CallQueued
+from .governor import Governor as Governor
+from .ledger import MAX_USD as MAX_USD, BudgetAccount as BudgetAccount, Ledger as Ledger, list_accounts as list_accounts
+from .ledger import make_experiment_account as make_experiment_account, make_tenant_account as make_tenant_account
+from .ledger import parse_account as parse_account
+from .quotas import OWN_KEY as OWN_KEY, QuotaPool as QuotaPool, QuotaTable as QuotaTable
+from .tenants import TenantTable as TenantTable, parse_memory_bound as parse_memory_bound
+from .tenants import publish_tenants as publish_tenants

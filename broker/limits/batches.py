@@ -20,17 +20,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from broker.coordination import wake
+from broker.coordination import wake_conversations
 from broker.runtime import StoreRefused, new_key
-from broker.store import WRONG_TYPE, ShardKeys, Store, texts_by_name
+from broker.store import WRONG_TYPE_PREFIX, ShardKeys, Store, decode_fields
 
 COMPRESSION = 1
-OPEN_AT_ONCE = 64
+MAX_DUE = 64
 
 _log = logging.getLogger(__name__)
 
 
-class CallStands(StrEnum):
+class BatchCallStatus(StrEnum):
     """The status of a call."""
 
     NONE = "none"
@@ -40,7 +40,7 @@ class CallStands(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class BatchCall:
     """A call of a conversation.
 
     Attributes:
@@ -48,7 +48,7 @@ class Call:
         result: its outcome, once it is done.
     """
 
-    stands: CallStands
+    status: BatchCallStatus
     seen_id: int = 0
     result: bytes = b""
 
@@ -67,12 +67,12 @@ class Batch:
 
     batch_id: str
     lane: str
-    about_lane: str
+    lane_description: str
     count: int
     provider: str
     sent_ms: int
     waited_seconds: float
-    further: Mapping[str, str]
+    fields: Mapping[str, str]
 
 
 class Batches:
@@ -82,14 +82,14 @@ class Batches:
         self._store = store
         self._shard = ShardKeys(0)
 
-    async def ask(self, conversation_id: str, step: str) -> Call:
+    async def load_call(self, conversation_id: str, step: str) -> BatchCall:
         """Return the status of a call."""
         outcome, *rest = await self._call("deck_batch_ask", conversation_id, step)
-        stands = CallStands(outcome)
-        if stands is CallStands.NONE:
-            return Call(stands)
-        result = zlib.decompress(rest[1]) if stands is CallStands.DONE else b""
-        return Call(stands, int(rest[0]), result)
+        stands = BatchCallStatus(outcome)
+        if stands is BatchCallStatus.NONE:
+            return BatchCall(stands)
+        result = zlib.decompress(rest[1]) if stands is BatchCallStatus.DONE else b""
+        return BatchCall(stands, int(rest[0]), result)
 
     async def put(
         self, conversation_id: str, step: str, *, seen_id: int, lane: str, about_lane: str, body: bytes
@@ -103,26 +103,26 @@ class Batches:
         packed = zlib.compress(body, COMPRESSION)
         await self._call("deck_batch_put", conversation_id, step, seen_id, lane, about_lane, packed, len(body))
 
-    async def drop(self, conversation_id: str, step: str = "") -> CallStands:
+    async def drop(self, conversation_id: str, step: str = "") -> BatchCallStatus:
         """Delete a call; with a step, only if it belongs to that step. Idempotent.
 
         Returns:
             Its status before. A call that was sent is billed anyway.
         """
         (outcome, *_) = await self._call("deck_batch_drop", conversation_id, step)
-        return CallStands(outcome)
+        return BatchCallStatus(outcome)
 
-    async def lanes(self) -> dict[str, str]:
+    async def load_lanes(self) -> dict[str, str]:
         """Return the descriptions of the lanes with waiting calls, by lane."""
         command = ("HGETALL", f"{self._root}:lanes")
         try:
             found = await self._store.call(*command)
         except StoreRefused as error:
-            if WRONG_TYPE not in error.message:
+            if WRONG_TYPE_PREFIX not in error.message:
                 raise
-            await self.due()  # moves a key of another type away
+            await self.find_due()  # moves a key of another type away
             found = await self._store.call(*command)
-        return texts_by_name(found)
+        return decode_fields(found)
 
     async def seal(
         self,
@@ -144,9 +144,9 @@ class Batches:
         outcome, number = await self._call("deck_batch_seal", lane, batch_id, worker_id, *limits)
         return (batch_id, 0.0) if outcome == "sealed" else ("", -1.0 if number < 0 else number / 1000)
 
-    async def due(self) -> list[str]:
+    async def find_due(self) -> list[str]:
         """Return the batches that need attention now."""
-        _, *found = await self._call("deck_batch_due", OPEN_AT_ONCE)
+        _, *found = await self._call("deck_batch_due", MAX_DUE)
         return [batch.decode() for batch in found]
 
     async def lease(self, batch_id: str, worker_id: str, *, lease_seconds: float) -> Batch | None:
@@ -160,21 +160,21 @@ class Batches:
         if outcome == "lost":
             waiting = [cid.decode(errors="backslashreplace") for cid in flat]
             _log.error("the store has lost the batch %s; its %d calls are queued again", ascii(batch_id), len(waiting))
-            await wake(self._store, waiting)
+            await wake_conversations(self._store, waiting)
             return None
-        found = texts_by_name(flat)
+        found = decode_fields(flat)
         return Batch(
             batch_id=batch_id,
             lane=found["lane"],
-            about_lane=found.get("about_lane", ""),
+            lane_description=found.get("about_lane", ""),
             count=int(found["count"]),
             provider=found.get("provider", ""),
             sent_ms=int(found.get("sent_ms", 0)),
             waited_seconds=int(found.get("waited_ms", 0)) / 1000,
-            further=found,
+            fields=found,
         )
 
-    async def note(
+    async def record_state(
         self, batch: Batch, worker_id: str, *, look_again_seconds: float | None = None, **fields: str | int
     ) -> bool:
         """Record the state of a batch.
@@ -191,18 +191,18 @@ class Batches:
         (outcome, *_) = await self._call("deck_batch_note", batch.batch_id, worker_id, again, *noted)
         return bool(outcome == "noted")
 
-    async def bodies(self, batch: Batch) -> dict[str, bytes]:
+    async def load_bodies(self, batch: Batch) -> dict[str, bytes]:
         """Return the request of each call by its number. Cancelled and unusable ones are left out."""
-        calls = await self._calls(batch)
+        calls = await self._load_calls(batch)
         names = [f"{self._root}:call:{calls[number].partition(' ')[0]}" for number in calls]
         commands = [("HMGET", name, "body", "batch", "step") for name in names]
         try:
             found = await self._store.call_many(commands)
         except StoreRefused as error:
-            if WRONG_TYPE not in error.message:
+            if WRONG_TYPE_PREFIX not in error.message:
                 raise
             for name in names:
-                await self._store.function("deck_keep_kind", (name, self._shard.root), "hash")
+                await self._store.call_function("deck_keep_kind", (name, self._shard.root), "hash")
             found = await self._store.call_many(commands)
         wanted = {}
         for number, (body, at, step) in zip(calls, found, strict=True):
@@ -212,9 +212,9 @@ class Batches:
                     wanted[number] = zlib.decompress(body)
         return wanted
 
-    async def numbers(self, batch: Batch) -> list[str]:
+    async def list_numbers(self, batch: Batch) -> list[str]:
         """Return the numbers of a batch's calls, in order."""
-        numbers = [number for number in await self._calls(batch) if number.isascii() and number.isdigit()]
+        numbers = [number for number in await self._load_calls(batch) if number.isascii() and number.isdigit()]
         return sorted(numbers, key=int)
 
     async def deliver(self, batch: Batch, number: str, result: bytes) -> str | None:
@@ -231,17 +231,17 @@ class Batches:
         """Delete a batch whose results are all delivered. Idempotent."""
         await self._call("deck_batch_close", batch.batch_id, worker_id)
 
-    async def known(self) -> set[str]:
+    async def list_provider_ids(self) -> set[str]:
         """Return the providers' ids of the batches of the last days."""
         found = await self._store.call("ZRANGE", f"{self._root}:known", 0, -1)
         return {provider.decode(errors="backslashreplace") for provider in found}
 
-    async def _calls(self, batch: Batch) -> dict[str, str]:
-        return texts_by_name(await self._store.call("HGETALL", f"{self._root}:calls:{batch.batch_id}"))
+    async def _load_calls(self, batch: Batch) -> dict[str, str]:
+        return decode_fields(await self._store.call("HGETALL", f"{self._root}:calls:{batch.batch_id}"))
 
     @property
     def _root(self) -> str:
         return f"{self._shard.root}:batch"
 
     async def _call(self, function: str, *arguments: Any) -> list[Any]:
-        return await self._store.function(function, (self._shard.root,), *arguments)
+        return await self._store.call_function(function, (self._shard.root,), *arguments)

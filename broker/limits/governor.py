@@ -20,31 +20,31 @@ from enum import StrEnum
 from typing import Any
 
 from broker.contract import Priority
-from broker.coordination import wake
-from broker.limits.quotas import Pool, QuotaTable
+from broker.coordination import wake_conversations
+from broker.limits.quotas import QuotaPool, QuotaTable
 from broker.runtime import StoreRefused
-from broker.store import WRONG_TYPE, Argument, ShardKeys, Store
+from broker.store import WRONG_TYPE_PREFIX, Argument, ShardKeys, Store
 
-PUMP = "deck_quota_pump"
-ATTEMPTS = 5
+PUMP_FUNCTION = "deck_quota_pump"
+MAX_ATTEMPTS = 5
 """How often a call is repeated if its quotas are lost or overwritten."""
-LONGEST_SLEEP_SECONDS = 1.0
-SHORTEST_SLEEP_SECONDS = 0.005
-LONGEST_REFUSAL_SECONDS = 3_600.0
+MAX_SLEEP_SECONDS = 1.0
+MIN_SLEEP_SECONDS = 0.005
+MAX_RETRY_AFTER_SECONDS = 3_600.0
 """An invalid header must not block a cluster for years."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class CallGranted:
     """The call may be made with this key of the pool."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class InQueue:
+class CallQueued:
     """Not now. The conversation is woken when its turn comes, in about this many seconds."""
 
     eta_seconds: float
@@ -67,26 +67,26 @@ class Governor:
         self._store = store
         self._table = table
         self._shard = ShardKeys(0)
-        self._wake_timers: dict[str, _WakeTimer] = {pool.name: _WakeTimer() for pool in table.pools}
+        self._wake_timers: dict[str, _InterruptibleTimer] = {pool.name: _InterruptibleTimer() for pool in table.pools}
 
     @property
     def is_idle(self) -> bool:
         """Whether there are no quotas."""
         return not self._table.pools
 
-    def pool_of(self, model: str) -> Pool | None:
+    def find_pool(self, model: str) -> QuotaPool | None:
         """Return the pool of a model; None if it has no quota."""
-        return self._table.pool_of(model)
+        return self._table.find_pool(model)
 
     async def publish(self) -> None:
         """Put this worker's table into force for all workers. Idempotent."""
         for pool in self._table.pools:
-            limits = [part for quota in pool.quotas for part in (quota.key, quota.limits())]
-            await self._store.function("deck_quota_publish", self._keys(pool), *limits)
+            limits = [part for quota in pool.quotas for part in (quota.key, quota.render_limits())]
+            await self._store.call_function("deck_quota_publish", self._keys(pool), *limits)
 
     async def reserve(
         self,
-        pool: Pool,
+        pool: QuotaPool,
         conversation_id: str,
         worker_id: str,
         *,
@@ -95,7 +95,7 @@ class Governor:
         priority: Priority = Priority.BATCH,
         tenant: str = "",
         fence: str = "0",
-    ) -> Granted | InQueue:
+    ) -> CallGranted | CallQueued:
         """Reserve one call for a conversation. A conversation has at most one call in flight.
 
         Idempotent: a second call by the same worker returns the same grant, or keeps the position in the queue.
@@ -107,14 +107,14 @@ class Governor:
         """
         arguments: tuple[Argument, ...] = (
             *(conversation_id, worker_id, input_tokens, output_tokens),
-            *(priority.rank, *self._table.tenants.share_of(tenant), fence),
+            *(priority.rank, *self._table.tenants.find_share(tenant), fence),
         )
         outcome, key, eta_ms = await self._call("deck_quota_reserve", pool, arguments)
-        return Granted(key) if outcome == "granted" else InQueue(eta_ms / 1000)
+        return CallGranted(key) if outcome == "granted" else CallQueued(eta_ms / 1000)
 
     async def settle(
         self,
-        pool: Pool,
+        pool: QuotaPool,
         conversation_id: str,
         worker_id: str,
         outcome: CallOutcome,
@@ -131,49 +131,49 @@ class Governor:
             retry_after_seconds: the provider's demand when it refused the call. All calls wait that long, at most an
                 hour.
         """
-        asked = None if retry_after_seconds is None else min(retry_after_seconds, LONGEST_REFUSAL_SECONDS)
+        asked = None if retry_after_seconds is None else min(retry_after_seconds, MAX_RETRY_AFTER_SECONDS)
         retry_ms = "" if asked is None else math.ceil(asked * 1000)
         used = (input_tokens, output_tokens, retry_ms, round(took_seconds * 1000), fence)
         await self._call("deck_quota_settle", pool, (conversation_id, worker_id, outcome.value, *used))
 
-    async def obey(self, pool: Pool, key: str, worker_id: str, left: dict[str, int]) -> None:
+    async def apply_remaining(self, pool: QuotaPool, key: str, worker_id: str, left: dict[str, int]) -> None:
         """Apply the remaining amounts in a provider's headers: `requests`, `input`, `output` or `tokens` → amount."""
         reported = [part for item in left.items() for part in item]
         await self._call("deck_quota_told", pool, (key, worker_id, *reported))
 
-    async def withdraw(self, pool: Pool, conversation_id: str, worker_id: str, *, fence: str = "0") -> None:
+    async def withdraw(self, pool: QuotaPool, conversation_id: str, worker_id: str, *, fence: str = "0") -> None:
         """Leave the queue. Idempotent; a later owner keeps its position."""
         await self._call("deck_quota_withdraw", pool, (conversation_id, worker_id, fence))
 
-    async def pump(self, pool: Pool, worker_id: str) -> None:
+    async def wake_next(self, pool: QuotaPool, worker_id: str) -> None:
         """Wake the conversations whose turn it is."""
-        await self._call(PUMP, pool, (worker_id,))
+        await self._call(PUMP_FUNCTION, pool, (worker_id,))
 
-    async def keep_pumping(self, worker_id: str) -> None:
+    async def run_wakeups(self, worker_id: str) -> None:
         """Wake conversations as time frees capacity. Never ends by itself.
 
         One worker does it at the right moment; the others do it occasionally, in case that one has died.
         """
         async with asyncio.TaskGroup() as group:
             for pool in self._table.pools:
-                group.create_task(self._keep_pumping(pool, worker_id))
+                group.create_task(self._run_wakeups_of(pool, worker_id))
 
-    async def _keep_pumping(self, pool: Pool, worker_id: str) -> None:
+    async def _run_wakeups_of(self, pool: QuotaPool, worker_id: str) -> None:
         while True:
             try:
-                await self.pump(pool, worker_id)
+                await self.wake_next(pool, worker_id)
             except StoreRefused as error:
                 _log.error("cannot wake conversations waiting for quota %s: %s", pool.name, error)
             await self._wake_timers[pool.name].sleep()
 
-    async def _call(self, function: str, pool: Pool, arguments: tuple[Argument, ...]) -> tuple[str, str, int]:
-        for _ in range(ATTEMPTS):
+    async def _call(self, function: str, pool: QuotaPool, arguments: tuple[Argument, ...]) -> tuple[str, str, int]:
+        for _ in range(MAX_ATTEMPTS):
             try:
-                reply: list[Any] = await self._store.function(function, self._keys(pool), *arguments)
+                reply: list[Any] = await self._store.call_function(function, self._keys(pool), *arguments)
             except StoreRefused as error:
-                if WRONG_TYPE not in error.message or function == PUMP:
+                if WRONG_TYPE_PREFIX not in error.message or function == PUMP_FUNCTION:
                     raise
-                await self.pump(pool, "")  # moves a key of another type away
+                await self.wake_next(pool, "")  # moves a key of another type away
                 continue
             if reply[0] != "unknown":
                 break
@@ -184,14 +184,14 @@ class Governor:
         if next_ms >= 0:
             self._wake_timers[pool.name].end_after(next_ms / 1000)
         if woken:
-            await wake(self._store, [cid.decode(errors="backslashreplace") for cid in woken])
+            await wake_conversations(self._store, [cid.decode(errors="backslashreplace") for cid in woken])
         return outcome, key.decode(), eta_ms
 
-    def _keys(self, pool: Pool) -> tuple[str, str]:
+    def _keys(self, pool: QuotaPool) -> tuple[str, str]:
         return self._shard.quota(pool.name), self._shard.root
 
 
-class _WakeTimer:
+class _InterruptibleTimer:
     """A sleep that can be shortened from outside."""
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ class _WakeTimer:
 
     def end_after(self, seconds: float) -> None:
         """End the sleep after this many seconds, unless it ends earlier."""
-        at = asyncio.get_running_loop().time() + max(seconds, SHORTEST_SLEEP_SECONDS)
+        at = asyncio.get_running_loop().time() + max(seconds, MIN_SLEEP_SECONDS)
         if self._wanted is None or at < self._wanted:
             self._wanted = at
             self._shortened.set()
@@ -208,7 +208,7 @@ class _WakeTimer:
     async def sleep(self) -> None:
         """Sleep until the earliest requested end, at most one second."""
         loop = asyncio.get_running_loop()
-        longest = loop.time() + LONGEST_SLEEP_SECONDS
+        longest = loop.time() + MAX_SLEEP_SECONDS
         while True:
             self._shortened.clear()
             end = longest if self._wanted is None else min(longest, self._wanted)

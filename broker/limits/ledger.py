@@ -19,12 +19,12 @@ from decimal import Decimal
 from typing import Any
 
 from broker.contract import Ownership
-from broker.coordination import wake
+from broker.coordination import wake_conversations
 from broker.runtime import OwnershipLost, StoreRefused, UsageError, new_key
-from broker.store import WRONG_TYPE, Argument, ShardKeys, Store, texts_by_name
+from broker.store import WRONG_TYPE_PREFIX, Argument, ShardKeys, Store, decode_fields
 
 NANO = 1_000_000_000
-LARGEST_USD = 1_000_000
+MAX_USD = 1_000_000
 
 _ACCOUNT = re.compile(
     r"(tenant:[A-Za-z0-9_.-]{1,64}|experiment:[A-Za-z0-9_.-]{0,64}/[A-Za-z0-9_.-]{1,64}|conversation:.+)"
@@ -32,7 +32,7 @@ _ACCOUNT = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class BudgetAccount:
     """The current state of an account.
 
     Attributes:
@@ -63,28 +63,28 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Exhausted:
+class BudgetExhausted:
     """The budget of this account does not cover the call now."""
 
     account: str
 
 
-def tenant_account(tenant: str) -> str:
+def make_tenant_account(tenant: str) -> str:
     """Return the name of a tenant's account."""
     return f"tenant:{tenant}"
 
 
-def experiment_account(tenant: str, experiment: str) -> str:
+def make_experiment_account(tenant: str, experiment: str) -> str:
     """Return the name of an experiment's account. Each tenant has its own experiments."""
     return f"experiment:{tenant}/{experiment}"
 
 
-def conversation_account(conversation_id: str) -> str:
+def make_conversation_account(conversation_id: str) -> str:
     """Return the name of a conversation's account."""
     return f"conversation:{conversation_id}"
 
 
-def accounts_of(
+def list_accounts(
     conversation_id: str, *, tenant: str = "", experiment: str = "", parent_id: str | None = None
 ) -> list[str]:
     """Return a conversation's account and those above it; empty if it has no budget.
@@ -94,17 +94,17 @@ def accounts_of(
     """
     if not tenant and not experiment:
         return []
-    chain = [conversation_account(conversation_id)]
+    chain = [make_conversation_account(conversation_id)]
     if parent_id is not None:
-        return [*chain, conversation_account(parent_id)]
+        return [*chain, make_conversation_account(parent_id)]
     if experiment:
-        chain.append(experiment_account(tenant, experiment))
+        chain.append(make_experiment_account(tenant, experiment))
     if tenant:
-        chain.append(tenant_account(tenant))
+        chain.append(make_tenant_account(tenant))
     return chain
 
 
-def account_path(account: str) -> list[str]:
+def parse_account(account: str) -> list[str]:
     """Return an account and the accounts above it that its name implies.
 
     Raises:
@@ -116,10 +116,10 @@ def account_path(account: str) -> list[str]:
         )
     kind, _, name = account.partition(":")
     tenant = name.partition("/")[0]
-    return [account, tenant_account(tenant)] if kind == "experiment" and tenant else [account]
+    return [account, make_tenant_account(tenant)] if kind == "experiment" and tenant else [account]
 
 
-def nano(usd: float) -> int:
+def to_nano(usd: float) -> int:
     """Convert USD to the ledger's integers, rounded to the nearest billionth."""
     return round(Decimal(usd) * NANO)
 
@@ -139,13 +139,13 @@ class Ledger:
         worst_usd: float,
         total_usd: float,
         is_batched: bool = False,
-    ) -> Exhausted | None:
+    ) -> BudgetExhausted | None:
         """Reserve the worst-case cost of one call in all accounts, and charge the total of the log.
 
         Idempotent: a conversation has one reservation. A later owner's call ends that of a former one.
 
         Args:
-            accounts: see `accounts_of`.
+            accounts: see `list_accounts`.
             worst_usd: worst-case cost; 0 if the price is unknown.
             total_usd: the sum over the conversation's log.
             is_batched: the call outlives its owner. Its reservation ends with a reply in the log, or by `settle`.
@@ -159,12 +159,12 @@ class Ledger:
         outcome, account = await self._call(
             "deck_budget_reserve",
             *(ownership.conversation_id, "-" if is_batched else ownership.worker_id, ownership.token),
-            *(nano(worst_usd), nano(total_usd), *accounts),
+            *(to_nano(worst_usd), to_nano(total_usd), *accounts),
             accounts=accounts,
         )
         if outcome == "fenced":
             raise OwnershipLost(f"The conversation {ownership.conversation_id} has another owner.")
-        return Exhausted(account) if outcome == "exhausted" else None
+        return BudgetExhausted(account) if outcome == "exhausted" else None
 
     async def settle(
         self, ownership: Ownership, accounts: Sequence[str], *, total_usd: float, is_lost: bool = False
@@ -175,7 +175,7 @@ class Ledger:
             is_lost: the call may be billed, but added nothing to the log.
         """
         outcome = "lost" if is_lost else "done"
-        arguments = (ownership.conversation_id, ownership.token, outcome, nano(total_usd), *accounts)
+        arguments = (ownership.conversation_id, ownership.token, outcome, to_nano(total_usd), *accounts)
         await self._call("deck_budget_settle", *arguments, accounts=accounts)
 
     async def withdraw(self, conversation_id: str, accounts: Sequence[str]) -> None:
@@ -186,28 +186,28 @@ class Ledger:
         """Move the reservations of dead workers to `lost`. Runs at most twice a second over all workers."""
         await self._call("deck_budget_sweep")
 
-    async def forget(self, conversation_id: str) -> None:
+    async def delete_account(self, conversation_id: str) -> None:
         """Delete the account of a deleted conversation. The accounts above it keep its spending. Idempotent.
 
         An account with a limit, a call in flight or delegates is deleted together with the last of these.
         """
-        keys, account = (self._shard.root,), conversation_account(conversation_id)
-        await self._store.function("deck_budget_forget", keys, conversation_id, account)
+        keys, account = (self._shard.root,), make_conversation_account(conversation_id)
+        await self._store.call_function("deck_budget_forget", keys, conversation_id, account)
 
-    async def adopt(self, accounts: Sequence[str], *, total_usd: float, delegates_usd: float = 0.0) -> None:
+    async def restore_account(self, accounts: Sequence[str], *, total_usd: float, delegates_usd: float = 0.0) -> None:
         """Recreate the account of a restored conversation, whose log is charged already. Idempotent.
 
         Args:
-            accounts: its own and those above it, see `accounts_of`; empty if it has no budget.
+            accounts: its own and those above it, see `list_accounts`; empty if it has no budget.
             delegates_usd: the spending of its delegates, which counts in its account too.
         """
         if accounts:
-            arguments: list[Argument] = [nano(total_usd), *accounts[:2], nano(delegates_usd)]
-            await self._store.function("deck_budget_adopt", (self._shard.root,), *arguments)
+            arguments: list[Argument] = [to_nano(total_usd), *accounts[:2], to_nano(delegates_usd)]
+            await self._store.call_function("deck_budget_adopt", (self._shard.root,), *arguments)
 
     async def set_limit(
-        self, account: str, limit_usd: float | None, *, check: Callable[[Account], None] | None = None
-    ) -> Account:
+        self, account: str, limit_usd: float | None, *, check: Callable[[BudgetAccount], None] | None = None
+    ) -> BudgetAccount:
         """Set the limit of an account, which need not exist yet; None removes it.
 
         Args:
@@ -217,44 +217,44 @@ class Ledger:
         Raises:
             UsageError: it is not the name of an account, or the amount is invalid.
         """
-        amount: int | str = "" if limit_usd is None else nano(_checked(limit_usd))
+        amount: int | str = "" if limit_usd is None else to_nano(_check_amount(limit_usd))
         if check is None:
             await self._change(account, "set", amount)
-            return await self.account(account)
+            return await self.load_account(account)
         while True:
-            limit = await self._limit_text(account)
-            check(await self.account(account))
+            limit = await self._load_limit(account)
+            check(await self.load_account(account))
             if await self._change(account, b"from " + limit, amount) != "other":
-                return await self.account(account)
+                return await self.load_account(account)
 
-    async def top_up(self, account: str, amount_usd: float) -> Account:
+    async def top_up(self, account: str, amount_usd: float) -> BudgetAccount:
         """Raise the limit of an account and wake its waiting conversations. Raises the errors of `set_limit`."""
-        await self._change(account, "add", nano(_checked(amount_usd)))
-        return await self.account(account)
+        await self._change(account, "add", to_nano(_check_amount(amount_usd)))
+        return await self.load_account(account)
 
-    async def account(self, account: str) -> Account:
+    async def load_account(self, account: str) -> BudgetAccount:
         """Return the current state of an account; an unused one is empty."""
-        key = self._shard.budget(account_path(account)[0])
+        key = self._shard.budget(parse_account(account)[0])
         flat, waiting = await self._store.call_many([("HGETALL", key), ("ZCARD", f"{key}:waiting")])
-        fields = texts_by_name(flat)
-        return Account(
+        fields = decode_fields(flat)
+        return BudgetAccount(
             name=account,
             parent=fields.get("parent", ""),
-            limit_usd=_whole(fields["limit"]) / NANO if "limit" in fields else None,
-            spent_usd=_whole(fields.get("spent", "")) / NANO,
-            reserved_usd=_whole(fields.get("reserved", "")) / NANO,
-            lost_usd=_whole(fields.get("lost", "")) / NANO,
-            calls=_whole(fields.get("calls", "")),
-            lost_calls=_whole(fields.get("lost_calls", "")),
+            limit_usd=_parse_integer(fields["limit"]) / NANO if "limit" in fields else None,
+            spent_usd=_parse_integer(fields.get("spent", "")) / NANO,
+            reserved_usd=_parse_integer(fields.get("reserved", "")) / NANO,
+            lost_usd=_parse_integer(fields.get("lost", "")) / NANO,
+            calls=_parse_integer(fields.get("calls", "")),
+            lost_calls=_parse_integer(fields.get("lost_calls", "")),
             waiting=waiting,
         )
 
-    async def accounts(self) -> list[Account]:
+    async def load_accounts(self) -> list[BudgetAccount]:
         """Return the accounts of tenants, of experiments, and of conversations with a limit, by name."""
-        names = await self._members(self._shard.budgets)
-        return [await self.account(name) for name in names]
+        names = await self._load_members(self._shard.budgets)
+        return [await self.load_account(name) for name in names]
 
-    async def conversation_ids(self, account: str) -> list[str]:
+    async def list_conversation_ids(self, account: str) -> list[str]:
         """Return the conversations charged to an account, by id."""
         found: list[str] = []
         below = [account]
@@ -263,20 +263,20 @@ class Ledger:
             kind, _, conversation_id = name.partition(":")
             if kind == "conversation":
                 found.append(conversation_id)
-            below += await self._members(f"{self._shard.budget(name)}:children")
+            below += await self._load_members(f"{self._shard.budget(name)}:children")
         return sorted(found)
 
-    async def _limit_text(self, account: str) -> bytes:
+    async def _load_limit(self, account: str) -> bytes:
         """Return a limit exactly as stored; empty if there is none."""
-        key = self._shard.budget(account_path(account)[0])
+        key = self._shard.budget(parse_account(account)[0])
         found: bytes | None = await self._store.call("HGET", key, "limit")
         return found or b""
 
     async def _change(self, account: str, how: str | bytes, amount: int | str) -> str:
-        outcome, _ = await self._call("deck_budget_limit", new_key(), how, amount, *account_path(account))
+        outcome, _ = await self._call("deck_budget_limit", new_key(), how, amount, *parse_account(account))
         return outcome
 
-    async def _members(self, key: str) -> list[str]:
+    async def _load_members(self, key: str) -> list[str]:
         members = await self._store.call("SMEMBERS", key)
         return sorted(member.decode(errors="backslashreplace") for member in members)
 
@@ -284,23 +284,23 @@ class Ledger:
         """Call a function. If keys of another type are in its way, move them away and repeat the call."""
         keys = (self._shard.root,)
         try:
-            outcome, detail, *woken = await self._store.function(function, keys, *arguments)
+            outcome, detail, *woken = await self._store.call_function(function, keys, *arguments)
         except StoreRefused as error:
-            if WRONG_TYPE not in error.message or not accounts:
+            if WRONG_TYPE_PREFIX not in error.message or not accounts:
                 raise
             await self._call("deck_budget_sweep", *accounts)
-            outcome, detail, *woken = await self._store.function(function, keys, *arguments)
+            outcome, detail, *woken = await self._store.call_function(function, keys, *arguments)
         if woken:
-            await wake(self._store, dict.fromkeys(cid.decode(errors="backslashreplace") for cid in woken))
+            await wake_conversations(self._store, dict.fromkeys(cid.decode(errors="backslashreplace") for cid in woken))
         return outcome, detail.decode()
 
 
-def _checked(usd: float) -> float:
-    if not 0 <= usd <= LARGEST_USD:  # NaN fails too
-        raise UsageError(f"{usd:g} USD cannot be a budget.", remedy=f"Use 0 to {LARGEST_USD:,} USD.")
+def _check_amount(usd: float) -> float:
+    if not 0 <= usd <= MAX_USD:  # NaN fails too
+        raise UsageError(f"{usd:g} USD cannot be a budget.", remedy=f"Use 0 to {MAX_USD:,} USD.")
     return usd
 
 
-def _whole(text: str) -> int:
+def _parse_integer(text: str) -> int:
     """Parse a field of an account; a value that is not an integer counts as 0, as in the functions."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else 0

@@ -69,12 +69,12 @@ class Quota(BaseModel):
             "tokens": self.tokens_per_minute,
         }
 
-    def is_short(self, left: Mapping[str, int]) -> bool:
+    def is_below_burst(self, left: Mapping[str, int]) -> bool:
         """Return whether a remaining amount is below the burst size, so that it must be applied."""
         limits = self.per_minute
         return any((limits.get(what) or 0) * self.burst_seconds / 60 > amount for what, amount in left.items())
 
-    def limits(self) -> str:
+    def render_limits(self) -> str:
         """Return the limits in the format of the store's functions."""
         values = {
             **self.per_minute,
@@ -87,7 +87,7 @@ class Quota(BaseModel):
         return " ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
-class Pool(BaseModel):
+class QuotaPool(BaseModel):
     """The keys of one model, which share one queue."""
 
     model_config = ConfigDict(frozen=True)
@@ -100,7 +100,7 @@ class Pool(BaseModel):
         """The base name of its keys in the store."""
         return _FLAT.sub("_", self.model.replace("*", "-any-").replace("?", "-one-"))
 
-    def quota(self, key: str) -> Quota:
+    def find_quota(self, key: str) -> Quota:
         """Return the quota of one of its keys."""
         return next(quota for quota in self.quotas if quota.key == key)
 
@@ -115,7 +115,7 @@ class QuotaTable(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    pools: tuple[Pool, ...] = ()
+    pools: tuple[QuotaPool, ...] = ()
     tenants: TenantTable = TenantTable()
 
     @classmethod
@@ -126,7 +126,7 @@ class QuotaTable(BaseModel):
             UsageError: it is not TOML, or an entry is invalid.
         """
         try:
-            entries = _File.model_validate(tomllib.loads(text))
+            entries = _QuotaFile.model_validate(tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
             raise UsageError(f"The quota table is not TOML: {error}.") from None
         except ValidationError as error:
@@ -137,11 +137,11 @@ class QuotaTable(BaseModel):
         by_model: dict[str, list[Quota]] = {}
         for quota in entries.quota:
             by_model.setdefault(quota.model, []).append(quota)
-        pools = tuple(Pool(model=model, quotas=tuple(quotas)) for model, quotas in by_model.items())
+        pools = tuple(QuotaPool(model=model, quotas=tuple(quotas)) for model, quotas in by_model.items())
         return cls(pools=pools, tenants=TenantTable(rules=entries.tenants))
 
     @classmethod
-    def of_setting(cls, setting: str) -> Self:
+    def load_setting(cls, setting: str) -> Self:
         """Read the value of DECKHANDS_QUOTAS: empty, the path of a file, or the table itself.
 
         Raises:
@@ -159,7 +159,7 @@ class QuotaTable(BaseModel):
                 remedy="DECKHANDS_QUOTAS is the path of a TOML file, or the table itself.",
             ) from None
 
-    def pool_of(self, model: str) -> Pool | None:
+    def find_pool(self, model: str) -> QuotaPool | None:
         """Return the pool of a model; None if it has no quota."""
         for pool in self.pools:
             if fnmatch.fnmatchcase(model, pool.model):
@@ -167,7 +167,7 @@ class QuotaTable(BaseModel):
         return None
 
 
-class _File(BaseModel):
+class _QuotaFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     quota: tuple[Quota, ...] = ()

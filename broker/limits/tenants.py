@@ -20,7 +20,7 @@ from broker.contract import NAME_PATTERN
 from broker.runtime import UsageError
 from broker.store import Argument, Store
 
-OTHERS = "*"
+OTHER_TENANTS = "*"
 """All tenants without a rule."""
 MEMORY = ":memory"
 SETTING = "DECKHANDS_TENANTS"
@@ -43,17 +43,17 @@ class TenantRule(BaseModel):
     submissions_per_minute: Annotated[int, Field(ge=1)] | None = None
 
 
-def _weights_alone(rules: Any) -> Any:
+def _expand_weights(rules: Any) -> Any:
     """Accept `acme = 3` for `[tenants.acme] weight = 3`, and refuse invalid tenant names."""
     if not isinstance(rules, dict):
         return rules
     for name in rules:
-        if name != OTHERS and not re.fullmatch(NAME_PATTERN, name):
+        if name != OTHER_TENANTS and not re.fullmatch(NAME_PATTERN, name):
             raise ValueError(f"invalid tenant name {name!r}")
     return {name: {"weight": rule} if isinstance(rule, int | float) else rule for name, rule in rules.items()}
 
 
-TenantRules = Annotated[dict[str, TenantRule], BeforeValidator(_weights_alone)]
+TenantRules = Annotated[dict[str, TenantRule], BeforeValidator(_expand_weights)]
 """Rules by tenant name, in the format of the operator's file."""
 
 
@@ -65,7 +65,7 @@ class TenantTable(BaseModel):
     rules: TenantRules = Field(default_factory=dict)
 
     @classmethod
-    def of_setting(cls, setting: str) -> Self:
+    def load_setting(cls, setting: str) -> Self:
         """Read the value of DECKHANDS_TENANTS: empty, the path of a file, or the table itself.
 
         Raises:
@@ -98,7 +98,7 @@ class TenantTable(BaseModel):
             complaint = str(first["msg"]).removeprefix("Value error, ")
             raise UsageError(f"The table of tenants cannot be used: {where}: {complaint}.") from None
 
-    def beside(self, other: TenantTable) -> TenantTable:
+    def merge(self, other: TenantTable) -> TenantTable:
         """Merge both tables.
 
         Raises:
@@ -112,16 +112,16 @@ class TenantTable(BaseModel):
                 )
         return TenantTable(rules={**other.rules, **self.rules})
 
-    def share_of(self, tenant: str) -> tuple[str, float]:
+    def find_share(self, tenant: str) -> tuple[str, float]:
         """Return the name of a tenant's share in the fair queue, and its weight."""
         if tenant in self.rules:
             return tenant, self.rules[tenant].weight
-        if OTHERS in self.rules:
-            return OTHERS, self.rules[OTHERS].weight
+        if OTHER_TENANTS in self.rules:
+            return OTHER_TENANTS, self.rules[OTHER_TENANTS].weight
         return tenant, 1.0
 
 
-def memory_bound(setting: str) -> float:
+def parse_memory_bound(setting: str) -> float:
     """Parse DECKHANDS_ADMIT_MEMORY: up to 1 a share of the server's `maxmemory`, above 1 bytes, 0 for no bound.
 
     Raises:
@@ -139,11 +139,11 @@ def memory_bound(setting: str) -> float:
     )
 
 
-async def publish(store: Store, table: TenantTable, memory: float | None) -> None:
+async def publish_tenants(store: Store, table: TenantTable, memory: float | None) -> None:
     """Put a table and a bound of the store's memory into force for all workers. Idempotent.
 
     Args:
-        memory: see `memory_bound`; None for the default.
+        memory: see `parse_memory_bound`; None for the default.
     """
     fields: list[Argument] = []
     for name, rule in table.rules.items():
@@ -153,4 +153,4 @@ async def publish(store: Store, table: TenantTable, memory: float | None) -> Non
     if memory is not None:
         fields += [MEMORY, f"{memory:.6f}"]
     for names in store.all_shards:
-        await store.function("deck_set_tenants", (names.root,), *fields)
+        await store.call_function("deck_set_tenants", (names.root,), *fields)

@@ -1,23 +1,25 @@
-from .admission import begun_before as begun_before, check as check
-from .append_call import WORK as WORK, Condition as Condition, message_with as message_with
-from .append_call import Appended as Appended, Closed as Closed, Conflict as Conflict, Duplicate as Duplicate
-from .append_call import Fenced as Fenced, has_appended as has_appended
-from .conversations import ConversationRow as ConversationRow, Conversations as Conversations, Progress as Progress
-from .conversations import Takeover as Takeover
-from .delegates import delegate_conversation as delegate_conversation
+from .admission import check_admission as check_admission, find_creation as find_creation
+from .append_call import STARTS_WORK as STARTS_WORK, Appended as Appended, Closed as Closed, Condition as Condition
+from .append_call import Conflict as Conflict, Duplicate as Duplicate, Fenced as Fenced, has_appended as has_appended
+from .append_call import make_message_condition as make_message_condition
+from .conversations import ConversationProgress as ConversationProgress, ConversationRow as ConversationRow
+from .conversations import Conversations as Conversations, Takeover as Takeover
+from .delegates import make_delegate_id as make_delegate_id
 from .deletion import RELEASE_LIMIT_SECONDS as RELEASE_LIMIT_SECONDS, Deletion as Deletion, NotDeleted as NotDeleted
-from .entries import decoded as decoded, find_latest_event as find_latest_event
-from .event_log import EventLog as EventLog, Masked as Masked
-from .expiry import EXPIRED_CODE as EXPIRED_CODE, NOT_BEGUN as NOT_BEGUN, expire as expire
-from .export import event_from_export as event_from_export, event_line as event_line
-from .export import events_from_lines as events_from_lines
-from .follower import check_remembered as check_remembered
-from .invariants import Violation as Violation, doubled_observations as doubled_observations
-from .invariants import lost_events as lost_events, violations as violations
-from .live_text import LiveText as LiveText, Piece as Piece
-from .lost_tails import followed as followed, name_gap as name_gap, name_snapshot_gap as name_snapshot_gap
-from .selection import SCHEDULED as SCHEDULED, WAITING as WAITING, Place as Place, Selected as Selected
-from .selection import Selection as Selection, is_in as is_in
-from .status import ANSWERS as ANSWERS, REQUESTABLE_STATES as REQUESTABLE_STATES, Status as Status, copies as copies
-from .status import model_of as model_of, relisted as relisted, status_of as status_of
+from .entries import find_latest_event as find_latest_event, parse_entry as parse_entry
+from .event_log import EventLog as EventLog, MaskedEvents as MaskedEvents
+from .expiry import EXPIRED_CODE as EXPIRED_CODE, NOT_STARTED as NOT_STARTED, expire as expire
+from .export import parse_exported_event as parse_exported_event, parse_lines as parse_lines
+from .export import render_event_line as render_event_line
+from .follower import check_event_exists as check_event_exists
+from .invariants import Violation as Violation, count_duplicate_observations as count_duplicate_observations
+from .invariants import count_lost_events as count_lost_events, find_violations as find_violations
+from .live_text import LivePiece as LivePiece, LiveText as LiveText
+from .lost_tails import record_gap as record_gap, record_snapshot_gap as record_snapshot_gap
+from .lost_tails import tail_recording_gaps as tail_recording_gaps
+from .selection import SCHEDULED as SCHEDULED, WAITING as WAITING, ConversationQuery as ConversationQuery
+from .selection import IndexPosition as IndexPosition, Selection as Selection, is_any_of as is_any_of
+from .status import ANSWERS as ANSWERS, REQUESTABLE_STATES as REQUESTABLE_STATES, Status as Status
+from .status import find_copied_ids as find_copied_ids, find_latest_model as find_latest_model
+from .status import fold_status as fold_status, make_changed_fields as make_changed_fields
 from .wait_reasons import WaitReason as WaitReason

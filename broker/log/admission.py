@@ -16,7 +16,7 @@ from broker.runtime import AdmissionRefused
 from broker.store import ShardKeys, Store
 
 
-def check_reply(reply: list[Any]) -> None:
+def raise_refusal(reply: list[Any]) -> None:
     """Raise the refusal that a reply of the store's functions contains, if any.
 
     Raises:
@@ -27,18 +27,18 @@ def check_reply(reply: list[Any]) -> None:
             raise AdmissionRefused(_text(reason), _text(tenant), used, limit, retry_ms / 1000)
 
 
-async def check(store: Store, conversation_id: str, tenant: str) -> None:
+async def check_admission(store: Store, conversation_id: str, tenant: str) -> None:
     """Check that a conversation may start, before anything is stored for it. Writes nothing.
 
     Raises:
         AdmissionRefused: it may not start now. Never raised for a conversation that has started.
     """
     shard = store.keys(conversation_id).shard
-    elsewhere = await _open_in_others(store, shard, tenant)
-    check_reply(await store.function("deck_admit", (shard.root,), conversation_id, tenant, elsewhere))
+    elsewhere = await _count_open_in_others(store, shard, tenant)
+    raise_refusal(await store.call_function("deck_admit", (shard.root,), conversation_id, tenant, elsewhere))
 
 
-async def begun_before(store: Store, conversation_id: str, key: str) -> Duplicate | None:
+async def find_creation(store: Store, conversation_id: str, key: str) -> Duplicate | None:
     """Return the ids of the events that created a conversation under this key; None if none did."""
     once = store.keys(conversation_id).once
     found = await store.call("HGET", once, f"create:{key}")
@@ -48,7 +48,7 @@ async def begun_before(store: Store, conversation_id: str, key: str) -> Duplicat
     return Duplicate(int(first), int(last))
 
 
-async def open_elsewhere(store: Store, created: ConversationCreated) -> int | None:
+async def count_open_elsewhere(store: Store, created: ConversationCreated) -> int | None:
     """Return how many conversations of its tenant are open in the other shards.
 
     Returns:
@@ -57,16 +57,16 @@ async def open_elsewhere(store: Store, created: ConversationCreated) -> int | No
     if created.parent is not None:
         return None
     tenant = created.tenancy.tenant if created.tenancy is not None else ""
-    return await _open_in_others(store, store.keys(created.conversation_id).shard, tenant)
+    return await _count_open_in_others(store, store.keys(created.conversation_id).shard, tenant)
 
 
-async def _open_in_others(store: Store, shard: ShardKeys, tenant: str) -> int:
+async def _count_open_in_others(store: Store, shard: ShardKeys, tenant: str) -> int:
     if store.shards == 1:
         return 0
     rules = ("HMGET", shard.tenants, tenant, "*")
     named, others = await store.call(*rules)
     share = "*" if named is None and others is not None else tenant
-    commands = [("ZCARD", other.open(share)) for other in store.all_shards if other != shard]
+    commands = [("ZCARD", other.open_conversations(share)) for other in store.all_shards if other != shard]
     return sum(await store.call_many(commands))
 
 

@@ -13,23 +13,23 @@ from typing import Any, Literal, NamedTuple
 
 import msgpack
 
-from broker.contract import MessagePolicy, Ownership, Start
+from broker.contract import MessagePolicy, Ownership, StartWindow
 from broker.runtime import ConversationBusy, StoreError, UnknownConversation
-from broker.secrets import KnownValues
+from broker.secrets import SecretsProof
 from broker.store import Argument, Store
 
 Condition = Literal["", "message:", "message:enqueue", "message:reject", "message:interrupt", "expire"]
 """The condition of a producer's append. `message:<policy>`: the policy accepts a message now; without one, the
 conversation's policy applies. `expire`: the conversation is scheduled."""
 
-WORK: Condition = "message:enqueue"
+STARTS_WORK: Condition = "message:enqueue"
 """The condition of an append that starts work and is never refused."""
 
-Named = dict[str, Any]
+NamedArguments = dict[str, Any]
 """Named arguments. Values that the function compares with texts of the store are texts."""
 
 
-def message_with(policy: MessagePolicy | None) -> Condition:
+def make_message_condition(policy: MessagePolicy | None) -> Condition:
     """Return the condition for appending a user's message.
 
     Args:
@@ -60,11 +60,11 @@ class Creator(NamedTuple):
     pool: str
     awaited: str = ""
     elsewhere: int | None = 0
-    start: Start | None = None
+    start: StartWindow | None = None
 
-    def named(self) -> Named:
+    def to_arguments(self) -> NamedArguments:
         """Return the arguments that describe this writer."""
-        named: Named = {"by": "create", "key": self.key, "pool": self.pool}
+        named: NamedArguments = {"by": "create", "key": self.key, "pool": self.pool}
         named |= {"awaited": self.awaited} if self.awaited else {}
         named |= {"inner": True} if self.elsewhere is None else {"elsewhere": self.elsewhere}
         if self.start is not None:
@@ -73,7 +73,7 @@ class Creator(NamedTuple):
         return named
 
 
-class Producer(NamedTuple):
+class ProducerWriter(NamedTuple):
     """A producer: a user, a client or another conversation.
 
     Attributes:
@@ -85,12 +85,12 @@ class Producer(NamedTuple):
 
     key: str
     condition: Condition = ""
-    quiet: bool = False
+    is_quiet: bool = False
     seen_id: int | None = None
 
-    def named(self) -> Named:
+    def to_arguments(self) -> NamedArguments:
         """Return the arguments that describe this writer."""
-        named: Named = {"by": "producer", "key": self.key, "condition": self.condition, "quiet": self.quiet}
+        named: NamedArguments = {"by": "producer", "key": self.key, "condition": self.condition, "quiet": self.is_quiet}
         return named if self.seen_id is None else named | {"seen": str(self.seen_id)}
 
 
@@ -107,9 +107,9 @@ class ToolWriter(NamedTuple):
     place: str
     checksum: str
 
-    def named(self) -> Named:
+    def to_arguments(self) -> NamedArguments:
         """Return the arguments that describe this writer."""
-        named: Named = {
+        named: NamedArguments = {
             "by": "tool",
             "worker": self.worker_id,
             "action": str(self.action_id),
@@ -132,17 +132,17 @@ class Owner(NamedTuple):
     checksum: str
     key: str
 
-    def named(self) -> Named:
+    def to_arguments(self) -> NamedArguments:
         """Return the arguments that describe this writer."""
         worker, token = self.ownership.worker_id, self.ownership.token
         decided = {"seen": str(self.seen_id), "checksum": self.checksum, "key": self.key}
         return {"by": "owner", "worker": worker, "token": token} | decided
 
 
-Writer = Creator | Producer | ToolWriter | Owner
+Writer = Creator | ProducerWriter | ToolWriter | Owner
 
 
-class Entry(NamedTuple):
+class NewEntry(NamedTuple):
     """One event to write.
 
     Attributes:
@@ -156,20 +156,20 @@ class Entry(NamedTuple):
     dispatch: str = ""
     answers: int | None = None
 
-    def named(self) -> Named:
+    def to_arguments(self) -> NamedArguments:
         """Return the arguments that describe this event, without its bytes."""
-        named: Named = {"dispatch": self.dispatch} if self.dispatch else {}
+        named: NamedArguments = {"dispatch": self.dispatch} if self.dispatch else {}
         return named | ({} if self.answers is None else {"answers": str(self.answers)})
 
 
-def append_arguments(
+def make_append_arguments(
     conversation_id: str,
     writer: Writer,
-    entries: Sequence[Entry],
+    entries: Sequence[NewEntry],
     cancels: Sequence[int] = (),
     fields: Mapping[str, str | int | float] | None = None,
     *,
-    secrets: KnownValues | None = None,
+    secrets: SecretsProof | None = None,
 ) -> list[Argument]:
     """Return the arguments of the function: the id, the named arguments, and the bytes of each event.
 
@@ -179,7 +179,7 @@ def append_arguments(
         secrets: the secret values known to the writer. The append is refused if the conversation has others. None skips
             this check.
     """
-    named = writer.named() | {"events": [entry.named() for entry in entries]}
+    named = writer.to_arguments() | {"events": [entry.to_arguments() for entry in entries]}
     named |= {"cancels": [str(action) for action in cancels]} if cancels else {}
     named |= {"fields": [str(part) for field in fields.items() for part in field]} if fields else {}
     named |= {} if secrets is None else {"secrets": secrets.number, "sample": secrets.sample}
@@ -228,10 +228,10 @@ class Lost:
     last_id: int
 
 
-Outcome = Appended | Duplicate | Fenced | Conflict | Closed | Lost
+AppendOutcome = Appended | Duplicate | Fenced | Conflict | Closed | Lost
 
 
-def outcome_of(reply: Any, conversation_id: str, checksum: str = "") -> Outcome | None:
+def parse_outcome(reply: Any, conversation_id: str, checksum: str = "") -> AppendOutcome | None:
     """Return the outcome in a reply of the function `append`; None if the conversation to create exists already.
 
     Args:
@@ -267,4 +267,4 @@ def outcome_of(reply: Any, conversation_id: str, checksum: str = "") -> Outcome 
 async def has_appended(store: Store, conversation_id: str, key: str) -> bool:
     """Return whether the log holds the append that a producer made under a key."""
     once = store.keys(conversation_id).once
-    return bool(await store.persist(lambda: store.connection.call("HEXISTS", once, f"p:{key}")))
+    return bool(await store.retry(lambda: store.connection.call("HEXISTS", once, f"p:{key}")))

@@ -15,7 +15,7 @@ CHUNK_BYTES = 4 << 20
 """Approximate size of one request: its reply must arrive in time."""
 
 
-def chunks_of(contents: Mapping[str, bytes]) -> list[dict[str, bytes]]:
+def split_into_chunks(contents: Mapping[str, bytes]) -> list[dict[str, bytes]]:
     """Split texts into groups, one for each request."""
     chunks: list[dict[str, bytes]] = []
     size = CHUNK_BYTES
@@ -34,7 +34,7 @@ class Blobs:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def keep(self, conversation_id: str, contents: Mapping[str, bytes]) -> None:
+    async def put(self, conversation_id: str, contents: Mapping[str, bytes]) -> None:
         """Store texts under their addresses. Idempotent."""
         names = self._store.keys(conversation_id)
         commands = [("SET", names.blob(sha256), content) for sha256, content in contents.items()]
@@ -46,7 +46,7 @@ class Blobs:
         found = await self._store.call_many([("GET", names.blob(sha256)) for sha256 in addresses])
         return {sha256: content for sha256, content in zip(addresses, found, strict=True) if content is not None}
 
-    async def whole(self, conversation_id: str, event: EventT) -> EventT:
+    async def restore_event(self, conversation_id: str, event: EventT) -> EventT:
         """Return the event with the full text of its shortened fields.
 
         Raises:

@@ -18,13 +18,13 @@ from types import MappingProxyType
 from typing import Any
 
 from broker.runtime import StoreRefused, UnknownConversation, from_millis
-from broker.store import WRONG_TYPE, Argument, Store, texts_by_name
+from broker.store import WRONG_TYPE_PREFIX, Argument, Store, decode_fields
 
-SCANNED_AT_ONCE = 1_000
+SCAN_BATCH = 1_000
 MAX_DIGITS = 18
 LATEST_MS = 250_000_000_000_000
 """A time in the year 9892."""
-LABELS_KEPT = 1_000
+MAX_CACHED_LABELS = 1_000
 """Number of different sets of labels that are cached."""
 
 
@@ -65,7 +65,7 @@ class ConversationRow:
     @property
     def cost_usd(self) -> float:
         """Its cost so far, in USD."""
-        return _usd(self.fields.get("cost_usd", ""))
+        return _parse_usd(self.fields.get("cost_usd", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Takeover:
 
 
 @dataclass(frozen=True, slots=True)
-class Glimpse:
+class SelectionFields:
     """The part of a row that a selection compares."""
 
     state: str
@@ -92,7 +92,7 @@ class Glimpse:
 
 
 @dataclass(slots=True)
-class Progress:
+class ConversationProgress:
     """The progress of a conversation. The defaults stand for a conversation that has not been read yet.
 
     Attributes:
@@ -113,7 +113,7 @@ class Progress:
     created_ms: int = 0
     updated_ms: int = 0
 
-    def copy(self, other: Progress) -> None:
+    def update_from(self, other: ConversationProgress) -> None:
         """Copy all values from another."""
         for field_ in fields_of(self):
             setattr(self, field_.name, getattr(other, field_.name))
@@ -125,20 +125,20 @@ class Conversations:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def recent(self, *, limit: int = 50) -> list[ConversationRow]:
+    async def list_recent(self, *, limit: int = 50) -> list[ConversationRow]:
         """Return up to `limit` conversations, newest first."""
         commands = [("ZREVRANGE", names.index, 0, limit - 1, "WITHSCORES") for names in self._store.all_shards]
         replies = await self._store.call_many(commands)
         scored = [(float(flat[i + 1]), flat[i]) for flat in replies for i in range(0, len(flat), 2)]
         ids = [cid.decode(errors="backslashreplace") for _, cid in sorted(scored, reverse=True)[:limit]]
-        return await self.rows(ids)
+        return await self.load_rows(ids)
 
     async def count(self) -> int:
         """Return the number of conversations."""
         commands = [("ZCARD", names.index) for names in self._store.all_shards]
         return sum(await self._store.call_many(commands))
 
-    async def beginning_with(self, prefix: str, *, limit: int) -> list[ConversationRow]:
+    async def find_by_prefix(self, prefix: str, *, limit: int) -> list[ConversationRow]:
         """Return up to `limit` ids of conversations that start with a prefix, sorted.
 
         Args:
@@ -148,29 +148,33 @@ class Conversations:
         for names in self._store.all_shards:
             cursor = b"0"
             while True:
-                scan = ("ZSCAN", names.index, cursor, "MATCH", f"{prefix}*", "COUNT", SCANNED_AT_ONCE)
+                scan = ("ZSCAN", names.index, cursor, "MATCH", f"{prefix}*", "COUNT", SCAN_BATCH)
                 cursor, flat = await self._store.call(*scan)
                 found.update(cid.decode(errors="backslashreplace") for cid in flat[::2])
                 if cursor == b"0":
                     break
-        return await self.rows(sorted(found)[:limit])
+        return await self.load_rows(sorted(found)[:limit])
 
-    async def rows(self, conversation_ids: Sequence[str]) -> list[ConversationRow]:
+    async def load_rows(self, conversation_ids: Sequence[str]) -> list[ConversationRow]:
         """Return the rows of the conversations that exist, in the order of the ids."""
         rows = await self._rows(conversation_ids)
         return [row for row in rows if row is not None]
 
-    async def glimpses(self, conversation_ids: Sequence[str]) -> list[Glimpse | None]:
+    async def load_selection_fields(self, conversation_ids: Sequence[str]) -> list[SelectionFields | None]:
         """Return the parts of the rows that a selection compares; None for a conversation that does not exist."""
-        replies = await self._replies([("HMGET", self._store.keys(cid).meta, *_GLIMPSE) for cid in conversation_ids])
-        return [_glimpse(reply) if reply else None for reply in replies]
+        replies = await self._call_each(
+            [("HMGET", self._store.keys(cid).meta, *_SELECTION_FIELDS) for cid in conversation_ids]
+        )
+        return [_parse_selection_fields(reply) if reply else None for reply in replies]
 
-    async def progress(self, conversation_ids: Sequence[str]) -> list[Progress | None]:
+    async def load_progress(self, conversation_ids: Sequence[str]) -> list[ConversationProgress | None]:
         """Return the progress of conversations; None for each that does not exist."""
-        replies = await self._replies([("HMGET", self._store.keys(cid).meta, *_PROGRESS) for cid in conversation_ids])
-        return [_progress(reply) if reply else None for reply in replies]
+        replies = await self._call_each(
+            [("HMGET", self._store.keys(cid).meta, *_PROGRESS_FIELDS) for cid in conversation_ids]
+        )
+        return [_parse_progress(reply) if reply else None for reply in replies]
 
-    async def row(self, conversation_id: str) -> ConversationRow:
+    async def load_row(self, conversation_id: str) -> ConversationRow:
         """Return the row of one conversation.
 
         Raises:
@@ -189,20 +193,20 @@ class Conversations:
         """Retry a dead letter. Idempotent."""
         await self._call("deck_requeue", conversation_id)
 
-    async def dead_letters(self) -> list[str]:
+    async def list_dead_letters(self) -> list[str]:
         """Return the conversations that crashed three workers in a row, oldest first."""
         commands = [("ZRANGE", names.dead, 0, -1) for names in self._store.all_shards]
         replies = await self._store.call_many(commands)
         return [cid.decode(errors="backslashreplace") for reply in replies for cid in reply]
 
-    async def takeovers(self) -> list[Takeover]:
+    async def list_takeovers(self) -> list[Takeover]:
         """Return the latest takeovers, at most about 10,000 per shard, in order within a shard."""
         found = []
         for names in self._store.all_shards:
             key = names.takeovers
             entries = await self._store.call("XRANGE", key, "-", "+")
             for _, flat in entries:
-                fields = texts_by_name(flat)
+                fields = decode_fields(flat)
                 action = fields.get("a")
                 found.append(
                     Takeover(
@@ -217,29 +221,40 @@ class Conversations:
 
     async def _call(self, function: str, conversation_id: str) -> None:
         names = self._store.keys(conversation_id)
-        reply = await self._store.function(function, (names.root, names.shard.root), conversation_id)
+        reply = await self._store.call_function(function, (names.root, names.shard.root), conversation_id)
         if reply[0] == "missing":
             raise UnknownConversation(conversation_id)
 
     async def _rows(self, ids: Sequence[str]) -> list[ConversationRow | None]:
-        replies = await self._replies([("HGETALL", self._store.keys(cid).meta) for cid in ids])
-        return [_row(cid, flat) for cid, flat in zip(ids, replies, strict=True)]
+        replies = await self._call_each([("HGETALL", self._store.keys(cid).meta) for cid in ids])
+        return [_parse_row(cid, flat) for cid, flat in zip(ids, replies, strict=True)]
 
-    async def _replies(self, commands: Sequence[tuple[Argument, ...]]) -> list[list[Any]]:
+    async def _call_each(self, commands: Sequence[tuple[Argument, ...]]) -> list[list[Any]]:
         """Return the replies to commands; an empty list where a key has another type."""
         try:
-            found: list[list[Any]] = await self._store.persist(lambda: self._store.connection.call_many(commands))
+            found: list[list[Any]] = await self._store.retry(lambda: self._store.connection.call_many(commands))
         except StoreRefused as error:
-            if WRONG_TYPE not in error.message:
+            if WRONG_TYPE_PREFIX not in error.message:
                 raise
             if len(commands) == 1:
                 return [[]]
             half = len(commands) // 2
-            return [*await self._replies(commands[:half]), *await self._replies(commands[half:])]
+            return [*await self._call_each(commands[:half]), *await self._call_each(commands[half:])]
         return found
 
 
-_KNOWN = {"title", "state", "wait_reason", "last_id", "created_ms", "updated_ms", "owner", "node", "closed", "labels"}
+_ROW_FIELDS = {
+    "title",
+    "state",
+    "wait_reason",
+    "last_id",
+    "created_ms",
+    "updated_ms",
+    "owner",
+    "node",
+    "closed",
+    "labels",
+}
 _INTERNAL = {
     "token",
     "rung",
@@ -267,44 +282,54 @@ _INTERNAL = {
     "copied",
 }
 _PLAN = frozenset({b"planned", b"not_before_ms"})
-_NOT_SHOWN = frozenset(name.encode() for name in _KNOWN | _INTERNAL)
+_HIDDEN_FIELDS = frozenset(name.encode() for name in _ROW_FIELDS | _INTERNAL)
 _TOKENS = ("prompt_tokens", "completion_tokens")
-_GLIMPSE = ("last_id", "state", "wait_reason", "labels", "tenant", "model", "cost_usd")
+_SELECTION_FIELDS = ("last_id", "state", "wait_reason", "labels", "tenant", "model", "cost_usd")
 
 
-def _glimpse(values: list[bytes | None]) -> Glimpse | None:
+def _parse_selection_fields(values: list[bytes | None]) -> SelectionFields | None:
     last_id, *others = values
     if last_id is None:
         return None
     state, wait_reason, labels, tenant, model, cost = (
         (text or b"").decode(errors="backslashreplace") for text in others
     )
-    return Glimpse(state, wait_reason, _labels_in(labels), tenant, model, _usd(cost))
+    return SelectionFields(state, wait_reason, _parse_labels(labels), tenant, model, _parse_usd(cost))
 
 
-_PROGRESS = ("last_id", "created_ms", "updated_ms", "state", "wait_reason", "owner", "cost_usd", "iterations", *_TOKENS)
+_PROGRESS_FIELDS = (
+    "last_id",
+    "created_ms",
+    "updated_ms",
+    "state",
+    "wait_reason",
+    "owner",
+    "cost_usd",
+    "iterations",
+    *_TOKENS,
+)
 
 
-def _progress(values: list[bytes | None]) -> Progress | None:
+def _parse_progress(values: list[bytes | None]) -> ConversationProgress | None:
     last_id, created_ms, updated_ms, *others = values
     if last_id is None:
         return None
     state, wait_reason, owner, cost = ((text or b"").decode(errors="backslashreplace") for text in others[:4])
-    iterations, prompt, completion = (_whole(number or b"0") for number in others[4:])
-    return Progress(
-        last_id=_whole(last_id),
+    iterations, prompt, completion = (_parse_integer(number or b"0") for number in others[4:])
+    return ConversationProgress(
+        last_id=_parse_integer(last_id),
         state=state,
         wait_reason=wait_reason,
         worker=owner,
         iterations=iterations,
-        cost_usd=_usd(cost),
+        cost_usd=_parse_usd(cost),
         tokens=prompt + completion,
-        created_ms=_whole(created_ms or b"0"),
-        updated_ms=_whole(updated_ms or b"0"),
+        created_ms=_parse_integer(created_ms or b"0"),
+        updated_ms=_parse_integer(updated_ms or b"0"),
     )
 
 
-def _usd(text: str) -> float:
+def _parse_usd(text: str) -> float:
     try:
         cost = float(text)
     except ValueError:
@@ -312,7 +337,7 @@ def _usd(text: str) -> float:
     return cost if math.isfinite(cost) else 0.0
 
 
-def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:
+def _parse_row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:
     # Decode only the fields that are shown: a page has hundreds of rows, each with a dozen fields that are not.
     found = dict(zip(flat[::2], flat[1::2], strict=True))
     if b"last_id" not in found:
@@ -326,36 +351,36 @@ def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:
         title=text(b"title"),
         state=text(b"state"),
         wait_reason=text(b"wait_reason"),
-        last_event_id=_whole(found[b"last_id"]),
-        created=_moment(found.get(b"created_ms", b"0")),
-        updated=_moment(found.get(b"updated_ms", b"0")),
+        last_event_id=_parse_integer(found[b"last_id"]),
+        created=_parse_time(found.get(b"created_ms", b"0")),
+        updated=_parse_time(found.get(b"updated_ms", b"0")),
         owner=text(b"owner"),
         node=text(b"node"),
         is_closed=b"closed" in found,
-        labels=dict(_labels_in(text(b"labels"))),
-        not_before=_moment(found[b"not_before_ms"])
+        labels=dict(_parse_labels(text(b"labels"))),
+        not_before=_parse_time(found[b"not_before_ms"])
         if found.keys() >= _PLAN and found[b"planned"] == b"waiting"
         else None,
         tenant=text(b"tenant"),
         fields={
             name.decode(errors="backslashreplace"): value.decode(errors="backslashreplace")
             for name, value in found.items()
-            if name not in _NOT_SHOWN
+            if name not in _HIDDEN_FIELDS
         },
     )
 
 
-def _whole(raw: bytes) -> int:
+def _parse_integer(raw: bytes) -> int:
     return int(raw) if raw.isdigit() and len(raw) <= MAX_DIGITS else 0
 
 
-def _moment(raw: bytes) -> datetime:
-    millis = _whole(raw)
+def _parse_time(raw: bytes) -> datetime:
+    millis = _parse_integer(raw)
     return from_millis(millis if millis <= LATEST_MS else 0)
 
 
-@lru_cache(maxsize=LABELS_KEPT)
-def _labels_in(text: str) -> Mapping[str, str]:
+@lru_cache(maxsize=MAX_CACHED_LABELS)
+def _parse_labels(text: str) -> Mapping[str, str]:
     """Parse labels from JSON. Cached, because all conversations of one run have the same labels."""
     try:
         found = json.loads(text) if text else {}

@@ -7,6 +7,6 @@ from hashlib import sha256
 ID_CHARS = 24
 
 
-def delegate_conversation(parent_id: str, delegate_id: int) -> str:
+def make_delegate_id(parent_id: str, delegate_id: int) -> str:
     """Return the id of the delegate that an action starts. Always the same for the same action."""
     return "d" + sha256(f"{parent_id}:{delegate_id}".encode()).hexdigest()[:ID_CHARS]

@@ -19,7 +19,7 @@ from broker.runtime import CorruptEntry, DeckhandsError, StoreTooNew, UnknownCon
 from broker.store import Store
 
 READ_BATCH = 500
-KEYS_AT_ONCE = 200
+KEYS_PER_CALL = 200
 POLL_SECONDS = 0.05
 RELEASE_LIMIT_SECONDS = 45.0
 """How long an owner may keep a settled conversation; it releases an idle one after 30 s."""
@@ -51,7 +51,7 @@ class Deletion:
             UnknownConversation: no such conversation; an earlier call may have deleted it.
             NotDeleted: its log has grown, or a worker still owns it. Nothing was changed.
         """
-        await self.begin(conversation_id, last_id=last_id, limit_seconds=limit_seconds)
+        await self.close_for_deletion(conversation_id, last_id=last_id, limit_seconds=limit_seconds)
         names = self._store.keys(conversation_id)
         after = 0
         while True:
@@ -59,16 +59,20 @@ class Deletion:
             if not batch:
                 break
             after += len(batch)
-            doomed = sorted({key for _, fields in batch for key in self._kept_with(conversation_id, fields[-1])})
-            for at in range(0, len(doomed), KEYS_AT_ONCE):
-                commands = [("UNLINK", key) for key in doomed[at : at + KEYS_AT_ONCE]]
+            doomed = sorted(
+                {key for _, fields in batch for key in self._find_referenced_keys(conversation_id, fields[-1])}
+            )
+            for at in range(0, len(doomed), KEYS_PER_CALL):
+                commands = [("UNLINK", key) for key in doomed[at : at + KEYS_PER_CALL]]
                 await self._store.call_many(commands)
                 failpoint("deletion.texts_gone")
-        await Ledger(self._store).forget(conversation_id)
+        await Ledger(self._store).delete_account(conversation_id)
         failpoint("deletion.before_end")
         await self._call("deck_end_deletion", conversation_id)
 
-    async def begin(self, conversation_id: str, *, last_id: int, limit_seconds: float = RELEASE_LIMIT_SECONDS) -> None:
+    async def close_for_deletion(
+        self, conversation_id: str, *, last_id: int, limit_seconds: float = RELEASE_LIMIT_SECONDS
+    ) -> None:
         """Close a conversation for its deletion, which `delete` completes. Same arguments and errors as `delete`."""
         clock = self._store.clock
         deadline = clock.monotonic() + limit_seconds
@@ -85,7 +89,7 @@ class Deletion:
                 )
             await asyncio.sleep(POLL_SECONDS)
 
-    def _kept_with(self, conversation_id: str, entry: bytes) -> list[str]:
+    def _find_referenced_keys(self, conversation_id: str, entry: bytes) -> list[str]:
         """Return the keys that an event refers to: its large texts, and the file that its workspace is filled from."""
         names = self._store.keys(conversation_id)
         try:
@@ -101,7 +105,7 @@ class Deletion:
 
     async def _call(self, function: str, conversation_id: str, *arguments: int) -> list[Any]:
         names = self._store.keys(conversation_id)
-        reply = await self._store.function(function, (names.root, names.shard.root), conversation_id, *arguments)
+        reply = await self._store.call_function(function, (names.root, names.shard.root), conversation_id, *arguments)
         if reply[0] == "missing" and function == "deck_begin_deletion":
             raise UnknownConversation(conversation_id)
         return reply

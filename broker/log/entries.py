@@ -31,7 +31,7 @@ class NewEvents:
     checksum: str
 
 
-def decoded(entry_id: bytes, fields: list[Any], expected_id: int, decode: codec.Decoder = codec.decode) -> Event:
+def parse_entry(entry_id: bytes, fields: list[Any], expected_id: int, decode: codec.Decoder = codec.decode) -> Event:
     """Parse the entry that must hold the event with the expected id.
 
     Args:
@@ -60,7 +60,7 @@ def _only_field(fields: list[Any]) -> bytes:
     return entry
 
 
-def is_at(entries: list[Any], event_id: int, checksum: str) -> bool:
+def is_first_entry(entries: list[Any], event_id: int, checksum: str) -> bool:
     """Return whether the first of these entries has this id and, unless empty, this checksum."""
     if not entries or entries[0][0] != b"%d-0" % event_id:
         return False
@@ -79,7 +79,7 @@ async def find_latest_event(store: Store, conversation_id: str, kind: type[E]) -
         event_id = 0
         for entry_id, fields in batch:
             event_id = int(entry_id.partition(b"-")[0])
-            event = decoded(entry_id, fields, event_id, codec.decode_any)
+            event = parse_entry(entry_id, fields, event_id, codec.decode_any)
             if isinstance(event, kind):
                 return event
         if len(batch) < BATCH or event_id == 1:

@@ -3,8 +3,7 @@
 Holds: event ids are 1, 2, 3 … without gaps. All writes use the function `append`; its outcomes are types
 (`append_call`). If the reply to an append is lost, the call is repeated until its outcome is known; the events are
 written once. An id and a checksum identify an event, because a store that lost the end of a log assigns its ids again
-(`lost_tails`).
-An event is masked once; an append masks it again only if the secrets have changed since.
+(`lost_tails`). An event is masked once; an append masks it again only if the secrets have changed since.
 Does not: trim a live log.
 Keys: `deck:{k}:c:<id>:events`, and the conversation's blobs.
 """
@@ -15,29 +14,29 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.contract import ConversationCreated, Event, Ownership, Start, codec, replace_surrogates
-from broker.log.admission import check_reply, open_elsewhere
+from broker.contract import ConversationCreated, Event, Ownership, StartWindow, codec, replace_surrogates
+from broker.log.admission import count_open_elsewhere, raise_refusal
 from broker.log.append_call import (
     Appended,
+    AppendOutcome,
     Closed,
     Condition,
     Conflict,
     Creator,
     Duplicate,
-    Entry,
     Lost,
-    Outcome,
+    NewEntry,
     Owner,
-    Producer,
+    ProducerWriter,
     ToolWriter,
     Writer,
-    append_arguments,
-    outcome_of,
+    make_append_arguments,
+    parse_outcome,
 )
-from broker.log.blobs import Blobs, chunks_of
-from broker.log.entries import NewEvents, decoded, is_at
-from broker.log.follower import Follower
-from broker.log.status import adopted, listed_at_first
+from broker.log.blobs import Blobs, split_into_chunks
+from broker.log.entries import NewEvents, is_first_entry, parse_entry
+from broker.log.follower import LogFollower
+from broker.log.status import make_copied_fields, make_initial_fields
 from broker.runtime import (
     ConversationMoved,
     CorruptEntry,
@@ -48,39 +47,39 @@ from broker.runtime import (
     check_conversation_id,
     new_key,
 )
-from broker.secrets import KnownValues, Masker, Secrets
+from broker.secrets import Masker, Secrets, SecretsProof
 from broker.store import Store
 
 READ_BATCH = 1_000
-MOST_LOOK_UPS = 8
+MAX_LOOK_UPS = 8
 """How often an append reads the secrets again because they have changed."""
 
 
-NOTHING_TO_HIDE = Masker()
+NO_MASKER = Masker()
 
 
 @dataclass(frozen=True, slots=True)
-class Masked:
+class MaskedEvents:
     """Events with masked secrets, and the masker that was used."""
 
     events: tuple[Event, ...]
     masker: Masker
 
     @classmethod
-    async def of(cls, events: Sequence[Event], masker: Masker) -> Masked:
+    async def mask(cls, events: Sequence[Event], masker: Masker) -> MaskedEvents:
         """Mask events."""
         if not masker:
             return cls(tuple(events), masker)
-        wires = await asyncio.to_thread(lambda: [masker.wire(event.wire()) for event in events])
+        wires = await asyncio.to_thread(lambda: [masker.mask_wire(event.wire()) for event in events])
         found = [codec.event_from_wire(wire, event.id) for wire, event in zip(wires, events, strict=True)]
         return cls(tuple(found), masker)
 
-    def has(self, position: int, masker: Masker) -> bool:
+    def is_masked(self, position: int, masker: Masker) -> bool:
         """Return whether these include the event at a position of the append, masked with the same secrets."""
         return position < len(self.events) and masker.values == self.masker.values
 
 
-NOTHING_MASKED = Masked((), NOTHING_TO_HIDE)
+NO_MASKED_EVENTS = MaskedEvents((), NO_MASKER)
 
 
 class EventLog:
@@ -91,22 +90,22 @@ class EventLog:
         self.secrets = secrets
         self.blobs = Blobs(store)
 
-    async def mask(self, conversation_id: str, events: Sequence[Event]) -> Masked:
+    async def mask(self, conversation_id: str, events: Sequence[Event]) -> MaskedEvents:
         """Mask the secrets in events, for an owner that folds them before `append_as_owner`."""
-        if self.secrets is not None and self.secrets.may_be_forgotten(conversation_id):
+        if self.secrets is not None and self.secrets.may_be_evicted(conversation_id):
             await self.secrets.look_up(conversation_id)
-        masker, _ = await self._checked_masker(conversation_id)
-        return await Masked.of(events, masker)
+        masker, _ = await self._load_checked_masker(conversation_id)
+        return await MaskedEvents.mask(events, masker)
 
-    async def masker(self, conversation_id: str) -> Masker:
+    async def load_masker(self, conversation_id: str) -> Masker:
         """Return the masker of the conversation's secrets."""
-        return await self.secrets.masker(conversation_id) if self.secrets is not None else NOTHING_TO_HIDE
+        return await self.secrets.load_masker(conversation_id) if self.secrets is not None else NO_MASKER
 
-    async def _checked_masker(self, conversation_id: str) -> tuple[Masker, KnownValues | None]:
-        """Return the masker for an append and the secret values to check, see `Secrets.checked_masker`."""
+    async def _load_checked_masker(self, conversation_id: str) -> tuple[Masker, SecretsProof | None]:
+        """Return the masker for an append and the secret values to check, see `Secrets.get_cached_masker`."""
         if self.secrets is None:
-            return NOTHING_TO_HIDE, None
-        return await self.secrets.checked_masker(conversation_id)
+            return NO_MASKER, None
+        return await self.secrets.get_cached_masker(conversation_id)
 
     async def create(
         self,
@@ -116,7 +115,7 @@ class EventLog:
         key: str | None = None,
         node: str = "",
         awaited: str = "",
-        start: Start | None = None,
+        start: StartWindow | None = None,
     ) -> Appended | Duplicate:
         """Create a conversation.
 
@@ -147,8 +146,8 @@ class EventLog:
         created = events[0]
         assert isinstance(created, ConversationCreated)
         cid = check_conversation_id(created.conversation_id)
-        creator = creator._replace(elsewhere=await open_elsewhere(self.store, created))
-        shown = listed_at_first(created, node)
+        creator = creator._replace(elsewhere=await count_open_elsewhere(self.store, created))
+        shown = make_initial_fields(created, node)
         shown |= {"double_texting": created.double_texting} if created.double_texting else {}
         shown |= {} if creator.start else {"busy": "1"}
         outcome = await self._append(cid, creator, events, answers=answers, fields={**shown, **(fields or {})})
@@ -186,7 +185,7 @@ class EventLog:
             ConversationBusy: the condition is not met; nothing was written.
             ConversationMoved: the last event has another id; nothing was written.
         """
-        writer = Producer(key or new_key(), condition, quiet, seen_id)
+        writer = ProducerWriter(key or new_key(), condition, quiet, seen_id)
         outcome = await self._append(conversation_id, writer, events, dispatch=frozenset(dispatch), fields=fields)
         if isinstance(outcome, Conflict):
             raise ConversationMoved(conversation_id, outcome.last_id)
@@ -221,12 +220,12 @@ class EventLog:
         *,
         expected_last_id: int,
         checksum: str = "",
-        masked: Masked = NOTHING_MASKED,
+        masked: MaskedEvents = NO_MASKED_EVENTS,
         dispatch: Iterable[int] = (),
         answers: Mapping[int, int] | None = None,
         cancels: Sequence[int] = (),
         fields: Mapping[str, str | int | float] | None = None,
-    ) -> Outcome:
+    ) -> AppendOutcome:
         """Append the events that the owner decided from the log up to `expected_last_id`.
 
         Args:
@@ -268,10 +267,10 @@ class EventLog:
             CorruptEntry: an entry is damaged or missing. The message names the event.
             UnknownConversation: no such conversation.
         """
-        pages = self.pages(conversation_id, after=after, until=until, decode=decode)
+        pages = self.read_pages(conversation_id, after=after, until=until, decode=decode)
         return [event async for page in pages for event in page]
 
-    async def pages(
+    async def read_pages(
         self, conversation_id: str, *, after: int = 0, until: int | None = None, decode: codec.Decoder = codec.decode
     ) -> AsyncGenerator[list[Event], None]:
         """Yield the events that `read` returns, in pages of a thousand. Raises the same errors."""
@@ -281,13 +280,15 @@ class EventLog:
         while True:
             batch = await self.store.call("XRANGE", stream, f"{last_id + 1}-0", end, "COUNT", READ_BATCH)
             if batch:
-                page = [decoded(entry_id, fields, last_id + n, decode) for n, (entry_id, fields) in enumerate(batch, 1)]
+                page = [
+                    parse_entry(entry_id, fields, last_id + n, decode) for n, (entry_id, fields) in enumerate(batch, 1)
+                ]
                 last_id += len(page)
                 yield page
             if len(batch) < READ_BATCH:
                 break
         if last_id == 0:
-            await self.last_id(conversation_id)
+            await self.load_last_id(conversation_id)
 
     async def read_new(self, ownership: Ownership, *, after: int, checksum: str = "") -> NewEvents:
         """Return the events above `after` for the owner, and enable its next notification.
@@ -306,14 +307,14 @@ class EventLog:
                 [
                     ("HDEL", names.meta, "rung"),
                     ("XRANGE", names.events, f"{max(last_id, 1)}-0", "+", "COUNT", READ_BATCH),
-                    ("EXISTS", names.watched),
+                    ("EXISTS", names.watcher_mark),
                 ]
             )
-            if last_id and not is_at(batch[:1], last_id, checksum):
-                found = await self.last_id(ownership.conversation_id)
+            if last_id and not is_first_entry(batch[:1], last_id, checksum):
+                found = await self.load_last_id(ownership.conversation_id)
                 raise EventsLost(ownership.conversation_id, found, last_id, checksum)
             new = batch[1:] if last_id else batch
-            events += [decoded(entry_id, fields, last_id + n) for n, (entry_id, fields) in enumerate(new, 1)]
+            events += [parse_entry(entry_id, fields, last_id + n) for n, (entry_id, fields) in enumerate(new, 1)]
             last_id += len(new)
             checksum = codec.checksum_of(batch[-1][1][-1]) if batch else ""
             if len(batch) < READ_BATCH:
@@ -328,17 +329,17 @@ class EventLog:
             UnknownConversation: the conversation does not exist, or was deleted meanwhile.
             EventsLost: the log ends before `after`, or no longer holds an event that was yielded.
         """
-        follower = Follower(self.store, conversation_id, after)
+        follower = LogFollower(self.store, conversation_id, after)
         try:
-            await follower.begin()
+            await follower.check_start()
             while True:
                 for entry_id, fields in await follower.read():
                     after += 1
-                    yield decoded(entry_id, fields, after, decode)
+                    yield parse_entry(entry_id, fields, after, decode)
         finally:
             await follower.aclose()
 
-    async def last_id(self, conversation_id: str) -> int:
+    async def load_last_id(self, conversation_id: str) -> int:
         """Return the id of the last event.
 
         Raises:
@@ -350,7 +351,7 @@ class EventLog:
             raise UnknownConversation(conversation_id)
         return int(found)
 
-    async def moves(self, conversation_id: str) -> int:
+    async def count_moves(self, conversation_id: str) -> int:
         """Return how often the workspace was moved away from a lost node."""
         meta = self.store.keys(conversation_id).meta
         return int(await self.store.call("HGET", meta, "moves") or 0)
@@ -362,7 +363,7 @@ class EventLog:
         answer, last_id = await self.store.call_many(commands)
         return answer is not None or last_id is None
 
-    async def entry(self, conversation_id: str, event_id: int) -> bytes:
+    async def load_entry(self, conversation_id: str, event_id: int) -> bytes:
         """Return the stored bytes of one event.
 
         Raises:
@@ -390,10 +391,12 @@ class EventLog:
                 f"The conversation {source_id!r} has {len(events)} events; it cannot be forked at {at}.",
                 remedy=f"Choose an event from 1 to {len(events)}.",
             )
-        whole = [await self.blobs.whole(source_id, event) for event in events[1:]]
-        return await self.adopt(target, whole, key=f"fork:{source_id}@{at}")
+        whole = [await self.blobs.restore_event(source_id, event) for event in events[1:]]
+        return await self.create_from(target, whole, key=f"fork:{source_id}@{at}")
 
-    async def adopt(self, created: ConversationCreated, events: Sequence[Event], *, key: str) -> Appended | Duplicate:
+    async def create_from(
+        self, created: ConversationCreated, events: Sequence[Event], *, key: str
+    ) -> Appended | Duplicate:
         """Create a conversation with the events of another log, from this store or elsewhere.
 
         Idempotent: the same id and key give the same conversation.
@@ -408,7 +411,10 @@ class EventLog:
         # Actions that ran for the source must not run again here.
         answers = {n: event.cause for n, event in enumerate(events, 1) if event.cause in runnable}
         return await self._create(
-            [created, *events], Creator(key, created.workspace.pool), answers=answers, fields=adopted(created, events)
+            [created, *events],
+            Creator(key, created.workspace.pool),
+            answers=answers,
+            fields=make_copied_fields(created, events),
         )
 
     async def _append(
@@ -417,56 +423,58 @@ class EventLog:
         writer: Writer,
         events: Sequence[Event],
         *,
-        masked: Masked = NOTHING_MASKED,
+        masked: MaskedEvents = NO_MASKED_EVENTS,
         dispatch: frozenset[int] = frozenset(),
         answers: Mapping[int, int] | None = None,
         cancels: Sequence[int] = (),
         fields: Mapping[str, str | int | float] | None = None,
-    ) -> Outcome | None:
+    ) -> AppendOutcome | None:
         names = self.store.keys(conversation_id)
-        for _ in range(MOST_LOOK_UPS):
-            masker, known = await self._checked_masker(conversation_id)
+        for _ in range(MAX_LOOK_UPS):
+            masker, known = await self._load_checked_masker(conversation_id)
             if isinstance(writer, Owner) and masked.events and masked.masker.values != masker.values:
-                if self.secrets is None or self.secrets.is_known(conversation_id):
+                if self.secrets is None or self.secrets.is_cached(conversation_id):
                     return Conflict(writer.seen_id)
                 await self.secrets.look_up(conversation_id)  # the secrets that `mask` used were evicted
                 continue
-            entries: list[Entry] = []
+            entries: list[NewEntry] = []
             is_masked = True
             contents: dict[str, bytes] = {}
             for position, event in enumerate(events):
-                own_masker = NOTHING_TO_HIDE if masker is NOTHING_TO_HIDE or masked.has(position, masker) else masker
-                data, texts = await self._entry(event, own_masker)
+                own_masker = NO_MASKER if masker is NO_MASKER or masked.is_masked(position, masker) else masker
+                data, texts = await self._encode(event, own_masker)
                 contents |= texts
                 answered = answers.get(position) if answers else None
                 route = ""
                 if position in dispatch:
-                    route = f"pool:{event.pool_wanted}" if event.pool_wanted else "1"
-                entries.append(Entry(data, route, answered))
+                    route = f"pool:{event.required_pool}" if event.required_pool else "1"
+                entries.append(NewEntry(data, route, answered))
             # Blobs are written before the append, although the store may still refuse it.
-            for chunk in chunks_of(contents):
-                if (await self.masker(conversation_id)).values != masker.values:
+            for chunk in split_into_chunks(contents):
+                if (await self.load_masker(conversation_id)).values != masker.values:
                     is_masked = False
                     break
-                await self.blobs.keep(conversation_id, chunk)
+                await self.blobs.put(conversation_id, chunk)
             if not is_masked:
                 continue
-            shown = {name: replace_surrogates(masker.wire(value)) for name, value in fields.items()} if fields else {}
-            arguments = append_arguments(conversation_id, writer, entries, cancels, shown, secrets=known)
-            reply = await self.store.function("deck_append", (names.root, names.shard.root), *arguments)
+            shown = (
+                {name: replace_surrogates(masker.mask_wire(value)) for name, value in fields.items()} if fields else {}
+            )
+            arguments = make_append_arguments(conversation_id, writer, entries, cancels, shown, secrets=known)
+            reply = await self.store.call_function("deck_append", (names.root, names.shard.root), *arguments)
             if reply[0] != "secrets":
-                check_reply(reply)
-                return outcome_of(reply, conversation_id, codec.checksum_of(entries[-1].data if entries else b""))
+                raise_refusal(reply)
+                return parse_outcome(reply, conversation_id, codec.checksum_of(entries[-1].data if entries else b""))
             assert self.secrets is not None
             await self.secrets.look_up(conversation_id)
         raise StoreError(f"The secrets of {conversation_id} change faster than they can be read.")
 
-    async def _entry(self, event: Event, masker: Masker) -> tuple[bytes, dict[str, bytes]]:
+    async def _encode(self, event: Event, masker: Masker) -> tuple[bytes, dict[str, bytes]]:
         """Return the bytes of an event, and its long texts by their blob addresses."""
         wire = event.wire()
         if masker:
             # Masking a megabyte takes 0.1 s. A thread keeps other conversations running.
-            wire = await asyncio.to_thread(masker.wire, wire)
+            wire = await asyncio.to_thread(masker.mask_wire, wire)
         if event.timestamp is None:
             wire["timestamp"] = self.store.clock.now().isoformat()
         return codec.to_entry(wire)

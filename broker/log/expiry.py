@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from broker.contract import AgentState, AgentStateChangedObservation
 from broker.log.event_log import EventLog
-from broker.runtime import ConversationBusy, DeckhandsError, UnknownConversation, about
+from broker.runtime import ConversationBusy, DeckhandsError, UnknownConversation, make_extra
 
-NOT_BEGUN = "ConversationExpired: The conversation was not begun before it expired"
+NOT_STARTED = "ConversationExpired: The conversation was not begun before it expired"
 EXPIRED_CODE = "expired"
 
 _log = logging.getLogger(__name__)
@@ -26,16 +26,16 @@ async def expire(log: EventLog, conversation_ids: Iterable[str]) -> None:
             with suppress(ConversationBusy, UnknownConversation):  # it has started, or is gone
                 await _expire(log, conversation_id)
         except (DeckhandsError, ValueError):  # damaged keys of one conversation must not affect others
-            _log.exception("cannot end the expired conversation %s", conversation_id, extra=about(conversation_id))
+            _log.exception("cannot end the expired conversation %s", conversation_id, extra=make_extra(conversation_id))
 
 
 async def _expire(log: EventLog, conversation_id: str) -> None:
-    end = AgentStateChangedObservation(agent_state=AgentState.ERROR, reason=NOT_BEGUN, code=EXPIRED_CODE)
+    end = AgentStateChangedObservation(agent_state=AgentState.ERROR, reason=NOT_STARTED, code=EXPIRED_CODE)
     fields = {
         "state": AgentState.ERROR.value,
         "planned": "over",
         "wait_reason": "",
-        "last_error": NOT_BEGUN,
+        "last_error": NOT_STARTED,
         "error_code": EXPIRED_CODE,
     }
     await log.append(conversation_id, [end], key=EXPIRED_CODE, condition="expire", fields=fields)

@@ -10,12 +10,12 @@ from broker.contract import Event, event_from_wire
 from broker.runtime import CorruptEntry, UnknownKind
 
 
-def event_line(event: Event) -> str:
+def render_event_line(event: Event) -> str:
     """Return an event as one line of ASCII JSON."""
     return json.dumps(event.export())
 
 
-def event_from_export(fields: Any) -> Event:
+def parse_exported_event(fields: Any) -> Event:
     """Return the event from an object that `Event.export` made.
 
     Raises:
@@ -30,7 +30,7 @@ def event_from_export(fields: Any) -> Event:
     return event_from_wire({name: value for name, value in wire.items() if value is not None}, event_id)
 
 
-def events_from_lines(lines: Iterable[str], *, source: str) -> list[Event]:
+def parse_lines(lines: Iterable[str], *, source: str) -> list[Event]:
     """Parse a log. Lines with a summary, such as the last one of `run --json`, are skipped.
 
     Args:
@@ -45,7 +45,7 @@ def events_from_lines(lines: Iterable[str], *, source: str) -> list[Event]:
             fields = json.loads(line) if line.strip() else {"summary": True}
             if isinstance(fields, dict) and fields.get("summary") is True:
                 continue
-            event = event_from_export(fields)
+            event = parse_exported_event(fields)
         except (ValueError, CorruptEntry, UnknownKind) as error:
             raise CorruptEntry(f"Line {number} of {source} is not an event: {error}") from error
         if event.id != len(events) + 1:

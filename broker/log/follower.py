@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from broker.contract import checksum_of
-from broker.log.entries import is_at
-from broker.runtime import EventsLost, UnknownConversation, shortened
+from broker.log.entries import is_first_entry
+from broker.runtime import EventsLost, UnknownConversation, shorten_randomly
 from broker.store import Argument, Store
 
 BLOCK_SECONDS = 5.0
 BATCH = 100
 
 
-class Follower:
+class LogFollower:
     """A reader of one log.
 
     Args:
@@ -32,9 +32,9 @@ class Follower:
         self._connection = store.connection.another(reply_timeout_seconds=BLOCK_SECONDS + 5)
         self._connects = 0
 
-    async def begin(self) -> None:
+    async def check_start(self) -> None:
         """Check that the log holds the event `after`. Raises the same errors as `read`."""
-        await check_remembered(self._store, self._conversation_id, self._after)
+        await check_event_exists(self._store, self._conversation_id, self._after)
 
     async def read(self) -> list[tuple[bytes, list[Any]]]:
         """Wait up to five seconds and return the next entries with their ids, in order; empty if there are none.
@@ -45,13 +45,13 @@ class Follower:
         """
         stream = self._store.keys(self._conversation_id).events
         # jitter: readers that started together must not all ask at once
-        block_ms = int(BLOCK_SECONDS * 1000 * shortened())
+        block_ms = int(BLOCK_SECONDS * 1000 * shorten_randomly())
         command: tuple[Argument, ...] = ("XREAD", "COUNT", BATCH, "BLOCK", block_ms, "STREAMS")
-        found = await self._store.persist(lambda: self._connection.call(*command, stream, f"{self._after}-0"))
+        found = await self._store.retry(lambda: self._connection.call(*command, stream, f"{self._after}-0"))
         # a read of a log that no longer exists returns nothing either
         if not found or self._connection.connects != self._connects:
             connects = self._connection.connects
-            await check_remembered(self._store, self._conversation_id, self._after, self._checksum)
+            await check_event_exists(self._store, self._conversation_id, self._after, self._checksum)
             self._connects = connects
         entries: list[tuple[bytes, list[Any]]] = found[0][1] if found else []
         if entries:
@@ -64,7 +64,7 @@ class Follower:
         await self._connection.aclose()
 
 
-async def check_remembered(store: Store, conversation_id: str, known_id: int, checksum: str = "") -> None:
+async def check_event_exists(store: Store, conversation_id: str, known_id: int, checksum: str = "") -> None:
     """Check that the log still holds an event.
 
     Args:
@@ -80,5 +80,5 @@ async def check_remembered(store: Store, conversation_id: str, known_id: int, ch
     last_id, found = await store.call_many(commands)
     if last_id is None:
         raise UnknownConversation(conversation_id)
-    if known_id and not is_at(found, known_id, checksum):
+    if known_id and not is_first_entry(found, known_id, checksum):
         raise EventsLost(conversation_id, int(last_id), known_id, checksum)

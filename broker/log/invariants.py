@@ -20,14 +20,14 @@ from broker.contract import (
     Event,
     Observation,
 )
-from broker.log.status import Status, status_of
+from broker.log.status import Status, fold_status
 
 TERMINAL = "I1"
 GAPLESS = "I2"
 DURABLE = "I3"
 ONE_OBSERVATION = "I4"
 
-_UNFINISHED_ACTIONS_ALLOWED = frozenset({AgentState.PAUSED, AgentState.AWAITING_USER_CONFIRMATION})
+_STATES_WITH_UNFINISHED_ACTIONS = frozenset({AgentState.PAUSED, AgentState.AWAITING_USER_CONFIRMATION})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Violation:
     text: str
 
 
-def violations(
+def find_violations(
     events: Sequence[Event],
     *,
     conversation_id: str,
@@ -60,26 +60,28 @@ def violations(
         seen: events that a writer had acknowledged, or that a reader has read.
         is_over: the conversation should have ended; False for a log that is still being written.
     """
-    stands = status_of(events)
-    found = [*_gapless(events, conversation_id, last_event_id), *_durable(events, seen)]
-    found += _one_observation(events, must_be_settled=is_over and stands.state not in _UNFINISHED_ACTIONS_ALLOWED)
+    stands = fold_status(events)
+    found = [*_check_gapless(events, conversation_id, last_event_id), *_check_durable(events, seen)]
+    found += _check_one_observation(
+        events, must_be_settled=is_over and stands.state not in _STATES_WITH_UNFINISHED_ACTIONS
+    )
     if is_over:
-        found += _terminal(stands)
+        found += _check_terminal(stands)
     return found
 
 
-def doubled_observations(events: Sequence[Event]) -> int:
+def count_duplicate_observations(events: Sequence[Event]) -> int:
     """Return the number of observations beyond the first of each action."""
-    return sum(count - 1 for count in _observations_by_cause(events).values())
+    return sum(count - 1 for count in _count_observations_by_cause(events).values())
 
 
-def lost_events(events: Sequence[Event], seen: Sequence[Event]) -> int:
+def count_lost_events(events: Sequence[Event], seen: Sequence[Event]) -> int:
     """Return how many ids are missing below the last one, and how many seen events are not in the log."""
     ids = {event.id for event in events}
-    return max(ids, default=0) - len(ids) + sum(1 for _ in _durable(events, seen))
+    return max(ids, default=0) - len(ids) + sum(1 for _ in _check_durable(events, seen))
 
 
-def _gapless(events: Sequence[Event], conversation_id: str, last_event_id: int | None) -> Iterator[Violation]:
+def _check_gapless(events: Sequence[Event], conversation_id: str, last_event_id: int | None) -> Iterator[Violation]:
     for expected, event in enumerate(events, 1):
         if event.id != expected:
             yield Violation(GAPLESS, event.id, f"event {event.id} is where event {expected} belongs")
@@ -94,7 +96,7 @@ def _gapless(events: Sequence[Event], conversation_id: str, last_event_id: int |
         yield Violation(GAPLESS, 0, f"the log has {len(events)} events, the index says {last_event_id}")
 
 
-def _durable(events: Sequence[Event], seen: Sequence[Event]) -> Iterator[Violation]:
+def _check_durable(events: Sequence[Event], seen: Sequence[Event]) -> Iterator[Violation]:
     there = {event.id: event for event in events}
     for event in seen:
         if event.id not in there:
@@ -103,9 +105,9 @@ def _durable(events: Sequence[Event], seen: Sequence[Event]) -> Iterator[Violati
             yield Violation(DURABLE, event.id, f"event {event.id} has changed since it was seen")
 
 
-def _one_observation(events: Sequence[Event], *, must_be_settled: bool) -> Iterator[Violation]:
+def _check_one_observation(events: Sequence[Event], *, must_be_settled: bool) -> Iterator[Violation]:
     actions = {event.id: event for event in events if isinstance(event, Action)}
-    counts = _observations_by_cause(events)
+    counts = _count_observations_by_cause(events)
     for event in events:
         cause = event.cause
         if isinstance(event, Observation) and cause and (cause not in actions or cause > event.id):
@@ -115,11 +117,11 @@ def _one_observation(events: Sequence[Event], *, must_be_settled: bool) -> Itera
             yield Violation(ONE_OBSERVATION, action_id, f"action {action_id} has {count} observations")
     if must_be_settled:
         for action in actions.values():
-            if _wants_observation(action) and action.id not in counts:
+            if _needs_observation(action) and action.id not in counts:
                 yield Violation(ONE_OBSERVATION, action.id, f"action {action.id} ({action.kind}) has no observation")
 
 
-def _observations_by_cause(events: Sequence[Event]) -> Counter[int]:
+def _count_observations_by_cause(events: Sequence[Event]) -> Counter[int]:
     return Counter(
         event.cause
         for event in events
@@ -127,14 +129,14 @@ def _observations_by_cause(events: Sequence[Event]) -> Counter[int]:
     )
 
 
-def _wants_observation(action: Action) -> bool:
+def _needs_observation(action: Action) -> bool:
     status = getattr(action, "confirmation_state", ConfirmationStatus.CONFIRMED)
     # After a confirmation is given or refused, the action is written again with another id.
     waits = status == ConfirmationStatus.AWAITING_CONFIRMATION
     return isinstance(action, AgentDelegateAction) or (action.runnable and not waits)
 
 
-def _terminal(stands: Status) -> Iterator[Violation]:
+def _check_terminal(stands: Status) -> Iterator[Violation]:
     if stands.is_unanswered:
         yield Violation(TERMINAL, 0, f"a message or request got no answer (the agent is {stands.state})")
     elif not stands.is_settled and stands.state != AgentState.RATE_LIMITED:

@@ -19,18 +19,18 @@ from typing import Any
 from broker.runtime import StoreError
 from broker.store import Argument, Store
 
-WATCHED_SECONDS = 30.0
-KEPT_SECONDS = 60.0
-KEPT_PIECES = 512
-PIECE_LIMIT_CHARS = 16_384
+WATCH_TTL_SECONDS = 30.0
+PIECE_TTL_SECONDS = 60.0
+MAX_PIECES = 512
+MAX_PIECE_CHARS = 16_384
 BLOCK_SECONDS = 5.0
 
-_READ = ("XREAD", "COUNT", KEPT_PIECES)
+_READ = ("XREAD", "COUNT", MAX_PIECES)
 _BLOCK_MS = int(BLOCK_SECONDS * 1000)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LivePiece:
     """A piece of a reply that is being written.
 
     Attributes:
@@ -55,25 +55,25 @@ class LiveText:
         keys = store.keys(conversation_id)
         self._store = store
         self._live = keys.live
-        self._watched = keys.watched
+        self._watched = keys.watcher_mark
         self._seen = b"0-0"
 
-    async def announce(self) -> None:
+    async def register_watcher(self) -> None:
         """Register a watcher for 30 seconds. `watch` repeats it."""
-        await self._store.connection.call("SET", self._watched, "1", "PX", int(WATCHED_SECONDS * 1000))
+        await self._store.connection.call("SET", self._watched, "1", "PX", int(WATCH_TTL_SECONDS * 1000))
 
-    async def show(self, pieces: list[Piece]) -> None:
+    async def add(self, pieces: list[LivePiece]) -> None:
         """Add pieces. If the store refuses them, they are lost."""
         commands: list[tuple[Argument, ...]] = []
         for piece in pieces:
-            text = piece.text[-PIECE_LIMIT_CHARS:]
+            text = piece.text[-MAX_PIECE_CHARS:]
             at = None if piece.at is None else piece.at + len(piece.text) - len(text)
             data = json.dumps({"call": piece.call, "kind": piece.kind, "text": text, "at": at}).encode()
-            commands.append(("XADD", self._live, "MAXLEN", "~", KEPT_PIECES, "*", "p", data))
+            commands.append(("XADD", self._live, "MAXLEN", "~", MAX_PIECES, "*", "p", data))
         with contextlib.suppress(StoreError):
-            await self._store.connection.call_many([*commands, ("PEXPIRE", self._live, int(KEPT_SECONDS * 1000))])
+            await self._store.connection.call_many([*commands, ("PEXPIRE", self._live, int(PIECE_TTL_SECONDS * 1000))])
 
-    async def watch(self) -> AsyncGenerator[Piece]:
+    async def watch(self) -> AsyncGenerator[LivePiece]:
         """Yield the stored pieces, then each new one. Never ends by itself.
 
         Raises:
@@ -82,13 +82,13 @@ class LiveText:
         reader = self._store.connection.another(reply_timeout_seconds=2 * BLOCK_SECONDS)
         try:
             while True:
-                await self.announce()
-                for piece in self._taken(await reader.call(*_READ, "BLOCK", _BLOCK_MS, *self._unseen)):
+                await self.register_watcher()
+                for piece in self._parse_new(await reader.call(*_READ, "BLOCK", _BLOCK_MS, *self._unseen)):
                     yield piece
         finally:
             await reader.aclose()
 
-    async def rest(self) -> list[Piece]:
+    async def read_rest(self) -> list[LivePiece]:
         """Return the pieces that `watch` has not yielded yet.
 
         Once a reply is in the log, all its pieces are in the stream.
@@ -96,29 +96,29 @@ class LiveText:
         Raises:
             StoreUnavailable, OutcomeUnknown: the store cannot be reached.
         """
-        return list(self._taken(await self._store.connection.call(*_READ, *self._unseen)))
+        return list(self._parse_new(await self._store.connection.call(*_READ, *self._unseen)))
 
     @property
     def _unseen(self) -> tuple[str, str, bytes]:
         return "STREAMS", self._live, self._seen
 
-    def _taken(self, found: Any) -> Iterator[Piece]:
+    def _parse_new(self, found: Any) -> Iterator[LivePiece]:
         for entry_id, fields in found[0][1] if found else ():
-            if _place(entry_id) > _place(self._seen):  # `watch` and `rest` may both have read them
+            if _parse_id(entry_id) > _parse_id(self._seen):  # `watch` and `rest` may both have read them
                 self._seen = entry_id
-                if (piece := _read(fields[1])) is not None:
+                if (piece := _parse_piece(fields[1])) is not None:
                     yield piece
 
 
-def _place(entry_id: bytes) -> tuple[int, ...]:
+def _parse_id(entry_id: bytes) -> tuple[int, ...]:
     return tuple(map(int, entry_id.split(b"-")))
 
 
-def _read(written: bytes) -> Piece | None:
+def _parse_piece(written: bytes) -> LivePiece | None:
     """Parse a piece; None if the bytes are not a piece."""
     try:
         found = json.loads(written)
-        piece = Piece(found["call"], found["kind"], found["text"], found.get("at"))
+        piece = LivePiece(found["call"], found["kind"], found["text"], found.get("at"))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     is_text = all(isinstance(part, str) for part in (piece.call, piece.kind, piece.text))

@@ -32,7 +32,7 @@ NOTICE = (
 )
 
 
-async def name_gap(log: EventLog, lost: EventsLost, *, noticed_by: str) -> int:
+async def record_gap(log: EventLog, lost: EventsLost, *, noticed_by: str) -> int:
     """Record in the log that it has lost events, unless this is recorded already. Idempotent.
 
     Args:
@@ -45,10 +45,10 @@ async def name_gap(log: EventLog, lost: EventsLost, *, noticed_by: str) -> int:
     """
     conversation_id, known_id = lost.conversation_id, lost.known_id
     try:
-        ended, known = await _named(log.store, conversation_id)
+        ended, known = await _load_recorded_gap(log.store, conversation_id)
         if known_id <= known:
             return ended + 1
-        last_id = await log.last_id(conversation_id)
+        last_id = await log.load_last_id(conversation_id)
         what = ENDED if last_id < known_id else CHANGED
         event = EventsLostObservation(
             content=NOTICE.format(what=what.format(known=known_id, last=last_id)),
@@ -63,7 +63,7 @@ async def name_gap(log: EventLog, lost: EventsLost, *, noticed_by: str) -> int:
     return 0 if isinstance(outcome, Closed) else outcome.last_id
 
 
-async def followed(
+async def tail_recording_gaps(
     log: EventLog, conversation_id: str, *, after: int, decode: codec.Decoder
 ) -> AsyncGenerator[Event, None]:
     """Yield the events of `EventLog.tail`, and record a gap that it finds.
@@ -79,17 +79,17 @@ async def followed(
                 yield event
     except EventsLost as lost:
         if lost.checksum:  # the event was read, not only assumed
-            await name_gap(log, lost, noticed_by="a client that followed the conversation")
+            await record_gap(log, lost, noticed_by="a client that followed the conversation")
         raise
 
 
-async def name_snapshot_gap(log: EventLog, conversation_id: str, version: int) -> None:
-    """Record in the log that it ends before its snapshot; see `name_gap`."""
-    lost = EventsLost(conversation_id, await log.last_id(conversation_id), version)
-    await name_gap(log, lost, noticed_by="a snapshot")
+async def record_snapshot_gap(log: EventLog, conversation_id: str, version: int) -> None:
+    """Record in the log that it ends before its snapshot; see `record_gap`."""
+    lost = EventsLost(conversation_id, await log.load_last_id(conversation_id), version)
+    await record_gap(log, lost, noticed_by="a snapshot")
 
 
-async def _named(store: Store, conversation_id: str) -> tuple[int, int]:
+async def _load_recorded_gap(store: Store, conversation_id: str) -> tuple[int, int]:
     """Return the last id of the log at its latest recorded gap, and the last id known to be lost; (0, 0) if never."""
     meta = store.keys(conversation_id).meta
     found = await store.call("HGET", meta, "gap")

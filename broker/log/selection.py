@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 from broker.contract import AgentState
-from broker.log.conversations import ConversationRow, Conversations, Glimpse
+from broker.log.conversations import ConversationRow, Conversations, SelectionFields
 from broker.log.wait_reasons import WaitReason
 from broker.store import ShardKeys, Store
 
-PAGE = 500
-SCANNED = 1_000
+PAGE_SIZE = 500
+MAX_SCANNED = 1_000
 """A page ends after this many conversations were read, even if it is not full."""
 WAITING = "waiting"
 """A value for states: all conversations that wait."""
@@ -24,7 +24,7 @@ SCHEDULED = WaitReason.SCHEDULED.value
 """A value for states: conversations that wait for their start time."""
 WAITING_STATES = frozenset({AgentState.AWAITING_USER_INPUT.value, AgentState.AWAITING_USER_CONFIRMATION.value})
 
-Place = tuple[float, str]
+IndexPosition = tuple[float, str]
 """A position in an index: creation time in ms, and id."""
 
 
@@ -46,7 +46,7 @@ class Selection:
     model: str = ""
     min_cost_usd: float = 0.0
 
-    def has(
+    def matches(
         self,
         state: str,
         labels: Mapping[str, str],
@@ -60,21 +60,24 @@ class Selection:
         is_theirs = self.tenant is None or self.tenant == tenant
         is_like = self.model.lower() in model.lower() and cost_usd >= self.min_cost_usd
         return (
-            is_theirs and is_like and is_in(state, wait_reason, self.states) and self.labels.items() <= labels.items()
+            is_theirs
+            and is_like
+            and is_any_of(state, wait_reason, self.states)
+            and self.labels.items() <= labels.items()
         )
 
 
 EVERYTHING = Selection()
 
 
-def is_in(state: str, wait_reason: str, states: frozenset[str]) -> bool:
+def is_any_of(state: str, wait_reason: str, states: frozenset[str]) -> bool:
     """Return whether a state is one of several; an empty collection matches any state."""
     is_waiting = bool(wait_reason) or state in WAITING_STATES
     is_scheduled = wait_reason == SCHEDULED and SCHEDULED in states
     return not states or state in states or is_scheduled or (is_waiting and WAITING in states)
 
 
-class Selected:
+class ConversationQuery:
     """The conversations of a store that match a selection."""
 
     def __init__(self, store: Store, selection: Selection) -> None:
@@ -82,17 +85,19 @@ class Selected:
         self._selection = selection
         self._conversations = Conversations(store)
 
-    async def pages(self) -> AsyncIterator[list[ConversationRow]]:
+    async def iterate_pages(self) -> AsyncIterator[list[ConversationRow]]:
         """Yield the conversations, newest first, in pages of 1 to 500."""
-        indexes = [await self._index(names) for names in self._store.all_shards]
-        before: Place | None = None
-        while places := await self._places(indexes, before):
+        indexes = [await self._find_smallest_index(names) for names in self._store.all_shards]
+        before: IndexPosition | None = None
+        while places := await self._find_positions(indexes, before):
             before = places[-1]
-            rows = await self._conversations.rows([cid for _, cid in places])
-            if chosen := [row for row in rows if self._is_meant(row)]:
+            rows = await self._conversations.load_rows([cid for _, cid in places])
+            if chosen := [row for row in rows if self._is_match(row)]:
                 yield chosen
 
-    async def page(self, before: Place | None, *, limit: int) -> tuple[list[ConversationRow], Place | None]:
+    async def load_page(
+        self, before: IndexPosition | None, *, limit: int
+    ) -> tuple[list[ConversationRow], IndexPosition | None]:
         """Return up to `limit` conversations after a position, and the position after which the next page starts.
 
         A page ends early when it has read `SCANNED` conversations. The position is None after the last page.
@@ -100,43 +105,43 @@ class Selected:
         Args:
             before: the position at which an earlier page ended; None for the first page.
         """
-        indexes = [await self._index(names) for names in self._store.all_shards]
+        indexes = [await self._find_smallest_index(names) for names in self._store.all_shards]
         chosen: list[str] = []
         scanned = 0
-        at_once = min(limit + 1, PAGE)
-        while scanned < SCANNED:
-            places = await self._places(indexes, before, limit=at_once)
+        at_once = min(limit + 1, PAGE_SIZE)
+        while scanned < MAX_SCANNED:
+            places = await self._find_positions(indexes, before, limit=at_once)
             if not places:
-                return await self.pick(chosen), None
-            for place, is_meant in zip(places, await self._are_meant(places), strict=True):
+                return await self.load_matching_rows(chosen), None
+            for place, is_meant in zip(places, await self._match(places), strict=True):
                 if is_meant:
                     if len(chosen) == limit:
-                        return await self.pick(chosen), before
+                        return await self.load_matching_rows(chosen), before
                     chosen.append(place[1])
                 before = place
             scanned += len(places)
-            at_once = PAGE  # few match, so many must be read
-        return await self.pick(chosen), before
+            at_once = PAGE_SIZE  # few match, so many must be read
+        return await self.load_matching_rows(chosen), before
 
-    async def _are_meant(self, places: list[Place]) -> list[bool]:
+    async def _match(self, places: list[IndexPosition]) -> list[bool]:
         if self._selection == EVERYTHING:
             return [True] * len(places)
-        found = await self._conversations.glimpses([cid for _, cid in places])
-        return [glimpse is not None and self._is_meant(glimpse) for glimpse in found]
+        found = await self._conversations.load_selection_fields([cid for _, cid in places])
+        return [glimpse is not None and self._is_match(glimpse) for glimpse in found]
 
-    async def pick(self, chosen: list[str]) -> list[ConversationRow]:
+    async def load_matching_rows(self, chosen: list[str]) -> list[ConversationRow]:
         """Return the rows of the given conversations that exist and match."""
-        return [row for row in await self._conversations.rows(chosen) if self._is_meant(row)]
+        return [row for row in await self._conversations.load_rows(chosen) if self._is_match(row)]
 
     async def count(self) -> int:
         """Return the number of matching conversations."""
         number = 0
-        async for page in self.pages():
+        async for page in self.iterate_pages():
             number += len(page)
         return number
 
-    def _is_meant(self, row: ConversationRow | Glimpse) -> bool:
-        return self._selection.has(
+    def _is_match(self, row: ConversationRow | SelectionFields) -> bool:
+        return self._selection.matches(
             row.state,
             row.labels,
             wait_reason=row.wait_reason,
@@ -145,22 +150,24 @@ class Selected:
             cost_usd=row.cost_usd,
         )
 
-    async def _index(self, names: ShardKeys) -> str:
+    async def _find_smallest_index(self, names: ShardKeys) -> str:
         """Return the smallest index that contains all matching conversations of a shard."""
-        keys = [names.label(name, value) for name, value in self._selection.labels.items()]
-        keys += [names.of_tenant(self._selection.tenant)] if self._selection.tenant else []
+        keys = [names.label_index(name, value) for name, value in self._selection.labels.items()]
+        keys += [names.tenant_index(self._selection.tenant)] if self._selection.tenant else []
         if not keys:
             return names.index
         commands = [("ZCARD", key) for key in keys]
         sizes = await self._store.call_many(commands)
         return min(zip(sizes, keys, strict=True))[1]
 
-    async def _places(self, indexes: list[str], before: Place | None, *, limit: int = PAGE) -> list[Place]:
+    async def _find_positions(
+        self, indexes: list[str], before: IndexPosition | None, *, limit: int = PAGE_SIZE
+    ) -> list[IndexPosition]:
         """Return the positions of the next conversations of all shards."""
-        found = [place for index in indexes for place in await self._places_of(index, before, limit)]
+        found = [place for index in indexes for place in await self._find_positions_in(index, before, limit)]
         return sorted(found, reverse=True)[:limit]
 
-    async def _places_of(self, index: str, before: Place | None, limit: int) -> list[Place]:
+    async def _find_positions_in(self, index: str, before: IndexPosition | None, limit: int) -> list[IndexPosition]:
         high: str = "+inf" if before is None else f"{before[0]:.0f}"
         while True:
             command = ("ZREVRANGEBYSCORE", index, high, "-inf", "WITHSCORES", "LIMIT", 0, limit)

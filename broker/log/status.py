@@ -37,10 +37,10 @@ REQUESTABLE_STATES = frozenset({AgentState.RUNNING, AgentState.PAUSED, AgentStat
 ANSWERS = frozenset({AgentState.USER_CONFIRMED, AgentState.USER_REJECTED})
 """The answers that a user may give while the agent asks for a confirmation."""
 
-RECOVERED_TO = {1: AgentState.AWAITING_USER_INPUT, 2: AgentState.RUNNING, 3: AgentState.STOPPED}
+RECOVERY_STATES = {1: AgentState.AWAITING_USER_INPUT, 2: AgentState.RUNNING, 3: AgentState.STOPPED}
 """The state that each option of a loop recovery leads to."""
 
-COPIED = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
+COPIED_RANGE = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,11 @@ class Status:
     reason: str = ""
     requested: AgentState | None = None
     has_unread_message: bool = False
-    asked_id: int | None = None
+    confirmation_id: int | None = None
     is_in_loop: bool = False
     is_recovering: bool = False
 
-    def after(self, event: Event) -> Status:
+    def apply(self, event: Event) -> Status:
         """Return the status after one more event."""
         match event:
             case AgentStateChangedObservation(agent_state=state):
@@ -77,30 +77,30 @@ class Status:
                     state,
                     event.reason,
                     None if is_answer else self.requested,
-                    asked_id=event.action_id,
+                    confirmation_id=event.action_id,
                     is_in_loop=event.code == STUCK_CODE or (self.is_in_loop and not is_stop),
                     is_recovering=self.is_recovering and not is_stop,
                 )
             case LoopDetectionObservation(is_over=is_over):
                 return replace(self, is_in_loop=not is_over, is_recovering=self.is_recovering and not is_over)
-            case LoopRecoveryAction(option=option) if self.is_in_loop and option in RECOVERED_TO:
-                return replace(self._asked_for(RECOVERED_TO[option]), is_recovering=True)
+            case LoopRecoveryAction(option=option) if self.is_in_loop and option in RECOVERY_STATES:
+                return replace(self._request(RECOVERY_STATES[option]), is_recovering=True)
             case MessageAction(source=EventSource.USER):
                 is_in_loop = self.is_in_loop and self.is_recovering
-                return replace(self._asked_for(AgentState.RUNNING), has_unread_message=True, is_in_loop=is_in_loop)
+                return replace(self._request(AgentState.RUNNING), has_unread_message=True, is_in_loop=is_in_loop)
             case RecallAction():
                 return replace(self, has_unread_message=False)
             case ChangeAgentStateAction(agent_state=state) if state in REQUESTABLE_STATES:
-                return self._asked_for(state)
+                return self._request(state)
             case ChangeAgentStateAction(agent_state=state) if self._is_answer(event):
                 return replace(self, requested=state)
         return self
 
     def _is_answer(self, request: ChangeAgentStateAction) -> bool:
         is_asked = self.state is AgentState.AWAITING_USER_CONFIRMATION and self.requested is None
-        return is_asked and request.agent_state in ANSWERS and request.action_id in (None, self.asked_id)
+        return is_asked and request.agent_state in ANSWERS and request.action_id in (None, self.confirmation_id)
 
-    def _asked_for(self, state: AgentState) -> Status:
+    def _request(self, state: AgentState) -> Status:
         # A request for the current state is never acknowledged; it only withdraws the previous request.
         return replace(self, requested=None if state is self.state else state)
 
@@ -120,28 +120,31 @@ class Status:
         return self.state in TERMINAL_STATES and not self.is_unanswered
 
 
-def listed_at_first(created: ConversationCreated, node: str) -> dict[str, str | int | float]:
+def make_initial_fields(created: ConversationCreated, node: str) -> dict[str, str | int | float]:
     """Return the index fields of a new conversation, including those that decide its turn."""
     found = {"title": created.title, "agent": created.agent.name, "state": AgentState.LOADING.value}
     found |= {"workspace": created.workspace.model_dump_json()}
     found |= {"is_movable": "1"} if created.workspace.path is None else {}
     found |= {"node": node} if node else {}
-    found |= dict(_labels(created.labels)) if created.labels else {}
+    found |= dict(_make_label_fields(created.labels)) if created.labels else {}
     found |= {"class": str(priority_of(created.tenancy, is_headless=created.headless).rank)}
     if created.tenancy is not None and created.tenancy.tenant:
         found |= {"tenant": created.tenancy.tenant}
     return {**found}
 
 
-def listed(events: Sequence[Event]) -> dict[str, str | int | float]:
+def make_index_fields(events: Sequence[Event]) -> dict[str, str | int | float]:
     """Return the index fields for a whole log without an active owner."""
     replies = [event for event in events if isinstance(event, ModelReply)]
     ends = [event for event in events if isinstance(event, DelegateEnded)]
     usages = [reply.usage for reply in replies]
-    status = status_of(events)
-    answered = model_of(events)
+    status = fold_status(events)
+    answered = find_latest_model(events)
     changed = {
-        name: value for event in events if isinstance(event, ConversationChanged) for name, value in relisted(event)
+        name: value
+        for event in events
+        if isinstance(event, ConversationChanged)
+        for name, value in make_changed_fields(event)
     }
     return (
         changed
@@ -158,43 +161,43 @@ def listed(events: Sequence[Event]) -> dict[str, str | int | float]:
     )
 
 
-def adopted(created: ConversationCreated, events: Sequence[Event]) -> dict[str, str | int | float]:
+def make_copied_fields(created: ConversationCreated, events: Sequence[Event]) -> dict[str, str | int | float]:
     """Return the index fields of a conversation created with events of another log.
 
     Args:
         created: its first event; also a copy if it has a timestamp.
         events: the events after it.
     """
-    return listed(events) | {"copied": f"{2 if created.timestamp is None else 1}:{len(events) + 1}"}
+    return make_index_fields(events) | {"copied": f"{2 if created.timestamp is None else 1}:{len(events) + 1}"}
 
 
-def copies(about: Mapping[str, str]) -> range:
+def find_copied_ids(about: Mapping[str, str]) -> range:
     """Return the ids of the events copied from another log; an invalid range counts as empty."""
-    found = COPIED.fullmatch(about.get("copied", ""))
+    found = COPIED_RANGE.fullmatch(about.get("copied", ""))
     return range(int(found[1]), int(found[2]) + 1) if found else range(0)
 
 
-def model_of(events: Sequence[Event]) -> str:
+def find_latest_model(events: Sequence[Event]) -> str:
     """Return the model that answered the agent last; empty if no event has one."""
     replies = (event for event in reversed(events) if isinstance(event, ModelReply))
     return next((reply.model for reply in replies if reply.service == "agent" and reply.model), "")
 
 
-def relisted(change: ConversationChanged) -> list[tuple[str, str]]:
+def make_changed_fields(change: ConversationChanged) -> list[tuple[str, str]]:
     """Return the index fields that a change sets, with their values."""
     found = [("agent", change.agent.name)] if change.agent is not None else []
-    return found + (_labels(change.labels) if change.labels is not None else [])
+    return found + (_make_label_fields(change.labels) if change.labels is not None else [])
 
 
-def _labels(labels: Mapping[str, str]) -> list[tuple[str, str]]:
+def _make_label_fields(labels: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the index fields for labels: those shown, and those that the store's functions index."""
     ordered = sorted(labels.items())
     return [("labels", json.dumps(dict(ordered))), ("label_index", " ".join("=".join(label) for label in ordered))]
 
 
-def status_of(events: Iterable[Event]) -> Status:
+def fold_status(events: Iterable[Event]) -> Status:
     """Return the status after these events, which start with the conversation's first."""
     found = Status()
     for event in events:
-        found = found.after(event)
+        found = found.apply(event)
     return found

@@ -33,7 +33,7 @@ class WaitReason(StrEnum):
     NO_RESPONSE = "no_response"
 
 
-RETRIES = frozenset(
+RETRY_REASONS = frozenset(
     {
         WaitReason.RATE_LIMIT,
         WaitReason.SERVICE_UNAVAILABLE,

@@ -1,13 +1,15 @@
 from .addresses import AddressRules as AddressRules
 from .chain import Rest as Rest, make_chain as make_chain
 from .child import EXIT_FUNCTIONS as EXIT_FUNCTIONS, EXIT_STORE_REPLACED as EXIT_STORE_REPLACED
-from .child import EXIT_USAGE as EXIT_USAGE, Child as Child, last_lines as last_lines, rotate as rotate
-from .clock import SYSTEM_CLOCK as SYSTEM_CLOCK, Clock as Clock, SharedClock as SharedClock
-from .clock import SystemClock as SystemClock, from_millis as from_millis, to_millis as to_millis
-from .counting import counted as counted
-from .environment import BEAT as BEAT, CONTROLLER as CONTROLLER, DOOR as DOOR, JOBS as JOBS, TOOLS as TOOLS
-from .environment import VARIABLE as VARIABLE, find_missing_variable as find_missing_variable
-from .environment import say_how_to_pass as say_how_to_pass, worker_environment as worker_environment
+from .child import EXIT_USAGE as EXIT_USAGE, ChildProcess as ChildProcess, read_last_lines as read_last_lines
+from .child import rotate_log as rotate_log
+from .clock import SYSTEM_CLOCK as SYSTEM_CLOCK, Clock as Clock, SharedClock as SharedClock, SystemClock as SystemClock
+from .clock import from_millis as from_millis, to_millis as to_millis
+from .counting import format_count as format_count
+from .environment import BEAT as BEAT, CONTROLLER as CONTROLLER, INGRESS as INGRESS, JOBS as JOBS, TOOLS as TOOLS
+from .environment import VARIABLE as VARIABLE, explain_passing as explain_passing
+from .environment import find_missing_variable as find_missing_variable
+from .environment import make_worker_environment as make_worker_environment
 from .errors import AdmissionRefused as AdmissionRefused, ConversationBusy as ConversationBusy
 from .errors import ConversationMoved as ConversationMoved, CorruptEntry as CorruptEntry
 from .errors import DeckhandsError as DeckhandsError, EventUnfit as EventUnfit, EventsLost as EventsLost
@@ -17,25 +19,24 @@ from .errors import StoreMisconfigured as StoreMisconfigured, StoreRefused as St
 from .errors import StoreReplaced as StoreReplaced, StoreTooNew as StoreTooNew, StoreUnavailable as StoreUnavailable
 from .errors import UnknownConversation as UnknownConversation, UnknownKind as UnknownKind, UsageError as UsageError
 from .failpoints import arm as arm, failpoint as failpoint
-from .hardening import seclude as seclude
+from .hardening import harden_process as harden_process
 from .host_load import HostLoad as HostLoad
-from .ids import check_conversation_id as check_conversation_id, id_at as id_at
-from .ids import is_conversation_id as is_conversation_id, jitter as jitter
-from .ids import new_conversation_id as new_conversation_id, new_key as new_key, new_token as new_token
-from .ids import new_worker_id as new_worker_id, shortened as shortened, worker_id_prefix as worker_id_prefix
-from .logs import ACTION as ACTION, CONVERSATION as CONVERSATION, WORKER as WORKER, about as about, as_json as as_json
-from .logs import begin_logging as begin_logging
-from .modules import classes_in as classes_in, import_modules as import_modules
+from .ids import check_conversation_id as check_conversation_id, derive_task_id as derive_task_id
+from .ids import draw_jitter as draw_jitter, is_conversation_id as is_conversation_id
+from .ids import make_worker_id_prefix as make_worker_id_prefix, new_conversation_id as new_conversation_id
+from .ids import new_key as new_key, new_token as new_token, new_worker_id as new_worker_id
+from .ids import shorten_randomly as shorten_randomly
+from .logs import ACTION as ACTION, CONVERSATION as CONVERSATION, WORKER as WORKER, make_extra as make_extra
+from .logs import start_logging as start_logging, use_json as use_json
+from .modules import find_classes as find_classes, import_modules as import_modules
 from .opening import open_beneath as open_beneath, read_regular_file as read_regular_file
 from .settings import CONFIG_FILE as CONFIG_FILE, CONFIG_FILES_READ as CONFIG_FILES_READ
-from .settings import HEARTBEAT_TTL_SECONDS as HEARTBEAT_TTL_SECONDS, PREFIX as PREFIX
-from .settings import USE_SDK_AGENTS as USE_SDK_AGENTS, BrokerSettings as BrokerSettings, Count as Count
-from .settings import Seconds as Seconds, UrlInFile as UrlInFile, agent_variables as agent_variables
-from .settings import celery_url_beside as celery_url_beside, current_url as current_url
-from .settings import hide_password as hide_password, joined_paths as joined_paths, logs_json as logs_json
-from .settings import split_paths as split_paths
+from .settings import HEARTBEAT_TTL_SECONDS as HEARTBEAT_TTL_SECONDS, PREFIX as PREFIX, USE_SDK_AGENTS as USE_SDK_AGENTS
+from .settings import BrokerSettings as BrokerSettings, Count as Count, Seconds as Seconds, UrlInFile as UrlInFile
+from .settings import find_agent_variables as find_agent_variables, hide_password as hide_password
+from .settings import join_paths as join_paths, load_current_url as load_current_url, logs_json as logs_json
+from .settings import make_celery_url as make_celery_url, split_paths as split_paths
 from .tls import read_tls as read_tls
-from .tracing import OpenSpan as OpenSpan, Tracing as Tracing, Value as Value
-from .tracing import checked_traceparent as checked_traceparent, open_tracing as open_tracing
-from .tracing import traceparent_of as traceparent_of
-from .version import installed_version as installed_version
+from .tracing import OpenSpan as OpenSpan, Tracing as Tracing, Value as Value, make_traceparent as make_traceparent
+from .tracing import open_tracing as open_tracing, parse_traceparent as parse_traceparent
+from .version import read_version as read_version

@@ -69,7 +69,7 @@ class AddressRules:
             address = ipaddress.ip_address(text)
         except ValueError:
             return False  # an address with a zone belongs to a link of this machine
-        return all(self._may_reach(form) for form in _forms(address))
+        return all(self._may_reach(form) for form in _iterate_forms(address))
 
     def _may_reach(self, address: Address) -> bool:
         if any(_is_within(address, network) for network in METADATA):
@@ -81,7 +81,7 @@ class AddressRules:
         return address.is_global and not any(_is_within(address, network) for network in NOT_PUBLIC)
 
 
-def _forms(address: Address) -> Iterator[Address]:
+def _iterate_forms(address: Address) -> Iterator[Address]:
     """Yield an address, or the address that it maps to, and the addresses embedded in that."""
     if isinstance(address, ipaddress.IPv4Address):
         yield address

@@ -30,7 +30,7 @@ EXIT_FUNCTIONS = 79
 """The functions in a worker's store do not serve its version. Only another version helps."""
 
 
-class Child:
+class ChildProcess:
     """A running or ended child process."""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
@@ -47,7 +47,7 @@ class Child:
         last_signal: signal.Signals = signal.SIGKILL,
         inherited: Sequence[int] = (),
         directory: Path | None = None,
-    ) -> Child:
+    ) -> ChildProcess:
         """Start a child. Call this from a thread that outlives the child (the main thread).
 
         Args:
@@ -119,13 +119,13 @@ class Child:
             return await self.wait()
 
 
-def rotate(log: Path) -> None:
+def rotate_log(log: Path) -> None:
     """Rename a log of more than 10 MiB. It replaces the previously renamed one."""
     if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
         log.replace(log.with_name(log.name + ".1"))
 
 
-def last_lines(log: Path, *, after: int = 0, limit: int = 20) -> str:
+def read_last_lines(log: Path, *, after: int = 0, limit: int = 20) -> str:
     """Return up to `limit` lines from the end of a log, none from before the offset `after`."""
     if not log.exists():
         return ""

@@ -63,11 +63,11 @@ class SharedClock:
         """Return seconds that never decrease. Only differences are meaningful."""
         return self._own.monotonic()
 
-    def machine(self) -> datetime:
+    def machine_now(self) -> datetime:
         """Return the wall time of this machine, which may be wrong."""
         return self._own.now()
 
-    def agree(self, store_ms: int, *, sent: float) -> None:
+    def apply_store_time(self, store_ms: int, *, sent: float) -> None:
         """Apply the store's time from the reply to a call that was sent at `sent` (monotonic) and was answered now.
 
         The store read its clock between these times. The shared time stays as it is if it is consistent with that.

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Format a number with its noun: `1 file`, `1,234 files`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-CONTROLLER, TOOLS, DOOR, JOBS, BEAT = "controller", "tools", "door", "jobs", "beat"
+CONTROLLER, TOOLS, INGRESS, JOBS, BEAT = "controller", "tools", "ingress", "jobs", "beat"
 """The roles of workers, named as the commands that start them."""
 
-OF_PROGRAMS = (
+PROGRAM_VARIABLES = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "LC_*", "TZ", "XDG_*_HOME", "XDG_RUNTIME_DIR"),
     *("TMPDIR", "TEMP", "TMP"),
     *("PYTHON*", "VIRTUAL_ENV", "LD_LIBRARY_PATH"),
@@ -30,25 +30,25 @@ OF_PROGRAMS = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
     *("DECKHANDS_*", "OTEL_*"),
 )
-OF_TOOL_WORKERS = (*OF_PROGRAMS, "SANDBOX_ENV_*", "NO_CHANGE_TIMEOUT_SECONDS", "PLAYWRIGHT_*")
-LISTED = {
-    TOOLS: OF_TOOL_WORKERS,
-    DOOR: (*OF_PROGRAMS, "OPENHANDS_USE_SDK_AGENTS"),
-    JOBS: (*OF_PROGRAMS, "OPENHANDS_USE_SDK_AGENTS"),
-    BEAT: OF_PROGRAMS,
+TOOL_WORKER_VARIABLES = (*PROGRAM_VARIABLES, "SANDBOX_ENV_*", "NO_CHANGE_TIMEOUT_SECONDS", "PLAYWRIGHT_*")
+ALLOWED = {
+    TOOLS: TOOL_WORKER_VARIABLES,
+    INGRESS: (*PROGRAM_VARIABLES, "OPENHANDS_USE_SDK_AGENTS"),
+    JOBS: (*PROGRAM_VARIABLES, "OPENHANDS_USE_SDK_AGENTS"),
+    BEAT: PROGRAM_VARIABLES,
 }
 REFUSED = {
     TOOLS: ("LLM_*", "LITELLM_*", "DECKHANDS_API_KEY"),
-    DOOR: ("DECKHANDS_API_KEY",),
+    INGRESS: ("DECKHANDS_API_KEY",),
     JOBS: ("DECKHANDS_API_KEY",),
     # For Celery's broker only.
     BEAT: ("DECKHANDS_API_KEY", "DECKHANDS_SECRET_KEY*", "DECKHANDS_URL", "DECKHANDS_URL_FILE"),
 }
-PASSED_ON, MCP_FILE = "DECKHANDS_PASS_ENV", "DECKHANDS_MCP"
+PASS_ENV, MCP_FILE = "DECKHANDS_PASS_ENV", "DECKHANDS_MCP"
 MAX_CAUSES = 10
-PLACES = {JOBS: ("DECKHANDS_ARCHIVE", "DECKHANDS_CHECKPOINTS"), TOOLS: ("DECKHANDS_CHECKPOINTS",)}
+STORAGE_SETTINGS = {JOBS: ("DECKHANDS_ARCHIVE", "DECKHANDS_CHECKPOINTS"), TOOLS: ("DECKHANDS_CHECKPOINTS",)}
 """The settings with a storage location that a role reads and writes."""
-OF_CLOUDS = {
+CLOUD_VARIABLES = {
     "s3": ("AWS_*", "FSSPEC_*"),
     "gs": ("GOOGLE_*", "GCS_*", "FSSPEC_*"),
     "abfs": ("AZURE_*", "FSSPEC_*"),
@@ -61,21 +61,23 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """The syntax of a variable in a file of MCP servers."""
 
 
-def worker_environment(role: str, environment: Mapping[str, str]) -> dict[str, str]:
+def make_worker_environment(role: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a worker of a role. No other code decides this."""
     if role == CONTROLLER:
         return dict(environment)
-    listed = [*LISTED[role]]
+    listed = [*ALLOWED[role]]
     if role == TOOLS:
-        listed += [word.strip() for word in environment.get(PASSED_ON, "").split(",")]
-        listed += _named_by(environment.get(MCP_FILE, ""))
-    for name in PLACES.get(role, ()):
+        listed += [word.strip() for word in environment.get(PASS_ENV, "").split(",")]
+        listed += _find_variables(environment.get(MCP_FILE, ""))
+    for name in STORAGE_SETTINGS.get(role, ()):
         schemes, separator, _ = environment.get(name, "").strip().partition("://")
         if separator:
             scheme = schemes.rpartition("::")[2]
-            listed += OF_CLOUDS.get(SAME_CLOUD.get(scheme, scheme), ("FSSPEC_*",))
+            listed += CLOUD_VARIABLES.get(SAME_CLOUD.get(scheme, scheme), ("FSSPEC_*",))
     refused = REFUSED[role]
-    return {name: value for name, value in environment.items() if _fits(name, listed) and not _fits(name, refused)}
+    return {
+        name: value for name, value in environment.items() if _matches(name, listed) and not _matches(name, refused)
+    }
 
 
 def find_missing_variable(error: BaseException) -> str:
@@ -91,16 +93,16 @@ def find_missing_variable(error: BaseException) -> str:
     return ""
 
 
-def say_how_to_pass(variable: str) -> str:
+def explain_passing(variable: str) -> str:
     """Return the instruction for an operator whose tool worker lacks a variable."""
-    return f"Set it where the tool worker is started, and pass it on by {PASSED_ON}={variable}."
+    return f"Set it where the tool worker is started, and pass it on by {PASS_ENV}={variable}."
 
 
-def _fits(name: str, patterns: Iterable[str]) -> bool:
+def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _named_by(path: str) -> list[str]:
+def _find_variables(path: str) -> list[str]:
     """Return the variables named in a file of MCP servers. The tool worker itself reports an unreadable file."""
     try:
         return VARIABLE.findall(Path(path.strip()).expanduser().read_text("utf-8", "replace")) if path.strip() else []

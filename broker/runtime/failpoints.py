@@ -37,7 +37,7 @@ class _Armed:
     hits: int = 0
 
 
-def armed_by(text: str) -> dict[str, _Armed]:
+def parse_failpoints(text: str) -> dict[str, _Armed]:
     """Parse the list of armed failpoints.
 
     Raises:
@@ -63,7 +63,7 @@ _LOG: list[str] = []
 
 def arm(settings: BrokerSettings) -> None:
     """Arm the failpoints in the settings. Called once, when a worker process starts."""
-    _ARMED.update(armed_by(settings.failpoints))
+    _ARMED.update(parse_failpoints(settings.failpoints))
     _LOG[:] = [settings.failpoint_log] if settings.failpoint_log else []
 
 

@@ -16,7 +16,7 @@ import ctypes
 _PR_SET_DUMPABLE = 4
 
 
-def seclude() -> None:
+def harden_process() -> None:
     """Make this process inaccessible to other programs. Idempotent.
 
     Raises:

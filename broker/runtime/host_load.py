@@ -29,16 +29,16 @@ class HostLoad:
 
     def read(self) -> dict[str, float]:
         """Return `host_cpu`, `host_memory_free` and `host_cpu_stalled`, `host_memory_stalled`, `host_io_stalled`."""
-        found = {f"host_{name}_stalled": share for name in PRESSURES if (share := self._stalled(name)) is not None}
-        memory = dict(_MEMORY.findall(self._text("meminfo")))
+        found = {f"host_{name}_stalled": share for name in PRESSURES if (share := self._read_stalled(name)) is not None}
+        memory = dict(_MEMORY.findall(self._read_text("meminfo")))
         if len(memory) == len(("MemTotal", "MemAvailable")) and int(memory["MemTotal"]):
             found["host_memory_free"] = round(int(memory["MemAvailable"]) / int(memory["MemTotal"]), 3)
-        if (busy := self._busy()) is not None:
+        if (busy := self._read_busy()) is not None:
             found["host_cpu"] = busy
         return found
 
-    def _busy(self) -> float | None:
-        fields = self._text("stat").partition("\n")[0].split()[1:9]
+    def _read_busy(self) -> float | None:
+        fields = self._read_text("stat").partition("\n")[0].split()[1:9]
         if len(fields) < 5 or not all(field.isdigit() for field in fields):
             return None
         numbers = [int(field) for field in fields]
@@ -48,11 +48,11 @@ class HostLoad:
             return None
         return round(min(1.0, max(0.0, 1 - (now[1] - before[1]) / (now[0] - before[0]))), 3)
 
-    def _stalled(self, name: str) -> float | None:
-        found = _SOME_10.search(self._text(f"pressure/{name}"))
+    def _read_stalled(self, name: str) -> float | None:
+        found = _SOME_10.search(self._read_text(f"pressure/{name}"))
         return round(min(1.0, float(found[1]) / 100), 4) if found else None
 
-    def _text(self, name: str) -> str:
+    def _read_text(self, name: str) -> str:
         try:
             return (self._proc / name).read_text(encoding="ascii", errors="replace")
         except OSError:

@@ -23,7 +23,7 @@ _CONVERSATION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{2,63}")
 def new_conversation_id(clock: Clock = SYSTEM_CLOCK) -> str:
     """Make an id of 26 characters: 10 of time (milliseconds, base 32), 2 of microseconds, 14 random (70 bits)."""
     millis, micros = divmod((clock.now() - EPOCH) // timedelta(microseconds=1), 1_000)
-    return _base32((millis << 10 | micros) << 70 | secrets.randbits(70), 26)
+    return _encode_base32((millis << 10 | micros) << 70 | secrets.randbits(70), 26)
 
 
 def is_conversation_id(text: str) -> bool:
@@ -47,10 +47,10 @@ def check_conversation_id(conversation_id: str) -> str:
 
 def new_worker_id(role: str) -> str:
     """Make an id for a worker session of this process: `<role>-<host>-<pid>-<random>`."""
-    return f"{worker_id_prefix(role)}{os.getpid()}-{secrets.token_hex(4)}"
+    return f"{make_worker_id_prefix(role)}{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def worker_id_prefix(role: str) -> str:
+def make_worker_id_prefix(role: str) -> str:
     """Return the prefix of the ids of a role's workers on this host: `<role>-<host>-`."""
     host = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname())[:24] or "host"
     return f"{role}-{host}-"
@@ -76,25 +76,25 @@ def new_span_id() -> str:
     return secrets.token_hex(8)
 
 
-def id_at(place: str) -> str:
+def derive_task_id(place: str) -> str:
     """Derive a task id in Celery's format from a name. Always the same for the same name."""
     return str(uuid5(NAMESPACE_OID, place))
 
 
-def jitter() -> float:
+def draw_jitter() -> float:
     """Draw a factor between 0.5 and 1.5 for a pause, so that many waiting clients do not return at once."""
     return 0.5 + secrets.randbelow(1_000_000) / 1_000_000
 
 
-def shortened() -> float:
+def shorten_randomly() -> float:
     """Draw a factor between 2/3 and 1 for a bounded wait, so that clients that started together drift apart."""
-    return (jitter() + 1.5) / 3
+    return (draw_jitter() + 1.5) / 3
 
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
-def _base32(value: int, length: int) -> str:
+def _encode_base32(value: int, length: int) -> str:
     digits = []
     for _ in range(length):
         digits.append(_ALPHABET[value & 31])

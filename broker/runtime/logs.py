@@ -30,7 +30,7 @@ UNREADABLE_TEXT = "a log line could not be formatted"
 _log = logging.getLogger(__name__)
 
 
-def about(conversation_id: str, action_id: int | None = None) -> dict[str, Any]:
+def make_extra(conversation_id: str, action_id: int | None = None) -> dict[str, Any]:
     """Return the `extra` argument of a logging call for a conversation."""
     found: dict[str, Any] = {"conversation_id": conversation_id}
     return found if action_id is None else found | {"action_id": action_id}
@@ -40,7 +40,7 @@ class JsonFormatter(logging.Formatter):
     """Formats records as JSON objects.
 
     Args:
-        role: `controller`, `tool`, `door`, `jobs`, `beat`, …
+        role: `controller`, `tool`, `ingress`, `jobs`, `beat`, …
     """
 
     def __init__(self, role: str) -> None:
@@ -75,17 +75,17 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(found, default=repr)
 
 
-def begin_logging(role: str, *, is_json: bool) -> None:
+def start_logging(role: str, *, is_json: bool) -> None:
     """Write this process's log to standard error, as text or as JSON. For the main function of a worker."""
     logging.basicConfig(level=logging.INFO, format=TEXT_FORMAT)
     if is_json:
-        as_json(role, logging.getLogger())
+        use_json(role, logging.getLogger())
         logging.captureWarnings(True)
         sys.excepthook = _log_uncaught
         threading.excepthook = _log_uncaught_in_thread
 
 
-def as_json(role: str, logger: logging.Logger) -> None:
+def use_json(role: str, logger: logging.Logger) -> None:
     """Make all handlers of a logger write JSON. A handler that does so already keeps its role."""
     formatter = JsonFormatter(role)
     for handler in logger.handlers:

@@ -14,7 +14,7 @@ def import_modules(package: ModuleType) -> list[ModuleType]:
     return [import_module(f"{package.__name__}.{module.name}") for module in found if not module.ispkg]
 
 
-def classes_in(package: ModuleType) -> list[Any]:
+def find_classes(package: ModuleType) -> list[Any]:
     """Return the public classes that the modules of a package define."""
     return [
         value

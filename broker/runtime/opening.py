@@ -14,7 +14,7 @@ import os
 import stat
 from contextlib import ExitStack
 
-ATTEMPTS = 100
+MAX_ATTEMPTS = 100
 """How often an open is repeated that the kernel could not finish because names changed meanwhile."""
 
 _OPENAT2 = 437
@@ -43,7 +43,7 @@ def open_beneath(directory: int, path: str, flags: int, mode: int = 0, *, follow
     if b"\0" in name:
         raise OSError(errno.EINVAL, "the path has a NUL in it", path)
     number = 0
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         descriptor = _libc.syscall(_OPENAT2, directory, name, ctypes.byref(how), ctypes.sizeof(how))
         if descriptor >= 0:
             return int(descriptor)

@@ -1,7 +1,7 @@
 """Replaces itself with another program that the kernel kills when its parent dies.
 
-`child.Child` starts it as a script, without our packages: `parent_death.py PARENT SIGNAL PROGRAM ARGUMENT…`. Code that
-runs between fork and exec could do the same, but is unsafe in a process with threads.
+`child.ChildProcess` starts it as a script, without our packages: `parent_death.py PARENT SIGNAL PROGRAM ARGUMENT…`.
+Code that runs between fork and exec could do the same, but is unsafe in a process with threads.
 """
 
 from __future__ import annotations

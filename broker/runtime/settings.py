@@ -38,7 +38,7 @@ AGENT_VARIABLES = (
 CONFIG_FILE = "DECKHANDS_CONFIG"
 CONFIG_FILES_READ = "DECKHANDS_CONFIG_FILES"
 
-NAMES_OF_WORKERS = frozenset(
+WORKER_SETTINGS = frozenset(
     (
         *("max_conversations", "idle_seconds", "quotas", "tenants", "admit_memory", "hooks", "any_model"),
         *("sdk_sessions", "sdk_sandbox"),
@@ -178,8 +178,8 @@ class BrokerSettings(BaseSettings):
     @property
     def broker_name(self) -> str:
         """The name of Celery's broker among others that share the store; empty if it is the store's own server."""
-        place = _place_of(self.celery_url or celery_url_beside(self.url))
-        return self.celery_name or ("" if place == _place_of(celery_url_beside(self.url)) else place)
+        place = _find_address(self.celery_url or make_celery_url(self.url))
+        return self.celery_name or ("" if place == _find_address(make_celery_url(self.url)) else place)
 
     @classmethod
     def settings_customise_sources(
@@ -204,24 +204,24 @@ class BrokerSettings(BaseSettings):
         try:
             settings = cls(**_Variables(cls, env)())
         except ValidationError as error:
-            raise _named(error) from error
+            raise _make_usage_error(error) from error
         try:
             home = settings.home.expanduser()
         except RuntimeError as error:  # an unknown user, or one without a home
             raise UsageError(
                 f"The directory {settings.home} cannot be found: {error}", remedy="Name a directory by DECKHANDS_HOME."
             ) from error
-        url = _url_of(env, "URL", settings.url_file) or settings.url
-        beside = url.derived(celery_url_beside) if isinstance(url, UrlInFile) else celery_url_beside(url)
-        celery_url = _url_of(env, "CELERY_URL", settings.celery_url_file) or settings.celery_url or beside
+        url = _find_url_file(env, "URL", settings.url_file) or settings.url
+        beside = url.derive(make_celery_url) if isinstance(url, UrlInFile) else make_celery_url(url)
+        celery_url = _find_url_file(env, "CELERY_URL", settings.celery_url_file) or settings.celery_url or beside
         resolved: dict[str, Any] = {"home": home, "url": url, "celery_url": celery_url}
         if not env.get(f"{PREFIX}PREFER_SDK_AGENTS", "").strip():
-            resolved["prefer_sdk_agents"] = _flag(USE_SDK_AGENTS, env.get(USE_SDK_AGENTS, "").strip() or "0")
+            resolved["prefer_sdk_agents"] = _parse_flag(USE_SDK_AGENTS, env.get(USE_SDK_AGENTS, "").strip() or "0")
         return settings.model_copy(update=resolved)
 
 
 class UrlInFile(str):
-    """A URL from a file, as it was when it was read. `current_url` reads it again.
+    """A URL from a file, as it was when it was read. `load_current_url` reads it again.
 
     Attributes:
         path: the file.
@@ -256,7 +256,7 @@ class UrlInFile(str):
         made.path, made._derive = path, derive
         return made
 
-    def derived(self, derive: Callable[[str], str]) -> UrlInFile:
+    def derive(self, derive: Callable[[str], str]) -> UrlInFile:
         """Return a URL derived from the current content of the file. Raises the same errors as the constructor."""
         return UrlInFile(self.path, lambda text: derive(self._derive(text)))
 
@@ -265,7 +265,7 @@ class UrlInFile(str):
         return str(UrlInFile(self.path, self._derive))
 
 
-def current_url(url: str) -> str:
+def load_current_url(url: str) -> str:
     """Return a URL of the settings, read again if it is in a file.
 
     Raises:
@@ -274,7 +274,7 @@ def current_url(url: str) -> str:
     return url.read() if isinstance(url, UrlInFile) else url
 
 
-def _url_of(env: Mapping[str, str], name: str, file: str) -> UrlInFile | None:
+def _find_url_file(env: Mapping[str, str], name: str, file: str) -> UrlInFile | None:
     if not file:
         return None
     if env.get(f"{PREFIX}{name}", "").strip():
@@ -297,7 +297,7 @@ class _Variables(EnvSettingsSource):
 
 
 def _check_names(settings: type[BrokerSettings], env: Mapping[str, str]) -> None:
-    known = NAMES_OF_WORKERS | settings.model_fields.keys()
+    known = WORKER_SETTINGS | settings.model_fields.keys()
     for name, text in env.items():
         if name.startswith(PREFIX) and text.strip() and name.removeprefix(PREFIX).lower() not in known:
             near = difflib.get_close_matches(name.removeprefix(PREFIX).lower(), known, n=1)
@@ -305,7 +305,7 @@ def _check_names(settings: type[BrokerSettings], env: Mapping[str, str]) -> None
             raise UsageError(f"The environment variable {name} is not known.", remedy=hint)
 
 
-def _named(error: ValidationError) -> UsageError:
+def _make_usage_error(error: ValidationError) -> UsageError:
     """Return the error for the first invalid value, with its variable."""
     first = error.errors()[0]
     name, found, limits = f"{PREFIX}{first['loc'][0]}".upper(), first["input"], first.get("ctx", {})
@@ -320,7 +320,7 @@ def _named(error: ValidationError) -> UsageError:
     return UsageError(f"{name} is {found!r}.", remedy="It must be a number.")
 
 
-def _flag(name: str, text: str) -> bool:
+def _parse_flag(name: str, text: str) -> bool:
     """Return the value of a variable that is not one of our fields."""
     try:
         return TypeAdapter(bool).validate_python(text)
@@ -333,17 +333,17 @@ def logs_json(env: Mapping[str, str] = os.environ) -> bool:
     return env.get(f"{PREFIX}LOG_FORMAT", "").strip() == "json"
 
 
-def agent_variables(env: Mapping[str, str] = os.environ) -> frozenset[tuple[str, str]]:
+def find_agent_variables(env: Mapping[str, str] = os.environ) -> frozenset[tuple[str, str]]:
     """Return the variables that define the agents of new conversations, for `from_env`."""
     return frozenset((name, text) for name in AGENT_VARIABLES if (text := env.get(name, "").strip()))
 
 
-def otel_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+def find_otel_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables for OpenTelemetry's SDK, which reads them itself. Empty ones count as unset."""
     return {name: text.strip() for name, text in env.items() if name.startswith("OTEL_") and text.strip()}
 
 
-def celery_url_beside(url: str) -> str:
+def make_celery_url(url: str) -> str:
     """Return kombu's URL of database 1 of a store's server."""
     if url.startswith("unix://"):
         return f"redis+socket://{url.removeprefix('unix://').partition('?')[0]}?virtual_host=1"
@@ -360,7 +360,7 @@ def hide_password(text: str, instead: str = "**") -> str:
     return URL_PASSWORD.sub(lambda found: f"{found.group(1)}:{instead}", text)
 
 
-def _place_of(celery_url: str) -> str:
+def _find_address(celery_url: str) -> str:
     """Return the normalized address of a broker's URL, without user and password."""
     parts = urlsplit(celery_url)
     if parts.scheme.endswith("+socket"):
@@ -369,11 +369,11 @@ def _place_of(celery_url: str) -> str:
     return f"{parts.hostname or '127.0.0.1'}:{parts.port or 6379}/{parts.path.strip('/') or 0}"
 
 
-def joined_paths(paths: Iterable[Path | str]) -> str:
+def join_paths(paths: Iterable[Path | str]) -> str:
     r"""Join paths to the value of a variable: separated by `:` as in PATH, with `\:` for a colon in a name."""
     return ":".join(str(path).replace(":", r"\:") for path in paths)
 
 
 def split_paths(text: str) -> tuple[str, ...]:
-    """Split the value of `joined_paths`."""
+    """Split the value of `join_paths`."""
     return tuple(path.replace(r"\:", ":") for path in re.split(r"(?<!\\):", text) if path)

@@ -53,12 +53,12 @@ Value = str | list[str] | int | float | bool
 _log = logging.getLogger(__name__)
 
 
-def checked_traceparent(value: object) -> str | None:
+def parse_traceparent(value: object) -> str | None:
     """Return a valid W3C Trace Context; None for anything else, which is not an error."""
     return value if isinstance(value, str) and TRACEPARENT.fullmatch(value) else None
 
 
-def traceparent_of(conversation_id: str) -> str:
+def make_traceparent(conversation_id: str) -> str:
     """Return the context of a conversation that was submitted without one. All processes compute the same."""
     digest = sha256(conversation_id.encode()).hexdigest()
     return f"00-{digest[:32]}-{digest[32:48]}-01"
@@ -175,7 +175,7 @@ class Tracing:
         """
         if self._sink is None:
             return OpenSpan(parent)
-        found, said = checked_traceparent(parent), attributes or {}
+        found, said = parse_traceparent(parent), attributes or {}
         trace_id, parent_id = (found[3:35], found[36:52]) if found is not None else (new_trace_id(), "")
         is_sampled = found is None or int(found[53:], 16) & 1 == 1
         if self._sampler is not None:
@@ -194,14 +194,14 @@ def open_tracing(role: str) -> Tracing:
     Args:
         role: role of the process: `client`, `server`, `controller`, `tool`, …
     """
-    from broker.runtime.settings import otel_variables
+    from broker.runtime.settings import find_otel_variables
 
-    env = otel_variables()
+    env = find_otel_variables()
     is_wanted = any(env.get(name) for name in ENDPOINTS)
     if not is_wanted or env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER") == "none":
         return Tracing()
     try:
-        return _sending(role, is_named="OTEL_SERVICE_NAME" in env)
+        return _make_exporter(role, is_named="OTEL_SERVICE_NAME" in env)
     except ImportError as error:
         _log.warning("no traces are sent, because packages are missing (pip install 'deckhands[otel]'): %s", error)
     except Exception:  # noqa: BLE001  (a variable of the SDK's that it cannot use must stop no work)
@@ -209,21 +209,21 @@ def open_tracing(role: str) -> Tracing:
     return Tracing()
 
 
-def _sending(role: str, *, is_named: bool) -> Tracing:
+def _make_exporter(role: str, *, is_named: bool) -> Tracing:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider, sampling
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     # The SDK logs each failed attempt to reach a collector.
-    seldom = _Seldom()
+    seldom = _FirstReportOnly()
     for name in REPORTING:
         logging.getLogger(name).addFilter(seldom)
     named = {} if is_named else {"service.name": "deckhands"}
     resource = Resource.create({**named, "deckhands.role": role, "process.pid": os.getpid()})
     sampler = TracerProvider(resource=resource, shutdown_on_exit=False).sampler
     processor = BatchSpanProcessor(cast("SpanExporter", BatchExporter(OTLPSpanExporter(), resource)))
-    atexit.register(_end, processor)
+    atexit.register(_shut_down, processor)
     sink = cast("Callable[[RecordedSpan], None]", processor.on_end)
     return Tracing(sink, None if sampler is sampling.DEFAULT_ON else sampler)
 
@@ -246,9 +246,9 @@ class BatchExporter:
     def export(self, spans: Sequence[RecordedSpan]) -> None:
         """Send spans, or report a failure."""
         if self._send is None:
-            self._exporter.export([readable(span, self._resource) for span in spans])
+            self._exporter.export([to_sdk_span(span, self._resource) for span in spans])
         else:
-            self._send(encoded(spans, self._resource))
+            self._send(encode_finished_spans(spans, self._resource))
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Do nothing: this exporter has no buffer."""
@@ -259,14 +259,14 @@ class BatchExporter:
         self._exporter.shutdown()
 
 
-def encoded(spans: Iterable[RecordedSpan], resource: Resource) -> bytes:
+def encode_finished_spans(spans: Iterable[RecordedSpan], resource: Resource) -> bytes:
     """Encode spans as the body of an OTLP request, in protobuf."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     request = ExportTraceServiceRequest()
     of_resource = request.resource_spans.add()
     of_resource.schema_url = resource.schema_url
-    _put(of_resource.resource.attributes, resource.attributes)
+    _add_attributes(of_resource.resource.attributes, resource.attributes)
     of_scope = of_resource.scope_spans.add()
     of_scope.scope.name = SCOPE
     for span in spans:
@@ -276,22 +276,22 @@ def encoded(spans: Iterable[RecordedSpan], resource: Resource) -> bytes:
         if span.parent_id:
             message.parent_span_id = bytes.fromhex(span.parent_id)
             message.flags = HAS_IS_REMOTE | IS_REMOTE
-        message.name, message.kind = _sound(span.name), KINDS[span.kind]
+        message.name, message.kind = _clean_text(span.name), KINDS[span.kind]
         message.start_time_unix_nano, message.end_time_unix_nano = span.begun_ns, span.ended_ns
         message.status.code = FAILED if span.error else 0
-        _put(message.attributes, span.attributes)
+        _add_attributes(message.attributes, span.attributes)
     return bytes(request.SerializeToString())
 
 
-def readable(span: RecordedSpan, resource: Resource) -> ReadableSpan:
+def to_sdk_span(span: RecordedSpan, resource: Resource) -> ReadableSpan:
     """Convert a span to one of the SDK's."""
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanKind, Status, StatusCode
 
-    texts = {name: _sound(value) if isinstance(value, str) else value for name, value in span.attributes.items()}
+    texts = {name: _clean_text(value) if isinstance(value, str) else value for name, value in span.attributes.items()}
     return ReadableSpan(
-        name=_sound(span.name),
+        name=_clean_text(span.name),
         context=_span_context(span.traceparent, is_remote=False),
         parent=_span_context(f"00-{span.trace_id}-{span.parent_id}-01") if span.parent_id else None,
         resource=resource,
@@ -304,13 +304,13 @@ def readable(span: RecordedSpan, resource: Resource) -> ReadableSpan:
     )
 
 
-def _put(into: Any, attributes: Mapping[str, Any]) -> None:
+def _add_attributes(into: Any, attributes: Mapping[str, Any]) -> None:
     """Add attributes to the list of a message."""
     for name, value in attributes.items():
         pair = into.add()
         pair.key = name
         if isinstance(value, str):
-            pair.value.string_value = _sound(value)
+            pair.value.string_value = _clean_text(value)
         elif isinstance(value, bool):
             pair.value.bool_value = value
         elif isinstance(value, int):
@@ -320,10 +320,10 @@ def _put(into: Any, attributes: Mapping[str, Any]) -> None:
         else:
             texts = pair.value.array_value.values
             for text in value:
-                texts.add().string_value = _sound(text)
+                texts.add().string_value = _clean_text(text)
 
 
-def _sound(text: str) -> str:
+def _clean_text(text: str) -> str:
     """Return a text that protobuf can hold: bounded, without lone surrogates."""
     text = text[:MAX_TEXT_CHARS]
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
@@ -355,14 +355,14 @@ def _span_context(traceparent: str, *, is_remote: bool = True) -> SpanContext:
     return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote, TraceFlags(int(flags, 16) & 1))
 
 
-def _end(processor: BatchSpanProcessor) -> None:
+def _shut_down(processor: BatchSpanProcessor) -> None:
     """Send the last spans, for at most `END_SECONDS`."""
     ending = threading.Thread(target=processor.shutdown, name="end of traces", daemon=True)
     ending.start()
     ending.join(END_SECONDS)
 
 
-class _Seldom(logging.Filter):
+class _FirstReportOnly(logging.Filter):
     """A log filter that passes only the first report."""
 
     def __init__(self) -> None:

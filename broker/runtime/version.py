@@ -7,7 +7,7 @@ from importlib import metadata
 
 
 @cache
-def installed_version() -> str:
+def read_version() -> str:
     """Return the version of the installed package; `unknown` for a source tree that was never installed."""
     try:
         return metadata.version("deckhands")

@@ -1,7 +1,8 @@
 from .masking import MASK as MASK, MaskedPieces as MaskedPieces, Masker as Masker
-from .private_directories import MAX_LINKS as MAX_LINKS, Mounts as Mounts, fault as fault, name_fault as name_fault
-from .private_directories import on_the_way as on_the_way, private_paths as private_paths
-from .private_directories import workspace_roots as workspace_roots
-from .secrets import ONE_KEY as ONE_KEY, ClaimedSecrets as ClaimedSecrets, KnownValues as KnownValues
-from .secrets import Secrets as Secrets, SecretsLocked as SecretsLocked, check_secret as check_secret
-from .secrets import decrypt as decrypt, encrypt as encrypt, key_name as key_name, secret_key as secret_key
+from .private_directories import MAX_LINKS as MAX_LINKS, Mounts as Mounts, find_fault as find_fault
+from .private_directories import find_name_fault as find_name_fault, find_private_paths as find_private_paths
+from .private_directories import parse_workspace_roots as parse_workspace_roots, resolve_links as resolve_links
+from .secrets import ONE_KEY as ONE_KEY, ClaimedSecrets as ClaimedSecrets, Secrets as Secrets
+from .secrets import SecretsLocked as SecretsLocked, SecretsProof as SecretsProof, check_secret as check_secret
+from .secrets import decrypt as decrypt, encrypt as encrypt, key_fingerprint as key_fingerprint
+from .secrets import load_secret_key as load_secret_key

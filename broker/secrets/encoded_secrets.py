@@ -42,7 +42,9 @@ _DUMP_LINE = re.compile(
 )
 
 
-def _run(group: bytes, *, gap: bytes = b" {1,3}", rest: bytes = b"", least: int = 3) -> tuple[re.Pattern[bytes], ...]:
+def _compile_run(
+    group: bytes, *, gap: bytes = b" {1,3}", rest: bytes = b"", least: int = 3
+) -> tuple[re.Pattern[bytes], ...]:
     """Return two patterns: one for the runs of groups in a line of a dump, and one that detects texts with such lines.
 
     Args:
@@ -58,17 +60,17 @@ def _run(group: bytes, *, gap: bytes = b" {1,3}", rest: bytes = b"", least: int 
 
 
 _RUNS = (
-    _run(rb"[0-9a-f]{2}", gap=b"[ ,]{1,5}"),
+    _compile_run(rb"[0-9a-f]{2}", gap=b"[ ,]{1,5}"),
     (
         re.compile(rb"(?<![0-9a-z:.-])(?:[0-9a-f]{2})+(?![0-9a-z:])"),
         re.compile(rb"(?<![0-9a-z:.-])(?:[0-9a-f]{2}){6,}(?![0-9a-z:])"),
     ),
-    _run(rb"[0-9a-f]{4}", gap=b" {1,4}", rest=rb"[0-9a-f]{2}"),
-    _run(rb"[0-9a-f]{8}", rest=rb"(?:[0-9a-f]{2}){1,3}", least=2),
-    _run(rb"[0-9a-f]{16}", rest=rb"(?:[0-9a-f]{2}){1,7}", least=2),
-    _run(rb"[0-3][0-7]{2}"),
-    _run(rb"[0-7]{6}", gap=b" {1,2}"),
-    _run(rb"[0-9]{1,3}", gap=b" {1,5}"),
+    _compile_run(rb"[0-9a-f]{4}", gap=b" {1,4}", rest=rb"[0-9a-f]{2}"),
+    _compile_run(rb"[0-9a-f]{8}", rest=rb"(?:[0-9a-f]{2}){1,3}", least=2),
+    _compile_run(rb"[0-9a-f]{16}", rest=rb"(?:[0-9a-f]{2}){1,7}", least=2),
+    _compile_run(rb"[0-3][0-7]{2}"),
+    _compile_run(rb"[0-7]{6}", gap=b" {1,2}"),
+    _compile_run(rb"[0-9]{1,3}", gap=b" {1,5}"),
     (
         re.compile(rb"(?: {3}[!-~]| {2}\\[0abfnrtv]| [0-7]{3}| {4})+(?!\S)"),
         re.compile(rb"(?: {3}[!-~]| {2}\\[0abfnrtv]| [0-7]{3}| {4}){8}"),
@@ -94,61 +96,63 @@ class EncodedSecrets:
     def __init__(self, values: Sequence[str]) -> None:
         raws = {value.encode("utf-8", "surrogatepass") for value in values}
         self._characters = [raw.lower() for raw in raws if len(raw) >= MINIMUM_BYTES]
-        self._digits = sorted({form for raw in raws for form in _digit_forms(raw) if len(form) >= 2 * MINIMUM_BYTES})
-        self._spaced = [each for raw in raws for each in _spaced_forms(raw)]
+        self._digits = sorted(
+            {form for raw in raws for form in _find_digit_forms(raw) if len(form) >= 2 * MINIMUM_BYTES}
+        )
+        self._spaced = [each for raw in raws for each in _find_spaced_forms(raw)]
         self.reach_bytes = BYTES_PER_BYTE * max(map(len, raws), default=0) + LINE_BYTES
 
-    def spans(self, text: str) -> list[tuple[int, int]]:
+    def find_spans(self, text: str) -> list[tuple[int, int]]:
         """Return the positions of matches in a text, in any order."""
         raw = text.encode("utf-8", "surrogatepass")
-        found = [*self._in_digits(raw.lower()), *self._in_characters(raw)]
+        found = [*self._find_in_digits(raw.lower()), *self._find_in_characters(raw)]
         near = [span for span in found if span[1] - span[0] <= self.reach_bytes]
-        return near if text.isascii() else _in_characters_of(raw, near)
+        return near if text.isascii() else _to_character_spans(raw, near)
 
-    def _in_digits(self, raw: bytes) -> Iterator[tuple[int, int]]:
+    def _find_in_digits(self, raw: bytes) -> Iterator[tuple[int, int]]:
         plain = raw.replace(b"0x", b"  ").replace(b"\\x", b"  ")
         begun = b"\n" + plain
-        without_columns = _OFFSET.sub(_blank, _DUMP_LINE.sub(_only_digits, begun))
+        without_columns = _OFFSET.sub(_blank, _DUMP_LINE.sub(_keep_digits, begun))
         dump = without_columns[1:]
         whole = set[int]()  # the starts of matches without separators between their digits
         views = [plain] if dump == plain else [plain, dump]
-        views += [_runs_only(plain, run) for run, line in _RUNS if line.search(plain)]
+        views += [_keep_runs(plain, run) for run, line in _RUNS if line.search(plain)]
         for view in views:
             squeezed = view.translate(None, _SEPARATORS)
-            places = _Places(view, _SEPARATORS)
+            places = _KeptPositions(view, _SEPARATORS)
             for form in self._digits:
-                for at in _all(squeezed, form):
+                for at in _find_all(squeezed, form):
                     begin, end = places.kept[at], places.kept[at + len(form) - 1] + 1
                     if view is plain:
                         whole.add(begin)
                     elif view is not dump and begin in whole:
                         continue  # the rest of its line is not a column of a dump
-                    line_end = end if view is plain else _end_of_line(raw, end)
+                    line_end = end if view is plain else _find_line_end(raw, end)
                     yield begin, line_end if view is dump or _COLUMN.search(raw, end, line_end) else end
             for spaced in self._spaced:
-                for at in _all(squeezed, spaced.form):
+                for at in _find_all(squeezed, spaced.form):
                     kept = places.kept[at : at + len(spaced.form)]
-                    if view[kept[0] : kept[-1] + 1] == spaced.value or _gaps(kept) >= spaced.gaps:
+                    if view[kept[0] : kept[-1] + 1] == spaced.value or _count_gaps(kept) >= spaced.gaps:
                         yield kept[0], kept[-1] + 1
 
-    def _in_characters(self, raw: bytes) -> Iterator[tuple[int, int]]:
+    def _find_in_characters(self, raw: bytes) -> Iterator[tuple[int, int]]:
         view = raw
         for sign, escape in _ESCAPES.items():
-            view = escape.sub(_unescaped, view) if sign in view else view
+            view = escape.sub(_unescape, view) if sign in view else view
         if _FILLER not in view:
             return
         view = view.lower()
         squeezed = view.translate(None, _FILLER)
-        places = _Places(view, _FILLER)
+        places = _KeptPositions(view, _FILLER)
         for form in self._characters:
-            for at in _all(squeezed, form):
+            for at in _find_all(squeezed, form):
                 kept = places.kept
                 behind = at + len(form)
                 yield kept[at], kept[behind] if behind < len(kept) else len(view)
 
 
 @dataclass(frozen=True, slots=True)
-class _Spaced:
+class _SpacedForm:
     """A value with separators between all of its characters.
 
     Values with separators between words only are not searched for.
@@ -164,7 +168,7 @@ class _Spaced:
     gaps: int
 
 
-class _Places:
+class _KeptPositions:
     """The positions of a squeezed view's bytes in the original, computed on first use."""
 
     def __init__(self, view: bytes, left_out: bytes) -> None:
@@ -179,13 +183,13 @@ class _Places:
         return self._kept
 
 
-def _end_of_line(raw: bytes, at: int) -> int:
+def _find_line_end(raw: bytes, at: int) -> int:
     """Return the end of the line, to include the column of characters after the digits."""
     end = raw.find(b"\n", at, at + LINE_BYTES)
     return min(at + LINE_BYTES, len(raw)) if end < 0 else end
 
 
-def _digit_forms(raw: bytes) -> set[bytes]:
+def _find_digit_forms(raw: bytes) -> set[bytes]:
     """Return a value as digits without separators: bytes in three bases, and two-byte words as printed by `od`."""
     words = [[(low, high) for low, high in zip(raw[first::2], raw[first + 1 :: 2], strict=False)] for first in (0, 1)]
     found = {raw.hex(), "".join(f"{byte:03o}" for byte in raw), "".join(map(str, raw))}
@@ -194,22 +198,22 @@ def _digit_forms(raw: bytes) -> set[bytes]:
     return {form.encode() for form in found}
 
 
-def _spaced_forms(raw: bytes) -> Iterator[_Spaced]:
+def _find_spaced_forms(raw: bytes) -> Iterator[_SpacedForm]:
     """Yield a value as its characters, and as printed by `od -c`."""
     cells = [byte for byte in raw if byte not in _SEPARATORS]
     characters = len(bytes(cells).decode("utf-8", "surrogatepass"))
     named = b"".join(bytes([byte]) if 0x20 <= byte < 0x7F else f"{byte:03o}".encode() for byte in cells)
     for form in {bytes(cells).lower(), named.lower()}:
         if len(form) >= MINIMUM_BYTES:
-            yield _Spaced(form, raw.lower(), characters - 1)
+            yield _SpacedForm(form, raw.lower(), characters - 1)
 
 
-def _gaps(kept: Sequence[int]) -> int:
+def _count_gaps(kept: Sequence[int]) -> int:
     """Return the number of gaps between consecutive positions."""
     return sum(later > earlier + 1 for earlier, later in pairwise(kept))
 
 
-def _runs_only(raw: bytes, run: re.Pattern[bytes]) -> bytes:
+def _keep_runs(raw: bytes, run: re.Pattern[bytes]) -> bytes:
     """Keep the longest run of each line (the last of equal ones) and blank everything else.
 
     A line without a run ends the dump, unless it is indented, like the second lines of `od -tx1c`.
@@ -229,13 +233,13 @@ def _blank(found: re.Match[bytes]) -> bytes:
     return b"\n" + b" " * (len(found.group()) - 1)
 
 
-def _only_digits(found: re.Match[bytes]) -> bytes:
+def _keep_digits(found: re.Match[bytes]) -> bytes:
     group = found.lastgroup or ""
     begin, end = found.span(group)
     return b"\n" + b" " * (begin - found.start() - 1) + found.group(group) + b" " * (found.end() - end)
 
 
-def _unescaped(found: re.Match[bytes]) -> bytes:
+def _unescape(found: re.Match[bytes]) -> bytes:
     digits = found.group(found.lastgroup or 0)
     match found.lastgroup:
         case "byte":
@@ -250,14 +254,14 @@ def _unescaped(found: re.Match[bytes]) -> bytes:
     return character + _FILLER * (len(found.group()) - len(character))
 
 
-def _all(text: bytes, form: bytes) -> Iterator[int]:
+def _find_all(text: bytes, form: bytes) -> Iterator[int]:
     at = text.find(form)
     while at >= 0:
         yield at
         at = text.find(form, at + 1)
 
 
-def _in_characters_of(raw: bytes, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _to_character_spans(raw: bytes, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Convert byte spans to character spans; a partly covered character is included."""
     counted = 0
     at = 0

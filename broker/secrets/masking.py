@@ -26,25 +26,25 @@ from broker.contract import TRUNCATION_MARKER
 from broker.secrets.encoded_secrets import LINE_BYTES, EncodedSecrets
 
 MASK = "<secret_hidden>"
-MINIMUM_CHARS = 8
+MIN_SECRET_CHARS = 8
 """Shorter values would match everywhere."""
 
 BINARY_FIELDS = frozenset({"screenshot", "set_of_marks"})
 """Event fields that hold an encoded image and nothing else."""
-PICTURE_FIELDS = frozenset({"image_urls", "goal_image_urls"})
+IMAGE_FIELDS = frozenset({"image_urls", "goal_image_urls"})
 """Fields that hold addresses of images, or images as `data:` addresses."""
 
-CUTS = (TRUNCATION_MARKER, "<response clipped>")
+CUT_MARKERS = (TRUNCATION_MARKER, "<response clipped>")
 """The markers for the left-out middle or rest of a long text."""
-MINIMUM_LEFT_CHARS = 4
+MIN_CUT_CHARS = 4
 """The fewest characters at a cut that are recognised as part of a value."""
 
 _WRAPPED_FACTOR = 3
 """The largest growth of a value by line breaks: at most two characters after each character."""
 
 
-def forms(value: str) -> set[str]:
-    """Return all forms of a value to search for; none is shorter than `MINIMUM_CHARS`."""
+def find_forms(value: str) -> set[str]:
+    """Return all forms of a value to search for; none is shorter than `MIN_SECRET_CHARS`."""
     raw = value.encode("utf-8", "surrogatepass")
     found = {value, value.strip(), value[::-1], raw.hex(), raw.hex().upper()}
     found |= {repr(value)[1:-1], ascii(value)[1:-1], repr(raw)[2:-1], value.encode("unicode_escape").decode()}
@@ -55,8 +55,8 @@ def forms(value: str) -> set[str]:
     found |= _base64_forms(raw) | _base32_forms(raw)
     if "\n" in value:
         found |= {line.strip() for line in value.splitlines() if not line.startswith("-----")}
-        found.add(_joined(value.strip())[0])  # the form for the search across lines, with any line endings
-    return {form for form in found if len(form) >= MINIMUM_CHARS and form not in MASK}
+        found.add(_join_lines(value.strip())[0])  # the form for the search across lines, with any line endings
+    return {form for form in found if len(form) >= MIN_SECRET_CHARS and form not in MASK}
 
 
 def _markup_forms(value: str) -> set[str]:
@@ -125,13 +125,13 @@ class Masker:
     """Finds a set of secrets.
 
     Args:
-        values: The secrets; values shorter than `MINIMUM_CHARS` are ignored.
+        values: The secrets; values shorter than `MIN_SECRET_CHARS` are ignored.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        values = [value for value in values if len(value) >= MINIMUM_CHARS]
+        values = [value for value in values if len(value) >= MIN_SECRET_CHARS]
         self.values = frozenset(values)
-        found = {form for value in values for form in forms(value)}
+        found = {form for value in values for form in find_forms(value)}
         self._encoded = EncodedSecrets([value.strip() for value in values])
         self._forms = sorted(found, key=len, reverse=True)
         self.longest_chars = max(map(len, self._forms), default=0)
@@ -144,26 +144,26 @@ class Masker:
     def __bool__(self) -> bool:
         return bool(self._forms)
 
-    def text(self, text: str) -> str:
+    def mask_text(self, text: str) -> str:
         """Return a text with its secrets masked."""
-        return _without(text, self.spans(text))
+        return _mask_spans(text, self.find_spans(text))
 
-    def wire(self, value: Any) -> Any:
+    def mask_wire(self, value: Any) -> Any:
         """Return a copy of nested lists, dicts and texts with secrets masked, including names.
 
         The value itself is returned if there are no secrets.
         """
-        return self._walked(value, "") if self._forms else value
+        return self._mask_value(value, "") if self._forms else value
 
-    def spans(self, text: str) -> list[tuple[int, int]]:
+    def find_spans(self, text: str) -> list[tuple[int, int]]:
         """Return the positions of secrets in a text, in order and without overlap."""
         if not self._forms:
             return []
-        found = self._found(text) + self._encoded.spans(text)
+        found = self._find_forms(text) + self._encoded.find_spans(text)
         if "\n" in text:
-            found += self._found_across_lines(text)
-        for begin, end in cuts_in(text):
-            found += self._left_at(text, begin, end)
+            found += self._find_across_lines(text)
+        for begin, end in find_cuts(text):
+            found += self._find_at_cut(text, begin, end)
         merged: list[tuple[int, int]] = []
         for begin, end in sorted(found):
             if merged and begin < merged[-1][1]:
@@ -172,7 +172,7 @@ class Masker:
                 merged.append((begin, end))
         return merged
 
-    def _found(self, text: str) -> list[tuple[int, int]]:
+    def _find_forms(self, text: str) -> list[tuple[int, int]]:
         # Each search for one form runs in machine code; one expression of all forms would be slower.
         found = []
         for form in self._forms:
@@ -182,40 +182,40 @@ class Masker:
                 at = text.find(form, at + 1)
         return found
 
-    def _found_across_lines(self, text: str) -> list[tuple[int, int]]:
+    def _find_across_lines(self, text: str) -> list[tuple[int, int]]:
         """Find values with inserted line breaks, as in base64 and terminals; an empty line ends a match."""
-        joined, places = _joined(text)
+        joined, places = _join_lines(text)
         starts = [start for start, _ in places]
 
         def original(position: int) -> int:
             start, place = places[bisect_right(starts, position) - 1]
             return place + position - start
 
-        return [(original(begin), original(end - 1) + 1) for begin, end in self._found(joined)]
+        return [(original(begin), original(end - 1) + 1) for begin, end in self._find_forms(joined)]
 
-    def _left_at(self, text: str, cut: int, end: int) -> list[tuple[int, int]]:
+    def _find_at_cut(self, text: str, cut: int, end: int) -> list[tuple[int, int]]:
         """Find the head of a value before a cut, and the tail of a value after it, with or without line breaks."""
         reach = self.reach_chars
         before = [at for at in range(max(0, cut - reach), cut) if text[at] not in "\r\n"]
         behind = [at for at in range(end, min(len(text), end + reach)) if text[at] not in "\r\n"]
         head, tail = "".join(text[at] for at in before), "".join(text[at] for at in behind)
-        begun = max((_overlap(head, form) for form in self._forms), default=0)
-        ended = max((_overlap(form, tail) for form in self._forms), default=0)
+        begun = max((_count_overlap(head, form) for form in self._forms), default=0)
+        ended = max((_count_overlap(form, tail) for form in self._forms), default=0)
         found = [(before[-begun], before[-1] + 1)] if begun else []
         return [*found, (behind[0], behind[ended - 1] + 1)] if ended else found
 
-    def _walked(self, value: Any, field: str) -> Any:
+    def _mask_value(self, value: Any, field: str) -> Any:
         if isinstance(value, str):
-            is_picture = field in BINARY_FIELDS or (field in PICTURE_FIELDS and value.startswith("data:"))
-            return value if is_picture else self.text(value)
+            is_picture = field in BINARY_FIELDS or (field in IMAGE_FIELDS and value.startswith("data:"))
+            return value if is_picture else self.mask_text(value)
         if isinstance(value, Mapping):
-            return {self.text(str(name)): self._walked(inner, str(name)) for name, inner in value.items()}
+            return {self.mask_text(str(name)): self._mask_value(inner, str(name)) for name, inner in value.items()}
         if isinstance(value, list | tuple):
-            return [self._walked(inner, field) for inner in value]
+            return [self._mask_value(inner, field) for inner in value]
         return value
 
 
-def _joined(text: str) -> tuple[str, list[tuple[int, int]]]:
+def _join_lines(text: str) -> tuple[str, list[tuple[int, int]]]:
     """Return a text with its lines joined, and the start of each line in both texts."""
     joined = []
     places = []
@@ -229,7 +229,7 @@ def _joined(text: str) -> tuple[str, list[tuple[int, int]]]:
     return "".join(joined), places
 
 
-def _without(text: str, spans: Iterable[tuple[int, int]]) -> str:
+def _mask_spans(text: str, spans: Iterable[tuple[int, int]]) -> str:
     pieces = []
     end = 0
     for begin, next_end in spans:
@@ -238,10 +238,10 @@ def _without(text: str, spans: Iterable[tuple[int, int]]) -> str:
     return "".join([*pieces, text[end:]])
 
 
-def cuts_in(text: str) -> list[tuple[int, int]]:
+def find_cuts(text: str) -> list[tuple[int, int]]:
     """Return the positions of markers for left-out text, in order."""
     found = []
-    for cut in CUTS:
+    for cut in CUT_MARKERS:
         at = text.find(cut)
         while at >= 0:
             found.append((at, at + len(cut)))
@@ -249,12 +249,12 @@ def cuts_in(text: str) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def _overlap(left: str, right: str) -> int:
+def _count_overlap(left: str, right: str) -> int:
     """Return the longest overlap of `left`'s end and `right`'s start; 0 if it is too short to be significant."""
-    if right[:MINIMUM_LEFT_CHARS] not in left:
+    if right[:MIN_CUT_CHARS] not in left:
         return 0
     longest = min(len(left), len(right))
-    return next((n for n in range(longest, MINIMUM_LEFT_CHARS - 1, -1) if left.endswith(right[:n])), 0)
+    return next((n for n in range(longest, MIN_CUT_CHARS - 1, -1) if left.endswith(right[:n])), 0)
 
 
 class MaskedPieces:
@@ -272,18 +272,18 @@ class MaskedPieces:
         if not self._masker:
             return piece
         self._held += piece
-        end = len(self._held) - self._masker.reach_chars - max(map(len, CUTS))
+        end = len(self._held) - self._masker.reach_chars - max(map(len, CUT_MARKERS))
         if end <= 0:
             return ""
-        spans = self._masker.spans(self._held)
-        whole = spans + [(begin, cut_end + self._masker.reach_chars) for begin, cut_end in cuts_in(self._held)]
+        spans = self._masker.find_spans(self._held)
+        whole = spans + [(begin, cut_end + self._masker.reach_chars) for begin, cut_end in find_cuts(self._held)]
         while True:
             earlier = self._line_start(min([end, *(begin for begin, after in whole if begin < end < after)]))
             if earlier == end:
                 break
             end = earlier
         shown, self._held = self._held[:end], self._held[end:]
-        return _without(shown, [span for span in spans if span[1] <= end])
+        return _mask_spans(shown, [span for span in spans if span[1] <= end])
 
     def _line_start(self, at: int) -> int:
         """Return the start of the line, because a dump is recognised by the start of its lines.
@@ -295,4 +295,4 @@ class MaskedPieces:
     def finish(self) -> str:
         """Return the held-back rest after the last piece."""
         rest, self._held = self._held, ""
-        return self._masker.text(rest)
+        return self._masker.mask_text(rest)

@@ -8,7 +8,7 @@ Holds:
       files.
     - Such a file marks its directory only if it belongs to the directory's owner, only the owner can read it, and the
       directory is not world-writable. So no other user can block a directory by placing such a file above it.
-Does not: search for other installations more than `MAX_DEPTH` levels below a directory, or in more than `MAX_LOOKED`
+Does not: search for other installations more than `MAX_DEPTH` levels below a directory, or in more than `MAX_SCANNED`
 directories; decide which user may use which directory; operators do, by the workspace roots of their tool workers.
 """
 
@@ -43,7 +43,7 @@ MARKS = ((KEY_FILE,), ("server.key",), ("server.lock", "password"), (".node/iden
 SIZES = {KEY_FILE: 45, "server.key": 60}
 """The expected sizes, because other programs may have files of these names."""
 MAX_DEPTH = 4
-MAX_LOOKED = 5_000
+MAX_SCANNED = 5_000
 
 MAX_LINKS = 40
 """The kernel's limit for links on a path."""
@@ -54,7 +54,7 @@ _UNFIT_IN_NAMES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class DirectoryLocation:
     """The real location of a directory.
 
     Attributes:
@@ -66,7 +66,7 @@ class Location:
     device: str
     path: str
 
-    def is_in(self, other: Location) -> bool:
+    def is_in(self, other: DirectoryLocation) -> bool:
         """Return whether it equals the other or is below it, by any of their names."""
         return _is_in(self.name, other.name) or (self.device == other.device and _is_in(self.path, other.path))
 
@@ -76,43 +76,43 @@ class Mounts:
 
     def __init__(self, mountinfo: str) -> None:
         """Parse the kernel's table (proc(5)): id, parent, device, root, mount point and more."""
-        self._mounts: list[Location] = []
+        self._mounts: list[DirectoryLocation] = []
         for line in mountinfo.splitlines():
             device, root, point = line.split(" ", 5)[2:5]
-            self._mounts.append(Location(_plain(point), device, _plain(root)))
+            self._mounts.append(DirectoryLocation(_unescape(point), device, _unescape(root)))
 
     @classmethod
-    def now(cls) -> Mounts:
+    def current(cls) -> Mounts:
         """Return the current mounts."""
         return cls(os.fsdecode(_MOUNTS.read_bytes()))
 
-    def location(self, path: Path) -> Location:
+    def locate(self, path: Path) -> DirectoryLocation:
         """Return the location of a path without links; the path need not exist."""
         name = str(path)
-        mount = Location("/", "", "/")
+        mount = DirectoryLocation("/", "", "/")
         for found in self._mounts:  # of two mounts at one point, the later covers the earlier
             if len(found.name) >= len(mount.name) and _is_in(name, found.name):
                 mount = found
         inside = name.removeprefix(mount.name).strip("/")
-        return Location(name, mount.device, f"{mount.path.rstrip('/')}/{inside}".rstrip("/") or "/")
+        return DirectoryLocation(name, mount.device, f"{mount.path.rstrip('/')}/{inside}".rstrip("/") or "/")
 
-    def names(self, directory: Path) -> Iterator[Path]:
+    def find_names(self, directory: Path) -> Iterator[Path]:
         """Yield a directory without links in its path and its parents, under all names that mounts give them."""
         yield from (directory, *directory.parents)
-        place = self.location(directory)
+        place = self.locate(directory)
         for around in (PurePosixPath(place.path), *PurePosixPath(place.path).parents):
             for mount in self._mounts:
                 if mount.device == place.device and around.is_relative_to(mount.path):
                     yield Path(mount.name, around.relative_to(mount.path))
 
-    def parts(self, directory: Path) -> list[Location]:
+    def find_parts(self, directory: Path) -> list[DirectoryLocation]:
         """Return the location of a directory without links in its path, and of all mounts below it."""
         name = str(directory)
         below = [mount for mount in self._mounts if mount.name != name and _is_in(mount.name, name)]
-        return [self.location(directory), *below]
+        return [self.locate(directory), *below]
 
 
-def private_paths(settings: BrokerSettings) -> tuple[Path, ...]:
+def find_private_paths(settings: BrokerSettings) -> tuple[Path, ...]:
     """Return the private paths of Deckhands (directories, files and sockets), as far as the settings show."""
     files = (settings.node_dir, settings.secret_key_file, settings.url_file, settings.celery_url_file)
     names = [settings.home, settings.home / KEY_FILE]
@@ -127,7 +127,7 @@ def private_paths(settings: BrokerSettings) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(name.absolute() for name in names))
 
 
-def name_fault(name: str) -> str:
+def find_name_fault(name: str) -> str:
     """Return why a directory may not have this name; empty if it may.
 
     Control characters would disguise a name in logs and on terminals.
@@ -137,12 +137,12 @@ def name_fault(name: str) -> str:
     return "" if len(os.fsencode(name)) < os.pathconf("/", "PC_PATH_MAX") else "its path is too long"
 
 
-def fault(directory: Path, private: Sequence[Path] = ()) -> str:
+def find_fault(directory: Path, private: Sequence[Path] = ()) -> str:
     """Return why a directory may not be a workspace; empty if it may.
 
     Args:
         directory: an absolute path without links.
-        private: private paths of Deckhands; see `private_paths`.
+        private: private paths of Deckhands; see `find_private_paths`.
 
     Raises:
         OSError: it cannot be read.
@@ -150,28 +150,28 @@ def fault(directory: Path, private: Sequence[Path] = ()) -> str:
     is_home = directory.parent == Path("/home") or directory == Path("/root")
     if is_home and directory.stat().st_uid != os.getuid():
         return "it is the home of another user"
-    mounts = Mounts.now()
-    ours = [(path, mounts.location(name)) for path in private for name in on_the_way(path)]
-    for location in mounts.parts(directory):
+    mounts = Mounts.current()
+    ours = [(path, mounts.locate(name)) for path in private for name in resolve_links(path)]
+    for location in mounts.find_parts(directory):
         for path, place in ours:
             if place.is_in(location):
-                return f"it holds {path}, which is Deckhands' own{_where(location, directory)}"
+                return f"it holds {path}, which is Deckhands' own{_describe_mount(location, directory)}"
             if location.is_in(place):
-                return f"it is a part of {path}, which is Deckhands' own{_where(location, directory)}"
+                return f"it is a part of {path}, which is Deckhands' own{_describe_mount(location, directory)}"
     return (
-        _system_fault(mounts.parts(directory), directory, mounts)
+        _find_system_fault(mounts.find_parts(directory), directory, mounts)
         or ("it is shared with other users; name a directory in it" if str(directory) in SHARED else "")
-        or _installation_fault(directory, mounts)
+        or _find_installation_fault(directory, mounts)
     )
 
 
-def root_fault(directory: Path) -> str:
+def find_root_fault(directory: Path) -> str:
     """Return why no directory below an absolute path without links may be a workspace; empty if one may."""
-    mounts = Mounts.now()
-    return _system_fault([mounts.location(directory)], directory, mounts)  # mounts below it may still be allowed
+    mounts = Mounts.current()
+    return _find_system_fault([mounts.locate(directory)], directory, mounts)  # mounts below it may still be allowed
 
 
-def workspace_roots(names: Iterable[str]) -> tuple[Path, ...]:
+def parse_workspace_roots(names: Iterable[str]) -> tuple[Path, ...]:
     """Return the directories that an operator has configured, with links followed.
 
     Raises:
@@ -182,7 +182,7 @@ def workspace_roots(names: Iterable[str]) -> tuple[Path, ...]:
         path = Path(name).expanduser()
         try:
             resolved = path.resolve(strict=True)
-            reason = root_fault(resolved) if resolved.is_dir() else "it is not a directory"
+            reason = find_root_fault(resolved) if resolved.is_dir() else "it is not a directory"
         except OSError as error:
             reason = f"{error.strerror}"
         if not path.is_absolute():
@@ -196,32 +196,32 @@ def workspace_roots(names: Iterable[str]) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def _system_fault(parts: list[Location], directory: Path, mounts: Mounts) -> str:
-    places_for_work = [mounts.location(Path(place)) for place in (*PLACES_FOR_WORK, *_own_home_in_var())]
-    trees = [(tree, mounts.location(Path(os.path.realpath(tree)))) for tree in SYSTEM_TREES]
+def _find_system_fault(parts: list[DirectoryLocation], directory: Path, mounts: Mounts) -> str:
+    places_for_work = [mounts.locate(Path(place)) for place in (*PLACES_FOR_WORK, *_find_home_in_var())]
+    trees = [(tree, mounts.locate(Path(os.path.realpath(tree)))) for tree in SYSTEM_TREES]
     for location in parts:
         if any(location.is_in(place) for place in places_for_work):
             continue
         for tree, place in trees:
             if place.is_in(location):
-                return f"it holds {tree}, which is the system's{_where(location, directory)}"
+                return f"it holds {tree}, which is the system's{_describe_mount(location, directory)}"
             if location.is_in(place):
-                return f"it is a part of {tree}, which is the system's{_where(location, directory)}"
+                return f"it is a part of {tree}, which is the system's{_describe_mount(location, directory)}"
     return ""
 
 
-def _installation_fault(directory: Path, mounts: Mounts) -> str:
+def _find_installation_fault(directory: Path, mounts: Mounts) -> str:
     """Return why a directory may not be a workspace if it is near an installation of Deckhands; else empty."""
-    for place in mounts.names(directory):
-        if mark := _mark_in(place):
+    for place in mounts.find_names(directory):
+        if mark := _find_mark(place):
             return f"it is a part of {place}, which is a directory of Deckhands: {mark} is there"
     ahead = [(directory, 0)]
     looked = 0
-    while ahead and looked < MAX_LOOKED:
+    while ahead and looked < MAX_SCANNED:
         here, depth = ahead.pop(0)
         looked += 1
         with suppress(OSError):  # programs of a workspace cannot read unreadable directories either
-            if depth and (mark := _mark_in(here)):
+            if depth and (mark := _find_mark(here)):
                 return f"it holds {here}, which is a directory of Deckhands: {mark} is there"
             if depth < MAX_DEPTH:
                 with os.scandir(here) as entries:
@@ -229,7 +229,7 @@ def _installation_fault(directory: Path, mounts: Mounts) -> str:
     return ""
 
 
-def _mark_in(directory: Path) -> str:
+def _find_mark(directory: Path) -> str:
     """Return the first file that marks a directory as one of Deckhands; empty if there is none."""
     return next((files[0] for files in MARKS if all(_is_secret(directory, name) for name in files)), "")
 
@@ -245,7 +245,7 @@ def _is_secret(directory: Path, name: str) -> bool:
     return is_ours and is_closed and file.st_uid == around.st_uid
 
 
-def on_the_way(path: Path) -> list[Path]:
+def resolve_links(path: Path) -> list[Path]:
     """Return the links on a path and its target. A user who may change one of them may change the path."""
     found: list[Path] = []
     here = Path("/")
@@ -261,7 +261,7 @@ def on_the_way(path: Path) -> list[Path]:
     return [*found, here]
 
 
-def _own_home_in_var() -> list[str]:
+def _find_home_in_var() -> list[str]:
     """Return this user's home if it is in /var, as for services and on some systems for all users."""
     try:
         home = pwd.getpwuid(os.getuid()).pw_dir
@@ -270,7 +270,7 @@ def _own_home_in_var() -> list[str]:
     return [home] if len(Path(home).parts) > 3 and home.startswith("/var/") else []
 
 
-def _where(location: Location, directory: Path) -> str:
+def _describe_mount(location: DirectoryLocation, directory: Path) -> str:
     return "" if location.name == str(directory) else f" (mounted at {location.name})"
 
 
@@ -278,6 +278,6 @@ def _is_in(name: str, outer: str) -> bool:
     return outer in (name, "/") or name.startswith(f"{outer.rstrip('/')}/")
 
 
-def _plain(text: str) -> str:
+def _unescape(text: str) -> str:
     """Return a name from the kernel's table with its octal escapes (blanks and the like) decoded."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from broker.runtime import BrokerSettings, DeckhandsError, UsageError
-from broker.secrets.masking import MINIMUM_CHARS, Masker
+from broker.secrets.masking import MIN_SECRET_CHARS, Masker
 from broker.store import Store
 
 KEY_FILE = "secret.key"
@@ -37,7 +37,7 @@ FRESH_SECONDS = 1.0
 knows it."""
 CLAIM_FRESH_SECONDS = 2.0
 """How long the secrets read by a claim may be used; meanwhile the workspace is opened."""
-REMEMBERED_CONVERSATIONS = 4_000
+CACHED_CONVERSATIONS = 4_000
 
 MAX_LENDERS = 16
 """The longest chain of parents to search for secrets; delegates are nested less deeply."""
@@ -54,7 +54,7 @@ class SecretsLocked(DeckhandsError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _StoredSecrets:
     """The stored secrets of one conversation, encrypted: current values by name, and every value there was.
 
     Attributes:
@@ -67,14 +67,16 @@ class _Kept:
     lender_id: str
 
     @classmethod
-    def of(cls, conversation_id: str, flat: Sequence[bytes], masked: Sequence[bytes], lender: bytes | None) -> _Kept:
+    def parse(
+        cls, conversation_id: str, flat: Sequence[bytes], masked: Sequence[bytes], lender: bytes | None
+    ) -> _StoredSecrets:
         """Parse the store's replies."""
         current = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
         return cls(conversation_id, current, frozenset(masked), lender.decode() if lender else "")
 
 
 @dataclass(slots=True)
-class _Known:
+class _CachedSecrets:
     """The cached secrets of a conversation: its encrypted values at the last lookup, and their masker.
 
     Attributes:
@@ -91,7 +93,7 @@ class _Known:
     connects: int = 0
 
 
-class KnownValues(NamedTuple):
+class SecretsProof(NamedTuple):
     """Proof for the store that a writer knows every value of a conversation.
 
     Attributes:
@@ -107,12 +109,12 @@ class ClaimedSecrets(NamedTuple):
     """The secrets of a conversation, as read by the claim of one of its commands.
 
     Attributes:
-        kept: see `_Kept.of`; empty if there are none.
+        kept: see `_StoredSecrets.parse`; empty if there are none.
         read_at: the monotonic time of the reply; replies arrive in the order of the reads.
         connects: the connection count of the store then.
     """
 
-    kept: Sequence[Any]
+    replies: Sequence[Any]
     read_at: float
     connects: int
 
@@ -132,7 +134,7 @@ class Secrets:
         key: Callable[[], bytes | None],
         own: Iterable[str] = (),
         *,
-        remembered: int = REMEMBERED_CONVERSATIONS,
+        remembered: int = CACHED_CONVERSATIONS,
     ) -> None:
         self._store = store
         self._find_key = key
@@ -140,7 +142,7 @@ class Secrets:
         self._own_masker = Masker(self._own)
         self._remembered = remembered
         self._key: bytes | None = None
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._cache: OrderedDict[str, _CachedSecrets] = OrderedDict()
 
     async def put(self, conversation_id: str, name: str, value: str) -> None:
         """Add or replace a secret. Idempotent.
@@ -159,9 +161,9 @@ class Secrets:
         # Masked before any command can read it.
         commands = [("SADD", names.masked, encrypted), ("HSET", names.secrets, name, encrypted)]
         await self._store.call_many(commands)
-        self._known.pop(conversation_id, None)
+        self._cache.pop(conversation_id, None)
 
-    def sealed(self, conversation_id: str, text: str) -> bytes:
+    def seal(self, conversation_id: str, text: str) -> bytes:
         """Encrypt a text that is stored beside a conversation; `opened` decrypts it.
 
         Raises:
@@ -169,7 +171,7 @@ class Secrets:
         """
         return self._encrypt(conversation_id, text)
 
-    def opened(self, conversation_id: str, encrypted: bytes) -> str:
+    def unseal(self, conversation_id: str, encrypted: bytes) -> str:
         """Decrypt a text encrypted by `sealed`.
 
         Raises:
@@ -186,15 +188,15 @@ class Secrets:
         """Share all present and future secrets of a conversation with another one. Idempotent."""
         key = self._store.keys(conversation_id).secrets_of
         await self._store.call("SET", key, lender_id)
-        self._known.pop(conversation_id, None)
+        self._cache.pop(conversation_id, None)
 
-    async def names(self, conversation_id: str) -> list[str]:
+    async def list_names(self, conversation_id: str) -> list[str]:
         """Return the names of the secrets, sorted."""
         key = self._store.keys(conversation_id).secrets
         flat = await self._store.call("HGETALL", key)
         return sorted(flat[i].decode() for i in range(0, len(flat), 2))
 
-    async def wanted_by(
+    async def find_named(
         self, conversation_id: str, command: str, *, claimed: ClaimedSecrets | None = None
     ) -> dict[str, str]:
         """Return the secrets that a command names, by name.
@@ -209,8 +211,8 @@ class Secrets:
         if claimed is not None:
             age = self._store.clock.monotonic() - claimed.read_at
             claimed = claimed if age < CLAIM_FRESH_SECONDS and claimed.connects == connects else None
-        kept = await self._kept(conversation_id, claimed)
-        self._learn(conversation_id, kept, claimed.read_at if claimed is not None else None)
+        kept = await self._load_stored(conversation_id, claimed)
+        self._remember(conversation_id, kept, claimed.read_at if claimed is not None else None)
         words = set(re.findall(r"\w+", command, re.ASCII))
         return {
             name: self._decrypt(each.conversation_id, value)
@@ -219,18 +221,18 @@ class Secrets:
             if name in words
         }
 
-    async def masker(self, conversation_id: str) -> Masker:
+    async def load_masker(self, conversation_id: str) -> Masker:
         """Return a masker of the conversation's secrets, at most one second old.
 
         Raises:
             SecretsLocked: there are some, but no key here decrypts them.
         """
-        known = self._known.get(conversation_id)
+        known = self._cache.get(conversation_id)
         if known is None or self._store.clock.monotonic() - known.looked_up >= FRESH_SECONDS:
             known = await self._look_up(conversation_id)
         return known.masker
 
-    async def checked_masker(self, conversation_id: str) -> tuple[Masker, KnownValues | None]:
+    async def get_cached_masker(self, conversation_id: str) -> tuple[Masker, SecretsProof | None]:
         """Return a masker of the cached secrets and the proof of them, without a lookup.
 
         For an append: it passes the proof to the store, which refuses the append if there are other secrets. Then call
@@ -239,22 +241,22 @@ class Secrets:
         Returns:
             The proof is None if the store cannot check it; the secrets were then looked up at most one second ago.
         """
-        known = self._known.get(conversation_id)
+        known = self._cache.get(conversation_id)
         if known is None:
-            return self._own_masker, KnownValues(0)
-        self._known.move_to_end(conversation_id)
+            return self._own_masker, SecretsProof(0)
+        self._cache.move_to_end(conversation_id)
         if known.is_borrowing or known.connects != self._store.connection.connects:
-            return await self.masker(conversation_id), None
+            return await self.load_masker(conversation_id), None
         _, sample = next(iter(known.encrypted), ("", b""))
-        return known.masker, KnownValues(len(known.encrypted), sample)
+        return known.masker, SecretsProof(len(known.encrypted), sample)
 
-    def may_be_forgotten(self, conversation_id: str) -> bool:
+    def may_be_evicted(self, conversation_id: str) -> bool:
         """Return whether the secrets of a conversation may have been evicted from the cache."""
-        return conversation_id not in self._known and len(self._known) >= self._remembered
+        return conversation_id not in self._cache and len(self._cache) >= self._remembered
 
-    def is_known(self, conversation_id: str) -> bool:
+    def is_cached(self, conversation_id: str) -> bool:
         """Return whether the secrets of a conversation are cached."""
-        return conversation_id in self._known
+        return conversation_id in self._cache
 
     async def look_up(self, conversation_id: str) -> None:
         """Look up the secrets of a conversation now.
@@ -264,34 +266,36 @@ class Secrets:
         """
         await self._look_up(conversation_id)
 
-    async def _look_up(self, conversation_id: str) -> _Known:
-        return self._learn(conversation_id, await self._kept(conversation_id))
+    async def _look_up(self, conversation_id: str) -> _CachedSecrets:
+        return self._remember(conversation_id, await self._load_stored(conversation_id))
 
-    async def _kept(self, conversation_id: str, claimed: ClaimedSecrets | None = None) -> list[_Kept]:
+    async def _load_stored(self, conversation_id: str, claimed: ClaimedSecrets | None = None) -> list[_StoredSecrets]:
         """Return the stored secrets of a conversation, then of those whose secrets it shares.
 
         Args:
             claimed: the secrets of the first one, if already read.
         """
-        found: list[_Kept] = []
+        found: list[_StoredSecrets] = []
         if claimed is not None:
-            flat, masked, lender = claimed.kept or ((), (), None)
-            found.append(_Kept.of(conversation_id, flat, masked, lender))
+            flat, masked, lender = claimed.replies or ((), (), None)
+            found.append(_StoredSecrets.parse(conversation_id, flat, masked, lender))
             conversation_id = found[0].lender_id
         while conversation_id and len(found) < MAX_LENDERS:
             names = self._store.keys(conversation_id)
             commands = [("HGETALL", names.secrets), ("SMEMBERS", names.masked), ("GET", names.secrets_of)]
-            found.append(_Kept.of(conversation_id, *await self._store.call_many(commands)))
+            found.append(_StoredSecrets.parse(conversation_id, *await self._store.call_many(commands)))
             conversation_id = found[-1].lender_id
         return found
 
-    def _learn(self, conversation_id: str, kept: list[_Kept], read_at: float | None = None) -> _Known:
+    def _remember(
+        self, conversation_id: str, kept: list[_StoredSecrets], read_at: float | None = None
+    ) -> _CachedSecrets:
         """Cache secrets read at a time (default: now), unless newer ones are cached."""
         read_at = self._store.clock.monotonic() if read_at is None else read_at
-        newer = self._known.get(conversation_id)
+        newer = self._cache.get(conversation_id)
         if newer is not None and newer.looked_up > read_at:
             return newer
-        known = self._known.pop(conversation_id, None) or _Known(0.0, masker=self._own_masker)
+        known = self._cache.pop(conversation_id, None) or _CachedSecrets(0.0, masker=self._own_masker)
         encrypted = frozenset((each.conversation_id, value) for each in kept for value in each.masked)
         if encrypted != known.encrypted:
             known.masker = Masker(
@@ -301,23 +305,23 @@ class Secrets:
         known.looked_up = read_at
         known.connects = self._store.connection.connects
         known.is_borrowing = bool(kept[0].lender_id)
-        self._known[conversation_id] = known
-        while len(self._known) > self._remembered:
-            self._known.popitem(last=False)
+        self._cache[conversation_id] = known
+        while len(self._cache) > self._remembered:
+            self._cache.popitem(last=False)
         return known
 
     def _encrypt(self, conversation_id: str, value: str) -> bytes:
-        return encrypt(self._required_key(), value.encode(), conversation_id)
+        return encrypt(self._require_key(), value.encode(), conversation_id)
 
     def _decrypt(self, conversation_id: str, encrypted: bytes) -> str:
         try:
-            return decrypt(self._required_key(), encrypted, conversation_id).decode()
+            return decrypt(self._require_key(), encrypted, conversation_id).decode()
         except ValueError as error:
             raise SecretsLocked(
                 f"The secrets of {conversation_id} were encrypted with another key.", remedy=ONE_KEY
             ) from error
 
-    def _required_key(self) -> bytes:
+    def _require_key(self) -> bytes:
         self._key = self._key or self._find_key()
         if self._key is None:
             raise SecretsLocked("There are secrets, and no key for them.", remedy=ONE_KEY)
@@ -347,7 +351,7 @@ def decrypt(key: bytes, encrypted: bytes, about: str) -> bytes:
         raise ValueError("it was encrypted otherwise") from error
 
 
-def key_name(key: bytes) -> str:
+def key_fingerprint(key: bytes) -> str:
     """Return an identifier of a key that reveals nothing about it."""
     return hashlib.sha256(b"deckhands key name" + key).hexdigest()[:16]
 
@@ -362,14 +366,14 @@ def check_secret(name: str, value: str) -> None:
         raise UsageError(
             f"{name!r} is not a valid name of a secret.", remedy="Use letters, digits and _, not a digit first."
         )
-    if not MINIMUM_CHARS <= len(value) <= MAX_VALUE_CHARS or "\0" in value:
+    if not MIN_SECRET_CHARS <= len(value) <= MAX_VALUE_CHARS or "\0" in value:
         raise UsageError(
             f"The value of the secret {name} has {len(value)} characters.",
-            remedy=f"Use {MINIMUM_CHARS} to {MAX_VALUE_CHARS}: a shorter one would match everywhere.",
+            remedy=f"Use {MIN_SECRET_CHARS} to {MAX_VALUE_CHARS}: a shorter one would match everywhere.",
         )
 
 
-def secret_key(settings: BrokerSettings, *, is_made: bool = False) -> bytes | None:
+def load_secret_key(settings: BrokerSettings, *, is_made: bool = False) -> bytes | None:
     """Return the key in the settings: the key itself, its file, or else the file `secret.key` in our home.
 
     Args:
@@ -379,16 +383,16 @@ def secret_key(settings: BrokerSettings, *, is_made: bool = False) -> bytes | No
         UsageError: the configured file is missing, or the key is invalid.
     """
     if settings.secret_key:
-        return parsed_key(settings.secret_key)
+        return parse_key(settings.secret_key)
     if settings.secret_key_file:
-        key = key_in(Path(settings.secret_key_file), is_made=False)
+        key = load_key_file(Path(settings.secret_key_file), is_made=False)
         if key is None:
             raise UsageError(f"The key file {settings.secret_key_file} of the secrets does not exist.")
         return key
-    return key_in(settings.home / KEY_FILE, is_made=is_made)
+    return load_key_file(settings.home / KEY_FILE, is_made=is_made)
 
 
-def parsed_key(text: str) -> bytes:
+def parse_key(text: str) -> bytes:
     """Parse a key from the environment or a key file: 32 bytes in base64.
 
     Raises:
@@ -405,7 +409,7 @@ def parsed_key(text: str) -> bytes:
     return key
 
 
-def key_in(path: Path, *, is_made: bool) -> bytes | None:
+def load_key_file(path: Path, *, is_made: bool) -> bytes | None:
     """Read the key from a file that only its owner can read.
 
     Args:
@@ -426,7 +430,7 @@ def key_in(path: Path, *, is_made: bool) -> bytes | None:
                 pass
             finally:
                 draft.unlink()
-        return parsed_key(path.read_text())
+        return parse_key(path.read_text())
     except FileNotFoundError:
         return None
     except OSError as error:

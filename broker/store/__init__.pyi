@@ -1,17 +1,18 @@
 from . import keys as keys
 from .keys import INBOX as INBOX, PRODUCERS as PRODUCERS, STORE as STORE, TOOLS_FAILED as TOOLS_FAILED
-from .keys import ConversationKeys as ConversationKeys, ShardKeys as ShardKeys, inbox as inbox, replies as replies
-from .keys import shard_of as shard_of
-from .connection import WRONG_TYPE as WRONG_TYPE, Argument as Argument, Connection as Connection
+from .keys import ConversationKeys as ConversationKeys, ShardKeys as ShardKeys, inbox_key as inbox_key
+from .keys import replies_key as replies_key, shard_of as shard_of
+from .connection import WRONG_TYPE_PREFIX as WRONG_TYPE_PREFIX, Argument as Argument, Connection as Connection
 from .connection import MultiplexedConnection as MultiplexedConnection, check_reply as check_reply
-from .connection import texts_by_name as texts_by_name
-from .server_versions import REMEDY as REMEDY, volatility_of as volatility_of
+from .connection import decode_fields as decode_fields
+from .server_checks import APPEND_ONLY_REMEDY as APPEND_ONLY_REMEDY, describe_volatility as describe_volatility
+from .server_checks import find_vulnerability as find_vulnerability
 from .embedded import SPACE_FOR_LOG_BYTES as SPACE_FOR_LOG_BYTES, EmbeddedValkey as EmbeddedValkey
-from .function_libraries import ANNOUNCED as ANNOUNCED, FACTS as FACTS, FIELD as FIELD, LIBRARY as LIBRARY
-from .function_libraries import WORKER_FIELD as WORKER_FIELD, FunctionsVersion as FunctionsVersion, deploy as deploy
-from .function_libraries import own_version as own_version
+from .function_library import ANNOUNCED_FIELD as ANNOUNCED_FIELD, LIBRARY as LIBRARY, READ_FACTS as READ_FACTS
+from .function_library import VERSION_FIELD as VERSION_FIELD, WORKER_FIELD as WORKER_FIELD
+from .function_library import FunctionsVersion as FunctionsVersion, deploy as deploy, own_version as own_version
 from .group_reader import BLOCK_SECONDS as BLOCK_SECONDS, HEARTBEAT_SECONDS as HEARTBEAT_SECONDS
-from .group_reader import MADE_WITH_THE_NEXT_BEAT as MADE_WITH_THE_NEXT_BEAT, GroupReader as GroupReader
-from .readings import LARGEST as LARGEST, ask as ask, number as number, pairs as pairs, text as text
-from .server_versions import weakness_of as weakness_of
-from .store import Store as Store, open_store as open_store, server_facts as server_facts
+from .group_reader import MISSING_STREAM_ERRORS as MISSING_STREAM_ERRORS, GroupReader as GroupReader
+from .tolerant_reads import LARGEST as LARGEST, decode_text as decode_text, parse_number as parse_number
+from .tolerant_reads import read_tolerantly as read_tolerantly, to_pairs as to_pairs
+from .store import Store as Store, load_server_facts as load_server_facts, open_store as open_store

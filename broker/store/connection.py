@@ -30,7 +30,7 @@ from broker.runtime import (
     StoreUnavailable,
     UrlInFile,
     UsageError,
-    current_url,
+    load_current_url,
     read_tls,
 )
 
@@ -48,7 +48,7 @@ _LOGIN_REFUSED = ("NOAUTH", "WRONGPASS", "ERR invalid password", "ERR AUTH")
 _REFUSED = (*_LOGIN_REFUSED, "NOPERM")
 _ELSEWHERE = ("MOVED ", "ASK ", "CROSSSLOT")
 
-WRONG_TYPE = "WRONGTYPE"
+WRONG_TYPE_PREFIX = "WRONGTYPE"
 """The prefix of a server's error for a key of the wrong type."""
 
 
@@ -96,7 +96,7 @@ class MultiplexedConnection:
     async def call(self, *command: Argument) -> Any:
         """See `Connection.call`."""
         wire = await self._usable_wire()
-        return self._checked(wire, await wire.send(command)[0])
+        return self._check_reply(wire, await wire.send(command)[0])
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """See `Connection.call_many`."""
@@ -104,7 +104,7 @@ class MultiplexedConnection:
         replies = wire.send(*commands)
         if replies:
             await replies[-1]  # replies arrive in order, so the others are done
-        return [self._checked(wire, reply.result()) for reply in replies]
+        return [self._check_reply(wire, reply.result()) for reply in replies]
 
     def another(self, *, reply_timeout_seconds: float) -> MultiplexedConnection:
         """See `Connection.another`."""
@@ -118,17 +118,17 @@ class MultiplexedConnection:
             self._wire.abort(None)
             self._wire = None
 
-    def _checked(self, wire: _Wire, reply: Any) -> Any:
+    def _check_reply(self, wire: _Wire, reply: Any) -> Any:
         if not isinstance(reply, hiredis.ReplyError):
             return reply
         is_logged_out = str(reply).startswith("NOAUTH")
         if is_logged_out or str(reply).startswith(_DEMOTED):
-            self._endpoint.leave(wire.epoch)
+            self._endpoint.abandon(wire.epoch)
             wire.abort(reply)
         try:
             return check_reply(reply)
         except StoreMisconfigured as error:
-            raise (self._endpoint.refused(error) if is_logged_out else error) from None
+            raise (self._endpoint.to_outage(error) if is_logged_out else error) from None
 
     async def _usable_wire(self) -> _Wire:
         wire = self._wire
@@ -142,7 +142,7 @@ class MultiplexedConnection:
             wire = await asyncio.shield(self._connecting)
             if wire.is_lost or wire.epoch == self._endpoint.epoch:
                 return wire
-        raise StoreUnavailable("The store's name leads to changing servers.", remedy=NAME_A_PRIMARY)
+        raise StoreUnavailable("The store's name leads to changing servers.", remedy=PRIMARY_REMEDY)
 
     async def _open(self) -> _Wire:
         loop = asyncio.get_running_loop()
@@ -159,15 +159,15 @@ class MultiplexedConnection:
                 *greeted, about = wire.send(*address.greetings, ("INFO", "server"))
                 for reply in greeted:
                     check_reply(await reply)
-                wire.epoch = endpoint.epoch_of(await about, epoch)
+                wire.epoch = endpoint.update_epoch(await about, epoch)
         except StoreMisconfigured as error:
             wire.abort(None)
-            raise endpoint.refused(error) from error
+            raise endpoint.to_outage(error) from error
         except (OSError, TimeoutError, OutcomeUnknown) as error:
             wire.abort(error)
             reason = str(error).rstrip(".") or type(error).__name__
             raise StoreUnavailable(
-                f"Cannot connect to the store at {address.shown}: {reason}.", remedy=_remedy_for(error)
+                f"Cannot connect to the store at {address.shown}: {reason}.", remedy=_find_remedy(error)
             ) from error
         except BaseException:
             wire.abort(None)
@@ -286,11 +286,11 @@ class _Endpoint:
     def address(self) -> _Address:
         """Return the store's current address and login, after reading the URL file and certificates again."""
         try:
-            return _parse(current_url(self.url))
+            return _parse(load_current_url(self.url))
         except (StoreMisconfigured, UsageError) as error:
-            raise self.refused(error) from error
+            raise self.to_outage(error) from error
 
-    def epoch_of(self, about: Any, epoch: int) -> int:
+    def update_epoch(self, about: Any, epoch: int) -> int:
         """Return the epoch of a new connection. If it leads to another server than before, a new epoch starts.
 
         Args:
@@ -307,12 +307,12 @@ class _Endpoint:
             self._run_id = found[1]
         return self.epoch
 
-    def leave(self, epoch: int) -> None:
+    def abandon(self, epoch: int) -> None:
         """Record that the server of a connection of this epoch must no longer be used."""
         if epoch == self.epoch:
             self.epoch += 1
 
-    def refused(self, error: DeckhandsError) -> DeckhandsError:
+    def to_outage(self, error: DeckhandsError) -> DeckhandsError:
         """Convert a refusal to an outage if this store has served before."""
         if not self.has_served:
             return error
@@ -348,7 +348,7 @@ class _Address:
 _UNIX = (UnixDomainSocketConnection,)
 
 
-def _remedy_for(error: Exception) -> str:
+def _find_remedy(error: Exception) -> str:
     """Return the remedy for a connection error."""
     text = str(error)
     for sign, remedy in _REMEDIES.items():
@@ -374,7 +374,7 @@ _REMEDIES = {
 """Remedies by a part of the error's text; the first match counts."""
 SENTINEL = "Sentinel is not supported yet."
 CLUSTER = "Redis Cluster is not supported yet."
-NAME_A_PRIMARY = (
+PRIMARY_REMEDY = (
     "Set DECKHANDS_URL to one primary, or to a name or proxy that leads to it; after a failover, workers resolve the "
     "name again."
 )
@@ -384,7 +384,7 @@ def _parse(url: str) -> _Address:
     scheme = url.partition("://")[0].lower()
     for kind, said in (("sentinel", SENTINEL), ("cluster", CLUSTER)):
         if kind in scheme:
-            raise StoreMisconfigured(f"The store's URL starts with {scheme}://. {said}", remedy=NAME_A_PRIMARY)
+            raise StoreMisconfigured(f"The store's URL starts with {scheme}://. {said}", remedy=PRIMARY_REMEDY)
     shown = url.rpartition("@")[2] if "@" in url else url.partition("://")[2] or url
     shown = shown.partition("?")[0]  # an option may be the password of a key
     try:
@@ -396,7 +396,7 @@ def _parse(url: str) -> _Address:
         ) from error
 
 
-def texts_by_name(flat: Sequence[bytes]) -> dict[str, str]:
+def decode_fields(flat: Sequence[bytes]) -> dict[str, str]:
     """Decode a flat list of names and values (a hash or the fields of an entry)."""
     texts = [part.decode(errors="backslashreplace") for part in flat]
     return dict(zip(texts[::2], texts[1::2], strict=False))
@@ -421,7 +421,7 @@ def check_reply(reply: Any) -> Any:
     if text.startswith(_UNAVAILABLE):
         raise StoreUnavailable(f"The store temporarily refuses commands: {text}")
     if text.startswith(_ELSEWHERE):
-        raise StoreMisconfigured(f"The store is a node of a cluster. {CLUSTER}", remedy=NAME_A_PRIMARY)
+        raise StoreMisconfigured(f"The store is a node of a cluster. {CLUSTER}", remedy=PRIMARY_REMEDY)
     if text.startswith(_REFUSED):
         raise StoreMisconfigured(f"The store refused the login or a permission: {text}", remedy="Check DECKHANDS_URL.")
     raise StoreRefused(f"The store answered: {text}")

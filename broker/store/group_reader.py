@@ -17,12 +17,12 @@ from broker.store.store import Store
 
 BLOCK_SECONDS = 2.0
 HEARTBEAT_SECONDS = 0.3
-MADE_WITH_THE_NEXT_BEAT = ("The store answered: WRONGTYPE", "The store answered: NOGROUP")
+MISSING_STREAM_ERRORS = ("The store answered: WRONGTYPE", "The store answered: NOGROUP")
 """The stream was overwritten or removed. The next sweep moves the wrong key away and creates the stream again."""
 
 _log = logging.getLogger(__name__)
 
-Entry = tuple[bytes, bytes, list[bytes]]
+StreamEntry = tuple[bytes, bytes, list[bytes]]
 """Stream, entry id, and a flat list of fields and values."""
 
 
@@ -38,16 +38,16 @@ class GroupReader:
         self._connection = store.connection.another(reply_timeout_seconds=BLOCK_SECONDS + 5)
         self._connects = store.connection.connects
 
-    async def read(self, *, limit: int) -> list[Entry]:
+    async def read(self, *, limit: int) -> list[StreamEntry]:
         """Wait up to two seconds and return the newly delivered entries, at most `limit` from each stream."""
-        entries = await self._store.persist(lambda: self._read(limit))
+        entries = await self._store.retry(lambda: self._read(limit))
         return [entry for entry in entries if entry[2]]
 
     async def aclose(self) -> None:
         """Close its connection."""
         await self._connection.aclose()
 
-    async def _read(self, limit: int) -> list[Entry]:
+    async def _read(self, limit: int) -> list[StreamEntry]:
         # A store restored to an older state does not deliver its pending entries again. Calls of this connection need
         # not have failed: it may have been idle.
         if self._connects != (connects := self._store.connection.connects):
@@ -63,7 +63,7 @@ class GroupReader:
             raise
         except StoreRefused as error:
             await self._store.check_generation()  # the usual reason for a missing group, and the clearer error
-            if not error.message.startswith(MADE_WITH_THE_NEXT_BEAT):
+            if not error.message.startswith(MISSING_STREAM_ERRORS):
                 raise
             _log.warning("a stream of the consumer %s is missing: %s", self._consumer, error)
             await asyncio.sleep(HEARTBEAT_SECONDS)

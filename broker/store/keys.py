@@ -101,12 +101,12 @@ PRODUCERS = "deck:producers"
 CACHED_CONVERSATIONS = 4_096
 
 
-def inbox(name: str) -> str:
+def inbox_key(name: str) -> str:
     """Return the inbox stream of a producer."""
     return f"{INBOX}:{name}"
 
 
-def replies(name: str) -> str:
+def replies_key(name: str) -> str:
     """Return the reply stream of a producer."""
     return f"deck:replies:{name}"
 
@@ -142,7 +142,7 @@ class ShardKeys:
         """The weights and bounds of tenants."""
         return f"{self.root}:tenants"
 
-    def open(self, tenant: str) -> str:
+    def open_conversations(self, tenant: str) -> str:
         """The conversations of a tenant that are not settled."""
         return f"{self.root}:open:{tenant}"
 
@@ -151,11 +151,11 @@ class ShardKeys:
         """The index of conversations."""
         return f"{self.root}:index"
 
-    def label(self, name: str, value: str) -> str:
+    def label_index(self, name: str, value: str) -> str:
         """The index of conversations with a label."""
         return f"{self.root}:label:{name}={value}"
 
-    def of_tenant(self, tenant: str) -> str:
+    def tenant_index(self, tenant: str) -> str:
         """The index of the conversations of a tenant."""
         return f"{self.root}:label:={tenant}"
 
@@ -175,7 +175,7 @@ class ShardKeys:
         return f"{self.root}:dead"
 
     @property
-    def unreadable(self) -> str:
+    def quarantine(self) -> str:
         """Quarantined entries and keys."""
         return f"{self.root}:unreadable"
 
@@ -214,7 +214,7 @@ class ShardKeys:
         """The revoked Celery tasks; all of them are in the first shard."""
         return f"{self.root}:revoked"
 
-    def job(self, name: str) -> str:
+    def job_lock(self, name: str) -> str:
         """The lock of an exclusive job; all of them are in the first shard."""
         return f"{self.root}:job:{name}"
 
@@ -229,12 +229,12 @@ class ShardKeys:
         return f"{self.root}:clock"
 
     @property
-    def hooked(self) -> str:
+    def webhook_tenants(self) -> str:
         """The tenants whose conversations webhooks follow."""
         return f"{self.root}:hooked"
 
     @property
-    def news(self) -> str:
+    def webhook_news(self) -> str:
         """The conversations with events not yet reported to webhooks."""
         return f"{self.root}:news"
 
@@ -243,7 +243,7 @@ class ShardKeys:
         """The webhooks; all of them are in the first shard."""
         return f"{self.root}:webhooks"
 
-    def webhook(self, webhook_id: str, part: str) -> str:
+    def webhook_deliveries(self, webhook_id: str, part: str) -> str:
         """Deliveries of a webhook. `part` is `sent` or `order`."""
         return f"{self.root}:webhook:{webhook_id}:{part}"
 
@@ -253,7 +253,7 @@ class ShardKeys:
         return f"{self.root}:schedules"
 
     @property
-    def schedules_standing(self) -> str:
+    def schedules_status(self) -> str:
         """The progress of each schedule."""
         return f"{self.root}:schedules:standing"
 
@@ -275,15 +275,15 @@ class ShardKeys:
         """The desired state and the status of an evaluation; all of them are in the first shard."""
         return f"{self.root}:evaluation:{name}"
 
-    def mail(self, worker: str) -> str:
+    def mailbox(self, worker: str) -> str:
         """The mailbox stream of a worker."""
         return f"{self.root}:worker:{worker}:mail"
 
-    def owned(self, worker: str) -> str:
+    def worker_conversations(self, worker: str) -> str:
         """The conversations that a worker owns."""
         return f"{self.root}:worker:{worker}:owned"
 
-    def about(self, worker: str) -> str:
+    def worker_facts(self, worker: str) -> str:
         """The hash with a worker's facts."""
         return f"{self.root}:worker:{worker}:about"
 
@@ -372,7 +372,7 @@ class ConversationKeys:
         return f"{self.root}:live"
 
     @property
-    def watched(self) -> str:
+    def watcher_mark(self) -> str:
         """The mark that a watcher is present."""
         return f"{self.root}:watched"
 

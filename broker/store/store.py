@@ -27,31 +27,31 @@ from broker.runtime import (
     StoreReplaced,
     StoreTooNew,
     StoreUnavailable,
+    draw_jitter,
     from_millis,
-    jitter,
     new_key,
 )
 from broker.store import keys
 from broker.store.connection import (
     CLUSTER,
-    NAME_A_PRIMARY,
+    PRIMARY_REMEDY,
     SENTINEL,
-    WRONG_TYPE,
+    WRONG_TYPE_PREFIX,
     Argument,
     Connection,
     MultiplexedConnection,
-    texts_by_name,
+    decode_fields,
 )
-from broker.store.function_libraries import UNCHANGING, StoreFunctions, deploy
+from broker.store.function_library import UNCHANGING_FUNCTIONS, StoreFunctions, deploy
 from broker.store.keys import ConversationKeys, ShardKeys
-from broker.store.server_versions import REMEDY, volatility_of, weakness_of
+from broker.store.server_checks import APPEND_ONLY_REMEDY, describe_volatility, find_vulnerability
 
 MINIMUM_SERVER_VERSION = (7, 0)
-MOST_SHARDS = 1_024
+MAX_SHARDS = 1_024
 NUMBER = re.compile("[0-9]{1,9}")
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
-TOLD_AFTER_SECONDS = 0.5
+LOGGED_AFTER_SECONDS = 0.5
 """A shorter outage is not logged."""
 
 _log = logging.getLogger(__name__)
@@ -64,28 +64,28 @@ class Outage:
 
     def __init__(self) -> None:
         self._waiting = 0
-        self._began = 0.0
-        self._is_told = False
+        self._started = 0.0
+        self._is_logged = False
 
-    def begin(self, clock: Clock) -> None:
+    def start(self, clock: Clock) -> None:
         """Record that a call must be repeated."""
         if not self._waiting:
-            self._began = clock.monotonic()
-            self._is_told = False
+            self._started = clock.monotonic()
+            self._is_logged = False
         self._waiting += 1
 
-    def go_on(self, clock: Clock, error: Exception) -> None:
+    def record_failure(self, clock: Clock, error: Exception) -> None:
         """Record that the repeated call has failed, too."""
-        if not self._is_told and clock.monotonic() - self._began >= TOLD_AFTER_SECONDS:
-            self._is_told = True
+        if not self._is_logged and clock.monotonic() - self._started >= LOGGED_AFTER_SECONDS:
+            self._is_logged = True
             _log.warning("the store is unavailable, conversations wait: %s", error)
 
     def end(self, clock: Clock) -> None:
         """Record that a call no longer waits: it succeeded or was given up."""
         self._waiting -= 1
-        if not self._waiting and self._is_told:
-            self._is_told = False
-            _log.warning("the store is available again after %.1f s", clock.monotonic() - self._began)
+        if not self._waiting and self._is_logged:
+            self._is_logged = False
+            _log.warning("the store is available again after %.1f s", clock.monotonic() - self._started)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Store:
         """The keys of a conversation."""
         return keys.conversation_keys(conversation_id, self.shards)
 
-    async def function(self, name: str, key_names: tuple[str, ...], *arguments: Argument) -> list[Any]:
+    async def call_function(self, name: str, key_names: tuple[str, ...], *arguments: Argument) -> list[Any]:
         """Call a function of the library until its outcome is known.
 
         Idempotent: every function of the library may be repeated.
@@ -139,11 +139,11 @@ class Store:
             reply[0] = reply[0].decode()
             return reply
 
-        if name in UNCHANGING:
-            return await self.persist(call)
+        if name in UNCHANGING_FUNCTIONS:
+            return await self.retry(call)
         await self.functions.require(self.connection, self.clock)
         try:
-            return await self.persist(call)
+            return await self.retry(call)
         except StoreRefused:
             await self.functions.check(self.connection)  # raises the clearer error if another version is the cause
             raise
@@ -151,7 +151,7 @@ class Store:
     async def now(self, names: ShardKeys) -> datetime:
         """Return a shard's time: the store's own, without the jumps of its clock."""
         try:
-            _, now_ms = await self.function("deck_now", (names.root,))
+            _, now_ms = await self.call_function("deck_now", (names.root,))
         except StoreRefused as error:
             if "Function not found" not in str(error):
                 raise
@@ -161,21 +161,19 @@ class Store:
 
     async def call(self, *command: Argument) -> Any:
         """Send an idempotent command until its outcome is known; see `persist`."""
-        return await _persist(lambda: self.connection.call(*command), self.clock, self.patience_seconds, self.outage)
+        return await _retry(lambda: self.connection.call(*command), self.clock, self.patience_seconds, self.outage)
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """Send idempotent commands together until their outcome is known; see `persist`."""
-        return await _persist(
-            lambda: self.connection.call_many(commands), self.clock, self.patience_seconds, self.outage
-        )
+        return await _retry(lambda: self.connection.call_many(commands), self.clock, self.patience_seconds, self.outage)
 
-    async def persist(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat an idempotent call while the store cannot be reached, with growing, jittered pauses.
 
         Raises:
             StoreUnavailable, OutcomeUnknown: no reply within `patience_seconds`.
         """
-        return await _persist(call, self.clock, self.patience_seconds, self.outage)
+        return await _retry(call, self.clock, self.patience_seconds, self.outage)
 
     async def check_generation(self) -> None:
         """Check that the store is still the one that was opened.
@@ -231,9 +229,9 @@ async def open_store(
         try:
             if deploys:
                 await deploy(connection)
-            return warnings, await _found_store(connection, shards)
+            return warnings, await _load_or_create_facts(connection, shards)
         except StoreRefused as error:
-            if WRONG_TYPE not in error.message:
+            if WRONG_TYPE_PREFIX not in error.message:
                 raise
             raise StoreMisconfigured(
                 f"The key {keys.STORE} is not a hash of the facts about a store.",
@@ -241,7 +239,7 @@ async def open_store(
             ) from error
 
     try:
-        warnings, about = await _persist(open_it, clock, opening_seconds, Outage())
+        warnings, about = await _retry(open_it, clock, opening_seconds, Outage())
     except BaseException:
         await connection.aclose()
         raise
@@ -256,13 +254,13 @@ async def open_store(
     )
 
 
-async def server_facts(connection: Connection) -> dict[str, str]:
+async def load_server_facts(connection: Connection) -> dict[str, str]:
     """Return the fields of the server's INFO."""
     text = (await connection.call("INFO")).decode()
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
 
-async def _persist(call: Callable[[], Awaitable[T]], clock: Clock, patience_seconds: float | None, outage: Outage) -> T:
+async def _retry(call: Callable[[], Awaitable[T]], clock: Clock, patience_seconds: float | None, outage: Outage) -> T:
     try:
         return await call()
     except (OutcomeUnknown, StoreUnavailable):
@@ -270,15 +268,15 @@ async def _persist(call: Callable[[], Awaitable[T]], clock: Clock, patience_seco
             raise
     started = clock.monotonic()
     pause = FIRST_PAUSE_SECONDS
-    outage.begin(clock)
+    outage.start(clock)
     try:
         while True:
-            await asyncio.sleep(pause * jitter())
+            await asyncio.sleep(pause * draw_jitter())
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             try:
                 return await call()
             except (OutcomeUnknown, StoreUnavailable) as error:
-                outage.go_on(clock, error)
+                outage.record_failure(clock, error)
                 waited = clock.monotonic() - started
                 if patience_seconds is not None and waited + pause > patience_seconds:
                     raise
@@ -288,12 +286,12 @@ async def _persist(call: Callable[[], Awaitable[T]], clock: Clock, patience_seco
 
 async def _check_server(connection: Connection) -> tuple[str, ...]:
     """Raise if the server cannot be used; else return warnings."""
-    facts = await server_facts(connection)
+    facts = await load_server_facts(connection)
     mode = facts.get("server_mode") or facts.get("redis_mode")
     if mode == "sentinel":
-        raise StoreMisconfigured(f"DECKHANDS_URL names a Sentinel. {SENTINEL}", remedy=NAME_A_PRIMARY)
+        raise StoreMisconfigured(f"DECKHANDS_URL names a Sentinel. {SENTINEL}", remedy=PRIMARY_REMEDY)
     if mode == "cluster" or facts.get("cluster_enabled") == "1":
-        raise StoreMisconfigured(f"The store is a node of a cluster. {CLUSTER}", remedy=NAME_A_PRIMARY)
+        raise StoreMisconfigured(f"The store is a node of a cluster. {CLUSTER}", remedy=PRIMARY_REMEDY)
     version = facts.get("valkey_version") or facts.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM_SERVER_VERSION:
         raise StoreMisconfigured(
@@ -304,9 +302,9 @@ async def _check_server(connection: Connection) -> tuple[str, ...]:
             f"The store would evict keys when full (maxmemory-policy {facts.get('maxmemory_policy')}).",
             remedy="Set `maxmemory-policy noeviction` on it.",
         )
-    weakness = weakness_of(facts)
-    lost = volatility_of(facts)
-    warnings = (f"{lost} {REMEDY}",) if lost else ()
+    weakness = find_vulnerability(facts)
+    lost = describe_volatility(facts)
+    warnings = (f"{lost} {APPEND_ONLY_REMEDY}",) if lost else ()
     if weakness is None or BrokerSettings.from_env().store_patched:
         return warnings
     if weakness.is_certain:
@@ -324,14 +322,14 @@ def _require_number(about: dict[str, str], name: str, least: int, most: int | No
     )
 
 
-async def _found_store(connection: Connection, shards: int) -> dict[str, str]:
-    about = await _facts(connection)
+async def _load_or_create_facts(connection: Connection, shards: int) -> dict[str, str]:
+    about = await _load_facts(connection)
     facts: dict[str, str | int] = {"generation": new_key(), "shards": shards, "schema": SCHEMA_VERSION}
     missing = [name for name in facts if name not in about]
     if missing:  # without a write, a store on a full disk can still be read
         await connection.call_many([("HSETNX", keys.STORE, name, facts[name]) for name in missing])
-        about = await _facts(connection)
-    _require_number(about, "shards", 1, MOST_SHARDS)
+        about = await _load_facts(connection)
+    _require_number(about, "shards", 1, MAX_SHARDS)
     _require_number(about, "schema", 0, None)
     if int(about["schema"]) > SCHEMA_VERSION:
         raise StoreTooNew(
@@ -341,5 +339,5 @@ async def _found_store(connection: Connection, shards: int) -> dict[str, str]:
     return about
 
 
-async def _facts(connection: Connection) -> dict[str, str]:
-    return texts_by_name(await connection.call("HGETALL", keys.STORE))
+async def _load_facts(connection: Connection) -> dict[str, str]:
+    return decode_fields(await connection.call("HGETALL", keys.STORE))

@@ -18,11 +18,11 @@ from broker.runtime import Clock, to_millis
 V = TypeVar("V")
 
 
-class Status(bytes):
+class StatusReply(bytes):
     """A status reply such as OK: a table in Lua, bytes elsewhere."""
 
 
-OK = Status(b"OK")
+OK = StatusReply(b"OK")
 
 
 class Hash(dict[bytes, bytes]):
@@ -36,7 +36,7 @@ class Members(dict[bytes, None]):
 class SortedSet(dict[bytes, float]):
     """A sorted set: member → score."""
 
-    def ranked(self) -> list[tuple[bytes, float]]:
+    def sort_members(self) -> list[tuple[bytes, float]]:
         """Return members and scores, sorted by score, then by member."""
         return sorted(self.items(), key=lambda item: (item[1], item[0]))
 
@@ -46,7 +46,7 @@ class Keyspace:
 
     def __init__(self, clock: Clock) -> None:
         self.values: dict[bytes, Any] = {}
-        self.grown: set[bytes] = set()
+        self.changed_streams: set[bytes] = set()
         """Streams that have new entries or were removed since blocked reads were last served."""
         self._clock = clock
 
@@ -65,7 +65,7 @@ class Keyspace:
             raise ReplyError("WRONGTYPE Operation against a key holding the wrong kind of value")
         return value
 
-    def make(self, key: bytes, kind: type[V]) -> V:
+    def find_or_create(self, key: bytes, kind: type[V]) -> V:
         """Return the value of a key, created if missing; raises the errors of `find`."""
         value = self.find(key, kind)
         if value is None:
@@ -83,7 +83,7 @@ Command = Callable[[Keyspace, Arguments], Any]
 
 
 def _hset(keys: Keyspace, args: Arguments) -> int:
-    found = keys.make(args[0], Hash)
+    found = keys.find_or_create(args[0], Hash)
     before = len(found)
     found.update(zip(args[1::2], args[2::2], strict=True))
     return len(found) - before
@@ -93,7 +93,7 @@ def _hsetnx(keys: Keyspace, args: Arguments) -> int:
     key, field, value = args
     if field in (keys.find(key, Hash) or ()):
         return 0
-    keys.make(key, Hash)[field] = value
+    keys.find_or_create(key, Hash)[field] = value
     return 1
 
 
@@ -124,7 +124,7 @@ def _hdel(keys: Keyspace, args: Arguments) -> int:
 
 def _hincrby(keys: Keyspace, args: Arguments) -> int:
     key, field, amount = args
-    found = keys.make(key, Hash)
+    found = keys.find_or_create(key, Hash)
     try:
         value = int(found.get(field, b"0")) + int(amount)
     except ValueError as error:
@@ -140,7 +140,7 @@ def _hlen(keys: Keyspace, args: Arguments) -> int:
 
 
 def _sadd(keys: Keyspace, args: Arguments) -> int:
-    found = keys.make(args[0], Members)
+    found = keys.find_or_create(args[0], Members)
     before = len(found)
     found.update(dict.fromkeys(args[1:]))
     return len(found) - before
@@ -179,7 +179,7 @@ def _zadd(keys: Keyspace, args: Arguments) -> int:
         scores = [float(score) for score in args[1::2]]
     except ValueError as error:
         raise ReplyError("ERR value is not a valid float") from error
-    found = keys.make(args[0], SortedSet)
+    found = keys.find_or_create(args[0], SortedSet)
     before = len(found)
     found.update(zip(args[2::2], scores, strict=True))
     return len(found) - before
@@ -187,7 +187,7 @@ def _zadd(keys: Keyspace, args: Arguments) -> int:
 
 def _zscore(keys: Keyspace, args: Arguments) -> bytes | None:
     score = (keys.find(args[0], SortedSet) or SortedSet()).get(args[1])
-    return None if score is None else _score_text(score)
+    return None if score is None else _render_score(score)
 
 
 def _zrem(keys: Keyspace, args: Arguments) -> int:
@@ -205,7 +205,7 @@ def _zrank(keys: Keyspace, args: Arguments) -> int | None:
     found = keys.find(args[0], SortedSet) or SortedSet()
     if args[1] not in found:
         return None
-    return [member for member, _ in found.ranked()].index(args[1])
+    return [member for member, _ in found.sort_members()].index(args[1])
 
 
 def _zremrangebyscore(keys: Keyspace, args: Arguments) -> int:
@@ -213,11 +213,11 @@ def _zremrangebyscore(keys: Keyspace, args: Arguments) -> int:
 
 
 def _zrange(keys: Keyspace, args: Arguments, *, is_reversed: bool = False) -> list[bytes]:
-    ranked = (keys.find(args[0], SortedSet) or SortedSet()).ranked()
+    ranked = (keys.find(args[0], SortedSet) or SortedSet()).sort_members()
     if is_reversed:
         ranked.reverse()
     start, stop = (int(end) + (len(ranked) if int(end) < 0 else 0) for end in args[1:3])
-    return _members(ranked[max(start, 0) : stop + 1], args[3:])
+    return _range_members(ranked[max(start, 0) : stop + 1], args[3:])
 
 
 def _zrevrange(keys: Keyspace, args: Arguments) -> list[bytes]:
@@ -227,16 +227,16 @@ def _zrevrange(keys: Keyspace, args: Arguments) -> list[bytes]:
 def _zscan(keys: Keyspace, args: Arguments) -> list[Any]:
     """Return all matches at once, which a server may do."""
     pattern = args[args.index(b"MATCH") + 1].decode() if b"MATCH" in args else "*"
-    ranked = (keys.find(args[0], SortedSet) or SortedSet()).ranked()
+    ranked = (keys.find(args[0], SortedSet) or SortedSet()).sort_members()
     found = [(member, score) for member, score in ranked if fnmatchcase(member.decode(errors="replace"), pattern)]
-    return [b"0", _members(found, [b"WITHSCORES"])]
+    return [b"0", _range_members(found, [b"WITHSCORES"])]
 
 
 def _zrangebyscore(keys: Keyspace, args: Arguments) -> list[bytes]:
-    (low, is_low_open), (high, is_high_open) = _score_end(args[1]), _score_end(args[2])
+    (low, is_low_open), (high, is_high_open) = _parse_score_end(args[1]), _parse_score_end(args[2])
     found = [
         (member, score)
-        for member, score in (keys.find(args[0], SortedSet) or SortedSet()).ranked()
+        for member, score in (keys.find(args[0], SortedSet) or SortedSet()).sort_members()
         if (low < score or (low == score and not is_low_open))
         and (score < high or (score == high and not is_high_open))
     ]
@@ -245,7 +245,7 @@ def _zrangebyscore(keys: Keyspace, args: Arguments) -> list[bytes]:
         at = options.index(b"LIMIT")
         offset, count = int(options[at + 1]), int(options[at + 2])
         found = found[offset : offset + count] if count >= 0 else found[offset:]
-    return _members(found, options)
+    return _range_members(found, options)
 
 
 def _zrevrangebyscore(keys: Keyspace, args: Arguments) -> list[bytes]:
@@ -256,10 +256,10 @@ def _zrevrangebyscore(keys: Keyspace, args: Arguments) -> list[bytes]:
     if limits is not None:
         offset, count = int(options[limits + 1]), int(options[limits + 2])
         found = found[offset : offset + count] if count >= 0 else found[offset:]
-    return _members(found, options)
+    return _range_members(found, options)
 
 
-def _score_end(text: bytes) -> tuple[float, bool]:
+def _parse_score_end(text: bytes) -> tuple[float, bool]:
     is_open = text.startswith(b"(")
     try:
         return float(text[is_open:]), is_open
@@ -267,13 +267,13 @@ def _score_end(text: bytes) -> tuple[float, bool]:
         raise ReplyError("ERR min or max is not a float") from error
 
 
-def _members(ranked: list[tuple[bytes, float]], options: Arguments) -> list[bytes]:
+def _range_members(ranked: list[tuple[bytes, float]], options: Arguments) -> list[bytes]:
     if b"WITHSCORES" not in (option.upper() for option in options):
         return [member for member, _ in ranked]
-    return [part for member, score in ranked for part in (member, _score_text(score))]
+    return [part for member, score in ranked for part in (member, _render_score(score))]
 
 
-def _score_text(score: float) -> bytes:
+def _render_score(score: float) -> bytes:
     if math.isinf(score):
         return b"inf" if score > 0 else b"-inf"
     return b"%d" % score if score.is_integer() else repr(score).encode()
@@ -283,14 +283,14 @@ def _get(keys: Keyspace, args: Arguments) -> bytes | None:
     return keys.find(args[0], bytes)
 
 
-def _set(keys: Keyspace, args: Arguments) -> Status:
+def _set(keys: Keyspace, args: Arguments) -> StatusReply:
     key, value = args
     keys.values[key] = value
     return OK
 
 
 def _del(keys: Keyspace, args: Arguments) -> int:
-    keys.grown.update(args)
+    keys.changed_streams.update(args)
     return sum(keys.values.pop(key, None) is not None for key in args)
 
 
@@ -308,14 +308,14 @@ def _persist(_: Keyspace, __: Arguments) -> int:
     return 0
 
 
-def _type(keys: Keyspace, args: Arguments) -> Status:
+def _type(keys: Keyspace, args: Arguments) -> StatusReply:
     found = keys.values.get(args[0])
     names = {type(None): b"none", Hash: b"hash", Members: b"set", SortedSet: b"zset", bytes: b"string"}
-    return Status(names.get(type(found), b"stream"))
+    return StatusReply(names.get(type(found), b"stream"))
 
 
-def _rename(keys: Keyspace, args: Arguments) -> Status:
-    keys.grown.update(args)
+def _rename(keys: Keyspace, args: Arguments) -> StatusReply:
+    keys.changed_streams.update(args)
     keys.values[args[1]] = keys.values.pop(args[0])
     return OK
 

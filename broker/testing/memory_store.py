@@ -17,10 +17,10 @@ from hiredis import ReplyError
 from broker.runtime import Clock, OutcomeUnknown, SystemClock
 from broker.store import Argument, check_reply
 from broker.testing import keyspace, streams
-from broker.testing.keyspace import Arguments, Keyspace, Status
-from broker.testing.streams import Read
+from broker.testing.keyspace import Arguments, Keyspace, StatusReply
+from broker.testing.streams import StreamRead
 
-Call = Callable[[Arguments], Any]
+CommandCall = Callable[[Arguments], Any]
 
 
 class MemoryServer:
@@ -34,7 +34,7 @@ class MemoryServer:
         self.restarts = 0
         self.keys = Keyspace(clock or SystemClock())
         self._libraries: dict[bytes, LuaLibrary] = {}
-        self._blocked: dict[asyncio.Future[Any], Read] = {}
+        self._blocked: dict[asyncio.Future[Any], StreamRead] = {}
         self._commands = {**keyspace.COMMANDS, **streams.COMMANDS}
 
     def execute(self, command: Arguments) -> Any:
@@ -46,17 +46,17 @@ class MemoryServer:
         try:
             return self._perform(command)
         finally:
-            if self.keys.grown:
-                self._serve()
+            if self.keys.changed_streams:
+                self._answer_blocked()
 
-    def block(self, read: Read) -> asyncio.Future[Any]:
+    def start_read(self, read: StreamRead) -> asyncio.Future[Any]:
         """Start a blocking read.
 
         It returns at once if entries exist, else on the next entry, or None on a timeout.
         """
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        reply = self._try(read)
+        reply = self._try_read(read)
         if reply is not None:
             future.set_result(reply)
             return future
@@ -97,15 +97,15 @@ class MemoryServer:
         self._libraries[library.name] = library
         return library.name
 
-    def _serve(self) -> None:
-        grown, self.keys.grown = self.keys.grown, set()
+    def _answer_blocked(self) -> None:
+        grown, self.keys.changed_streams = self.keys.changed_streams, set()
         for future, read in list(self._blocked.items()):
             if not future.done() and not grown.isdisjoint(read.streams):
-                reply = self._try(read)
+                reply = self._try_read(read)
                 if reply is not None:
                     future.set_result(reply)
 
-    def _try(self, read: Read) -> Any:
+    def _try_read(self, read: StreamRead) -> Any:
         try:
             return read.run(self.keys)
         except ReplyError as error:
@@ -120,7 +120,7 @@ class LuaLibrary:
     Does not: sandbox the source, which is our own.
     """
 
-    def __init__(self, source: bytes, call: Call) -> None:
+    def __init__(self, source: bytes, call: CommandCall) -> None:
         """Run the source, which registers its functions.
 
         Args:
@@ -152,7 +152,7 @@ class LuaLibrary:
         return self._to_reply(function(self._lua.table_from(keys), self._lua.table_from(arguments)))
 
     def _redis_call(self, *command: Any) -> Any:
-        return self._to_lua(self._call([_argument(part) for part in command]))
+        return self._to_lua(self._call([_to_argument(part) for part in command]))
 
     def _redis_pcall(self, *command: Any) -> Any:
         try:
@@ -166,7 +166,7 @@ class LuaLibrary:
     def _to_lua(self, reply: Any) -> Any:
         if reply is None:
             return False
-        if isinstance(reply, Status):
+        if isinstance(reply, StatusReply):
             return self._lua.table_from({b"ok": bytes(reply)})
         if isinstance(reply, list):
             return self._lua.table_from([self._to_lua(item) for item in reply])
@@ -216,13 +216,13 @@ class MemoryConnection:
     async def _reply(self, command: Sequence[Argument]) -> Any:
         """Return the reply to a command; only a blocking read waits."""
         packed = [part if isinstance(part, bytes) else str(part).encode() for part in command]
-        read = Read.parse(packed)
+        read = StreamRead.parse(packed)
         if read is None or read.block_ms is None:
             try:
                 return self.server.execute(packed)
             except ReplyError as error:
                 return error
-        future = self.server.block(read)
+        future = self.server.start_read(read)
         self._blocked.add(future)
         future.add_done_callback(self._blocked.discard)
         return await future
@@ -243,7 +243,7 @@ def _set_result(future: asyncio.Future[Any], result: Any) -> None:
         future.set_result(result)
 
 
-def _argument(value: Any) -> bytes:
+def _to_argument(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     assert type(value) in (int, float), "commands take strings and numbers"

@@ -12,7 +12,7 @@ from typing import Any
 
 from hiredis import ReplyError
 
-from broker.testing.keyspace import OK, Arguments, Command, Keyspace, Status
+from broker.testing.keyspace import OK, Arguments, Command, Keyspace, StatusReply
 
 Id = tuple[int, int]
 
@@ -22,7 +22,7 @@ TRIM_SLACK = 100
 
 
 @dataclass
-class Pending:
+class PendingEntry:
     """An entry that was delivered to a consumer and not acknowledged."""
 
     consumer: bytes
@@ -31,14 +31,14 @@ class Pending:
 
 
 @dataclass
-class Group:
+class ConsumerGroup:
     """A consumer group: its last delivered id, its consumers, and their pending entries."""
 
     last: Id
     consumers: dict[bytes, None] = field(default_factory=dict)
-    pending: dict[Id, Pending] = field(default_factory=dict)
+    pending: dict[Id, PendingEntry] = field(default_factory=dict)
 
-    def held(self, consumer: bytes | None = None) -> list[tuple[Id, Pending]]:
+    def list_pending(self, consumer: bytes | None = None) -> list[tuple[Id, PendingEntry]]:
         """Return the pending entries of a consumer, or of all, sorted by id."""
         return sorted(
             (item for item in self.pending.items() if consumer in (None, item[1].consumer)), key=lambda item: item[0]
@@ -52,18 +52,18 @@ class Stream:
     ids: list[Id] = field(default_factory=list)
     fields: dict[Id, Arguments] = field(default_factory=dict)
     last: Id = (0, 0)
-    groups: dict[bytes, Group] = field(default_factory=dict)
+    groups: dict[bytes, ConsumerGroup] = field(default_factory=dict)
 
-    def between(self, first: Id, final: Id, count: int | None = None) -> list[Id]:
+    def find_ids(self, first: Id, final: Id, count: int | None = None) -> list[Id]:
         """Return the ids from `first` to `final`, both included, at most `count`."""
         found = self.ids[bisect_left(self.ids, first) : bisect_right(self.ids, final)]
         return found if count is None else found[:count]
 
-    def entry(self, entry_id: Id) -> list[Any]:
+    def to_reply(self, entry_id: Id) -> list[Any]:
         """Return an entry as a reply; its fields are None if it was trimmed."""
-        return [id_text(entry_id), self.fields.get(entry_id)]
+        return [render_id(entry_id), self.fields.get(entry_id)]
 
-    def drop_first(self, number: int) -> int:
+    def trim_first(self, number: int) -> int:
         """Trim the first `number` entries and return how many were removed."""
         gone, self.ids = self.ids[:number], self.ids[number:]
         for entry_id in gone:
@@ -72,7 +72,7 @@ class Stream:
 
 
 @dataclass
-class Read:
+class StreamRead:
     """An XREAD or XREADGROUP.
 
     Attributes:
@@ -88,7 +88,7 @@ class Read:
     streams: dict[bytes, bytes]
 
     @staticmethod
-    def parse(command: Arguments) -> Read | None:
+    def parse(command: Arguments) -> StreamRead | None:
         """Parse a command as a read; None if it is another command."""
         name, *args = command
         if name.upper() not in (b"XREAD", b"XREADGROUP"):
@@ -102,14 +102,14 @@ class Read:
         names = args[at + 1 :]
         half = len(names) // 2
         streams = dict(zip(names[:half], names[half:], strict=True))
-        return Read(group, consumer, options.get(b"COUNT"), options.get(b"BLOCK"), streams)
+        return StreamRead(group, consumer, options.get(b"COUNT"), options.get(b"BLOCK"), streams)
 
     def run(self, keys: Keyspace) -> list[Any] | None:
         """Perform the read once; None if there are no entries."""
         for key, after in self.streams.items():
             if after == b"$":
-                self.streams[key] = id_text((keys.find(key, Stream) or Stream()).last)
-        groups = [_group(keys, key, self.group) for key in self.streams] if self.group else []
+                self.streams[key] = render_id((keys.find(key, Stream) or Stream()).last)
+        groups = [_find_group(keys, key, self.group) for key in self.streams] if self.group else []
         for _, group in groups:
             group.consumers[self.consumer] = None
         found = []
@@ -118,23 +118,23 @@ class Read:
             if stream is None:
                 continue
             if not self.group:
-                entries = [stream.entry(n) for n in stream.between(_next(parse_id(after)), LAST_ID, self.count)]
+                entries = [stream.to_reply(n) for n in stream.find_ids(_next(parse_id(after)), LAST_ID, self.count)]
             elif after == b">":
                 entries = self._deliver(stream, keys.now_ms())
             else:
-                held = stream.groups[self.group].held(self.consumer)
-                entries = [stream.entry(n) for n, _ in held if n > parse_id(after)][: self.count]
+                held = stream.groups[self.group].list_pending(self.consumer)
+                entries = [stream.to_reply(n) for n, _ in held if n > parse_id(after)][: self.count]
             if entries or (self.group and after != b">"):
                 found.append([key, entries])
         return found or None
 
     def _deliver(self, stream: Stream, now_ms: int) -> list[list[Any]]:
         group = stream.groups[self.group]
-        news = stream.between(_next(group.last), LAST_ID, self.count)
+        news = stream.find_ids(_next(group.last), LAST_ID, self.count)
         for entry_id in news:
-            group.pending[entry_id] = Pending(self.consumer, now_ms)
+            group.pending[entry_id] = PendingEntry(self.consumer, now_ms)
             group.last = entry_id
-        return [stream.entry(entry_id) for entry_id in news]
+        return [stream.to_reply(entry_id) for entry_id in news]
 
 
 LAST_ID: Id = (LAST_SEQ, LAST_SEQ)
@@ -151,7 +151,7 @@ def parse_id(text: bytes, *, seq: int = 0) -> Id:
         raise ReplyError("ERR Invalid stream ID specified as stream command argument") from error
 
 
-def id_text(entry_id: Id) -> bytes:
+def render_id(entry_id: Id) -> bytes:
     """Render an id."""
     return b"%d-%d" % entry_id
 
@@ -160,7 +160,7 @@ def _next(entry_id: Id) -> Id:
     return entry_id[0], entry_id[1] + 1
 
 
-def _group(keys: Keyspace, key: bytes, name: bytes) -> tuple[Stream, Group]:
+def _find_group(keys: Keyspace, key: bytes, name: bytes) -> tuple[Stream, ConsumerGroup]:
     stream = keys.find(key, Stream)
     if stream is None or name not in stream.groups:
         raise ReplyError(f"NOGROUP No such key '{key.decode()}' or consumer group '{name.decode()}'")
@@ -175,7 +175,7 @@ def _trim(stream: Stream, options: Arguments) -> int:
         surplus = bisect_left(stream.ids, parse_id(limit))
     else:
         surplus = max(len(stream.ids) - int(limit), 0)
-    return 0 if is_rough and surplus < TRIM_SLACK else stream.drop_first(surplus)
+    return 0 if is_rough and surplus < TRIM_SLACK else stream.trim_first(surplus)
 
 
 def _xadd(keys: Keyspace, args: Arguments) -> bytes:
@@ -199,8 +199,8 @@ def _xadd(keys: Keyspace, args: Arguments) -> bytes:
     stream.last = entry_id
     if trim:
         _trim(stream, trim)
-    keys.grown.add(key)
-    return id_text(entry_id)
+    keys.changed_streams.add(key)
+    return render_id(entry_id)
 
 
 def _xlen(keys: Keyspace, args: Arguments) -> int:
@@ -213,8 +213,8 @@ def _xrange(keys: Keyspace, args: Arguments) -> list[Any]:
     start = parse_id(args[1].removeprefix(b"("))
     if args[1].startswith(b"("):
         start = start[0], start[1] + 1
-    found = stream.between(start, parse_id(args[2], seq=LAST_SEQ), count)
-    return [stream.entry(entry_id) for entry_id in found]
+    found = stream.find_ids(start, parse_id(args[2], seq=LAST_SEQ), count)
+    return [stream.to_reply(entry_id) for entry_id in found]
 
 
 def _xrevrange(keys: Keyspace, args: Arguments) -> list[Any]:
@@ -239,7 +239,7 @@ def _xtrim(keys: Keyspace, args: Arguments) -> int:
 
 def _read(name: bytes) -> Command:
     def run(keys: Keyspace, args: Arguments) -> list[Any] | None:
-        read = Read.parse([name, *args])
+        read = StreamRead.parse([name, *args])
         assert read is not None
         return read.run(keys)
 
@@ -255,17 +255,21 @@ def _xack(keys: Keyspace, args: Arguments) -> int:
 
 
 def _xpending(keys: Keyspace, args: Arguments) -> list[Any]:
-    _, group = _group(keys, args[0], args[1])
+    _, group = _find_group(keys, args[0], args[1])
     if len(args) == 2:
-        held = group.held()
+        held = group.list_pending()
         if not held:
             return [0, None, None, None]
-        counts = [[name, b"%d" % len(group.held(name))] for name in sorted(group.consumers) if group.held(name)]
-        return [len(held), id_text(held[0][0]), id_text(held[-1][0]), counts]
+        counts = [
+            [name, b"%d" % len(group.list_pending(name))]
+            for name in sorted(group.consumers)
+            if group.list_pending(name)
+        ]
+        return [len(held), render_id(held[0][0]), render_id(held[-1][0]), counts]
     first, final, count = parse_id(args[2]), parse_id(args[3], seq=LAST_SEQ), int(args[4])
-    held = [item for item in group.held(args[5] if len(args) > 5 else None) if first <= item[0] <= final]
+    held = [item for item in group.list_pending(args[5] if len(args) > 5 else None) if first <= item[0] <= final]
     now = keys.now_ms()
-    return [[id_text(n), item.consumer, now - item.delivered_ms, item.deliveries] for n, item in held[:count]]
+    return [[render_id(n), item.consumer, now - item.delivered_ms, item.deliveries] for n, item in held[:count]]
 
 
 def _xinfo(keys: Keyspace, args: Arguments) -> list[Any]:
@@ -276,30 +280,30 @@ def _xinfo(keys: Keyspace, args: Arguments) -> list[Any]:
     return [
         [
             *(b"name", name, b"consumers", len(group.consumers), b"pending", len(group.pending)),
-            *(b"last-delivered-id", id_text(group.last)),
-            *(b"lag", len(stream.between(_next(group.last), LAST_ID))),
+            *(b"last-delivered-id", render_id(group.last)),
+            *(b"lag", len(stream.find_ids(_next(group.last), LAST_ID))),
         ]
         for name, group in sorted(stream.groups.items())
     ]
 
 
-def _xgroup(keys: Keyspace, args: Arguments) -> Status | int:
+def _xgroup(keys: Keyspace, args: Arguments) -> StatusReply | int:
     verb, key, name, *rest = args
     stream = keys.find(key, Stream)
     if verb.upper() == b"CREATE":
         if stream is None:
             if b"MKSTREAM" not in (option.upper() for option in rest):
                 raise ReplyError("ERR The XGROUP subcommand requires the key to exist.")
-            stream = keys.make(key, Stream)
+            stream = keys.find_or_create(key, Stream)
         if name in stream.groups:
             raise ReplyError("BUSYGROUP Consumer Group name already exists")
-        stream.groups[name] = Group(stream.last if rest[0] == b"$" else parse_id(rest[0]))
+        stream.groups[name] = ConsumerGroup(stream.last if rest[0] == b"$" else parse_id(rest[0]))
         return OK
     assert verb.upper() == b"DELCONSUMER"
     if stream is None:
         raise ReplyError("ERR The XGROUP subcommand requires the key to exist.")
-    _, group = _group(keys, key, name)
-    gone = group.held(rest[0])
+    _, group = _find_group(keys, key, name)
+    gone = group.list_pending(rest[0])
     for entry_id, _ in gone:
         del group.pending[entry_id]
     group.consumers.pop(rest[0], None)

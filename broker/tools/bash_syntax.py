@@ -19,7 +19,7 @@ MAX_PIPES = 2_000
 """The parser takes quadratic time in the number of pipes: ten thousand would block a worker for minutes."""
 
 
-def parsed(text: str) -> tree_sitter.Node | None:
+def parse_bash(text: str) -> tree_sitter.Node | None:
     """Return the root of the tree. Its positions count the characters of the text.
 
     In the texts of nodes, each character beyond ASCII is replaced by DEL, because they are only compared with ASCII.
@@ -29,9 +29,9 @@ def parsed(text: str) -> tree_sitter.Node | None:
     """
     if text.count("|") > MAX_PIPES:
         return None
-    return _parser().parse(_BEYOND_ASCII.sub(_STAND_IN, text).encode()).root_node
+    return _load_parser().parse(_BEYOND_ASCII.sub(_STAND_IN, text).encode()).root_node
 
 
 @cache
-def _parser() -> tree_sitter.Parser:
+def _load_parser() -> tree_sitter.Parser:
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))

@@ -14,14 +14,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from broker.celery import TaskSender, TaskState
+from broker.celery import SentTaskState, TaskSender
 from broker.contract import OutcomePolicy, OutcomeUnknownObservation, ToolOffer
 from broker.runtime import UsageError
 from broker.tools.custom_tools import DEFAULT_TIMEOUT_SECONDS, CustomTool, ToolContext, ToolFailed
 
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 0.5
-NOT_SAID = (
+OUTCOME_UNKNOWN = (
     "The worker that sent this task ended before its result was recorded, and the task has left none since. "
     "It may have run, or may still run: check before you repeat it."
 )
@@ -104,38 +104,38 @@ class _Calls:
         task_id = _task_id(context)
         given = arguments.model_dump(mode="json") if isinstance(arguments, BaseModel) else arguments
         sender = await asyncio.to_thread(self._sender)
-        if not (await asyncio.to_thread(sender.state, task_id)).is_known:
+        if not (await asyncio.to_thread(sender.load_state, task_id)).is_known:
             await asyncio.to_thread(sender.send, self._task, given, task_id=task_id, queue=self._queue)
-        state = await self._ended_or_stopped(sender, context)
+        state = await self._wait_or_revoke(sender, context)
         if state is None:
             await asyncio.to_thread(sender.revoke, task_id, may_terminate=self._may_terminate)
             raise ToolFailed(
                 f"The task {self._task} has not ended within {self._timeout_seconds:g} seconds.",
                 remedy="If it has begun, it continues: check before you repeat it.",
             )
-        return self._value(state)
+        return self._result_of(state)
 
     async def check(self, arguments: Any, context: ToolContext) -> Any:  # noqa: ARG002  (the protocol's)
         """Wait for the result of the task that an earlier worker has sent or was about to send."""
         sender = await asyncio.to_thread(self._sender)
-        state = await self._ended_or_stopped(sender, context)
-        return OutcomeUnknownObservation(content=NOT_SAID) if state is None else self._value(state)
+        state = await self._wait_or_revoke(sender, context)
+        return OutcomeUnknownObservation(content=OUTCOME_UNKNOWN) if state is None else self._result_of(state)
 
-    async def _ended_or_stopped(self, sender: TaskSender, context: ToolContext) -> TaskState | None:
+    async def _wait_or_revoke(self, sender: TaskSender, context: ToolContext) -> SentTaskState | None:
         try:
-            return await self._ended(sender, _task_id(context))
+            return await self._wait_for_end(sender, _task_id(context))
         except asyncio.CancelledError:
             # Not on a worker shutdown: the next worker waits for the same task.
             if context.is_cancelled:
                 await asyncio.to_thread(sender.revoke, _task_id(context), may_terminate=self._may_terminate)
             raise
 
-    async def _ended(self, sender: TaskSender, task_id: str) -> TaskState | None:
+    async def _wait_for_end(self, sender: TaskSender, task_id: str) -> SentTaskState | None:
         pause = FIRST_PAUSE_SECONDS
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 while True:
-                    state = await asyncio.to_thread(sender.state, task_id)
+                    state = await asyncio.to_thread(sender.load_state, task_id)
                     if state.is_ready:
                         return state
                     await asyncio.sleep(pause)  # not every backend can notify of a result
@@ -143,7 +143,7 @@ class _Calls:
         except TimeoutError:
             return None
 
-    def _value(self, state: TaskState) -> Any:
+    def _result_of(self, state: SentTaskState) -> Any:
         if state.error:
             raise ToolFailed(f"The task {self._task} failed: {state.error}")
         return state.value

@@ -60,7 +60,7 @@ class ToolContext:
         return f"{call}-{self.fingerprint}" if self.fingerprint else call
 
 
-class Runner(Protocol):
+class ToolRunner(Protocol):
     """Executes a call with valid arguments."""
 
     def __call__(self, arguments: Any, context: ToolContext) -> Any:
@@ -83,11 +83,11 @@ class CustomTool:
 
     offer: ToolOffer
     action: type[BaseModel] | None
-    run: Runner
-    check: Runner | None = None
+    run: ToolRunner
+    check: ToolRunner | None = None
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
 
-    def arguments(self, given: dict[str, Any]) -> Any:
+    def parse_arguments(self, given: dict[str, Any]) -> Any:
         """Return the arguments in the form that the tool accepts.
 
         Raises:
@@ -141,8 +141,8 @@ def custom_tool(
         UsageError: the definition cannot be a tool; the text says why.
     """
     if definition is None:
-        return lambda found: _defined(found, name, pool, OutcomePolicy(outcome), timeout_seconds)
-    return _defined(definition, name, pool, OutcomePolicy(outcome), timeout_seconds)
+        return lambda found: _build_tool(found, name, pool, OutcomePolicy(outcome), timeout_seconds)
+    return _build_tool(definition, name, pool, OutcomePolicy(outcome), timeout_seconds)
 
 
 def as_custom_tool(found: Any) -> CustomTool:
@@ -158,16 +158,16 @@ def as_custom_tool(found: Any) -> CustomTool:
     raise UsageError(f"{found!r} is not a tool.", remedy="Name a function or a class.")
 
 
-def _defined(
+def _build_tool(
     definition: Callable[..., Any], name: str, pool: str, outcome: OutcomePolicy, timeout_seconds: float
 ) -> CustomTool:
     own_name = definition.__name__
-    check: Runner | None = None
+    check: ToolRunner | None = None
     if inspect.isclass(definition):
-        action, run, check = _parts_of_class(definition)
+        action, run, check = _parse_class(definition)
         own_name = "".join(f"_{c.lower()}" if c.isupper() else c for c in own_name).lstrip("_")
     else:
-        action, run = _parts_of_function(definition)
+        action, run = _parse_function(definition)
     if (outcome is OutcomePolicy.CHECKABLE) != (check is not None):
         raise UsageError(
             f"The tool {own_name} is {outcome} and has {'a' if check else 'no'} method check.",
@@ -192,7 +192,7 @@ def _defined(
     return CustomTool(offer, action, run, check, timeout_seconds)
 
 
-def _parts_of_class(definition: type) -> tuple[type[BaseModel], Runner, Runner | None]:
+def _parse_class(definition: type) -> tuple[type[BaseModel], ToolRunner, ToolRunner | None]:
     action = getattr(definition, "Action", None)
     if not (inspect.isclass(action) and issubclass(action, BaseModel)) or not hasattr(definition, "run"):
         raise UsageError(
@@ -203,7 +203,7 @@ def _parts_of_class(definition: type) -> tuple[type[BaseModel], Runner, Runner |
     return action, instance.run, getattr(instance, "check", None)
 
 
-def _parts_of_function(function: Callable[..., Any]) -> tuple[type[BaseModel], Runner]:
+def _parse_function(function: Callable[..., Any]) -> tuple[type[BaseModel], ToolRunner]:
     """Create a model of a function's parameters, and a runner that calls the function with it."""
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}

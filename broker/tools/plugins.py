@@ -14,9 +14,9 @@ from importlib import metadata
 
 def entry_points(group: str) -> metadata.EntryPoints:
     """Return the entry points of a group in all importable packages."""
-    return _found(group, tuple(sys.path))
+    return _load_entry_points(group, tuple(sys.path))
 
 
 @functools.cache
-def _found(group: str, path: tuple[str, ...]) -> metadata.EntryPoints:  # noqa: ARG001  (another path, other packages)
+def _load_entry_points(group: str, path: tuple[str, ...]) -> metadata.EntryPoints:  # noqa: ARG001  (another path, other packages)
     return metadata.entry_points(group=group)

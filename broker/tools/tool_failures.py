@@ -19,7 +19,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from broker.coordination import members
+from broker.coordination import list_members
 from broker.runtime import StoreRefused
 from broker.store import Store, keys
 
@@ -32,18 +32,18 @@ MAX_REASON_CHARS = 600
 _log = logging.getLogger(__name__)
 
 
-def one_line(text: str, limit: int) -> str:
+def to_one_line(text: str, limit: int) -> str:
     """Return a text as one line of at most `limit` characters, without control and invisible characters."""
     line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-def _name(text: str) -> str:
-    return one_line(text, MAX_NAME_CHARS)
+def _clean_name(text: str) -> str:
+    return to_one_line(text, MAX_NAME_CHARS)
 
 
-def _sentence(text: str) -> str:
-    return one_line(text, MAX_REASON_CHARS)
+def _clean_reason(text: str) -> str:
+    return to_one_line(text, MAX_REASON_CHARS)
 
 
 class ToolFailure(BaseModel):
@@ -58,10 +58,10 @@ class ToolFailure(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    source: Annotated[str, AfterValidator(_name)]
-    server: Annotated[str, AfterValidator(_name)] = ""
-    reason: Annotated[str, AfterValidator(_sentence)]
-    remedy: Annotated[str, AfterValidator(_sentence)] = ""
+    source: Annotated[str, AfterValidator(_clean_name)]
+    server: Annotated[str, AfterValidator(_clean_name)] = ""
+    reason: Annotated[str, AfterValidator(_clean_reason)]
+    remedy: Annotated[str, AfterValidator(_clean_reason)] = ""
 
     def may_explain(self, pattern: str) -> bool:
         """Return whether this failure may be the reason that a requested tool is missing."""
@@ -72,7 +72,7 @@ class ToolFailure(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class ReportedFailure:
     """A failure and its location."""
 
     worker_id: str
@@ -80,7 +80,9 @@ class Reported:
     failure: ToolFailure
 
     def __str__(self) -> str:
-        where = f"the tool worker {_name(self.worker_id)}" + (f" (node {_name(self.node)})" if self.node else "")
+        where = f"the tool worker {_clean_name(self.worker_id)}" + (
+            f" (node {_clean_name(self.node)})" if self.node else ""
+        )
         source = self.failure.source
         reason = self.failure.reason.rstrip(".")
         what = f"{where} has no working sandbox" if source == SANDBOX else f"{where} cannot load tools from {source}"
@@ -99,14 +101,14 @@ class ToolFailures:
         try:
             if found:
                 await self._store.call("HSET", keys.TOOLS_FAILED, worker_id, json.dumps(found))
-            ended = await self._ended_but(worker_id)
+            ended = await self._find_other_ended(worker_id)
             gone: list[bytes | str] = [*ended, *([] if found else [worker_id])]
             if gone:
                 await self._store.call("HDEL", keys.TOOLS_FAILED, *gone)
         except StoreRefused as error:  # a key of another type: the worker continues without the report
             _log.error("cannot publish the failures of tools under %s: %s", keys.TOOLS_FAILED, error)
 
-    async def all(self) -> list[Reported]:
+    async def load_all(self) -> list[ReportedFailure]:
         """Return the reports of all running workers, by worker. Invalid reports are left out."""
         try:
             flat = await self._store.call("HGETALL", keys.TOOLS_FAILED)
@@ -116,23 +118,23 @@ class ToolFailures:
             return []
         texts = dict(zip(flat[::2], flat[1::2], strict=True))
         found = []
-        for member in sorted(await members(self._store), key=lambda member: member.worker_id):
+        for member in sorted(await list_members(self._store), key=lambda member: member.worker_id):
             text = texts.get(member.worker_id.encode(errors="replace"), b"")
             if member.role == "tool" and member.left_seconds > 0 and len(text) <= MAX_REPORT_BYTES:
                 node = member.about.get("node", "")
-                found += [Reported(member.worker_id, node, failure) for failure in _failures_in(text)]
+                found += [ReportedFailure(member.worker_id, node, failure) for failure in _parse_failures(text)]
         return found
 
-    async def _ended_but(self, worker_id: str) -> list[bytes]:
+    async def _find_other_ended(self, worker_id: str) -> list[bytes]:
         """Return other workers with a report that are no longer running, even if it is empty."""
         reported = (await self._store.call("HGETALL", keys.TOOLS_FAILED))[::2]
         if set(reported) <= {worker_id.encode()}:
             return []
-        running = {member.worker_id.encode(errors="replace") for member in await members(self._store)}
+        running = {member.worker_id.encode(errors="replace") for member in await list_members(self._store)}
         return [name for name in reported if name not in running and name != worker_id.encode()]
 
 
-def _failures_in(text: bytes) -> list[ToolFailure]:
+def _parse_failures(text: bytes) -> list[ToolFailure]:
     try:
         listed = json.loads(text)
         return [ToolFailure.model_validate(one) for one in listed[:MAX_FAILURES]]

@@ -16,10 +16,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from broker.contract import ToolOffer
-from broker.coordination import FACTS_EVERY, HEARTBEAT_SECONDS, Unreadable, silent_roles
+from broker.coordination import BEATS_PER_FACTS, HEARTBEAT_SECONDS, Quarantine, find_silent_roles
 from broker.runtime import StoreRefused, UsageError
-from broker.store import WRONG_TYPE, Argument, Store, keys
-from broker.tools.tool_failures import Reported, ToolFailures
+from broker.store import WRONG_TYPE_PREFIX, Argument, Store, keys
+from broker.tools.tool_failures import ReportedFailure, ToolFailures
 
 MAX_CHOSEN = 128
 MAX_CHOSEN_CHARS = 3 * 2**18
@@ -46,11 +46,11 @@ class ToolOffers:
         fields = [part for offer in offers for part in (offer.key, offer.model_dump_json())]
         try:
             if fields:
-                await self._repaired("HSET", keys.TOOLS, *fields)
+                await self._call_with_repair("HSET", keys.TOOLS, *fields)
         except StoreRefused as error:  # the worker serves everything but new conversations that request these tools
             _log.error("cannot publish the offers of tools under %s: %s", keys.TOOLS, error)
 
-    async def repeat(self, offers: Iterable[ToolOffer]) -> None:
+    async def restore(self, offers: Iterable[ToolOffer]) -> None:
         """Publish offers again that were overwritten or removed in the store. Idempotent.
 
         It runs every few seconds, and writes cost disk space of the store; so it reads before it writes.
@@ -64,18 +64,18 @@ class ToolOffers:
             found = [None] * len(texts)
         await self.publish(offer for (offer, text), known in zip(texts.values(), found, strict=True) if text != known)
 
-    async def keep(self, offers: Callable[[], Iterable[ToolOffer]]) -> None:
+    async def keep_published(self, offers: Callable[[], Iterable[ToolOffer]]) -> None:
         """Restore the offers of a live worker every few heartbeats, until cancelled."""
         while True:
-            await asyncio.sleep(FACTS_EVERY * HEARTBEAT_SECONDS)
-            await self.repeat(offers())
+            await asyncio.sleep(BEATS_PER_FACTS * HEARTBEAT_SECONDS)
+            await self.restore(offers())
 
-    async def all(self) -> dict[str, ToolOffer]:
+    async def load_all(self) -> dict[str, ToolOffer]:
         """Return all offers by key, sorted. Offers of a newer version that cannot be parsed are left out."""
         try:
             flat = await self._store.call("HGETALL", keys.TOOLS)
         except StoreRefused as error:
-            if WRONG_TYPE not in error.message:
+            if WRONG_TYPE_PREFIX not in error.message:
                 raise
             flat = []  # the workers move the key away and publish again
         found = {}
@@ -100,32 +100,34 @@ class ToolOffers:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_seconds
         for look in itertools.count():
-            offers = await self.all()
+            offers = await self.load_all()
             missing = [pattern for pattern in wanted if not any(fnmatchcase(key, pattern) for key in offers)]
             if not missing:
-                return _distinct(
+                return _check_limits(
                     offer for pattern in wanted for key, offer in offers.items() if fnmatchcase(key, pattern)
                 )
             is_over = loop.time() >= deadline
             if is_over or look % _FAILURES_EVERY == 0:
-                reported = await ToolFailures(self._store).all()
+                reported = await ToolFailures(self._store).load_all()
                 causes = [one for one in reported if one.failure.may_explain(missing[0])]
                 if causes or is_over:
-                    raise _missing(missing[0], causes, offers, await silent_roles(self._store))
+                    raise _missing_tool_error(missing[0], causes, offers, await find_silent_roles(self._store))
             await asyncio.sleep(_POLL_SECONDS)
         raise AssertionError("it counts for ever")
 
-    async def _repaired(self, *command: Argument) -> None:
+    async def _call_with_repair(self, *command: Argument) -> None:
         try:
             await self._store.call(*command)
         except StoreRefused as error:
-            if WRONG_TYPE not in error.message:
+            if WRONG_TYPE_PREFIX not in error.message:
                 raise
-            await Unreadable(self._store).move_away(keys.TOOLS, "hash", error)
+            await Quarantine(self._store).move_away(keys.TOOLS, "hash", error)
             await self._store.call(*command)
 
 
-def _missing(pattern: str, causes: Sequence[Reported], offers: Iterable[str], silent: Collection[str]) -> UsageError:
+def _missing_tool_error(
+    pattern: str, causes: Sequence[ReportedFailure], offers: Iterable[str], silent: Collection[str]
+) -> UsageError:
     named = causes[:MAX_NAMED_FAILURES]
     left = len(causes) - MAX_NAMED_FAILURES
     what = [f"No tool worker offers the tool {pattern!r}.", *map(str, named)]
@@ -137,7 +139,7 @@ def _missing(pattern: str, causes: Sequence[Reported], offers: Iterable[str], si
     return UsageError(" ".join(what), remedy=" ".join([*remedies, f"Offered: {', '.join(offers) or 'none'}."]))
 
 
-def _distinct(chosen: Iterable[ToolOffer]) -> tuple[ToolOffer, ...]:
+def _check_limits(chosen: Iterable[ToolOffer]) -> tuple[ToolOffer, ...]:
     by_key = {offer.key: offer for offer in chosen}
     if len(by_key) > MAX_CHOSEN:
         raise UsageError(f"{len(by_key)} tools are chosen; the limit is {MAX_CHOSEN}.", remedy="Choose fewer.")

@@ -22,7 +22,7 @@ from broker.contract import (
     TaskTrackingAction,
     ToolCallMetadata,
     WorkspaceSpec,
-    json_in,
+    parse_json,
 )
 from controller_worker.agents.agent import ModelFree
 
@@ -46,7 +46,7 @@ class AcpAgent(ModelFree):
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
         """Return the events of a reply; see `Agent.events_of`."""
         events: list[Event] = []
-        calls = {call.name: json_in(call.arguments) for call in reply.tool_calls}
+        calls = {call.name: parse_json(call.arguments) for call in reply.tool_calls}
         if PLAN in calls:
             plan = TaskTrackingAction.model_validate({"command": "plan", "task_list": calls[PLAN]["task_list"]})
             answer = plan.answer(task_list).model_copy(
@@ -58,9 +58,9 @@ class AcpAgent(ModelFree):
                 MessageAction(content=reply.content, source=EventSource.AGENT, wait_for_response=WAIT in calls)
             )
         if TURN in calls:
-            events.append(_called(AcpTurnAction.model_validate(calls[TURN]), reply, TURN))
+            events.append(_link_call(AcpTurnAction.model_validate(calls[TURN]), reply, TURN))
         elif PERMISSION in calls:
-            events.append(_called(AcpPermissionAction.model_validate(calls[PERMISSION]), reply, PERMISSION))
+            events.append(_link_call(AcpPermissionAction.model_validate(calls[PERMISSION]), reply, PERMISSION))
         elif REJECT in calls:
             events.append(AgentRejectAction(outputs={"reason": reply.content or calls[REJECT]["reason"]}))
         elif WAIT not in calls:
@@ -72,7 +72,7 @@ class AcpAgent(ModelFree):
         return events
 
 
-def _called(action: Action, reply: ModelReply, name: str) -> Action:
+def _link_call(action: Action, reply: ModelReply, name: str) -> Action:
     call = next(call for call in reply.tool_calls if call.name == name)
     metadata = ToolCallMetadata(function_name=name, tool_call_id=call.id, reply_id=reply.id)
     return action.model_copy(update={"tool_call_metadata": metadata})

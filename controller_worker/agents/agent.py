@@ -11,7 +11,7 @@ from typing import Protocol
 from broker.contract import AgentSpec, Event, ModelReply, TaskItem, ToolSpec, WorkspaceSpec
 
 
-def sees_pages(agent: Agent) -> bool:
+def should_show_pages(agent: Agent) -> bool:
     """Return whether an agent's model is shown pictures of pages; an agent can refuse them by its `sees_pages`."""
     return getattr(agent, "sees_pages", True)
 

@@ -30,11 +30,11 @@ from broker.contract import (
     TaskItem,
     ToolSpec,
     WorkspaceSpec,
-    required_text,
+    require_text,
 )
-from controller_worker.agents.finish_tool import finish_tool
-from controller_worker.agents.prompt import rendered
-from controller_worker.agents.tool_calls import events_of_reply
+from controller_worker.agents.finish_tool import make_finish_tool
+from controller_worker.agents.prompt import render_prompt
+from controller_worker.agents.tool_calls import parse_reply
 
 FENCE = "```"
 SPOKEN = ("send_msg_to_user", "report_infeasible")
@@ -44,8 +44,8 @@ _LANGUAGE = re.compile(r"^(?:python|py|text|plaintext)?[ \t]*\n", re.IGNORECASE)
 _SPOKEN = re.compile(rf"\b({'|'.join(SPOKEN)})\(\s*(?:text=|reason=)?(.*)\)\s*$", re.DOTALL)
 
 
-def _delegate(arguments: Mapping[str, Any]) -> AgentDelegateAction:
-    task = required_text(arguments, "task", "delegate_to_browsing_agent")
+def _make_delegate_action(arguments: Mapping[str, Any]) -> AgentDelegateAction:
+    task = require_text(arguments, "task", "delegate_to_browsing_agent")
     return AgentDelegateAction(agent="BrowsingAgent", inputs={**arguments, "task": task})
 
 
@@ -62,7 +62,7 @@ DELEGATE_TO_BROWSING_AGENT = ToolSpec(
         },
         "required": ["task"],
     },
-    convert=_delegate,
+    convert=_make_delegate_action,
 )
 
 
@@ -77,11 +77,11 @@ class BrowsingAgent:
     @property
     def tools(self) -> Sequence[ToolSpec]:
         """None, because actions are written in the text; but structured output is returned by a call."""
-        return (finish_tool(self._spec.output),) if self._spec.output is not None else ()
+        return (make_finish_tool(self._spec.output),) if self._spec.output is not None else ()
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:
         """Return the system prompt."""
-        return rendered(
+        return render_prompt(
             "browsing.j2",
             workspace=workspace,
             sees_pages=self.sees_pages,
@@ -92,19 +92,19 @@ class BrowsingAgent:
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
         """See `Agent.events_of`."""
         if reply.tool_calls:
-            return events_of_reply(reply, self.tools, task_list)
-        thought, action = _divided(reply.content)
+            return parse_reply(reply, self.tools, task_list)
+        thought, action = _split_reply(reply.content)
         if not action:
-            return _said(reply.content.strip())
-        left, name, words = _spoken(action)
+            return _end_with_message(reply.content.strip())
+        left, name, words = _split_message(action)
         if name == "report_infeasible":
             return [AgentRejectAction(thought=thought, outputs={"reason": words})]
         if name and not left:
-            return _said(words)
+            return _end_with_message(words)
         doing = BrowseInteractiveAction(
             browser_actions=left or action, thought=thought, browsergym_send_msg_to_user=words
         )
-        return [doing, *_said(words)] if name else [doing]
+        return [doing, *_end_with_message(words)] if name else [doing]
 
 
 class VisualBrowsingAgent(BrowsingAgent):
@@ -113,13 +113,13 @@ class VisualBrowsingAgent(BrowsingAgent):
     sees_pages = True
 
 
-def _said(text: str) -> list[Event]:
+def _end_with_message(text: str) -> list[Event]:
     """Send the user a message that ends the task."""
     message = MessageAction(content=text, source=EventSource.AGENT)
     return [message, AgentFinishAction(outputs={"content": text})]
 
 
-def _divided(text: str) -> tuple[str, str]:
+def _split_reply(text: str) -> tuple[str, str]:
     """Return the thought and the action of a reply; no action if it has no backticks."""
     parts = text.split(FENCE)
     if len(parts) < 2:
@@ -127,7 +127,7 @@ def _divided(text: str) -> tuple[str, str]:
     return parts[0].strip(), _LANGUAGE.sub("", parts[1], count=1).strip()
 
 
-def _spoken(action: str) -> tuple[str, str, str]:
+def _split_message(action: str) -> tuple[str, str, str]:
     """Return the actions before a message to the user, the action that sends the message, and the message."""
     try:
         statements = ast.parse(action[:MAX_ACTION_CHARS]).body
@@ -140,11 +140,11 @@ def _spoken(action: str) -> tuple[str, str, str]:
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in SPOKEN:
             given = [*call.args, *(keyword.value for keyword in call.keywords)]
             words = given[0].value if given and isinstance(given[0], ast.Constant) else ""
-            return _before(action, statement), call.func.id, str(words)
+            return _cut_before(action, statement), call.func.id, str(words)
     return action, "", ""
 
 
-def _before(action: str, statement: ast.stmt) -> str:
+def _cut_before(action: str, statement: ast.stmt) -> str:
     """Return the text before a statement, as written."""
     lines = action.encode().splitlines(keepends=True)[: statement.lineno]
     lines[-1] = lines[-1][: statement.col_offset]

@@ -17,10 +17,10 @@ from broker.contract import (
     action_kinds,
 )
 from controller_worker.agents.browsing import DELEGATE_TO_BROWSING_AGENT
-from controller_worker.agents.finish_tool import finish_tool
-from controller_worker.agents.offered_names import visible_names
-from controller_worker.agents.prompt import rendered
-from controller_worker.agents.tool_calls import events_of_reply, offered_tool
+from controller_worker.agents.finish_tool import make_finish_tool
+from controller_worker.agents.offered_names import make_visible_names
+from controller_worker.agents.prompt import render_prompt
+from controller_worker.agents.tool_calls import make_offered_tool, parse_reply
 
 ORDER = (
     "execute_bash",
@@ -49,10 +49,10 @@ class CodeActAgent:
         if spec.enable_browsing_delegate:
             offered.append(DELEGATE_TO_BROWSING_AGENT)
         offered.sort(key=lambda tool: ORDER.index(tool.name) if tool.name in ORDER else len(ORDER))
-        own = [finish_tool(spec.output) if tool is AgentFinishAction.tool_spec else tool for tool in offered]
+        own = [make_finish_tool(spec.output) if tool is AgentFinishAction.tool_spec else tool for tool in offered]
         names = {tool.name for tool in own}
-        visible = visible_names(spec.tools, names)
-        offers = {offer.key: offered_tool(offer, visible[offer.key]) for offer in spec.tools}
+        visible = make_visible_names(spec.tools, names)
+        offers = {offer.key: make_offered_tool(offer, visible[offer.key]) for offer in spec.tools}
         self._tools = (*own, *offers.values())
 
     @property
@@ -62,7 +62,7 @@ class CodeActAgent:
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:
         """Return the system prompt."""
-        return rendered(
+        return render_prompt(
             "codeact.j2",
             workspace=workspace,
             has_finish=self._spec.enable_finish,
@@ -71,4 +71,4 @@ class CodeActAgent:
 
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
         """See `Agent.events_of`."""
-        return events_of_reply(reply, self._tools, task_list)
+        return parse_reply(reply, self._tools, task_list)

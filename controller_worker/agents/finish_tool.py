@@ -17,26 +17,26 @@ from broker.contract import (
     TaskItem,
     ToolCallError,
     ToolSpec,
-    json_in,
-    said_in,
+    parse_json,
+    parse_message,
 )
-from broker.tools import problems_of
+from broker.tools import find_violations
 from controller_worker.agents.agent import Agent
-from controller_worker.providers import without_forced_nulls
+from controller_worker.providers import remove_forced_nulls
 
 ARGUMENT = "output"
 _SHARED = ("$defs", "definitions")
 
 
-def finish_tool(output: OutputSpec | None) -> ToolSpec:
+def make_finish_tool(output: OutputSpec | None) -> ToolSpec:
     """Return the tool for finishing, with the required output as a parameter."""
     tool = AgentFinishAction.tool_spec
     if output is None:
         return tool
     parameters = tool.parameters
     schema = output.json_schema
-    shared = {name: _moved(schema[name]) for name in _SHARED if name in schema}
-    own = {name: _moved(part) for name, part in schema.items() if name not in (*_SHARED, "$schema", "$id")}
+    shared = {name: _move_references(schema[name]) for name in _SHARED if name in schema}
+    own = {name: _move_references(part) for name, part in schema.items() if name not in (*_SHARED, "$schema", "$id")}
     return replace(
         tool,
         description=f"{tool.description} The task asks for an output of a certain form: hand it in as `{ARGUMENT}`.",
@@ -46,52 +46,54 @@ def finish_tool(output: OutputSpec | None) -> ToolSpec:
             "required": [*parameters["required"], ARGUMENT],
             **shared,
         },
-        convert=_finish_with_output,
+        convert=_make_finish,
     )
 
 
-def turn_of(agent: Agent, reply: ModelReply, task_list: Sequence[TaskItem], output: OutputSpec | None) -> list[Event]:
+def to_turn_events(
+    agent: Agent, reply: ModelReply, task_list: Sequence[TaskItem], output: OutputSpec | None
+) -> list[Event]:
     """Return the events of a reply; see `Agent.events_of`. A reply that consists of the output is a finish."""
-    finish = handed_in(reply, output) if output is not None and reply.is_output else None
+    finish = parse_finish(reply, output) if output is not None and reply.is_output else None
     return agent.events_of(reply, task_list) if finish is None else [finish]
 
 
-def handed_in(reply: ModelReply, output: OutputSpec) -> AgentFinishAction | None:
+def parse_finish(reply: ModelReply, output: OutputSpec) -> AgentFinishAction | None:
     """Return the finish that a reply in words stands for, if it consists of a fitting output; otherwise None."""
     if reply.tool_calls:
         return None
     try:
-        found = json_in(reply.content)
+        found = parse_json(reply.content)
     except (ValueError, RecursionError):
         return None
-    outputs = without_forced_nulls(found, output.json_schema)
-    if not isinstance(outputs, dict) or problems_of(outputs, output.json_schema):
+    outputs = remove_forced_nulls(found, output.json_schema)
+    if not isinstance(outputs, dict) or find_violations(outputs, output.json_schema):
         return None
     return AgentFinishAction(outputs=outputs)
 
 
-def _finish_with_output(arguments: Mapping[str, Any]) -> AgentFinishAction:
+def _make_finish(arguments: Mapping[str, Any]) -> AgentFinishAction:
     output = arguments.get(ARGUMENT, {})  # its schema decides whether it may be empty
     if isinstance(output, str):  # many models write an object as its text
         try:
-            output = json_in(output)
+            output = parse_json(output)
         except (ValueError, RecursionError) as error:
             raise ToolCallError(f"The output of finish must be a JSON object: {error}.") from error
     if not isinstance(output, dict):
         raise ToolCallError(f"The output of finish must be a JSON object, not {type(output).__name__}.")
-    return AgentFinishAction(final_thought=said_in(arguments, "message", "finish"), outputs=output)
+    return AgentFinishAction(final_thought=parse_message(arguments, "message", "finish"), outputs=output)
 
 
-def _moved(schema: Any) -> Any:
+def _move_references(schema: Any) -> Any:
     """Return a part of the schema, adapted to the tool's schema: its references point at the root of all of it."""
     if isinstance(schema, Mapping):
         return {
-            name: _reference(part) if name == "$ref" and isinstance(part, str) else _moved(part)
+            name: _move_reference(part) if name == "$ref" and isinstance(part, str) else _move_references(part)
             for name, part in schema.items()
         }
-    return [_moved(part) for part in schema] if isinstance(schema, list | tuple) else schema
+    return [_move_references(part) for part in schema] if isinstance(schema, list | tuple) else schema
 
 
-def _reference(ref: str) -> str:
+def _move_reference(ref: str) -> str:
     is_moved = ref.startswith("#") and not ref.startswith(tuple(f"#/{name}/" for name in _SHARED))
     return f"#/properties/{ARGUMENT}{ref[1:]}" if is_moved else ref

@@ -19,7 +19,7 @@ _HASH_CHARS = 8
 _WITHOUT_SERVER = "tool"
 
 
-def visible_names(offers: Iterable[ToolOffer], own: AbstractSet[str]) -> dict[str, str]:
+def make_visible_names(offers: Iterable[ToolOffer], own: AbstractSet[str]) -> dict[str, str]:
     """Return the name of each offer for the model, by its key.
 
     A tool of an MCP server is `<server>__<tool>` if another tool has its name. Any other tool is `tool__<name>` if the
@@ -43,12 +43,12 @@ def visible_names(offers: Iterable[ToolOffer], own: AbstractSet[str]) -> dict[st
     again = Counter(prefixed.values())
     for key, name in sorted(prefixed.items()):
         fits = len(name) <= MAX_NAME_CHARS and again[name] == 1 and name not in taken
-        names[key] = name if fits else _hashed(name, key, taken)
+        names[key] = name if fits else _make_hashed_name(name, key, taken)
         taken.add(names[key])
     return names
 
 
-def _hashed(name: str, key: str, taken: AbstractSet[str]) -> str:
+def _make_hashed_name(name: str, key: str, taken: AbstractSet[str]) -> str:
     found = ""
     text = key
     while not found or found in taken:

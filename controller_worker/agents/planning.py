@@ -18,7 +18,7 @@ from broker.contract import (
     TaskItem,
     TaskTrackingAction,
 )
-from controller_worker.agents.looking import VIEW, OwnToolsOnly
+from controller_worker.agents.read_only import VIEW, OwnToolsOnly
 
 
 class PlanningAgent(OwnToolsOnly):

@@ -9,14 +9,14 @@ from collections.abc import Callable, Collection, Mapping
 
 import controller_worker.agents
 from broker.contract import ACP_AGENT, ACP_PREFIX, AgentSpec
-from broker.runtime import UsageError, classes_in
+from broker.runtime import UsageError, find_classes
 from broker.tools import entry_points
 from controller_worker.agents.agent import Agent
 from controller_worker.security import check_plugins
 
 AGENTS: Mapping[str, Callable[[AgentSpec], Agent]] = {
     found.__name__: found
-    for found in classes_in(controller_worker.agents)
+    for found in find_classes(controller_worker.agents)
     if found.__name__.endswith(("Agent", "AgentSDK")) and found is not Agent
 }
 """The classes of this package with a name ending in `Agent` or `AgentSDK`."""
@@ -43,7 +43,7 @@ def create_agent(spec: AgentSpec) -> Agent:
     return agent
 
 
-def known_agents() -> list[str]:
+def list_agents() -> list[str]:
     """Return the names of all agents, in order."""
     return sorted({*AGENTS, *entry_points(ENTRY_POINTS).names})
 
@@ -57,7 +57,7 @@ def check_agent(name: str, *, besides: Collection[str] = ()) -> None:
     Raises:
         UsageError: there is none.
     """
-    known = known_agents()
+    known = list_agents()
     if name not in known:
         others = [agent for agent in known if agent not in besides and agent != ACP_AGENT]
         named = ", ".join((*sorted(besides), *others, f"{ACP_PREFIX}COMMAND"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from broker.contract import AgentFinishAction, AgentThinkAction, BrowseInteractiveAction
 from controller_worker.agents.codeact import CodeActAgent
-from controller_worker.agents.looking import OwnToolsOnly, ReadOnlyAgent
+from controller_worker.agents.read_only import OwnToolsOnly, ReadOnlyAgent
 
 
 class CodeActAgentSDK(CodeActAgent):

@@ -31,16 +31,16 @@ from broker.contract import (
     ToolCallMetadata,
     ToolOffer,
     ToolSpec,
-    json_in,
+    parse_json,
 )
-from controller_worker.providers import without_forced_nulls
+from controller_worker.providers import remove_forced_nulls
 
 MAX_CALLS = 128
 MAX_ARGUMENTS_CHARS = 4_000_000
 SHOWN_CHARS = 1_000
 
 
-def events_of_reply(reply: ModelReply, tools: Iterable[ToolSpec], task_list: Sequence[TaskItem] = ()) -> list[Event]:
+def parse_reply(reply: ModelReply, tools: Iterable[ToolSpec], task_list: Sequence[TaskItem] = ()) -> list[Event]:
     """Return the events of a reply; see `Agent.events_of`.
 
     Args:
@@ -60,7 +60,7 @@ def events_of_reply(reply: ModelReply, tools: Iterable[ToolSpec], task_list: Seq
             total_calls_in_response=len(reply.tool_calls),
         )
         try:
-            action = _action_of(call, position, offered)
+            action = _parse_action(call, position, offered)
         except ToolCallError as error:
             events.append(ErrorObservation(content=str(error), source=EventSource.AGENT, tool_call_metadata=metadata))
             continue
@@ -79,12 +79,12 @@ def events_of_reply(reply: ModelReply, tools: Iterable[ToolSpec], task_list: Seq
     return events
 
 
-def offered_tool(offer: ToolOffer, name: str) -> ToolSpec:
+def make_offered_tool(offer: ToolOffer, name: str) -> ToolSpec:
     """Return a tool worker's offer as a tool for the model, under a name."""
-    return replace(offer.spec, name=name, convert=partial(_offered, offer, name))
+    return replace(offer.spec, name=name, convert=partial(_make_tool_action, offer, name))
 
 
-def _offered(offer: ToolOffer, name: str, arguments: Mapping[str, Any]) -> Action:
+def _make_tool_action(offer: ToolOffer, name: str, arguments: Mapping[str, Any]) -> Action:
     # The tool itself reports arguments that do not fit its schema, in its author's words.
     action_class = MCPAction if offer.runner == "mcp" else ToolCallAction
     return action_class(
@@ -96,7 +96,7 @@ def _offered(offer: ToolOffer, name: str, arguments: Mapping[str, Any]) -> Actio
     )
 
 
-def _action_of(call: ModelToolCall, position: int, tools: Mapping[str, ToolSpec]) -> Action:
+def _parse_action(call: ModelToolCall, position: int, tools: Mapping[str, ToolSpec]) -> Action:
     if position >= MAX_CALLS:
         raise ToolCallError(f"Not carried out: a reply may hold {MAX_CALLS} tool calls. Call it again.")
     if call.problem:
@@ -111,7 +111,7 @@ def _action_of(call: ModelToolCall, position: int, tools: Mapping[str, ToolSpec]
     if len(call.arguments) > MAX_ARGUMENTS_CHARS:
         raise ToolCallError(f"The arguments of {call.name} have more than {MAX_ARGUMENTS_CHARS:,} characters.")
     try:
-        arguments = json_in(call.arguments or "{}")
+        arguments = parse_json(call.arguments or "{}")
     except (ValueError, RecursionError) as error:
         raise ToolCallError(
             f"Failed to parse tool call arguments: {error}. Arguments: {shown}. "
@@ -120,7 +120,7 @@ def _action_of(call: ModelToolCall, position: int, tools: Mapping[str, ToolSpec]
     if not isinstance(arguments, dict):
         raise ToolCallError(f"The arguments of {call.name} must be a JSON object, not {type(arguments).__name__}.")
     try:
-        action = tool.convert(without_forced_nulls(arguments, tool.parameters))
+        action = tool.convert(remove_forced_nulls(arguments, tool.parameters))
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where = first["loc"][0] if first["loc"] else ""

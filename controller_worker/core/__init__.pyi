@@ -1,21 +1,25 @@
 from .announcement import announce as announce, end_in_error as end_in_error
-from .commit import Commit as Commit, index_fields as index_fields, settle as settle
-from .concerns.acceptance import examined as examined, wants_verdict as wants_verdict
-from .concerns.confirmation import carried_out as carried_out
+from .commit import Commit as Commit, settle as settle, to_index_fields as to_index_fields
+from .concerns.acceptance import check_outputs as check_outputs, needs_verdict as needs_verdict
+from .concerns.confirmation import apply_answer as apply_answer
 from .concerns.delegation import NOT_STARTED as NOT_STARTED, STARTED as STARTED, Delegate as Delegate
-from .concerns.delegation import answering as answering, errands as errands, unanswered as unanswered
-from .concerns.delegation import usd_reserved as usd_reserved
-from .concerns.double_texting import ends_call as ends_call
-from .concerns.inbox import recalled as recalled
-from .concerns.limits import BUDGET_CODE as BUDGET_CODE, budget_text as budget_text, steps_used as steps_used
-from .concerns.model_calls import BATCH as BATCH, BUDGET as BUDGET, QUOTA as QUOTA, asks_again_at as asks_again_at
-from .concerns.survey import skills_from as skills_from, skills_read as skills_read
-from .controller import apply as apply, concern_wanting as concern_wanting, fold as fold, next_effect as next_effect
+from .concerns.delegation import find_side_effects as find_side_effects, find_unanswered as find_unanswered
+from .concerns.delegation import sum_reserved_usd as sum_reserved_usd, to_answer as to_answer
+from .concerns.double_texting import is_call_ending as is_call_ending
+from .concerns.inbox import make_recall as make_recall
+from .concerns.limits import BUDGET_CODE as BUDGET_CODE, count_steps as count_steps
+from .concerns.limits import render_budget_text as render_budget_text
+from .concerns.model_calls import BATCH as BATCH, BUDGET as BUDGET, QUOTA as QUOTA
+from .concerns.model_calls import find_recheck_time as find_recheck_time
+from .concerns.survey import parse_survey_skills as parse_survey_skills
+from .concerns.survey import parse_survey_skills_in_turns as parse_survey_skills_in_turns
+from .controller import apply as apply, find_decision_name as find_decision_name, fold as fold
+from .controller import next_effect as next_effect
 from .effects import Append as Append, AwaitDelegates as AwaitDelegates, AwaitStart as AwaitStart
 from .effects import AwaitTools as AwaitTools, CallModel as CallModel, CarryOut as CarryOut, Effect as Effect
-from .effects import Errand as Errand, Greet as Greet, Park as Park, Recall as Recall, Rest as Rest
-from .effects import StartDelegate as StartDelegate, TakeNote as TakeNote, TellDelegates as TellDelegates
-from .failures import code_of as code_of, last_error_of as last_error_of
-from .latest_calls import LARGEST_RATIO as LARGEST_RATIO, corrected as corrected, latest_of as latest_of
-from .latest_calls import ratio_of as ratio_of
-from .state import State as State, snapshot_of as snapshot_of, state_from as state_from
+from .effects import Greet as Greet, NotifyDelegates as NotifyDelegates, Park as Park, Recall as Recall, Rest as Rest
+from .effects import SideEffect as SideEffect, StartDelegate as StartDelegate, TakeNote as TakeNote
+from .failures import find_error_code as find_error_code, render_last_error as render_last_error
+from .latest_calls import LARGEST_RATIO as LARGEST_RATIO, compute_ratio as compute_ratio
+from .latest_calls import correct_estimate as correct_estimate, find_latest_call as find_latest_call
+from .state import State as State, parse_snapshot as parse_snapshot, to_snapshot as to_snapshot

@@ -49,7 +49,7 @@ def announce(
         unanswered += [delegate for delegate in state.delegation.delegates if not delegate.is_answered]
         for action in unanswered:
             answers.append((len(events), action.id))
-            events.append(not_executed(action, text, error_id))
+            events.append(make_not_executed(action, text, error_id))
         cancels = tuple(action.id for action in state.tools.pending)
         # A stop makes earlier background jobs useless; after an error, a user may continue.
         cancels += (EVERYTHING,) if wanted is AgentState.STOPPED else ()
@@ -60,7 +60,7 @@ def announce(
     return Append(tuple(events), tuple(answers), cancels)
 
 
-def not_executed(action: PendingAction | Delegate, text: str, error_id: str) -> ErrorObservation:
+def make_not_executed(action: PendingAction | Delegate, text: str, error_id: str) -> ErrorObservation:
     """Return the observation of an action that will not run, or will not run to its end."""
     return ErrorObservation(
         content=text,

@@ -12,8 +12,8 @@ from datetime import datetime
 from broker.contract import Action, Event, is_settled, with_id
 from broker.log import WaitReason
 from controller_worker.core.concerns.double_texting import is_at_rest
-from controller_worker.core.concerns.start import waits
-from controller_worker.core.controller import apply, concern_wanting, next_effect
+from controller_worker.core.concerns.start import is_waiting
+from controller_worker.core.controller import apply, find_decision_name, next_effect
 from controller_worker.core.effects import Append, AwaitTools, Effect
 from controller_worker.core.state import State
 
@@ -71,20 +71,20 @@ def settle(state: State, wanted: Append, now: datetime, *, traceparent: str | No
             return Commit(events, answers, cancels, [], state, is_partial=True)
         effect = next_effect(state, now)
     assert not isinstance(effect, Append), (
-        f"endless loop of the decision {concern_wanting(state, now)} at version {state.version}"
+        f"endless loop of the decision {find_decision_name(state, now)} at version {state.version}"
     )
     in_flight = effect.action_ids if isinstance(effect, AwaitTools) else ()
     dispatch = [position for position, event in enumerate(events) if event.id in in_flight]
     return Commit(events, answers, cancels, dispatch, state)
 
 
-def index_fields(state: State) -> dict[str, str | int | float]:
+def to_index_fields(state: State) -> dict[str, str | int | float]:
     """Return the fields that the index of conversations shows for this state."""
     planned = {"planned": state.start.standing} if state.start.standing else {}
     return planned | {
         "state": state.lifecycle.agent_state.value,
         "busy": "" if is_at_rest(state) else "1",
-        "wait_reason": _wait_reason(state),
+        "wait_reason": _find_wait_reason(state),
         "last_error": state.lifecycle.last_error,
         "error_code": state.lifecycle.error_code,
         "iterations": state.usage.iteration,
@@ -95,10 +95,10 @@ def index_fields(state: State) -> dict[str, str | int | float]:
     }
 
 
-def _wait_reason(state: State) -> str:
+def _find_wait_reason(state: State) -> str:
     if is_settled(state.lifecycle.agent_state):
         return ""
-    if waits(state.start):
+    if is_waiting(state.start):
         return WaitReason.SCHEDULED.value if state.start.has_time else ""
     if state.tools.pending:
         return WaitReason.TOOL.value

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from broker.contract import Event
-from controller_worker.core.effects import Effect, Errand
+from controller_worker.core.effects import Effect, SideEffect
 
 if TYPE_CHECKING:
     from dataclasses import replace as evolve
@@ -35,7 +35,7 @@ _new = object.__new__
 _set = object.__setattr__  # a frozen instance is filled before it is shared
 
 
-__all__ = ["OWNERS", "Concern", "Errands", "Handler", "Want", "evolve"]
+__all__ = ["OWNERS", "Concern", "Decision", "Handler", "SideEffects", "evolve"]
 
 Handler = Callable[[Any, Any, "State"], Any]
 """Takes a part, an event and the state before the event; returns the part after it."""
@@ -61,13 +61,13 @@ class Concern:
         """Register the concern as the owner of its part."""
         OWNERS[self.name] = self
 
-    def handler(self, event_class: type[Event]) -> Handler | None:
+    def find_handler(self, event_class: type[Event]) -> Handler | None:
         """Return the handler for an event class, or None if the part ignores such events."""
         return next((self.on[base] for base in event_class.__mro__ if base in self.on), None)
 
 
-Errands = Callable[["State"], Iterable[Errand]]
+SideEffects = Callable[["State"], Iterable[SideEffect]]
 """Returns the side effects of a concern that each owner runs once."""
 
-Want = Callable[["State", datetime], Effect | None]
+Decision = Callable[["State", datetime], Effect | None]
 """Returns a concern's next effect, or None. The time is aware UTC."""

@@ -19,8 +19,8 @@ from typing import Any
 from broker.contract import Event, RolledBackObservation
 from controller_worker.core.concern import OWNERS, Handler, evolve
 from controller_worker.core.concerns import double_texting
-from controller_worker.core.effects import Effect, Errand
-from controller_worker.core.order import ERRANDS, ORDER
+from controller_worker.core.effects import Effect, SideEffect
+from controller_worker.core.order import ORDER, SIDE_EFFECTS
 from controller_worker.core.state import State
 
 CONCERNS = tuple(OWNERS[part.name] for part in fields(State) if part.name not in ("version", "before"))
@@ -42,11 +42,11 @@ def apply(state: State, event: Event) -> State:
     """
     assert event.id == state.version + 1, f"event {event.id} after version {state.version}"
     if isinstance(event, RolledBackObservation):
-        return double_texting.rolled_back(state, event)
+        return double_texting.roll_back(state, event)
     parts: dict[str, Any] = {"version": event.id}
-    if double_texting.is_remembered(state, event):
+    if double_texting.should_remember(state, event):
         parts["before"] = evolve(state, before=None)
-    for name, handler in _handlers(type(event)):
+    for name, handler in _find_handlers(type(event)):
         part = getattr(state, name)
         after = handler(part, event, state)
         if after is not part:
@@ -54,7 +54,7 @@ def apply(state: State, event: Event) -> State:
     return evolve(state, **parts)
 
 
-def next_effect(state: State, now: datetime, done: Container[Errand] | None = None) -> Effect:
+def next_effect(state: State, now: datetime, done: Container[SideEffect] | None = None) -> Effect:
     """Return the next effect.
 
     Args:
@@ -63,7 +63,7 @@ def next_effect(state: State, now: datetime, done: Container[Errand] | None = No
             need them.
     """
     if done is not None:
-        for errands in ERRANDS:
+        for errands in SIDE_EFFECTS:
             for errand in errands(state):
                 if errand not in done:
                     return errand
@@ -74,14 +74,14 @@ def next_effect(state: State, now: datetime, done: Container[Errand] | None = No
     raise AssertionError("the last of them always wants a step")
 
 
-def concern_wanting(state: State, now: datetime) -> str:
+def find_decision_name(state: State, now: datetime) -> str:
     """Return the name of the decision in charge, for an error about it."""
     want = next(want for want in ORDER if want(state, now) is not None)
     return f"{want.__module__.rpartition('.')[2]}.{want.__name__}"
 
 
 @cache
-def _handlers(event_class: type[Event]) -> tuple[tuple[str, Handler], ...]:
+def _find_handlers(event_class: type[Event]) -> tuple[tuple[str, Handler], ...]:
     """Return the handlers of an event class, by part."""
-    found = ((concern.name, concern.handler(event_class)) for concern in CONCERNS)
+    found = ((concern.name, concern.find_handler(event_class)) for concern in CONCERNS)
     return tuple((name, handler) for name, handler in found if handler is not None)

@@ -102,7 +102,7 @@ class StartDelegate:
 
 
 @dataclass(frozen=True, slots=True)
-class TellDelegates:
+class NotifyDelegates:
     """Pass a change of state, the event `order_id`, to the delegates that were started before it.
 
     Attributes:
@@ -116,10 +116,10 @@ class TellDelegates:
     takes_back: bool = False
 
 
-Errand = StartDelegate | TellDelegates
+SideEffect = StartDelegate | NotifyDelegates
 """An effect that leaves nothing in the log: each owner performs it once. Idempotent."""
 
-Wait = AwaitStart | AwaitDelegates | AwaitTools | Park | Rest
+WaitEffect = AwaitStart | AwaitDelegates | AwaitTools | Park | Rest
 """An effect that only waits."""
 
-Effect = Append | Greet | Recall | CarryOut | TakeNote | CallModel | Wait | Errand
+Effect = Append | Greet | Recall | CarryOut | TakeNote | CallModel | WaitEffect | SideEffect

@@ -20,17 +20,17 @@ RATE_LIMIT = "rate_limit"
 """The code of a rate limited call, the only failure with its own state while it waits."""
 
 
-def state_while_waiting(code: str) -> AgentState:
+def find_waiting_state(code: str) -> AgentState:
     """Return the state shown while a failed call waits for its next attempt."""
     return AgentState.RATE_LIMITED if code == RATE_LIMIT else AgentState.RUNNING
 
 
-def code_of(error: Exception) -> str:
+def find_error_code(error: Exception) -> str:
     """Return the class of an error; `unexpected` if it was not foreseen."""
     return error.code if isinstance(error, DeckhandsError) else "unexpected"
 
 
-def last_error_of(error: Exception) -> str:
+def render_last_error(error: Exception) -> str:
     """Return an error in OpenHands' form; only its name if it was not foreseen (1.11)."""
     if isinstance(error, DeckhandsError):
         return f"{type(error).__name__}: {error}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from broker.contract import ModelReply
 
-KINDS_LIMIT = 16
+MAX_KINDS = 16
 """Number of remembered kinds; the most recent ones are kept."""
 SMALLEST_RATIO = 0.5
 LARGEST_RATIO = 10.0
@@ -44,21 +44,21 @@ class LatestCall:
     @property
     def ratio(self) -> float | None:
         """Counted tokens per estimated token; None without an estimate."""
-        return ratio_of(self.prompt_tokens, self.estimated_tokens) if self.estimated_tokens > 0 else None
+        return compute_ratio(self.prompt_tokens, self.estimated_tokens) if self.estimated_tokens > 0 else None
 
 
-def ratio_of(prompt_tokens: int, estimated_tokens: int) -> float:
+def compute_ratio(prompt_tokens: int, estimated_tokens: int) -> float:
     """Return counted tokens per estimated token, within the bounds."""
     thousandths = max(prompt_tokens, 0) * 1_000 // max(estimated_tokens, 1)  # a fraction of any size would overflow
     return min(max(thousandths, round(SMALLEST_RATIO * 1_000)), round(LARGEST_RATIO * 1_000)) / 1_000
 
 
-def corrected(estimated_tokens: int, ratio: float) -> int:
+def correct_estimate(estimated_tokens: int, ratio: float) -> int:
     """Return the expected number of tokens of a prompt."""
     return math.ceil(estimated_tokens * ratio)
 
 
-def noted(calls: tuple[LatestCall, ...], reply: ModelReply) -> tuple[LatestCall, ...]:
+def add_call(calls: tuple[LatestCall, ...], reply: ModelReply) -> tuple[LatestCall, ...]:
     """Return the latest calls after one more reply, with that reply last."""
     estimate = reply.estimate
     model = estimate.model if estimate is not None else ""
@@ -73,10 +73,10 @@ def noted(calls: tuple[LatestCall, ...], reply: ModelReply) -> tuple[LatestCall,
         prompt_tokens=reply.usage.prompt_tokens,
         estimated_tokens=estimate.prompt_tokens if estimate is not None else 0,
     )
-    return (*(call for call in calls if call is not before), latest)[-KINDS_LIMIT:]
+    return (*(call for call in calls if call is not before), latest)[-MAX_KINDS:]
 
 
-def latest_of(calls: tuple[LatestCall, ...], service: str, model: str | None) -> LatestCall | None:
+def find_latest_call(calls: tuple[LatestCall, ...], service: str, model: str | None) -> LatestCall | None:
     """Return the latest call of a kind, or of the service without a recorded model; None if there was none.
 
     Args:

@@ -5,7 +5,7 @@ Read it from top to bottom. The comment beside each decision gives the reason fo
 
 from __future__ import annotations
 
-from controller_worker.core.concern import Errands, Want
+from controller_worker.core.concern import Decision, SideEffects
 from controller_worker.core.concerns import (
     acceptance,
     confirmation,
@@ -24,10 +24,10 @@ from controller_worker.core.concerns import (
     tools,
 )
 
-ERRANDS: tuple[Errands, ...] = (delegation.errands,)
+SIDE_EFFECTS: tuple[SideEffects, ...] = (delegation.find_side_effects,)
 """Side effects that come before any decision and leave nothing in the log."""
 
-ORDER: tuple[Want, ...] = (
+ORDER: tuple[Decision, ...] = (
     start.await_start,  # before the start time, nothing is said, asked or opened
     # First, events that make the log complete.
     greeting.greet,  # the system message is the first part of a prompt

@@ -35,11 +35,11 @@ class Tools:
     pending: tuple[PendingAction, ...] = ()
 
 
-def settled_by(state: State, observation: Observation) -> PendingAction | None:
+def find_settled(state: State, observation: Observation) -> PendingAction | None:
     """Return the pending action that an observation answers, or None."""
     return next((action for action in state.tools.pending if action.id == observation.cause), None)
 
 
-def may_run(state: State) -> tuple[int, ...]:
+def find_runnable(state: State) -> tuple[int, ...]:
     """Return the pending actions that may run, in order: those before the first that waits for a confirmation."""
     return tuple(action.id for action in takewhile(lambda pending: not pending.is_awaiting, state.tools.pending))

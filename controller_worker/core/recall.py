@@ -16,7 +16,7 @@ from broker.contract import (
     RecallType,
     Skill,
     SkillFiles,
-    trigger_in,
+    find_trigger,
 )
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def recall(
         notes: the notes that the message recalls.
     """
     recalled = tuple(notes) or None
-    known = _known(state.setup.agent.skills, skills.skills)
+    known = _merge_skills(state.setup.agent.skills, skills.skills)
     told = [skill for skill in known if skill.name not in state.setup.agent.disabled_microagents]
-    mentioned = tuple(_mentioned(told, message.content.lower()))
+    mentioned = tuple(_find_mentioned(told, message.content.lower()))
     if recall_type is not RecallType.WORKSPACE_CONTEXT:
         if not mentioned and recalled is None:
             return None
@@ -60,7 +60,7 @@ def recall(
     )
 
 
-def _known(own: Iterable[Skill], workspace: Iterable[Skill]) -> Iterator[Skill]:
+def _merge_skills(own: Iterable[Skill], workspace: Iterable[Skill]) -> Iterator[Skill]:
     """Yield all skills: the agent's own, with those of the workspace in place of their namesakes, then the others."""
     found = {skill.name: skill for skill in workspace}
     names = set(found)
@@ -72,10 +72,10 @@ def _known(own: Iterable[Skill], workspace: Iterable[Skill]) -> Iterator[Skill]:
     yield from found.values()
 
 
-def _mentioned(skills: Iterable[Skill], text: str) -> Iterator[MicroagentKnowledge]:
+def _find_mentioned(skills: Iterable[Skill], text: str) -> Iterator[MicroagentKnowledge]:
     """Yield the skills with a trigger word in a lower-case text."""
     left = MAX_WORDS
     for skill in skills:
-        if word := trigger_in(skill.triggers[:left], text):
+        if word := find_trigger(skill.triggers[:left], text):
             yield MicroagentKnowledge(name=skill.name, trigger=word, content=skill.content)
         left = max(0, left - len(skill.triggers))

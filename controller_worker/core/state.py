@@ -14,20 +14,20 @@ import msgpack
 from pydantic import TypeAdapter, ValidationError
 
 from controller_worker.core.concerns.acceptance import Acceptance
-from controller_worker.core.concerns.confirmation import Confirmation
+from controller_worker.core.concerns.confirmation import ConfirmationProgress
 from controller_worker.core.concerns.delegation import Delegation
 from controller_worker.core.concerns.double_texting import DoubleTexting
 from controller_worker.core.concerns.greeting import Greeting
-from controller_worker.core.concerns.inbox import Inbox
+from controller_worker.core.concerns.inbox import MessageInbox
 from controller_worker.core.concerns.lifecycle import Lifecycle
-from controller_worker.core.concerns.limits import Usage
+from controller_worker.core.concerns.limits import ConversationUsage
 from controller_worker.core.concerns.loops import Loops
 from controller_worker.core.concerns.model_calls import ModelCalls
 from controller_worker.core.concerns.notes import Notes
 from controller_worker.core.concerns.opening import Opening
-from controller_worker.core.concerns.planning import Plan, TaskList
+from controller_worker.core.concerns.planning import ProposedPlan, TaskList
 from controller_worker.core.concerns.setup import Setup
-from controller_worker.core.concerns.start import Start
+from controller_worker.core.concerns.start import ScheduledStart
 from controller_worker.core.concerns.survey import Survey
 from controller_worker.core.pending import Tools
 
@@ -48,33 +48,33 @@ class State:
     setup: Setup = field(default_factory=Setup)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     greeting: Greeting = field(default_factory=Greeting)
-    inbox: Inbox = field(default_factory=Inbox)
+    inbox: MessageInbox = field(default_factory=MessageInbox)
     tools: Tools = field(default_factory=Tools)
-    confirmation: Confirmation = field(default_factory=Confirmation)
+    confirmation: ConfirmationProgress = field(default_factory=ConfirmationProgress)
     calls: ModelCalls = field(default_factory=ModelCalls)
-    usage: Usage = field(default_factory=Usage)
+    usage: ConversationUsage = field(default_factory=ConversationUsage)
     opening: Opening = field(default_factory=Opening)
     survey: Survey = field(default_factory=Survey)
-    plan: Plan = field(default_factory=Plan)
+    plan: ProposedPlan = field(default_factory=ProposedPlan)
     acceptance: Acceptance = field(default_factory=Acceptance)
     notes: Notes = field(default_factory=Notes)
     loops: Loops = field(default_factory=Loops)
     delegation: Delegation = field(default_factory=Delegation)
     tasks: TaskList = field(default_factory=TaskList)
-    start: Start = field(default_factory=Start)
+    start: ScheduledStart = field(default_factory=ScheduledStart)
     double_texting: DoubleTexting = field(default_factory=DoubleTexting)
 
 
 _ADAPTER = TypeAdapter(State)
 
 
-def snapshot_of(state: State) -> bytes:
+def to_snapshot(state: State) -> bytes:
     """Return the bytes of a snapshot: version, CRC-32, then the state in msgpack."""
     payload: bytes = msgpack.packb(_ADAPTER.dump_python(state, mode="json"))
     return bytes((SNAPSHOT_VERSION,)) + zlib.crc32(payload).to_bytes(4, "big") + payload
 
 
-def state_from(snapshot: bytes | None) -> State | None:
+def parse_snapshot(snapshot: bytes | None) -> State | None:
     """Return the state of a snapshot; None if there is none or this version cannot read it.
 
     A snapshot only saves time: without one, the owner folds the whole log.

@@ -41,7 +41,7 @@ from broker.contract import (
 )
 
 CONDENSATIONS = 10
-KEPT_CALLS = 128
+MAX_CALLS = 128
 """Calls kept of one reply; no more can be carried out."""
 LONG_TEXT_CHARS = 2 * SHORTENED_END_CHARS + 100
 """Longer texts may be in blobs; their hash is the same there."""
@@ -98,7 +98,7 @@ class RecentEvents:
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class DetectedLoop:
     """A detected loop.
 
     Attributes:
@@ -111,72 +111,72 @@ class Loop:
     start_id: int
 
 
-def trace_of(event: Event, turn_id: int) -> Trace:
+def trace_event(event: Event, turn_id: int) -> Trace:
     """Return the trace of an event; `turn_id` is its reply, 0 for none."""
-    return Trace(event.id, turn_id or event.id, _digest(event), _trait(event))
+    return Trace(event.id, turn_id or event.id, _compute_digest(event), _find_trait(event))
 
 
-def traces_of_calls(reply: ModelReply) -> tuple[tuple[str, Trace], ...]:
-    """Return the traces of a reply's calls, each paired with the result of `name_of_call` for its id.
+def trace_calls(reply: ModelReply) -> tuple[tuple[str, Trace], ...]:
+    """Return the traces of a reply's calls, each paired with the result of `make_call_name` for its id.
 
     The text beside a call is not compared. The traces are used only for refused calls, and equal calls are refused
     alike.
     """
     blobs = reply.blobs or {}
     found = []
-    for position, call in enumerate(reply.tool_calls[:KEPT_CALLS]):
+    for position, call in enumerate(reply.tool_calls[:MAX_CALLS]):
         path = f"tool_calls.{position}"
-        compared = [_text(getattr(call, name), f"{path}.{name}", blobs) for name in ("name", "arguments")]
-        call_id = _short(_text(call.id, f"{path}.id", blobs))
-        found.append((call_id, Trace(reply.id, reply.id, _short(_JSON.encode(["call", *compared])))))
+        compared = [_to_text(getattr(call, name), f"{path}.{name}", blobs) for name in ("name", "arguments")]
+        call_id = _shorten(_to_text(call.id, f"{path}.id", blobs))
+        found.append((call_id, Trace(reply.id, reply.id, _shorten(_JSON.encode(["call", *compared])))))
     return tuple(found)
 
 
-def name_of_call(observation: Observation) -> str:
+def make_call_name(observation: Observation) -> str:
     """Return a short name for the call that an observation belongs to; empty for none."""
     metadata = observation.tool_call_metadata
     if metadata is None:
         return ""
-    return _short(_text(metadata.tool_call_id, "tool_call_metadata.tool_call_id", observation.blobs or {}))
+    return _shorten(_to_text(metadata.tool_call_id, "tool_call_metadata.tool_call_id", observation.blobs or {}))
 
 
-def with_action(recent: RecentEvents, action: Action, trace: Trace, policy: LoopPolicy) -> RecentEvents:
+def add_action(recent: RecentEvents, action: Action, trace: Trace, policy: LoopPolicy) -> RecentEvents:
     """Add an action that has run. Users' messages and requests, and condensation requests, are ignored."""
     if not action.counts_for_loops or getattr(action, "hidden", False):
         return recent
     if isinstance(action, CondensationAction):
-        return _with_condensation(recent, trace)
+        return _add_condensation(recent, trace)
     if isinstance(action, MessageAction):
         if action.source is EventSource.USER:
             return recent
         before = () if recent.is_observed else recent.messages
         recent = replace(recent, messages=(*before, trace)[-policy.monologue :], is_observed=False)
-    return with_settled(recent, trace, policy)
+    return add_settled(recent, trace, policy)
 
 
-def with_settled(recent: RecentEvents, trace: Trace, policy: LoopPolicy) -> RecentEvents:
+def add_settled(recent: RecentEvents, trace: Trace, policy: LoopPolicy) -> RecentEvents:
     """Add an action by its trace, when its observation arrives."""
     actions = (*recent.actions, trace)[-policy.window :]
     return RecentEvents(actions, recent.observations, recent.messages, recent.is_observed, recent.condensations)
 
 
-def stands_in(recent: RecentEvents, call: Trace) -> bool:
+def has_equal_call(recent: RecentEvents, call: Trace) -> bool:
     """Return whether an equal call of the same reply was added."""
     return any(seen.turn_id == call.turn_id and seen.digest == call.digest for seen in recent.actions)
 
 
-def with_poll(recent: RecentEvents) -> RecentEvents:
+def add_poll(recent: RecentEvents) -> RecentEvents:
     """Record the answer to a poll: it is no step of a loop, but counts as an observation."""
     return RecentEvents(recent.actions, recent.observations, recent.messages, True, recent.condensations)
 
 
-def with_observation(recent: RecentEvents, observation: Observation, policy: LoopPolicy) -> RecentEvents:
+def add_observation(recent: RecentEvents, observation: Observation, policy: LoopPolicy) -> RecentEvents:
     """Add an observation. Changes of state and empty observations are ignored."""
     if not observation.counts_for_loops or getattr(observation, "hidden", False):
         return recent
     if isinstance(observation, AgentCondensationObservation):
-        return _with_condensation(recent, trace_of(observation, 0))
-    trace = trace_of(observation, 0)
+        return _add_condensation(recent, trace_event(observation, 0))
+    trace = trace_event(observation, 0)
     observations = (*recent.observations, trace)[-policy.window :]
     return RecentEvents(recent.actions, observations, recent.messages, True, recent.condensations)
 
@@ -191,11 +191,11 @@ def is_poll(observation: Observation) -> bool:
     )
 
 
-def after_wait(recent: RecentEvents, action: Trace, observation: Observation) -> RecentEvents:
+def forget_repeats(recent: RecentEvents, action: Trace, observation: Observation) -> RecentEvents:
     """Forget the earlier repetitions of a sleeping command if its output has changed."""
     if not (isinstance(observation, CmdOutputObservation) and SLEEPS.search(observation.command)):
         return recent
-    seen = trace_of(observation, 0)
+    seen = trace_event(observation, 0)
     last = next((trace for trace in reversed(recent.observations) if trace.digest == seen.digest), seen)
     if last.trait == seen.trait:
         return recent
@@ -204,31 +204,31 @@ def after_wait(recent: RecentEvents, action: Trace, observation: Observation) ->
     return RecentEvents(actions, observations, recent.messages, recent.is_observed, recent.condensations)
 
 
-def find_loop(recent: RecentEvents, policy: LoopPolicy) -> Loop | None:
+def find_loop(recent: RecentEvents, policy: LoopPolicy) -> DetectedLoop | None:
     """Return the loop in the latest events: the first matching pattern, in OpenHands' order."""
-    return next(_patterns(recent, policy), None)
+    return next(_find_patterns(recent, policy), None)
 
 
-def _patterns(recent: RecentEvents, policy: LoopPolicy) -> Iterator[Loop]:
+def _find_patterns(recent: RecentEvents, policy: LoopPolicy) -> Iterator[DetectedLoop]:
     actions = recent.actions
     observations = recent.observations
     count = policy.action_observation
     if _has_equal(actions, count) and _has_equal(observations, count):
-        yield Loop("repeating_action_observation", count, actions[-count].turn_id)
+        yield DetectedLoop("repeating_action_observation", count, actions[-count].turn_id)
     count = policy.action_error
     if _has_equal(actions, count) and _has_errors(observations, count):
-        yield Loop("repeating_action_error", count, actions[-count].turn_id)
+        yield DetectedLoop("repeating_action_error", count, actions[-count].turn_id)
     count = policy.monologue
     messages = recent.messages
     if _has_equal(messages, count):
-        yield Loop("monologue", count, messages[-count].turn_id)
+        yield DetectedLoop("monologue", count, messages[-count].turn_id)
     count = policy.alternating_pattern
     if _alternates(actions, count) and _alternates(observations, count):
-        yield Loop("repeating_action_observation_pattern", count // 2, actions[-count].turn_id)
+        yield DetectedLoop("repeating_action_observation_pattern", count // 2, actions[-count].turn_id)
     if len(recent.condensations) == CONDENSATIONS:
         for before, after in pairwise(recent.condensations):
             if after.trait == "adjacent":
-                yield Loop("context_window_error", 2, before.id)
+                yield DetectedLoop("context_window_error", 2, before.id)
 
 
 def _has_equal(traces: Sequence[Trace], count: int) -> bool:
@@ -248,31 +248,31 @@ def _alternates(traces: Sequence[Trace], count: int) -> bool:
     return len(last) == count and all(a.digest == b.digest for a, b in zip(last, last[2:], strict=False))
 
 
-def _with_condensation(recent: RecentEvents, trace: Trace) -> RecentEvents:
+def _add_condensation(recent: RecentEvents, trace: Trace) -> RecentEvents:
     trait = "adjacent" if recent.is_condensed else ""
     condensations = (*recent.condensations, replace(trace, trait=trait))[-CONDENSATIONS:]
     return replace(recent, condensations=condensations, is_condensed=True)
 
 
-def _digest(event: Event) -> str:
+def _compute_digest(event: Event) -> str:
     """Return a digest that is equal for events that OpenHands considers equal (2.2)."""
     blobs = event.blobs or {}
     compared: Any
     if isinstance(event, CmdOutputObservation):
-        return _short(f"{event.kind} {event.metadata.exit_code} {_text(event.command, 'command', blobs)}")
+        return _shorten(f"{event.kind} {event.metadata.exit_code} {_to_text(event.command, 'command', blobs)}")
     if isinstance(event, IPythonRunCellAction) and "edit_file_by_replace(" in event.code:
         lines = event.code.split("\n")
         compared = lines[:3] if len(lines) > 2 else event.id
     else:
-        plain = _plain(event)
+        plain = _encode_plain(event)
         if plain is not None:
-            return _short(plain)
+            return _shorten(plain)
         # Without defaults, so that a field added later leaves the digests of older events unchanged.
-        compared = _stable(event.model_dump(mode="json", exclude=NOT_COMPARED, exclude_defaults=True), "", blobs)
-    return _short(_JSON.encode([event.kind, compared]))
+        compared = _to_stable(event.model_dump(mode="json", exclude=NOT_COMPARED, exclude_defaults=True), "", blobs)
+    return _shorten(_JSON.encode([event.kind, compared]))
 
 
-def _plain(event: Event) -> str | None:
+def _encode_plain(event: Event) -> str | None:
     """Encode the compared fields of an event that has only short texts, numbers and names, as most events have.
 
     Every event of every step passes through here; `model_dump` takes eight times as long.
@@ -281,7 +281,7 @@ def _plain(event: Event) -> str | None:
         return None
     found: list[Any] = [event.kind]
     values = event.__dict__
-    for name, default in _compared_fields(type(event)):
+    for name, default in _find_compared_fields(type(event)):
         value = values[name]
         if value == default:
             continue
@@ -295,45 +295,45 @@ def _plain(event: Event) -> str | None:
 
 
 @cache
-def _compared_fields(event_class: type[Event]) -> tuple[tuple[str, Any], ...]:
+def _find_compared_fields(event_class: type[Event]) -> tuple[tuple[str, Any], ...]:
     """Return the compared fields with their defaults, sorted by name: the order of a class's fields must not matter."""
     fields = sorted(event_class.model_fields.items())
     return tuple((name, field.default) for name, field in fields if name not in NOT_COMPARED and not field.exclude)
 
 
-def _stable(value: Any, path: str, blobs: Mapping[str, BlobRef]) -> Any:
+def _to_stable(value: Any, path: str, blobs: Mapping[str, BlobRef]) -> Any:
     """Copy JSON values, with long texts replaced by their hashes."""
     if isinstance(value, str):
-        return _text(value, path, blobs)
+        return _to_text(value, path, blobs)
     if isinstance(value, dict):
         return {
-            key: _stable(item, _joined(path, key.replace("~", "~0").replace(".", "~1")), blobs)
+            key: _to_stable(item, _join_path(path, key.replace("~", "~0").replace(".", "~1")), blobs)
             for key, item in value.items()
         }
     if isinstance(value, list):
-        return [_stable(item, _joined(path, str(position)), blobs) for position, item in enumerate(value)]
+        return [_to_stable(item, _join_path(path, str(position)), blobs) for position, item in enumerate(value)]
     return value
 
 
-def _joined(path: str, name: str) -> str:
+def _join_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _text(text: str, path: str, blobs: Mapping[str, BlobRef]) -> str:
+def _to_text(text: str, path: str, blobs: Mapping[str, BlobRef]) -> str:
     if path in blobs:
         return blobs[path].sha256
     return text if len(text) <= LONG_TEXT_CHARS else sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _trait(event: Event) -> str:
+def _find_trait(event: Event) -> str:
     if isinstance(event, ErrorObservation | FinishRefusedObservation):
         return "error"
     if isinstance(event, CmdOutputObservation) and SLEEPS.search(event.command):
-        return f"{WAITED}{_short(_text(event.content, 'content', event.blobs or {}))}"
-    return _syntax_error(event.content) if isinstance(event, IPythonRunCellObservation) else ""
+        return f"{WAITED}{_shorten(_to_text(event.content, 'content', event.blobs or {}))}"
+    return _find_syntax_error(event.content) if isinstance(event, IPythonRunCellObservation) else ""
 
 
-def _syntax_error(content: str) -> str:
+def _find_syntax_error(content: str) -> str:
     """Return the constant part of a repeated syntax error in a cell; empty for any other output."""
     lines = content.strip().split("\n")
     has_trailer = len(lines) >= 3 and all(map(str.startswith, lines[-2:], TRAILER))
@@ -341,13 +341,13 @@ def _syntax_error(content: str) -> str:
         return ""
     error = lines[-3]
     if UNTERMINATED in error:
-        return f"{UNTERMINATED}{_short(error)}"
+        return f"{UNTERMINATED}{_shorten(error)}"
     is_cell = len(lines) >= 6 and lines[0].strip().startswith("Cell In[1], line")
     for message in SYNTAX_ERRORS:
         if is_cell and message in error:
-            return f"{message}{_short(lines[0])}{_short(error)}"
+            return f"{message}{_shorten(lines[0])}{_shorten(error)}"
     return ""
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -19,30 +19,30 @@ from controller_worker.model import (
     CallPermit,
     CallTask,
     PendingCall,
+    PromptHistory,
     Question,
-    Recollection,
     Started,
     StartOutcome,
     acquire_permit,
-    ask,
+    add_traceparent,
+    ask_model,
     call_span,
     check_own_budget,
     count_prompt,
-    describe,
-    failed_by,
-    led_to_by,
+    describe_result,
     make_missing_client,
     make_question,
     note_waiting,
-    reply_of,
     require_client,
-    shown,
+    stream_reply,
+    to_call_failure,
+    to_model_reply,
     wait_for_batch,
 )
-from controller_worker.providers import Completion, NoResponseError, prompt_tokens
-from controller_worker.security import assessed
+from controller_worker.providers import Completion, NoResponseError, estimate_prompt_tokens
+from controller_worker.security import assess
 
-WARM = 1.0
+WARM_TEMPERATURE = 1.0
 """The temperature after an empty reply, if none is set: the same question would get the same answer (6.3)."""
 
 
@@ -61,11 +61,11 @@ class ModelAnswer:
     estimated_tokens: int | None = None
     traceparent: str | None = None
 
-    def events(self, state: State, agent: Agent) -> tuple[Event, ...]:
+    def to_events(self, state: State, agent: Agent) -> tuple[Event, ...]:
         """Return the events of the answer, with the risk of each action, to append after `state.version`."""
         if isinstance(self.result, ModelCallFailed | ModelCallDeferred):
             return (self.result,)
-        reply = reply_of(
+        reply = to_model_reply(
             self.result,
             iteration=self.call.iteration,
             seen_id=self.question.seen_id,
@@ -73,8 +73,8 @@ class ModelAnswer:
             estimated_tokens=self.estimated_tokens,
         )
         events = self.question.events_of(reply, agent, state)
-        events = assessed(events, state.setup.agent.confirmation, state.setup.workspace)
-        return led_to_by(self.traceparent, events)
+        events = assess(events, state.setup.agent.confirmation, state.setup.workspace)
+        return add_traceparent(self.traceparent, events)
 
 
 class CallInFlight:
@@ -103,7 +103,7 @@ class CallInFlight:
         wanted: CallModel,
         state: State,
         agent: Agent,
-        recollection: Recollection,
+        recollection: PromptHistory,
         *,
         is_watched: bool,
         before_waiting: Callable[[], Awaitable[None]],
@@ -121,7 +121,7 @@ class CallInFlight:
             `Started`.
         """
         self.permit.is_woken = False
-        return await START(
+        return await START_CHAIN(
             PendingCall(
                 wanted,
                 state,
@@ -133,7 +133,7 @@ class CallInFlight:
                 task=self._task,
                 is_watched=is_watched,
                 before_waiting=before_waiting,
-                make=self._make,
+                make=self._start_task,
                 traceparent=traceparent,
             )
         )
@@ -144,13 +144,13 @@ class CallInFlight:
         is_woken = self.permit.take_wake()
         return is_prepared or is_woken or self.answer is not None
 
-    async def events(self, answer: ModelAnswer, state: State, agent: Agent) -> Append | None:
+    async def make_events(self, answer: ModelAnswer, state: State, agent: Agent) -> Append | None:
         """Return the events of the answer. None: the conversation was stopped meanwhile; the answer is dropped."""
         if state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR):
             self.answer = None
             await self.permit.charge(state, None)
             return None
-        return await self._services.hooks.reviewed(state, answer.events(state, agent))
+        return await self._services.hooks.review(state, answer.to_events(state, agent))
 
     async def end(self, answer: ModelAnswer, state: State) -> None:
         """Settle the call after its answer was appended."""
@@ -177,7 +177,7 @@ class CallInFlight:
         self._task.cancel()
         self.permit.abandon(state)
 
-    def _make(self, call: PendingCall) -> Started:
+    def _start_task(self, call: PendingCall) -> Started:
         failpoint("controller.model_thinking")
 
         def keep(answer: ModelAnswer) -> None:
@@ -189,11 +189,11 @@ class CallInFlight:
         try:
             with call_span(self._services.tracing, call.traceparent, call.wanted, call.question) as span:
                 answer = await self._answer(call)
-                describe(span, answer.result)
+                describe_result(span, answer.result)
             return replace(answer, traceparent=span.traceparent)
         except Exception as error:  # noqa: BLE001  (the outer edge: without an answer, the conversation would wait for ever)
             conversation_id = call.question.request.conversation_id
-            failure = failed_by(error, conversation_id, attempt=call.wanted.attempt)
+            failure = to_call_failure(error, conversation_id, attempt=call.wanted.attempt)
             return ModelAnswer(call.wanted, call.question, failure)
 
     async def _answer(self, call: PendingCall) -> ModelAnswer:
@@ -202,17 +202,17 @@ class CallInFlight:
         wanted = call.wanted
         state = call.state
         question = call.question
-        config = services.models.settings(question.llm)
+        config = services.models.find_settings(question.llm)
         is_empty = state.calls.attempt > 0 and state.lifecycle.error_code == NoResponseError.code
         if is_empty and config is not None and not config.temperature:
-            question = replace(question, request=replace(question.request, temperature=WARM))
-        batched = self.permit.batched_call(state, wanted, question.llm, config, question.request)
+            question = replace(question, request=replace(question.request, temperature=WARM_TEMPERATURE))
+        batched = self.permit.make_batched_call(state, wanted, question.llm, config, question.request)
         if batched is not None:
             question = replace(question, request=replace(question.request, carry=batched.carry))
-        async with shown(
+        async with stream_reply(
             services.store, services.log, question.request, attempt=wanted.attempt, is_watched=call.is_watched
         ) as request:
-            result = await ask(
+            result = await ask_model(
                 services.models,
                 question.llm,
                 request,
@@ -234,7 +234,7 @@ class CallInFlight:
         if state.usage.max_budget_usd is None and not self.permit.counts_tokens:
             return None
         permits = self._services.permits
-        estimated = prompt_tokens(question.request, permits.tokens)
+        estimated = estimate_prompt_tokens(question.request, permits.tokens)
         permits.learn_prompt(result.asked, estimated_tokens=estimated, prompt_tokens=result.usage.prompt_tokens)
         return estimated
 
@@ -243,7 +243,7 @@ async def _start_call(call: PendingCall) -> StartOutcome:
     return call.make(call)
 
 
-START = make_chain(
+START_CHAIN = make_chain(
     [
         # First: a call in a batch needs no question.
         wait_for_batch,

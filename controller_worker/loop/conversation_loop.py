@@ -18,14 +18,14 @@ from collections.abc import Callable
 from functools import partial
 
 from broker.contract import AgentState, is_settled
-from broker.coordination import CarriedEvent, Claimed, CrashAttribution
+from broker.coordination import CarriedEvent, ClaimedConversation, CrashAttribution
 from broker.runtime import CONVERSATION, Clock, OwnershipLost
-from controller_worker.core import Append, State, concern_wanting, ends_call, next_effect
+from controller_worker.core import Append, State, find_decision_name, is_call_ending, next_effect
 from controller_worker.loop.call_in_flight import CallInFlight
 from controller_worker.loop.failed_conversation import rest_in_error
 from controller_worker.loop.owned_log import Gone, OwnedLog, TakenOver
-from controller_worker.loop.performer import Performer, Then
-from controller_worker.loop.sdk.session import Session
+from controller_worker.loop.performer import NextMove, Performer
+from controller_worker.loop.sdk.session import SdkSession
 from controller_worker.loop.services import Services
 
 _log = logging.getLogger(__name__)
@@ -67,24 +67,26 @@ class ConversationLoop:
         rank: of its priority; 0 goes first.
     """
 
-    def __init__(self, claimed: Claimed, services: Services, *, on_gone: Callable[[ConversationLoop], None]) -> None:
+    def __init__(
+        self, claimed: ClaimedConversation, services: Services, *, on_gone: Callable[[ConversationLoop], None]
+    ) -> None:
         self.conversation_id = claimed.ownership.conversation_id
-        self.is_to_begin_again = False
+        self.should_reclaim = False
         self.is_lost = False
         self.rank = claimed.rank
-        self._turn = services.steps.turn_of(claimed)
+        self._turn = services.steps.make_turn(claimed)
         self._services = services
         self._on_gone = on_gone
         self._is_gone = False
         self._task: asyncio.Task[None] | None = None
-        look_again = partial(self.wake, has_new_events=False)
-        self._alarm = Alarm(services.store.clock, look_again)
+        continue_loop = partial(self.wake, has_new_events=False)
+        self._alarm = Alarm(services.store.clock, continue_loop)
         self._log = OwnedLog(claimed, services)
-        self._suspicion = CrashAttribution(services.turns, self._log.mark, deaths=claimed.crashes)
-        self._call = CallInFlight(services, claimed.ownership, on_answer=look_again)
-        self._sdk = Session(services.sdk_sessions, services.log, self.conversation_id, look_again)
-        self._log.on_events = self._sdk.take_in
-        self._performer = Performer(self._log, self._call, self._sdk, services, self._suspicion)
+        self._crash_guard = CrashAttribution(services.turns, self._log.mark, deaths=claimed.crashes)
+        self._call = CallInFlight(services, claimed.ownership, on_answer=continue_loop)
+        self._sdk = SdkSession(services.sdk_sessions, services.log, self.conversation_id, continue_loop)
+        self._log.on_events = self._sdk.process
+        self._performer = Performer(self._log, self._call, self._sdk, services, self._crash_guard)
 
     @property
     def state(self) -> State:
@@ -102,7 +104,7 @@ class ConversationLoop:
         is_at_work = self._call.is_running or self._sdk.is_awaited
         return (self._task is None or self._task.done()) and not is_at_work
 
-    def begin(self) -> asyncio.Task[None]:
+    def start(self) -> asyncio.Task[None]:
         """Claim the conversation. The returned task ends when there is nothing to do before the next event."""
         self._task = asyncio.create_task(self._run(), name=f"begin {self.conversation_id}")
         return self._task
@@ -116,7 +118,7 @@ class ConversationLoop:
         if self._is_gone:
             return  # this worker must not start another model call beside the new owner
         if carried is not None:
-            self._log.carry(carried)
+            self._log.keep_carried(carried)
         else:
             self._log.has_new_events = self._log.has_new_events or has_new_events
         self._call.permit.wake()
@@ -125,7 +127,7 @@ class ConversationLoop:
 
     def check_dispatch(self) -> None:
         """Ensure that a tool worker has the pending actions, and that delegates are running."""
-        self._performer.forget()
+        self._performer.repeat_all()
         self.wake()
 
     async def release_idle(self) -> None:
@@ -134,10 +136,10 @@ class ConversationLoop:
             self._task = asyncio.create_task(self._run(is_release=True), name=f"release {self.conversation_id}")
             await self._task
 
-    async def look_back(self, error: Exception | None = None) -> bool:
+    async def check_lost_tail(self, error: Exception | None = None) -> bool:
         """Return whether the log has lost events that were read, and record the gap; `error` may be the sign of it."""
-        is_lost = await self._log.name_lost_tail(error)
-        self.is_to_begin_again = is_lost or self._log.has_reconnected
+        is_lost = await self._log.record_lost_tail(error)
+        self.should_reclaim = is_lost or self._log.has_reconnected
         return is_lost
 
     def drop(self) -> None:
@@ -146,7 +148,7 @@ class ConversationLoop:
         self._alarm.cancel()
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
-        self._suspicion.end_turn()
+        self._crash_guard.end_turn()
         self._call.abandon(self.state)
         self._sdk.close()
         self._on_gone(self)
@@ -160,11 +162,11 @@ class ConversationLoop:
             self._alarm.set(self.state)
         except (Gone, OwnershipLost) as error:
             self.is_lost = not isinstance(error, Gone) or isinstance(error, TakenOver)
-            await self.look_back()
+            await self.check_lost_tail()
             self.drop()
         except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)
-            if not await self.look_back(error) and not await rest_in_error(self._services, self._log, error):
-                self.is_to_begin_again = True
+            if not await self.check_lost_tail(error) and not await rest_in_error(self._services, self._log, error):
+                self.should_reclaim = True
             self.drop()
 
     async def _advance(self) -> None:
@@ -183,10 +185,10 @@ class ConversationLoop:
             before, seen = seen, (self.state.version, len(self._performer.done))
             rounds = rounds + 1 if seen == before else 0
             if rounds >= MAX_ROUNDS:
-                concern = concern_wanting(self.state, self._services.store.clock.now())
+                concern = find_decision_name(self.state, self._services.store.clock.now())
                 raise AssertionError(f"endless loop of the decision {concern} at version {self.state.version}")
             if not await self._step():
-                await self._suspicion.rest()
+                await self._crash_guard.mark_waiting()
                 has_news = self._log.has_news, self._call.take_news(), self._sdk.take_news()
                 if not any(has_news):
                     return
@@ -195,10 +197,10 @@ class ConversationLoop:
 
     async def _catch_up(self) -> None:
         """Restore the log at first, then fold in new events."""
-        await self._suspicion.act()
+        await self._crash_guard.mark_acting()
         if not self._log.is_restored:
             await self._log.restore()
-            await self._call.permit.catch_up(self.state)
+            await self._call.permit.charge_unsettled(self.state)
         await self._log.catch_up()
 
     async def _step(self) -> bool:
@@ -206,7 +208,7 @@ class ConversationLoop:
         answer = self._call.answer
         state = self.state
         if answer is not None:
-            wanted = await self._call.events(answer, state, self._log.agent)
+            wanted = await self._call.make_events(answer, state, self._log.agent)
             if wanted is not None and await self._append(wanted):
                 await self._call.end(answer, self.state)
             return True
@@ -214,7 +216,7 @@ class ConversationLoop:
         then = await self._performer.perform(effect)
         if isinstance(then, Append):
             await self._append(then)
-        return then is not Then.WAIT
+        return then is not NextMove.WAIT
 
     async def _append(self, wanted: Append) -> bool:
         """Append; return False if the log has grown, so that the core must decide again."""
@@ -224,11 +226,11 @@ class ConversationLoop:
             return False
         if is_settled(after := self.state.lifecycle.agent_state) and after is not before:
             _log.info("conversation %s settles as %s at event %d", self.conversation_id, after, self.state.version)
-        self._suspicion.clear()  # an append clears the mark and the crash count
-        self._performer.note(commit)
+        self._crash_guard.clear()  # an append clears the mark and the crash count
+        self._performer.note_dispatched(commit)
         if self.state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR):
             self._call.cancel(self.state)
-        elif any(map(ends_call, commit.events)):
+        elif any(map(is_call_ending, commit.events)):
             await self._call.give_up(self.state)
         if not commit.is_partial:  # else it would keep all events of the remaining appends
             await self._log.save_snapshot()

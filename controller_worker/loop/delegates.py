@@ -33,13 +33,13 @@ from broker.contract import (
     SuccessObservation,
 )
 from broker.coordination import StoredFiles
-from broker.log import Conversations, Duplicate, EventLog, delegate_conversation, find_latest_event, name_gap
+from broker.log import Conversations, Duplicate, EventLog, find_latest_event, make_delegate_id, record_gap
 from broker.runtime import EventsLost, UnknownConversation, UsageError, failpoint
 from broker.store import Store
 from controller_worker.agents import check_agent, create_agent
-from controller_worker.core import NOT_STARTED, STARTED, Delegate, State, TellDelegates, answering, steps_used
-from controller_worker.loop.answering import event_of
-from controller_worker.model import usage_by_model
+from controller_worker.core import NOT_STARTED, STARTED, Delegate, NotifyDelegates, State, count_steps, to_answer
+from controller_worker.loop.answers import read_event
+from controller_worker.model import sum_usage_by_model
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ AT_ONCE = 16
 """Delegates of one conversation that are started or notified at the same time."""
 FIRST_MESSAGE = 2
 """The event in a delegate's log that contains its task."""
-WAITS_FOR_PERSON = frozenset({AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION})
+WAITS_FOR_USER = frozenset({AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION})
 
 
 class Delegates:
@@ -71,50 +71,50 @@ class Delegates:
 
     async def _start(self, state: State, delegate: Delegate) -> Observation | None:
         try:
-            await self._begin(state, delegate)
+            await self._create(state, delegate)
         except UsageError as error:
-            return answering(delegate, ErrorObservation(content=str(error), error_id=NOT_STARTED))
+            return to_answer(delegate, ErrorObservation(content=str(error), error_id=NOT_STARTED))
         failpoint("controller.delegate_begun")
         if not delegate.is_background:
             return None
-        return answering(delegate, SuccessObservation(content=STARTED.format(agent=delegate.agent, id=delegate.id)))
+        return to_answer(delegate, SuccessObservation(content=STARTED.format(agent=delegate.agent, id=delegate.id)))
 
-    async def start_again(self, state: State, delegate_ids: Collection[int]) -> None:
+    async def restart(self, state: State, delegate_ids: Collection[int]) -> None:
         """Ensure that background delegates exist; report an unknown agent as the end of its delegate.
 
         Idempotent.
         """
         due = set(delegate_ids)
         delegates = [delegate for delegate in state.delegation.delegates if delegate.id in due]
-        await _for_each(delegates, partial(self._start_again, state))
+        await _for_each(delegates, partial(self._restart, state))
 
-    async def _start_again(self, state: State, delegate: Delegate) -> None:
+    async def _restart(self, state: State, delegate: Delegate) -> None:
         try:
-            await self._begin(state, delegate)
+            await self._create(state, delegate)
         except UsageError as error:  # an agent that is known where the fork was made
             parent = Parent(conversation_id=state.setup.conversation_id, delegate_id=delegate.id)
             ended = DelegateEnded(
                 delegate_id=delegate.id,
-                conversation_id=delegate_conversation(state.setup.conversation_id, delegate.id),
+                conversation_id=make_delegate_id(state.setup.conversation_id, delegate.id),
                 agent_state=AgentState.ERROR,
                 content=f"{delegate.agent} was not started. {error}",
             )
             await _append_once(self._log, parent, ended)
 
-    async def tell(self, state: State, order: TellDelegates) -> None:
+    async def notify(self, state: State, order: NotifyDelegates) -> None:
         """Ask the delegates to pause, resume or stop with their parent. Idempotent."""
         concerned = [
             delegate
             for delegate in state.delegation.delegates
             if delegate.end is None and not delegate.refusal and order.since <= delegate.id < order.order_id
         ]
-        await _for_each(concerned, partial(self._tell, state, order))
+        await _for_each(concerned, partial(self._notify, state, order))
 
-    async def _tell(self, state: State, order: TellDelegates, delegate: Delegate) -> None:
+    async def _notify(self, state: State, order: NotifyDelegates, delegate: Delegate) -> None:
         parent_id = state.setup.conversation_id
         request = ChangeAgentStateAction(agent_state=order.state, source=EventSource.ENVIRONMENT)
         with contextlib.suppress(UnknownConversation):  # the delegate was never started
-            delegate_id = delegate_conversation(parent_id, delegate.id)
+            delegate_id = make_delegate_id(parent_id, delegate.id)
             if not order.takes_back or await self._is_paused_by_parent(delegate_id):
                 await self._log.append(delegate_id, [request], key=f"order:{parent_id}:{order.order_id}:{order.state}")
 
@@ -124,21 +124,21 @@ class Delegates:
         asked = (last.agent_state, last.source) if last is not None else None
         return asked == (AgentState.PAUSED, EventSource.ENVIRONMENT)
 
-    async def _begin(self, state: State, delegate: Delegate) -> None:
-        action = await event_of(self._log, state.setup.conversation_id, delegate.id)
+    async def _create(self, state: State, delegate: Delegate) -> None:
+        action = await read_event(self._log, state.setup.conversation_id, delegate.id)
         assert isinstance(action, AgentDelegateAction)
-        agent = spec_of(state.setup.agent, action.agent)
+        agent = make_delegate_spec(state.setup.agent, action.agent)
         if action.agent not in state.setup.agent.delegates:
             check_agent(action.agent, besides=state.setup.agent.delegates)
         create_agent(agent)
-        conversation_id = delegate_conversation(state.setup.conversation_id, delegate.id)
+        conversation_id = make_delegate_id(state.setup.conversation_id, delegate.id)
         task = TASK.format(task=action.inputs["task"])
         created = ConversationCreated(
             conversation_id=conversation_id,
             source=EventSource.AGENT,
             agent=agent,
             workspace=state.setup.workspace,
-            limits=_limits(state, delegate, self._clock.now()),
+            limits=_compute_limits(state, delegate, self._clock.now()),
             headless=state.setup.headless,
             title=task[:80].partition("\n")[0],
             tenancy=state.setup.tenancy,
@@ -151,8 +151,10 @@ class Delegates:
         )
         message = MessageAction(content=task, source=EventSource.USER)
         # A directory name is only valid on the node of the parent.
-        await self._stored_files.lend(state.setup.conversation_id, conversation_id, state.setup.workspace.source)
-        node = (await self._conversations.row(state.setup.conversation_id)).node if state.setup.workspace.path else ""
+        await self._stored_files.copy_to(state.setup.conversation_id, conversation_id, state.setup.workspace.source)
+        node = (
+            (await self._conversations.load_row(state.setup.conversation_id)).node if state.setup.workspace.path else ""
+        )
         if self._log.secrets is not None:  # before its first event, so that they are masked in it
             await self._log.secrets.lend(state.setup.conversation_id, conversation_id)
         outcome = await self._log.create(created, [message], key=f"delegate:{delegate.id}", node=node)
@@ -190,17 +192,17 @@ async def report_end(log: EventLog, state: State) -> None:
 
 async def report(log: EventLog, state: State, parent: Parent) -> None:
     """Report to a parent how its delegate has ended. Idempotent: only the first report counts."""
-    if await _name_lost_request(log, state, parent):
+    if await _record_lost_request(log, state, parent):
         return
-    content, outputs = await _result(log, state)
-    models = usage_by_model(await log.read(state.setup.conversation_id, until=state.version))
+    content, outputs = await _make_result(log, state)
+    models = sum_usage_by_model(await log.read(state.setup.conversation_id, until=state.version))
     ended = DelegateEnded(
         delegate_id=parent.delegate_id,
         conversation_id=state.setup.conversation_id,
         agent_state=state.lifecycle.agent_state,
         content=content,
         outputs=outputs,
-        iterations=steps_used(state),
+        iterations=count_steps(state),
         cost_usd=state.usage.cost_usd,
         has_unknown_cost=state.usage.has_unknown_cost,
         prompt_tokens=state.usage.prompt_tokens,
@@ -210,36 +212,36 @@ async def report(log: EventLog, state: State, parent: Parent) -> None:
     await _append_once(log, parent, ended)
 
 
-async def _name_lost_request(log: EventLog, state: State, parent: Parent) -> bool:
+async def _record_lost_request(log: EventLog, state: State, parent: Parent) -> bool:
     """Return whether the parent's log has lost the action that asked for this delegate, and record the gap if so.
 
     Another action may have its number by now and must not get this delegate's result.
     """
     asked: Event | None = None
     try:
-        if parent.delegate_id <= await log.last_id(parent.conversation_id):
-            asked = await event_of(log, parent.conversation_id, parent.delegate_id)
+        if parent.delegate_id <= await log.load_last_id(parent.conversation_id):
+            asked = await read_event(log, parent.conversation_id, parent.delegate_id)
     except UnknownConversation:
         return False
     task = TASK.format(task=asked.inputs.get("task")) if isinstance(asked, AgentDelegateAction) else None
     if task is not None and await _has_task(log, state.setup.conversation_id, task):
         return False
-    last_id = await log.last_id(parent.conversation_id)
+    last_id = await log.load_last_id(parent.conversation_id)
     lost = EventsLost(parent.conversation_id, last_id, parent.delegate_id, state.setup.conversation_id)
-    await name_gap(log, lost, noticed_by=f"the delegate {state.setup.conversation_id}")
+    await record_gap(log, lost, noticed_by=f"the delegate {state.setup.conversation_id}")
     return True
 
 
 async def _has_task(log: EventLog, delegate_conversation_id: str, task: str) -> bool:
     """Return whether a delegate was started with this task. A later secret may have masked one of the texts."""
-    begun = await event_of(log, delegate_conversation_id, FIRST_MESSAGE)
-    masker = await log.masker(delegate_conversation_id)
-    return isinstance(begun, MessageAction) and masker.text(begun.content) == masker.text(task)
+    begun = await read_event(log, delegate_conversation_id, FIRST_MESSAGE)
+    masker = await log.load_masker(delegate_conversation_id)
+    return isinstance(begun, MessageAction) and masker.mask_text(begun.content) == masker.mask_text(task)
 
 
 async def report_failure(log: EventLog, conversation_id: str, reason: str) -> None:
     """Report an unforeseen failure of a conversation to its parent, if it has one. Idempotent."""
-    created = await event_of(log, conversation_id, 1)
+    created = await read_event(log, conversation_id, 1)
     if isinstance(created, ConversationCreated) and created.parent is not None:
         text = f"{created.agent.name} encountered an error during execution. {reason}"
         ended = DelegateEnded(
@@ -254,11 +256,11 @@ async def report_failure(log: EventLog, conversation_id: str, reason: str) -> No
 def is_over(state: State) -> bool:
     """Return whether a delegate has ended for its parent. In the background of a headless run, a question ends it."""
     return state.lifecycle.agent_state in TERMINAL_STATES or (
-        state.setup.headless and state.lifecycle.agent_state in WAITS_FOR_PERSON
+        state.setup.headless and state.lifecycle.agent_state in WAITS_FOR_USER
     )
 
 
-def spec_of(parent: AgentSpec, name: str) -> AgentSpec:
+def make_delegate_spec(parent: AgentSpec, name: str) -> AgentSpec:
     """Return a delegate's specification: its entry in the parent's specification, or the parent's under this name.
 
     The delegates of an agent that must ask for confirmation must ask too.
@@ -278,14 +280,14 @@ async def _append_once(log: EventLog, parent: Parent, ended: DelegateEnded) -> N
         return  # the parent is gone and needs no result
 
 
-async def _result(log: EventLog, state: State) -> tuple[str, dict[str, Any]]:
+async def _make_result(log: EventLog, state: State) -> tuple[str, dict[str, Any]]:
     name = state.setup.agent.name
     last = (
-        await event_of(log, state.setup.conversation_id, state.lifecycle.result_id)
+        await read_event(log, state.setup.conversation_id, state.lifecycle.result_id)
         if state.lifecycle.result_id
         else None
     )
-    outputs = _outputs(last)
+    outputs = _find_outputs(last)
     match state.lifecycle.agent_state:
         case AgentState.FINISHED | AgentState.REJECTED:
             told = ", ".join(f"{key}: {value}" for key, value in outputs.items() if key != "metrics")
@@ -300,14 +302,14 @@ async def _result(log: EventLog, state: State) -> tuple[str, dict[str, Any]]:
     return f"{name} was stopped.", {}
 
 
-def _outputs(last: Event | None) -> dict[str, Any]:
+def _find_outputs(last: Event | None) -> dict[str, Any]:
     if isinstance(last, AgentFinishAction):
         # The tool returns only a message; the original does not show it to the parent.
         return dict(last.outputs) or {"result": last.final_thought}
     return dict(last.outputs) if isinstance(last, AgentRejectAction) else {}
 
 
-def _limits(state: State, delegate: Delegate, now: datetime) -> Limits:
+def _compute_limits(state: State, delegate: Delegate, now: datetime) -> Limits:
     seconds = None
     if state.usage.deadline is not None:
         seconds = max((state.usage.deadline - now).total_seconds() * TIME_SHARE, 1.0)

@@ -14,7 +14,7 @@ from broker.coordination import Owners
 from broker.log import Closed, Conflict, EventLog, Fenced, WaitReason
 from broker.runtime import FunctionsReplaced, StoreTooNew, UnknownKind
 from broker.secrets import SecretsLocked
-from controller_worker.core import Append, State, code_of, end_in_error, last_error_of
+from controller_worker.core import Append, State, end_in_error, find_error_code, render_last_error
 from controller_worker.loop.delegates import report_failure
 from controller_worker.loop.owned_log import OwnedLog
 from controller_worker.loop.services import Services
@@ -73,7 +73,7 @@ async def _rest(log: EventLog, owners: Owners, ownership: Ownership, state: Stat
 async def _leave_to_newer(log: EventLog, owners: Owners, ownership: Ownership) -> bool:
     """Release the conversation unchanged; after a while it comes back, here or at a newer worker."""
     for _ in range(MAX_ROUNDS):
-        (last_id,) = await owners.last_ids([ownership.conversation_id])
+        (last_id,) = await owners.load_last_ids([ownership.conversation_id])
         outcome = await log.append_as_owner(
             ownership, (), expected_last_id=last_id, fields={"wait_reason": NEWER_WORKER}
         )
@@ -92,9 +92,9 @@ async def _try_to_rest(
 
     If another worker owns it, return True without a report.
     """
-    (last_id,) = await owners.last_ids([ownership.conversation_id])
-    reason = last_error_of(error)
-    code = code_of(error)
+    (last_id,) = await owners.load_last_ids([ownership.conversation_id])
+    reason = render_last_error(error)
+    code = find_error_code(error)
     if state is not None and state.version == last_id:
         wanted = end_in_error(state, reason, code=code)
     else:  # the pending actions are unknown

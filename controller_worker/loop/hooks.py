@@ -56,7 +56,7 @@ from controller_worker.providers import HookVeto
 
 VETO_EXIT_CODE = 2
 MAX_REASON_CHARS = 2_000
-LAST_WORDS_SECONDS = 1.0
+KILL_WAIT_SECONDS = 1.0
 """How long to wait for the end of a killed command."""
 ERROR_ID = "AGENT_ERROR$HOOK_VETO"
 ENTRY_POINTS = "deckhands.hooks"
@@ -105,7 +105,7 @@ class Hooks:
         self._hooks: dict[HookPoint, list[Hook]] = {}
         for hook in hooks:
             self._hooks.setdefault(hook.point, []).append(hook)
-        self._telling: set[asyncio.Task[str | None]] = set()
+        self._notifying: set[asyncio.Task[str | None]] = set()
 
     async def admit(self, state: State, service: str, model: str) -> None:
         """Ask whether a model call is allowed.
@@ -114,11 +114,11 @@ class Hooks:
             HookVeto: a hook refuses it.
         """
         if HookPoint.BEFORE_MODEL in self._hooks:
-            reason = await self._veto(HookPoint.BEFORE_MODEL, state, {"model": model, "service": service})
+            reason = await self._find_veto(HookPoint.BEFORE_MODEL, state, {"model": model, "service": service})
             if reason is not None:
                 raise HookVeto(reason, remedy="Ask the operator of the controller workers.")
 
-    async def reviewed(self, state: State, events: Sequence[Event]) -> Append:
+    async def review(self, state: State, events: Sequence[Event]) -> Append:
         """Return the events of a turn, or an edited action, followed by the events that settle vetoed ones."""
         if not self._hooks:
             return Append(tuple(events))
@@ -126,9 +126,9 @@ class Hooks:
         answers: list[tuple[int, int]] = []
         for number, event in enumerate(events, state.version + 1):
             if isinstance(event, ModelReply):
-                self._tell(HookPoint.AFTER_MODEL, state, event)
-            point = _point_of(event)
-            reason = None if point is None else await self._veto(point, state, _about(event, number))
+                self._notify(HookPoint.AFTER_MODEL, state, event)
+            point = _find_point(event)
+            reason = None if point is None else await self._find_veto(point, state, _to_json(event, number))
             if reason is None:
                 continue
             if isinstance(event, AgentFinishAction):
@@ -152,19 +152,19 @@ class Hooks:
         if HookPoint.AFTER_OBSERVATION in self._hooks:
             for event in events:
                 if isinstance(event, Observation):
-                    self._tell(HookPoint.AFTER_OBSERVATION, state, event)
+                    self._notify(HookPoint.AFTER_OBSERVATION, state, event)
 
     async def aclose(self) -> None:
         """Wait for running hooks."""
-        await asyncio.gather(*self._telling, return_exceptions=True)
+        await asyncio.gather(*self._notifying, return_exceptions=True)
 
-    def _tell(self, point: HookPoint, state: State, event: Event) -> None:
+    def _notify(self, point: HookPoint, state: State, event: Event) -> None:
         if point in self._hooks:
-            task = asyncio.create_task(self._veto(point, state, _about(event, event.id)))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+            task = asyncio.create_task(self._find_veto(point, state, _to_json(event, event.id)))
+            self._notifying.add(task)
+            task.add_done_callback(self._notifying.discard)
 
-    async def _veto(self, point: HookPoint, state: State, about: Mapping[str, Any]) -> str | None:
+    async def _find_veto(self, point: HookPoint, state: State, about: Mapping[str, Any]) -> str | None:
         """Return the reason of the first veto, or None; hooks are asked in their order."""
         event = about.get("event") or {}
         for hook in self._hooks.get(point, ()):
@@ -176,13 +176,13 @@ class Hooks:
                 "iteration": state.usage.iteration,
                 **about,
             }
-            reason = await _asked(hook, told)
+            reason = await _ask(hook, told)
             if reason is not None and point in MAY_VETO:
                 return reason[:MAX_REASON_CHARS]
         return None
 
 
-async def _asked(hook: Hook, told: Mapping[str, Any]) -> str | None:
+async def _ask(hook: Hook, told: Mapping[str, Any]) -> str | None:
     limit = asyncio.timeout(hook.timeout_seconds)
     try:
         async with limit:
@@ -192,27 +192,27 @@ async def _asked(hook: Hook, told: Mapping[str, Any]) -> str | None:
             _log.warning("the hook %s did not answer within %g s", hook.name, hook.timeout_seconds)
             return f"the hook {hook.name} did not answer in time"
         _log.exception("the hook %s failed", hook.name)
-        return f"the hook {hook.name} failed: {_cause(error)}"
+        return f"the hook {hook.name} failed: {_render_cause(error)}"
 
 
-def _cause(error: BaseException) -> str:
+def _render_cause(error: BaseException) -> str:
     """Return the text of an error and of its causes."""
     said = str(error).strip()
     found = said if isinstance(error, DeckhandsError) else ": ".join(filter(None, (type(error).__name__, said)))
-    return f"{found} (caused by {_cause(error.__cause__)})" if error.__cause__ is not None else found
+    return f"{found} (caused by {_render_cause(error.__cause__)})" if error.__cause__ is not None else found
 
 
-def _point_of(event: Event) -> HookPoint | None:
+def _find_point(event: Event) -> HookPoint | None:
     if isinstance(event, AgentFinishAction):
         return HookPoint.BEFORE_FINISH
     return HookPoint.BEFORE_ACTION if isinstance(event, Action) and event.runnable else None
 
 
-def _about(event: Event, event_id: int) -> dict[str, Any]:
+def _to_json(event: Event, event_id: int) -> dict[str, Any]:
     return {"event": event.export() | {"id": event_id}}
 
 
-def function_hook(function: HookFunction) -> Callable[[Mapping[str, Any]], Awaitable[str | None]]:
+def make_function_ask(function: HookFunction) -> Callable[[Mapping[str, Any]], Awaitable[str | None]]:
     """Return the `ask` function for a Python function."""
     if inspect.iscoroutinefunction(function):
         return function
@@ -224,28 +224,28 @@ def function_hook(function: HookFunction) -> Callable[[Mapping[str, Any]], Await
     return ask
 
 
-def _status_name(status: int | None) -> str:
+def _render_status(status: int | None) -> str:
     return f"{status}" if status is None or status >= 0 else f"the signal {signal.Signals(-status).name}"
 
 
-def command_hook(command: Sequence[str]) -> Callable[[Mapping[str, Any]], Awaitable[str | None]]:
+def make_command_ask(command: Sequence[str]) -> Callable[[Mapping[str, Any]], Awaitable[str | None]]:
     """Return the `ask` function for a command: JSON as its input; exit code 2 vetoes with its standard error."""
 
     async def ask(told: Mapping[str, Any]) -> str | None:
         with tempfile.TemporaryFile() as printed:  # processes that the command leaves behind could hold a pipe open
-            status, errors = await _ended(command, json.dumps(told).encode(), printed)
+            status, errors = await _run_to_end(command, json.dumps(told).encode(), printed)
             printed.seek(0)
             text = (errors.strip() or printed.read(4 * MAX_REASON_CHARS).strip()).decode(errors="replace")
         if status == VETO_EXIT_CODE:
             return text or f"the hook {command[0]} said no"
         if status != 0:
-            raise DeckhandsError(f"it ended with {_status_name(status)}: {text or 'it wrote nothing'}")
+            raise DeckhandsError(f"it ended with {_render_status(status)}: {text or 'it wrote nothing'}")
         return None
 
     return ask
 
 
-async def _ended(command: Sequence[str], told: bytes, printed: IO[bytes]) -> tuple[int | None, bytes]:
+async def _run_to_end(command: Sequence[str], told: bytes, printed: IO[bytes]) -> tuple[int | None, bytes]:
     """Run a command to its end and return its status and its standard error."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -257,12 +257,12 @@ async def _ended(command: Sequence[str], told: bytes, printed: IO[bytes]) -> tup
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # the group includes child processes, which nothing else would end
         with contextlib.suppress(TimeoutError):  # a process that has left the group may hold the pipe open
-            await asyncio.wait_for(process.wait(), LAST_WORDS_SECONDS)
+            await asyncio.wait_for(process.wait(), KILL_WAIT_SECONDS)
         raise
     return process.returncode, errors
 
 
-class _Entry(BaseModel):
+class _HookEntry(BaseModel):
     """One table of the file."""
 
     model_config = ConfigDict(extra="forbid")
@@ -274,10 +274,10 @@ class _Entry(BaseModel):
     timeout_seconds: float = Field(default=10.0, gt=0)
 
 
-class _Table(BaseModel):
+class _HookTable(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    hook: list[_Entry] = Field(default_factory=list)
+    hook: list[_HookEntry] = Field(default_factory=list)
 
 
 def load_hooks(path: str) -> Hooks:
@@ -289,13 +289,13 @@ def load_hooks(path: str) -> Hooks:
     Raises:
         UsageError: a hook cannot be read or found.
     """
-    hooks = [_hook(entry, path) for entry in _entries(path)] if path else []
-    return Hooks([*hooks, *_installed()])
+    hooks = [_make_hook(entry, path) for entry in _read_entries(path)] if path else []
+    return Hooks([*hooks, *_load_installed()])
 
 
-def _entries(path: str) -> list[_Entry]:
+def _read_entries(path: str) -> list[_HookEntry]:
     try:
-        return _Table.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8"))).hook
+        return _HookTable.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8"))).hook
     except OSError as error:
         raise UsageError(
             f"The file of hooks {path} cannot be read: {error.strerror}.",
@@ -304,25 +304,25 @@ def _entries(path: str) -> list[_Entry]:
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise UsageError(
-            f"{path}: {where}: {error.errors()[0]['msg']}.", remedy=f"The points are {_points()}. {REMEDY}"
+            f"{path}: {where}: {error.errors()[0]['msg']}.", remedy=f"The points are {_render_points()}. {REMEDY}"
         ) from error
     except ValueError as error:
         raise UsageError(f"{path} is not TOML: {error}.", remedy=REMEDY) from error
 
 
-def _hook(entry: _Entry, path: str) -> Hook:
+def _make_hook(entry: _HookEntry, path: str) -> Hook:
     if (entry.command is None) == (entry.python is None):
         raise UsageError(f"{path}: a hook on {entry.on} needs `command` or `python`, and not both.", remedy=REMEDY)
     if entry.command is not None:
         name = entry.command[0]
-        ask = command_hook(entry.command)
+        ask = make_command_ask(entry.command)
     else:
         name = entry.python or ""
-        ask = function_hook(_function(name, path))
+        ask = make_function_ask(_import_function(name, path))
     return Hook(entry.on, name, ask, entry.timeout_seconds, entry.kinds)
 
 
-def _function(reference: str, path: str) -> Callable[..., Any]:
+def _import_function(reference: str, path: str) -> Callable[..., Any]:
     module, _, attribute = reference.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -330,28 +330,28 @@ def _function(reference: str, path: str) -> Callable[..., Any]:
         raise UsageError(
             f"{path}: the hook {reference!r} cannot be imported: {error}.", remedy="Write module:function."
         ) from error
-    return _checked(found, reference)
+    return _check_function(found, reference)
 
 
-def _checked(found: Any, reference: str) -> Callable[..., Any]:
+def _check_function(found: Any, reference: str) -> Callable[..., Any]:
     if not callable(found):
         raise UsageError(f"The hook {reference!r} is a {type(found).__name__}, not a function.", remedy=REMEDY)
     function: Callable[..., Any] = found
     return function
 
 
-def _installed() -> list[Hook]:
+def _load_installed() -> list[Hook]:
     hooks = []
     for point in entry_points(ENTRY_POINTS):
         on = point.name.partition(".")[0]
         if on not in HookPoint.__members__.values():
             raise UsageError(
                 f"The package {point.dist.name if point.dist else point.value!r} has a hook on {on!r}.",
-                remedy=f"The points are {_points()}.",
+                remedy=f"The points are {_render_points()}.",
             )
-        hooks.append(Hook(HookPoint(on), point.value, function_hook(_checked(point.load(), point.value))))
+        hooks.append(Hook(HookPoint(on), point.value, make_function_ask(_check_function(point.load(), point.value))))
     return hooks
 
 
-def _points() -> str:
+def _render_points() -> str:
     return ", ".join(HookPoint)

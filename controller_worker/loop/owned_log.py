@@ -22,15 +22,24 @@ from broker.contract import (
     is_settled,
     share_names,
 )
-from broker.coordination import CANNOT_BE_READ, CarriedEvent, Claimed, Figures
-from broker.log import Appended, Closed, Conflict, Duplicate, check_remembered, model_of, name_gap, name_snapshot_gap
-from broker.runtime import DeckhandsError, EventsLost, Value, failpoint, traceparent_of
+from broker.coordination import PARSE_ERRORS, CarriedEvent, ClaimedConversation, Figures
+from broker.log import (
+    Appended,
+    Closed,
+    Conflict,
+    Duplicate,
+    check_event_exists,
+    find_latest_model,
+    record_gap,
+    record_snapshot_gap,
+)
+from broker.runtime import DeckhandsError, EventsLost, Value, failpoint, make_traceparent
 from controller_worker.agents import Agent, create_agent
-from controller_worker.core import Append, Commit, State, fold, index_fields, settle, snapshot_of, state_from
-from controller_worker.loop.answering import event_of
+from controller_worker.core import Append, Commit, State, fold, parse_snapshot, settle, to_index_fields, to_snapshot
+from controller_worker.loop.answers import read_event
 from controller_worker.loop.delegates import report_end
 from controller_worker.loop.services import Services
-from controller_worker.model import Recollection
+from controller_worker.model import PromptHistory
 
 EVERY_EVENTS = 50
 MAX_CRASHES = 3
@@ -51,19 +60,19 @@ class TakenOver(Gone):
 class Snapshots:
     """Reads and writes the latest snapshot; `version` is that of the latest one known to this owner."""
 
-    def __init__(self, services: Services, claimed: Claimed) -> None:
+    def __init__(self, services: Services, claimed: ClaimedConversation) -> None:
         self._services = services
         self._claimed = claimed
         self.version = 0
 
-    async def latest(self) -> State:
+    async def load(self) -> State:
         """Return the state of the latest usable snapshot, or an empty state."""
         services = self._services
         claimed = self._claimed
         conversation_id = claimed.ownership.conversation_id
-        state = state_from(await services.owners.load_snapshot(conversation_id)) or State()
+        state = parse_snapshot(await services.owners.load_snapshot(conversation_id)) or State()
         if state.version > claimed.last_id:
-            await name_snapshot_gap(services.log, conversation_id, state.version)
+            await record_snapshot_gap(services.log, conversation_id, state.version)
             state = State()
         self.version = state.version
         return state
@@ -79,7 +88,7 @@ class Snapshots:
         """
         failpoint("controller.before_snapshot")
         ownership = self._claimed.ownership
-        snapshot = snapshot_of(state)
+        snapshot = to_snapshot(state)
         is_kept = await self._services.owners.save_snapshot(
             ownership, snapshot, seen_id=state.version, checksum=checksum
         )
@@ -102,16 +111,16 @@ class OwnedLog:
         on_events: called with each event that is folded in after the log was restored.
     """
 
-    def __init__(self, claimed: Claimed, services: Services) -> None:
+    def __init__(self, claimed: ClaimedConversation, services: Services) -> None:
         self.ownership = claimed.ownership
         self.state = State()
         self.has_new_events = False
         self.is_watched = False
         self.is_restored = False
         self.waiting_since = services.store.clock.monotonic()
-        self.recollection = Recollection(services.log, claimed.ownership.conversation_id)
+        self.recollection = PromptHistory(services.log, claimed.ownership.conversation_id)
         self.traceparent: str | None = None
-        self.on_events: Callable[[list[Event]], None] = _ignored
+        self.on_events: Callable[[list[Event]], None] = _ignore
         self._claimed = claimed
         self._services = services
         self._agent: Agent | None = None
@@ -137,7 +146,7 @@ class OwnedLog:
         """Whether there is, or may be, an event to fold in."""
         return self.has_new_events or bool(self._carried)
 
-    def carry(self, event: CarriedEvent) -> None:
+    def keep_carried(self, event: CarriedEvent) -> None:
         """Keep an event delivered with its notification; `catch_up` folds it in."""
         self._carried.append(event)
 
@@ -157,7 +166,7 @@ class OwnedLog:
             raise crashes  # reading it may be the cause of the crashes
         failpoint("controller.after_claim")
         begun = services.store.clock.now()
-        state = await self._snapshots.latest()
+        state = await self._snapshots.load()
         # Reset before the read: it covers every wake-up sent since the claim, and the next event sends another one.
         self.has_new_events = False
         tail, self._checksum = await self._read(after=state.version)
@@ -174,7 +183,7 @@ class OwnedLog:
         cid = self.ownership.conversation_id
         if not tracing.is_on:
             return
-        created = await event_of(self._services.log, cid, 1)
+        created = await read_event(self._services.log, cid, 1)
         parent = created.traceparent if isinstance(created, ConversationCreated) else None
         attributes: dict[str, Value] = {
             "gen_ai.conversation.id": cid,
@@ -182,7 +191,7 @@ class OwnedLog:
             "deckhands.worker.id": self.ownership.worker_id,
         }
         with tracing.span(
-            "claim", parent or traceparent_of(cid), kind="consumer", attributes=attributes, begun=begun
+            "claim", parent or make_traceparent(cid), kind="consumer", attributes=attributes, begun=begun
         ) as span:
             self.traceparent = span.traceparent
 
@@ -191,11 +200,11 @@ class OwnedLog:
         carried, self._carried = self._carried, []
         for event in carried:
             if not self.has_new_events and event.event_id > self.state.version:
-                await self._take_carried(event)
+                await self._fold_carried(event)
         if self.has_new_events:
             self.has_new_events = False
             events, checksum = await self._read(after=self.state.version)
-            await self._take_in(events, fold(self.state, events), checksum)
+            await self._advance(events, fold(self.state, events), checksum)
 
     async def append(self, wanted: Append) -> Commit | None:
         """Append events and all that follows from them at once. None, without a write, if the log has grown.
@@ -209,8 +218,8 @@ class OwnedLog:
         now = services.store.clock.now()
         wanted = replace(wanted, events=masked.events)
         commit = settle(self.state, wanted, now, traceparent=self.traceparent)
-        answered = model_of(commit.events)
-        shown = index_fields(commit.state) | ({"model": answered} if answered else {})
+        answered = find_latest_model(commit.events)
+        shown = to_index_fields(commit.state) | ({"model": answered} if answered else {})
         # A client's message changes `busy` too, so this owner's last written value may be outdated.
         fields = {name: value for name, value in shown.items() if name == "busy" or self._listed.get(name) != value}
         failpoint("controller.before_append")
@@ -236,7 +245,7 @@ class OwnedLog:
         _count(services.figures, commit.events)
         for event in commit.events:
             share_names(event)
-        await self._take_in(commit.events, commit.state, outcome.checksum)
+        await self._advance(commit.events, commit.state, outcome.checksum)
         self._listed |= fields
         return commit
 
@@ -277,7 +286,7 @@ class OwnedLog:
         if not await self._services.owners.mark(self.ownership, is_stepping=is_acting):
             raise TakenOver
 
-    async def name_lost_tail(self, error: Exception | None) -> bool:
+    async def record_lost_tail(self, error: Exception | None) -> bool:
         """Return whether the log has lost events that were read, and record the gap if so. Raises nothing.
 
         After that, this owner's knowledge must not be used for decisions; the next owner reads the log.
@@ -297,16 +306,16 @@ class OwnedLog:
             try:
                 if known is not None:
                     raise known
-                await check_remembered(store, cid, version, self._checksum)
+                await check_event_exists(store, cid, version, self._checksum)
             except EventsLost as lost:
                 _log.warning("conversation %s: %s", cid, lost.message)
-                await name_gap(self._services.log, lost, noticed_by=NOTICED_BY)
+                await record_gap(self._services.log, lost, noticed_by=NOTICED_BY)
                 return True
-        except (DeckhandsError, *CANNOT_BE_READ) as other:  # the whole log is gone, or its keys are damaged
+        except (DeckhandsError, *PARSE_ERRORS) as other:  # the whole log is gone, or its keys are damaged
             _log.warning("conversation %s: %s", cid, other)
         return False
 
-    async def _take_carried(self, carried: CarriedEvent) -> None:
+    async def _fold_carried(self, carried: CarriedEvent) -> None:
         """Fold in the carried event if it directly follows the last known one; else let the log be read."""
         self.is_watched = carried.is_watched
         if carried.event_id == self.state.version + 1 and carried.before == self._checksum:
@@ -315,7 +324,7 @@ class OwnedLog:
             except DeckhandsError:
                 pass  # `_read` decodes it again and reports the error
             else:
-                await self._take_in([event], fold(self.state, [event]), codec.checksum_of(carried.entry))
+                await self._advance([event], fold(self.state, [event]), codec.checksum_of(carried.entry))
                 return
         self.has_new_events = True
 
@@ -324,7 +333,7 @@ class OwnedLog:
         self.is_watched = new.is_watched
         return new.events, new.checksum
 
-    async def _take_in(self, events: list[Event], state: State, checksum: str) -> None:
+    async def _advance(self, events: list[Event], state: State, checksum: str) -> None:
         """Move to the state after these events; add them to the next prompt and call the hooks for them."""
         await self.recollection.take_in(events)
         self.on_events(events)
@@ -338,7 +347,7 @@ class OwnedLog:
             self._agent = create_agent(state.setup.agent)
 
 
-def _ignored(_: list[Event]) -> None:
+def _ignore(_: list[Event]) -> None:
     """Ignore events."""
 
 

@@ -13,9 +13,9 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, ClassVar
 
-from broker.contract import AgentState, ConversationBegun, Observation, Ownership, codec
+from broker.contract import AgentState, ConversationStarted, Observation, Ownership, codec
 from broker.coordination import CrashAttribution, DispatchOutcome, Owners, StartStatus
-from broker.log import EXPIRED_CODE, NOT_BEGUN, EventLog
+from broker.log import EXPIRED_CODE, NOT_STARTED, EventLog
 from broker.runtime import OwnershipLost
 from controller_worker.agents import is_sdk_agent
 from controller_worker.core import (
@@ -27,29 +27,29 @@ from controller_worker.core import (
     CarryOut,
     Commit,
     Effect,
-    Errand,
     Greet,
+    NotifyDelegates,
     Park,
     Recall,
     Rest,
+    SideEffect,
     StartDelegate,
     TakeNote,
-    TellDelegates,
     announce,
-    asks_again_at,
-    errands,
-    wants_verdict,
+    find_recheck_time,
+    find_side_effects,
+    needs_verdict,
 )
-from controller_worker.loop.answering import answered, greeting
+from controller_worker.loop.answers import answer_effect, make_greeting
 from controller_worker.loop.call_in_flight import CallInFlight
 from controller_worker.loop.delegates import Delegates
 from controller_worker.loop.owned_log import OwnedLog
-from controller_worker.loop.sdk.session import Session
+from controller_worker.loop.sdk.session import SdkSession
 from controller_worker.loop.services import Services
 from controller_worker.model import Started
 
 
-class Then(Enum):
+class NextMove(Enum):
     """The loop's next move after an effect that appends nothing."""
 
     ASK_AGAIN = "ask again"
@@ -83,8 +83,8 @@ class Dispatches:
         for action_id in action_ids:
             if action_id in self._known:
                 continue
-            entry = await self._log.entry(conversation_id, action_id)
-            pool = codec.decode(entry, action_id).pool_wanted
+            entry = await self._log.load_entry(conversation_id, action_id)
+            pool = codec.decode(entry, action_id).required_pool
             outcome = await self._owners.dispatch(self._ownership, action_id, entry, pool=pool)
             if outcome is DispatchOutcome.FENCED:
                 raise OwnershipLost(f"The conversation {conversation_id} has another owner.")
@@ -103,67 +103,67 @@ class Performer:
     """
 
     def __init__(
-        self, log: OwnedLog, call: CallInFlight, sdk: Session, services: Services, suspicion: CrashAttribution
+        self, log: OwnedLog, call: CallInFlight, sdk: SdkSession, services: Services, suspicion: CrashAttribution
     ) -> None:
-        self.done: set[Errand] = set()
+        self.done: set[SideEffect] = set()
         self._log = log
         self._call = call
         self._sdk = sdk
         self._services = services
-        self._suspicion = suspicion
+        self._crash_guard = suspicion
         self._started: dict[int, Observation] = {}  # answers to delegate actions, until they are in the log
         self._delegates = Delegates(services.log, services.store)
         self._dispatches = Dispatches(services.log, services.owners, log.ownership)
 
-    async def perform(self, effect: Effect) -> Append | Then:
+    async def perform(self, effect: Effect) -> Append | NextMove:
         """Perform an effect; return the events to append, or how the loop continues."""
         return await self._METHODS[type(effect)](self, effect)
 
-    def note(self, commit: Commit) -> None:
+    def note_dispatched(self, commit: Commit) -> None:
         """Record the actions that the append has dispatched to tool workers."""
         self._dispatches.note(commit.events[position].id for position in commit.dispatch)
 
-    def forget(self) -> None:
+    def repeat_all(self) -> None:
         """Repeat every side effect and check every action again: the store may have lost them."""
         self.done.clear()
         self._started.clear()
         self._dispatches.forget()
 
-    async def release(self) -> Then:
+    async def release(self) -> NextMove:
         """Release the conversation while it waits for a tool, a delegate or a permit; see `OwnedLog.release`."""
         is_refused = self._call.permit.is_refused
         now = self._services.store.clock.now()
-        await self._log.release(asks_again_at(self._log.state, now, is_refused=is_refused))
-        return Then.ASK_AGAIN
+        await self._log.release(find_recheck_time(self._log.state, now, is_refused=is_refused))
+        return NextMove.ASK_AGAIN
 
     async def _append(self, wanted: Append) -> Append:
         return wanted
 
     async def _greet(self, _: Greet) -> Append:
-        return greeting(self._log.agent, self._log.state)
+        return make_greeting(self._log.agent, self._log.state)
 
     async def _answer(self, wanted: Recall | CarryOut | TakeNote) -> Append:
         services = self._services
-        return await answered(services.log, services.notebooks, services.hooks, self._log.state, wanted)
+        return await answer_effect(services.log, services.notebooks, services.hooks, self._log.state, wanted)
 
-    async def _await_start(self, _: AwaitStart) -> Append | Then:
+    async def _await_start(self, _: AwaitStart) -> Append | NextMove:
         services = self._services
         log = self._log
-        status = await services.owners.start_status(log.ownership)
+        status = await services.owners.check_start(log.ownership)
         if status is StartStatus.DUE:
-            return Append((ConversationBegun(),))
+            return Append((ConversationStarted(),))
         if isinstance(status, StartStatus):
-            return announce(log.state, AgentState.ERROR, NOT_BEGUN, code=EXPIRED_CODE)
+            return announce(log.state, AgentState.ERROR, NOT_STARTED, code=EXPIRED_CODE)
         await log.release(services.store.clock.now() + timedelta(seconds=status))
-        return Then.ASK_AGAIN
+        return NextMove.ASK_AGAIN
 
-    async def _await_tools(self, wanted: AwaitTools) -> Then:
+    async def _await_tools(self, wanted: AwaitTools) -> NextMove:
         if await self._dispatches.ensure(wanted.action_ids):
-            return Then.WAIT
+            return NextMove.WAIT
         self._log.has_new_events = True
-        return Then.ASK_AGAIN
+        return NextMove.ASK_AGAIN
 
-    async def _await_delegates(self, _: AwaitDelegates) -> Append | Then:
+    async def _await_delegates(self, _: AwaitDelegates) -> Append | NextMove:
         """Start the delegates; append all immediate answers to their actions."""
         state = self._log.state
         waiting = [delegate for delegate in state.delegation.delegates if not delegate.is_answered]
@@ -176,58 +176,62 @@ class Performer:
         # Kept until the log has them: an append is refused if the log has grown, as it does when a delegate ends.
         self._started = {one.id: self._started[one.id] for one in waiting if one.id in self._started}
         if not self._started:
-            return Then.WAIT
+            return NextMove.WAIT
         return Append(tuple(self._started.values()), tuple(enumerate(self._started)))
 
-    async def _start_delegate(self, _: StartDelegate) -> Then:
+    async def _start_delegate(self, _: StartDelegate) -> NextMove:
         """Start all background delegates again, not only the current one."""
         state = self._log.state
-        due = [one.delegate_id for one in errands(state) if isinstance(one, StartDelegate) and one not in self.done]
-        await self._delegates.start_again(state, due)
+        due = [
+            one.delegate_id
+            for one in find_side_effects(state)
+            if isinstance(one, StartDelegate) and one not in self.done
+        ]
+        await self._delegates.restart(state, due)
         self.done.update(map(StartDelegate, due))
-        return Then.ASK_AGAIN
+        return NextMove.ASK_AGAIN
 
-    async def _tell_delegates(self, errand: TellDelegates) -> Then:
-        await self._delegates.tell(self._log.state, errand)
+    async def _notify_delegates(self, errand: NotifyDelegates) -> NextMove:
+        await self._delegates.notify(self._log.state, errand)
         self.done.add(errand)
-        return Then.ASK_AGAIN
+        return NextMove.ASK_AGAIN
 
-    async def _call_model(self, wanted: CallModel) -> Append | Then:
+    async def _call_model(self, wanted: CallModel) -> Append | NextMove:
         log = self._log
         call = self._call
         if not call.permit.is_refused and not call.is_running:
-            if is_sdk_agent(log.agent) and not wants_verdict(log.state):
-                asks = await self._sdk.asks(wanted, log.state, log.agent)
+            if is_sdk_agent(log.agent) and not needs_verdict(log.state):
+                asks = await self._sdk.check_ask(wanted, log.state, log.agent)
                 if not isinstance(asks, bool):
                     return asks
                 if not asks:
-                    return Then.WAIT
+                    return NextMove.WAIT
             outcome = await call.start(
                 wanted,
                 log.state,
                 log.agent,
                 log.recollection,
                 is_watched=log.is_watched,
-                before_waiting=self._suspicion.rest,
+                before_waiting=self._crash_guard.mark_waiting,
                 traceparent=log.traceparent,
             )
             if isinstance(outcome, Append):
                 return outcome
             if isinstance(outcome, Started):
-                return Then.WAIT
+                return NextMove.WAIT
         # The log records a long wait, so the conversation can be released: a wake-up brings it back on any worker.
         permit = call.permit
         is_long = permit.is_refused and not permit.is_woken and log.state.calls.deferral is not None
-        return await self.release() if is_long else Then.WAIT
+        return await self.release() if is_long else NextMove.WAIT
 
-    async def _end_work(self, wanted: Park | Rest) -> Then:
+    async def _end_work(self, wanted: Park | Rest) -> NextMove:
         if self._call.is_running:
-            return Then.WAIT  # a pause keeps the running call: its answer is paid for and will be appended
+            return NextMove.WAIT  # a pause keeps the running call: its answer is paid for and will be appended
         await self._call.permit.withdraw(self._log.state)
         await self._log.release(wanted.until if isinstance(wanted, Park) else None)
-        return Then.ASK_AGAIN
+        return NextMove.ASK_AGAIN
 
-    _METHODS: ClassVar[Mapping[type, Callable[[Performer, Any], Awaitable[Append | Then]]]] = {
+    _METHODS: ClassVar[Mapping[type, Callable[[Performer, Any], Awaitable[Append | NextMove]]]] = {
         Append: _append,
         Greet: _greet,
         Recall: _answer,
@@ -237,7 +241,7 @@ class Performer:
         AwaitTools: _await_tools,
         AwaitDelegates: _await_delegates,
         StartDelegate: _start_delegate,
-        TellDelegates: _tell_delegates,
+        NotifyDelegates: _notify_delegates,
         CallModel: _call_model,
         Park: _end_work,
         Rest: _end_work,

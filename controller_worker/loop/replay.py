@@ -45,9 +45,9 @@ from broker.contract import (
     SuccessObservation,
     SystemMessageAction,
 )
-from broker.log import events_from_lines
+from broker.log import parse_lines
 from broker.runtime import DeckhandsError, UsageError
-from controller_worker.agents import Agent, create_agent, turn_of
+from controller_worker.agents import Agent, create_agent, to_turn_events
 from controller_worker.core import (
     NOT_STARTED,
     STARTED,
@@ -61,17 +61,17 @@ from controller_worker.core import (
     State,
     TakeNote,
     apply,
-    carried_out,
+    apply_answer,
+    check_outputs,
     end_in_error,
-    examined,
+    find_unanswered,
+    make_recall,
     next_effect,
-    recalled,
-    skills_from,
-    unanswered,
+    parse_survey_skills,
 )
-from controller_worker.loop.answering import greeting
-from controller_worker.model import verdict_of
-from controller_worker.security import assessed
+from controller_worker.loop.answers import make_greeting
+from controller_worker.model import parse_verdict
+from controller_worker.security import assess
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -91,16 +91,16 @@ class Divergence:
     decided: Event | None
     wanted: str
 
-    def lines(self) -> list[str]:
+    def to_diff(self) -> list[str]:
         """Return the difference as a unified diff of both events."""
-        recorded = _shown(self.recorded)
-        decided = _shown(self.decided)
+        recorded = _to_lines(self.recorded)
+        decided = _to_lines(self.decided)
         diff = difflib.unified_diff(recorded, decided, "recorded", "decided now", lineterm="", n=2)
         return [f"event {self.event_id}: {self.wanted}", *diff]
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayResult:
     """The result of a replay.
 
     Attributes:
@@ -115,7 +115,7 @@ class Replayed:
     state: State
     divergence: Divergence | None = None
 
-    def report(self) -> dict[str, Any]:
+    def to_report(self) -> dict[str, Any]:
         """Return the result as plain JSON values."""
         divergence = self.divergence
         return {
@@ -126,7 +126,9 @@ class Replayed:
             "is_waiting": self.is_waiting,
             "state": self.state.lifecycle.agent_state.value,
             "is_same": divergence is None,
-            "divergence": None if divergence is None else {"event_id": divergence.event_id, "diff": divergence.lines()},
+            "divergence": None
+            if divergence is None
+            else {"event_id": divergence.event_id, "diff": divergence.to_diff()},
         }
 
 
@@ -144,14 +146,14 @@ class Replay:
         self._decided = 0
         self._given_until = created.forked_at or 1  # the creation event itself
 
-    def run(self) -> Replayed:
+    def run(self) -> ReplayResult:
         """Replay the log up to its end or to the first divergence."""
         for event in self._events:
             now = event.timestamp or EPOCH
             if event.id > self._given_until and not self._is_accounted_for(event, now):
                 decided = self._expected[0] if self._expected else None
-                wanted = _wanted(next_effect(self._state, now))
-                return self._replayed(False, Divergence(event.id, event, _as_recorded(decided, event), wanted))
+                wanted = _render_effect(next_effect(self._state, now))
+                return self._make_result(False, Divergence(event.id, event, _fill_from_record(decided, event), wanted))
             before = self._state.setup.agent
             self._state = apply(self._state, event)
             if event.id > 1 and self._state.setup.agent is not before:
@@ -159,62 +161,62 @@ class Replay:
         last = self._events[-1]
         if self._expected:
             divergence = Divergence(last.id + 1, None, self._expected[0], "the log ends within an append")
-            return self._replayed(False, divergence)
+            return self._make_result(False, divergence)
         effect = next_effect(self._state, last.timestamp or EPOCH)
-        return self._replayed(isinstance(effect, Append | Greet | Recall | CarryOut | TakeNote))
+        return self._make_result(isinstance(effect, Append | Greet | Recall | CarryOut | TakeNote))
 
-    def _replayed(self, is_waiting: bool, divergence: Divergence | None = None) -> Replayed:
-        return Replayed(self._state.version, self._decided, is_waiting, self._state, divergence)
+    def _make_result(self, is_waiting: bool, divergence: Divergence | None = None) -> ReplayResult:
+        return ReplayResult(self._state.version, self._decided, is_waiting, self._state, divergence)
 
     def _is_accounted_for(self, event: Event, now: datetime) -> bool:
         """Return whether an event is the decided one, or one that another process may append at any time."""
         if self._expected:  # an append is written whole: nothing comes between its events
-            return self._takes(event)
+            return self._take_decided(event)
         effect = next_effect(self._state, now)
-        self._expected = self._wanted_events(effect)
-        if self._expected and self._takes(event):
+        self._expected = self._find_due_events(effect)
+        if self._expected and self._take_decided(event):
             return True
-        if self._is_given(event, effect):
-            self._expected = self._led_to_by(event)
+        if self._is_input(event, effect):
+            self._expected = self._find_consequences(event)
             return True
         failed = self._expected
-        self._expected = self._error_of_the_shell(event)
-        if self._expected and self._takes(event):
+        self._expected = self._find_loop_error(event)
+        if self._expected and self._take_decided(event):
             return True
         self._expected = failed
         return False
 
-    def _takes(self, event: Event) -> bool:
-        decided = _as_recorded(self._expected[0], event)
+    def _take_decided(self, event: Event) -> bool:
+        decided = _fill_from_record(self._expected[0], event)
         if decided is None or decided.export() != event.export():
             return False
         del self._expected[0]
         self._decided += 1
         return True
 
-    def _wanted_events(self, effect: Effect) -> list[Event]:
+    def _find_due_events(self, effect: Effect) -> list[Event]:
         """Return the events that the core appends now; none if the next effect is something else."""
         if isinstance(effect, Greet):
-            effect = greeting(self._agent, self._state)
+            effect = make_greeting(self._agent, self._state)
         elif isinstance(effect, Recall):
             survey = self._events[effect.survey_id - 1] if effect.survey_id else None
-            skills = skills_from(survey) if isinstance(survey, Observation) else NO_SKILLS
-            effect = recalled(self._state, skills, self._notes_recalled())
+            skills = parse_survey_skills(survey) if isinstance(survey, Observation) else NO_SKILLS
+            effect = make_recall(self._state, skills, self._find_recalled_notes())
         elif isinstance(effect, CarryOut):
             action = self._events[effect.action_id - 1]
             answer = self._events[effect.answer_id - 1]
             assert isinstance(action, RiskyAction)
             assert isinstance(answer, ChangeAgentStateAction)
-            effect = carried_out(self._state, action, answer)
+            effect = apply_answer(self._state, action, answer)
         return list(effect.events) if isinstance(effect, Append) else []
 
-    def _notes_recalled(self) -> Sequence[Note]:
+    def _find_recalled_notes(self) -> Sequence[Note]:
         """Return the notes of the notebook, as far as the next recall shows them."""
         follows = self._events[self._state.version :]
         recall = next((event for event in follows if isinstance(event, RecallObservation | NullObservation)), None)
         return (recall.notes or ()) if isinstance(recall, RecallObservation) else ()
 
-    def _is_given(self, event: Event, effect: Effect) -> bool:
+    def _is_input(self, event: Event, effect: Effect) -> bool:
         """Return whether another process than the controller may have written an event."""
         if isinstance(effect, AwaitDelegates) and event.cause in effect.delegate_ids:
             return self._is_start_of_delegate(event)
@@ -238,19 +240,19 @@ class Replay:
         begun = STARTED.format(agent=delegate.agent, id=delegate.id)
         return delegate.is_background and isinstance(event, SuccessObservation) and event.content == begun
 
-    def _led_to_by(self, event: Event) -> list[Event]:
+    def _find_consequences(self, event: Event) -> list[Event]:
         """Return the events that the controller appends together with an input event."""
         if isinstance(event, ModelReply) and event.service == "critic":
-            return [verdict_of(event, finish_id=self._state.lifecycle.result_id)]
+            return [parse_verdict(event, finish_id=self._state.lifecycle.result_id)]
         if not isinstance(event, ModelReply) or event.service != "agent":
             return []
         output = self._state.setup.agent.output
-        led_to = examined(turn_of(self._agent, event, self._state.tasks.items, output), output)
-        return list(assessed(led_to, self._state.setup.agent.confirmation, self._state.setup.workspace))
+        led_to = check_outputs(to_turn_events(self._agent, event, self._state.tasks.items, output), output)
+        return list(assess(led_to, self._state.setup.agent.confirmation, self._state.setup.workspace))
 
-    def _error_of_the_shell(self, event: Event) -> list[Event]:
+    def _find_loop_error(self, event: Event) -> list[Event]:
         """Return the end of work after an error that the log does not explain, if the next event is that end."""
-        unsettled = len(self._state.tools.pending) + len(unanswered(self._state))
+        unsettled = len(self._state.tools.pending) + len(find_unanswered(self._state))
         follows = self._events[event.id - 1 : event.id + unsettled]
         for announced in follows:
             if isinstance(announced, AgentStateChangedObservation) and announced.agent_state is AgentState.ERROR:
@@ -260,7 +262,7 @@ class Replay:
         return []
 
 
-def replay(events: Sequence[Event]) -> Replayed:
+def replay(events: Sequence[Event]) -> ReplayResult:
     """Repeat the decisions of a log.
 
     Args:
@@ -272,7 +274,7 @@ def replay(events: Sequence[Event]) -> Replayed:
     return Replay(events).run()
 
 
-def _as_recorded(decided: Event | None, event: Event) -> Event | None:
+def _fill_from_record(decided: Event | None, event: Event) -> Event | None:
     """Return a decided event with the fields added by the append or by the agent's words; None if the kinds differ."""
     if decided is None or type(decided) is not type(event):
         return decided
@@ -284,20 +286,20 @@ def _as_recorded(decided: Event | None, event: Event) -> Event | None:
     return decided.model_copy(update=update)
 
 
-def _wanted(effect: Effect) -> str:
+def _render_effect(effect: Effect) -> str:
     if isinstance(effect, CallModel):
         return f"the controller decides to ask the model for step {effect.iteration}"
     return f"the controller decides: {type(effect).__name__}"
 
 
-def _shown(event: Event | None) -> list[str]:
+def _to_lines(event: Event | None) -> list[str]:
     return json.dumps(event.export(), indent=1, ensure_ascii=False).splitlines() if event is not None else []
 
 
 def main() -> None:
     """Replay the log on standard input, one event per line, and print the report as JSON."""
     try:
-        report = replay(events_from_lines(sys.stdin, source="the log")).report()
+        report = replay(parse_lines(sys.stdin, source="the log")).to_report()
     except DeckhandsError as error:
         report = {"replay": True, "error": error.message, "remedy": error.remedy, "code": error.code}
     sys.stdout.write(json.dumps(report) + "\n")

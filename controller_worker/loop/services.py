@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from broker.coordination import Figures, Notebooks, Owners, Turns
+from broker.coordination import Figures, Notebooks, Owners, SuspectTurns
 from broker.limits import QuotaTable
 from broker.log import EventLog
 from broker.runtime import Tracing, open_tracing
 from broker.store import Store
 from controller_worker.loop.hooks import Hooks
-from controller_worker.loop.sdk.sessions import Sessions
+from controller_worker.loop.sdk.sessions import SdkSessions
 from controller_worker.loop.step_turns import StepTurns
 from controller_worker.model import BatchKeeper, Models, Permits
 
@@ -39,11 +39,11 @@ class Services:
     models: Models
     quotas: QuotaTable = QuotaTable()
     hooks: Hooks = field(default_factory=Hooks)
-    turns: Turns = field(default_factory=Turns)
+    turns: SuspectTurns = field(default_factory=SuspectTurns)
     steps: StepTurns = field(default_factory=StepTurns)
     figures: Figures = field(default_factory=Figures)
     tracing: Tracing = field(default_factory=partial(open_tracing, "controller"))
-    sdk_sessions: Sessions = field(default_factory=Sessions)
+    sdk_sessions: SdkSessions = field(default_factory=SdkSessions)
     notebooks: Notebooks = field(init=False)
     permits: Permits = field(init=False)
     keeper: BatchKeeper = field(init=False)

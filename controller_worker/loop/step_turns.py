@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from broker.coordination import Claimed
+from broker.coordination import ClaimedConversation
 
 AT_ONCE = 16
-KEPT = 4
+INTERACTIVE_EXTRA = 4
 """Additional turns for interactive conversations."""
 BESIDE_INTERACTIVE = 4
 """Turns of other conversations while an interactive one steps."""
@@ -35,7 +35,7 @@ ORDERS = {0: (2, 1, 0), 4: (1, 0, 2)}
 
 
 @dataclass(slots=True)
-class Turn:
+class StepTurn:
     """The turns of one conversation.
 
     Attributes:
@@ -60,7 +60,7 @@ class Turn:
         """Let others go first between two steps."""
         turns = self.turns
         # A new conversation yields to interactive work only; otherwise each of its first steps would wait in line.
-        if turns.is_full_for(self) or (turns.is_waited_for and not self.is_new):
+        if turns.is_full_for(self) or (turns.has_waiters and not self.is_new):
             turns.give(self)
             await self.take()
 
@@ -74,17 +74,17 @@ class Turn:
 class _Line:
     """The waiting turns of one class, by place and number."""
 
-    waiting: list[tuple[float, int, asyncio.Future[None], Turn]] = field(default_factory=list)
+    waiting: list[tuple[float, int, asyncio.Future[None], StepTurn]] = field(default_factory=list)
     shares: dict[str, float] = field(default_factory=dict)
     at: float = 0.0
 
-    def join(self, number: int, future: asyncio.Future[None], turn: Turn) -> None:
+    def join(self, number: int, future: asyncio.Future[None], turn: StepTurn) -> None:
         place = max(self.at, self.shares.get(turn.share, 0.0))
         self.shares[turn.share] = place + 1 / turn.weight
         # A new conversation has waited in line before its claim, and only a few are claimed at once.
         heapq.heappush(self.waiting, (self.at if turn.is_new else place, number, future, turn))
 
-    def pop(self) -> tuple[asyncio.Future[None], Turn] | None:
+    def pop(self) -> tuple[asyncio.Future[None], StepTurn] | None:
         while self.waiting:
             self.at, _, future, turn = heapq.heappop(self.waiting)
             if not future.done():
@@ -99,27 +99,27 @@ class StepTurns:
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = at_once
-        self._holders: dict[int, tuple[Turn, float]] = {}
+        self._holders: dict[int, tuple[StepTurn, float]] = {}
         self._lines: Sequence[_Line] = tuple(_Line() for _ in USUAL_ORDER)
         self._numbers = count()
         self._picks = 0
         self._waiting = [0] * len(USUAL_ORDER)
         self._hurried = 0
-        self._people = 0
+        self._interactive = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def is_waited_for(self) -> bool:
+    def has_waiters(self) -> bool:
         """Whether a turn has waiters."""
         return any(self._waiting)
 
-    def is_full_for(self, turn: Turn) -> bool:
+    def is_full_for(self, turn: StepTurn) -> bool:
         """Return whether a non-interactive turn must wait, because enough others step beside interactive work."""
         return turn.rank > 0 and self._is_hurried and self._others > BESIDE_INTERACTIVE
 
-    def turn_of(self, claimed: Claimed) -> Turn:
+    def make_turn(self, claimed: ClaimedConversation) -> StepTurn:
         """Return the turns of a conversation."""
-        return Turn(self, claimed.rank, claimed.share, max(claimed.weight, 0.001))
+        return StepTurn(self, claimed.rank, claimed.share, max(claimed.weight, 0.001))
 
     @contextmanager
     def hurry(self) -> Iterator[None]:
@@ -131,16 +131,16 @@ class StepTurns:
             self._hurried -= 1
             self._hand_out()
 
-    def try_take(self, turn: Turn) -> bool:
+    def try_take(self, turn: StepTurn) -> bool:
         """Take a turn if none is ahead in line."""
-        if turn.rank > 0 and self.is_waited_for:
+        if turn.rank > 0 and self.has_waiters:
             return False
         if self._waiting[turn.rank] or not self._has_room(turn.rank):
             return False
         self._hold(turn)
         return True
 
-    async def wait(self, turn: Turn) -> None:
+    async def wait(self, turn: StepTurn) -> None:
         """Wait in line."""
         future = asyncio.get_running_loop().create_future()
         self._lines[turn.rank].join(next(self._numbers), future, turn)
@@ -155,47 +155,47 @@ class StepTurns:
         finally:
             self._waiting[turn.rank] -= 1
 
-    def give(self, turn: Turn) -> None:
+    def give(self, turn: StepTurn) -> None:
         """Give a turn back, if it still counts as taken."""
         self._drop(id(turn))
         self._hand_out()
 
     @property
     def _is_hurried(self) -> bool:
-        return self._hurried + self._people > 0
+        return self._hurried + self._interactive > 0
 
     @property
     def _others(self) -> int:
         """Number of non-interactive conversations that step."""
-        return len(self._holders) - self._people
+        return len(self._holders) - self._interactive
 
     def _has_room(self, rank: int) -> bool:
         if rank == 0:
-            return len(self._holders) < self._at_once + KEPT
+            return len(self._holders) < self._at_once + INTERACTIVE_EXTRA
         # During interactive work only a few others step, but those few always do.
         if self._is_hurried:
             return self._others < min(self._at_once, BESIDE_INTERACTIVE)
         return len(self._holders) < self._at_once
 
-    def _hold(self, turn: Turn) -> None:
+    def _hold(self, turn: StepTurn) -> None:
         self._holders[id(turn)] = (turn, asyncio.get_running_loop().time())
-        self._people += turn.rank == 0
+        self._interactive += turn.rank == 0
 
     def _drop(self, key: int) -> None:
         found = self._holders.pop(key, None)
         if found is not None:
-            self._people -= found[0].rank == 0
+            self._interactive -= found[0].rank == 0
 
     def _hand_out(self) -> None:
-        while self.is_waited_for:
-            found = self._next()
+        while self.has_waiters:
+            found = self._pick_next()
             if found is None:
                 return
             future, turn = found
             self._hold(turn)
             future.set_result(None)
 
-    def _next(self) -> tuple[asyncio.Future[None], Turn] | None:
+    def _pick_next(self) -> tuple[asyncio.Future[None], StepTurn] | None:
         for rank in ORDERS.get((self._picks + 1) % 8, USUAL_ORDER):
             found = self._lines[rank].pop() if self._has_room(rank) else None
             if found is not None:
@@ -205,9 +205,9 @@ class StepTurns:
 
     def _set_timer(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LONGEST_SECONDS, self._let_pass)
+            self._timer = asyncio.get_running_loop().call_later(LONGEST_SECONDS, self._expire_slow)
 
-    def _let_pass(self) -> None:
+    def _expire_slow(self) -> None:
         """Stop counting turns that take too long."""
         self._timer = None
         latest = asyncio.get_running_loop().time() - LONGEST_SECONDS
@@ -216,5 +216,5 @@ class StepTurns:
                 break
             self._drop(key)
         self._hand_out()
-        if self.is_waited_for:
+        if self.has_waiters:
             self._set_timer()

@@ -34,8 +34,8 @@ from broker.contract import (
     SystemMessageAction,
     truncate_content,
 )
-from controller_worker.memory.observation_text import Content, content_of, is_image_url
-from controller_worker.memory.turn import OpenTurn, Result
+from controller_worker.memory.observation_text import Content, is_image_url, render_observation
+from controller_worker.memory.turn import CallResult, OpenTurn
 from controller_worker.memory.view import is_companion, is_shown
 from controller_worker.providers import NOT_SEEN, ImagePart, Message, TextPart
 
@@ -75,7 +75,7 @@ class _Shown:
 
 
 @lru_cache(maxsize=SYSTEM_MESSAGES_KEPT)
-def _system_message(text: str) -> Message:
+def _make_system_message(text: str) -> Message:
     """Return the message of a system prompt. Conversations with the same prompt share it and its derived forms."""
     return Message("system", (TextPart(text),))
 
@@ -103,16 +103,16 @@ class ConversationMemory:
             self._open_turn(event)
             return
         turn = self._turn
-        if turn is not None and turn.concerns(event):
-            turn.take(event, self._result_of(event), self._pictures_of(event))
+        if turn is not None and turn.is_part(event):
+            turn.add(event, self._make_result(event), self._make_pictures(event))
             if turn.is_complete():
                 self._close_turn()
             return
         if isinstance(event, SystemMessageAction):
             # No request has shown anything yet: an agent greets before its first step.
-            self._shown.insert(0, _Shown(_system_message(event.content), event.id))
+            self._shown.insert(0, _Shown(_make_system_message(event.content), event.id))
             return
-        messages = (self._message_of(event), self._pictures_of(event))
+        messages = (self._to_message(event), self._make_pictures(event))
         came = [(event.id, message) for message in messages if message is not None]
         if turn is not None:
             turn.meanwhile += came
@@ -124,7 +124,7 @@ class ConversationMemory:
         self._masks[event_id] = text
         shown = self._places.get(event_id)
         if shown is not None:
-            shown.message = _masked(shown.message, text)
+            shown.message = _replace_text(shown.message, text)
 
     def messages(self) -> list[Message]:
         """Return the messages so far; of a turn with open calls, only the calls with results."""
@@ -159,7 +159,7 @@ class ConversationMemory:
         """Append a message; a second user message in a row starts with a blank line (OpenHands 7.3)."""
         mask = self._masks.get(event_id) if event_id else None
         if mask is not None:
-            message = _masked(message, mask)
+            message = _replace_text(message, mask)
         if message.role == "user" and whole and whole[-1].message.role == "user":
             first, *rest = message.content
             if isinstance(first, TextPart):
@@ -171,42 +171,42 @@ class ConversationMemory:
         if shown.event_id:
             self._places[shown.event_id] = shown
 
-    def _message_of(self, event: Event) -> Message | None:
+    def _to_message(self, event: Event) -> Message | None:
         """Return the message of an event that belongs to no open turn."""
         match event:
             case MessageAction(source=EventSource.USER):
-                return Message("user", (TextPart(event.content), *self._images(event)))
+                return Message("user", (TextPart(event.content), *self._make_images(event)))
             case MessageAction(source=EventSource.AGENT) if event.content.strip():
                 return Message("assistant", (TextPart(event.content),))
             case Action(source=EventSource.USER, runnable=True):
-                return _said(event.user_text)
+                return _make_user_message(event.user_text)
             case CmdOutputObservation(tool_call_metadata=None):
                 text = f"\nObserved result of command executed by user:\n{event.agent_text}"
-                return _said(truncate_content(text, self._options.max_message_chars))
+                return _make_user_message(truncate_content(text, self._options.max_message_chars))
             case AgentStateChangedObservation(agent_state=AgentState.RUNNING):
-                return _said(CONTINUE) if self._is_silence() else None
+                return _make_user_message(CONTINUE) if self._is_model_last() else None
             case RecallObservation():
-                return self._recalled(event)
+                return self._render_recall(event)
             case Observation(tool_call_metadata=None):
-                content = self._content_of(event)
+                content = self._render_content(event)
                 return Message("user", content) if content else None
         return None
 
-    def _pictures_of(self, event: Event) -> Message | None:
+    def _make_pictures(self, event: Event) -> Message | None:
         """Return the images of an agent's own message: providers accept none in the model's messages."""
         if not isinstance(event, MessageAction) or event.source is not EventSource.AGENT:
             return None
-        images = self._images(event)
+        images = self._make_images(event)
         return Message("user", (TextPart(OWN_IMAGES), *images)) if images else None
 
-    def _images(self, message: MessageAction) -> Content:
+    def _make_images(self, message: MessageAction) -> Content:
         """Return the images of a message, each after its number."""
         urls = [url for url in message.image_urls or () if is_image_url(url)]
         if not self._options.sees_images:
             return (NOT_SEEN,) * len(urls)
         return tuple(part for n, url in enumerate(urls, 1) for part in (TextPart(f"Image {n}:"), ImagePart(url)))
 
-    def _recalled(self, recall: RecallObservation) -> Message | None:
+    def _render_recall(self, recall: RecallObservation) -> Message | None:
         """Return the result of a recall, without skills and notes that are already shown."""
         options = self._options
         if not options.shows_recalls:
@@ -219,27 +219,27 @@ class ConversationMemory:
         self._skills |= {skill.name for skill in recall.microagent_knowledge}
         notes = tuple(note for note in recall.notes or () if note not in self._notes)
         self._notes |= set(notes)
-        content = self._content_of(recall.model_copy(update={"microagent_knowledge": skills, "notes": notes}))
+        content = self._render_content(recall.model_copy(update={"microagent_knowledge": skills, "notes": notes}))
         return Message("user", content) if content else None
 
-    def _is_silence(self) -> bool:
+    def _is_model_last(self) -> bool:
         """Return whether the last message is the model's."""
         return self._turn is None and bool(self._shown) and self._shown[-1].message.role == "assistant"
 
-    def _result_of(self, event: Event) -> Result | None:
+    def _make_result(self, event: Event) -> CallResult | None:
         """Return the result that the event brings for its tool call, or None."""
         if isinstance(event, AgentFinishAction):
-            return Result(event.id, (TextPart(FINISH_RESULT),))
+            return CallResult(event.id, (TextPart(FINISH_RESULT),))
         if not isinstance(event, Observation):
             return None
         mask = self._masks.get(event.id)
-        content = self._content_of(event) if mask is None else (TextPart(mask),)
+        content = self._render_content(event) if mask is None else (TextPart(mask),)
         has_words = any(isinstance(part, ImagePart) or part.text.strip() for part in content)
-        return Result(event.id, content if has_words else (TextPart(NO_RESULT),))
+        return CallResult(event.id, content if has_words else (TextPart(NO_RESULT),))
 
-    def _content_of(self, event: Observation) -> Content:
+    def _render_content(self, event: Observation) -> Content:
         options = self._options
-        return content_of(
+        return render_observation(
             event,
             max_chars=options.max_message_chars,
             sees_images=options.sees_images,
@@ -247,11 +247,11 @@ class ConversationMemory:
         )
 
 
-def _said(text: str) -> Message:
+def _make_user_message(text: str) -> Message:
     return Message("user", (TextPart(text),))
 
 
-def _masked(message: Message, text: str) -> Message:
+def _replace_text(message: Message, text: str) -> Message:
     """Return the message with another text, still joined to its neighbor as before."""
     first = message.content[0] if message.content else None
     is_joined = message.role == "user" and isinstance(first, TextPart) and first.text.startswith("\n\n")

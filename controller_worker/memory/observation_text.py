@@ -33,7 +33,7 @@ SCREENSHOT_NOTE = (
 NO_SCREENSHOT_NOTE = "\nThere is no usable image of the page; go by its accessibility tree."
 
 
-def content_of(event: Observation, *, max_chars: int, sees_images: bool, shows_pages: bool = True) -> Content:
+def render_observation(event: Observation, *, max_chars: int, sees_images: bool, shows_pages: bool = True) -> Content:
     """Return the content of an observation for the model; empty for hidden ones.
 
     Args:
@@ -42,7 +42,7 @@ def content_of(event: Observation, *, max_chars: int, sees_images: bool, shows_p
         shows_pages: whether pictures of pages are shown; if not, only their text.
     """
     if isinstance(event, BrowserOutputObservation):
-        return _page(event, max_chars, is_shown=sees_images and shows_pages)
+        return _render_page(event, max_chars, is_shown=sees_images and shows_pages)
     text = truncate_content(event.agent_text, max_chars) if event.is_cut else event.agent_text
     urls: Sequence[str] = getattr(event, "image_urls", None) or ()
     usable = [url for url in urls if is_inline_image(url)]
@@ -69,7 +69,7 @@ def is_inline_image(url: str) -> bool:
     return not encoded[:-2].encode("utf-8", "replace").translate(None, _BASE64) and bool(_END.fullmatch(encoded[-2:]))
 
 
-def _page(event: BrowserOutputObservation, max_chars: int, *, is_shown: bool) -> Content:
+def _render_page(event: BrowserOutputObservation, max_chars: int, *, is_shown: bool) -> Content:
     text = truncate_content(event.content, max_chars)
     if event.trigger_by_action != "browse_interactive" or not is_shown:
         return (TextPart(text),) if text else ()

@@ -23,7 +23,7 @@ NOT_EDITED = frozenset({"id", "timestamp", "thought", "confirmation_state", "rep
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CallResult:
     """The result of a tool call, and its event."""
 
     event_id: int
@@ -41,20 +41,20 @@ class OpenTurn:
     reply: ModelReply
     meanwhile: list[tuple[int, Message]]
     _called: set[str] = field(default_factory=set)
-    _results: dict[str, Result] = field(default_factory=dict)
+    _results: dict[str, CallResult] = field(default_factory=dict)
     _asked: dict[int, Action] = field(default_factory=dict)
     _edits: dict[str, str] = field(default_factory=dict)
     _is_spoken: bool = False
     _pictures: tuple[tuple[int, Message], ...] = ()
 
-    def concerns(self, event: Event) -> bool:
+    def is_part(self, event: Event) -> bool:
         """Return whether an event belongs to this turn: by its tool call, or as the effect of a reply without calls."""
         metadata = event.tool_call_metadata
         if metadata is not None:
             return metadata.reply_id == self.reply.id
-        return not self.reply.tool_calls and _is_led_to(event, self.reply)
+        return not self.reply.tool_calls and _is_effect_of(event, self.reply)
 
-    def take(self, event: Event, result: Result | None, pictures: Message | None = None) -> None:
+    def add(self, event: Event, result: CallResult | None, pictures: Message | None = None) -> None:
         """Add an event of the turn, the result it brings, and the images of its message."""
         metadata = event.tool_call_metadata
         if metadata is None:
@@ -65,9 +65,9 @@ class OpenTurn:
             self._called.add(metadata.tool_call_id)
             self._asked[event.id] = event
         if isinstance(event, RiskyAction) and event.replaces in self._asked:
-            self._edits[metadata.tool_call_id] = told_edit(self._asked[event.replaces], event)
+            self._edits[metadata.tool_call_id] = render_edit(self._asked[event.replaces], event)
         if result is not None and (event.cause is None or metadata.tool_call_id in self._called):
-            self._results[metadata.tool_call_id] = _behind(self._edits.get(metadata.tool_call_id, ""), result)
+            self._results[metadata.tool_call_id] = _prepend(self._edits.get(metadata.tool_call_id, ""), result)
 
     def is_complete(self) -> bool:
         """Return whether nothing is missing."""
@@ -96,31 +96,31 @@ class OpenTurn:
         ]
 
 
-def told_edit(asked: Action, ran: Action) -> str:
+def render_edit(asked: Action, ran: Action) -> str:
     """Return a note for the model that an edited action ran; empty if its own ran, or if the result says so itself."""
-    fields = [] if isinstance(ran, PlanAction) else list(_edited(asked, ran))
+    fields = [] if isinstance(ran, PlanAction) else list(_find_edited(asked, ran))
     return EDITED.format(fields="\n".join(f"{name}: {value}" for name, value in fields)) if fields else ""
 
 
-def _edited(asked: Action, ran: Action) -> Iterator[tuple[str, str]]:
+def _find_edited(asked: Action, ran: Action) -> Iterator[tuple[str, str]]:
     before = dict(asked)
     for name, value in dict(ran).items():
         if name not in NOT_EDITED and before.get(name) != value:
-            yield name, truncate_content(_text(value), MAX_EDITED_CHARS)
+            yield name, truncate_content(_to_text(value), MAX_EDITED_CHARS)
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _behind(told: str, result: Result) -> Result:
+def _prepend(told: str, result: CallResult) -> CallResult:
     if not told:
         return result
     first, *rest = result.content or (TextPart(""),)
     if isinstance(first, TextPart):
-        return Result(result.event_id, (TextPart(told + first.text), *rest))
-    return Result(result.event_id, (TextPart(told.rstrip()), first, *rest))
+        return CallResult(result.event_id, (TextPart(told + first.text), *rest))
+    return CallResult(result.event_id, (TextPart(told.rstrip()), first, *rest))
 
 
-def _is_led_to(event: Event, reply: ModelReply) -> bool:
+def _is_effect_of(event: Event, reply: ModelReply) -> bool:
     return isinstance(event, Action) and event.source is EventSource.AGENT and event.id == reply.id + 1

@@ -82,7 +82,7 @@ class ViewFold:
             case CondensationRequestAction():
                 self._has_request = True
             case PlanAcceptedObservation():
-                self._make_way()
+                self._drop_planner()
                 self._events.append(event)
             case SystemMessageAction():
                 self._system = self._system or event
@@ -102,16 +102,16 @@ class ViewFold:
         """Return the current View. It grows with the fold until the next condensation."""
         return View(self._events, self._has_request, overflows, self._masks)
 
-    def script(self, events: Sequence[Event]) -> Iterator[Event]:
+    def list_events(self, events: Sequence[Event]) -> Iterator[Event]:
         """Return the events that the model's messages are made of: those of the View, and their companions.
 
         Even after forgetting, there is a system message, followed by the task unless another user message is there
         (OpenHands 7.1).
         """
-        replies = _replies_of(events)
+        replies = _find_reply_ids(events)
         companions = iter([*(one for one in self._companions if not _is_reply(one) or one.id in replies), None])
         companion = next(companions)
-        for event in self._essential(events):
+        for event in self._with_essential(events):
             # The system message comes first whenever it was written, and takes no companions along.
             while companion is not None and event is not self._system and 0 < companion.id < event.id:
                 yield companion
@@ -121,7 +121,7 @@ class ViewFold:
             yield companion
             companion = next(companions)
 
-    def _essential(self, events: Sequence[Event]) -> Sequence[Event]:
+    def _with_essential(self, events: Sequence[Event]) -> Sequence[Event]:
         if self._system is not None and (not events or events[0] is not self._system):
             events = [self._system, *(event for event in events if event is not self._system)]
         place = 1 if self._system is not None else 0
@@ -131,7 +131,7 @@ class ViewFold:
         others = [event for event in events if event is not self._task]
         return [*others[:place], self._task, *others[place:]]
 
-    def _make_way(self) -> None:
+    def _drop_planner(self) -> None:
         """Remove the planning agent's system message: the other agent's replaces it."""
         self._events = [event for event in self._events if event is not self._system]
         self._system = None
@@ -148,7 +148,7 @@ class ViewFold:
         if self._summary is not None:
             kept.insert(self._summary_offset, self._summary)
         self._events = kept
-        replies = _replies_of(kept)
+        replies = _find_reply_ids(kept)
         last = max(forgotten, default=0)
         self._companions = [
             event for event in self._companions if event.id in replies or (event.id > last and not _is_reply(event))
@@ -171,7 +171,7 @@ def is_companion(event: Event) -> bool:
     return _is_reply(event)
 
 
-def _replies_of(events: Sequence[Event]) -> set[int]:
+def _find_reply_ids(events: Sequence[Event]) -> set[int]:
     """Return the ids of the replies behind these events, and of the events that have none."""
     named = {event.tool_call_metadata.reply_id for event in events if event.tool_call_metadata is not None}
     return named | {event.id - 1 for event in events if isinstance(event, Action)}

@@ -43,6 +43,7 @@ from controller_worker.agents import PERMISSION, PLAN, REJECT, TURN, WAIT
 from controller_worker.providers import (
     AuthenticationError,
     BadRequestError,
+    CallUsage,
     Completion,
     InternalServerError,
     MalformedReplyError,
@@ -50,7 +51,6 @@ from controller_worker.providers import (
     ModelTimeoutError,
     ServiceUnavailableError,
     ToolCall,
-    Usage,
 )
 
 FAILURES = 3
@@ -86,8 +86,8 @@ ERRORS: Mapping[str, type[ModelError]] = {
 }
 PERMANENT = (AuthenticationError.code, BadRequestError.code)
 INCOMPLETE = ("cancelled", "max_tokens", "max_turn_requests")
-INTERRUPTED_BY_PERSON = "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_INTERRUPTED"
-OF_PERSON = "The person: "
+INTERRUPTED_BY_USER = "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_INTERRUPTED"
+USER_PREFIX = "The person: "
 SHOWN_CHARS = 500
 MODEL = "acp"
 """The model name in replies; the reports name the agent itself."""
@@ -97,7 +97,7 @@ Calls = dict[str, dict[str, Any]]
 
 
 @dataclass
-class Course:
+class AcpProgress:
     """The agent's progress, read from the View.
 
     Attributes:
@@ -160,42 +160,42 @@ class Course:
             self.cost_usd = total - before
 
 
-def said(spec: AcpSpec, events: Sequence[Event], later: Iterable[Event]) -> Completion | ModelError:
+def decide_reply(spec: AcpSpec, events: Sequence[Event], later: Iterable[Event]) -> Completion | ModelError:
     """Convert the agent's latest report to a reply, or return the error that ends the work.
 
     Args:
         events: the View.
         later: the events of the log after the latest answer, including those that no View contains.
     """
-    course = course_of(events)
+    course = read_progress(events)
     report = course.outcome if isinstance(course.outcome, AcpObservation) else None
     later = list(later)
-    error = _error(course, report)
+    error = _find_error(course, report)
     if error is not None and not any(isinstance(event, ModelCallFailed) for event in later):
         return error
     is_told = any(isinstance(event, ModelReply) for event in later)
-    calls = _calls(spec, course, events, is_told=is_told)
+    calls = _decide_calls(spec, course, events, is_told=is_told)
     if report is None or is_told:
-        return _completion("", calls, Usage(), 0.0)
+        return _make_completion("", calls, CallUsage(), 0.0)
     if report.plan is not None:
         calls = {PLAN: {"task_list": [item.model_dump(mode="json") for item in report.plan]}, **calls}
     # The cost of a turn is unknown if the agent does not report it.
     cost_usd = course.cost_usd if course.cost_usd is not None or report.state == "ended" else 0.0
     text = report.content.strip()
-    usage = Usage(**{name: max(count, 0) for name, count in report.usage.model_dump().items()})
-    return _completion(text, calls, usage, cost_usd, report)
+    usage = CallUsage(**{name: max(count, 0) for name, count in report.usage.model_dump().items()})
+    return _make_completion(text, calls, usage, cost_usd, report)
 
 
-def course_of(events: Iterable[Event]) -> Course:
+def read_progress(events: Iterable[Event]) -> AcpProgress:
     """Return the progress of the agent."""
-    course = Course()
+    course = AcpProgress()
     for event in events:
         course.add(event)
     return course
 
 
-def _completion(
-    text: str, calls: Calls, usage: Usage, cost_usd: float | None, report: AcpObservation | None = None
+def _make_completion(
+    text: str, calls: Calls, usage: CallUsage, cost_usd: float | None, report: AcpObservation | None = None
 ) -> Completion:
     return Completion(
         text=text,
@@ -210,7 +210,7 @@ def _completion(
     )
 
 
-def _error(course: Course, report: AcpObservation | None) -> ModelError | None:
+def _find_error(course: AcpProgress, report: AcpObservation | None) -> ModelError | None:
     """Return the error that ends the work: too many failures in a row, or a permanent one."""
     is_permanent = report is not None and report.state == "failed" and report.code in PERMANENT
     if course.failures < FAILURES and not is_permanent:
@@ -222,7 +222,7 @@ def _error(course: Course, report: AcpObservation | None) -> ModelError | None:
     return error
 
 
-def _calls(spec: AcpSpec, course: Course, events: Sequence[Event], *, is_told: bool) -> Calls:
+def _decide_calls(spec: AcpSpec, course: AcpProgress, events: Sequence[Event], *, is_told: bool) -> Calls:
     """Return the next action as a tool call; empty if the agent is done."""
     outcome = course.outcome
     unread = "\n\n".join(course.unread)
@@ -230,28 +230,28 @@ def _calls(spec: AcpSpec, course: Course, events: Sequence[Event], *, is_told: b
     if course.action is None and not course.is_taken_back:
         return {TURN: {**fields, "prompt": unread or CONTINUE}}
     if course.is_taken_back:
-        return {TURN: {**fields, "session_id": "", "prompt": _history(events)}}
+        return {TURN: {**fields, "session_id": "", "prompt": _render_history(events)}}
     if isinstance(outcome, AcpObservation):
         if outcome.state == "working":
             return {TURN: fields}
         if outcome.state == "permission" and outcome.permission is not None:
-            return {PERMISSION: {**fields, **_permission(outcome.permission)}}
+            return {PERMISSION: {**fields, **_choose_option(outcome.permission)}}
         if outcome.state == "ended":
             if unread or is_told:
                 return {TURN: {**fields, "prompt": unread or CONTINUE}}
-            return _end(outcome.stop_reason)
+            return _decide_end(outcome.stop_reason)
     if isinstance(outcome, UserRejectObservation) and isinstance(course.action, AcpPermissionAction):
         asked = course.action
         return {TURN: {**fields, "permission": asked.permission, "option_id": asked.refusal_id}}
     if not course.session_id:
-        return {TURN: {**fields, "prompt": _history(events, INTERRUPTED)}}
-    if getattr(outcome, "error_id", "") == INTERRUPTED_BY_PERSON:
+        return {TURN: {**fields, "prompt": _render_history(events, INTERRUPTED)}}
+    if getattr(outcome, "error_id", "") == INTERRUPTED_BY_USER:
         return {TURN: {**fields, "prompt": unread or CONTINUE}}
     why = outcome.content if outcome is not None and not isinstance(outcome, AcpObservation) else ""
     return {TURN: {**fields, "prompt": "\n\n".join(filter(None, (INTERRUPTED, why, unread)))}}
 
 
-def _permission(permission: AcpPermission) -> dict[str, Any]:
+def _choose_option(permission: AcpPermission) -> dict[str, Any]:
     others = [option.id for option in permission.options if not option.option_kind.startswith("reject")]
     return {
         "permission": permission.number,
@@ -261,7 +261,7 @@ def _permission(permission: AcpPermission) -> dict[str, Any]:
     }
 
 
-def _end(stop_reason: str) -> Calls:
+def _decide_end(stop_reason: str) -> Calls:
     if stop_reason == "refusal":
         return {REJECT: {"reason": "The agent refuses the task."}}
     if stop_reason in INCOMPLETE:
@@ -269,11 +269,11 @@ def _end(stop_reason: str) -> Calls:
     return {}
 
 
-def _history(events: Iterable[Event], why: str = "") -> str:
+def _render_history(events: Iterable[Event], why: str = "") -> str:
     """Return the history as the prompt of a new session; if the task is all, `why` and the task."""
-    entries = [entry for event in events if (entry := _entry(event))]
+    entries = [entry for event in events if (entry := _render_entry(event))]
     if len(entries) <= 1:
-        return "\n\n".join(filter(None, (why, *(entry.removeprefix(OF_PERSON) for entry in entries)))) or CONTINUE
+        return "\n\n".join(filter(None, (why, *(entry.removeprefix(USER_PREFIX) for entry in entries)))) or CONTINUE
     entries = [entries[0], *(entry[:ENTRY_CHARS] for entry in entries[1:])]
     first = entries[0]
     rest = list[str]()
@@ -287,9 +287,9 @@ def _history(events: Iterable[Event], why: str = "") -> str:
     return "\n\n".join((NEW_SESSION, first, *reversed(rest)))
 
 
-def _entry(event: Event) -> str:
+def _render_entry(event: Event) -> str:
     if isinstance(event, MessageAction):
-        return f"{OF_PERSON if event.source is EventSource.USER else 'You: '}{event.content}"
+        return f"{USER_PREFIX if event.source is EventSource.USER else 'You: '}{event.content}"
     if isinstance(event, AcpObservation) and event.call is not None:
         return f"You ran ({event.call.status}): {event.call.shown}\n{event.call.text[:SHOWN_CHARS]}"
     if isinstance(event, AgentFinishAction):

@@ -23,7 +23,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from broker.runtime import Clock, new_key
-from controller_worker.providers import LLM, Completion, Delta, LLMConfig, ModelRequest, ToolCall, Usage, counted_tokens
+from controller_worker.providers import (
+    LLM,
+    CallUsage,
+    Completion,
+    Delta,
+    LLMConfig,
+    ModelRequest,
+    ToolCall,
+    count_prompt_tokens,
+)
 
 FORMAT_VERSION = 1
 _NOT_PART_OF_A_REQUEST = frozenset({
@@ -43,7 +52,7 @@ class CachedLLM:
         assert config.cache_dir is not None
         self._inner = inner
         self._clock = clock
-        self._shelf: _Shelf = (
+        self._shelf: _ReplyStore = (
             _ObjectStore(config.cache_dir, self._clock)
             if "://" in config.cache_dir
             else _Directory(Path(config.cache_dir).expanduser())
@@ -67,8 +76,8 @@ class CachedLLM:
         return completion
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
-        """See `counted_tokens`."""
-        return await counted_tokens(self._inner, request)
+        """See `count_prompt_tokens`."""
+        return await count_prompt_tokens(self._inner, request)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -85,14 +94,14 @@ class CachedLLM:
         }
         if request.output_schema is not None:
             asked["output_schema"] = request.output_schema
-        name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=_plain).encode()).hexdigest()
+        name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=_to_plain).encode()).hexdigest()
         return f"{name[:2]}/{name}.json"
 
     def _read(self, name: str) -> Completion | None:
         try:
             content, kept_at = self._shelf.read(name)
             age = self._clock.now().timestamp() - kept_at
-            return _completion(json.loads(content)) if age <= self._ttl_seconds else None
+            return _to_completion(json.loads(content)) if age <= self._ttl_seconds else None
         except FileNotFoundError:
             return None
         except Exception as error:  # noqa: BLE001  (every kind of store has its own errors)
@@ -102,13 +111,13 @@ class CachedLLM:
     def _write(self, name: str, completion: Completion) -> None:
         """Store a reply. If the disk is full or the store is unavailable, the call still succeeds."""
         try:
-            content = json.dumps(asdict(completion), default=_plain).encode("utf-8", errors="replace")
+            content = json.dumps(asdict(completion), default=_to_plain).encode("utf-8", errors="replace")
             self._shelf.write(name, content)
         except Exception as error:  # noqa: BLE001  (every kind of store has its own errors)
             _log.warning("cannot cache a reply as %s: %s", name, error)
 
 
-class _Shelf(Protocol):
+class _ReplyStore(Protocol):
     """The place where replies are stored."""
 
     def read(self, name: str) -> tuple[bytes, float]:
@@ -165,18 +174,18 @@ class _ObjectStore:
         return files, path
 
 
-def _completion(fields: Mapping[str, Any]) -> Completion:
+def _to_completion(fields: Mapping[str, Any]) -> Completion:
     return Completion(
         **dict(fields)
         | {
             "tool_calls": tuple(ToolCall(**call) for call in fields["tool_calls"]),
             "thinking_blocks": tuple(fields["thinking_blocks"]),
-            "usage": Usage(**fields["usage"]),
+            "usage": CallUsage(**fields["usage"]),
         }
     )
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Convert one of our values to a value that JSON can hold."""
     if isinstance(value, Mapping):
         return dict(value)

@@ -25,8 +25,8 @@ from broker.contract import (
     replace_surrogates,
     to_plain_json,
 )
-from broker.runtime import Clock, DeckhandsError, UsageError, jitter
-from controller_worker.core import BATCH, last_error_of
+from broker.runtime import Clock, DeckhandsError, UsageError, draw_jitter
+from controller_worker.core import BATCH, render_last_error
 from controller_worker.model.models import Models
 from controller_worker.model.permits.call_permit import CallPermit
 from controller_worker.providers import (
@@ -39,13 +39,13 @@ from controller_worker.providers import (
     ModelError,
     ModelRequest,
     RateLimitError,
-    next_wait_seconds,
+    compute_next_wait_seconds,
 )
 
 _log = logging.getLogger(__name__)
 
 
-async def ask(
+async def ask_model(
     models: Models,
     spec: LLMSpec,
     request: ModelRequest,
@@ -66,20 +66,20 @@ async def ask(
         The reply; or the failure and the time of the next attempt; or a deferral if the call was added to a batch.
     """
     try:
-        async with models.using(spec, key_env=permit.key_env) as (llm, config):
+        async with models.use_client(spec, key_env=permit.key_env) as (llm, config):
             if admit is not None:
                 await admit(config.model)
             try:
                 return await _complete(llm, config, request, permit)
             except ModelError as error:
-                others = _others(spec, config, permit) if request.carry is None else []
-                answer = await _ask_others(models, others, request, error, permit=permit, admit=admit)
+                others = _list_alternatives(spec, config, permit) if request.carry is None else []
+                answer = await _ask_alternatives(models, others, request, error, permit=permit, admit=admit)
                 if isinstance(answer, Completion):
                     return answer
                 if not isinstance(answer, ModelError):
                     raise answer from error
-                wait = next_wait_seconds(config, attempt, answer, jitter=jitter() - 0.5)
-                return _failed(
+                wait = compute_next_wait_seconds(config, attempt, answer, jitter=draw_jitter() - 0.5)
+                return _make_failure(
                     answer.code,
                     answer.provider_text or str(answer),
                     answer.last_error,
@@ -90,26 +90,26 @@ async def ask(
     except CallBatched:
         return ModelCallDeferred(code=BATCH, content="The call was given to a batch of the provider's.")
     except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)
-        return failed_by(error, request.conversation_id, attempt=attempt)
+        return to_call_failure(error, request.conversation_id, attempt=attempt)
 
 
-def failed_by(error: Exception, conversation_id: str, *, attempt: int) -> ModelCallFailed:
+def to_call_failure(error: Exception, conversation_id: str, *, attempt: int) -> ModelCallFailed:
     """Return the failure event for an error outside the model. Such a call is not retried."""
-    last_error = last_error_of(error)
+    last_error = render_last_error(error)
     if isinstance(error, DeckhandsError):
-        return _failed(error.code, str(error), last_error, attempt=attempt)
+        return _make_failure(error.code, str(error), last_error, attempt=attempt)
     _log.error("model call of conversation %s failed", conversation_id, exc_info=error)
-    return _failed("unexpected", last_error.partition(": ")[2], last_error, attempt=attempt)
+    return _make_failure("unexpected", last_error.partition(": ")[2], last_error, attempt=attempt)
 
 
 async def _complete(llm: LLM, config: LLMConfig, request: ModelRequest, permit: CallPermit) -> Completion:
-    async with permit.held(config.model) as held:
+    async with permit.hold(config.model) as held:
         completion = held.completion = replace(await llm.complete(request), asked=config.model)
     return completion
 
 
 @dataclass(frozen=True, slots=True)
-class _Other:
+class _Alternative:
     """One alternative to try when a call fails.
 
     Attributes:
@@ -123,20 +123,20 @@ class _Other:
     fallback: str | None = None
 
 
-def _others(spec: LLMSpec, config: LLMConfig, permit: CallPermit) -> list[_Other]:
+def _list_alternatives(spec: LLMSpec, config: LLMConfig, permit: CallPermit) -> list[_Alternative]:
     """Return the alternatives in order: the same model with its other keys, then the fallbacks."""
     further_keys = permit.key_count(config) - 1
-    others = [_Other(_is_rate_limit, spec)] * further_keys
-    return others + [_Other(each.is_for, spec, each.use) for each in config.fallbacks]
+    others = [_Alternative(_is_rate_limit, spec)] * further_keys
+    return others + [_Alternative(each.is_for, spec, each.use) for each in config.fallbacks]
 
 
 def _is_rate_limit(code: str) -> bool:
     return code == RateLimitError.code
 
 
-async def _ask_others(
+async def _ask_alternatives(
     models: Models,
-    others: Sequence[_Other],
+    others: Sequence[_Alternative],
     request: ModelRequest,
     failure: ModelError,
     *,
@@ -159,15 +159,15 @@ async def _ask_others(
         try:
             if each.fallback is not None:
                 spec = models.choose_fallback(spec, each.fallback, permit.tenant)
-            await models.of(spec)  # a router must exist before it can choose
-            other = await models.routed(spec, request, permit.tenant)
-            config = models.settings(other)
+            await models.get_client(spec)  # a router must exist before it can choose
+            other = await models.route(spec, request, permit.tenant)
+            config = models.find_settings(other)
             if admit is not None and config is not None:
                 await admit(config.model)
-            if config is not None and not await permit.try_other(config, request):
+            if config is not None and not await permit.try_alternative(config, request):
                 continue
-            async with models.using(other, key_env=permit.key_env) as (llm, config):
-                _void(request)
+            async with models.use_client(other, key_env=permit.key_env) as (llm, config):
+                _discard_streamed(request)
                 return await _complete(llm, config, request, permit)
         except ModelError as error:
             failures.append(error)
@@ -177,13 +177,13 @@ async def _ask_others(
     return next((error for error in failures if error.retryable), (*obstacles, failures[0])[0])
 
 
-def _void(request: ModelRequest) -> None:
+def _discard_streamed(request: ModelRequest) -> None:
     """Discard the text streamed so far: another model takes over."""
     if request.on_delta is not None:
         request.on_delta(Delta("superseded", ""))
 
 
-def reply_of(
+def to_model_reply(
     completion: Completion, *, iteration: int, seen_id: int, event_id: int, estimated_tokens: int | None = None
 ) -> ModelReply:
     """Convert a reply to its event. Repeated tool call ids are made unique, so that each result has one call.
@@ -212,7 +212,7 @@ def reply_of(
         source=EventSource.AGENT,
         content=replace_surrogates(completion.text),
         tool_calls=tuple(calls),
-        thinking_blocks=tuple(_kept(_with_ids(completion.thinking_blocks, calls))),
+        thinking_blocks=tuple(_to_storable(_replace_places(completion.thinking_blocks, calls))),
         model=completion.model,
         response_id=completion.response_id,
         stop_reason=completion.stop_reason,
@@ -226,7 +226,7 @@ def reply_of(
     )
 
 
-def _with_ids(blocks: Iterable[Mapping[str, Any]], calls: Sequence[ModelToolCall]) -> Iterator[Mapping[str, Any]]:
+def _replace_places(blocks: Iterable[Mapping[str, Any]], calls: Sequence[ModelToolCall]) -> Iterator[Mapping[str, Any]]:
     """Yield the thinking blocks of a reply. A block attached to a call without a usable id gets the call's new id."""
     for block in blocks:
         place = block.get("place") if block.get("type") == "call" else None
@@ -236,14 +236,14 @@ def _with_ids(blocks: Iterable[Mapping[str, Any]], calls: Sequence[ModelToolCall
             yield block
 
 
-def _kept(blocks: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _to_storable(blocks: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the thinking blocks as plain JSON, leaving out those that JSON cannot hold."""
     for block in blocks:
         with contextlib.suppress(ValueError):
             yield to_plain_json(dict(block))
 
 
-def _failed(
+def _make_failure(
     code: str,
     content: str,
     last_error: str,

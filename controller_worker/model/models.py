@@ -3,7 +3,7 @@
 Holds: equal settings share one client, and the number of clients is bounded. Address and key come from the worker's
 environment, never from a conversation. `choose` resolves a conversation's model name once, to an internal reference.
 A client is created in its own thread with a time limit, so one that hangs blocks nothing else.
-Does not: call the models; see `model_call`.
+Does not: call the models; see `explain_model_call`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from broker.contract import LLMSpec, ModelTable
 from broker.limits import QuotaTable
 from broker.runtime import Clock, UsageError
 from controller_worker.memory import MAX_MESSAGE_CHARS
-from controller_worker.model.registry import create_llm, takes_images
-from controller_worker.model.router import RouterLLM, router_of
+from controller_worker.model.registry import accepts_images, create_llm
+from controller_worker.model.router import RouterLLM, make_router
 from controller_worker.providers import (
     LLM,
     PRIMARY,
+    SILENT_MODEL,
     LimitedThreads,
     LLMConfig,
     LLMConfigError,
     ModelRequest,
     Profiles,
-    address_of,
+    find_address,
 )
-from controller_worker.providers import MODEL as SILENT_MODEL
 
 ROUTED = "#routed"
 """Suffix of a reference: use the profile's own model and bypass its router."""
@@ -95,7 +95,7 @@ class Models:
     async def prepare(self) -> None:
         """Create the client of the default model, if any, so that no conversation waits for its import."""
         with contextlib.suppress(UsageError):  # the first call reports the error
-            await self.of(LLMSpec())
+            await self.get_client(LLMSpec())
 
     def choose(self, spec: LLMSpec, tenant: str) -> LLMSpec:
         """Resolve the model that a tenant's conversation names. The other methods take the result.
@@ -104,24 +104,24 @@ class Models:
             ModelNotOffered: no entry with this name is offered to the tenant; the message lists the offered ones.
             LLMConfigError: the table cannot be read.
         """
-        return spec.model_copy(update={"model": self._profiles.find(spec.model, tenant) or None})
+        return spec.model_copy(update={"model": self._profiles.find_reference(spec.model, tenant) or None})
 
     def choose_fallback(self, spec: LLMSpec, name: str, tenant: str) -> LLMSpec:
         """Resolve a fallback that the settings of `spec` name. Raises the same errors as `choose`."""
         reference = (spec.model or "").removesuffix(ROUTED)
         return spec.model_copy(update={"model": self._profiles.find_fallback(reference, name, tenant) or None})
 
-    async def of(self, spec: LLMSpec) -> tuple[LLM, LLMConfig]:
+    async def get_client(self, spec: LLMSpec) -> tuple[LLM, LLMConfig]:
         """Return the client and the settings of a specification. To make a call, use `using`.
 
         Raises:
             LLMConfigError: no model is configured, or a setting cannot be used.
         """
-        async with self.using(spec) as found:
+        async with self.use_client(spec) as found:
             return found
 
     @contextlib.asynccontextmanager
-    async def using(self, spec: LLMSpec, *, key_env: str | None = None) -> AsyncIterator[tuple[LLM, LLMConfig]]:
+    async def use_client(self, spec: LLMSpec, *, key_env: str | None = None) -> AsyncIterator[tuple[LLM, LLMConfig]]:
         """Yield the client and the settings of a specification. The client stays open inside the block.
 
         Args:
@@ -136,7 +136,7 @@ class Models:
             yield await asyncio.shield(client.made)
         finally:
             client.users -= 1
-            self._close_others()
+            self._close_idle_clients()
 
     def _client(self, spec: LLMSpec, key_env: str | None) -> _Client:
         client = self._clients.pop((spec, key_env), None)
@@ -148,7 +148,7 @@ class Models:
         self._clients[spec, key_env] = client
         return client
 
-    def _close_others(self) -> None:
+    def _close_idle_clients(self) -> None:
         """Close unused clients above the limit, least recently used first."""
         idle = [key for key, client in self._clients.items() if client.made.done() and not client.users]
         for key in idle[: max(0, len(self._clients) - CLIENTS_LIMIT)]:
@@ -163,7 +163,7 @@ class Models:
         client = self._clients.get((spec, None))
         return client is not None and client.is_ready
 
-    def settings(self, spec: LLMSpec) -> LLMConfig | None:
+    def find_settings(self, spec: LLMSpec) -> LLMConfig | None:
         """Return a model's settings; None if they cannot be used. The call then reports the error."""
         client = self._clients.get((spec, None))
         if client is not None and client.is_ready:
@@ -173,7 +173,7 @@ class Models:
         except UsageError:
             return None
 
-    async def routed(self, spec: LLMSpec, request: ModelRequest, tenant: str) -> LLMSpec:
+    async def route(self, spec: LLMSpec, request: ModelRequest, tenant: str) -> LLMSpec:
         """Return the model that a router chooses for a request. Return any other model unchanged.
 
         Quotas, budgets and keys then apply to the model that is really called. If a router cannot choose, the call asks
@@ -183,24 +183,24 @@ class Models:
             ModelNotOffered: the router chose a profile that is not offered to the tenant.
             ClientMissing: the router does not exist yet.
         """
-        config = self.settings(spec)
+        config = self.find_settings(spec)
         if config is None or config.router is None:
             return spec
         if not self.is_ready(spec):
             raise ClientMissing(spec)
         try:
-            async with self.using(spec) as (llm, _):
+            async with self.use_client(spec) as (llm, _):
                 assert isinstance(llm, RouterLLM)
                 name = await llm.select(request)
         except Exception:  # noqa: BLE001  (the outer edge: it may be an operator's code)
             return spec
-        chosen = (spec.model or "") if name == PRIMARY else self._profiles.find(name, tenant)
+        chosen = (spec.model or "") if name == PRIMARY else self._profiles.find_reference(name, tenant)
         return spec.model_copy(update={"model": chosen + ROUTED})
 
     @property
     def offered(self) -> list[str]:
         """The default model (empty without one) and the profiles, as workers of all versions report them."""
-        config = self.settings(LLMSpec())
+        config = self.find_settings(LLMSpec())
         names = self._loaded.names if self._loaded is not None else ()
         return [config.model if config is not None else "", *names]
 
@@ -216,25 +216,25 @@ class Models:
     def may_batch(self) -> bool:
         """Whether any settings of this worker ask for a provider's batch API."""
         try:
-            return self._profiles.sets("batch")
+            return self._profiles.has_field("batch")
         except LLMConfigError:
             return False  # the first call reports the error
 
     def max_message_chars(self, spec: LLMSpec) -> int:
         """Return the length limit of a text in a prompt; the default if the settings cannot be used."""
-        config = self.settings(spec)
+        config = self.find_settings(spec)
         return MAX_MESSAGE_CHARS if config is None else config.max_message_chars
 
     def structures_output(self, spec: LLMSpec) -> bool:
         """Return whether a model's output can be constrained to the conversation's output schema."""
-        config = self.settings(spec)
+        config = self.find_settings(spec)
         return config is not None and config.structured_output != "off"
 
     def sees_images(self, spec: LLMSpec) -> bool:
         """Return whether the model, or any model that may replace it, accepts images."""
         if spec in self._sights:
             return self._sights[spec]
-        config = self.settings(spec)
+        config = self.find_settings(spec)
         if config is None:
             return True
         reference = (spec.model or "").removesuffix(ROUTED)
@@ -244,8 +244,10 @@ class Models:
             others = [self._profiles.find_fallback(reference, fallback.use, None) for fallback in config.fallbacks]
             if config.router is not None:
                 others += sorted(config.router.profiles)
-            self._sights[spec] = takes_images(config) or any(
-                takes_images(other) for name in others if (other := self.settings(LLMSpec(model=name))) is not None
+            self._sights[spec] = accepts_images(config) or any(
+                accepts_images(other)
+                for name in others
+                if (other := self.find_settings(LLMSpec(model=name))) is not None
             )
         except UsageError:
             return True  # the call reports the error
@@ -273,7 +275,7 @@ class Models:
                 raise LLMConfigError(f"The quota table names the key {key_env}, which is not set.")
             self._check_key(key_env, config)
             config = config.model_copy(update={"api_key": SecretStr(key)})
-        return self._create_whole(config), config
+        return self._create_with_choices(config), config
 
     def _check_key(self, key_env: str, config: LLMConfig) -> None:
         """Reject a key of the quota table that would be sent to two addresses.
@@ -281,25 +283,25 @@ class Models:
         Raises:
             LLMConfigError: the entries of its model have different addresses.
         """
-        addresses = {address_of(config)}
+        addresses = {find_address(config)}
         for name in ("", *self._profiles.names):
             with contextlib.suppress(UsageError):  # an unusable entry gets no key
-                other = self._profiles.config(name)
-                pool = self._quotas.pool_of(other.model)
+                other = self._profiles.load_config(name)
+                pool = self._quotas.find_pool(other.model)
                 if pool is not None and any(quota.key_env == key_env for quota in pool.quotas):
-                    addresses.add(address_of(other))
+                    addresses.add(find_address(other))
         if len(addresses) > 1:
             raise LLMConfigError(
                 f"The quota table gives the key {key_env} to models at different addresses.",
                 remedy="Name the models so that each of its quotas matches those of one address.",
             )
 
-    def _create_whole(self, config: LLMConfig) -> LLM:
+    def _create_with_choices(self, config: LLMConfig) -> LLM:
         """Create a model and, if it is a router, the models it may choose from."""
         if config.router is None:
             return create_llm(config, self._clock)
-        choices = {name: self._profiles.named(name) for name in sorted(config.router.profiles)}
-        router = router_of(config.router, choices)
+        choices = {name: self._profiles.load_profile(name) for name in sorted(config.router.profiles)}
+        router = make_router(config.router, choices)
         models = {name: create_llm(of, self._clock) for name, of in ({PRIMARY: config} | choices).items()}
         is_own = config.router.kind == "class"
         return RouterLLM(router, models, self._threads if is_own else None)
@@ -311,7 +313,7 @@ class Models:
         is_routed = name is not None and name.endswith(ROUTED)
         if name is not None and is_routed:
             name = name.removesuffix(ROUTED) or None
-        config = self._profiles.config(
+        config = self._profiles.load_config(
             name,
             temperature=spec.temperature,
             max_output_tokens=spec.max_output_tokens,

@@ -12,14 +12,13 @@ from functools import partial
 from typing import Literal
 
 from broker.contract import CondensationAction, Event, LLMSpec, ModelReply, ToolSpec
-from controller_worker.agents import Agent, handed_in, is_acp_agent, sees_pages, turn_of
-from controller_worker.core import State, examined, wants_verdict
+from controller_worker.agents import Agent, is_acp_agent, parse_finish, should_show_pages, to_turn_events
+from controller_worker.core import State, check_outputs, needs_verdict
 from controller_worker.memory import Inquiry, PromptOptions, create_condenser
 from controller_worker.model import acp_turn, critic
 from controller_worker.model.models import Models
-from controller_worker.model.recollection import Recollection
-from controller_worker.providers import MODEL as SILENT_MODEL
-from controller_worker.providers import Message, ModelRequest
+from controller_worker.model.prompt_history import PromptHistory
+from controller_worker.providers import SILENT_MODEL, Message, ModelRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +39,19 @@ class Question:
         """Return the events of an answer. The reply comes first."""
         if self.conclude is None:
             output = state.setup.agent.output
-            if output is not None and self.request.output_schema is not None and handed_in(reply, output) is not None:
+            if (
+                output is not None
+                and self.request.output_schema is not None
+                and parse_finish(reply, output) is not None
+            ):
                 reply = reply.model_copy(update={"is_output": True})
-            return (reply, *examined(turn_of(agent, reply, state.tasks.items, output), output))
+            return (reply, *check_outputs(to_turn_events(agent, reply, state.tasks.items, output), output))
         reply = reply.model_copy(update={"service": self.request.service, "iteration": self.request.iteration})
         return (reply, self.conclude(reply))
 
 
 async def next_question(
-    state: State, agent: Agent, recollection: Recollection, models: Models
+    state: State, agent: Agent, recollection: PromptHistory, models: Models
 ) -> Question | CondensationAction:
     """Return the next question, or a condensation that needs no model call.
 
@@ -56,34 +59,34 @@ async def next_question(
         CorruptEntry: an entry of the log is damaged or missing.
         ModelNotOffered, LLMConfigError: the conversation may not use the model that it names.
     """
-    question = await _unrouted(state, agent, recollection, models)
+    question = await _choose_question(state, agent, recollection, models)
     if not isinstance(question, Question):
         return question
-    return replace(question, llm=await models.routed(question.llm, question.request, tenant_of(state)))
+    return replace(question, llm=await models.route(question.llm, question.request, get_tenant(state)))
 
 
-def tenant_of(state: State) -> str:
+def get_tenant(state: State) -> str:
     """Return the tenant of a conversation; empty if it has none."""
     return state.setup.tenancy.tenant
 
 
-async def _unrouted(
-    state: State, agent: Agent, recollection: Recollection, models: Models
+async def _choose_question(
+    state: State, agent: Agent, recollection: PromptHistory, models: Models
 ) -> Question | CondensationAction:
-    if wants_verdict(state):
-        return await _question_to_critic(state, recollection, models)
+    if needs_verdict(state):
+        return await _make_critic_question(state, recollection, models)
     if is_acp_agent(agent):
-        return await _report_of_agent(state, recollection)
+        return await _make_acp_question(state, recollection)
     is_asking = getattr(agent, "asks_model", True)
-    tenant = tenant_of(state)
+    tenant = get_tenant(state)
     llm = models.choose(state.setup.agent.llm, tenant) if is_asking else LLMSpec(model=SILENT_MODEL)
-    prompt = await recollection.prompt(
+    prompt = await recollection.build_prompt(
         state.version,
         create_condenser(state.setup.agent.condenser),
         PromptOptions(
             max_message_chars=models.max_message_chars(llm),
             sees_images=models.sees_images(llm),
-            shows_pages=state.setup.agent.enable_som_visual_browsing and sees_pages(agent),
+            shows_pages=state.setup.agent.enable_som_visual_browsing and should_show_pages(agent),
             shows_recalls=state.setup.agent.enable_prompt_extensions,
             disabled_skills=state.setup.agent.disabled_microagents,
         ),
@@ -92,47 +95,47 @@ async def _unrouted(
     if isinstance(prompt, CondensationAction):
         return prompt
     if isinstance(prompt, Inquiry):
-        request = _request(state, prompt.messages, prompt.tools, "condenser")
+        request = _make_request(state, prompt.messages, prompt.tools, "condenser")
         other = models.choose(prompt.llm, tenant) if prompt.llm is not None else llm
-        return Question(_asked_once(other), request, state.version, prompt.conclude)
-    request = _request(state, prompt, agent.tools, "agent")
+        return Question(_without_prompt_cache(other), request, state.version, prompt.conclude)
+    request = _make_request(state, prompt, agent.tools, "agent")
     output = state.setup.agent.output
     if output is not None and models.structures_output(llm):
         request = replace(request, output_schema=output.json_schema)
     return Question(llm, request, state.version)
 
 
-async def _report_of_agent(state: State, recollection: Recollection) -> Question:
+async def _make_acp_question(state: State, recollection: PromptHistory) -> Question:
     spec = state.setup.agent.acp
     assert spec is not None
-    events = (await recollection.view(state.version)).events
-    outcome = acp_turn.course_of(events).outcome
-    later = await recollection.behind(outcome.id, state.version) if outcome is not None else ()
-    request = _request(state, (Message("user"),), (), "agent")
-    request = replace(request, answer=acp_turn.said(spec, events, later))
+    events = (await recollection.build_view(state.version)).events
+    outcome = acp_turn.read_progress(events).outcome
+    later = await recollection.list_after(outcome.id, state.version) if outcome is not None else ()
+    request = _make_request(state, (Message("user"),), (), "agent")
+    request = replace(request, answer=acp_turn.decide_reply(spec, events, later))
     return Question(LLMSpec(model=SILENT_MODEL), request, state.version)
 
 
-async def _question_to_critic(state: State, recollection: Recollection, models: Models) -> Question:
+async def _make_critic_question(state: State, recollection: PromptHistory, models: Models) -> Question:
     goal = state.setup.agent.goal
     assert goal is not None
     assert goal.critic is not None
-    events = (await recollection.view(state.version)).events
-    messages = critic.question(goal.critic, events, overflows=state.calls.overflows)
+    events = (await recollection.build_view(state.version)).events
+    messages = critic.render_prompt(goal.critic, events, overflows=state.calls.overflows)
     return Question(
-        _asked_once(models.choose(goal.critic.llm or state.setup.agent.llm, tenant_of(state))),
-        _request(state, messages, (critic.VERDICT,), "critic"),
+        _without_prompt_cache(models.choose(goal.critic.llm or state.setup.agent.llm, get_tenant(state))),
+        _make_request(state, messages, (critic.VERDICT,), "critic"),
         state.version,
-        partial(critic.verdict_of, finish_id=state.lifecycle.result_id),
+        partial(critic.parse_verdict, finish_id=state.lifecycle.result_id),
     )
 
 
-def _asked_once(llm: LLMSpec) -> LLMSpec:
+def _without_prompt_cache(llm: LLMSpec) -> LLMSpec:
     """Return the model without prompt caching, for a prompt that is sent only once."""
     return llm.model_copy(update={"caching_prompt": False})
 
 
-def _request(
+def _make_request(
     state: State,
     messages: tuple[Message, ...],
     tools: Sequence[ToolSpec],

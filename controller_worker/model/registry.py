@@ -16,6 +16,7 @@ from controller_worker.providers import (
     LLM,
     REPLAY_PREFIX,
     SCRIPTED_PREFIX,
+    SILENT_MODEL,
     AnthropicBatches,
     AnthropicLLM,
     BatchProvider,
@@ -27,11 +28,10 @@ from controller_worker.providers import (
     ReplayedLLM,
     ScriptedLLM,
     SilentLLM,
-    features_of,
-    providers,
+    find_features,
+    list_providers,
     sees_images,
 )
-from controller_worker.providers import MODEL as SILENT_MODEL
 
 BATCH_BACKENDS = frozenset({"anthropic", "openai"})
 LOCAL_BACKENDS = frozenset({"scripted", "replay", "silent"})
@@ -55,7 +55,7 @@ def create_llm(config: LLMConfig, clock: Clock) -> LLM:
         model = "litellm_proxy/" + config.model.removeprefix(OPENHANDS_PREFIX)
         config = config.model_copy(update={"model": model, "base_url": config.base_url or OPENHANDS_URL})
     check_batches(config)
-    backend = backend_of(config)
+    backend = find_backend(config)
     try:
         llm = _create(backend, config, clock)
     except OSError as error:
@@ -68,9 +68,9 @@ def create_llm(config: LLMConfig, clock: Clock) -> LLM:
             f"This installation cannot call the model {config.model!r}: it has no {error.name!r}.",
             remedy='Install `pip install "deckhands[controller]"` where controller workers run.',
         ) from error
-    if not takes_images(config):
+    if not accepts_images(config):
         llm = WithoutImagesLLM(llm)
-    llm = _with_text_tools(llm, backend, config)
+    llm = _add_text_tools(llm, backend, config)
     return llm if config.cache_dir is None else CachedLLM(llm, config, clock)
 
 
@@ -81,7 +81,7 @@ def create_batch_provider(config: LLMConfig, clock: Clock) -> BatchProvider:
         LLMConfigError: the model's backend has no batch API.
     """
     check_batches(config)
-    if backend_of(config) == "anthropic":
+    if find_backend(config) == "anthropic":
         claude = AnthropicLLM(config, clock)
         return AnthropicBatches(claude.send, claude.aclose)
     other = OpenAICompatibleLLM(config, clock)
@@ -94,27 +94,27 @@ def check_batches(config: LLMConfig) -> None:
     Raises:
         LLMConfigError: the model's backend has no batch API.
     """
-    if config.batch is not None and backend_of(config) not in {*BATCH_BACKENDS, "silent"}:
+    if config.batch is not None and find_backend(config) not in {*BATCH_BACKENDS, "silent"}:
         raise LLMConfigError(
-            f"The backend {backend_of(config)!r} cannot batch calls of {config.model!r}.",
+            f"The backend {find_backend(config)!r} cannot batch calls of {config.model!r}.",
             remedy="Use a model of anthropic/, or the backend openai with LLM_BASE_URL=https://api.openai.com/v1.",
         )
 
 
-def _with_text_tools(llm: LLM, backend: str, config: LLMConfig) -> LLM:
+def _add_text_tools(llm: LLM, backend: str, config: LLMConfig) -> LLM:
     if config.native_tool_calling is False:
         return TextToolsLLM(llm, config)
-    if backend in LOCAL_BACKENDS or config.native_tool_calling or features_of(config.known_as).function_calling:
+    if backend in LOCAL_BACKENDS or config.native_tool_calling or find_features(config.known_as).function_calling:
         return llm
     _log.info("%s is not known to call tools natively: they go into the prompt as text.", config.model)
     return TextToolsLLM(llm, config)
 
 
-def takes_images(config: LLMConfig) -> bool:
+def accepts_images(config: LLMConfig) -> bool:
     """Return whether images are sent to the model. Scripted and replayed models get them."""
     if config.disable_vision is not None:
         return not config.disable_vision
-    return backend_of(config) in LOCAL_BACKENDS or sees_images(config.known_as)
+    return find_backend(config) in LOCAL_BACKENDS or sees_images(config.known_as)
 
 
 def _create(backend: str, config: LLMConfig, clock: Clock) -> LLM:
@@ -131,7 +131,7 @@ def _create(backend: str, config: LLMConfig, clock: Clock) -> LLM:
     return LitellmLLM(config, clock)
 
 
-def backend_of(config: LLMConfig) -> str:
+def find_backend(config: LLMConfig) -> str:
     """Return the backend: the configured one, else chosen by model and address.
 
     `auto` chooses scripted and replayed models by their prefix. It chooses the Anthropic backend for Claude at
@@ -163,5 +163,5 @@ def backend_of(config: LLMConfig) -> str:
         return "anthropic"
     if rest.startswith(RESPONSES_PREFIX):
         return "litellm"
-    is_compatible = provider in COMPATIBLE_PROVIDERS or provider not in providers()
+    is_compatible = provider in COMPATIBLE_PROVIDERS or provider not in list_providers()
     return "openai" if config.base_url is not None and is_compatible else "litellm"

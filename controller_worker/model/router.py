@@ -26,8 +26,8 @@ from controller_worker.providers import (
     ModelRequest,
     RouterSpec,
     RouteRule,
-    max_input_tokens,
-    prompt_tokens,
+    estimate_prompt_tokens,
+    find_max_input_tokens,
 )
 
 OVERFLOWS_REMEMBERED = 10_000
@@ -100,7 +100,7 @@ class MultimodalRouter:
         """See `Router.select_llm`."""
         if any(has_images(message) for message in request.messages) or request.conversation_id in self._overflown:
             return PRIMARY
-        if self._max_input_tokens is None or prompt_tokens(request) <= self._max_input_tokens:
+        if self._max_input_tokens is None or estimate_prompt_tokens(request) <= self._max_input_tokens:
             return self._secondary
         if len(self._overflown) >= OVERFLOWS_REMEMBERED:
             del self._overflown[next(iter(self._overflown))]
@@ -116,7 +116,7 @@ class RuleRouter:
 
     def select_llm(self, request: ModelRequest) -> str:
         """See `Router.select_llm`."""
-        return next((rule.use for rule in self._rules if _holds(rule, request)), PRIMARY)
+        return next((rule.use for rule in self._rules if _matches(rule, request)), PRIMARY)
 
 
 class RandomRouter:
@@ -136,7 +136,7 @@ class RandomRouter:
         return list(self._weights)[-1]
 
 
-def router_of(spec: RouterSpec, choices: Mapping[str, LLMConfig]) -> Router:
+def make_router(spec: RouterSpec, choices: Mapping[str, LLMConfig]) -> Router:
     """Create the specified router.
 
     Args:
@@ -148,16 +148,16 @@ def router_of(spec: RouterSpec, choices: Mapping[str, LLMConfig]) -> Router:
     match spec.kind:
         case "multimodal":
             assert spec.secondary is not None
-            return MultimodalRouter(spec.secondary, max_input_tokens(choices[spec.secondary]))
+            return MultimodalRouter(spec.secondary, find_max_input_tokens(choices[spec.secondary]))
         case "rules":
             return RuleRouter(spec.rules)
         case "random":
             return RandomRouter(spec.weights)
     assert spec.path is not None
-    return _own_router(spec.path)
+    return _load_own_router(spec.path)
 
 
-def _own_router(path: str) -> Router:
+def _load_own_router(path: str) -> Router:
     module, _, name = path.partition(":")
     try:
         router: Router = getattr(importlib.import_module(module), name)()
@@ -169,9 +169,9 @@ def _own_router(path: str) -> Router:
     return router
 
 
-def _holds(rule: RouteRule, request: ModelRequest) -> bool:
+def _matches(rule: RouteRule, request: ModelRequest) -> bool:
     return (
         (rule.images is None or rule.images == any(has_images(message) for message in request.messages))
-        and (rule.min_tokens is None or prompt_tokens(request) >= rule.min_tokens)
+        and (rule.min_tokens is None or estimate_prompt_tokens(request) >= rule.min_tokens)
         and (rule.service is None or rule.service == request.service)
     )

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from broker.log import EventLog, LiveText, Piece
+from broker.log import EventLog, LivePiece, LiveText
 from broker.secrets import MaskedPieces, Masker
 from broker.store import Store
 from controller_worker.providers import Delta, ModelRequest
@@ -20,7 +20,7 @@ GATHER_SECONDS = 0.1
 
 
 @contextlib.asynccontextmanager
-async def shown(
+async def stream_reply(
     store: Store, log: EventLog, request: ModelRequest, *, attempt: int, is_watched: bool
 ) -> AsyncIterator[ModelRequest]:
     """Yield the request to send; it streams if a client follows the reply.
@@ -33,8 +33,8 @@ async def shown(
     if request.service != "agent" or request.carry is not None or not is_watched:
         yield request
         return
-    masker = await log.masker(request.conversation_id)
-    gathered = _Gathered(LiveText(store, request.conversation_id), f"{request.iteration + 1}.{attempt}", masker)
+    masker = await log.load_masker(request.conversation_id)
+    gathered = _PieceBuffer(LiveText(store, request.conversation_id), f"{request.iteration + 1}.{attempt}", masker)
     try:
         yield replace(request, on_delta=gathered.add)
         await gathered.flush()
@@ -42,7 +42,7 @@ async def shown(
         gathered.stop()
 
 
-class _Gathered:
+class _PieceBuffer:
     """Buffers pieces that are not shown yet.
 
     Attributes:
@@ -54,8 +54,8 @@ class _Gathered:
         self._live = live
         self._call = call
         self._fallbacks = 0
-        self._pieces: list[Piece] = []
-        self._run: Piece | None = None
+        self._pieces: list[LivePiece] = []
+        self._run: LivePiece | None = None
         self._shown: dict[str, int] = {}
         self._masked = MaskedPieces(masker)
         self._timer: asyncio.TimerHandle | None = None
@@ -64,15 +64,15 @@ class _Gathered:
     def add(self, delta: Delta) -> None:
         pieces = self._pieces
         if delta.kind == "superseded":
-            pieces.append(Piece(self._name, delta.kind, ""))
+            pieces.append(LivePiece(self._name, delta.kind, ""))
             self._fallbacks += 1
             return
         if pieces and pieces[-1].kind == delta.kind and pieces[-1].call == self._name:
             pieces[-1] = replace(pieces[-1], text=pieces[-1].text + delta.text)
         else:
-            pieces.append(Piece(self._name, delta.kind, delta.text))
+            pieces.append(LivePiece(self._name, delta.kind, delta.text))
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._due)
+            self._timer = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._on_timer)
 
     @property
     def _name(self) -> str:
@@ -83,9 +83,9 @@ class _Gathered:
         """Wait for the current write, then show the rest."""
         if self._showing is not None:
             await self._showing
-        pieces = self._placed([*self._taken(), *self._ended()])
+        pieces = self._add_offsets([*self._take_masked(), *self._end_run()])
         if pieces:
-            await self._live.show(pieces)
+            await self._live.add(pieces)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -93,27 +93,27 @@ class _Gathered:
         if self._showing is not None:
             self._showing.cancel()
 
-    def _due(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         if self._showing is not None and not self._showing.done():
-            self._timer = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._due)
+            self._timer = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._on_timer)
             return
-        if pieces := self._placed(self._taken()):
-            self._showing = asyncio.create_task(self._live.show(pieces))
+        if pieces := self._add_offsets(self._take_masked()):
+            self._showing = asyncio.create_task(self._live.add(pieces))
 
-    def _taken(self) -> list[Piece]:
+    def _take_masked(self) -> list[LivePiece]:
         """Return the buffered pieces, masked as far as they can be shown now."""
         pieces, self._pieces = self._pieces, []
-        found: list[Piece] = []
+        found: list[LivePiece] = []
         for piece in pieces:
             run = replace(piece, text="")
             if run != self._run:
-                found += self._ended()
+                found += self._end_run()
                 self._run = run
             found.append(replace(piece, text=self._masked.feed(piece.text)))
         return [piece for piece in found if piece.text or piece.kind == "superseded"]
 
-    def _placed(self, pieces: list[Piece]) -> list[Piece]:
+    def _add_offsets(self, pieces: list[LivePiece]) -> list[LivePiece]:
         """Add to each piece its offset in the text of its call."""
         found = []
         for piece in pieces:
@@ -122,7 +122,7 @@ class _Gathered:
             found.append(replace(piece, at=at))
         return found
 
-    def _ended(self) -> list[Piece]:
+    def _end_run(self) -> list[LivePiece]:
         """Return the text that the masker held back at the end of a run."""
         rest = self._masked.finish()
         return [replace(self._run, text=rest)] if self._run is not None and rest else []

@@ -24,12 +24,12 @@ from controller_worker.providers import (
     MessageMemo,
     ModelRequest,
     TextPart,
-    features_of,
+    add_example,
+    add_suffix,
+    find_features,
+    needs_example,
     read_calls,
-    system_suffix,
-    wants_example,
-    with_example,
-    with_suffix,
+    render_system_suffix,
     write_calls,
 )
 
@@ -41,8 +41,8 @@ class TextToolsLLM:
 
     def __init__(self, inner: LLM, config: LLMConfig) -> None:
         self._inner = inner
-        self._wants_example = wants_example(config.model)
-        has_stop_word = features_of(config.known_as).stop_words and not config.disable_stop_word
+        self._wants_example = needs_example(config.model)
+        has_stop_word = find_features(config.known_as).stop_words and not config.disable_stop_word
         self._stop = (STOP_WORD,) if has_stop_word else ()
         self._made: MessageMemo[Message] = MessageMemo()
 
@@ -70,26 +70,26 @@ class TextToolsLLM:
         await self._inner.aclose()
 
     def _messages(self, request: ModelRequest, tools: Mapping[str, ToolSpec]) -> list[Message]:
-        messages = [self._made.of(message, lambda made: _as_text(made, tools)) for message in request.messages]
+        messages = [self._made.of(message, lambda made: _to_text(made, tools)) for message in request.messages]
         if not tools:
             return messages
-        suffix = system_suffix(request.tools)
+        suffix = render_system_suffix(request.tools)
         first = next((index for index, message in enumerate(messages) if message.role == "system"), None)
         if first is None:
             messages.insert(0, Message("system", (TextPart(suffix.lstrip()),)))
         else:
-            messages[first] = with_suffix(messages[first], suffix)
+            messages[first] = add_suffix(messages[first], suffix)
         task = next((index for index, message in enumerate(messages) if message.role == "user"), None)
         if task is not None and self._wants_example:
             messages[task] = _with_example(messages[task], request)
         return messages
 
 
-def _as_text(message: Message, tools: Mapping[str, ToolSpec]) -> Message:
+def _to_text(message: Message, tools: Mapping[str, ToolSpec]) -> Message:
     """Convert a message to plain text, which any chat model can read."""
     if message.role == "tool":
         prefix = RESULT_PREFIX.format(name=message.name or "function")
-        return Message("user", _prefixed(message.content, prefix))
+        return Message("user", _add_prefix(message.content, prefix))
     if message.role == "assistant":
         text = "\n".join(part.text for part in message.content if isinstance(part, TextPart))
         images = tuple(part for part in message.content if isinstance(part, ImagePart))
@@ -98,7 +98,7 @@ def _as_text(message: Message, tools: Mapping[str, ToolSpec]) -> Message:
     return message
 
 
-def _prefixed(content: tuple[TextPart | ImagePart, ...], prefix: str) -> tuple[TextPart | ImagePart, ...]:
+def _add_prefix(content: tuple[TextPart | ImagePart, ...], prefix: str) -> tuple[TextPart | ImagePart, ...]:
     if content and isinstance(content[0], TextPart):
         return (TextPart(prefix + content[0].text), *content[1:])
     return (TextPart(prefix), *content)
@@ -106,7 +106,7 @@ def _prefixed(content: tuple[TextPart | ImagePart, ...], prefix: str) -> tuple[T
 
 def _with_example(message: Message, request: ModelRequest) -> Message:
     if message.content and isinstance(message.content[0], TextPart):
-        text = with_example(message.content[0].text, request.tools)
+        text = add_example(message.content[0].text, request.tools)
         return replace(message, content=(TextPart(text), *message.content[1:]))
-    text = with_example("", request.tools)
+    text = add_example("", request.tools)
     return replace(message, content=(TextPart(text), *message.content)) if text else message

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from broker.contract import DelegateEnded, Event, ModelReply, ModelUsage, TokenUsage
 
 
-def usage_by_model(events: Iterable[Event]) -> tuple[ModelUsage, ...]:
+def sum_usage_by_model(events: Iterable[Event]) -> tuple[ModelUsage, ...]:
     """Return the usage by model, in the order of each model's first call."""
     found: dict[str, ModelUsage] = {}
     told: set[int] = set()

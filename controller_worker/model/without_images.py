@@ -16,7 +16,7 @@ from controller_worker.providers import (
     Message,
     MessageMemo,
     ModelRequest,
-    counted_tokens,
+    count_prompt_tokens,
 )
 
 
@@ -29,17 +29,17 @@ class WithoutImagesLLM:
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Call the model once. See `LLM.complete`."""
-        return await self._inner.complete(self._seen(request))
+        return await self._inner.complete(self._replace_images(request))
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
-        """See `counted_tokens`."""
-        return await counted_tokens(self._inner, self._seen(request))
+        """See `count_prompt_tokens`."""
+        return await count_prompt_tokens(self._inner, self._replace_images(request))
 
     async def aclose(self) -> None:
         """Close all connections."""
         await self._inner.aclose()
 
-    def _seen(self, request: ModelRequest) -> ModelRequest:
+    def _replace_images(self, request: ModelRequest) -> ModelRequest:
         messages = [
             self._made.of(message, _without_images) if has_images(message) else message for message in request.messages
         ]

@@ -15,27 +15,27 @@ from typing import Any
 
 from broker.runtime import Clock
 from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.context_management import compacts, with_betas
+from controller_worker.providers.context_management import add_betas, is_compacting
 from controller_worker.providers.errors import LLMConfigError
-from controller_worker.providers.llm import Completion, ModelRequest, Usage
-from controller_worker.providers.model_features import features_of
+from controller_worker.providers.llm import CallUsage, Completion, ModelRequest
+from controller_worker.providers.model_features import find_features
 from controller_worker.providers.model_table import look_up
-from controller_worker.providers.parameters import body_and_headers, may_be_long, messages_parameters
+from controller_worker.providers.parameters import make_messages_parameters, may_be_long, split_body_and_headers
 from controller_worker.providers.strictness import Strict, Strictness
-from controller_worker.providers.wires.claude_blocks import continued, is_paused, joined
+from controller_worker.providers.wires.claude_blocks import continue_turn, is_paused, join_parts
 from controller_worker.providers.wires.messages_stream import MessagesStream
 from controller_worker.providers.wires.messages_wire import MessagesWire, read_message, read_part
-from controller_worker.providers.wires.plausible_usage import completion_of
-from controller_worker.providers.wires.quota_headers import quota_left
+from controller_worker.providers.wires.plausible_usage import make_completion
+from controller_worker.providers.wires.quota_headers import parse_quota_left
 from controller_worker.providers.wires.raw_client import (
     RawClient,
-    connections,
     is_streamed,
-    parsed,
-    pieces_of,
-    timeouts,
+    iterate_pieces,
+    make_connection_options,
+    make_timeouts,
+    parse_body,
 )
-from controller_worker.providers.wires.reply import token_count
+from controller_worker.providers.wires.reply import parse_token_count
 
 PREFIX = "anthropic/"
 URL = "https://api.anthropic.com"
@@ -63,20 +63,20 @@ class AnthropicLLM:
         self._config = config
         model = config.model.removeprefix(PREFIX)
         self._row = look_up(config.base_model or model)
-        self._parameters, further_headers = body_and_headers(messages_parameters(config, model))
+        self._parameters, further_headers = split_body_and_headers(make_messages_parameters(config, model))
         has_sampling = bool({"temperature", "top_p", "top_k"} & set(self._parameters))
         version = {"anthropic-version": LAST_VERSION_WITH_SAMPLING} if has_sampling else {}
-        self._versions = with_betas(version, config.context_management)
-        further_headers = with_betas(further_headers, config.context_management)
+        self._versions = add_betas(version, config.context_management)
+        further_headers = add_betas(further_headers, config.context_management)
         self._headers = {"Content-Type": "application/json"} | version | further_headers
         self._is_long = may_be_long(config, self._parameters, self._row)
         self._wire = MessagesWire(
             caching_prompt=config.caching_prompt,
             cache_lifetime=config.cache_lifetime,
-            compacts=compacts(self._parameters),
+            compacts=is_compacting(self._parameters),
         )
-        self._strictness = Strictness(config, is_known=features_of(config.base_model or model).strict_schemas)
-        self._client = _client(config, clock)
+        self._strictness = Strictness(config, is_known=find_features(config.base_model or model).strict_schemas)
+        self._client = _create_client(config, clock)
         self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
@@ -93,16 +93,16 @@ class AnthropicLLM:
             asked.append(completion)
             if not is_paused(message) or len(asked) > PAUSES_LIMIT:
                 break
-            request = continued(request, message)
-            parameters = parameters | _container(message)
-        reply = read_message(joined(messages), is_joined=len(messages) > 1)
+            request = continue_turn(request, message)
+            parameters = parameters | _find_container(message)
+        reply = read_message(join_parts(messages), is_joined=len(messages) > 1)
         return replace(
             asked[-1],
             text=reply.text,
             tool_calls=reply.tool_calls,
             thinking_blocks=reply.thinking_blocks,
-            usage=Usage(**{name: sum(getattr(each.usage, name) for each in asked) for name in Usage.__slots__}),
-            cost_usd=_total_usd([completion.cost_usd for completion in asked]),
+            usage=CallUsage(**{name: sum(getattr(each.usage, name) for each in asked) for name in CallUsage.__slots__}),
+            cost_usd=_sum_usd([completion.cost_usd for completion in asked]),
             latency_seconds=self._clock.monotonic() - began,
             is_usage_estimated=any(completion.is_usage_estimated for completion in asked),
         )
@@ -114,29 +114,29 @@ class AnthropicLLM:
             parameters = {**parameters, "stream": True}
 
         async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
-            body = self._wire.body(parameters, request, strict)
+            body = self._wire.write_body(parameters, request, strict)
             size = len(body)
             asking = self._client.ask(request, _PATH, body, self._headers, stream=stream)
             del body
             return *await asking, size
 
         message, headers, sent_bytes = await self._strictness.ask(request, ask)
-        return message, completion_of(
+        return message, make_completion(
             read_part(message),
             request,
             self._config,
             self._row,
             latency_seconds=0.0,
             sent_bytes=sent_bytes,
-            quota_left=quota_left(headers),
+            quota_left=parse_quota_left(headers),
         )
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """See `CountsTokens.count_tokens`."""
         fields = {name: value for name, value in self._parameters.items() if name in _COUNTED_FIELDS}
-        body = self._wire.body(fields, replace(request, stop=()), self._strictness.of(request))
-        answer = parsed(await self._client.request("POST", _COUNT_PATH, self._headers, content=body))
-        return token_count(answer.get("input_tokens")) or None if isinstance(answer, dict) else None
+        body = self._wire.write_body(fields, replace(request, stop=()), self._strictness.of(request))
+        answer = parse_body(await self._client.request("POST", _COUNT_PATH, self._headers, content=body))
+        return parse_token_count(answer.get("input_tokens")) or None if isinstance(answer, dict) else None
 
     async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
         """Make a request other than a call, for `batching`. Raises `ModelError`."""
@@ -148,14 +148,14 @@ class AnthropicLLM:
         await self._client.aclose()
 
 
-def _container(message: Mapping[str, Any]) -> dict[str, Any]:
+def _find_container(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return the field that keeps a turn in the container in which it has run code."""
     container = message.get("container")
     name = container.get("id") if isinstance(container, Mapping) else None
     return {"container": name} if isinstance(name, str) and name else {}
 
 
-def _total_usd(costs: Sequence[float | None]) -> float | None:
+def _sum_usd(costs: Sequence[float | None]) -> float | None:
     known = [cost for cost in costs if cost is not None]
     return sum(known) if len(known) == len(costs) else None
 
@@ -201,7 +201,7 @@ class SdkTransport:
     ) -> SdkAnswer:
         """See `Transport.post`."""
         length = {"Content-Length": str(len(body))}
-        pieces = pieces_of(body)
+        pieces = iterate_pieces(body)
         del body
         options: dict[str, Any] = {"headers": {**headers, **_UNREAD, **length}}
         if read_seconds is not None:
@@ -221,11 +221,11 @@ class SdkTransport:
         await self.sdk_client.close()
 
 
-def _client(config: LLMConfig, clock: Clock) -> RawClient:
+def _create_client(config: LLMConfig, clock: Clock) -> RawClient:
     import anthropic
     import httpx2
 
-    options = connections(httpx2, config)
+    options = make_connection_options(httpx2, config)
     # ANTHROPIC_BASE_URL is the address of the environment's key, not of the configured key.
     url = config.base_url.rstrip("/").removesuffix("/v1") if config.base_url else None
     key = config.api_key.get_secret_value() if config.api_key is not None else None
@@ -247,5 +247,5 @@ def _client(config: LLMConfig, clock: Clock) -> RawClient:
         raise LLMConfigError(f"There is no key for {config.model!r}: {error}", remedy="Set LLM_API_KEY.") from error
     if client.api_key is None and client.auth_token is None and client.credentials is None:
         raise LLMConfigError(f"There is no key for {config.model!r}.", remedy="Set LLM_API_KEY.")
-    limited = partial(timeouts, httpx2, config)
+    limited = partial(make_timeouts, httpx2, config)
     return RawClient(SdkTransport(client, httpx2, anthropic.AnthropicError, limited), config, clock)

@@ -28,7 +28,7 @@ from controller_worker.providers.errors import (
 
 PAGE_SIZE = 100
 PAGES_LIMIT = 50
-CLOCKS_DIFFER_MS = 60_000
+CLOCK_SKEW_MS = 60_000
 """The maximum difference between the provider's clock and ours."""
 
 Send = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[bytes]]
@@ -39,12 +39,12 @@ class CallBatched(Exception):
     """The call waits for a batch. This is not an error."""
 
 
-class NotYetKnown(Exception):
+class BatchUnconfirmed(Exception):
     """The provider cannot tell yet whether it has a batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingBatch:
     """A batch to send: our name for it, and the body of each call by its number."""
 
     tag: str
@@ -52,7 +52,7 @@ class Outgoing:
 
 
 @dataclass(frozen=True, slots=True)
-class Sought:
+class BatchSearch:
     """A batch that may have been sent.
 
     Attributes:
@@ -70,7 +70,7 @@ class Sought:
 class BatchProvider(Protocol):
     """A provider's batch API. All methods raise `ModelError`."""
 
-    async def upload(self, outgoing: Outgoing, /) -> str:
+    async def upload(self, outgoing: OutgoingBatch, /) -> str:
         """Upload the batch to the provider; this costs nothing yet.
 
         Returns:
@@ -78,7 +78,7 @@ class BatchProvider(Protocol):
         """
         ...
 
-    async def submit(self, outgoing: Outgoing, uploaded: str, /) -> str:
+    async def submit(self, outgoing: OutgoingBatch, uploaded: str, /) -> str:
         """Submit the calls, which incurs their cost. Return the provider's id of the batch."""
         ...
 
@@ -86,7 +86,7 @@ class BatchProvider(Protocol):
         """Delete an upload, so that a delayed worker can no longer submit it."""
         ...
 
-    async def find(self, sought: Sought, /) -> str | None:
+    async def find(self, sought: BatchSearch, /) -> str | None:
         """Return the provider's id of a batch that was sent, or None if there is none.
 
         Raises:
@@ -103,7 +103,7 @@ class BatchProvider(Protocol):
         ...
 
 
-def lane_of(spec: LLMSpec, config: LLMConfig) -> str:
+def make_lane(spec: LLMSpec, config: LLMConfig) -> str:
     """Return the name that the calls of one batch share: address, key and model.
 
     The profile's name stands for the key. A replaced key therefore strands no calls, and no key is in the store.
@@ -112,17 +112,17 @@ def lane_of(spec: LLMSpec, config: LLMConfig) -> str:
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:24]
 
 
-def custom_id(tag: str, number: str) -> str:
+def make_custom_id(tag: str, number: str) -> str:
     """Return the provider-side name of a batch's call: at most 64 letters, digits and hyphens."""
     return f"{tag}-{number}"
 
 
-def number_of(line: Mapping[str, Any]) -> str:
-    """Return the call's number from the `custom_id` of a result."""
+def parse_number(line: Mapping[str, Any]) -> str:
+    """Return the call's number from the `make_custom_id` of a result."""
     return str(line.get("custom_id")).rpartition("-")[2]
 
 
-def object_of(content: bytes) -> dict[str, Any]:
+def parse_object(content: bytes) -> dict[str, Any]:
     """Parse an answer.
 
     Raises:
@@ -137,7 +137,7 @@ def object_of(content: bytes) -> dict[str, Any]:
     return found
 
 
-def text_of(answer: Mapping[str, Any], name: str) -> str:
+def get_text(answer: Mapping[str, Any], name: str) -> str:
     """Return a text field of an answer.
 
     Raises:
@@ -149,7 +149,7 @@ def text_of(answer: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def json_lines(content: bytes) -> list[Any]:
+def parse_json_lines(content: bytes) -> list[Any]:
     """Parse JSON lines.
 
     Raises:
@@ -164,21 +164,21 @@ def json_lines(content: bytes) -> list[Any]:
     return found
 
 
-def replied(reply: Any) -> bytes:
+def to_stored_reply(reply: Any) -> bytes:
     """Return the stored form of a call's answer."""
     return json.dumps({"reply": reply}).encode()
 
 
-def failed(error: ModelError) -> bytes:
+def to_stored_failure(error: ModelError) -> bytes:
     """Return the stored form of a call's failure."""
     return json.dumps({"code": error.code, "message": error.message, "text": error.provider_text}).encode()
 
 
-EXPIRED = failed(ServiceUnavailableError("The batch expired before the provider came to this call."))
-CANCELLED = failed(BadRequestError("The batch was cancelled at the provider."))
+EXPIRED = to_stored_failure(ServiceUnavailableError("The batch expired before the provider came to this call."))
+CANCELLED = to_stored_failure(BadRequestError("The batch was cancelled at the provider."))
 
 
-def reply_from(result: bytes) -> Any:
+def load_reply(result: bytes) -> Any:
     """Return the answer that `replied` stored.
 
     Raises:

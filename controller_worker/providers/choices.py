@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from controller_worker.providers.errors import MODEL_ERRORS
 
-SAME_ELSEWHERE = frozenset({"context_window", "content_policy", "bad_request"})
+REPEATED_ELSEWHERE = frozenset({"context_window", "content_policy", "bad_request"})
 """Errors that another model or key is likely to repeat. A fallback applies to them only if it lists them."""
 PRIMARY = "primary"
 """A router's name for its own profile's model."""
@@ -29,14 +29,14 @@ class Fallback(BaseModel):
 
     @field_validator("on")
     @classmethod
-    def _known(cls, codes: frozenset[str]) -> frozenset[str]:
+    def _check_codes(cls, codes: frozenset[str]) -> frozenset[str]:
         for code in sorted(codes - set(MODEL_ERRORS)):
             raise ValueError(f"{code!r} is not an error code; use one of {', '.join(MODEL_ERRORS)}")
         return codes
 
     def is_for(self, code: str) -> bool:
         """Return whether it applies to an error code."""
-        return code in self.on if self.on else code not in SAME_ELSEWHERE
+        return code in self.on if self.on else code not in REPEATED_ELSEWHERE
 
 
 class RouteRule(BaseModel):

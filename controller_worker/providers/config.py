@@ -3,7 +3,7 @@
 Holds: an unknown field is rejected, and the error names the nearest known one. No error text contains a value, so no
 key leaks. Every wait has a limit.
 Does not: read the process environment; `from_env` gets one as an argument. The only variables written are those that
-litellm reads at import. Some settings of OpenHands are not supported: see `NOT_HERE`.
+litellm reads at import. Some settings of OpenHands are not supported: see `UNSUPPORTED`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CONFIG_FILE_VARIABLE = "LLM_CONFIG"
 ENV_FALLBACK_PREFIX = "LITELLM_"
 ENV_FALLBACK_FIELDS = ("model", "api_key", "base_url", "api_version")
 DEFAULT_TOTAL_TIMEOUT_SECONDS = 600.0
-OF_THE_CONVERSATION = frozenset({"messages", "stream", "system", "tools"})
+CONVERSATION_FIELDS = frozenset({"messages", "stream", "system", "tools"})
 """Request fields that a setting cannot replace."""
 OF_THE_ENTRY_AS: Mapping[str, str] = {
     "api_base": "base_url",
@@ -46,7 +46,7 @@ OF_THE_ENTRY_AS: Mapping[str, str] = {
     "context_window_fallback_dict": "fallbacks",
     "model_list": "fallbacks",
 }
-OF_THE_ENTRY = frozenset(
+ENTRY_FIELDS = frozenset(
     {
         *("model", "api_key", "base_url", "api_version", "custom_llm_provider", "fallbacks", *OF_THE_ENTRY_AS),
         *("aws_access_key_id", "aws_secret_access_key", "aws_region_name"),
@@ -58,9 +58,9 @@ AZURE_API_VERSION = "2024-12-01-preview"
 LITELLM_ENVIRONMENT: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
 """Prevents litellm from fetching prices and from reading a `.env` file in the current directory."""
 
-Wish = Literal["off", "auto", "on"]
+Toggle = Literal["off", "auto", "on"]
 
-NOT_HERE: Mapping[str, str] = {
+UNSUPPORTED: Mapping[str, str] = {
     "correct_num": "there is no editor that asks a model",
     "custom_tokenizer": "tokens are estimated without one",
     "for_routing": "a router names its profiles",
@@ -205,8 +205,8 @@ class LLMConfig(BaseModel):
     prompt_cache_key: bool | None = None
     service_tier: str | None = Field(default=None, min_length=1)
     native_tool_calling: bool | None = None
-    strict_tools: Wish = "off"
-    structured_output: Wish = "off"
+    strict_tools: Toggle = "off"
+    structured_output: Toggle = "off"
     count_tokens: bool = False
     disable_stop_word: bool = False
     stream_replies: Literal["auto", "on", "off"] = "auto"
@@ -237,7 +237,7 @@ class LLMConfig(BaseModel):
     def secrets(self) -> tuple[str, ...]:
         """Values that no text may show: keys, and in `completion_kwargs` each header and field named like a key."""
         keys = (self.api_key, self.aws_access_key_id, self.aws_secret_access_key)
-        further = list(_secrets_in(self.completion_kwargs or {}))
+        further = list(_find_secrets(self.completion_kwargs or {}))
         further += [text.rpartition(" ")[2] for text in further]  # without the scheme of an Authorization header
         return tuple(dict.fromkeys([*(key.get_secret_value() for key in keys if key is not None), *further]))
 
@@ -288,10 +288,10 @@ class LLMConfig(BaseModel):
         ]
         for name in further:
             raise ValueError(f"{name!r} must be a table of fields")
-        for name in sorted(OF_THE_ENTRY & set(value or {})):
+        for name in sorted(ENTRY_FIELDS & set(value or {})):
             raise ValueError(f"{name!r} cannot be set here; write {OF_THE_ENTRY_AS.get(name, name)} beside it")
         given = {*(value or {}), *((value or {}).get("extra_body") or {})}
-        for name in sorted(OF_THE_CONVERSATION & given):
+        for name in sorted(CONVERSATION_FIELDS & given):
             raise ValueError(f"{name!r} comes from the conversation and its agent; it cannot be set here")
         return value
 
@@ -349,8 +349,8 @@ class LLMConfig(BaseModel):
             value = next((found for prefix in prefixes if (found := env.get(prefix + name.upper(), "").strip())), None)
             if value is not None:
                 is_plain = not any(kind in str(field.annotation) for kind in ("dict", "tuple", "Spec"))
-                fields[name] = value if is_plain else _from_text(value)
-        for text in ignored_variables(env):
+                fields[name] = value if is_plain else _parse_text(value)
+        for text in find_ignored_variables(env):
             _log.warning("%s", text)
         fields |= {name: value for name, value in overrides.items() if value is not None}
         return cls.create(**fields)
@@ -372,7 +372,7 @@ class LLMConfig(BaseModel):
             return cls(**fields)
         except ValidationError as error:
             raise LLMConfigError(
-                "The model's settings cannot be used: " + "; ".join(_complaint(item) for item in error.errors())
+                "The model's settings cannot be used: " + "; ".join(_render_complaint(item) for item in error.errors())
             ) from None
 
 
@@ -405,12 +405,12 @@ def drop_provider_addresses(known: Iterable[str]) -> list[str]:
         known: the providers; litellm derives variable names from some of them.
     """
     names = frozenset(name for name in os.environ if _ADDRESS_VARIABLE.fullmatch(name))
-    found = _read_by_litellm(names) | {name for name in names if name.removesuffix(_MADE_OF).lower() in known}
+    found = _find_litellm_variables(names) | {name for name in names if name.removesuffix(_MADE_OF).lower() in known}
     return sorted(name for name in found if os.environ.pop(name, None) is not None)
 
 
 @lru_cache(maxsize=4)
-def _read_by_litellm(names: frozenset[str]) -> frozenset[str]:
+def _find_litellm_variables(names: frozenset[str]) -> frozenset[str]:
     """Return the variables that the installed litellm's providers read, found by searching its sources."""
     package = importlib.util.find_spec("litellm") if names else None  # finds the package without importing it
     if package is None or package.origin is None:
@@ -424,7 +424,7 @@ def _read_by_litellm(names: frozenset[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def has_key_of(provider: str) -> bool:
+def has_provider_key(provider: str) -> bool:
     """Return whether the environment has a provider's own key, such as GROQ_API_KEY."""
     beginning = provider.upper().replace("-", "_").partition("_")[0]
     return any(
@@ -432,16 +432,16 @@ def has_key_of(provider: str) -> bool:
     )
 
 
-def _secrets_in(value: Any, *, is_secret: bool = False) -> Iterator[str]:
+def _find_secrets(value: Any, *, is_secret: bool = False) -> Iterator[str]:
     """Yield the texts in further request fields that no error and no log may show."""
     if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _secrets_in(
+            yield from _find_secrets(
                 item, is_secret=is_secret or name == "extra_headers" or bool(_NAMES_A_SECRET.search(str(name)))
             )
     elif isinstance(value, list):
         for item in value:
-            yield from _secrets_in(item, is_secret=is_secret)
+            yield from _find_secrets(item, is_secret=is_secret)
     elif is_secret and isinstance(value, str) and value:
         yield value
 
@@ -456,7 +456,7 @@ def _is_address(text: str) -> bool:
     return has_place and re.match(r"https?://[^/]", text) is not None and not re.search(r"\s", parts.netloc)
 
 
-def _from_text(text: str) -> Any:
+def _parse_text(text: str) -> Any:
     """Parse a value of a structured field as JSON. Other text is returned as is and fails the field's validation."""
     try:
         return json.loads(text)
@@ -464,7 +464,7 @@ def _from_text(text: str) -> Any:
         return text
 
 
-def _complaint(item: Any) -> str:
+def _render_complaint(item: Any) -> str:
     place = list(item["loc"])
     text = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
@@ -476,8 +476,8 @@ def _complaint(item: Any) -> str:
 
 
 def _unknown_setting(name: str) -> str:
-    if name in NOT_HERE:
-        return f"{name!r} is a setting of OpenHands that is not supported: {NOT_HERE[name]}"
+    if name in UNSUPPORTED:
+        return f"{name!r} is a setting of OpenHands that is not supported: {UNSUPPORTED[name]}"
     return f"{name!r} is not a model setting{_did_you_mean(name, LLMConfig.model_fields)}"
 
 
@@ -486,14 +486,14 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
-def ignored_variables(env: Mapping[str, str]) -> list[str]:
+def find_ignored_variables(env: Mapping[str, str]) -> list[str]:
     """Return a warning for each variable that has no effect, by name. OpenHands' own further variables are left out."""
     found = []
     known = {ENV_PREFIX + name.upper() for name in LLMConfig.model_fields} | {CONFIG_FILE_VARIABLE}
     for name in sorted(env):
         field = name.removeprefix(ENV_PREFIX).lower()
-        if name.startswith(ENV_PREFIX) and field in NOT_HERE:
-            found.append(f"The environment variable {name} has no effect: {NOT_HERE[field]}.")
+        if name.startswith(ENV_PREFIX) and field in UNSUPPORTED:
+            found.append(f"The environment variable {name} has no effect: {UNSUPPORTED[field]}.")
         elif name.startswith(ENV_PREFIX) and name not in known:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
             if nearest:

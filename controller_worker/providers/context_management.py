@@ -162,7 +162,7 @@ class ContextManagementSpec(BaseModel):
         return [EDITING_BETA] * is_editing + [COMPACTION_BETA] * (self.compact is not None)
 
 
-def with_betas(headers: Mapping[str, str], spec: ContextManagementSpec | None) -> dict[str, str]:
+def add_betas(headers: Mapping[str, str], spec: ContextManagementSpec | None) -> dict[str, str]:
     """Return headers whose beta header also names the given features."""
     if spec is None:
         return dict(headers)
@@ -172,7 +172,7 @@ def with_betas(headers: Mapping[str, str], spec: ContextManagementSpec | None) -
     return others | {BETA_HEADER: ",".join(dict.fromkeys([*filter(None, betas), *spec.betas]))}
 
 
-def compacts(fields: Mapping[str, Any]) -> bool:
+def is_compacting(fields: Mapping[str, Any]) -> bool:
     """Return whether a request asks for compaction; `completion_kwargs` may have set the fields."""
     found = fields.get("context_management")
     edits = found.get("edits") if isinstance(found, Mapping) else None

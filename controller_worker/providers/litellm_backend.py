@@ -19,23 +19,28 @@ from typing import TYPE_CHECKING, Any
 
 from broker.runtime import Clock
 from controller_worker.providers.anthropic_backend import URL as ANTHROPIC_URL
-from controller_worker.providers.config import LLMConfig, drop_provider_addresses, has_key_of, set_litellm_environment
+from controller_worker.providers.config import (
+    LLMConfig,
+    drop_provider_addresses,
+    has_provider_key,
+    set_litellm_environment,
+)
 from controller_worker.providers.errors import LLMConfigError, MalformedReplyError, ModelTimeoutError
 from controller_worker.providers.llm import Completion, Delta, ModelRequest
-from controller_worker.providers.model_features import features_of, normalised
-from controller_worker.providers.model_table import look_up, provider_of, providers
+from controller_worker.providers.model_features import find_features, normalise_name
+from controller_worker.providers.model_table import find_provider, list_providers, look_up
 from controller_worker.providers.openai_backend import COST_HEADER, NO_KEY
-from controller_worker.providers.parameters import chat_parameters, may_be_long
+from controller_worker.providers.parameters import make_chat_parameters, may_be_long
 from controller_worker.providers.strictness import Strict, Strictness
 from controller_worker.providers.wires.chat_stream import ChatStream
-from controller_worker.providers.wires.chat_wire import ChatWire, asked_fields, read_chat_reply
-from controller_worker.providers.wires.egress import Egress, guard
-from controller_worker.providers.wires.event_stream import stream_limits, until_headers, within_limits
-from controller_worker.providers.wires.plausible_usage import completion_of
-from controller_worker.providers.wires.provider_errors import failure_of_choice, model_error
-from controller_worker.providers.wires.quota_headers import quota_left
-from controller_worker.providers.wires.raw_client import is_streamed, timeouts, unseen
-from controller_worker.providers.wires.reply import token_count, told_usd
+from controller_worker.providers.wires.chat_wire import ChatWire, read_chat_reply, write_request_fields
+from controller_worker.providers.wires.egress_guard import EgressGuard, install_guard
+from controller_worker.providers.wires.event_stream import limit_silences, limit_wait_for_headers, make_stream_limits
+from controller_worker.providers.wires.plausible_usage import make_completion
+from controller_worker.providers.wires.provider_errors import find_choice_failure, to_model_error
+from controller_worker.providers.wires.quota_headers import parse_quota_left
+from controller_worker.providers.wires.raw_client import ignore_delta, is_streamed, make_timeouts
+from controller_worker.providers.wires.reply import parse_reported_usd, parse_token_count
 
 if TYPE_CHECKING:
     import httpx
@@ -73,7 +78,7 @@ ADDRESSED_PROVIDERS = frozenset(
 )
 """Providers with a customer-specific address, whose login comes from the environment."""
 WITHOUT_PUBLIC_ADDRESS = LOCAL_PROVIDERS | {"azure", "azure_ai", "azure_text"}
-PROVIDERS_OWN = "llm_provider-"
+PROVIDER_HEADER_PREFIX = "llm_provider-"
 """litellm's prefix for the names of a provider's own headers."""
 
 
@@ -92,14 +97,14 @@ class LitellmLLM:
         """
         self._config = config
         self._litellm = _import_litellm(config)
-        model = _routed_model(self._litellm, config)
-        self._provider = _provider(self._litellm, config, model)
+        model = _route_model(self._litellm, config)
+        self._provider = _find_provider(self._litellm, config, model)
         _check_address(config, self._provider)
-        features = features_of(config.base_model or model)
+        features = find_features(config.base_model or model)
         self._secrets = config.secrets
         self._row = look_up(config.base_model or model)
-        self._is_long = may_be_long(config, chat_parameters(config, model), self._row)
-        self._parameters = _parameters(config, model) | _own_login(self._litellm, config, self._provider)
+        self._is_long = may_be_long(config, make_chat_parameters(config, model), self._row)
+        self._parameters = _make_parameters(config, model) | _find_own_login(self._litellm, config, self._provider)
         self._wire = ChatWire(
             cache_marks=config.caching_prompt and features.prompt_cache,
             thoughts=features.thoughts,
@@ -116,23 +121,23 @@ class LitellmLLM:
             parameters = parameters | {"temperature": request.temperature}
         if self._config.sends_cache_key:
             parameters = parameters | {"prompt_cache_key": request.conversation_id}
-        on_delta = (request.on_delta or unseen) if is_streamed(request, is_long=self._is_long) else None
+        on_delta = (request.on_delta or ignore_delta) if is_streamed(request, is_long=self._is_long) else None
 
         async def ask(strict: Strict) -> tuple[Any, dict[str, Any]]:
-            messages = self._wire.values(request.messages)
-            return await self._ask(parameters | asked_fields(request, strict), messages, on_delta)
+            messages = self._wire.write_values(request.messages)
+            return await self._ask(parameters | write_request_fields(request, strict), messages, on_delta)
 
         answer, hidden = await self._strictness.ask(request, ask)
         reply = read_chat_reply(answer)
         headers = hidden.get("additional_headers") or {}
-        return completion_of(
+        return make_completion(
             reply,
             request,
             self._config,
             self._row,
             latency_seconds=self._clock.monotonic() - began,
-            reported_usd=told_usd(headers.get(f"{PROVIDERS_OWN}{COST_HEADER}")),
-            quota_left=quota_left(headers, prefix=PROVIDERS_OWN),
+            reported_usd=parse_reported_usd(headers.get(f"{PROVIDER_HEADER_PREFIX}{COST_HEADER}")),
+            quota_left=parse_quota_left(headers, prefix=PROVIDER_HEADER_PREFIX),
         )
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
@@ -141,7 +146,7 @@ class LitellmLLM:
         If a provider does not answer, litellm's public function counts with a local tokenizer. Our estimate is cheaper
         and equally good.
         """
-        with Egress(self._parameters.get("base_url")).within():
+        with EgressGuard(self._parameters.get("base_url")).within():
             return await self._count(request)
 
     async def _count(self, request: ModelRequest) -> int | None:
@@ -158,15 +163,15 @@ class LitellmLLM:
             )
             found = await known.get_token_counter().count_tokens(
                 model_to_use=model.removeprefix(RESPONSES_PREFIX),
-                messages=self._wire.values(request.messages),
+                messages=self._wire.write_values(request.messages),
                 contents=None,
                 deployment={"litellm_params": {"model": model, "api_key": key, "api_base": base}},
                 request_model=model,
-                tools=asked_fields(request, self._strictness.of(request)).get("tools"),
+                tools=write_request_fields(request, self._strictness.of(request)).get("tools"),
             )
         except Exception as error:
-            raise model_error(error, secrets=self._secrets) from error
-        return None if found is None or found.error else token_count(found.total_tokens) or None
+            raise to_model_error(error, secrets=self._secrets) from error
+        return None if found is None or found.error else parse_token_count(found.total_tokens) or None
 
     async def aclose(self) -> None:
         """Do nothing: the connections belong to litellm, for all models of a provider."""
@@ -176,14 +181,14 @@ class LitellmLLM:
     ) -> tuple[Any, dict[str, Any]]:
         """Return the reply and litellm's further fields."""
         limit_seconds = self._config.total_timeout_seconds
-        egress = Egress(self._parameters.get("base_url"))
+        egress = EgressGuard(self._parameters.get("base_url"))
         try:
             with egress.within():
                 async with asyncio.timeout(limit_seconds):
                     if on_delta is not None:
                         return await self._stream(parameters, messages, on_delta)
                     answer = await self._litellm.acompletion(messages=messages, **parameters)
-                    return _whole(answer.model_dump()), getattr(answer, "_hidden_params", None) or {}
+                    return _require_whole(answer.model_dump()), getattr(answer, "_hidden_params", None) or {}
         except TimeoutError as error:
             raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
         except Exception as error:
@@ -193,42 +198,42 @@ class LitellmLLM:
                     f"{self._config.model!r} leads to {egress.refused}, which is no public address.",
                     remedy=ADDRESS_REMEDY,
                 ) from error
-            raise model_error(error, secrets=self._secrets, now=self._clock.now()) from error
+            raise to_model_error(error, secrets=self._secrets, now=self._clock.now()) from error
 
     async def _stream(
         self, parameters: dict[str, Any], messages: list[dict[str, Any]], on_delta: Callable[[Delta], None]
     ) -> tuple[Any, dict[str, Any]]:
-        limits = stream_limits(self._config)
+        limits = make_stream_limits(self._config)
         stream = ChatStream(on_delta)
         asked = {
             "stream": True,
             "stream_options": {"include_usage": True},
             "timeout": _timeout(self._config, limits.longest_seconds),
         }
-        async with until_headers(limits):
+        async with limit_wait_for_headers(limits):
             answer = await self._litellm.acompletion(messages=messages, **parameters | asked)
         try:
             try:
-                async for chunk in within_limits(answer, limits, lambda: _has_ended(answer)):
+                async for chunk in limit_silences(answer, limits, lambda: _has_ended(answer)):
                     stream.take_chunk(chunk.model_dump())
             except Exception:
                 if not _has_ended(answer):
                     raise
-                _take_the_end(stream, answer)
+                _read_final_chunk(stream, answer)
             if not _has_ended(answer):
                 # litellm makes up an end for a stream that was cut off.
                 raise MalformedReplyError("The stream has ended before the reply.")
             reply = stream.reply()
             if isinstance(reply["usage"], dict):  # without a reported cost, litellm fills in its own estimate
-                reply["usage"]["cost"] = _reported_cost(answer)
+                reply["usage"]["cost"] = _find_reported_cost(answer)
             return reply, getattr(answer, "_hidden_params", None) or {}
         finally:
             await answer.aclose()
 
 
-def _whole(reply: dict[str, Any]) -> dict[str, Any]:
+def _require_whole(reply: dict[str, Any]) -> dict[str, Any]:
     """Return a complete reply. Raise the error that came with a partial one."""
-    if (failed := failure_of_choice(reply)) is not None:
+    if (failed := find_choice_failure(reply)) is not None:
         raise failed
     return reply
 
@@ -238,13 +243,13 @@ def _has_ended(answer: Any) -> bool:
     return answer.received_finish_reason is not None or answer.intermittent_finish_reason is not None
 
 
-def _reported_cost(answer: Any) -> Any:
+def _find_reported_cost(answer: Any) -> Any:
     """Return the cost reported by the provider; None without one."""
     said = (getattr(getattr(chunk, "usage", None), "cost", None) for chunk in reversed(answer.chunks))
     return next((cost for cost in said if cost is not None), None)
 
 
-def _take_the_end(stream: ChatStream, answer: Any) -> None:
+def _read_final_chunk(stream: ChatStream, answer: Any) -> None:
     """Read litellm's final chunk, which it holds back until the connection ends. A complete reply does not need it."""
     if not stream.is_whole:
         stream.take_chunk(answer.finish_reason_handler().model_dump())
@@ -255,7 +260,7 @@ def _take_the_end(stream: ChatStream, answer: Any) -> None:
 
 def _import_litellm(config: LLMConfig) -> ModuleType:
     set_litellm_environment()
-    for name in drop_provider_addresses(providers()):
+    for name in drop_provider_addresses(list_providers()):
         _log.warning("The environment variable %s has no effect: set the address as base_url of an entry.", name)
     is_first = "litellm" not in sys.modules
     import litellm
@@ -265,7 +270,7 @@ def _import_litellm(config: LLMConfig) -> ModuleType:
         gc.freeze()
     import httpx
 
-    guard(httpx)
+    install_guard(httpx)
     litellm.suppress_debug_info = True
     litellm.redact_messages_in_exceptions = True
     litellm.telemetry = False
@@ -277,21 +282,21 @@ def _import_litellm(config: LLMConfig) -> ModuleType:
     return module
 
 
-def _routed_model(litellm: ModuleType, config: LLMConfig) -> str:
+def _route_model(litellm: ModuleType, config: LLMConfig) -> str:
     """Return the model as litellm routes it. With an address and no provider, it is an OpenAI-compatible server's."""
     first, _, rest = config.model.partition("/")
     has_provider = config.custom_llm_provider is not None or (bool(rest) and first in litellm.provider_list)
     return config.model if has_provider or config.base_url is None else f"openai/{config.model}"
 
 
-def _provider(litellm: ModuleType, config: LLMConfig, model: str) -> str:
+def _find_provider(litellm: ModuleType, config: LLMConfig, model: str) -> str:
     """Return litellm's provider of a model; litellm knows some names without one."""
     if config.custom_llm_provider is None and "/" not in model:
         try:
             return str(litellm.get_llm_provider(model=model)[1])
         except Exception:  # noqa: BLE001  (it says at the call that it does not know the model)
-            return provider_of(model)
-    return provider_of(model, config.custom_llm_provider)
+            return find_provider(model)
+    return find_provider(model, config.custom_llm_provider)
 
 
 def _check_address(config: LLMConfig, provider: str) -> None:
@@ -307,7 +312,7 @@ def _check_address(config: LLMConfig, provider: str) -> None:
         )
 
 
-def _own_login(litellm: ModuleType, config: LLMConfig, provider: str) -> dict[str, Any]:
+def _find_own_login(litellm: ModuleType, config: LLMConfig, provider: str) -> dict[str, Any]:
     """Return credentials that keep the environment's keys from other addresses if the settings have no key.
 
     litellm uses OPENAI_API_KEY for many providers without a key, and a provider's key for any address.
@@ -315,27 +320,27 @@ def _own_login(litellm: ModuleType, config: LLMConfig, provider: str) -> dict[st
     if config.api_key is not None:
         pinned = {"anthropic": ANTHROPIC_URL}
         return {"base_url": pinned[provider]} if provider in pinned and config.base_url is None else {}
-    is_foreign = provider in litellm.openai_compatible_providers and not has_key_of(provider)
+    is_foreign = provider in litellm.openai_compatible_providers and not has_provider_key(provider)
     has_own_address = config.base_url is not None and provider not in ADDRESSED_PROVIDERS
     is_openai = provider in ("openai", "text-completion-openai") and config.base_url is None
     return {"api_key": NO_KEY} if (is_foreign and not is_openai) or has_own_address else {}
 
 
-def _parameters(config: LLMConfig, model: str) -> dict[str, Any]:
+def _make_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     """Return the parameters of every call besides messages and tools, by OpenHands' rules."""
-    fields = chat_parameters(config, model)
+    fields = make_chat_parameters(config, model)
     if model.startswith("azure") and "max_completion_tokens" in fields:
         fields["max_tokens"] = fields.pop("max_completion_tokens")
     if model.startswith("huggingface/") and fields.get("top_p") == 1:
         fields["top_p"] = 0.9
-    if features_of(config.base_model or model).thoughts == "items":
+    if find_features(config.base_model or model).thoughts == "items":
         further = {"include": ["reasoning.encrypted_content"]} | (fields.get("extra_body") or {})
         fields["extra_body"] = further
-    if normalised(model) == "gemini-2.5-pro" and config.reasoning_effort in (None, "low", "none"):
+    if normalise_name(model) == "gemini-2.5-pro" and config.reasoning_effort in (None, "low", "none"):
         fields.pop("reasoning_effort", None)
         fields["thinking"] = {"type": "enabled", "budget_tokens": GEMINI_PRO_THINKING_TOKENS}
         fields["allowed_openai_params"] = ["thinking"]
-    return _address(config, model) | fields | {
+    return _make_address(config, model) | fields | {
         "model": model,
         "timeout": _timeout(config, config.read_timeout),
         "drop_params": config.drop_params,
@@ -348,11 +353,11 @@ def _parameters(config: LLMConfig, model: str) -> dict[str, Any]:
 def _timeout(config: LLMConfig, read_seconds: float) -> httpx.Timeout:
     import httpx
 
-    limits: httpx.Timeout = timeouts(httpx, config, read_seconds)
+    limits: httpx.Timeout = make_timeouts(httpx, config, read_seconds)
     return limits
 
 
-def _address(config: LLMConfig, model: str) -> dict[str, Any]:
+def _make_address(config: LLMConfig, model: str) -> dict[str, Any]:
     """Return the provider's address and credentials."""
     is_ollama = model.startswith(("ollama/", "ollama_chat/"))
     keys = {

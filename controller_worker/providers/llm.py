@@ -72,7 +72,7 @@ class ModelRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class CallUsage:
     """Token counts of one call.
 
     Attributes:
@@ -114,7 +114,7 @@ class Completion:
     model: str
     response_id: str
     stop_reason: str
-    usage: Usage
+    usage: CallUsage
     cost_usd: float | None
     latency_seconds: float
     quota_left: Mapping[str, int] = field(default_factory=dict)
@@ -153,6 +153,6 @@ class CountsTokens(Protocol):
         ...
 
 
-async def counted_tokens(llm: LLM, request: ModelRequest) -> int | None:
+async def count_prompt_tokens(llm: LLM, request: ModelRequest) -> int | None:
     """Return the provider's token count; None if it cannot count. Raises the same errors as `count_tokens`."""
     return await llm.count_tokens(request) if isinstance(llm, CountsTokens) else None

@@ -26,14 +26,14 @@ REASONING_EFFORT = (
     *("gemini-2.5-flash", "gemini-2.5-pro", "gpt-5*", "deepseek-r1-0528*"),
     *("claude-sonnet-4-5*", "claude-haiku-4-5*"),
 )
-LATER_REASONING = (
+NEWER_REASONING = (
     *("gpt-[6-9]*", "gpt-[1-9][0-9]*", "o[1-9]-pro*", "o[5-9]*", "gemini-[3-9]*"),
     *("kimi-k2.[5-9]*", "kimi-k2-thinking*", "kimi-k[3-9]*"),
 )
 """Models newer than the original's globs. Needed for installations whose price table lacks them."""
 OPENAI_REASONING = ("gpt-*", "o[1-9]*", "openai.gpt-*")
 """Reasoning models among these refuse a temperature; those of other makers accept one."""
-THOUGHT_READERS = (
+REASONING_CONTENT_READERS = (
     *("kimi-k2-thinking*", "kimi-k2.[5-9]*", "kimi-k[3-9]*", "minimax-m[2-9]*", "glm-4.[6-9]*", "glm-[5-9]*"),
     *("deepseek-reasoner*", "deepseek-chat*", "deepseek-v3.2*", "deepseek-v[4-9]*", "mimo-v2*"),
 )
@@ -84,15 +84,15 @@ class ModelFeatures:
 
 
 @lru_cache(maxsize=256)
-def features_of(model: str) -> ModelFeatures:
+def find_features(model: str) -> ModelFeatures:
     """Return the features of the model."""
     row = look_up(model)
-    is_claude = "claude" in normalised(model)
+    is_claude = "claude" in normalise_name(model)
     is_listed = _matches(model, REASONING_EFFORT)
-    reasons = is_listed or (row.reasons if row is not None else _matches(model, LATER_REASONING))
+    reasons = is_listed or (row.reasons if row is not None else _matches(model, NEWER_REASONING))
     refuses_sampling = is_listed or (reasons and _matches(model, OPENAI_REASONING))
     calls_functions = _matches(model, FUNCTION_CALLING)
-    is_new = is_claude or _matches(model, LATER_REASONING)
+    is_new = is_claude or _matches(model, NEWER_REASONING)
     # Differs: the original knows these features by its globs only, which end with the models of late 2025.
     return ModelFeatures(
         is_claude=is_claude,
@@ -113,12 +113,12 @@ def features_of(model: str) -> ModelFeatures:
 
 
 def _thought_form(model: str, *, reasons: bool, asks_responses: bool) -> ThoughtForm:
-    name = normalised(model)
+    name = normalise_name(model)
     if "claude" in name:
         return "signed"
     if "gemini" in name:
         return "calls"
-    if _matches(model, THOUGHT_READERS):
+    if _matches(model, REASONING_CONTENT_READERS):
         return "content"
     return "items" if reasons and (asks_responses or "responses/" in model) else "none"
 
@@ -126,10 +126,10 @@ def _thought_form(model: str, *, reasons: bool, asks_responses: bool) -> Thought
 def sees_images(model: str) -> bool:
     """Return whether the model is known to accept images."""
     row = look_up(model)
-    return "claude" in normalised(model) if row is None else row.vision
+    return "claude" in normalise_name(model) if row is None else row.vision
 
 
-def normalised(model: str) -> str:
+def normalise_name(model: str) -> str:
     """Return the lower-case base name without provider, `:variant` and `-gguf`."""
     name = model.strip().lower()
     if "/" in name:
@@ -139,5 +139,5 @@ def normalised(model: str) -> str:
 
 def _matches(model: str, patterns: tuple[str, ...]) -> bool:
     whole = model.strip().lower()
-    name = normalised(model)
+    name = normalise_name(model)
     return any(fnmatchcase(whole if "/" in pattern else name, pattern) for pattern in patterns)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.llm import Usage
+from controller_worker.providers.llm import CallUsage
 
 TABLE_FILE = "model_prices_and_context_window_backup.json"
 
@@ -50,7 +50,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Sale:
+class CallPricing:
     """The properties of a call that its price depends on.
 
     Attributes:
@@ -93,7 +93,7 @@ class ModelRow:
     batch_prices: Prices | None = None
     service_prices: Mapping[str, Prices] = field(default_factory=dict)
 
-    def cost_usd(self, usage: Usage, sold: Sale = Sale()) -> float | None:
+    def cost_usd(self, usage: CallUsage, sold: CallPricing = CallPricing()) -> float | None:
         """Return the cost of the call; None if the price is not known."""
         tier = next((prices for above, prices in self.tiers if usage.prompt_tokens > above), None)
         has_batch_prices = sold.is_batched and tier is None and self.batch_prices is not None
@@ -103,7 +103,7 @@ class ModelRow:
             return None
         if sold.is_cached_for_an_hour and prices.cache_write is not None:
             prices = replace(prices, cache_write=prices.input * HOUR_FACTOR)
-        return cost_usd(prices, usage) * (BATCH_SHARE if sold.is_batched and not has_batch_prices else 1.0)
+        return compute_cost_usd(prices, usage) * (BATCH_SHARE if sold.is_batched and not has_batch_prices else 1.0)
 
     def _in_tier_of_service(self, prices: Prices | None, name: str) -> Prices | None:
         """Return prices adjusted to a service tier. The factor for a long prompt is the same as for a short one."""
@@ -114,7 +114,7 @@ class ModelRow:
         return Prices(*(None if price is None else price * share for price in astuple(prices)))  # type: ignore[arg-type]
 
 
-def cost_usd(prices: Prices, usage: Usage) -> float:
+def compute_cost_usd(prices: Prices, usage: CallUsage) -> float:
     """Return the cost of the tokens in USD. Cached tokens without a separate price have the normal price."""
     read = min(usage.cache_read_tokens, usage.prompt_tokens)
     write = min(usage.cache_write_tokens, usage.prompt_tokens - read)
@@ -126,29 +126,31 @@ def cost_usd(prices: Prices, usage: Usage) -> float:
     )
 
 
-def max_input_tokens(config: LLMConfig) -> int | None:
+def find_max_input_tokens(config: LLMConfig) -> int | None:
     """Return the maximum prompt length in tokens, from the settings or else the table; None if unknown."""
     row = look_up(config.known_as)
     return config.max_input_tokens or (row.max_input_tokens if row is not None else None)
 
 
-def call_cost_usd(config: LLMConfig, row: ModelRow | None, usage: Usage, sold: Sale = Sale()) -> float | None:
+def compute_call_cost_usd(
+    config: LLMConfig, row: ModelRow | None, usage: CallUsage, sold: CallPricing = CallPricing()
+) -> float | None:
     """Return a call's cost by the configured prices, if both are set, else by the table; None if unknown."""
     if config.input_cost_per_token is not None and config.output_cost_per_token is not None:
-        cost = cost_usd(Prices(config.input_cost_per_token, config.output_cost_per_token), usage)
+        cost = compute_cost_usd(Prices(config.input_cost_per_token, config.output_cost_per_token), usage)
         return cost * (BATCH_SHARE if sold.is_batched else 1.0)
     return row.cost_usd(usage, sold) if row is not None else None
 
 
 @lru_cache(maxsize=1)
-def providers() -> frozenset[str]:
+def list_providers() -> frozenset[str]:
     """Return litellm's provider names, the first part of `provider/model`."""
     rows = _read_table().values()
     named = {row.get("litellm_provider") for row in rows if isinstance(row, dict)}
     return frozenset(name for name in named if isinstance(name, str)) | OTHER_PROVIDERS
 
 
-def provider_of(model: str, custom: str | None = None) -> str:
+def find_provider(model: str, custom: str | None = None) -> str:
     """Return litellm's provider of a model. Its keys are used unless the settings have an address.
 
     Args:

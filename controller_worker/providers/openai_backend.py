@@ -21,17 +21,17 @@ from broker.runtime import Clock
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import BadRequestError, ServiceUnavailableError
 from controller_worker.providers.llm import Completion, ModelRequest
-from controller_worker.providers.model_features import features_of
+from controller_worker.providers.model_features import find_features
 from controller_worker.providers.model_table import look_up
-from controller_worker.providers.parameters import body_and_headers, chat_parameters, may_be_long
+from controller_worker.providers.parameters import make_chat_parameters, may_be_long, split_body_and_headers
 from controller_worker.providers.strictness import Strict, Strictness
 from controller_worker.providers.wires.chat_stream import ChatStream
 from controller_worker.providers.wires.chat_wire import ChatWire, read_chat_reply
 from controller_worker.providers.wires.http_transport import ConnectionStale, HttpTransport
-from controller_worker.providers.wires.plausible_usage import completion_of
-from controller_worker.providers.wires.quota_headers import quota_left
+from controller_worker.providers.wires.plausible_usage import make_completion
+from controller_worker.providers.wires.quota_headers import parse_quota_left
 from controller_worker.providers.wires.raw_client import RawClient, is_streamed
-from controller_worker.providers.wires.reply import told_usd
+from controller_worker.providers.wires.reply import parse_reported_usd
 
 COMPATIBLE_PROVIDERS = ("openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio")
 """litellm's names for servers with Chat Completions at a configured address."""
@@ -43,7 +43,7 @@ STALE_LIMIT = 3
 
 _PATH = "/chat/completions"
 STREAM = "stream"
-_OF_STREAMS = re.compile(r"\bstream", re.IGNORECASE)
+_STREAM_REFUSAL = re.compile(r"\bstream", re.IGNORECASE)
 """Matches the refusal of a stream, but not that of an upstream server."""
 
 _log = logging.getLogger(__name__)
@@ -61,9 +61,9 @@ class OpenAICompatibleLLM:
         self._config = config
         provider, _, rest = config.model.partition("/")
         model = rest if rest and provider in COMPATIBLE_PROVIDERS else config.model
-        features = features_of(config.base_model or model)
+        features = find_features(config.base_model or model)
         self._row = look_up(config.base_model or model)
-        fields, further_headers = body_and_headers(chat_parameters(config, model))
+        fields, further_headers = split_body_and_headers(make_chat_parameters(config, model))
         self._parameters = {"model": model} | fields
         self._headers = {"Content-Type": "application/json"} | further_headers
         self._is_long = may_be_long(config, fields, self._row)
@@ -90,21 +90,21 @@ class OpenAICompatibleLLM:
         try:
             answer, headers, sent_bytes = await self._ask(parameters, request, is_long=is_long)
         except BadRequestError as error:
-            if not is_long or request.on_delta is not None or not _OF_STREAMS.search(str(error)):
+            if not is_long or request.on_delta is not None or not _STREAM_REFUSAL.search(str(error)):
                 raise
             answer, headers, sent_bytes = await self._ask(parameters, request, is_long=False)
             self._is_long = False
             _log.warning("%s does not accept %r: %s", self._config.model, STREAM, error)
         reply = read_chat_reply(answer)
-        return completion_of(
+        return make_completion(
             reply,
             request,
             self._config,
             self._row,
             latency_seconds=self._clock.monotonic() - began,
             sent_bytes=sent_bytes,
-            reported_usd=told_usd(headers.get(COST_HEADER)),
-            quota_left=quota_left(headers),
+            reported_usd=parse_reported_usd(headers.get(COST_HEADER)),
+            quota_left=parse_quota_left(headers),
         )
 
     async def _ask(
@@ -117,7 +117,7 @@ class OpenAICompatibleLLM:
         async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
             stale = 0
             while True:
-                body = self._wire.body({**parameters, **streaming}, request, strict)
+                body = self._wire.write_body({**parameters, **streaming}, request, strict)
                 size = len(body)
                 asking = self._client.ask(request, _PATH, body, self._headers, stream=stream)
                 del body  # frees the body, which is sent long before the answer arrives

@@ -12,23 +12,23 @@ from typing import Any
 
 from controller_worker.providers.batching import (
     CANCELLED,
-    CLOCKS_DIFFER_MS,
+    CLOCK_SKEW_MS,
     EXPIRED,
     PAGE_SIZE,
     PAGES_LIMIT,
-    Outgoing,
+    BatchSearch,
+    OutgoingBatch,
     Send,
-    Sought,
-    custom_id,
-    failed,
-    json_lines,
-    number_of,
-    object_of,
-    replied,
-    text_of,
+    get_text,
+    make_custom_id,
+    parse_json_lines,
+    parse_number,
+    parse_object,
+    to_stored_failure,
+    to_stored_reply,
 )
 from controller_worker.providers.errors import BadRequestError, NotFoundError
-from controller_worker.providers.wires.provider_errors import BatchedError, model_error
+from controller_worker.providers.wires.provider_errors import BatchedError, to_model_error
 
 ENDPOINT = "/v1/chat/completions"
 TAG = "deckhands"
@@ -50,17 +50,17 @@ class OpenAIBatches:
         self._upload = upload
         self._close = close
 
-    async def upload(self, outgoing: Outgoing) -> str:
+    async def upload(self, outgoing: OutgoingBatch) -> str:
         """See `BatchProvider.upload`."""
         tag = outgoing.tag
-        lines = (_BODY % (custom_id(tag, number).encode(), body) for number, body in outgoing.bodies.items())
-        return text_of(object_of(await self._upload(f"{tag}.jsonl", b"".join(lines))), "id")
+        lines = (_BODY % (make_custom_id(tag, number).encode(), body) for number, body in outgoing.bodies.items())
+        return get_text(parse_object(await self._upload(f"{tag}.jsonl", b"".join(lines))), "id")
 
-    async def submit(self, outgoing: Outgoing, uploaded: str) -> str:
+    async def submit(self, outgoing: OutgoingBatch, uploaded: str) -> str:
         """See `BatchProvider.submit`."""
         wanted: dict[str, Any] = {"input_file_id": uploaded, "endpoint": ENDPOINT, "completion_window": WINDOW}
         wanted["metadata"] = {TAG: outgoing.tag}
-        return text_of(object_of(await self._send("POST", "/batches", json.dumps(wanted).encode(), _JSON)), "id")
+        return get_text(parse_object(await self._send("POST", "/batches", json.dumps(wanted).encode(), _JSON)), "id")
 
     async def revoke(self, uploaded: str) -> None:
         """See `BatchProvider.revoke`."""
@@ -69,24 +69,24 @@ class OpenAIBatches:
         except NotFoundError:
             return  # an earlier sender deleted it
 
-    async def find(self, sought: Sought) -> str | None:
+    async def find(self, sought: BatchSearch) -> str | None:
         """See `BatchProvider.find`."""
         after = ""
         for _ in range(PAGES_LIMIT):
-            page = object_of(await self._send("GET", f"/batches?limit={PAGE_SIZE}{after}", b"", {}))
+            page = parse_object(await self._send("GET", f"/batches?limit={PAGE_SIZE}{after}", b"", {}))
             batches = page.get("data") or []
             for batch in batches:
                 if (batch.get("metadata") or {}).get(TAG) == sought.tag:
-                    return text_of(batch, "id")
+                    return get_text(batch, "id")
             is_last = not batches or not page.get("has_more")
-            if is_last or batches[-1]["created_at"] * 1000 < sought.sent_ms - CLOCKS_DIFFER_MS:
+            if is_last or batches[-1]["created_at"] * 1000 < sought.sent_ms - CLOCK_SKEW_MS:
                 return None
             after = f"&after={batches[-1]['id']}"
         return None
 
     async def results(self, provider_id: str) -> dict[str, bytes] | None:
         """See `BatchProvider.results`."""
-        batch = object_of(await self._send("GET", f"/batches/{provider_id}", b"", {}))
+        batch = parse_object(await self._send("GET", f"/batches/{provider_id}", b"", {}))
         if batch.get("status") in _UNDER_WAY:
             return None
         if batch.get("status") == "failed":
@@ -95,8 +95,8 @@ class OpenAIBatches:
         results: dict[str, bytes] = {}
         for name in ("output_file_id", "error_file_id"):
             if batch.get(name):
-                lines = json_lines(await self._send("GET", f"/files/{batch[name]}/content", b"", {}))
-                results |= {number_of(line): _result(line) for line in lines}
+                lines = parse_json_lines(await self._send("GET", f"/files/{batch[name]}/content", b"", {}))
+                results |= {parse_number(line): _to_stored_result(line) for line in lines}
         return results
 
     async def aclose(self) -> None:
@@ -104,7 +104,7 @@ class OpenAIBatches:
         await self._close()
 
 
-def _result(line: Mapping[str, Any]) -> bytes:
+def _to_stored_result(line: Mapping[str, Any]) -> bytes:
     error = line.get("error")
     response = line.get("response")
     if isinstance(error, dict) and error.get("code") == "batch_expired":
@@ -112,9 +112,9 @@ def _result(line: Mapping[str, Any]) -> bytes:
     if isinstance(error, dict) and error.get("code") in ("batch_cancelled", "batch_canceled"):
         return CANCELLED
     if not isinstance(response, dict):
-        return failed(model_error(BatchedError(error if isinstance(error, dict) else {}, 500)))
+        return to_stored_failure(to_model_error(BatchedError(error if isinstance(error, dict) else {}, 500)))
     status = response.get("status_code")
     body = response.get("body")
     if status == 200:
-        return replied(body)
-    return failed(model_error(BatchedError(body if isinstance(body, dict) else {}, status or 500)))
+        return to_stored_reply(body)
+    return to_stored_failure(to_model_error(BatchedError(body if isinstance(body, dict) else {}, status or 500)))

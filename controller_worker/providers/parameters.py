@@ -12,7 +12,7 @@ from typing import Any
 
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import LLMConfigError
-from controller_worker.providers.model_features import features_of
+from controller_worker.providers.model_features import find_features
 from controller_worker.providers.model_table import ModelRow, look_up
 
 DEFAULT_MAX_TOKENS = 8_192
@@ -23,13 +23,13 @@ SAMPLING = frozenset({"temperature", "top_p", "top_k"})
 _log = logging.getLogger(__name__)
 
 
-def messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
+def make_messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     """Return the parameters of an Anthropic Messages request besides messages and tools.
 
     Raises:
         LLMConfigError: `drop_params` is off and a setting would have to be dropped.
     """
-    features = features_of(config.base_model or model)
+    features = find_features(config.base_model or model)
     row = look_up(config.base_model or model)
     table_limit = row.max_output_tokens if row is not None else None
     default_max_tokens = min(table_limit, MAX_TOKENS_LIMIT) if table_limit is not None else DEFAULT_MAX_TOKENS
@@ -45,9 +45,9 @@ def messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
             dropped.add("reasoning_effort")
     # Later models accept no sampling parameters; earlier ones accept none while they think.
     thinks = _is_thinking(fields | (config.completion_kwargs or {}))
-    sampling = _sampling(config) if features.sampling and not thinks else {}
+    sampling = _choose_sampling(config) if features.sampling and not thinks else {}
     dropped |= SAMPLING - set(sampling)
-    _tell_dropped(config, dropped)
+    _report_dropped(config, dropped)
     if config.service_tier:
         fields["service_tier"] = config.service_tier
     if config.context_management is not None:
@@ -55,17 +55,17 @@ def messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     return fields | sampling | (config.completion_kwargs or {})
 
 
-def chat_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
+def make_chat_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     """Return the parameters of a Chat Completions request besides messages and tools.
 
     Raises:
         LLMConfigError: `drop_params` is off and a setting would have to be dropped.
     """
-    features = features_of(config.base_model or model)
+    features = find_features(config.base_model or model)
     sampling: dict[str, Any]
     if features.is_claude:
         thinks = _is_thinking(config.completion_kwargs or {})
-        sampling = _sampling(config) if features.sampling and not thinks else {}
+        sampling = _choose_sampling(config) if features.sampling and not thinks else {}
     elif features.reasoning or not features.sampling:
         sampling = {}
     else:  # an unknown model may refuse parameters that the user did not set
@@ -85,11 +85,11 @@ def chat_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
         fields["safety_settings"] = list(config.safety_settings) if config.safety_settings else None
     else:
         dropped.add("safety_settings")
-    _tell_dropped(config, dropped)
+    _report_dropped(config, dropped)
     return {name: value for name, value in fields.items() if value is not None} | (config.completion_kwargs or {})
 
 
-def body_and_headers(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def split_body_and_headers(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the body fields and the headers of a request.
 
     `extra_body` and `extra_headers` in `completion_kwargs` are the SDKs' and litellm's names for additional ones.
@@ -119,14 +119,14 @@ def _is_thinking(fields: Mapping[str, Any]) -> bool:
     return isinstance(thinking, Mapping) and thinking.get("type") != "disabled"
 
 
-def _sampling(config: LLMConfig) -> dict[str, float]:
+def _choose_sampling(config: LLMConfig) -> dict[str, float]:
     """Return Claude's sampling parameters. Claude accepts no top_p together with a temperature."""
     top_p = None if config.temperature is not None else config.top_p
     sampling = {"temperature": config.temperature, "top_p": top_p, "top_k": config.top_k}
     return {name: value for name, value in sampling.items() if value is not None}
 
 
-def _tell_dropped(config: LLMConfig, dropped: set[str]) -> None:
+def _report_dropped(config: LLMConfig, dropped: set[str]) -> None:
     names = sorted(name for name in dropped & config.model_fields_set if getattr(config, name) is not None)
     if not names:
         return

@@ -20,7 +20,7 @@ model with the base settings.
 
 Holds: an unknown name is rejected with the list of names. `LLM_…` variables override `[llm]` and never reach a profile.
 A profile with another address or provider than the base does not inherit the fields bound to the base's address
-(`BOUND`). The file is read once.
+(`ADDRESS_BOUND_FIELDS`). The file is read once.
 Differs: a bad value is an error that names it. The original warns and uses the defaults, and so another model than
 requested.
 """
@@ -35,7 +35,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from broker.contract import PATTERN_END, SCRIPT_PREFIXES, ModelTable, OfferedModel, not_offered
+from broker.contract import PATTERN_END, SCRIPT_PREFIXES, ModelTable, OfferedModel, not_offered_error
 from controller_worker.providers.config import (
     CONFIG_FILE_VARIABLE,
     ENV_FALLBACK_FIELDS,
@@ -44,10 +44,10 @@ from controller_worker.providers.config import (
     LLMConfig,
 )
 from controller_worker.providers.errors import LLMConfigError
-from controller_worker.providers.model_table import provider_of
+from controller_worker.providers.model_table import find_provider
 
 SECTION = "llm"
-BOUND = ("api_key", "aws_access_key_id", "aws_secret_access_key", "completion_kwargs")
+ADDRESS_BOUND_FIELDS = ("api_key", "aws_access_key_id", "aws_secret_access_key", "completion_kwargs")
 """Fields bound to one address: keys, and additional request fields and headers, which may contain keys."""
 ADDRESS_FIELDS = ("model", "base_url", "custom_llm_provider", "ollama_base_url")
 OWN_ADDRESS_PROVIDERS = frozenset({"anthropic", "openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio"})
@@ -119,22 +119,22 @@ class Profiles:
         """The models that conversations may name."""
         return ModelTable(
             entries=tuple(entry for entry, _ in self._entries),
-            has_scripts=bool(self._of_base("scripts_dir")),
+            has_scripts=bool(self._find_base_field("scripts_dir")),
             is_open=self.is_open,
         )
 
     @cached_property
     def _own_entries(self) -> list[tuple[OfferedModel, str]]:
         """The names of the base and the profiles themselves, with their references. The empty name is the base."""
-        base = self._of_base("model")
-        entries = [_entry(base, "", self._of_base("tenants"))] if base else []
+        base = self._find_base_field("model")
+        entries = [_make_entry(base, "", self._find_base_field("tenants"))] if base else []
         for name, fields in self._named.items():
             tenants = self._tenants(name)
             if not str({**self._base, **fields}.get("model", "")).endswith(PATTERN_END):
-                entries.append(_entry(name, name, tenants))
+                entries.append(_make_entry(name, name, tenants))
             # The base's model belongs to the base, not to each profile that changes only its temperature.
-            if model := self._filled_or_none("model", fields.get("model")):
-                entries.append(_entry(model, name, tenants))
+            if model := self._fill_or_none("model", fields.get("model")):
+                entries.append(_make_entry(model, name, tenants))
         return entries
 
     @cached_property
@@ -144,21 +144,21 @@ class Profiles:
         A fallback is offered to the tenants of the settings that name it, and uses these settings.
         """
         entries = list(self._own_entries)
-        named = [("", self._of_base("fallbacks"), self._of_base("tenants"))]
+        named = [("", self._find_base_field("fallbacks"), self._find_base_field("tenants"))]
         named += [(name, fields.get("fallbacks"), self._tenants(name)) for name, fields in self._named.items()]
         for profile, fallbacks, tenants in named:
             for each in fallbacks if isinstance(fallbacks, list | tuple) else ():
                 use = each.get("use") if isinstance(each, Mapping) else each
                 if isinstance(use, str) and use and use not in self._named:
-                    entries.append(_entry(use, f"{profile}#{use}", tenants))
+                    entries.append(_make_entry(use, f"{profile}#{use}", tenants))
         return entries
 
-    def sets(self, field: str) -> bool:
+    def has_field(self, field: str) -> bool:
         """Return whether any of the settings contain a field."""
         is_in_env = bool(self._env.get(ENV_PREFIX + field.upper(), "").strip())
         return is_in_env or any(field in fields for fields in (self._base, *self._named.values()))
 
-    def find(self, name: str | None, tenant: str | None = None) -> str:
+    def find_reference(self, name: str | None, tenant: str | None = None) -> str:
         """Return the reference for a model named by a conversation.
 
         Args:
@@ -172,12 +172,12 @@ class Profiles:
             base = next((entry for entry, reference in self._own_entries if not reference), None)
             if tenant is None or base is None or base.is_for(tenant):
                 return ""
-            raise not_offered("", tenant, [self.table])
-        if (reference := _match(self._entries, name, tenant)) is not None:
+            raise not_offered_error("", tenant, [self.table])
+        if (reference := _find_match(self._entries, name, tenant)) is not None:
             return reference
         if self.is_open or (self.table.has_scripts and name.startswith(SCRIPT_PREFIXES)):
             return f"#{name}"
-        raise not_offered(name, tenant or "", [self.table])
+        raise not_offered_error(name, tenant or "", [self.table])
 
     def find_fallback(self, reference: str, name: str, tenant: str | None) -> str:
         """Return the reference of a fallback that a reference's settings name.
@@ -186,11 +186,11 @@ class Profiles:
             ModelNotOffered: it is a profile for other tenants.
         """
         if name in self._named:
-            return self.find(name, tenant)
-        found = _match(self._own_entries, name, tenant)
+            return self.find_reference(name, tenant)
+        found = _find_match(self._own_entries, name, tenant)
         return f"{reference.partition('#')[0]}#{name}" if found is None else found
 
-    def config(self, reference: str | None = None, **overrides: Any) -> LLMConfig:
+    def load_config(self, reference: str | None = None, **overrides: Any) -> LLMConfig:
         """Return the settings for a reference or the name of an entry.
 
         Args:
@@ -203,33 +203,33 @@ class Profiles:
         """
         profile, mark, model = (reference or "").partition("#")
         if not mark and profile and profile not in self._named:
-            profile, mark, model = self.find(profile).partition("#")
+            profile, mark, model = self.find_reference(profile).partition("#")
         if profile in self._named:
-            fields = self._merged(profile)
+            fields = self._merge(profile)
             wanted = {field: value for field, value in overrides.items() if value is not None}
             try:
-                filled = self._filled(fields)
+                filled = self._fill(fields)
                 _check_pattern(filled, model)
-                if model and _address(filled | {"model": model}) != _address(filled):
-                    filled = {field: value for field, value in filled.items() if field not in BOUND}
+                if model and _find_address(filled | {"model": model}) != _find_address(filled):
+                    filled = {field: value for field, value in filled.items() if field not in ADDRESS_BOUND_FIELDS}
                 return LLMConfig.create(
                     **filled | ({"model": model} if model else {}) | {"scripts_dir": None}, **wanted
                 )
             except LLMConfigError as error:
                 raise LLMConfigError(f"Profile {profile!r}: {error.message}", remedy=error.remedy) from None
-        base = LLMConfig.from_env(self._env, self._beneath(), **{"model": model or None, **overrides})
-        own = self._of_base("model")
+        base = LLMConfig.from_env(self._env, self._inherit(), **{"model": model or None, **overrides})
+        own = self._find_base_field("model")
         if own and (not model or model.startswith(own.removesuffix("*"))):
             _check_pattern(base.model_dump(include=set(ADDRESS_FIELDS)) | {"model": own}, model)
         if not model:
             return base.model_copy(update={"scripts_dir": None})  # the operator named it
         if model.startswith(SCRIPT_PREFIXES):
             return base.model_copy(update={"scripts_dir": None}) if self.is_open else base
-        if own and address_of(base.model_copy(update={"model": own})) != address_of(base):
-            return base.model_copy(update=dict.fromkeys(BOUND))
+        if own and find_address(base.model_copy(update={"model": own})) != find_address(base):
+            return base.model_copy(update=dict.fromkeys(ADDRESS_BOUND_FIELDS))
         return base
 
-    def named(self, name: str) -> LLMConfig:
+    def load_profile(self, name: str) -> LLMConfig:
         """Return the settings of a profile.
 
         Raises:
@@ -239,51 +239,51 @@ class Profiles:
             near = difflib.get_close_matches(name, self._named, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(self._named) or 'none'}."
             raise LLMConfigError(f"There is no model profile {name!r}.", remedy=hint)
-        return self.config(name)
+        return self.load_config(name)
 
-    def _of_base(self, field: str) -> Any:
+    def _find_base_field(self, field: str) -> Any:
         """Return a field of the base settings, even if other fields are invalid; None if it is not set."""
         # a base without a model still has its other settings
         for model in (None, "none") if field != "model" else (None,):
             try:
-                value = getattr(LLMConfig.from_env(self._env, self._beneath(), model=model), field)
+                value = getattr(LLMConfig.from_env(self._env, self._inherit(), model=model), field)
             except LLMConfigError:
                 continue
             return [each.use for each in value] if field == "fallbacks" else value
-        return self._filled_or_none(field, self._base.get(field))
+        return self._fill_or_none(field, self._base.get(field))
 
-    def _merged(self, name: str) -> dict[str, Any]:
+    def _merge(self, name: str) -> dict[str, Any]:
         """Return the fields of a profile: its own and those of the base, without fields bound to another address."""
         own = self._named[name]
         merged = {**self._base, **own}
-        if _address(merged) != _address(self._base):
-            for field in BOUND:
+        if _find_address(merged) != _find_address(self._base):
+            for field in ADDRESS_BOUND_FIELDS:
                 if field not in own:
                     merged.pop(field, None)
         return merged
 
     def _tenants(self, name: str) -> Any:
-        return self._filled_or_none("tenants", {**self._base, **self._named[name]}.get("tenants"))
+        return self._fill_or_none("tenants", {**self._base, **self._named[name]}.get("tenants"))
 
-    def _beneath(self) -> dict[str, Any]:
+    def _inherit(self) -> dict[str, Any]:
         """Return the base's fields. Fields bound to its address are left out if the environment names another one."""
         given = {
             name: self._env.get(ENV_PREFIX + name.upper(), "").strip()
             or (name in ENV_FALLBACK_FIELDS and self._env.get(ENV_FALLBACK_PREFIX + name.upper(), "").strip())
             for name in ADDRESS_FIELDS
         }
-        filled = self._filled(self._base)
-        if _address({**filled, **{name: text for name, text in given.items() if text}}) == _address(filled):
+        filled = self._fill(self._base)
+        if _find_address({**filled, **{name: text for name, text in given.items() if text}}) == _find_address(filled):
             return filled
-        return {name: value for name, value in filled.items() if name not in BOUND}
+        return {name: value for name, value in filled.items() if name not in ADDRESS_BOUND_FIELDS}
 
-    def _filled_or_none(self, name: str, value: Any) -> Any:
+    def _fill_or_none(self, name: str, value: Any) -> Any:
         try:
             return self._value(name, value)
         except LLMConfigError:
             return None
 
-    def _filled(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _fill(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self._value(name, value) for name, value in fields.items()}
 
     def _value(self, name: str, value: Any) -> Any:
@@ -295,7 +295,7 @@ class Profiles:
         return _VARIABLE.sub(lambda found: self._env[found[1]].strip(), value)
 
 
-def _entry(name: str, reference: str, tenants: Any) -> tuple[OfferedModel, str]:
+def _make_entry(name: str, reference: str, tenants: Any) -> tuple[OfferedModel, str]:
     """Return an entry of the table. If its tenants are unreadable, it is offered to none; its settings report it."""
     try:
         limit = LLMConfig.create(model=name, tenants=tenants).tenants if tenants is not None else None
@@ -304,7 +304,7 @@ def _entry(name: str, reference: str, tenants: Any) -> tuple[OfferedModel, str]:
     return OfferedModel(name=name, tenants=limit), reference
 
 
-def _match(entries: Iterable[tuple[OfferedModel, str]], name: str, tenant: str | None) -> str | None:
+def _find_match(entries: Iterable[tuple[OfferedModel, str]], name: str, tenant: str | None) -> str | None:
     """Return the reference of the first entry of this name for a tenant; None if there is none."""
     # A profile wins over a model of the same name, such as an LLM_MODEL that names a profile.
     for entry, reference in sorted(entries, key=lambda known: known[1] != name):
@@ -313,18 +313,18 @@ def _match(entries: Iterable[tuple[OfferedModel, str]], name: str, tenant: str |
     return None
 
 
-def address_of(config: LLMConfig) -> tuple[Any, ...]:
+def find_address(config: LLMConfig) -> tuple[Any, ...]:
     """Return what the keys of the settings belong to: a custom address or a provider."""
-    return _address(config.model_dump(include=set(ADDRESS_FIELDS)))
+    return _find_address(config.model_dump(include=set(ADDRESS_FIELDS)))
 
 
-def _address(fields: Mapping[str, Any]) -> tuple[Any, ...]:
+def _find_address(fields: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return what the keys of the settings belong to: a custom address or a provider."""
     if fields.get("base_url"):
         return (fields["base_url"],)
     model = fields.get("model")
     custom = fields.get("custom_llm_provider")
-    provider = provider_of(str(model), custom if isinstance(custom, str) else None) if model else None
+    provider = find_provider(str(model), custom if isinstance(custom, str) else None) if model else None
     return provider, fields.get("ollama_base_url")
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from broker.contract import ModelReply
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import LLMConfigError
-from controller_worker.providers.llm import Completion, Delta, ModelRequest, Usage
+from controller_worker.providers.llm import CallUsage, Completion, Delta, ModelRequest
 from controller_worker.providers.messages.messages import ToolCall
 from controller_worker.providers.model_files import read_model_file
 
@@ -62,7 +62,7 @@ class ReplayedLLM:
             model=reply.model,
             response_id=reply.response_id,
             stop_reason=reply.stop_reason,
-            usage=Usage(**reply.usage.model_dump()),
+            usage=CallUsage(**reply.usage.model_dump()),
             cost_usd=0.0,
             latency_seconds=0.0,
         )

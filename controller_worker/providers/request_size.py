@@ -13,10 +13,10 @@ from functools import lru_cache
 
 from broker.contract import ToolSpec
 from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.llm import ModelRequest, Usage
+from controller_worker.providers.llm import CallUsage, ModelRequest
+from controller_worker.providers.messages.message_memo import MessageMemo
 from controller_worker.providers.messages.messages import Message, TextPart
-from controller_worker.providers.messages.written_messages import MessageMemo
-from controller_worker.providers.model_table import ModelRow, Sale, call_cost_usd, look_up
+from controller_worker.providers.model_table import CallPricing, ModelRow, compute_call_cost_usd, look_up
 
 _LOWER, _UPPER, _DIGITS = (text.encode() for text in (string.ascii_lowercase, string.ascii_uppercase, string.digits))
 _BREAKS, _BLANK, _ASCII = b"\n\r\t", b" ", bytes(range(128))
@@ -38,7 +38,7 @@ TOKENS_PER_MESSAGE = 8
 UNKNOWN_OUTPUT_TOKENS = 8_192
 
 
-def prompt_tokens(request: ModelRequest, memo: MessageMemo[int] | None = None) -> int:
+def estimate_prompt_tokens(request: ModelRequest, memo: MessageMemo[int] | None = None) -> int:
     """Return the estimated token count of a prompt, including tools.
 
     Args:
@@ -67,10 +67,10 @@ class _SameTool:
 @lru_cache(maxsize=256)
 def _tool_tokens(same: _SameTool) -> int:
     tool = same.tool
-    return text_tokens(f"{tool.name} {tool.description} {json.dumps(tool.parameters)}")
+    return estimate_text_tokens(f"{tool.name} {tool.description} {json.dumps(tool.parameters)}")
 
 
-def text_tokens(text: str) -> int:
+def estimate_text_tokens(text: str) -> int:
     """Return the estimated token count of a text; at least 1 if it is not empty."""
     content = text.encode("utf-8", "replace")
 
@@ -83,31 +83,31 @@ def text_tokens(text: str) -> int:
     return math.ceil(sum(number * TOKENS_PER_BYTE[kind] for kind, number in counts.items()))
 
 
-def worst_cost_usd(config: LLMConfig, input_tokens: int, *, is_batched: bool = False) -> float:
+def estimate_max_cost_usd(config: LLMConfig, input_tokens: int, *, is_batched: bool = False) -> float:
     """Return the maximum cost of a call; 0 if the price is not known."""
     row = look_up(config.known_as)
-    output_tokens = _longest_reply(config, row) or UNKNOWN_OUTPUT_TOKENS
-    return _dearest_usd(config, row, input_tokens, output_tokens, is_batched=is_batched)
+    output_tokens = _find_longest_reply(config, row) or UNKNOWN_OUTPUT_TOKENS
+    return _compute_max_usd(config, row, input_tokens, output_tokens, is_batched=is_batched)
 
 
-def expected_cost_usd(config: LLMConfig, input_tokens: int, output_tokens: int, *, is_batched: bool = False) -> float:
+def estimate_cost_usd(config: LLMConfig, input_tokens: int, output_tokens: int, *, is_batched: bool = False) -> float:
     """Return the maximum cost of a call with a reply of this length; 0 if the price is not known."""
     row = look_up(config.known_as)
-    output_tokens = min(output_tokens, _longest_reply(config, row) or output_tokens)
-    return _dearest_usd(config, row, input_tokens, output_tokens, is_batched=is_batched)
+    output_tokens = min(output_tokens, _find_longest_reply(config, row) or output_tokens)
+    return _compute_max_usd(config, row, input_tokens, output_tokens, is_batched=is_batched)
 
 
-def _longest_reply(config: LLMConfig, row: ModelRow | None) -> int | None:
+def _find_longest_reply(config: LLMConfig, row: ModelRow | None) -> int | None:
     return config.max_output_tokens or (row.max_output_tokens if row is not None else None)
 
 
-def _dearest_usd(
+def _compute_max_usd(
     config: LLMConfig, row: ModelRow | None, input_tokens: int, output_tokens: int, *, is_batched: bool
 ) -> float:
     # Writing a prompt to the provider's cache is the most expensive way to send it.
-    usage = Usage(input_tokens, output_tokens, cache_write_tokens=input_tokens)
-    sold = Sale(is_batched, config.service_tier or "", config.cache_lifetime == "1h")
-    return call_cost_usd(config, row, usage, sold) or 0.0
+    usage = CallUsage(input_tokens, output_tokens, cache_write_tokens=input_tokens)
+    sold = CallPricing(is_batched, config.service_tier or "", config.cache_lifetime == "1h")
+    return compute_call_cost_usd(config, row, usage, sold) or 0.0
 
 
 def _tokens(message: Message) -> int:
@@ -119,4 +119,4 @@ def _tokens(message: Message) -> int:
             texts.append(part.text)
         else:
             images += 1
-    return sum(map(text_tokens, texts)) + images * TOKENS_PER_IMAGE + TOKENS_PER_MESSAGE
+    return sum(map(estimate_text_tokens, texts)) + images * TOKENS_PER_IMAGE + TOKENS_PER_MESSAGE

@@ -16,7 +16,9 @@ RETRY_AFTER_LIMIT_SECONDS = 3_600.0
 JITTER_SHARE = 0.25
 
 
-def next_wait_seconds(config: LLMConfig, attempt: int, error: ModelError, *, jitter: float = 0.0) -> float | None:
+def compute_next_wait_seconds(
+    config: LLMConfig, attempt: int, error: ModelError, *, jitter: float = 0.0
+) -> float | None:
     """Return the wait before the next attempt in seconds; None if there is no further attempt.
 
     Args:
@@ -27,11 +29,11 @@ def next_wait_seconds(config: LLMConfig, attempt: int, error: ModelError, *, jit
     """
     if not error.retryable or attempt >= config.num_retries:
         return None
-    wait = wait_seconds(config, attempt, retry_after_seconds=error.retry_after_seconds)
+    wait = compute_wait_seconds(config, attempt, retry_after_seconds=error.retry_after_seconds)
     return wait * (1.0 + JITTER_SHARE * jitter)
 
 
-def wait_seconds(config: LLMConfig, attempt: int, *, retry_after_seconds: float | None = None) -> float:
+def compute_wait_seconds(config: LLMConfig, attempt: int, *, retry_after_seconds: float | None = None) -> float:
     """Return the wait after the attempt with this number, from 1, without jitter.
 
     It is the wait that the provider asked for, else `multiplier * 2 ** (attempt - 1)`, clamped.
@@ -39,6 +41,6 @@ def wait_seconds(config: LLMConfig, attempt: int, *, retry_after_seconds: float 
     if retry_after_seconds is not None:
         # Differs: the original ignores Retry-After. Retrying earlier only prolongs the limit.
         asked = min(max(retry_after_seconds, 0.0), RETRY_AFTER_LIMIT_SECONDS)
-        return max(asked, wait_seconds(config, attempt - 1)) if attempt > 1 else asked
+        return max(asked, compute_wait_seconds(config, attempt - 1)) if attempt > 1 else asked
     exponential = config.retry_multiplier * 2.0 ** min(attempt - 1, 32)
     return min(max(exponential, config.retry_min_wait), config.retry_max_wait)

@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from broker.runtime import Clock
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import MODEL_ERRORS, LLMConfigError
-from controller_worker.providers.llm import Completion, Delta, ModelRequest, Usage
+from controller_worker.providers.llm import CallUsage, Completion, Delta, ModelRequest
 from controller_worker.providers.messages.messages import ToolCall
 from controller_worker.providers.model_files import read_model_file
-from controller_worker.providers.model_table import call_cost_usd
+from controller_worker.providers.model_table import compute_call_cost_usd
 
 SCRIPTED_PREFIX = "scripted/"
 WORKSPACE_PLACEHOLDER = "{workspace}"
@@ -73,13 +73,13 @@ class ScriptedError(_Part):
 
     @field_validator("code")
     @classmethod
-    def _known(cls, code: str) -> str:
+    def _check_code(cls, code: str) -> str:
         if code not in MODEL_ERRORS:
             raise ValueError(f"{code!r} is not an error code; use one of {', '.join(MODEL_ERRORS)}")
         return code
 
 
-class Turn(_Part):
+class ScriptedTurn(_Part):
     """One reply.
 
     Attributes:
@@ -97,14 +97,14 @@ class Turn(_Part):
     cost_usd: float | None = Field(default=None, ge=0)
     latency_seconds: float | None = Field(default=None, ge=0)
     error: ScriptedError | None = None
-    critic: Turn | None = None
+    critic: ScriptedTurn | None = None
 
 
-CRITIC_TURN = Turn(text="ACCEPTED")
-CONDENSATION_TURN = Turn(text="What the script did so far was left out here.")
+CRITIC_TURN = ScriptedTurn(text="ACCEPTED")
+CONDENSATION_TURN = ScriptedTurn(text="What the script did so far was left out here.")
 THE_END = "The script has ended."
-FINISH_TURN = Turn(tool_calls=(ScriptedCall(name="finish", arguments={"message": THE_END}),))
-LAST_WORDS_TURN = Turn(text=THE_END)
+FINISH_TURN = ScriptedTurn(tool_calls=(ScriptedCall(name="finish", arguments={"message": THE_END}),))
+LAST_WORDS_TURN = ScriptedTurn(text=THE_END)
 """Replaces the last turn if the agent has no such tool."""
 
 
@@ -117,8 +117,8 @@ class Script(_Part):
 
     description: str = ""
     latency_seconds: float = Field(default=0.0, ge=0)
-    turns: tuple[Turn, ...] = ()
-    condensation: Turn = CONDENSATION_TURN
+    turns: tuple[ScriptedTurn, ...] = ()
+    condensation: ScriptedTurn = CONDENSATION_TURN
 
     @classmethod
     def load(cls, path: Path, *, beneath: str | None = None) -> Self:
@@ -142,17 +142,17 @@ class Script(_Part):
         except (ValueError, RecursionError) as error:
             raise LLMConfigError(f"The model script {str(path)!r} is not JSON: {error}.") from None
 
-    def turn(self, iteration: int) -> Turn:
+    def get_turn(self, iteration: int) -> ScriptedTurn:
         """Return the turn after this many replies, from 0."""
         return self.turns[iteration] if iteration < len(self.turns) else FINISH_TURN
 
-    def turn_for(self, request: ModelRequest) -> Turn:
+    def find_turn(self, request: ModelRequest) -> ScriptedTurn:
         """Return the turn that answers a request."""
         if request.service == "critic":  # about the latest turn
-            return self.turn(request.iteration - 1).critic or CRITIC_TURN
+            return self.get_turn(request.iteration - 1).critic or CRITIC_TURN
         if request.service != "agent":
             return self.condensation
-        turn = self.turn(request.iteration)
+        turn = self.get_turn(request.iteration)
         can_finish = any(tool.name == "finish" for tool in request.tools)
         return LAST_WORDS_TURN if turn is FINISH_TURN and not can_finish else turn
 
@@ -169,26 +169,26 @@ class ScriptedLLM:
     async def complete(self, request: ModelRequest) -> Completion:
         """Return the turn of this iteration after the script's latency. See `LLM.complete`."""
         began = self._clock.monotonic()
-        turn = self._script.turn_for(request)
+        turn = self._script.find_turn(request)
         latency = self._script.latency_seconds if turn.latency_seconds is None else turn.latency_seconds
         if latency:
             await asyncio.sleep(latency)
         if turn.error is not None:
             number = -1 if request.service == "condenser" else request.iteration
             self._fail(turn.error, (request.conversation_id, request.service, number))
-        usage = Usage(**turn.usage.model_dump())
+        usage = CallUsage(**turn.usage.model_dump())
         if request.on_delta is not None:
             for piece in re.findall(r"\S+\s*|\s+", turn.text):
                 request.on_delta(Delta("text", piece))
         return Completion(
             text=turn.text,
-            tool_calls=tool_calls(turn.tool_calls, request.iteration, request.workspace),
+            tool_calls=write_tool_calls(turn.tool_calls, request.iteration, request.workspace),
             thinking_blocks=({"type": "thinking", "thinking": turn.thinking},) if turn.thinking else (),
             model=self._config.model,
             response_id=f"scripted-{request.conversation_id}-{request.iteration}",
             stop_reason=turn.stop_reason or ("tool_calls" if turn.tool_calls else "stop"),
             usage=usage,
-            cost_usd=call_cost_usd(self._config, None, usage) if turn.cost_usd is None else turn.cost_usd,
+            cost_usd=compute_call_cost_usd(self._config, None, usage) if turn.cost_usd is None else turn.cost_usd,
             latency_seconds=self._clock.monotonic() - began,
         )
 
@@ -209,19 +209,19 @@ class ScriptedLLM:
         )
 
 
-def tool_calls(calls: Sequence[ScriptedCall], iteration: int, workspace: str | None) -> tuple[ToolCall, ...]:
+def write_tool_calls(calls: Sequence[ScriptedCall], iteration: int, workspace: str | None) -> tuple[ToolCall, ...]:
     """Return a turn's calls as a model would write them, with `{workspace}` replaced unless it is None."""
     return tuple(
         ToolCall(
             id=call.id or f"call_{iteration + 1:04d}_{index}",
             name=call.name,
-            arguments=_arguments(call.arguments, workspace),
+            arguments=_write_arguments(call.arguments, workspace),
         )
         for index, call in enumerate(calls)
     )
 
 
-def _arguments(arguments: dict[str, Any] | str, workspace: str | None) -> str:
+def _write_arguments(arguments: dict[str, Any] | str, workspace: str | None) -> str:
     if workspace is not None:
         arguments = _put_workspace(arguments, workspace)
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -5,9 +5,9 @@ For an agent whose loop is a program in the sandbox, it returns the program's me
 
 from __future__ import annotations
 
-from controller_worker.providers.llm import Completion, ModelRequest, Usage
+from controller_worker.providers.llm import CallUsage, Completion, ModelRequest
 
-MODEL = "silent"
+SILENT_MODEL = "silent"
 
 
 class SilentLLM:
@@ -23,10 +23,10 @@ class SilentLLM:
             text="",
             tool_calls=(),
             thinking_blocks=(),
-            model=MODEL,
+            model=SILENT_MODEL,
             response_id="",
             stop_reason="stop",
-            usage=Usage(),
+            usage=CallUsage(),
             cost_usd=0.0,
             latency_seconds=0.0,
         )

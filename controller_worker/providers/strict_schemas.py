@@ -4,7 +4,7 @@ A strict tool or output supports only a part of JSON Schema: objects with all pr
 choices, texts and numbers. OpenAI requires every property, so an optional property becomes nullable. Anthropic accepts
 optional properties.
 
-Holds: a schema that has no strict form stays unchanged, and its tool is not strict. `without_forced_nulls` converts the
+Holds: a schema that has no strict form stays unchanged, and its tool is not strict. `remove_forced_nulls` converts the
 added nulls back, for every model.
 Does not: convert bounds, patterns and formats, because providers handle them differently.
 """
@@ -30,22 +30,22 @@ PARTS_LIMIT = 500
 Schema = Mapping[str, Any]
 
 
-class _Inexpressible(Exception):
+class _NoStrictForm(Exception):
     """A part of a schema has no strict form."""
 
 
-def strict_schema(schema: Schema, *, optional_as_null: bool) -> dict[str, Any] | None:
+def to_strict_schema(schema: Schema, *, optional_as_null: bool) -> dict[str, Any] | None:
     """Return the strict form of an object schema for a tool or an output; None if it has none.
 
     Args:
         optional_as_null: make every property required, and optional ones nullable.
     """
-    text = _written(json.dumps(schema), optional_as_null)
+    text = _write_strict(json.dumps(schema), optional_as_null)
     found: dict[str, Any] | None = None if text is None else json.loads(text)
     return found
 
 
-def strict_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any] | None]:
+def to_strict_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any] | None]:
     """Return for each tool the schema that Anthropic gets with `strict`; None if the tool is not strict.
 
     A request has limits: 20 tools, 24 optional properties and 16 properties with several types, by
@@ -54,8 +54,8 @@ def strict_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any] | None]:
     left = [20, 24, 16]
     found: list[dict[str, Any] | None] = []
     for tool in tools:
-        schema = strict_schema(tool.parameters, optional_as_null=False)
-        costs = [1, *_freedom(schema)] if schema is not None else []
+        schema = to_strict_schema(tool.parameters, optional_as_null=False)
+        costs = [1, *_count_freedom(schema)] if schema is not None else []
         if schema is None or any(cost > rest for cost, rest in zip(costs, left, strict=True)):
             found.append(None)
             continue
@@ -64,43 +64,43 @@ def strict_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any] | None]:
     return found
 
 
-def without_forced_nulls(value: Any, schema: Schema) -> Any:
+def remove_forced_nulls(value: Any, schema: Schema) -> Any:
     """Return a model's arguments without the nulls that stand for omitted properties.
 
     Args:
-        schema: the schema of the tool or output, before `strict_schema`; may be any JSON.
+        schema: the schema of the tool or output, before `to_strict_schema`; may be any JSON.
     """
     try:
-        return _without_nulls(value, schema, schema, 0)
+        return _remove_nulls(value, schema, schema, 0)
     except (TypeError, AttributeError):
         return value
 
 
-def _without_nulls(value: Any, schema: Any, root: Schema, depth: int) -> Any:
-    schema = _meant(schema, root)
+def _remove_nulls(value: Any, schema: Any, root: Schema, depth: int) -> Any:
+    schema = _resolve(schema, root)
     if not isinstance(schema, Mapping) or depth > DEPTH_LIMIT:
         return value
     if isinstance(value, list):
-        return [_without_nulls(item, schema.get("items"), root, depth + 1) for item in value]
+        return [_remove_nulls(item, schema.get("items"), root, depth + 1) for item in value]
     properties = schema.get("properties")
     required = schema.get("required") or ()
     if not isinstance(value, dict) or not isinstance(properties, Mapping):
         return value
     return {
-        name: _without_nulls(part, properties.get(name), root, depth + 1)
+        name: _remove_nulls(part, properties.get(name), root, depth + 1)
         for name, part in value.items()
-        if part is not None or name in required or name not in properties or _takes_null(properties[name], root)
+        if part is not None or name in required or name not in properties or _accepts_null(properties[name], root)
     }
 
 
 @lru_cache(maxsize=512)
-def _written(text: str, optional_as_null: bool) -> str | None:
+def _write_strict(text: str, optional_as_null: bool) -> str | None:
     schema = json.loads(text)
     if not isinstance(schema.get("$defs") or {}, Mapping) or schema.get("type") != "object":
         return None
     try:
         return json.dumps(_Writer(schema.get("$defs") or {}, optional_as_null=optional_as_null).strict(schema, 0))
-    except (_Inexpressible, TypeError, AttributeError):
+    except (_NoStrictForm, TypeError, AttributeError):
         return None
 
 
@@ -120,12 +120,12 @@ class _Writer:
         """
         self._parts += 1
         if not isinstance(schema, Mapping) or depth > DEPTH_LIMIT or self._parts > PARTS_LIMIT:
-            raise _Inexpressible
+            raise _NoStrictForm
         if "$ref" in schema:
             name = str(schema["$ref"])
             return self.strict(self._definitions.get(name.removeprefix(LOCAL)) if LOCAL in name else None, depth + 1)
         if set(schema) - KEYWORDS - NOTES:
-            raise _Inexpressible
+            raise _NoStrictForm
         found: dict[str, Any] = {
             name: schema[name] for name in ("type", "description", "enum", "const") if name in schema
         }
@@ -133,7 +133,7 @@ class _Writer:
         if "anyOf" in schema:
             found["anyOf"] = [self.strict(choice, depth + 1) for choice in schema["anyOf"]]
         elif not types and not {"enum", "const"} & set(schema):
-            raise _Inexpressible
+            raise _NoStrictForm
         if "array" in types:
             found["items"] = self.strict(schema.get("items"), depth + 1)
         return found | self._object(schema, depth) if "object" in types else found
@@ -142,7 +142,7 @@ class _Writer:
         properties = schema.get("properties") or {}
         required = schema.get("required") or ()
         if schema.get("additionalProperties", False) is not False or (depth and not properties):
-            raise _Inexpressible
+            raise _NoStrictForm
         written = {name: self.strict(part, depth + 1) for name, part in properties.items()}
         names = [name for name in written if self._optional_as_null or name in required]
         if self._optional_as_null:
@@ -164,19 +164,19 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     return schema | {"type": list(dict.fromkeys([*_types(schema), "null"]))} | choices
 
 
-def _freedom(schema: Schema) -> tuple[int, int]:
+def _count_freedom(schema: Schema) -> tuple[int, int]:
     """Return the number of optional properties and the number of parts with several types."""
     properties = schema.get("properties") or {}
     optional = len(properties) - len(schema.get("required") or ())
     several = int("anyOf" in schema or len(_types(schema)) > 1)
     for part in (*properties.values(), *schema.get("anyOf", ()), *filter(None, [schema.get("items")])):
-        further = _freedom(part)
+        further = _count_freedom(part)
         optional = optional + further[0]
         several = several + further[1]
     return optional, several
 
 
-def _meant(schema: Any, root: Schema) -> Any:
+def _resolve(schema: Any, root: Schema) -> Any:
     """Return the target of a reference within the schema; return any other part unchanged."""
     for _ in range(DEPTH_LIMIT):
         ref = schema.get("$ref") if isinstance(schema, Mapping) else None
@@ -186,12 +186,12 @@ def _meant(schema: Any, root: Schema) -> Any:
     return None
 
 
-def _takes_null(schema: Any, root: Schema) -> bool:
+def _accepts_null(schema: Any, root: Schema) -> bool:
     """Return whether null is a valid value there, not a placeholder. True if unknown."""
-    schema = _meant(schema, root)
+    schema = _resolve(schema, root)
     if not isinstance(schema, Mapping):
         return True
-    choices = [_meant(choice, root) for name in ("anyOf", "oneOf") for choice in schema.get(name) or ()]
+    choices = [_resolve(choice, root) for name in ("anyOf", "oneOf") for choice in schema.get(name) or ()]
     if choices:
         return any(not _types(choice) or "null" in _types(choice) for choice in choices)
     if "enum" in schema:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from controller_worker.providers.config import LLMConfig, Wish
+from controller_worker.providers.config import LLMConfig, Toggle
 from controller_worker.providers.errors import BadRequestError
 from controller_worker.providers.llm import ModelRequest
 
@@ -64,5 +64,5 @@ class Strictness:
         return answer
 
 
-def _is_wanted(wish: Wish, *, is_known: bool) -> bool:
+def _is_wanted(wish: Toggle, *, is_known: bool) -> bool:
     return wish == "on" or (wish == "auto" and is_known)

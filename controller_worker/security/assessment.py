@@ -32,9 +32,9 @@ from broker.contract import (
     RiskyAction,
     WorkspaceSpec,
 )
-from controller_worker.security.path_risk import WORKSPACE, reading_risk, writing_risk
-from controller_worker.security.plugins import analyzer_plugin, policy_plugin
-from controller_worker.security.shell_analyzer import shell_risk
+from controller_worker.security.path_risk import WORKSPACE, rate_reading, rate_writing
+from controller_worker.security.plugins import load_analyzer, load_policy
+from controller_worker.security.shell_analyzer import rate_shell
 
 PATCHED_PATHS = re.compile(
     r"^(?:\*\*\* (?:Add|Update|Delete) File: |\*\*\* Move to: |(?:---|\+\+\+) (?!/dev/null\s*$)(?:[ab]/)?)([^\t\n]+)",
@@ -45,7 +45,7 @@ KEYS = frozenset(("C-c", "C-d", "C-z"))
 _log = logging.getLogger(__name__)
 
 
-def assessed(events: Iterable[Event], policy: ConfirmationPolicy, workspace: WorkspaceSpec) -> tuple[Event, ...]:
+def assess(events: Iterable[Event], policy: ConfirmationPolicy, workspace: WorkspaceSpec) -> tuple[Event, ...]:
     """Return the events with the risk of each runnable action; actions that a user must confirm are marked as waiting.
 
     Raises:
@@ -53,7 +53,7 @@ def assessed(events: Iterable[Event], policy: ConfirmationPolicy, workspace: Wor
     """
     if policy.mode == "never":
         return tuple(events)
-    return tuple(_assessed(event, policy, workspace) if _is_examined(event) else event for event in events)
+    return tuple(_assess_action(event, policy, workspace) if _is_examined(event) else event for event in events)
 
 
 def _is_examined(event: Event) -> TypeGuard[RiskyAction]:
@@ -61,17 +61,17 @@ def _is_examined(event: Event) -> TypeGuard[RiskyAction]:
     return isinstance(event, RiskyAction) and not isinstance(event, PlanAction | AcpTurnAction)
 
 
-def risk_of(action: RiskyAction, policy: ConfirmationPolicy, workspace: WorkspaceSpec) -> ActionSecurityRisk:
+def find_risk(action: RiskyAction, policy: ConfirmationPolicy, workspace: WorkspaceSpec) -> ActionSecurityRisk:
     """Return the risk of an action according to the policy's analyzer."""
     if policy.analyzer == "none":
         return ActionSecurityRisk.UNKNOWN
     if policy.analyzer == "llm":
         return action.security_risk
-    plugin = analyzer_plugin(policy)
+    plugin = load_analyzer(policy)
     try:
         if plugin is not None:
             return ActionSecurityRisk(plugin.risk(action, workspace.path or WORKSPACE))
-        parsed = parsed_risk(action, workspace.path or WORKSPACE)
+        parsed = parse_risk(action, workspace.path or WORKSPACE)
     except Exception:  # noqa: BLE001  (what an analyzer cannot take is dangerous)
         _log.exception("an action of the kind %s could not be analyzed", action.kind)
         return ActionSecurityRisk.HIGH
@@ -79,7 +79,7 @@ def risk_of(action: RiskyAction, policy: ConfirmationPolicy, workspace: Workspac
     return parsed if policy.analyzer == "shell" else max(parsed, action.security_risk)
 
 
-def parsed_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
+def parse_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
     """Return the risk derived from the action itself; never UNKNOWN."""
     match action:
         case CmdRunAction(is_input=True, command=command):
@@ -88,34 +88,34 @@ def parsed_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
         case CmdRunAction(control="list" | "kill" | "reset"):
             return ActionSecurityRisk.LOW
         case CmdRunAction():
-            return shell_risk(action.command, workspace)
+            return rate_shell(action.command, workspace)
         case CodeSearchAction():
             path = action.arguments.get("path") or "."
-            return reading_risk(path, workspace) if isinstance(path, str) else ActionSecurityRisk.LOW
+            return rate_reading(path, workspace) if isinstance(path, str) else ActionSecurityRisk.LOW
         case FileReadAction():
-            return reading_risk(action.path, workspace)
+            return rate_reading(action.path, workspace)
         case FileEditAction() | FileWriteAction():
-            return writing_risk(action.path, workspace)
+            return rate_writing(action.path, workspace)
         case ApplyPatchAction():
             # The editor finds no path that this pattern misses: both read the same header lines.
             paths = [path.strip() for path in PATCHED_PATHS.findall(action.patch)]
-            return max((writing_risk(path, workspace) for path in paths), default=ActionSecurityRisk.HIGH)
+            return max((rate_writing(path, workspace) for path in paths), default=ActionSecurityRisk.HIGH)
         case BrowseURLAction() | BrowseInteractiveAction():
             return ActionSecurityRisk.MEDIUM
         case AcpPermissionAction():
-            return _risk_of_call(action.call, workspace)
+            return _find_call_risk(action.call, workspace)
     return ActionSecurityRisk.HIGH
 
 
-def _risk_of_call(call: AcpCall, workspace: str) -> ActionSecurityRisk:
+def _find_call_risk(call: AcpCall, workspace: str) -> ActionSecurityRisk:
     """Return the risk of an ACP agent's announced action; an incomplete announcement is HIGH."""
     paths = [*call.paths, *(diff.path for diff in call.diffs)]
     if call.command:
-        return max([shell_risk(call.command, workspace), *(writing_risk(path, workspace) for path in paths)])
+        return max([rate_shell(call.command, workspace), *(rate_writing(path, workspace) for path in paths)])
     if call.tool_kind in ("edit", "delete", "move") and paths:
-        return max(writing_risk(path, workspace) for path in paths)
+        return max(rate_writing(path, workspace) for path in paths)
     if call.tool_kind in ("read", "search") and paths:
-        return max(reading_risk(path, workspace) for path in paths)
+        return max(rate_reading(path, workspace) for path in paths)
     return ActionSecurityRisk.HIGH
 
 
@@ -124,14 +124,14 @@ def needs_confirmation(action: RiskyAction, risk: ActionSecurityRisk, policy: Co
     if policy.mode in ("never", "always"):
         return policy.mode == "always"
     if policy.mode != "risky":
-        return _is_asked_for(action, risk, policy)
+        return _ask_policy_plugin(action, risk, policy)
     if risk is ActionSecurityRisk.UNKNOWN:
         return policy.confirm_unknown
     return risk >= ActionSecurityRisk[policy.threshold]
 
 
-def _is_asked_for(action: RiskyAction, risk: ActionSecurityRisk, policy: ConfirmationPolicy) -> bool:
-    plugin = policy_plugin(policy)
+def _ask_policy_plugin(action: RiskyAction, risk: ActionSecurityRisk, policy: ConfirmationPolicy) -> bool:
+    plugin = load_policy(policy)
     assert plugin is not None
     try:
         return plugin.needs_confirmation(action, risk) is not False
@@ -140,8 +140,8 @@ def _is_asked_for(action: RiskyAction, risk: ActionSecurityRisk, policy: Confirm
         return True
 
 
-def _assessed(action: RiskyAction, policy: ConfirmationPolicy, workspace: WorkspaceSpec) -> Event:
-    risk = risk_of(action, policy, workspace)
+def _assess_action(action: RiskyAction, policy: ConfirmationPolicy, workspace: WorkspaceSpec) -> Event:
+    risk = find_risk(action, policy, workspace)
     waits = needs_confirmation(action, risk, policy)
     status = ConfirmationStatus.AWAITING_CONFIRMATION if waits else ConfirmationStatus.CONFIRMED
     return action.model_copy(update={"security_risk": risk, "confirmation_state": status})

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from broker.contract import ActionSecurityRisk
-from controller_worker.security.path_risk import reading_risk, writing_risk
+from controller_worker.security.path_risk import rate_reading, rate_writing
 
 LOW, MEDIUM, HIGH = ActionSecurityRisk.LOW, ActionSecurityRisk.MEDIUM, ActionSecurityRisk.HIGH
 
@@ -19,25 +19,25 @@ Arguments = Sequence[str | None]
 """The words after the program's name; None for a word that is unknown before it runs."""
 
 
-def _words(text: str) -> frozenset[str]:
+def _split_words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-READERS = _words(
+READERS = _split_words(
     "ls cat head tail wc grep egrep fgrep rg ag tree file stat du df diff cmp comm sort uniq cut tr nl od xxd hexdump "
     "strings md5sum sha1sum sha256sum cksum readlink realpath column paste fold jq yq less more zcat bat"
 )
 """Programs that only read the paths in their arguments."""
-HARMLESS = _words(
+HARMLESS = _split_words(
     "echo printf pwd cd true false : test [ date whoami id uname hostname basename dirname seq sleep wait jobs type "
     "which whereis printenv env ps top free uptime nproc arch expr let read shift return exit break continue set unset "
     "local readonly pushd popd dirs hash times ulimit umask getopts clear tput yes"
 )
-WRITERS = _words("cp mv ln tee touch mkdir rmdir install truncate split patch unzip tar gzip gunzip zip xz")
+WRITERS = _split_words("cp mv ln tee touch mkdir rmdir install truncate split patch unzip tar gzip gunzip zip xz")
 """Programs that write the paths in their arguments."""
-DESTROYERS = _words("rm unlink shred")
-PERMISSIONS = _words("chmod chown chgrp setfacl chattr")
-DANGEROUS = _words(
+DESTROYERS = _split_words("rm unlink shred")
+PERMISSIONS = _split_words("chmod chown chgrp setfacl chattr")
+DANGEROUS = _split_words(
     "sudo su doas pkexec eval source . trap alias enable bind complete fc history dd mkfs fdisk parted mount umount "
     "swapon swapoff losetup cryptsetup shutdown reboot halt poweroff init telinit systemctl service crontab at batch "
     "useradd userdel usermod groupadd passwd chpasswd visudo chroot unshare nsenter insmod rmmod modprobe sysctl "
@@ -56,13 +56,13 @@ INLINE_FLAG = re.compile(r"-[a-zA-Z]*[ceEpr]|--(eval|print|command|execute|requi
 AWKS = frozenset(("awk", "gawk", "mawk", "nawk"))
 RUNS_SHELL = re.compile(r"system\s*\(|\||getline|@load|>")
 SED_RUNS_OR_WRITES = re.compile(r"(^|[;{\s\d$/])[ewW]\b|/[gpiIm\d]*[ew][gpiIm\d]*(\s|;|$|})")
-GIT_READS = _words("status diff log show branch blame rev-parse ls-files describe shortlog grep remote tag")
-GIT_SENDS = _words("push send-email request-pull config filter-branch daemon credential submodule")
-PUBLISHES = _words("publish unpublish login adduser token owner deploy release")
-PACKAGERS = _words("pip pip3 npm yarn pnpm cargo gem uv poetry apt apt-get")
+GIT_READS = _split_words("status diff log show branch blame rev-parse ls-files describe shortlog grep remote tag")
+GIT_SENDS = _split_words("push send-email request-pull config filter-branch daemon credential submodule")
+PUBLISHES = _split_words("publish unpublish login adduser token owner deploy release")
+PACKAGERS = _split_words("pip pip3 npm yarn pnpm cargo gem uv poetry apt apt-get")
 
 
-def command_risk(name: str, arguments: Arguments, workspace: str) -> ActionSecurityRisk:
+def rate_command(name: str, arguments: Arguments, workspace: str) -> ActionSecurityRisk:
     """Return the risk of one program with its arguments.
 
     Args:
@@ -77,23 +77,23 @@ def command_risk(name: str, arguments: Arguments, workspace: str) -> ActionSecur
     if rule is not None:
         return rule(arguments, workspace)
     if name in READERS:
-        return _reads(arguments, workspace)
+        return _rate_reads(arguments, workspace)
     if name in WRITERS:
-        return max(LOW, _writes(arguments, workspace))
+        return max(LOW, _rate_writes(arguments, workspace))
     if name in DESTROYERS | PERMISSIONS:
-        return max(MEDIUM, _writes(arguments, workspace))
-    return _interprets(arguments) if INTERPRETERS.fullmatch(name) else MEDIUM
+        return max(MEDIUM, _rate_writes(arguments, workspace))
+    return _rate_interpreter(arguments) if INTERPRETERS.fullmatch(name) else MEDIUM
 
 
-def _reads(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
-    return max((reading_risk(word, workspace) for word in _values(arguments)), default=LOW)
+def _rate_reads(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
+    return max((rate_reading(word, workspace) for word in _find_values(arguments)), default=LOW)
 
 
-def _writes(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
-    return max((writing_risk(word, workspace) for word in _values(arguments)), default=LOW)
+def _rate_writes(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
+    return max((rate_writing(word, workspace) for word in _find_values(arguments)), default=LOW)
 
 
-def _values(arguments: Arguments) -> list[str | None]:
+def _find_values(arguments: Arguments) -> list[str | None]:
     """Return the arguments, with the values of options: `--target=/etc` names a path."""
     return [
         word.partition("=")[2] if word is not None and word.startswith("-") else word
@@ -102,16 +102,16 @@ def _values(arguments: Arguments) -> list[str | None]:
     ]
 
 
-def _downloads(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
+def _rate_download(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
     if any(word is None or UPLOAD_FLAG.fullmatch(word) for word in arguments):
         return HIGH
     follows_output = [word for flag, word in pairwise(arguments) if flag in ("-o", "-O", "--output", "-P")]
     return max(
-        [MEDIUM, *(writing_risk(word, workspace) for word in follows_output if word is None or "://" not in word)]
+        [MEDIUM, *(rate_writing(word, workspace) for word in follows_output if word is None or "://" not in word)]
     )
 
 
-def _interprets(arguments: Arguments) -> ActionSecurityRisk:
+def _rate_interpreter(arguments: Arguments) -> ActionSecurityRisk:
     """Rate an interpreter. Neither a script nor a program in its arguments or standard input is examined."""
     if not arguments:
         return HIGH
@@ -129,22 +129,22 @@ def _interprets(arguments: Arguments) -> ActionSecurityRisk:
     return HIGH
 
 
-def _awk(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
+def _rate_awk(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
     program = next((word for word in arguments if word is None or not word.startswith("-")), None)
     if program is None or any(word in ("-f", "--file", "-i", "-l", "-E") for word in arguments):
         return HIGH
-    return HIGH if RUNS_SHELL.search(program) else _reads(arguments[arguments.index(program) + 1 :], workspace)
+    return HIGH if RUNS_SHELL.search(program) else _rate_reads(arguments[arguments.index(program) + 1 :], workspace)
 
 
-def _sed(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
+def _rate_sed(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
     if any(word is None or word.startswith(("-f", "--file")) or SED_RUNS_OR_WRITES.search(word) for word in arguments):
         return HIGH
     is_in_place = any(word is not None and re.match(r"-[a-zA-Z]*i|--in-place", word) for word in arguments)
     names = [word for word in arguments if word is not None and not word.startswith("-")][1:]
-    return _writes(names, workspace) if is_in_place else _reads(names, workspace)
+    return _rate_writes(names, workspace) if is_in_place else _rate_reads(names, workspace)
 
 
-def _git(arguments: Arguments, _: str) -> ActionSecurityRisk:
+def _rate_git(arguments: Arguments, _: str) -> ActionSecurityRisk:
     if not arguments or any(word is None for word in arguments):
         return HIGH
     verb = arguments[0] or ""
@@ -156,19 +156,19 @@ def _git(arguments: Arguments, _: str) -> ActionSecurityRisk:
     return LOW if verb in GIT_READS and is_listing else MEDIUM
 
 
-def _packages(arguments: Arguments, _: str) -> ActionSecurityRisk:
+def _rate_packager(arguments: Arguments, _: str) -> ActionSecurityRisk:
     return HIGH if any(word is None or word in PUBLISHES for word in arguments) else MEDIUM
 
 
-def _kills(arguments: Arguments, _: str) -> ActionSecurityRisk:
+def _rate_kill(arguments: Arguments, _: str) -> ActionSecurityRisk:
     return HIGH if any(word is None or word in ("1", "-1", "0") for word in arguments[-1:]) else MEDIUM
 
 
 _RULES: Mapping[str, Callable[[Arguments, str], ActionSecurityRisk]] = {
-    **dict.fromkeys(DOWNLOADERS, _downloads),
-    **dict.fromkeys(AWKS, _awk),
-    **dict.fromkeys(PACKAGERS, _packages),
-    **dict.fromkeys(("kill", "pkill", "killall"), _kills),
-    "sed": _sed,
-    "git": _git,
+    **dict.fromkeys(DOWNLOADERS, _rate_download),
+    **dict.fromkeys(AWKS, _rate_awk),
+    **dict.fromkeys(PACKAGERS, _rate_packager),
+    **dict.fromkeys(("kill", "pkill", "killall"), _rate_kill),
+    "sed": _rate_sed,
+    "git": _rate_git,
 }

@@ -27,7 +27,7 @@ SCRATCH = ("/tmp/", "/var/tmp/")  # noqa: S108  (what commands write there, not 
 NOWHERE = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty"})
 
 
-def reading_risk(path: str | None, workspace: str) -> ActionSecurityRisk:
+def rate_reading(path: str | None, workspace: str) -> ActionSecurityRisk:
     """Return the risk of reading a path; None for an unknown one."""
     if path is None:
         return MEDIUM
@@ -36,7 +36,7 @@ def reading_risk(path: str | None, workspace: str) -> ActionSecurityRisk:
     return LOW if _is_inside(path, workspace) or path in NOWHERE else MEDIUM
 
 
-def writing_risk(path: str | None, workspace: str) -> ActionSecurityRisk:
+def rate_writing(path: str | None, workspace: str) -> ActionSecurityRisk:
     """Return the risk of changing or deleting a path; None for an unknown one."""
     if path is None or SECRETS.search(path) or RUNS_LATER.search(path):
         return HIGH

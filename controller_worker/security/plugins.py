@@ -36,19 +36,19 @@ class AnalyzerPlugin(Protocol):
         ...
 
 
-def policy_plugin(policy: ConfirmationPolicy) -> PolicyPlugin | None:
+def load_policy(policy: ConfirmationPolicy) -> PolicyPlugin | None:
     """Return the plug-in that a policy names, or None for a built-in one. Raises like `check_plugins`."""
-    found: PolicyPlugin | None = _made(POLICIES, policy)
+    found: PolicyPlugin | None = _make_plugin(POLICIES, policy)
     return found
 
 
-def analyzer_plugin(policy: ConfirmationPolicy) -> AnalyzerPlugin | None:
+def load_analyzer(policy: ConfirmationPolicy) -> AnalyzerPlugin | None:
     """Return the analyzer that a policy names, or None for a built-in one. Raises like `check_plugins`."""
-    found: AnalyzerPlugin | None = _made(ANALYZERS, policy)
+    found: AnalyzerPlugin | None = _make_plugin(ANALYZERS, policy)
     return found
 
 
-def known_plugins() -> Mapping[str, list[str]]:
+def list_plugins() -> Mapping[str, list[str]]:
     """Return the names of all installed plug-ins, by group."""
     return {group: sorted(entry_points(group).names) for group in _WHAT}
 
@@ -60,10 +60,10 @@ def check_plugins(policy: ConfirmationPolicy) -> None:
         UsageError: one is missing or cannot be loaded.
     """
     for group, _ in policy.plugins:
-        _made(group, policy)
+        _make_plugin(group, policy)
 
 
-def _made(group: str, policy: ConfirmationPolicy) -> Any:
+def _make_plugin(group: str, policy: ConfirmationPolicy) -> Any:
     name = dict(policy.plugins).get(group)
     if name is None:
         return None

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import tree_sitter
 
 from broker.contract import ActionSecurityRisk
-from broker.tools import parsed
-from controller_worker.security.command_risks import HIGH, INTERPRETERS, LOW, MEDIUM, Arguments, command_risk
-from controller_worker.security.path_risk import reading_risk, writing_risk
+from broker.tools import parse_bash
+from controller_worker.security.command_risks import HIGH, INTERPRETERS, LOW, MEDIUM, Arguments, rate_command
+from controller_worker.security.path_risk import rate_reading, rate_writing
 
 MAX_COMMAND_CHARS = 100_000
 MAX_DEPTH = 40
@@ -52,7 +52,7 @@ UNKNOWN_TEXT = frozenset(
 WRITES = frozenset((">", ">>", "&>", "&>>", ">|", "<>"))
 
 
-def shell_risk(command: str, workspace: str) -> ActionSecurityRisk:
+def rate_shell(command: str, workspace: str) -> ActionSecurityRisk:
     """Return the risk of a command line or script; never UNKNOWN.
 
     Args:
@@ -60,17 +60,17 @@ def shell_risk(command: str, workspace: str) -> ActionSecurityRisk:
     """
     if len(command) > MAX_COMMAND_CHARS or "\0" in command:
         return HIGH
-    root = parsed(command)
-    return HIGH if root is None or root.has_error else _Reading(workspace).of(root, 0)
+    root = parse_bash(command)
+    return HIGH if root is None or root.has_error else _SyntaxWalk(workspace).rate(root, 0)
 
 
-class _Reading:
+class _SyntaxWalk:
     """One walk through a syntax tree."""
 
     def __init__(self, workspace: str) -> None:
         self._workspace = workspace
 
-    def of(self, node: tree_sitter.Node, depth: int, *, is_fed: bool = False) -> ActionSecurityRisk:
+    def rate(self, node: tree_sitter.Node, depth: int, *, is_fed: bool = False) -> ActionSecurityRisk:
         """Return the highest risk of a node and all nodes below it.
 
         Args:
@@ -81,62 +81,66 @@ class _Reading:
         own = LOW
         match node.type:
             case "command":
-                own = self._command(node, is_fed=is_fed, depth=depth)
+                own = self._rate_command(node, is_fed=is_fed, depth=depth)
             case "variable_assignment" | "declaration_command" | "unset_command":
-                own = self._variables(node)
+                own = self._rate_variables(node)
             case "file_redirect":
-                own = self._redirect(node)
+                own = self._rate_redirect(node)
             case "function_definition":
                 own = HIGH if _calls_itself(node) else LOW
             case "pipeline":
-                return max(self.of(child, depth + 1, is_fed=n > 0) for n, child in enumerate(node.named_children))
+                return max(self.rate(child, depth + 1, is_fed=n > 0) for n, child in enumerate(node.named_children))
             case "redirected_statement":
                 is_fed = is_fed or any(child.type.startswith("here") or _is_input(child) for child in node.children)
-        return max([own, *(self.of(child, depth + 1, is_fed=is_fed) for child in node.named_children)])
+        return max([own, *(self.rate(child, depth + 1, is_fed=is_fed) for child in node.named_children)])
 
-    def _command(self, node: tree_sitter.Node, *, is_fed: bool, depth: int) -> ActionSecurityRisk:
+    def _rate_command(self, node: tree_sitter.Node, *, is_fed: bool, depth: int) -> ActionSecurityRisk:
         name_node = node.child_by_field_name("name")
-        name = _known_text(name_node.named_children[0]) if name_node is not None and name_node.named_children else None
+        name = (
+            _find_known_text(name_node.named_children[0])
+            if name_node is not None and name_node.named_children
+            else None
+        )
         if name_node is None or name is None:
             return HIGH
         is_fed = is_fed or any(child.type.startswith("here") for child in node.children)
-        arguments = [_known_text(child) for child in node.children_by_field_name("argument")]
-        return self._program(name, arguments, is_fed=is_fed, depth=depth)
+        arguments = [_find_known_text(child) for child in node.children_by_field_name("argument")]
+        return self._rate_program(name, arguments, is_fed=is_fed, depth=depth)
 
-    def _program(self, name: str, arguments: Arguments, *, is_fed: bool, depth: int) -> ActionSecurityRisk:
+    def _rate_program(self, name: str, arguments: Arguments, *, is_fed: bool, depth: int) -> ActionSecurityRisk:
         if depth > MAX_DEPTH:
             return HIGH
         name = BIN_DIRECTORIES.sub("", name) if BIN_DIRECTORIES.match(name) else name
         if "/" in name:
             return MEDIUM  # a program of the workspace, or an unknown one
         if name in SHELLS:
-            return self._shell(arguments, depth)
+            return self._rate_shell(arguments, depth)
         if name in WRAPPERS:
-            return self._wrapped(name, arguments, is_fed=is_fed, depth=depth)
+            return self._rate_wrapped(name, arguments, is_fed=is_fed, depth=depth)
         if name == "find":
-            return self._find(arguments, depth)
-        risk = command_risk(name, arguments, self._workspace)
+            return self._rate_find(arguments, depth)
+        risk = rate_command(name, arguments, self._workspace)
         is_interpreter = risk is not LOW and INTERPRETERS.fullmatch(name) is not None
         has_script = any(word is not None and not word.startswith("-") for word in arguments)
         return HIGH if is_fed and is_interpreter and not has_script else risk
 
-    def _shell(self, arguments: Arguments, depth: int) -> ActionSecurityRisk:
+    def _rate_shell(self, arguments: Arguments, depth: int) -> ActionSecurityRisk:
         if any(word is None for word in arguments):
             return HIGH
         words = [word for word in arguments if word is not None]
         for position, word in enumerate(words):
             if re.fullmatch(r"-[a-z]*c", word):
                 script = words[position + 1] if position + 1 < len(words) else ""
-                return self._script(script, depth)
+                return self._rate_script(script, depth)
             if not word.startswith(("-", "+")):
                 return MEDIUM  # a script in a file
         return LOW if words == ["--version"] else HIGH
 
-    def _script(self, script: str, depth: int) -> ActionSecurityRisk:
-        root = parsed(script)
-        return HIGH if root is None or root.has_error or not script.strip() else self.of(root, depth + 1)
+    def _rate_script(self, script: str, depth: int) -> ActionSecurityRisk:
+        root = parse_bash(script)
+        return HIGH if root is None or root.has_error or not script.strip() else self.rate(root, depth + 1)
 
-    def _wrapped(self, name: str, arguments: Arguments, *, is_fed: bool, depth: int) -> ActionSecurityRisk:
+    def _rate_wrapped(self, name: str, arguments: Arguments, *, is_fed: bool, depth: int) -> ActionSecurityRisk:
         """Return the risk of a program that another one runs."""
         left = list(arguments)
         while left:
@@ -161,54 +165,54 @@ class _Reading:
             return HIGH
         # The arguments added by xargs are unknown.
         rest: list[str | None] = [*left[1:], None] if name == "xargs" else left[1:]
-        return self._program(left[0], rest, is_fed=is_fed and name != "xargs", depth=depth + 1)
+        return self._rate_program(left[0], rest, is_fed=is_fed and name != "xargs", depth=depth + 1)
 
-    def _find(self, arguments: Arguments, depth: int) -> ActionSecurityRisk:
+    def _rate_find(self, arguments: Arguments, depth: int) -> ActionSecurityRisk:
         root = arguments[0] if arguments else "."
         one = None if root is None else f"{root}/found"
-        risk = reading_risk(root, self._workspace)
+        risk = rate_reading(root, self._workspace)
         if sum(word in FIND_RUNS for word in arguments) > MAX_FIND_RUNS:
             return HIGH
         for position, word in enumerate(arguments):
             if word in FIND_WRITES:
-                risk = max(risk, MEDIUM, writing_risk(one, self._workspace))
+                risk = max(risk, MEDIUM, rate_writing(one, self._workspace))
             if word in FIND_RUNS:
                 run = arguments[position + 1 :]
                 if not run or run[0] is None:
                     return HIGH
                 found = [one if argument == "{}" else argument for argument in run[1:] if argument not in (";", "+")]
-                risk = max(risk, self._program(run[0], found, is_fed=False, depth=depth + 1))
+                risk = max(risk, self._rate_program(run[0], found, is_fed=False, depth=depth + 1))
         return risk
 
-    def _variables(self, node: tree_sitter.Node) -> ActionSecurityRisk:
+    def _rate_variables(self, node: tree_sitter.Node) -> ActionSecurityRisk:
         names = [child for child in (node, *node.named_children) if child.type == "variable_assignment"]
-        texts = [_text(name.child_by_field_name("name")) for name in names]
-        texts += [_text(child) for child in node.named_children if child.type in ("variable_name", "word")]
+        texts = [_to_text(name.child_by_field_name("name")) for name in names]
+        texts += [_to_text(child) for child in node.named_children if child.type in ("variable_name", "word")]
         return HIGH if any(POISONED_VARIABLES.fullmatch(text) for text in texts) else LOW
 
-    def _redirect(self, node: tree_sitter.Node) -> ActionSecurityRisk:
+    def _rate_redirect(self, node: tree_sitter.Node) -> ActionSecurityRisk:
         destination = node.child_by_field_name("destination")
-        if destination is None or re.fullmatch(r"\d+|-", _text(destination)):
+        if destination is None or re.fullmatch(r"\d+|-", _to_text(destination)):
             return LOW
-        path = _known_text(destination)
+        path = _find_known_text(destination)
         is_written = any(child.type in WRITES for child in node.children)
-        return writing_risk(path, self._workspace) if is_written else reading_risk(path, self._workspace)
+        return rate_writing(path, self._workspace) if is_written else rate_reading(path, self._workspace)
 
 
-def _known_text(node: tree_sitter.Node) -> str | None:
+def _find_known_text(node: tree_sitter.Node) -> str | None:
     """Return the value of a word at run time; None if it is unknown before. A glob in a path counts as itself."""
     match node.type:
         case "word" | "number":
-            text = _text(node)
+            text = _to_text(node)
             return None if "\\" in text or text.startswith("~+") else text
         case "raw_string":
-            return _text(node)[1:-1]
+            return _to_text(node)[1:-1]
         case "string":
-            if any(child.type in UNKNOWN_TEXT for child in node.named_children) or "\\" in _text(node):
+            if any(child.type in UNKNOWN_TEXT for child in node.named_children) or "\\" in _to_text(node):
                 return None
-            return _text(node)[1:-1]
+            return _to_text(node)[1:-1]
         case "concatenation":
-            parts = [_known_text(child) for child in node.named_children]
+            parts = [_find_known_text(child) for child in node.named_children]
             whole = "".join(part or "" for part in parts)
             # Text between the parts, such as a brace, is no named node.
             is_whole = sum(child.end_byte - child.start_byte for child in node.named_children) == (
@@ -218,7 +222,7 @@ def _known_text(node: tree_sitter.Node) -> str | None:
     return None
 
 
-def _text(node: tree_sitter.Node | None) -> str:
+def _to_text(node: tree_sitter.Node | None) -> str:
     return "" if node is None or node.text is None else node.text.decode("utf-8", "replace")
 
 
@@ -227,12 +231,12 @@ def _is_input(node: tree_sitter.Node) -> bool:
 
 
 def _calls_itself(node: tree_sitter.Node) -> bool:
-    name = _text(node.child_by_field_name("name"))
-    return name in _names_in(node.child_by_field_name("body"))
+    name = _to_text(node.child_by_field_name("name"))
+    return name in _find_names(node.child_by_field_name("body"))
 
 
-def _names_in(node: tree_sitter.Node | None) -> Sequence[str]:
+def _find_names(node: tree_sitter.Node | None) -> Sequence[str]:
     if node is None:
         return ()
-    own = [_text(node)] if node.type == "command_name" else []
-    return [*own, *(name for child in node.named_children for name in _names_in(child))]
+    own = [_to_text(node)] if node.type == "command_name" else []
+    return [*own, *(name for child in node.named_children for name in _find_names(child))]

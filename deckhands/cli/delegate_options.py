@@ -24,7 +24,7 @@ OF_OWN_TOOLS = frozenset(
     }
 )
 """Agents with a fixed set of tools: options that add a tool have no effect on them."""
-TOLD = "With the tool `delegate` you can hand tasks to these agents: {names}."
+DELEGATES_PROMPT = "With the tool `delegate` you can hand tasks to these agents: {names}."
 REMEDY = "docs/delegation.md shows what a delegate's file holds."
 
 
@@ -67,7 +67,7 @@ def with_delegates(agent: AgentSpec, given: Sequence[str]) -> AgentSpec:
         else:
             check = {"goal": None, "output": None, "memory": None, "plan": None}
             delegates[name] = agent.model_copy(update={"name": name, **check})
-    suffix = "\n".join(filter(None, (agent.system_prompt_suffix, TOLD.format(names=", ".join(delegates)))))
+    suffix = "\n".join(filter(None, (agent.system_prompt_suffix, DELEGATES_PROMPT.format(names=", ".join(delegates)))))
     return agent.model_copy(update={"enable_delegation": True, "delegates": delegates, "system_prompt_suffix": suffix})
 
 

@@ -20,10 +20,10 @@ from typing import Any
 
 from broker.contract import AgentSpec, AgentState, ErrorObservation, Event, LLMSpec, ModelReply, WorkspaceSpec
 from broker.coordination import WorkspaceOrders
-from broker.log import Conversations, Takeover, doubled_observations, lost_events, violations
-from broker.runtime import CONTROLLER, SYSTEM_CLOCK, TOOLS, Child, Clock
+from broker.log import Conversations, Takeover, count_duplicate_observations, count_lost_events, find_violations
+from broker.runtime import CONTROLLER, SYSTEM_CLOCK, TOOLS, ChildProcess, Clock
 from deckhands.client import Client, Tally, follow
-from deckhands.cluster import TASK, Cluster, ClusterSpec, Example, Worker, examples
+from deckhands.cluster import TASK, Cluster, ClusterSpec, ClusterWorker, Example, load_examples
 
 TIME_LIMIT_SECONDS = 600.0
 TEST_LIMIT_SECONDS = 60.0
@@ -101,7 +101,7 @@ class DemoReport:
 
 
 @dataclass(slots=True)
-class Progress:
+class DemoProgress:
     """The progress of the demo."""
 
     conversations: int
@@ -113,7 +113,7 @@ class Progress:
 
 
 @dataclass(slots=True)
-class _Case:
+class _DemoCase:
     """One conversation, its copy of a project, and the events seen of its log."""
 
     example: Example
@@ -137,21 +137,21 @@ class Demo:
         spec: DemoSpec,
         *,
         on_notice: Callable[[str], None] = lambda _: None,
-        on_progress: Callable[[Progress], None] = lambda _: None,
+        on_progress: Callable[[DemoProgress], None] = lambda _: None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._spec = spec
         self._on_notice = on_notice
         self._on_progress = on_progress
         self._clock = clock
-        choice = examples()
+        choice = load_examples()
         projects = (spec.directory / "projects").resolve()  # no link may lead to a workspace
         self._cases = [
-            _Case(example := choice[number % len(choice)], projects / f"{number:02}-{example.name}")
+            _DemoCase(example := choice[number % len(choice)], projects / f"{number:02}-{example.name}")
             for number in range(spec.conversations)
         ]
         turns = {example.name: example.turns for example in choice}
-        self.progress = Progress(spec.conversations, sum(turns[case.example.name] for case in self._cases))
+        self.progress = DemoProgress(spec.conversations, sum(turns[case.example.name] for case in self._cases))
         self._moved = asyncio.Condition()
         self._kills: list[Kill] = []
         # The demo chooses the model, and its scripts need no key, so the user's settings are left out.
@@ -210,7 +210,7 @@ class Demo:
                 task.cancel()
             await asyncio.gather(*tasks, killing, return_exceptions=True)
 
-    async def _follow(self, client: Client, case: _Case) -> None:
+    async def _follow(self, client: Client, case: _DemoCase) -> None:
         case.conversation_id = await client.submit(
             TASK,
             agent=AgentSpec(llm=LLMSpec(model=case.example.model)),
@@ -238,7 +238,7 @@ class Demo:
             places = [worker for worker in self.cluster.workers.values() if worker.role == role]
             self._kill(places[int(self._draw(f"victim {number}") * len(places))])
 
-    def _kill(self, worker: Worker) -> None:
+    def _kill(self, worker: ClusterWorker) -> None:
         assert worker.child is not None
         pid = worker.child.pid
         self._kills.append(Kill(worker.name, pid, self._clock.now()))
@@ -250,15 +250,15 @@ class Demo:
         """Return a number from 0 (inclusive) to 1 (exclusive), the same for the same seed and purpose."""
         return int.from_bytes(sha256(f"{self._spec.seed} {purpose}".encode()).digest()[:6], "big") / (1 << 48)
 
-    async def _failing(self) -> list[_Case]:
+    async def _failing(self) -> list[_DemoCase]:
         """Run every project's tests on this machine, and return the cases that fail."""
         slots = asyncio.Semaphore(TESTS_AT_ONCE)
 
-        async def passes(case: _Case) -> bool:
+        async def passes(case: _DemoCase) -> bool:
             async with slots:
                 log = self._spec.directory / "logs" / f"tests-{case.directory.name}.log"
                 command = (sys.executable, "-m", "unittest", "-q")
-                tests = Child.start(command, log=log, directory=case.directory)
+                tests = ChildProcess.start(command, log=log, directory=case.directory)
                 try:
                     async with asyncio.timeout(TEST_LIMIT_SECONDS):
                         return await tests.wait() == 0
@@ -274,21 +274,21 @@ class Demo:
         ids = [case.conversation_id for case in self._cases if case.conversation_id]
         await asyncio.gather(*(orders.end_sessions(cid, limit_seconds=END_LIMIT_SECONDS) for cid in ids))
 
-    async def _report(self, client: Client, failing: list[_Case], wall_seconds: float) -> DemoReport:
+    async def _report(self, client: Client, failing: list[_DemoCase], wall_seconds: float) -> DemoReport:
         events = lost = doubled = 0
         broken: list[str] = []
         conversations = Conversations(client.store)
         for case in self._cases:
             log = await client.events(case.conversation_id)
-            row = await conversations.row(case.conversation_id)
+            row = await conversations.load_row(case.conversation_id)
             events += len(log)
-            lost += lost_events(log, case.seen)
-            doubled += doubled_observations(log)
-            found = violations(
+            lost += count_lost_events(log, case.seen)
+            doubled += count_duplicate_observations(log)
+            found = find_violations(
                 log, conversation_id=case.conversation_id, last_event_id=row.last_event_id, seen=case.seen
             )
             broken += [f"{case.conversation_id}: {item.invariant}: {item.text}" for item in found]
-        takeovers = await conversations.takeovers()
+        takeovers = await conversations.list_takeovers()
         found_seconds = [kill.takeover_seconds(takeover) for kill in self._kills for takeover in takeovers]
         seconds = [second for second in found_seconds if second is not None]
         return DemoReport(

@@ -50,7 +50,7 @@ def option_of(name: str) -> Callable[[F], F]:
     raise TypeError(f"The field {name} needs an option that is written by hand, and its name in WRITTEN.")
 
 
-def generated_options(command: F) -> F:
+def add_generated_options(command: F) -> F:
     """Add the options of the fields without a hand-written one."""
     for name in reversed(TaskSpec.model_fields):
         if name not in WRITTEN | WITHOUT:

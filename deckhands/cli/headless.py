@@ -30,29 +30,29 @@ from broker.contract import (
     WorkspaceSpec,
     asks_model,
 )
-from broker.log import event_line
+from broker.log import render_event_line
 from broker.runtime import DeckhandsError, UsageError
+from deckhands.cli.command_group import with_options
 from deckhands.cli.options import Amount, read_task
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.task_options import BROWSER_POOL, BROWSING_AGENTS, IPYTHON_POOL
-from deckhands.cli.verbs import options_as
 from deckhands.client import (
     Ending,
     EventPrinter,
     ExitCode,
     Renderer,
+    RunCallbacks,
     RunFolder,
     Task,
     TaskSpec,
-    Watcher,
-    check_command_of,
+    check_acp_command,
+    check_directory,
+    ignore_closed_output,
     note,
-    outliving_reader,
-    own_directory,
-    refuse_unfit,
-    require_agent_here,
+    require_local_agent,
+    resolve_local_directory,
+    resolve_script_path,
     run_privately,
-    with_script_here,
 )
 from deckhands.cluster import Home
 from deckhands.interop import (
@@ -66,11 +66,11 @@ from deckhands.interop import (
     experiment_id,
     path_inside,
     read_config,
-    trajectory_of,
+    to_trajectory,
     with_sdk_choice,
 )
-from deckhands.operations import reason_unconfined
-from deckhands.settings import FaceSettings, read_configuration_files
+from deckhands.operations import find_sandbox_fault
+from deckhands.settings import CliSettings, read_configuration_files
 
 RUNTIMES = ("local", "docker")
 IMAGES = "DECKHANDS_DOCKER_IMAGES"
@@ -106,7 +106,7 @@ class HeadlessOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class HeadlessTask:
     """The parameters of a run.
 
     Attributes:
@@ -146,7 +146,7 @@ class Order:
     help="Stop after this many seconds.",
 )
 @click.version_option(None, "-v", "--version", package_name="deckhands", message="deckhands %(version)s")
-@options_as(HeadlessOptions)
+@with_options(HeadlessOptions)
 def headless(options: HeadlessOptions) -> int:
     """Run one task on a directory like OpenHands' headless mode, and leave experiments/ID/results/final.json there.
 
@@ -154,17 +154,17 @@ def headless(options: HeadlessOptions) -> int:
     reached, 8 the result is missing, 9 a path outside of the workspace was refused, 130 interrupted.
     """
     try:
-        return run_headless(_order(options))
+        return run_headless(_task_of(options))
     except PathDenied as error:
         note(f"deckhands: {error.message}")
         note(f"  {error.remedy}")
         return int(HeadlessExit.PATH_DENIED)
 
 
-def _order(options: HeadlessOptions) -> Order:
+def _task_of(options: HeadlessOptions) -> HeadlessTask:
     for notice in read_configuration_files(others=(*VARIABLES, "LITELLM_API_BASE")):
         note(notice)
-    settings = FaceSettings.from_env()
+    settings = CliSettings.from_env()
     config = read_config(options.config_file, settings.environment, Path.cwd())
     for notice in config.notices:
         note(notice)
@@ -172,7 +172,7 @@ def _order(options: HeadlessOptions) -> Order:
     environment = config.environment(settings.environment, None if profile == "llm" else profile)
     experiment = experiment_id(options.name)
     task = read_task(None if options.file is not None else options.text, file=options.file)
-    agent = with_sdk_choice(_agent(options, config, FaceSettings.from_env(environment)), config, environment)
+    agent = with_sdk_choice(_agent(options, config, CliSettings.from_env(environment)), config, environment)
     workspace = _workspace(config, settings.sandbox, agent)
     if image := workspace.image:
         environment.setdefault(IMAGES, image)
@@ -189,7 +189,7 @@ def _order(options: HeadlessOptions) -> Order:
             f"{root} belongs to root, and no program in a container may run as root.", remedy="Give it to another user."
         )
     saved = config.get("core", "save_trajectory_path")
-    return Order(
+    return HeadlessTask(
         task=task,
         contract=Contract(root, experiment),
         agent=agent,
@@ -214,7 +214,7 @@ def _require_docker(environment: dict[str, str]) -> None:
             "RUNTIME is docker, and no image is named.",
             remedy=f"Name one by base_container_image in [sandbox], SANDBOX_BASE_CONTAINER_IMAGE or {IMAGES}.",
         )
-    if reason := reason_unconfined({**environment, "DECKHANDS_SANDBOX": "docker"}):
+    if reason := find_sandbox_fault({**environment, "DECKHANDS_SANDBOX": "docker"}):
         raise UsageError(f"RUNTIME is docker, and docker does not work here: {reason}.", remedy="Or use RUNTIME=local.")
 
 
@@ -223,7 +223,7 @@ def _root(named: str | None, environment: dict[str, str]) -> Path:
     if named is None:
         raise UsageError("No workspace is named.", remedy="Name a directory with -d, or set WORKSPACE_BASE.")
     path = Path(named).expanduser()
-    refuse_unfit(path.absolute(), environment)
+    check_directory(path.absolute(), environment)
     if path.absolute().parent.is_dir() and not path.exists():
         try:
             path.mkdir()
@@ -231,12 +231,12 @@ def _root(named: str | None, environment: dict[str, str]) -> Path:
             raise UsageError(
                 f"The directory {path} cannot be made: {error.strerror}.", remedy="Name another with -d."
             ) from error
-    return own_directory(path, environment)
+    return resolve_local_directory(path, environment)
 
 
-def _agent(options: HeadlessOptions, config: Config, settings: FaceSettings) -> AgentSpec:
+def _agent(options: HeadlessOptions, config: Config, settings: CliSettings) -> AgentSpec:
     name = options.agent or config.get("core", "default_agent", "CodeActAgent")
-    check_command_of(name)
+    check_acp_command(name)
     if settings.model is None and not settings.has_profiles and asks_model(name):
         raise UsageError(
             "No model is configured.",
@@ -259,8 +259,8 @@ def _agent(options: HeadlessOptions, config: Config, settings: FaceSettings) -> 
             **chosen,
         }
     )
-    require_agent_here(agent)
-    return with_script_here(agent)
+    require_local_agent(agent)
+    return resolve_script_path(agent)
 
 
 def _confirmation(config: Config) -> ConfirmationPolicy:
@@ -299,7 +299,7 @@ def _workspace(config: Config, sandbox: str, agent: AgentSpec) -> WorkspaceSpec:
     )
 
 
-def run_headless(order: Order) -> int:
+def run_headless(order: HeadlessTask) -> int:
     """Run a task and return the exit code.
 
     Raises:
@@ -307,19 +307,19 @@ def run_headless(order: Order) -> int:
         DeckhandsError: the workspace cannot be written, or the store or the workers cannot be started or kept running.
     """
     contract = order.contract
-    with contract.inside.locked(f"experiments/{contract.experiment}"):
+    with contract.inside.lock(f"experiments/{contract.experiment}"):
         contract.prepare(order.task, iterations=order.limits.max_iterations, seconds=order.seconds)
         note(f"Experiment {contract.experiment} in {contract.root}")
         ending = asyncio.run(_run(order))
-        code = _judged(contract, ending)
-        with outliving_reader():
+        code = _judge(contract, ending)
+        with ignore_closed_output():
             EventPrinter(as_json=False).summary(ending.summary)
     return code
 
 
-def _judged(contract: Contract, ending: Ending) -> int:
+def _judge(contract: Contract, ending: Ending) -> int:
     """Return the exit code, and print the faults of the result."""
-    fault = contract.fault()
+    fault = contract.find_fault()
     if not fault:
         note(f"Result: {contract.final}")
         return int(ending.exit_code)
@@ -329,13 +329,13 @@ def _judged(contract: Contract, ending: Ending) -> int:
     return int(HeadlessExit.MISSING_ARTIFACT if may_be_why and is_why else ending.exit_code)
 
 
-async def _run(order: Order) -> Ending:
+async def _run(order: HeadlessTask) -> Ending:
     contract = order.contract
     inside = order.contract.inside
     printer = EventPrinter(as_json=False)
     renderer = Renderer(is_coloured=False)
     started: list[str] = []
-    watcher = Watcher(on_notice=note, reply=AUTO_CONTINUE if order.is_continued else None)
+    watcher = RunCallbacks(on_notice=note, reply=AUTO_CONTINUE if order.is_continued else None)
     on_stop_signals(partial(_interrupt, watcher))
     watcher.on_start = started.append
     task = Task(
@@ -354,7 +354,7 @@ async def _run(order: Order) -> Ending:
             lines = renderer.lines(event)
             log.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
             log.flush()
-            with outliving_reader(watcher.interrupted.set):
+            with ignore_closed_output(watcher.interrupted.set):
                 printer.event(event)
 
         watcher.on_event = show
@@ -365,30 +365,30 @@ async def _run(order: Order) -> Ending:
             raise
         finally:
             if started:
-                _keep(order, RunFolder(order.home.run_folder(started[0])))
+                _store_logs(order, RunFolder(order.home.run_folder(started[0])))
     return ending
 
 
-def _keep(order: Order, folder: RunFolder) -> None:
+def _store_logs(order: HeadlessTask, folder: RunFolder) -> None:
     """Copy the log of a run and its trajectory into the workspace."""
     events = folder.events() if folder.has_events else []
     if not events:
         return
     contract = order.contract
     inside = order.contract.inside
-    lines = "".join(event_line(event) + "\n" for event in events)
+    lines = "".join(render_event_line(event) + "\n" for event in events)
     inside.write(f"{contract.logs}/events.jsonl", lines.encode())
     summary = json.dumps(folder.summary().as_json(), indent=2) + "\n"
     inside.write(f"{contract.logs}/summary.json", summary.encode())
     if order.trajectory is not None:
-        trajectory, _ = trajectory_of(events)
+        trajectory, _ = to_trajectory(events)
         name = f"{contract.experiment}.json"
         is_folder = (contract.root / order.trajectory).is_dir()
         path = f"{order.trajectory}/{name}" if is_folder else order.trajectory
         inside.write(path, json.dumps(trajectory, indent=4).encode())
 
 
-def _interrupt(watcher: Watcher) -> None:
+def _interrupt(watcher: RunCallbacks) -> None:
     """Stop gracefully the first time, immediately the second time."""
     if watcher.interrupted.is_set():
         watcher.at_once()

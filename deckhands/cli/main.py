@@ -19,13 +19,13 @@ from typing import NoReturn
 import click
 
 from broker.runtime import DeckhandsError, UsageError
-from deckhands.cli.verbs import Verb, VerbGroup, verbs
+from deckhands.cli.command_group import CommandEntry, LazyCommandGroup, find_commands
 from deckhands.client import print_text
 
 INTERRUPTED = 130
 
 
-@click.group(cls=VerbGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="deckhands", message="%(prog)s %(version)s")
 def cli() -> None:
     """Run AI agents as a message-queue cluster. Kill any process at any moment: the conversation continues."""
@@ -40,12 +40,12 @@ def main() -> NoReturn:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed: the next file or socket would get its descriptor
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  (for as long as we live)
-    if sys.argv[1:] and sys.argv[1] in verbs():
-        _load(verbs()[sys.argv[1]])
+    if sys.argv[1:] and sys.argv[1] in find_commands():
+        _load(find_commands()[sys.argv[1]])
     sys.exit(call(sys.argv[1:]))
 
 
-def _load(verb: Verb) -> None:
+def _load(verb: CommandEntry) -> None:
     """Import the module of a command. Meanwhile Ctrl-C ends the process: pydantic would report it as an error."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
@@ -67,13 +67,13 @@ def call(arguments: Sequence[str], command: click.Command = cli, *, name: str = 
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except DeckhandsError as error:
-        return _expected(error)
+        return _report_error(error)
     except Exception as error:  # noqa: BLE001  (the outermost edge)
-        return _expected(known) if (known := _of_home(error)) else _unexpected(error)
+        return _report_error(known) if (known := _of_home(error)) else _report_unexpected_error(error)
     return int(code or 0)
 
 
-def _expected(error: DeckhandsError) -> int:
+def _report_error(error: DeckhandsError) -> int:
     if _is_debugging():
         print_text(traceback.format_exc(), err=True)
     print_text(f"deckhands: {error.message}", err=True)
@@ -84,17 +84,17 @@ def _expected(error: DeckhandsError) -> int:
 
 def _of_home(error: Exception) -> DeckhandsError | None:
     """Return the error to report for an unusable file in the home directory; None for any other error."""
-    from deckhands.settings import FaceSettings
+    from deckhands.settings import CliSettings
 
     with suppress(UsageError):
-        home = FaceSettings.from_env().home
+        home = CliSettings.from_env().home
         if isinstance(error, OSError) and isinstance(error.filename, str) and error.filename.startswith(f"{home}/"):
             remedy = "Move it away, or set DECKHANDS_HOME to another directory."
             return DeckhandsError(f"{error.filename} cannot be used: {error.strerror}.", remedy=remedy)
     return None
 
 
-def _unexpected(error: Exception) -> int:
+def _report_unexpected_error(error: Exception) -> int:
     if _is_debugging():
         print_text(traceback.format_exc(), err=True)
         return 1
@@ -106,20 +106,20 @@ def _unexpected(error: Exception) -> int:
 
 
 def _is_debugging() -> bool:
-    from deckhands.settings import FaceSettings
+    from deckhands.settings import CliSettings
 
     try:
-        return FaceSettings.from_env().debug
+        return CliSettings.from_env().debug
     except UsageError:
         return False
 
 
 def _log_of(text: str) -> Path | None:
     """Append a traceback to the error log and return its path; None if it cannot be written."""
-    from deckhands.settings import FaceSettings
+    from deckhands.settings import CliSettings
 
     try:
-        log = FaceSettings.from_env().home / "errors.log"
+        log = CliSettings.from_env().home / "errors.log"
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:
             file.write(text + "\n")

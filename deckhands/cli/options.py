@@ -78,7 +78,7 @@ def read_task(*texts: str | None, file: Path | None) -> str:
     Raises:
         UsageError: there is none or more than one, or it is invalid.
     """
-    task = given_text(*texts, file=file)
+    task = read_text(*texts, file=file)
     if task is None:
         if sys.stdin.isatty():
             raise UsageError("No task is given.", remedy="Give one with -t TEXT, with -f FILE or on standard input.")
@@ -87,7 +87,7 @@ def read_task(*texts: str | None, file: Path | None) -> str:
     return task
 
 
-def given_text(*texts: str | None, file: Path | None) -> str | None:
+def read_text(*texts: str | None, file: Path | None) -> str | None:
     """Return the one text given on the command line or in the file; None if none is given.
 
     Raises:
@@ -121,7 +121,7 @@ def _standard_input() -> str:
     return text
 
 
-def memory_of(project: str, user: str) -> MemorySpec:
+def parse_memory(project: str, user: str) -> MemorySpec:
     """Return the notebook of a project and a user.
 
     Raises:

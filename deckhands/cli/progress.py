@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from broker.runtime import SYSTEM_CLOCK
-from deckhands.client import fitted, is_redrawn, note, redraw, span
+from deckhands.client import fit_width, format_duration, is_redrawn, note, redraw
 
 BAR_COLUMNS = 24
 REDRAW_SECONDS = 0.1
@@ -19,7 +19,7 @@ LEAST_SECONDS = 1.0
 """No rate is shown before this time."""
 
 
-class Progress:
+class ProgressCounter:
     """Counts finished items.
 
     Args:
@@ -69,7 +69,7 @@ class Progress:
         return bar_line(counted, self.done, self._total, seconds)
 
     def _redraw(self) -> None:
-        redraw(fitted(self.text(), max(1, shutil.get_terminal_size().columns - 1)))
+        redraw(fit_width(self.text(), max(1, shutil.get_terminal_size().columns - 1)))
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
             scale = total / 2**20 if total is not None else None
             line = bar_line(counted, done / 2**20, scale, SYSTEM_CLOCK.monotonic() - began)
             with suppress(OSError):
-                redraw(fitted(line, max(1, shutil.get_terminal_size().columns - 1)))
+                redraw(fit_width(line, max(1, shutil.get_terminal_size().columns - 1)))
 
     try:
         yield show
@@ -106,10 +106,10 @@ def bar_line(counted: str, done: float, total: float | None, seconds: float) -> 
     """
     if total is None:
         pace = f" · {done / seconds:,.1f}/s" if seconds >= LEAST_SECONDS else ""
-        return f"{counted}{pace} · {span(seconds)}"
+        return f"{counted}{pace} · {format_duration(seconds)}"
     filled = int(BAR_COLUMNS * min(done, total) // max(total, 1))
     share = 100 * min(done, total) / total if total else 100
     left = ""
     if 0 < done < total and seconds >= LEAST_SECONDS:
-        left = f" · {span(seconds * (total - done) / done)} left"
-    return f"[{'#' * filled}{'-' * (BAR_COLUMNS - filled)}] {share:3.0f} % {counted} · {span(seconds)}{left}"
+        left = f" · {format_duration(seconds * (total - done) / done)} left"
+    return f"[{'#' * filled}{'-' * (BAR_COLUMNS - filled)}] {share:3.0f} % {counted} · {format_duration(seconds)}{left}"

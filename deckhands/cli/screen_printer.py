@@ -12,14 +12,14 @@ from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 from broker.contract import Event, ModelReply, RiskyAction
-from broker.log import Piece
+from broker.log import LivePiece
 from broker.runtime import SYSTEM_CLOCK
 from deckhands.client import (
     EventPrinter,
     LiveArea,
     Renderer,
     ScreenRenderer,
-    Standing,
+    StatusLine,
     Summary,
     clean,
     clean_line,
@@ -60,14 +60,14 @@ class ScreenPrinter(EventPrinter):
         super().__init__(as_json=False)
         self._renderer: Renderer = ScreenRenderer(is_whole=is_whole)
         self._area: Area = area if area is not None else LiveArea(sys.stdout)
-        self._standing = Standing()
+        self._standing = StatusLine()
         self._has_status = has_status
         self._turn = 0
         self._written = ""
         """The model's unfinished line."""
 
     @property
-    def standing(self) -> Standing:
+    def status(self) -> StatusLine:
         """The status of the conversation after the printed events."""
         return self._standing
 
@@ -85,7 +85,7 @@ class ScreenPrinter(EventPrinter):
     def forget(self) -> None:
         """Start with another conversation."""
         self._end_line()
-        self._standing = Standing()
+        self._standing = StatusLine()
         self._streamed.clear()
         self._call = self._kind = ""
 
@@ -95,12 +95,12 @@ class ScreenPrinter(EventPrinter):
         super().question(action)
         self._area.unhide()
 
-    def piece(self, piece: Piece) -> None:
+    def piece(self, piece: LivePiece) -> None:
         """Print the lines that the model has completed, and show its current line above the status."""
         if piece.kind == "superseded":
             self._streamed.pop(piece.call, None)
             self._end_line()
-            self._area.above([self._renderer.styled(f"[{piece.call}: the call failed; another model is asked]", "dim")])
+            self._area.above([self._renderer.style(f"[{piece.call}: the call failed; another model is asked]", "dim")])
             return
         if piece.call != self._call or piece.kind != self._kind:
             self._end_line()
@@ -109,7 +109,7 @@ class ScreenPrinter(EventPrinter):
                 mark = "~"
             elif piece.kind == "call":
                 mark = f"[{piece.call}]"
-            self._area.above([self._renderer.styled(mark, "dim")])
+            self._area.above([self._renderer.style(mark, "dim")])
             self._call, self._kind = piece.call, piece.kind
         self._remember(piece)
         *whole, self._written = (self._written + clean(piece.text)).split("\n")
@@ -134,7 +134,7 @@ class ScreenPrinter(EventPrinter):
             self._area.close()
 
     @asynccontextmanager
-    async def asking(self) -> AsyncIterator[None]:
+    async def leave_to_user(self) -> AsyncIterator[None]:
         """Hide the status line while the user answers."""
         self._end_line()
         self._area.hide()
@@ -167,7 +167,7 @@ class ScreenPrinter(EventPrinter):
         self._area.show([*writing, status] if self._has_status else writing)
 
     def _words(self, line: str) -> str:
-        return self._renderer.styled(line, "dim") if self._kind == "thinking" else line
+        return self._renderer.style(line, "dim") if self._kind == "thinking" else line
 
     def _end_line(self) -> None:
         if not self._written:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from broker.contract import AgentSpec, WorkspaceSpec, git_source
+from broker.contract import AgentSpec, WorkspaceSpec, parse_git_source
 from broker.runtime import UsageError
 from deckhands.cli.task_options import (
     TaskOptions,
@@ -19,7 +19,7 @@ from deckhands.cli.task_options import (
     place_of,
     workspace_of,
 )
-from deckhands.client import Place, TaskSpec, check_task, with_script_here
+from deckhands.client import TaskSpec, WorkspaceInput, check_task, resolve_script_path
 
 AGENTS_REMEMBERED = 64
 
@@ -36,7 +36,7 @@ class TaskDefaults:
     """
 
     options: TaskOptions
-    place: Place
+    place: WorkspaceInput
     labels: Mapping[str, str]
     secrets: Mapping[str, str] = field(repr=False)
     own: Mapping[str, Any]
@@ -78,17 +78,17 @@ class TaskDefaults:
             if len(self._agents) >= AGENTS_REMEMBERED:
                 self._agents.clear()
             found = agent_of(options, options.model)
-            self._agents[options.agent] = with_script_here(found) if self.is_here else found
+            self._agents[options.agent] = resolve_script_path(found) if self.is_here else found
         return self._agents[options.agent]
 
-    def _place(self, named: str | None) -> Place:
+    def _place(self, named: str | None) -> WorkspaceInput:
         if named is None:
             return self.place
-        source = git_source(named, depth=self.options.clone_depth, secret=self.options.clone_secret)
-        return Place(source=source) if source is not None else Place(path=Path(named))
+        source = parse_git_source(named, depth=self.options.clone_depth, secret=self.options.clone_secret)
+        return WorkspaceInput(source=source) if source is not None else WorkspaceInput(path=Path(named))
 
 
-def place_for_all(options: TaskOptions, workspace: str | None) -> Place:
+def place_for_all(options: TaskOptions, workspace: str | None) -> WorkspaceInput:
     """Return the workspace of -w for all tasks of a file.
 
     Raises:

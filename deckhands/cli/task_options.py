@@ -24,14 +24,14 @@ from broker.contract import (
     Skill,
     WorkspaceNeeds,
     WorkspaceSpec,
-    host_rules,
-    skills_in,
+    load_skills,
+    parse_host_rules,
 )
 from broker.runtime import UsageError
 from deckhands.cli.delegate_options import check_takes_tools, with_delegates
-from deckhands.cli.field_options import generated_options, option_of
-from deckhands.cli.options import Amount, memory_of, sandbox_option
-from deckhands.client import Place, TaskSpec, check_command_of, check_task, output_of, place_in
+from deckhands.cli.field_options import add_generated_options, option_of
+from deckhands.cli.options import Amount, parse_memory, sandbox_option
+from deckhands.client import TaskSpec, WorkspaceInput, check_acp_command, check_task, parse_workspace, to_output_spec
 
 BROWSER_POOL = "browser"
 IPYTHON_POOL = "ipython"
@@ -49,7 +49,7 @@ class TaskOptions:
         argument: the task as the argument; `text` and `file` are the options that give it.
         critic: None if there is none; "" is a critic without instructions.
         memory: the project whose notes are kept; None keeps none.
-        generated: fields of `TaskSpec` given by options of `generated_options`.
+        generated: fields of `TaskSpec` given by options of `add_generated_options`.
     """
 
     argument: str | None
@@ -220,7 +220,7 @@ workspace_option = click.option(
 
 def task_options(command: F) -> F:
     """Add the options for a task and its agent; `TaskOptions` has a field for each."""
-    command = generated_options(command)
+    command = add_generated_options(command)
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -249,16 +249,16 @@ def spec_of(
     return TaskSpec.parse({**fields, "tools": options.tools, "title": options.title, **options.generated, **own})
 
 
-def place_of(text: str | None, options: TaskOptions) -> Place:
+def place_of(text: str | None, options: TaskOptions) -> WorkspaceInput:
     """Return the workspace of -w, or an empty one; see `place_in`, also for the errors raised."""
     if text is None:
-        return Place()
+        return WorkspaceInput()
     if not text.strip():
         raise UsageError("-w names no workspace.", remedy="Name one, or leave -w out.")
-    return place_in(text, clone_depth=options.clone_depth, clone_secret=options.clone_secret)
+    return parse_workspace(text, clone_depth=options.clone_depth, clone_secret=options.clone_secret)
 
 
-def workspace_of(options: TaskOptions, place: Place, sandbox: str) -> WorkspaceSpec:
+def workspace_of(options: TaskOptions, place: WorkspaceInput, sandbox: str) -> WorkspaceSpec:
     """Return the workspace that the options describe.
 
     Args:
@@ -268,7 +268,7 @@ def workspace_of(options: TaskOptions, place: Place, sandbox: str) -> WorkspaceS
         UsageError: the options about the network or the image contradict each other.
     """
     try:
-        host_rules(options.allow)
+        parse_host_rules(options.allow)
     except ValueError as error:
         raise UsageError(f"--allow: {error}.", remedy="Write example.com or *.example.com:8443.") from error
     if options.network and options.allow:
@@ -328,7 +328,7 @@ def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:
     ):
         if is_given:
             check_takes_tools(options.agent, option)
-    check_command_of(options.agent)
+    check_acp_command(options.agent)
     policy = ConfirmationPolicy(mode=options.confirm)
     plan = PlanSpec(executor=options.agent, needs_approval=options.plan == "ask") if options.plan else None
     agent = AgentSpec(
@@ -337,7 +337,7 @@ def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:
         llm=LLMSpec(model=model),
         goal=_goal_of(options),
         output=_output_in(options.output_schema) if options.output_schema else None,
-        memory=None if options.memory is None else memory_of(options.memory, options.user),
+        memory=None if options.memory is None else parse_memory(options.memory, options.user),
         confirmation=policy,
         skills=_skills_of_person(),
         enable_workspace_skills=True,
@@ -351,7 +351,7 @@ def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:
 
 def _skills_of_person() -> tuple[Skill, ...]:
     try:
-        return skills_in(Path.home())
+        return load_skills(Path.home())
     except RuntimeError:  # the user has no home directory
         return ()
 
@@ -380,7 +380,7 @@ def _output_in(file: Path) -> OutputSpec:
         raise UsageError(f"The file {file} is not JSON: {error}.", remedy="Write a JSON Schema into it.") from error
     if not isinstance(schema, dict):
         raise UsageError(f"The file {file} does not hold an object.", remedy="Write a JSON Schema into it.")
-    return output_of(schema)
+    return to_output_spec(schema)
 
 
 def limits_of(options: TaskOptions) -> Limits:

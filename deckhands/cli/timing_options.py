@@ -38,8 +38,8 @@ class TimingOptions:
             UsageError: one is invalid.
         """
         found = {
-            "not_before": moment_in(self.not_before, "--not-before") if self.not_before is not None else None,
-            "delay": seconds_in(self.delay, "--delay") if self.delay is not None else None,
+            "not_before": parse_time(self.not_before, "--not-before") if self.not_before is not None else None,
+            "delay": parse_duration(self.delay, "--delay") if self.delay is not None else None,
             "expires": _expires_in(self.expires) if self.expires is not None else None,
             "double_texting": self.double_texting,
         }
@@ -62,7 +62,7 @@ def timing_options(command: F) -> F:
     return command
 
 
-def seconds_in(text: str, option: str) -> float:
+def parse_duration(text: str, option: str) -> float:
     """Parse a duration into seconds.
 
     Raises:
@@ -75,7 +75,7 @@ def seconds_in(text: str, option: str) -> float:
     return seconds
 
 
-def moment_in(text: str, option: str) -> datetime:
+def parse_time(text: str, option: str) -> datetime:
     """Parse a time; without a time zone, it is in this machine's zone.
 
     Raises:
@@ -89,9 +89,9 @@ def moment_in(text: str, option: str) -> datetime:
 
 def _expires_in(text: str) -> datetime | float:
     if DURATION.fullmatch(text.strip().lower()):
-        return seconds_in(text, "--expires")
+        return parse_duration(text, "--expires")
     try:
-        return moment_in(text, "--expires")
+        return parse_time(text, "--expires")
     except UsageError:
         raise UsageError(
             f"--expires {ascii(text)[:100]} is neither a time nor a duration.",

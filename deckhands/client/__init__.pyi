@@ -1,11 +1,11 @@
-from .archive.archive import Archive as Archive, delegates_in as delegates_in
-from .archive.catalog import ArchivedConversation as ArchivedConversation, described as described
+from .archive.archive import Archive as Archive, find_delegates as find_delegates
+from .archive.catalog import ArchivedConversation as ArchivedConversation, describe_all as describe_all
 from .archive.errors import ArchiveConflict as ArchiveConflict, ArchiveUnavailable as ArchiveUnavailable
 from .archive.errors import CorruptArchive as CorruptArchive, TooLargeToArchive as TooLargeToArchive
-from .archive.place import ArchivePlace as ArchivePlace
-from .archive.retention import Retention as Retention, Rule as Rule
-from .archived import lend_upload as lend_upload
-from .beginning import begin as begin
+from .archive.storage import ArchiveStorage as ArchiveStorage
+from .archive.retention import Retention as Retention, RetentionRule as RetentionRule
+from .archive_operations import lend_upload as lend_upload
+from .starting import start_conversation as start_conversation
 from .changing import Change as Change
 from .client import Client as Client
 from .connecting import RunIsOver as RunIsOver, cluster_client as cluster_client
@@ -16,58 +16,65 @@ from .conversation.async_conversation import AsyncConversation as AsyncConversat
 from .deleting import delete as delete, is_delegate_of as is_delegate_of
 from .errors import IsArchived as IsArchived, IsBeingDeleted as IsBeingDeleted, NoCluster as NoCluster
 from .errors import NotSettled as NotSettled, NotStopped as NotStopped
-from .forking import Point as Point, copied_events as copied_events, fork_of as fork_of
-from .known_agents import check_command_of as check_command_of, require_agent_here as require_agent_here
-from .known_agents import require_models as require_models, table_of as table_of
+from .forking import ForkPoint as ForkPoint, build_fork as build_fork, copy_events as copy_events
+from .known_agents import check_acp_command as check_acp_command, parse_offers as parse_offers
+from .known_agents import require_local_agent as require_local_agent, require_models as require_models
 from .many import for_each as for_each
-from .named_directory import own_directory as own_directory, refuse_unfit as refuse_unfit
-from .named_directory import require_served as require_served, until_anybody_serves as until_anybody_serves
-from .reader import with_words as with_words
+from .named_directory import check_directory as check_directory, require_served as require_served
+from .named_directory import resolve_local_directory as resolve_local_directory
+from .named_directory import wait_for_tool_worker as wait_for_tool_worker
+from .reader import load_quoted_texts as load_quoted_texts
 from .reading.live_area import LiveArea as LiveArea
 from .reading.metrics import Metrics as Metrics, MetricsFold as MetricsFold
-from .reading.notebook_file import NotebookFile as NotebookFile, notebooks_in as notebooks_in
-from .reading.output import EventPrinter as EventPrinter, cost_text as cost_text, note as note
-from .reading.output import outliving_reader as outliving_reader, print_json as print_json, shown as shown
-from .reading.output import summary_lines as summary_lines, table as table
+from .reading.notebook_file import NotebookFile as NotebookFile, list_notebooks as list_notebooks
+from .reading.output import EventPrinter as EventPrinter, format_time as format_time
+from .reading.output import ignore_closed_output as ignore_closed_output, note as note, print_json as print_json
+from .reading.output import render_cost as render_cost, render_summary as render_summary, render_table as render_table
 from .reading.rendering import Renderer as Renderer
 from .reading.screen import ScreenRenderer as ScreenRenderer
-from .reading.spending import Spending as Spending, spending_of as spending_of
-from .reading.status_line import Standing as Standing, short_number as short_number, span as span
-from .reading.summary import ExitCode as ExitCode, Summary as Summary, Tally as Tally, summarize as summarize
-from .reading.summary import words_in as words_in
-from .reading.terminal import ask as ask, clean as clean, clean_line as clean_line, columns_of as columns_of
-from .reading.terminal import draw as draw, fitted as fitted, is_coloured as is_coloured, is_redrawn as is_redrawn
-from .reading.terminal import print_ascii as print_ascii, print_coloured as print_coloured, print_patch as print_patch
-from .reading.terminal import print_text as print_text, redraw as redraw, redraw_lines as redraw_lines
-from .reading.terminal import width_of as width_of
-from .reasons.chain import why_of as why_of
-from .reasons.facts import Facts as Facts
-from .reasons.history import history_of as history_of
+from .reading.spending import Spending as Spending, compute_spending as compute_spending
+from .reading.status_line import StatusLine as StatusLine, format_duration as format_duration
+from .reading.status_line import format_short_number as format_short_number
+from .reading.summary import ExitCode as ExitCode, Summary as Summary, Tally as Tally
+from .reading.summary import find_quoted_texts as find_quoted_texts, summarize as summarize
+from .reading.terminal import ask as ask, clean as clean, clean_line as clean_line, count_columns as count_columns
+from .reading.terminal import draw as draw, fit_width as fit_width, is_coloured as is_coloured, is_redrawn as is_redrawn
+from .reading.terminal import measure_width as measure_width, print_ascii as print_ascii
+from .reading.terminal import print_coloured as print_coloured, print_patch as print_patch, print_text as print_text
+from .reading.terminal import redraw as redraw, redraw_lines as redraw_lines
+from .reasons.chain import explain as explain
+from .reasons.facts import ConversationFacts as ConversationFacts
+from .reasons.history import fold_history as fold_history
 from .reasons.link import Cause as Cause, Link as Link, Why as Why
 from .running_cluster import open_cluster as open_cluster
 from .runs.cluster_notices import warn_of_ignored_settings as warn_of_ignored_settings
 from .runs.cluster_notices import warn_of_missing_workers as warn_of_missing_workers
 from .runs.headless import END_LIMIT_SECONDS as END_LIMIT_SECONDS, PATIENCE_SECONDS as PATIENCE_SECONDS
-from .runs.headless import Ending as Ending, Task as Task, Watcher as Watcher, run_on_cluster as run_on_cluster
-from .runs.headless import run_privately as run_privately
+from .runs.headless import Ending as Ending, RunCallbacks as RunCallbacks, Task as Task
+from .runs.headless import run_on_cluster as run_on_cluster, run_privately as run_privately
 from .runs.private_cluster import private_cluster as private_cluster
 from .runs.records import RunFolder as RunFolder
-from .secret_keeping import keep_secrets as keep_secrets
-from .steering import answer_to as answer_to, append as append, asked_about as asked_about
-from .task_files.results_file import result_of as result_of
-from .task_files.submission import Outcome as Outcome, Waiting as Waiting, exit_code_of as exit_code_of
-from .task_files.submission import submit as submit, submit_and_wait as submit_and_wait
-from .task_files.task_file import Form as Form, TaskFile as TaskFile, TaskLine as TaskLine, opened as opened
+from .conversation_secrets import store_secrets as store_secrets
+from .steering import append_as_producer as append_as_producer, build_answer as build_answer
+from .steering import find_pending_confirmation as find_pending_confirmation
+from .task_files.results_file import render_result as render_result
+from .task_files.submission import AdmissionWaiter as AdmissionWaiter, BatchOutcome as BatchOutcome
+from .task_files.submission import combine_exit_codes as combine_exit_codes, submit as submit
+from .task_files.submission import submit_and_wait as submit_and_wait
+from .task_files.task_file import Form as Form, TaskFile as TaskFile, TaskLine as TaskLine
+from .task_files.task_file import open_task_file as open_task_file
 from .tasks.images import ADDRESSES as ADDRESSES, DATA as DATA, MAX_IMAGES as MAX_IMAGES, ImageUrl as ImageUrl
-from .tasks.images import image_urls_of as image_urls_of
-from .tasks.inputs import confirmation_in as confirmation_in, id_in as id_in, labels_in as labels_in
-from .tasks.inputs import with_script_here as with_script_here
-from .tasks.places import Place as Place, place_in as place_in
+from .tasks.images import to_image_urls as to_image_urls
+from .tasks.inputs import resolve_script_path as resolve_script_path, to_confirmation_policy as to_confirmation_policy
+from .tasks.inputs import to_conversation_id as to_conversation_id, to_labels as to_labels
+from .tasks.workspace_input import WorkspaceInput as WorkspaceInput, parse_workspace as parse_workspace
 from .tasks.spec import MAX_KEY_CHARS as MAX_KEY_CHARS, MAX_SECRETS as MAX_SECRETS, MAX_TITLE as MAX_TITLE
-from .tasks.spec import MAX_TOOLS as MAX_TOOLS, UNSAID as UNSAID, TaskSpec as TaskSpec, timing_of as timing_of
+from .tasks.spec import MAX_TOOLS as MAX_TOOLS, UNNAMED_TASK as UNNAMED_TASK, TaskSpec as TaskSpec
+from .tasks.spec import parse_timing as parse_timing
 from .tasks.tasks import MAX_TASK_CHARS as MAX_TASK_CHARS, check_task as check_task
-from .tasks.tasks import conversation_id_of as conversation_id_of, conversation_of_task as conversation_of_task
-from .tasks.tasks import output_of as output_of, title_of as title_of
+from .tasks.tasks import derive_conversation_id as derive_conversation_id
+from .tasks.tasks import derive_task_conversation_id as derive_task_conversation_id, derive_title as derive_title
+from .tasks.tasks import to_output_spec as to_output_spec
 from .transfers.commands import CommandFailed as CommandFailed
 from .transfers.files import WorkspaceFiles as WorkspaceFiles
 from .transfers.packed_files import TooLarge as TooLarge

@@ -54,9 +54,9 @@ class Change:
         Raises:
             UsageError: a part cannot be used, or no running worker knows the agent, the policy, the analyzer or a tool.
         """
-        parts: dict[str, Any] = {"by": words_in(self.by, "by"), "reason": words_in(self.reason, "reason")}
+        parts: dict[str, Any] = {"by": check_note(self.by, "by"), "reason": check_note(self.reason, "reason")}
         if self.agent is not None:
-            parts["agent"] = inputs.agent_in(self.agent, None)
+            parts["agent"] = inputs.to_agent_spec(self.agent, None)
             await require_agent(store, parts["agent"])
         if self.loop is not None:
             if self.loop not in get_args(AgentKind):
@@ -64,15 +64,15 @@ class Change:
             parts["loop"] = self.loop
         if self.confirmation is not None:
             remedy = "Pass ConfirmationPolicy(mode=…)."
-            parts["confirmation"] = inputs.instance_of(ConfirmationPolicy, self.confirmation, "confirmation", remedy)
+            parts["confirmation"] = inputs.check_type(ConfirmationPolicy, self.confirmation, "confirmation", remedy)
         if self.analyzer is not None:
-            parts["analyzer"] = inputs.analyzer_in(inputs.text_in(self.analyzer, "analyzer"))
+            parts["analyzer"] = inputs.to_analyzer(inputs.check_text(self.analyzer, "analyzer"))
         await require_plugins(store, self.confirmation, analyzer=self.analyzer)
         if self.limits is not None:
-            parts["limits"] = inputs.limits_in(self.limits)
+            parts["limits"] = inputs.to_limits(self.limits)
         if self.labels is not None:
-            parts["labels"] = dict(inputs.labels_in(self.labels))
-        names = inputs.tools_in(self.tools)
+            parts["labels"] = dict(inputs.to_labels(self.labels))
+        names = inputs.to_tool_keys(self.tools)
         if names:
             parts["tools"] = await ToolOffers(store).choose(names, limit_seconds=offers_limit_seconds)
         if not self.has_parts:
@@ -83,13 +83,13 @@ class Change:
         return ConversationChanged(source=EventSource.USER, **parts)
 
 
-def words_in(text: str, name: str) -> str | None:
+def check_note(text: str, name: str) -> str | None:
     """Return a user's note about their own request, checked; None: there is none.
 
     Raises:
         UsageError: it is not a text, or too long.
     """
-    said = inputs.text_in(text, name).strip()
+    said = inputs.check_text(text, name).strip()
     if len(said) > MAX_TEXT_CHARS:
         raise UsageError(f"The {name} has {len(said):,} characters; the limit is {MAX_TEXT_CHARS:,}.")
     return said or None

@@ -20,25 +20,25 @@ from broker.contract import (
     MessageAction,
     MessagePolicy,
     Tenancy,
-    named_models,
+    find_model_names,
 )
-from broker.log import LiveText, Piece, begun_before, check, message_with
+from broker.log import LivePiece, LiveText, check_admission, find_creation, make_message_condition
 from broker.runtime import AdmissionRefused, BrokerSettings, UnknownConversation, UsageError
-from deckhands.client.archived import forget, lend_upload, restore
-from deckhands.client.beginning import begin
-from deckhands.client.changing import words_in
+from deckhands.client.archive_operations import lend_upload, remove_files, restore
+from deckhands.client.changing import check_note
+from deckhands.client.conversation_secrets import store_secrets
 from deckhands.client.deleting import delete
-from deckhands.client.forking import Point, copied_events, fork_of
+from deckhands.client.forking import ForkPoint, build_fork, copy_events
 from deckhands.client.known_agents import require_models
 from deckhands.client.named_directory import require_served
 from deckhands.client.running_cluster import open_cluster
-from deckhands.client.secret_keeping import keep_secrets
-from deckhands.client.steering import Steering, switch_to
+from deckhands.client.starting import start_conversation
+from deckhands.client.steering import Steering, to_model_switch
 from deckhands.client.tasks import inputs
-from deckhands.client.tasks.images import Image, image_urls_of
-from deckhands.client.tasks.places import Directory
+from deckhands.client.tasks.images import Image, to_image_urls
 from deckhands.client.tasks.spec import TaskFields, TaskSpec
 from deckhands.client.tasks.tasks import check_task
+from deckhands.client.tasks.workspace_input import Directory
 from deckhands.client.transfers.commands import CommandResult, execute
 from deckhands.client.transfers.files import WorkspaceFiles
 
@@ -74,8 +74,8 @@ class Client(Steering):
             conversation_id,
             command,
             timeout_seconds=timeout_seconds,
-            by=words_in(by, "by"),
-            reason=words_in(reason, "reason"),
+            by=check_note(by, "by"),
+            reason=check_note(reason, "reason"),
             first=[self._act] if self._act is not None else (),
             key=idempotency_key or self._act_key,
         )
@@ -87,8 +87,8 @@ class Client(Steering):
         """Connect to a store; `open_store` lists the other errors.
 
         Args:
-            url: `redis://…`, `rediss://…` or `unix://…`. None: DECKHANDS_URL if set, else the cluster that `deckhands
-                up` runs on this machine.
+            url: `redis://…`, `rediss://…` or `unix://…`. None: DECKHANDS_URL if set, else the cluster of
+                `deckhands up` on this machine.
             shards: the number of shards of a new store; None: DECKHANDS_SHARDS.
             patience_seconds: how long a call is retried while the store does not answer; None: without limit.
 
@@ -143,15 +143,15 @@ class Client(Steering):
             AdmissionRefused: no conversation may start now; carries the reason and the time to retry after.
         """
         if not isinstance(task, TaskSpec):
-            build = partial(inputs.spec_in, task, agent=agent, tools=tools, output=output, upload=upload, **fields)
+            build = partial(inputs.to_task_spec, task, agent=agent, tools=tools, output=output, upload=upload, **fields)
             spec, upload = await asyncio.to_thread(build)
         elif agent is not None or tools or output is not None or fields:
             raise UsageError("A TaskSpec has all fields of its task.", remedy="Pass it alone, or pass the task's text.")
         else:
             spec = task
         key = spec.idempotency_key if idempotency_key is None else idempotency_key
-        conversation_id = inputs.id_in(conversation_id, key)
-        await begin(self._masked, self.secrets, spec, conversation_id, key=key, upload=upload, role=role)
+        conversation_id = inputs.to_conversation_id(conversation_id, key)
+        await start_conversation(self._masked, self.secrets, spec, conversation_id, key=key, upload=upload, role=role)
         return conversation_id
 
     async def exists(self, conversation_id: str) -> bool:
@@ -164,19 +164,19 @@ class Client(Steering):
 
     async def last_id(self, conversation_id: str) -> int:
         """Return the id of the last event; raises UnknownConversation."""
-        return await self.log.last_id(conversation_id)
+        return await self.log.load_last_id(conversation_id)
 
     async def announce(self, conversation_id: str) -> None:
         """Register a reader of partial replies. Without one, models are not asked to stream."""
-        await LiveText(self.store, conversation_id).announce()
+        await LiveText(self.store, conversation_id).register_watcher()
 
-    def pieces(self, conversation_id: str) -> AsyncGenerator[Piece]:
+    def pieces(self, conversation_id: str) -> AsyncGenerator[LivePiece]:
         """Yield the pieces of replies while they are written; some may be missing."""
         return LiveText(self.store, conversation_id).watch()
 
     async def set_secrets(self, conversation_id: str, secrets: Mapping[str, str]) -> None:
         """Add secrets, or replace those with the same names. Their values are in no log."""
-        await keep_secrets(self.secrets, conversation_id, secrets)
+        await store_secrets(self.secrets, conversation_id, secrets)
 
     async def fork(
         self,
@@ -205,23 +205,23 @@ class Client(Steering):
             UsageError: no such conversation or event, or see `submit`.
             AdmissionRefused: see `submit`.
         """
-        events = Point(conversation_id, at).cut(await self.events(conversation_id, is_whole=True))
-        fork_id = inputs.id_in(None, idempotency_key)
-        place = None if workspace is None else inputs.directory_in(workspace)
-        named = None if labels is None else inputs.labels_in(labels)
-        created = fork_of(events, fork_id, model=model, workspace=place, title=title, labels=named, tenancy=tenancy)
+        events = ForkPoint(conversation_id, at).events_until(await self.events(conversation_id, is_whole=True))
+        fork_id = inputs.to_conversation_id(None, idempotency_key)
+        place = None if workspace is None else inputs.to_directory(workspace)
+        named = None if labels is None else inputs.to_labels(labels)
+        created = build_fork(events, fork_id, model=model, workspace=place, title=title, labels=named, tenancy=tenancy)
         key = f"fork:{created.forked_from}"
         try:
             tenant = created.tenancy.tenant if created.tenancy else ""
-            await check(self.store, fork_id, tenant)
-            await require_models(self.store, named_models(created.agent), tenant)
+            await check_admission(self.store, fork_id, tenant)
+            await require_models(self.store, find_model_names(created.agent), tenant)
             await require_served(self.store, created.workspace)
         except (UsageError, AdmissionRefused):
-            if await begun_before(self.store, fork_id, key) is None:
+            if await find_creation(self.store, fork_id, key) is None:
                 raise
             return fork_id
         await lend_upload(self.store, self.archive, conversation_id, fork_id, created.workspace)
-        await self.log.adopt(created, copied_events(events, model=model), key=key)
+        await self.log.create_from(created, copy_events(events, model=model), key=key)
         return fork_id
 
     async def send_message(
@@ -247,12 +247,12 @@ class Client(Steering):
             ConversationBusy: the agent works and messages are rejected meanwhile; nothing was written.
             SecretsLocked: the conversation has secrets, and no key here decrypts them.
         """
-        check_task(inputs.text_in(text, "text"), name="message")
-        policy = inputs.message_policy_in(double_texting)
-        urls = await asyncio.to_thread(image_urls_of, images)
+        check_task(inputs.check_text(text, "text"), name="message")
+        policy = inputs.to_message_policy(double_texting)
+        urls = await asyncio.to_thread(to_image_urls, images)
         message = MessageAction(content=text, source=EventSource.USER, image_urls=urls, double_texting=policy)
         await self._require_model(conversation_id, model)
-        events, condition = [*switch_to(model), message], message_with(policy)
+        events, condition = [*to_model_switch(model), message], make_message_condition(policy)
         await self._append(conversation_id, events, idempotency_key, log=self._masked, condition=condition)
 
     async def close(self, conversation_id: str) -> None:
@@ -263,7 +263,7 @@ class Client(Steering):
         Raises:
             UsageError: the conversation is unknown, or not over: cancel it first.
         """
-        if await self.ended_in(conversation_id) is None:
+        if await self.find_end_state(conversation_id) is None:
             state = (await self.row(conversation_id)).state
             raise UsageError(
                 f"The conversation {conversation_id} is {state}; only one that is over can be closed.",
@@ -282,11 +282,11 @@ class Client(Steering):
         try:
             await delete(self.log, conversation_id)
         except UnknownConversation:
-            if self.archive is None or not await forget(self.archive, conversation_id):
+            if self.archive is None or not await remove_files(self.archive, conversation_id):
                 raise
         else:
             if self.archive is not None:
-                await forget(self.archive, conversation_id)
+                await remove_files(self.archive, conversation_id)
 
     async def restore(self, conversation_id: str) -> bool:
         """Restore an archived conversation into the store; return False if it was there already. Idempotent.

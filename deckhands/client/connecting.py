@@ -16,7 +16,7 @@ from deckhands.client.reading.summary import Summary, summarize
 from deckhands.client.running_cluster import open_cluster
 from deckhands.client.runs.records import RunFolder
 from deckhands.cluster import Home
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ def on_cluster(act: Callable[[Client], Awaitable[T]]) -> T:
     """Call a function with a client of the cluster and return its result. Raises the errors of `cluster_client`."""
 
     async def reach() -> T:
-        async with cluster_client(FaceSettings.from_env()) as client:
+        async with cluster_client(CliSettings.from_env()) as client:
             return await act(client)
 
     return asyncio.run(reach())
@@ -38,13 +38,13 @@ def on_conversation(conversation_id: str, act: Callable[[Client], Awaitable[T]])
     """
 
     async def reach() -> T:
-        async with conversation_client(FaceSettings.from_env(), conversation_id) as client:
+        async with conversation_client(CliSettings.from_env(), conversation_id) as client:
             return await act(client)
 
     return asyncio.run(reach())
 
 
-def store_url(settings: FaceSettings) -> str:
+def store_url(settings: CliSettings) -> str:
     """Return DECKHANDS_URL, or the store of the cluster that runs from the home directory.
 
     Raises:
@@ -60,7 +60,7 @@ def store_url(settings: FaceSettings) -> str:
 
 
 @asynccontextmanager
-async def cluster_client(settings: FaceSettings) -> AsyncIterator[Client]:
+async def cluster_client(settings: CliSettings) -> AsyncIterator[Client]:
     """Connect to the cluster at DECKHANDS_URL, or to the one that runs from the home directory.
 
     Raises:
@@ -72,7 +72,7 @@ async def cluster_client(settings: FaceSettings) -> AsyncIterator[Client]:
 
 
 @asynccontextmanager
-async def conversation_client(settings: FaceSettings, conversation_id: str) -> AsyncIterator[Client]:
+async def conversation_client(settings: CliSettings, conversation_id: str) -> AsyncIterator[Client]:
     """Connect to the conversation's store: that of a run in progress, or the cluster's.
 
     Raises:
@@ -83,7 +83,7 @@ async def conversation_client(settings: FaceSettings, conversation_id: str) -> A
     check_conversation_id(conversation_id)
     home = Home(settings.home)
     if home.has_run(conversation_id):
-        client = await _client_of_run(home, conversation_id)
+        client = await _open_run_client(home, conversation_id)
         if client is None:
             raise RunIsOver(conversation_id)
         async with client:
@@ -91,7 +91,7 @@ async def conversation_client(settings: FaceSettings, conversation_id: str) -> A
         return
     async with cluster_client(settings) as client:
         try:
-            await client.log.last_id(conversation_id)
+            await client.log.load_last_id(conversation_id)
         except UnknownConversation:
             if await client.is_archived(conversation_id):
                 raise IsArchived(conversation_id) from None
@@ -108,7 +108,7 @@ class RunIsOver(UnknownConversation):
         self.remedy = f"`deckhands run --resume {conversation_id}` continues it."
 
 
-async def read_events(settings: FaceSettings, conversation_id: str, *, is_lenient: bool = False) -> list[Event]:
+async def read_events(settings: CliSettings, conversation_id: str, *, is_lenient: bool = False) -> list[Event]:
     """Return the events of a conversation with whole texts, from the store, a run or the archive.
 
     Args:
@@ -123,13 +123,13 @@ async def read_events(settings: FaceSettings, conversation_id: str, *, is_lenien
 
 
 async def read_pages(
-    settings: FaceSettings, conversation_id: str, *, is_lenient: bool = False
+    settings: CliSettings, conversation_id: str, *, is_lenient: bool = False
 ) -> AsyncGenerator[list[Event], None]:
     """Yield the events of `read_events` in pages of a thousand; raises the same errors."""
     check_conversation_id(conversation_id)
     home = Home(settings.home)
     folder = RunFolder(home.run_folder(conversation_id))
-    client = await _client_of_run(home, conversation_id)
+    client = await _open_run_client(home, conversation_id)
     if client is not None:
         async with client:
             async for page in client.pages(conversation_id, is_whole=True, is_lenient=is_lenient):
@@ -154,7 +154,7 @@ async def read_pages(
         raise UnknownConversation(conversation_id) from error
 
 
-async def read_summary(settings: FaceSettings, conversation_id: str) -> Summary:
+async def read_summary(settings: CliSettings, conversation_id: str) -> Summary:
     """Return the summary of a conversation from the store, a run or the archive; raises the errors of `read_events`."""
     check_conversation_id(conversation_id)
     home = Home(settings.home)
@@ -164,7 +164,7 @@ async def read_summary(settings: FaceSettings, conversation_id: str) -> Summary:
     return summarize(await read_events(settings, conversation_id, is_lenient=True))
 
 
-async def read_wait_reason(settings: FaceSettings, conversation_id: str) -> str:
+async def read_wait_reason(settings: CliSettings, conversation_id: str) -> str:
     """Return the reason why a conversation waits; empty if it does not wait or is not in progress."""
     try:
         async with conversation_client(settings, conversation_id) as client:
@@ -173,7 +173,7 @@ async def read_wait_reason(settings: FaceSettings, conversation_id: str) -> str:
         return ""
 
 
-async def _client_of_run(home: Home, conversation_id: str) -> Client | None:
+async def _open_run_client(home: Home, conversation_id: str) -> Client | None:
     """Connect to the private store of a run in progress; None if it is not in progress."""
     if not home.has_run(conversation_id):
         return None

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Sequence
 
 from broker.contract import AgentState, ConversationCreated, DelegateEnded, Event, decode_any, is_settled
-from broker.log import RELEASE_LIMIT_SECONDS, ConversationRow, Conversations, Deletion, EventLog, status_of
+from broker.log import RELEASE_LIMIT_SECONDS, ConversationRow, Conversations, Deletion, EventLog, fold_status
 from broker.runtime import CorruptEntry, UnknownConversation, UsageError
 
 
@@ -36,12 +36,12 @@ async def _delete(log: EventLog, conversation_id: str, limit_seconds: float, see
     """Delete a conversation and its delegates, except those in `seen`."""
     seen.add(conversation_id)
     index = Conversations(log.store)
-    row = await index.row(conversation_id)
+    row = await index.load_row(conversation_id)
     try:
         events = await log.read(conversation_id, decode=decode_any)
-        may_go = row.is_closed or status_of(events).is_settled
+        may_go = row.is_closed or fold_status(events).is_settled
     except CorruptEntry:  # rely on the parent that the index records
-        events, may_go = [], row.is_closed or _rests(row)
+        events, may_go = [], row.is_closed or _is_deletable(row)
     if not may_go:
         raise UsageError(
             f"The conversation {conversation_id} is {row.state}; only a settled one can be deleted.",
@@ -57,7 +57,7 @@ async def _delete(log: EventLog, conversation_id: str, limit_seconds: float, see
     await Deletion(log.store).delete(conversation_id, last_id=last_id, limit_seconds=limit_seconds)
 
 
-def _rests(row: ConversationRow) -> bool:
+def _is_deletable(row: ConversationRow) -> bool:
     return row.state in set(AgentState) and is_settled(AgentState(row.state))
 
 
@@ -68,8 +68,8 @@ async def _check_parent(index: Conversations, conversation_id: str, events: list
         return
     parent_id = created.parent.conversation_id
     with contextlib.suppress(UnknownConversation):
-        parent = await index.row(parent_id)
-        if not parent.is_closed and not _rests(parent):
+        parent = await index.load_row(parent_id)
+        if not parent.is_closed and not _is_deletable(parent):
             raise UsageError(
                 f"The conversation {conversation_id} is a delegate of {parent_id}, which is {parent.state}.",
                 remedy="Delete that one when it is over; its delegates go with it.",

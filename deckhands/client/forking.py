@@ -19,18 +19,18 @@ from broker.contract import (
     Tenancy,
     WorkspaceSpec,
 )
-from broker.runtime import UsageError, counted
+from broker.runtime import UsageError, format_count
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ForkPoint:
     """A conversation up to one of its events; `at` is None for its end."""
 
     conversation_id: str
     at: int | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Point:
+    def parse(cls, text: str) -> ForkPoint:
         """Parse `ID` or `ID@EVENT`.
 
         Raises:
@@ -43,14 +43,14 @@ class Point:
             )
         return cls(conversation_id, int(at) if mark else None)
 
-    def cut(self, events: Sequence[Event]) -> list[Event]:
+    def events_until(self, events: Sequence[Event]) -> list[Event]:
         """Return the events up to the point.
 
         Raises:
             UsageError: the conversation has fewer.
         """
         if self.at is not None and self.at > len(events):
-            number = counted(len(events), "event")
+            number = format_count(len(events), "event")
             raise UsageError(
                 f"The conversation {self.conversation_id} has {number}; there is no event {self.at}.",
                 remedy=f"Choose one from 1 to {len(events)}.",
@@ -58,7 +58,7 @@ class Point:
         return list(events[: self.at])
 
 
-def fork_of(
+def build_fork(
     events: Sequence[Event],
     conversation_id: str,
     *,
@@ -102,7 +102,7 @@ def fork_of(
     return created.model_copy(update=changes)
 
 
-def copied_events(events: Sequence[Event], *, model: str | None = None) -> list[Event]:
+def copy_events(events: Sequence[Event], *, model: str | None = None) -> list[Event]:
     """Return the events after the first, adapted to the fork. A switch of model keeps the fork's model."""
     return list(events[1:]) if model is None else [_with_model(event, model) for event in events[1:]]
 

@@ -24,17 +24,17 @@ from broker.contract import (
     ModelTable,
     check_offered,
 )
-from broker.coordination import Member, members
+from broker.coordination import ClusterMember, list_members
 from broker.runtime import UsageError
 from broker.store import Store
 from broker.tools import entry_points
 
 ENTRY_POINTS = "deckhands.agents"
-EVERYWHERE = "CodeActAgent"
+UNIVERSAL_AGENT = "CodeActAgent"
 """Known to every controller worker, so it needs no check."""
 
 
-def agents_here() -> frozenset[str]:
+def list_local_agents() -> frozenset[str]:
     """Return the names of the agents that are installed here; empty: no controller worker is installed."""
     found = find_spec("controller_worker.agents")
     places = (found.submodule_search_locations or []) if found is not None else []
@@ -43,7 +43,7 @@ def agents_here() -> frozenset[str]:
     return frozenset(built_in | set(entry_points(ENTRY_POINTS).names)) if built_in else frozenset()
 
 
-def check_command_of(agent: str) -> None:
+def check_acp_command(agent: str) -> None:
     """Refuse `acp:COMMAND` without a usable command.
 
     Raises:
@@ -58,13 +58,13 @@ def check_command_of(agent: str) -> None:
         ) from error
 
 
-def require_agent_here(agent: AgentSpec) -> None:
+def require_local_agent(agent: AgentSpec) -> None:
     """Refuse an agent that a controller worker of this machine would not know.
 
     Raises:
         UsageError: there is no such agent; lists those that exist.
     """
-    if known := agents_here():
+    if known := list_local_agents():
         _require(agent, known)
 
 
@@ -76,9 +76,9 @@ async def require_agent(store: Store, agent: AgentSpec) -> None:
             ones.
     """
     await require_plugins(store, agent.confirmation)
-    if _asked_for(agent) == {EVERYWHERE}:
+    if _matches(agent) == {UNIVERSAL_AGENT}:
         return
-    controllers = [m for m in await members(store) if m.role == "controller" and m.left_seconds > 0]
+    controllers = [m for m in await list_members(store) if m.role == "controller" and m.left_seconds > 0]
     if controllers and all("agents" in member.about for member in controllers):  # older workers do not report it
         _require(agent, {name for member in controllers for name in member.about["agents"].split(",")})
 
@@ -93,7 +93,7 @@ async def require_plugins(store: Store, policy: ConfirmationPolicy | None, *, an
     wanted += [(ANALYZERS, analyzer)] if analyzer is not None and analyzer not in BUILT_IN_ANALYZERS else []
     if not wanted:
         return
-    controllers = [m for m in await members(store) if m.role == "controller" and m.left_seconds > 0]
+    controllers = [m for m in await list_members(store) if m.role == "controller" and m.left_seconds > 0]
     # older workers do not report it
     if not controllers or not all("plugins" in member.about for member in controllers):
         return
@@ -120,23 +120,23 @@ async def require_models(store: Store, named: Iterable[str], tenant: str) -> Non
     names = list(named)
     if not names:
         return
-    controllers = [m for m in await members(store) if m.role == "controller" and m.left_seconds > 0]
-    known = [table for member in controllers if (table := table_of(member)) is not None]
+    controllers = [m for m in await list_members(store) if m.role == "controller" and m.left_seconds > 0]
+    known = [table for member in controllers if (table := parse_offers(member)) is not None]
     if known and len(known) == len(controllers):  # older workers do not report it
         check_offered(names, tenant, known)
 
 
-def table_of(member: Member) -> ModelTable | None:
+def parse_offers(member: ClusterMember) -> ModelTable | None:
     """Return the offers of a controller worker; None if it does not report them."""
     return ModelTable.parse(member.about.get(OFFERED_MODELS, ""))
 
 
 def _require(agent: AgentSpec, known: Collection[str]) -> None:
-    for name in sorted(_asked_for(agent) - set(known)):
+    for name in sorted(_matches(agent) - set(known)):
         named = ", ".join(sorted({*known, f"{ACP_PREFIX}COMMAND"} - {ACP_AGENT}))
         raise UsageError(f"There is no agent named {ascii(name)[:100]}.", remedy=f"Known agents: {named}.")
 
 
-def _asked_for(agent: AgentSpec) -> set[str]:
+def _matches(agent: AgentSpec) -> set[str]:
     named = {agent.name} if agent.plan is None else {agent.name, agent.plan.executor}
-    return named.union(*(_asked_for(delegate) for delegate in agent.delegates.values()))
+    return named.union(*(_matches(delegate) for delegate in agent.delegates.values()))

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from broker.contract import WorkspaceSpec
-from broker.coordination import find_placement, has_needs, members, serves_pool, takes_directory
+from broker.coordination import accepts_directory, find_placement, has_needs, list_members, serves_pool
 from broker.runtime import BrokerSettings, UsageError
-from broker.secrets import fault, name_fault, private_paths
+from broker.secrets import find_fault, find_name_fault, find_private_paths
 from broker.store import Store
 
 STARTING_SECONDS, POLL_SECONDS = 3.0, 0.25
@@ -27,7 +27,7 @@ class DirectoryNotTaken(UsageError):
     code = "directory_not_taken"
 
 
-def own_directory(path: Path, environment: Mapping[str, str]) -> Path:
+def resolve_local_directory(path: Path, environment: Mapping[str, str]) -> Path:
     """Return the path, without links, of a directory of this machine that an agent can work on.
 
     Args:
@@ -37,7 +37,7 @@ def own_directory(path: Path, environment: Mapping[str, str]) -> Path:
         UsageError: there is no such directory, it cannot be written, or it may not be a workspace.
     """
     absolute = path.absolute()
-    if reason := name_fault(str(absolute)):
+    if reason := find_name_fault(str(absolute)):
         raise UsageError(f"The directory {ascii(str(path))[:300]} cannot be used: {reason}.", remedy=NAME_ANOTHER)
     try:
         is_directory, is_there = absolute.is_dir(), absolute.exists()
@@ -49,7 +49,7 @@ def own_directory(path: Path, environment: Mapping[str, str]) -> Path:
     if not is_directory:
         what = "is not a directory" if is_there else "does not exist"
         raise UsageError(f"The directory {absolute} {what}.", remedy="Name an existing directory with -w.")
-    refuse_unfit(resolved, environment)
+    check_directory(resolved, environment)
     if not os.access(resolved, os.R_OK | os.W_OK | os.X_OK):
         raise UsageError(
             f"The directory {absolute} cannot be written.", remedy="Make it writable, or name another with -w."
@@ -57,14 +57,14 @@ def own_directory(path: Path, environment: Mapping[str, str]) -> Path:
     return resolved
 
 
-def refuse_unfit(directory: Path, environment: Mapping[str, str]) -> None:
+def check_directory(directory: Path, environment: Mapping[str, str]) -> None:
     """Refuse a directory that must not be a workspace. It need not exist.
 
     Raises:
-        UsageError: see `broker.secrets.private_directories.fault`.
+        UsageError: see `broker.secrets.private_directories.find_fault`.
     """
     try:
-        reason = fault(directory.resolve(), private_paths(BrokerSettings.from_env(environment)))
+        reason = find_fault(directory.resolve(), find_private_paths(BrokerSettings.from_env(environment)))
     except (OSError, RuntimeError) as error:
         reason = str(error)
     if reason:
@@ -74,12 +74,12 @@ def refuse_unfit(directory: Path, environment: Mapping[str, str]) -> None:
         )
 
 
-async def until_anybody_serves(store: Store, workspace: WorkspaceSpec) -> None:
+async def wait_for_tool_worker(store: Store, workspace: WorkspaceSpec) -> None:
     """Wait until a tool worker of the workspace's pool reports its offers, for a minute at most."""
     loop = asyncio.get_running_loop()
     ends = loop.time() + READY_SECONDS
     found = await find_placement(store, workspace)
-    while not found.is_anybody_there and loop.time() < ends:
+    while not found.has_workers and loop.time() < ends:
         await asyncio.sleep(POLL_SECONDS)
         found = await find_placement(store, workspace)
 
@@ -95,8 +95,8 @@ async def require_served(store: Store, workspace: WorkspaceSpec) -> None:
     if not has_needs(workspace):
         return
     if workspace.path is not None:
-        serving = [member for member in await members(store) if serves_pool(member, workspace.pool)]
-        if serving and not any(takes_directory(member, workspace.path) for member in serving):
+        serving = [member for member in await list_members(store) if serves_pool(member, workspace.pool)]
+        if serving and not any(accepts_directory(member, workspace.path) for member in serving):
             raise DirectoryNotTaken(
                 f"No tool worker takes the directory {ascii(workspace.path)[1:-1][:300]}: it is below none of their "
                 "workspace roots.",
@@ -105,7 +105,7 @@ async def require_served(store: Store, workspace: WorkspaceSpec) -> None:
             )
     loop = asyncio.get_running_loop()
     ends = loop.time() + STARTING_SECONDS
-    while (found := await find_placement(store, workspace)).is_anybody_there and not found.nodes:
+    while (found := await find_placement(store, workspace)).has_workers and not found.nodes:
         if loop.time() >= ends:
-            raise found.refusal()
+            raise found.make_refusal()
         await asyncio.sleep(POLL_SECONDS)

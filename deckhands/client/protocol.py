@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from broker.contract import DEFAULT_TIMEOUT_SECONDS, Event, MessagePolicy
-from broker.log import Piece
+from broker.log import LivePiece
 from deckhands.client.changing import Change
 from deckhands.client.reading.summary import Summary
 from deckhands.client.reasons.link import Why
@@ -54,7 +54,7 @@ class ConversationClient(Protocol):
         """Announce a reader of replies as they are written."""
         ...
 
-    def pieces(self, conversation_id: str) -> AsyncGenerator[Piece]:
+    def pieces(self, conversation_id: str) -> AsyncGenerator[LivePiece]:
         """Yield the pieces of replies while they are written."""
         ...
 

@@ -14,13 +14,21 @@ from functools import partial
 from pathlib import Path
 
 from broker.contract import Event, codec, decode_any
-from broker.log import ConversationRow, Conversations, EventLog, Progress, Selection, followed, name_gap
+from broker.log import (
+    ConversationProgress,
+    ConversationRow,
+    Conversations,
+    EventLog,
+    Selection,
+    record_gap,
+    tail_recording_gaps,
+)
 from broker.runtime import CorruptEntry, StoreRefused, UnknownConversation
 from broker.store import Store
 from deckhands.client.archive.archive import Archive
-from deckhands.client.archive.catalog import ArchivedConversation, described
+from deckhands.client.archive.catalog import ArchivedConversation, describe_all
 from deckhands.client.archive.errors import CorruptArchive
-from deckhands.client.reading.summary import Summary, Tally, summarize, words_in
+from deckhands.client.reading.summary import Summary, Tally, find_quoted_texts, summarize
 from deckhands.client.reasons.link import Why
 from deckhands.client.reasons.reader import Reasons
 from deckhands.client.watcher import Watcher
@@ -36,8 +44,8 @@ class Reader:
         self.log = EventLog(store)
         self.archive = Archive(archive) if archive else None
         self._conversations = Conversations(store)
-        name_loss = partial(name_gap, self.log, noticed_by="a client that waited for the conversation")
-        self.watcher = Watcher(_Source(self), name_loss)
+        name_loss = partial(record_gap, self.log, noticed_by="a client that waited for the conversation")
+        self.watcher = Watcher(_StoreSource(self), name_loss)
 
     async def is_archived(self, conversation_id: str) -> bool:
         """Return whether the archive has a conversation."""
@@ -66,11 +74,13 @@ class Reader:
         decode = decode_any if is_lenient else codec.decode
         last_id = after
         try:
-            async for page in self.log.pages(conversation_id, after=after, decode=decode):
-                yield [await self.log.blobs.whole(conversation_id, event) for event in page] if is_whole else page
+            async for page in self.log.read_pages(conversation_id, after=after, decode=decode):
+                yield (
+                    [await self.log.blobs.restore_event(conversation_id, event) for event in page] if is_whole else page
+                )
                 last_id = page[-1].id
             if after and last_id == after:
-                await self.log.last_id(conversation_id)
+                await self.log.load_last_id(conversation_id)
         except (UnknownConversation, CorruptEntry):
             if self.archive is None:
                 raise
@@ -89,18 +99,20 @@ class Reader:
         """
         decode = decode_any if is_lenient else codec.decode
         try:
-            await self.log.last_id(conversation_id)
+            await self.log.load_last_id(conversation_id)
         except UnknownConversation:
             for event in await self.events(conversation_id, after=after, is_whole=is_whole, is_lenient=is_lenient):
                 yield event
             return
-        async with contextlib.aclosing(followed(self.log, conversation_id, after=after, decode=decode)) as events:
+        async with contextlib.aclosing(
+            tail_recording_gaps(self.log, conversation_id, after=after, decode=decode)
+        ) as events:
             async for event in events:
-                yield await self.log.blobs.whole(conversation_id, event) if is_whole else event
+                yield await self.log.blobs.restore_event(conversation_id, event) if is_whole else event
 
     async def summary(self, conversation_id: str) -> Summary:
         """Return the summary of a conversation, with whole texts; raises the errors of `events`."""
-        return summarize(await with_words(self, conversation_id, await self.events(conversation_id)))
+        return summarize(await load_quoted_texts(self, conversation_id, await self.events(conversation_id)))
 
     async def why(self, conversation_id: str, *, shows_workers: bool = True, worker_logs: Path | None = None) -> Why:
         """Return the chain of reasons for a conversation's state, down to the cause.
@@ -131,9 +143,9 @@ class Reader:
 
     async def recent(self, *, limit: int = 50) -> Sequence[ConversationRow]:
         """Return up to `limit` conversations, newest first."""
-        return await self._conversations.recent(limit=limit)
+        return await self._conversations.list_recent(limit=limit)
 
-    async def archived(
+    async def list_archived(
         self, *, labels: Mapping[str, str] | None = None, states: Collection[str] = ()
     ) -> AsyncGenerator[ArchivedConversation, None]:
         """Yield the conversations of the archive, the last archived first; none if there is no archive.
@@ -150,10 +162,10 @@ class Reader:
         if self.archive is None:
             return
         selection = Selection(labels or {}, frozenset(states))
-        pages = described(self.archive, await self.archive.names(), lambda error: _log.warning("%s", error))
+        pages = describe_all(self.archive, await self.archive.names(), lambda error: _log.warning("%s", error))
         async for page in pages:
             for one in page:
-                if selection.has(one.state, one.labels):
+                if selection.matches(one.state, one.labels):
                     yield one
 
     async def last_id(self, conversation_id: str) -> int:
@@ -163,7 +175,7 @@ class Reader:
             UnknownConversation: no such conversation.
         """
         try:
-            return await self.log.last_id(conversation_id)
+            return await self.log.load_last_id(conversation_id)
         except UnknownConversation:
             if self.archive is None:
                 raise
@@ -175,42 +187,42 @@ class Reader:
         Raises:
             UnknownConversation: it is not in the store.
         """
-        return await self._conversations.row(conversation_id)
+        return await self._conversations.load_row(conversation_id)
 
     async def _tally(self, conversation_id: str) -> Tally:
-        return Tally.of(await with_words(self, conversation_id, await self.events(conversation_id)))
+        return Tally.of(await load_quoted_texts(self, conversation_id, await self.events(conversation_id)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _StoreSource:
     """The conversations of a store, as a source for its watcher."""
 
     reader: Reader
 
-    async def progress(self, conversation_ids: Sequence[str]) -> Sequence[Progress | None]:
-        return await Conversations(self.reader.store).progress(conversation_ids)
+    async def progress(self, conversation_ids: Sequence[str]) -> Sequence[ConversationProgress | None]:
+        return await Conversations(self.reader.store).load_progress(conversation_ids)
 
     async def read(self, conversation_id: str) -> Sequence[Event]:
         events = await self.reader.events(conversation_id, is_lenient=True)
-        return await with_words(self.reader, conversation_id, events)
+        return await load_quoted_texts(self.reader, conversation_id, events)
 
 
-async def with_words(reader: Reader, conversation_id: str, events: Sequence[Event]) -> list[Event]:
+async def load_quoted_texts(reader: Reader, conversation_id: str, events: Sequence[Event]) -> list[Event]:
     """Return the events, with whole texts where a summary quotes them; the log holds only the head and tail.
 
     A text that is lost or damaged stays as it is in the log.
     """
     found = list(events)
-    for place in words_in(found):
-        found[place] = await _whole(reader, conversation_id, found[place])
+    for place in find_quoted_texts(found):
+        found[place] = await _load_whole(reader, conversation_id, found[place])
     return found
 
 
-async def _whole(reader: Reader, conversation_id: str, event: Event) -> Event:
+async def _load_whole(reader: Reader, conversation_id: str, event: Event) -> Event:
     if not event.blobs:
         return event
     with contextlib.suppress(CorruptEntry, StoreRefused):
-        return await reader.log.blobs.whole(conversation_id, event)
+        return await reader.log.blobs.restore_event(conversation_id, event)
     if reader.archive is not None:
         after = event.id - 1
         with contextlib.suppress(CorruptArchive):

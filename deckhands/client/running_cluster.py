@@ -6,7 +6,7 @@ from broker.runtime import StoreUnavailable
 from broker.store import Store, open_store
 from deckhands.client.errors import NoCluster
 from deckhands.cluster import Home
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 
 async def open_cluster(
@@ -14,7 +14,7 @@ async def open_cluster(
     *,
     shards: int | None = None,
     patience_seconds: float | None = 30.0,
-    settings: FaceSettings | None = None,
+    settings: CliSettings | None = None,
 ) -> Store:
     """Open the store of a cluster as a client; see `open_store` for the arguments.
 
@@ -27,7 +27,7 @@ async def open_cluster(
         NoCluster: no URL is given or set, and no cluster is running here.
         StoreError: it cannot be reached or used.
     """
-    settings = settings or FaceSettings.from_env()
+    settings = settings or CliSettings.from_env()
     named = url or settings.url
     found = named or Home(settings.home).cluster_url
     if found is None:

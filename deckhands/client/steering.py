@@ -21,18 +21,18 @@ from broker.contract import (
     LoopRecoveryAction,
     ModelSwitched,
     OperatorActed,
-    named_models,
+    find_model_names,
 )
-from broker.log import WORK, Closed, Condition, Conversations, EventLog, find_latest_event, relisted
+from broker.log import STARTS_WORK, Closed, Condition, Conversations, EventLog, find_latest_event, make_changed_fields
 from broker.runtime import UnknownConversation, UsageError
 from broker.store import Store
-from deckhands.client.beginning import OFFERS_LIMIT_SECONDS
-from deckhands.client.changing import Change, words_in
+from deckhands.client.changing import Change, check_note
+from deckhands.client.conversation_secrets import open_secrets
 from deckhands.client.errors import IsArchived, NotSettled, NotStopped
 from deckhands.client.known_agents import require_models
 from deckhands.client.reader import Reader
 from deckhands.client.reading.summary import Summary
-from deckhands.client.secret_keeping import secrets_of
+from deckhands.client.starting import OFFERS_LIMIT_SECONDS
 from deckhands.client.tasks import inputs
 from deckhands.client.watcher import Until
 
@@ -42,12 +42,12 @@ class Steering(Reader):
 
     def __init__(self, store: Store, archive: str = "") -> None:
         super().__init__(store, archive)
-        self.secrets = secrets_of(store)
+        self.secrets = open_secrets(store)
         self._masked = EventLog(store, self.secrets)
         self._act: OperatorActed | None = None
         self._act_key: str | None = None
 
-    def acting(self, act: OperatorActed, *, key: str | None = None) -> Self:
+    def as_operator(self, act: OperatorActed, *, key: str | None = None) -> Self:
         """Return a copy of the client whose next call records in the log the acting user and the reason.
 
         Args:
@@ -84,7 +84,7 @@ class Steering(Reader):
             UsageError: the conversation is unknown or closed.
         """
         await self._require_model(conversation_id, model)
-        await self._ask_for(conversation_id, AgentState.RUNNING, *switch_to(model))
+        await self._ask_for(conversation_id, AgentState.RUNNING, *to_model_switch(model))
 
     async def recover(self, conversation_id: str, *, option: int, model: str | None = None) -> None:
         """Get an agent out of its loop: 1 restart before the loop and wait, 2 restart and continue, 3 stop.
@@ -96,11 +96,11 @@ class Steering(Reader):
             UsageError: the agent is not in a loop, or there is no such option.
         """
         await self._require_model(conversation_id, model)
-        choice = LoopRecoveryAction(option=inputs.way_in(option), source=EventSource.USER)
+        choice = LoopRecoveryAction(option=inputs.to_recovery_option(option), source=EventSource.USER)
         if not (await self._tally(conversation_id)).status.is_in_loop:
             what = f"The agent of the conversation {conversation_id} is not in a loop."
             raise UsageError(what, remedy="Send it a message to continue it.")
-        await self._append(conversation_id, [*switch_to(model), choice], None)
+        await self._append(conversation_id, [*to_model_switch(model), choice], None)
 
     async def confirm(
         self, conversation_id: str, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None
@@ -122,7 +122,7 @@ class Steering(Reader):
         Args:
             reason: a reason for the agent, which reads it and continues. Without one it waits for a message.
         """
-        await self._answer(conversation_id, AgentState.USER_REJECTED, action_id, None, words_in(reason, "reason"))
+        await self._answer(conversation_id, AgentState.USER_REJECTED, action_id, None, check_note(reason, "reason"))
 
     async def change(
         self,
@@ -145,13 +145,13 @@ class Steering(Reader):
         """
         agents = (change.agent,) if isinstance(change.agent, AgentSpec) else ()
         await self._require_model(conversation_id, model, *agents)
-        switch = switch_to(model, by=change.by, reason=change.reason)
+        switch = to_model_switch(model, by=change.by, reason=change.reason)
         events: list[Event] = [*switch]
         fields: list[tuple[str, str]] = []
         if change.has_parts or not switch:
             changed = await change.event(self.store, offers_limit_seconds=OFFERS_LIMIT_SECONDS)
             events.append(changed)
-            fields = relisted(changed)
+            fields = make_changed_fields(changed)
         await self._append(
             conversation_id, events, idempotency_key, log=self._masked, seen_id=seen_id, fields=dict(fields)
         )
@@ -186,7 +186,7 @@ class Steering(Reader):
         Raises:
             ModelNotOffered: the model, or one that an agent names, is not offered; lists the offered ones.
         """
-        names = [*filter(None, [model]), *named_models(agents)]
+        names = [*filter(None, [model]), *find_model_names(agents)]
         if names:
             with contextlib.suppress(UnknownConversation):  # reported by the append
                 row = await self.row(conversation_id)
@@ -198,13 +198,13 @@ class Steering(Reader):
         Raises:
             UsageError: it is over.
         """
-        if (state := await self.ended_in(conversation_id)) is not None:
+        if (state := await self.find_end_state(conversation_id)) is not None:
             raise UsageError(
                 f"The conversation {conversation_id} is {state}; it cannot be {what}.",
                 remedy="Send it a message to continue it.",
             )
 
-    async def ended_in(self, conversation_id: str) -> AgentState | None:
+    async def find_end_state(self, conversation_id: str) -> AgentState | None:
         """Return the state in which a conversation is over; None: it is not over.
 
         Reads the log only if the index has such a state.
@@ -222,14 +222,14 @@ class Steering(Reader):
         edited: Mapping[str, Any] | None,
         reason: str | None = None,
     ) -> None:
-        request = await answer_to(self.store, conversation_id, answer, action_id, edited or {})
+        request = await build_answer(self.store, conversation_id, answer, action_id, edited or {})
         request = request.model_copy(update={"reason": reason})
         is_written = bool(edited or reason)
         await self._append(conversation_id, [request], None, log=self._masked if is_written else self.log)
 
     async def _ask_for(self, conversation_id: str, state: AgentState, *first: Event) -> None:
         request = ChangeAgentStateAction(agent_state=state, source=EventSource.USER)
-        condition: Condition = WORK if state is AgentState.RUNNING else ""
+        condition: Condition = STARTS_WORK if state is AgentState.RUNNING else ""
         await self._append(conversation_id, [*first, request], None, condition=condition)
 
     async def _append(
@@ -248,7 +248,7 @@ class Steering(Reader):
             events, key = [self._act, *events], key or self._act_key
             log = self._masked if self._act.reason else log
         try:
-            await append(
+            await append_as_producer(
                 log or self.log, conversation_id, events, key=key, condition=condition, seen_id=seen_id, fields=fields
             )
         except UnknownConversation:
@@ -257,15 +257,15 @@ class Steering(Reader):
             raise
 
 
-def switch_to(model: str | None, *, by: str = "", reason: str = "") -> tuple[Event, ...]:
+def to_model_switch(model: str | None, *, by: str = "", reason: str = "") -> tuple[Event, ...]:
     """Return the event that switches to a model, in a list; empty if no model is named."""
     if not model:
         return ()
-    who, why = words_in(by, "by"), words_in(reason, "reason")
+    who, why = check_note(by, "by"), check_note(reason, "reason")
     return (ModelSwitched(model=model, reason=why or "", by=who, source=EventSource.USER),)
 
 
-async def answer_to(
+async def build_answer(
     store: Store, conversation_id: str, answer: AgentState, action_id: int | None, edited: Mapping[str, Any]
 ) -> ChangeAgentStateAction:
     """Return the event that answers a conversation's pending confirmation.
@@ -276,7 +276,7 @@ async def answer_to(
     Raises:
         UsageError: no action is pending, or another one is.
     """
-    state, asked_id = await asked_about(store, conversation_id)
+    state, asked_id = await find_pending_confirmation(store, conversation_id)
     if state != AgentState.AWAITING_USER_CONFIRMATION or action_id not in (None, asked_id):
         asked = f"about action {asked_id}" if asked_id else f"nothing: it is {state}"
         raise UsageError(
@@ -285,20 +285,20 @@ async def answer_to(
     return ChangeAgentStateAction(agent_state=answer, action_id=asked_id, edited=dict(edited), source=EventSource.USER)
 
 
-async def asked_about(store: Store, conversation_id: str) -> tuple[str, int | None]:
+async def find_pending_confirmation(store: Store, conversation_id: str) -> tuple[str, int | None]:
     """Return the agent's state and the action that awaits confirmation; None for the action if there is none.
 
     Raises:
         UnknownConversation: no such conversation.
     """
-    state = (await Conversations(store).row(conversation_id)).state
+    state = (await Conversations(store).load_row(conversation_id)).state
     if state != AgentState.AWAITING_USER_CONFIRMATION:
         return state, None
     announced = await find_latest_event(store, conversation_id, AgentStateChangedObservation)
     return (announced.agent_state, announced.action_id) if announced else (state, None)
 
 
-async def append(
+async def append_as_producer(
     log: EventLog,
     conversation_id: str,
     events: Sequence[Event],

@@ -22,7 +22,7 @@ Holds:
     - A timeout raises `NotSettled` and changes nothing.
     - The log decides. The index only tells which log to read: its state is written with the events.
     - A wait adds no connection and no task. All conversations of a watcher are polled in turn over the connection of
-      its source, up to `LOOKS_PER_SECOND`. `follow` costs a connection, because it passes on every event.
+      its source, up to `POLLS_PER_SECOND`. `follow` costs a connection, because it passes on every event.
 Does not:
     - Report an end twice, or take one back. A message that follows a reported end starts a new wait.
     - Detect a loss if new events have replaced the lost ones between two polls.
@@ -40,8 +40,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, Self
 
-from broker.contract import TERMINAL_STATES, WAITING_FOR_PERSON_STATES, AgentState, ConversationCreated, Event
-from broker.log import Progress, Status
+from broker.contract import TERMINAL_STATES, WAITING_FOR_USER_STATES, AgentState, ConversationCreated, Event
+from broker.log import ConversationProgress, Status
 from broker.runtime import (
     CorruptEntry,
     DeckhandsError,
@@ -56,7 +56,7 @@ from deckhands.client.many import for_each
 from deckhands.client.reading.summary import Summary, Tally
 
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 2.0
-LOOKS_PER_SECOND = 500
+POLLS_PER_SECOND = 500
 AT_ONCE = 500
 """The number of conversations in one poll."""
 READ_AT_ONCE = 8
@@ -69,9 +69,9 @@ UNREADABLE = (CorruptEntry, StoreRefused, UnknownConversation, UnknownKind)
 class Until(Enum):
     """The definition of the end; see the table above. The value holds the states that can be an end."""
 
-    SETTLED = TERMINAL_STATES | WAITING_FOR_PERSON_STATES
+    SETTLED = TERMINAL_STATES | WAITING_FOR_USER_STATES
     """Nothing more happens without input: for users, and for programs that answer."""
-    RESULT = TERMINAL_STATES | WAITING_FOR_PERSON_STATES - {AgentState.PAUSED}
+    RESULT = TERMINAL_STATES | WAITING_FOR_USER_STATES - {AgentState.PAUSED}
     """There is a result: for programs that need only that, such as an evaluation or a task of a queue."""
     OVER = TERMINAL_STATES
     """The conversation is over, unless a user continues it."""
@@ -94,10 +94,10 @@ class End:
     events: Sequence[Event]
 
 
-class Source(Protocol):
+class ConversationSource(Protocol):
     """The conversations of a store, or of a server."""
 
-    async def progress(self, conversation_ids: Sequence[str]) -> Sequence[Progress | None]:
+    async def progress(self, conversation_ids: Sequence[str]) -> Sequence[ConversationProgress | None]:
         """Return the index entries of conversations; None for one without an entry, which is archived or unknown."""
         ...
 
@@ -111,7 +111,7 @@ OnLoss = Callable[[EventsLost], Awaitable[object]]
 
 
 @dataclass(slots=True, eq=False)
-class _Wait:
+class PendingWait:
     """One wait for one conversation.
 
     Attributes:
@@ -121,14 +121,14 @@ class _Wait:
 
     until: Until
     on_end: OnEnd
-    progress: Progress | None
-    judged: Progress | None = None
+    progress: ConversationProgress | None
+    judged: ConversationProgress | None = None
 
 
 @dataclass(slots=True)
 class _Watched:
-    waits: list[_Wait]
-    last: Progress | None = None
+    waits: list[PendingWait]
+    last: ConversationProgress | None = None
 
 
 class Watcher:
@@ -140,7 +140,11 @@ class Watcher:
     """
 
     def __init__(
-        self, source: Source, on_loss: OnLoss | None, *, shortest_pause_seconds: float = SHORTEST_PAUSE_SECONDS
+        self,
+        source: ConversationSource,
+        on_loss: OnLoss | None,
+        *,
+        shortest_pause_seconds: float = SHORTEST_PAUSE_SECONDS,
     ) -> None:
         self._source = source
         self._on_loss = on_loss
@@ -156,7 +160,7 @@ class Watcher:
         *,
         until: Until = Until.SETTLED,
         timeout_seconds: float | None = None,
-        progress: Progress | None = None,
+        progress: ConversationProgress | None = None,
     ) -> End:
         """Wait for the end of a conversation.
 
@@ -180,7 +184,7 @@ class Watcher:
             else:
                 found.set_exception(end)
 
-        wait = self._add(conversation_id, _Wait(until, take, progress))
+        wait = self._add(conversation_id, PendingWait(until, take, progress))
         try:
             async with asyncio.timeout(timeout_seconds):
                 return await found
@@ -200,7 +204,7 @@ class Watcher:
             await asyncio.gather(self._running, return_exceptions=True)
         self._fail(StoreUnavailable("The client was closed.", remedy="Wait with a client that is open."))
 
-    def _add(self, conversation_id: str, wait: _Wait) -> _Wait:
+    def _add(self, conversation_id: str, wait: PendingWait) -> PendingWait:
         self._watched.setdefault(conversation_id, _Watched([])).waits.append(wait)
         self._new.append(conversation_id)
         self._has_news.set()
@@ -208,7 +212,7 @@ class Watcher:
             self._running = asyncio.create_task(self._run())
         return wait
 
-    def _discard(self, conversation_id: str, wait: _Wait) -> None:
+    def _discard(self, conversation_id: str, wait: PendingWait) -> None:
         watched = self._watched.get(conversation_id)
         if watched is None or wait not in watched.waits:
             return
@@ -227,9 +231,9 @@ class Watcher:
                 is_round = clock() >= due
                 ids, self._new = (list(self._watched) if is_round else list(dict.fromkeys(self._new))), []
                 for at in range(0, len(ids), AT_ONCE):
-                    await for_each(await self._look(ids[at : at + AT_ONCE]), self._judge, at_once=READ_AT_ONCE)
+                    await for_each(await self._poll(ids[at : at + AT_ONCE]), self._judge, at_once=READ_AT_ONCE)
                 if is_round:
-                    pause = len(self._watched) / LOOKS_PER_SECOND
+                    pause = len(self._watched) / POLLS_PER_SECOND
                     due = clock() + min(max(pause, self._shortest_pause_seconds), LONGEST_PAUSE_SECONDS)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(0.0, due - clock())):
@@ -245,7 +249,7 @@ class Watcher:
             for wait in one.waits:
                 wait.on_end(error)
 
-    async def _look(self, ids: Sequence[str]) -> list[str]:
+    async def _poll(self, ids: Sequence[str]) -> list[str]:
         """Record the progress of conversations, and return those whose log may have ended."""
         found = []
         for conversation_id, progress in zip(ids, await self._source.progress(ids), strict=True):
@@ -262,8 +266,8 @@ class Watcher:
                     await self._on_loss(EventsLost(conversation_id, progress.last_id, last.last_id))
             for wait in watched.waits:
                 if wait.progress is not None:
-                    wait.progress.copy(progress)
-            if any(_is_to_be_judged(wait, progress) for wait in watched.waits):
+                    wait.progress.update_from(progress)
+            if any(_should_judge(wait, progress) for wait in watched.waits):
                 found.append(conversation_id)
         return found
 
@@ -294,7 +298,7 @@ class Watcher:
                 wait.judged = progress
 
 
-def _is_to_be_judged(wait: _Wait, progress: Progress) -> bool:
+def _should_judge(wait: PendingWait, progress: ConversationProgress) -> bool:
     judged = wait.judged
     has_news = judged is None or (judged.last_id, judged.updated_ms) != (progress.last_id, progress.updated_ms)
     return has_news and wait.until.may_be_met(progress.state)
@@ -310,7 +314,7 @@ class Ends:
     def __init__(self, watcher: Watcher, until: Until) -> None:
         self._watcher = watcher
         self._until = until
-        self._waits: dict[str, _Wait] = {}
+        self._waits: dict[str, PendingWait] = {}
         self._queue: asyncio.Queue[tuple[str, Summary | Exception] | None] = asyncio.Queue()
         self._is_complete = False
 
@@ -328,7 +332,7 @@ class Ends:
             def take(end: End | Exception) -> None:
                 self._queue.put_nowait((conversation_id, end.summary if isinstance(end, End) else end))
 
-            self._waits[conversation_id] = self._watcher._add(conversation_id, _Wait(self._until, take, None))  # noqa: SLF001
+            self._waits[conversation_id] = self._watcher._add(conversation_id, PendingWait(self._until, take, None))  # noqa: SLF001
 
     def complete(self) -> None:
         """Declare that no more conversations will be added."""

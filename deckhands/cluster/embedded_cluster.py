@@ -18,27 +18,27 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from broker.coordination import members
+from broker.coordination import list_members
 from broker.runtime import (
     BEAT,
     CONTROLLER,
-    DOOR,
     EXIT_STORE_REPLACED,
     EXIT_USAGE,
+    INGRESS,
     JOBS,
     SYSTEM_CLOCK,
     TOOLS,
-    Child,
+    ChildProcess,
     Clock,
     DeckhandsError,
     StoreReplaced,
-    joined_paths,
-    last_lines,
-    rotate,
-    worker_environment,
+    join_paths,
+    make_worker_environment,
+    read_last_lines,
+    rotate_log,
 )
 from broker.store import SPACE_FOR_LOG_BYTES, EmbeddedValkey, Store, open_store
-from deckhands.cluster.home import disk_full
+from deckhands.cluster.home import make_disk_full_error
 
 QUICK_END_SECONDS = 10.0
 """A worker that ends sooner than this after its start counts as failed to start."""
@@ -53,7 +53,7 @@ DISK_CHECK_SECONDS = 1.0
 MODULES = {
     CONTROLLER: "controller_worker",
     TOOLS: "tool_worker",
-    DOOR: "deckhands.ingress",
+    INGRESS: "deckhands.ingress",
     JOBS: "deckhands.operations.jobs",
     BEAT: "deckhands.operations.jobs.beat",
 }
@@ -71,7 +71,7 @@ class WorkerKeepsFailing(DeckhandsError):
 
 
 @dataclass(slots=True)
-class Worker:
+class ClusterWorker:
     """A worker slot of the cluster, filled by one process at a time.
 
     Attributes:
@@ -82,7 +82,7 @@ class Worker:
     name: str
     role: str
     log: Path
-    child: Child | None = None
+    child: ChildProcess | None = None
     log_begins: int = 0
     replaced: int = 0
     quick_ends: int = 0
@@ -95,11 +95,11 @@ class ClusterSpec:
 
     Attributes:
         directory: Directory of its store, logs and workspaces.
-        environment: Variables passed to its workers besides those set here, see `worker_environment`.
+        environment: Variables passed to its workers besides those set here, see `make_worker_environment`.
         port: Port of 127.0.0.1 where the store is also offered; None for no port.
         workspace_roots: Directories below which conversations may name their workspace.
         ready_seconds: How long to wait for workers before slow ones are reported.
-        is_private: Whether all conversations belong to the user who starts it, who may use any model and any script.
+        is_private: Whether all conversations belong to its starting user, with access to any model and any script.
             False for a cluster that accepts work from elsewhere.
         gives_up: Whether a worker that keeps failing ends the cluster; otherwise it is retried forever.
         commands: Command line of a worker, by role.
@@ -108,7 +108,7 @@ class ClusterSpec:
     directory: Path
     controllers: int = 1
     tools: int = 1
-    doors: int = 0
+    ingresses: int = 0
     jobs: int = 0
     beats: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Cluster:
         self.spec = spec
         self.logs = spec.directory / "logs"
         self.store = EmbeddedValkey(spec.directory / "valkey", port=spec.port)
-        self.workers = {worker.name: worker for worker in self._places()}
+        self.workers = {worker.name: worker for worker in self._make_workers()}
         self._on_notice = on_notice
         self._clock = clock
         self._watches: list[asyncio.Task[None]] = []
@@ -152,13 +152,14 @@ class Cluster:
         self.logs.mkdir(exist_ok=True)
         (self.spec.directory / "node").mkdir(exist_ok=True)
         for worker in self.workers.values():
-            self._fill(worker)
+            self._start_worker(worker)
         self._watches = [
-            asyncio.create_task(self._keep_store_up(), name="watch store"),
+            asyncio.create_task(self._supervise_store(), name="watch store"),
             asyncio.create_task(self._watch_disk(), name="watch disk"),
         ]
         self._watches += [
-            asyncio.create_task(self._keep_up(worker), name=f"watch {worker.name}") for worker in self.workers.values()
+            asyncio.create_task(self._supervise(worker), name=f"watch {worker.name}")
+            for worker in self.workers.values()
         ]
 
     async def stop(self) -> None:
@@ -209,21 +210,21 @@ class Cluster:
         for worker in slow:
             self._on_notice(
                 f"{worker.name} has not started after {self.spec.ready_seconds:g} s; it joins when it is ready. Its "
-                f"log is {worker.log}{_last_words(worker)}"
+                f"log is {worker.log}{_read_last_words(worker)}"
             )
         if slow:
-            self._watches.append(asyncio.create_task(self._name_late(slow), name="watch late workers"))
+            self._watches.append(asyncio.create_task(self._report_late(slow), name="watch late workers"))
 
-    async def _find_unready(self, store: Store) -> list[Worker]:
+    async def _find_unready(self, store: Store) -> list[ClusterWorker]:
         """Return the workers without a heartbeat. Heartbeats of an earlier cluster may still exist."""
-        alive = {member.worker_id.split("-")[-2] for member in await members(store) if member.left_seconds > 0}
+        alive = {member.worker_id.split("-")[-2] for member in await list_members(store) if member.left_seconds > 0}
         return [
             worker
             for worker in self.workers.values()
             if worker.role != BEAT and (worker.child is None or str(worker.child.pid) not in alive)
         ]
 
-    async def _name_late(self, slow: list[Worker]) -> None:
+    async def _report_late(self, slow: list[ClusterWorker]) -> None:
         """Report each slow worker once it is ready."""
         store = await open_store(self.url, patience_seconds=None, opening_seconds=None, deploys=False)
         try:
@@ -237,17 +238,25 @@ class Cluster:
         finally:
             await store.aclose()
 
-    def _places(self) -> list[Worker]:
+    def _make_workers(self) -> list[ClusterWorker]:
         spec = self.spec
-        counts = {CONTROLLER: spec.controllers, TOOLS: spec.tools, DOOR: spec.doors, JOBS: spec.jobs, BEAT: spec.beats}
+        counts = {
+            CONTROLLER: spec.controllers,
+            TOOLS: spec.tools,
+            INGRESS: spec.ingresses,
+            JOBS: spec.jobs,
+            BEAT: spec.beats,
+        }
         names = [(role, f"{role}-{number}") for role, count in counts.items() for number in range(1, count + 1)]
-        return [Worker(name, role, self.logs / f"{name}.log") for role, name in names]
+        return [ClusterWorker(name, role, self.logs / f"{name}.log") for role, name in names]
 
-    def _fill(self, worker: Worker) -> None:
-        rotate(worker.log)
+    def _start_worker(self, worker: ClusterWorker) -> None:
+        rotate_log(worker.log)
         worker.log_begins = worker.log.stat().st_size if worker.log.exists() else 0
         worker.started = self._clock.monotonic()
-        worker.child = Child.start(self.spec.commands[worker.role], log=worker.log, env=self._environment(worker.role))
+        worker.child = ChildProcess.start(
+            self.spec.commands[worker.role], log=worker.log, env=self._environment(worker.role)
+        )
 
     def _environment(self, role: str) -> dict[str, str]:
         directory = self.spec.directory
@@ -261,30 +270,30 @@ class Cluster:
             "DECKHANDS_NODE": node_name(directory),
             "DECKHANDS_NODE_DIR": str(directory / "node"),
             "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",
-            "DECKHANDS_WORKSPACE_ROOTS": joined_paths(self.spec.workspace_roots),
+            "DECKHANDS_WORKSPACE_ROOTS": join_paths(self.spec.workspace_roots),
         }
-        return worker_environment(role, whole)
+        return make_worker_environment(role, whole)
 
-    async def _keep_up(self, worker: Worker) -> None:
+    async def _supervise(self, worker: ClusterWorker) -> None:
         while True:
             assert worker.child is not None
             status = await worker.child.wait()
             if status == EXIT_STORE_REPLACED:
-                self._stays_down(worker)
+                self._report_stopped(worker)
                 return
             is_quick = self._clock.monotonic() - worker.started < QUICK_END_SECONDS
             worker.quick_ends = worker.quick_ends + 1 if is_quick else 0
             if self.spec.gives_up and (worker.quick_ends >= QUICK_ENDS_LIMIT or status == EXIT_USAGE):
-                self._fail(_keeps_failing(worker, status))
+                self._fail(_make_failure(worker, status))
                 return
-            ending = _last_words(worker) if is_quick else ""
+            ending = _read_last_words(worker) if is_quick else ""
             self._on_notice(f"{worker.name} ended with {_status_name(status)}; starting it again{ending}")
             await self._pause(worker.quick_ends)
             with suppress(OSError):  # temporarily out of memory or disk: counted as another quick end
-                self._fill(worker)
+                self._start_worker(worker)
                 worker.replaced += 1
 
-    def _stays_down(self, worker: Worker) -> None:
+    def _report_stopped(self, worker: ClusterWorker) -> None:
         """Report a worker whose store was replaced. A restart would run its conversations again from the start."""
         error = StoreReplaced(
             f"The worker {worker.name} stopped and stays down: the store was emptied or replaced while it worked.",
@@ -294,7 +303,7 @@ class Cluster:
         if self.spec.gives_up:
             self._fail(error)
 
-    async def _keep_store_up(self) -> None:
+    async def _supervise_store(self) -> None:
         failures = 0
         while True:
             status = await self.store.child.wait()
@@ -316,7 +325,7 @@ class Cluster:
         while True:
             is_full = shutil.disk_usage(self.spec.directory).free < SPACE_FOR_LOG_BYTES
             if is_full and not was_full:
-                error = disk_full(self.spec.directory)
+                error = make_disk_full_error(self.spec.directory)
                 if self.spec.gives_up:
                     self._fail(error)
                     return
@@ -343,14 +352,14 @@ def _status_name(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f"status {status}"
 
 
-def _last_words(worker: Worker) -> str:
+def _read_last_words(worker: ClusterWorker) -> str:
     """Return the end of a worker's log as a suffix for a sentence, or "" if it is empty."""
-    ending = last_lines(worker.log, after=worker.log_begins, limit=LAST_WORDS_LINES).strip()
+    ending = read_last_lines(worker.log, after=worker.log_begins, limit=LAST_WORDS_LINES).strip()
     return f": {ending}" if ending else ""
 
 
-def _keeps_failing(worker: Worker, status: int) -> WorkerKeepsFailing:
-    last = last_lines(worker.log, after=worker.log_begins, limit=1).strip()
+def _make_failure(worker: ClusterWorker, status: int) -> WorkerKeepsFailing:
+    last = read_last_lines(worker.log, after=worker.log_begins, limit=1).strip()
     return WorkerKeepsFailing(
         f"The worker {worker.name} keeps last right after its start ({_status_name(status)}): {last or 'no message'}",
         remedy=f"Its log is {worker.log}.",

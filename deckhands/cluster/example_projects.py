@@ -40,7 +40,7 @@ class Example:
         return directory
 
 
-def examples() -> list[Example]:
+def load_examples() -> list[Example]:
     """Return the examples by name.
 
     Raises:

@@ -57,7 +57,7 @@ class Home:
         try:
             return self.run_folder(conversation_id).is_dir()
         except OSError as error:
-            raise self._unusable(self.path, error) from error
+            raise self._make_unusable_error(self.path, error) from error
 
     def run_folders(self) -> list[Path]:
         """Return the folders of all runs, newest first.
@@ -70,7 +70,7 @@ class Home:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise self._unusable(self.path, error) from error
+            raise self._make_unusable_error(self.path, error) from error
 
     def prepare(self, folder: Path) -> None:
         """Create a folder in it.
@@ -80,13 +80,13 @@ class Home:
             StoreUnavailable: The disk is full.
         """
         try:
-            with _reporting_full_disk(folder):
+            with _report_full_disk(folder):
                 self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise self._unusable(folder, error) from error
+            raise self._make_unusable_error(folder, error) from error
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise self._unusable(folder, PermissionError(errno.EACCES, "it cannot be written"))
+            raise self._make_unusable_error(folder, PermissionError(errno.EACCES, "it cannot be written"))
 
     @property
     def cluster_url(self) -> str | None:
@@ -100,10 +100,10 @@ class Home:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise self._unusable(self.path, error) from error
+            raise self._make_unusable_error(self.path, error) from error
 
     @contextmanager
-    def announced(self, url: str) -> Iterator[None]:
+    def announce(self, url: str) -> Iterator[None]:
         """Publish the cluster's URL to other terminals while the block runs."""
         with os.fdopen(os.open(self.cluster_url_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(url + "\n")
@@ -122,14 +122,14 @@ class Home:
         return EmbeddedValkey(self.run_folder(conversation_id) / "valkey").url
 
     @staticmethod
-    def _unusable(folder: Path, error: OSError) -> UsageError:
+    def _make_unusable_error(folder: Path, error: OSError) -> UsageError:
         return UsageError(
             f"The directory {folder} cannot be used: {error.strerror}.",
             remedy="Make it writable, or set DECKHANDS_HOME to another directory.",
         )
 
 
-def disk_full(folder: Path) -> StoreUnavailable:
+def make_disk_full_error(folder: Path) -> StoreUnavailable:
     """Return the error for a folder on a full disk."""
     return StoreUnavailable(
         f"The disk is full: nothing can be written in {folder}.",
@@ -137,30 +137,30 @@ def disk_full(folder: Path) -> StoreUnavailable:
     )
 
 
-class Supervised(UsageError):
+class AlreadySupervised(UsageError):
     """Another process supervises the folder."""
 
 
 @contextmanager
-def supervising(folder: Path, what: str) -> Iterator[None]:
+def supervise(folder: Path, what: str) -> Iterator[None]:
     """Hold a folder's supervisor lock while the block runs. The kernel releases it if this process dies.
 
     Raises:
         Supervised: Another process holds it; the text has its pid.
         StoreUnavailable: The disk is full.
     """
-    with _reporting_full_disk(folder):
+    with _report_full_disk(folder):
         lock = os.open(folder / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             pid = os.pread(lock, 16, 0).decode().strip()
-            raise Supervised(
+            raise AlreadySupervised(
                 f"{what} is already running in {folder} (pid {pid}).",
                 remedy=f"Stop it with `kill {pid}`, or set DECKHANDS_HOME to another directory.",
             ) from error
-        with _reporting_full_disk(folder):
+        with _report_full_disk(folder):
             os.pwrite(lock, f"{os.getpid()}\n".encode().ljust(16), 0)
         yield
     finally:
@@ -168,10 +168,10 @@ def supervising(folder: Path, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _reporting_full_disk(folder: Path) -> Iterator[None]:
+def _report_full_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise disk_full(folder) from error
+            raise make_disk_full_error(folder) from error
         raise

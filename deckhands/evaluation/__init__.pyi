@@ -1,32 +1,36 @@
-from .attempts.catalog import FRESH_SECONDS as FRESH_SECONDS, Catalog as Catalog, Listed as Listed
+from .attempts.catalog import FRESH_SECONDS as FRESH_SECONDS, Catalog as Catalog, EvaluationListing as EvaluationListing
 from .attempts.plan import LABEL as LABEL
 from .attempts.record import PROGRESS as PROGRESS
-from .attempts.results import OUTCOMES as OUTCOMES, Outcome as Outcome, Row as Row, read_results as read_results
-from .attempts.standing import Shown as Shown, Standing as Standing, standing_from as standing_from
+from .attempts.results import OUTCOMES as OUTCOMES, AttemptRow as AttemptRow, Outcome as Outcome
+from .attempts.results import read_results as read_results
+from .attempts.status import AttemptDetails as AttemptDetails, EvaluationStatus as EvaluationStatus
+from .attempts.status import parse_status as parse_status
 from .attempts.statistics import Distribution as Distribution, FailureClass as FailureClass
-from .attempts.statistics import comparison_of as comparison_of, distribution_of as distribution_of
-from .attempts.statistics import failure_classes_of as failure_classes_of, summary_of as summary_of
-from .attempts.steering import MAX_AT_ONCE as MAX_AT_ONCE, Requeue as Requeue, Steering as Steering, Wanted as Wanted
-from .attempts.stopping import Until as Until
-from .carrying_out import Tuning as Tuning, carry_out as carry_out, show as show
+from .attempts.statistics import classify_failures as classify_failures, compare_runs as compare_runs
+from .attempts.statistics import compute_distribution as compute_distribution, compute_summary as compute_summary
+from .attempts.steering import MAX_AT_ONCE as MAX_AT_ONCE, EvaluationSteering as EvaluationSteering, Requeue as Requeue
+from .attempts.steering import StoredSteering as StoredSteering
+from .attempts.stopping import StoppingCriterion as StoppingCriterion
+from .runner import Tuning as Tuning, print_summary as print_summary, run_evaluation as run_evaluation
 from .critic import MAX_SCORE as MAX_SCORE
-from .datasets.dataset import absolute as absolute, read_dataset as read_dataset
+from .datasets.dataset import read_dataset as read_dataset, to_absolute_name as to_absolute_name
 from .datasets.docker_images import DOCKER as DOCKER
-from .datasets.file_trees import MAX_BYTES as MAX_BYTES, MAX_FILES as MAX_FILES, File as File, packed as packed
-from .datasets.file_trees import tree_of as tree_of, without_left_out as without_left_out
-from .datasets.instances import SHIPPED as SHIPPED, left_out_of as left_out_of
-from .datasets.plugins import installed as installed
+from .datasets.file_trees import MAX_BYTES as MAX_BYTES, MAX_FILES as MAX_FILES, TreeFile as TreeFile
+from .datasets.file_trees import pack_tree as pack_tree, read_tree as read_tree, split_left_out as split_left_out
+from .datasets.instances import SHIPPED as SHIPPED, list_left_out as list_left_out
+from .datasets.plugins import list_installed as list_installed
 from .datasets.repositories import is_safe as is_safe
-from .detaching import LOG as LOG, detach as detach, is_driven as is_driven
-from .directory import RESULTS as RESULTS, SIBLINGS as SIBLINGS, SUMMARY as SUMMARY, Asked as Asked, ask as ask
-from .directory import asked_in as asked_in, write_report as write_report
-from .evaluating import ROWS as ROWS, model_here as model_here, repositories_here as repositories_here
-from .evaluation import AGENTS_FAULT as AGENTS_FAULT, LIMITS as LIMITS
-from .exports.atif import atif_of as atif_of
-from .exports.dialogue import Dialogue as Dialogue, dialogue_of as dialogue_of
-from .exports.inspect_log import inspect_log_of as inspect_log_of, inspect_message as inspect_message
-from .exports.predictions import prediction_of as prediction_of
-from .exports.sft import sft_of as sft_of
-from .reaching import in_store as in_store, named as named
-from .redoing import check_redo as check_redo, redo_option as redo_option
-from .siblings import Scoring as Scoring, asked_of as asked_of, compared as compared
+from .detached_runs import LOG as LOG, detach as detach, is_driven as is_driven
+from .directory import RESULTS as RESULTS, SIBLINGS as SIBLINGS, SUMMARY as SUMMARY
+from .directory import EvaluationRequest as EvaluationRequest, load_request as load_request
+from .directory import record_request as record_request, write_report as write_report
+from .evaluating import ROWS as ROWS, resolve_model as resolve_model, resolve_repositories as resolve_repositories
+from .evaluation import AGENT_FAULT_CODES as AGENT_FAULT_CODES, LIMITS as LIMITS
+from .exports.atif import to_atif as to_atif
+from .exports.dialogue import Dialogue as Dialogue, to_dialogue as to_dialogue
+from .exports.inspect_log import to_inspect_log as to_inspect_log, to_inspect_message as to_inspect_message
+from .exports.predictions import to_prediction as to_prediction
+from .exports.sft import to_sft as to_sft
+from .store_access import find_evaluation as find_evaluation, run_in_store as run_in_store
+from .redo import check_redo as check_redo, redo_option as redo_option
+from .siblings import Scoring as Scoring, build_request as build_request, compare_siblings as compare_siblings

@@ -16,7 +16,7 @@ _ONE_NUMBER = re.compile(r"[^,]*|\D*\d{1,3}(,\d{3})+(\.\d*)?\D*")
 """A text whose commas, if any, separate thousands."""
 
 
-def answer_in(message: str) -> str:
+def find_answer(message: str) -> str:
     """Return the text after the last `FINAL ANSWER:`, or the whole message."""
     *before, last = FINAL.split(message)
     return last.strip(_MARKS) if before else last.strip()
@@ -34,9 +34,9 @@ def is_same(given: str, expected: str) -> bool:
     if re.search(r"[,;]", expected):
         ours, theirs = re.split(r"[,;]", given), re.split(r"[,;]", expected)
         return len(ours) == len(theirs) and all(is_same(*pair) for pair in zip(ours, theirs, strict=True))
-    if _plain(expected):
-        return _plain(given) == _plain(expected)
-    return _words(given) == _words(expected)
+    if _normalize(expected):
+        return _normalize(given) == _normalize(expected)
+    return _strip_articles(given) == _strip_articles(expected)
 
 
 def _number(text: str) -> float | None:
@@ -46,12 +46,12 @@ def _number(text: str) -> float | None:
     return None
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     without = _ARTICLES.sub(" ", text.lower())
     return "".join(char for char in without if char not in string.punctuation and not char.isspace())
 
 
-def _words(text: str) -> str:
+def _strip_articles(text: str) -> str:
     """Return a text without articles, and without punctuation unless nothing is left then."""
     lowered = "".join(text.lower().split())
     return "".join(char for char in lowered if char not in string.punctuation) or lowered

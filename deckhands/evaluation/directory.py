@@ -18,14 +18,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from broker.runtime import UsageError, new_conversation_id, new_key
-from deckhands.client import Point
+from deckhands.client import ForkPoint
 from deckhands.evaluation.attempts.results import read_results
-from deckhands.evaluation.attempts.statistics import summary_of
+from deckhands.evaluation.attempts.statistics import compute_summary
 from deckhands.evaluation.datasets.dataset import read_dataset
-from deckhands.evaluation.datasets.instances import Instance, selected
-from deckhands.evaluation.report import html_of
+from deckhands.evaluation.datasets.instances import Instance, select_instances
+from deckhands.evaluation.report import render_html
 
-ASKED, RESULTS, SUMMARY, REPORT, SCRIPTS = (
+REQUEST, RESULTS, SUMMARY, REPORT, SCRIPTS = (
     *("evaluation.json", "results.jsonl", "summary.json"),
     *("report.html", "scripts"),
 )
@@ -33,7 +33,7 @@ SIBLINGS = "siblings"
 """The displayed dataset of siblings that only a critic scores."""
 
 
-class Asked(BaseModel):
+class EvaluationRequest(BaseModel):
     """The part of a request that determines its attempts; see the options of `deckhands eval run`.
 
     Attributes:
@@ -69,11 +69,11 @@ class Asked(BaseModel):
     def instances(self) -> list[Instance]:
         """Return the instances to evaluate. Raises the errors of `read_dataset` and `selected`."""
         if not self.dataset:
-            name = Point.parse(self.origin).conversation_id
+            name = ForkPoint.parse(self.origin).conversation_id
             return [Instance(name, f"Continue {name}.")]
         file = Path(self.dataset)
         found = _read(self.dataset, self.repositories, file.stat().st_mtime_ns if file.is_file() else new_key())
-        return selected(found, only=self.only, part=self.part, shuffle=self.shuffle, seed=self.seed)
+        return select_instances(found, only=self.only, part=self.part, shuffle=self.shuffle, seed=self.seed)
 
 
 @lru_cache(maxsize=1)
@@ -82,7 +82,7 @@ def _read(dataset: str, repositories: str | None, _version: object) -> list[Inst
     return read_dataset(dataset, repositories=None if repositories is None else Path(repositories))
 
 
-def ask(directory: Path, asked: Asked) -> Asked:
+def record_request(directory: Path, asked: EvaluationRequest) -> EvaluationRequest:
     """Record a request. If the same request is already recorded, return that one, with its name.
 
     If several commands do this at once, the request of one is recorded.
@@ -90,15 +90,15 @@ def ask(directory: Path, asked: Asked) -> Asked:
     Raises:
         UsageError: the directory has another evaluation, or cannot be written.
     """
-    path = directory / ASKED
+    path = directory / REQUEST
     if not path.exists():
         asked = asked.model_copy(update={"name": new_conversation_id()})
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            _place(_draft(path, asked.model_dump_json(indent=2) + "\n"), path)
+            _publish_draft(_draft(path, asked.model_dump_json(indent=2) + "\n"), path)
         except OSError as error:
             raise UsageError(f"{directory} cannot be written: {error.strerror}.", remedy="Name another one.") from error
-    earlier = asked_in(directory)
+    earlier = load_request(directory)
     if earlier != asked.model_copy(update={"name": earlier.name}):
         raise UsageError(
             f"{directory} has another evaluation.",
@@ -107,15 +107,15 @@ def ask(directory: Path, asked: Asked) -> Asked:
     return earlier
 
 
-def asked_in(directory: Path) -> Asked:
+def load_request(directory: Path) -> EvaluationRequest:
     """Return the request of an evaluation.
 
     Raises:
         UsageError: the directory has none.
     """
-    path = directory / ASKED
+    path = directory / REQUEST
     try:
-        return Asked.model_validate_json(path.read_bytes())
+        return EvaluationRequest.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
         raise UsageError(
             f"{directory} has no evaluation: there is no {path.name}, so nothing was started.",
@@ -149,7 +149,7 @@ def write_scripts(directory: Path, instances: Sequence[Instance]) -> Path:
     return folder
 
 
-def _place(draft: Path, path: Path) -> None:
+def _publish_draft(draft: Path, path: Path) -> None:
     """Rename a draft to its final name, unless another command has created the file."""
     try:
         path.hardlink_to(draft)  # unlike renaming, linking replaces nothing
@@ -174,8 +174,8 @@ def write_report(directory: Path) -> dict[str, Any]:
         UsageError: the rows cannot be read.
     """
     rows = sorted(read_results(directory / RESULTS), key=lambda row: row.key)
-    summary = summary_of(rows)
-    page = html_of(f"Evaluation {directory.resolve().name}", rows)
+    summary = compute_summary(rows)
+    page = render_html(f"Evaluation {directory.resolve().name}", rows)
     for name, text in ((SUMMARY, json.dumps(summary, indent=2) + "\n"), (REPORT, page)):
         _draft(directory / name, text).replace(directory / name)
     return summary

@@ -18,16 +18,16 @@ from anyio.from_thread import start_blocking_portal
 
 from broker.contract import AgentSpec, Limits
 from broker.runtime import UsageError
-from deckhands.client import with_script_here
-from deckhands.evaluation.attempts.record import Record
-from deckhands.evaluation.attempts.results import Results, Row
-from deckhands.evaluation.carrying_out import SCRIPTED, Tuning, evaluate_plan, plan_of
-from deckhands.evaluation.datasets.dataset import absolute
+from deckhands.client import resolve_script_path
+from deckhands.evaluation.attempts.record import ProgressRecord
+from deckhands.evaluation.attempts.results import AttemptRow, Results
+from deckhands.evaluation.datasets.dataset import to_absolute_name
 from deckhands.evaluation.datasets.docker_images import DOCKER
-from deckhands.evaluation.datasets.instances import left_out_of
-from deckhands.evaluation.directory import ASKED, RESULTS, Asked, ask, write_report
-from deckhands.evaluation.redoing import check_redo
-from deckhands.settings import FaceSettings
+from deckhands.evaluation.datasets.instances import list_left_out
+from deckhands.evaluation.directory import REQUEST, RESULTS, EvaluationRequest, record_request, write_report
+from deckhands.evaluation.redo import check_redo
+from deckhands.evaluation.runner import SCRIPTED, Tuning, build_plan, evaluate_plan
+from deckhands.settings import CliSettings
 
 _log = logging.getLogger(__name__)
 
@@ -78,13 +78,13 @@ async def evaluate_async(
         StoreError: the cluster cannot be reached; call it again.
     """
     directory = Path(out)
-    names = _names(models)
+    names = _check_names(models)
     limits = Limits() if limits is None else limits
-    mirrors = None if repositories is None else repositories_here(repositories)
-    asked = Asked(
+    mirrors = None if repositories is None else resolve_repositories(repositories)
+    asked = EvaluationRequest(
         name="",
-        dataset=_written(dataset, directory),
-        models=tuple(map(model_here, names)),
+        dataset=_write_rows(dataset, directory),
+        models=tuple(map(resolve_model, names)),
         attempts=attempts,
         agent=agent,
         max_iterations=limits.max_iterations,
@@ -99,28 +99,28 @@ async def evaluate_async(
     )
     tuning = Tuning(at_once=concurrency, budget=budget_usd, retries=retries, until=until, redo=tuple(redo))
     instances = asked.instances()
-    for line in left_out_of(instances):
+    for line in list_left_out(instances):
         _log.warning("%s", line)
     check_redo(redo, instances)
     tuning.check(len(names), attempts)
-    asked = ask(directory, asked)
-    plan = plan_of(directory, asked, tuning)
-    settings = FaceSettings.from_env()
+    asked = record_request(directory, asked)
+    plan = build_plan(directory, asked, tuning)
+    settings = CliSettings.from_env()
     if cluster is not None:
         named = {"DECKHANDS_URL": cluster, "DECKHANDS_URL_FILE": ""}
         settings = replace(settings, url=cluster, environment={**settings.environment, **named})
-    with Results(directory / RESULTS) as results, Record(directory) as record:
+    with Results(directory / RESULTS) as results, ProgressRecord(directory) as record:
 
-        def keep(row: Row) -> None:
-            record.row(row)
+        def keep(row: AttemptRow) -> None:
+            record.add_row(row)
             on_row(row.model_dump())
 
         place = asked.home or asked.name
-        await evaluate_plan(settings, place, plan, results, tuning=tuning, on_row=keep, on_standing=record.standing)
+        await evaluate_plan(settings, place, plan, results, tuning=tuning, on_row=keep, on_standing=record.add_status)
     return dict(write_report(directory))
 
 
-def _names(models: str | Sequence[str]) -> list[str]:
+def _check_names(models: str | Sequence[str]) -> list[str]:
     names = [models] if isinstance(models, str) else list(models)
     if not names or not all(names) or len(set(names)) < len(names):
         raise UsageError("The argument models is empty, or has a name twice.", remedy="Pass one name, or several.")
@@ -142,12 +142,12 @@ evaluate = _blocking(evaluate_async)
 """The blocking variant, for programs that are not asynchronous."""
 
 
-def repositories_here(place: str | PathLike[str]) -> str:
+def resolve_repositories(place: str | PathLike[str]) -> str:
     """Return the location of repositories, independent of the working directory; `docker` is not a directory."""
     return DOCKER if str(place) == DOCKER else str(Path(place).resolve())
 
 
-def model_here(model: str) -> str:
+def resolve_model(model: str) -> str:
     """Return a model's name for workers: the path of a script becomes absolute.
 
     Raises:
@@ -156,14 +156,14 @@ def model_here(model: str) -> str:
     if model == SCRIPTED:
         return model
     agent = AgentSpec()
-    spec = with_script_here(agent.model_copy(update={"llm": agent.llm.model_copy(update={"model": model})}))
+    spec = resolve_script_path(agent.model_copy(update={"llm": agent.llm.model_copy(update={"model": model})}))
     return spec.llm.model or model
 
 
-def _written(dataset: Dataset, directory: Path) -> str:
+def _write_rows(dataset: Dataset, directory: Path) -> str:
     """Return the name of a dataset; rows are written into the directory first."""
     if isinstance(dataset, str | PathLike):
-        return absolute(str(dataset))
+        return to_absolute_name(str(dataset))
     try:
         text = "".join(json.dumps(dict(row), sort_keys=True) + "\n" for row in dataset)
     except (TypeError, ValueError) as error:
@@ -171,7 +171,7 @@ def _written(dataset: Dataset, directory: Path) -> str:
             f"The argument dataset has a row that is not JSON: {error}.", remedy="Pass mappings."
         ) from error
     path = directory / ROWS
-    if (directory / ASKED).exists() and path.exists() and path.read_text(encoding="utf-8") != text:
+    if (directory / REQUEST).exists() and path.exists() and path.read_text(encoding="utf-8") != text:
         raise UsageError(f"{directory} has another evaluation.", remedy="Name another directory with out.")
     try:
         directory.mkdir(parents=True, exist_ok=True)

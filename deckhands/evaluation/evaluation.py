@@ -26,28 +26,28 @@ from broker.contract import (
     WorkspaceSpec,
 )
 from broker.coordination import WorkspaceOrders
-from broker.log import Progress
-from broker.runtime import AdmissionRefused, DeckhandsError, UsageError, jitter
-from deckhands.client import MAX_TITLE, UNREADABLE, Client, End, Point, TooLarge, Until, conversation_id_of
-from deckhands.evaluation.answers import answer_in, is_same
-from deckhands.evaluation.attempts.driver import Driver, OnRow, OnStanding
+from broker.log import ConversationProgress
+from broker.runtime import AdmissionRefused, DeckhandsError, UsageError, draw_jitter
+from deckhands.client import MAX_TITLE, UNREADABLE, Client, End, ForkPoint, TooLarge, Until, derive_conversation_id
+from deckhands.evaluation.answers import find_answer, is_same
+from deckhands.evaluation.attempts.driver import Driver, OnRow, OnStatus
+from deckhands.evaluation.attempts.in_flight import AttemptInFlight
 from deckhands.evaluation.attempts.plan import LABEL
 from deckhands.evaluation.attempts.plan import Attempt as Attempt  # noqa: PLC0414  (callers get it from here)
-from deckhands.evaluation.attempts.plan import Plan as Plan  # noqa: PLC0414  (the same)
-from deckhands.evaluation.attempts.results import CHECK_FAILED, CRITIC_FAILED, Outcome, Results, Row
-from deckhands.evaluation.attempts.times import times_of
-from deckhands.evaluation.attempts.under_way import UnderWay
+from deckhands.evaluation.attempts.plan import EvaluationPlan as EvaluationPlan  # noqa: PLC0414  (the same)
+from deckhands.evaluation.attempts.results import CHECK_FAILED, CRITIC_FAILED, AttemptRow, Outcome, Results
+from deckhands.evaluation.attempts.times import compute_times
 from deckhands.evaluation.critic import LIMITS as CRITIC_LIMITS
-from deckhands.evaluation.critic import critic_agent, question_about, to_judge, verdict_of
-from deckhands.evaluation.datasets.file_trees import MAX_BYTES, File, Tree, packed, patch_between, tree_of
+from deckhands.evaluation.critic import build_critic_files, critic_agent, parse_verdict, render_question
+from deckhands.evaluation.datasets.file_trees import MAX_BYTES, Tree, TreeFile, make_patch, pack_tree, read_tree
 from deckhands.evaluation.datasets.instances import Instance, ScorerFailed
-from deckhands.evaluation.scoring import may_count, to_check, work_of
-from deckhands.evaluation.siblings import Shared, shared_by
+from deckhands.evaluation.scoring import build_check_files, compute_work, may_count
+from deckhands.evaluation.siblings import SharedHistory, compute_shared
 
 CHECK_SECONDS = 600.0
 READ_AT_ONCE = 4
 """How many workspaces' files are read at once; each may have 64 MiB."""
-BEGUN_AT_ONCE = 32
+STARTED_AT_ONCE = 32
 """The number of conversations submitted at once, which bounds the memory for submissions."""
 BACK_OFF_SECONDS = 5.0
 LONGEST_BACK_OFF_SECONDS = 120.0
@@ -62,15 +62,17 @@ LOST = "conversation_lost"
 
 LIMITS = {"max_iterations": "iterations", "max_budget": "budget", "max_tokens": "tokens", "max_time": "time"}
 """The limits, by the code of the error in which a conversation ends when it reaches one."""
-AGENTS_FAULT = frozenset({"goal_not_reached", "output_not_valid", "stuck_in_loop", "context_window", "content_policy"})
+AGENT_FAULT_CODES = frozenset(
+    {"goal_not_reached", "output_not_valid", "stuck_in_loop", "context_window", "content_policy"}
+)
 """Codes of errors that the agent caused; all others are the infrastructure's."""
 
 
-class Infrastructure(Exception):
+class InfrastructureFailed(Exception):
     """A failure of the infrastructure, not of the agent; `code` is its class."""
 
 
-class Unreadable(Exception):
+class UnreadableFiles(Exception):
     """Files of an instance cannot be read; the text has the reason."""
 
 
@@ -80,20 +82,20 @@ class Evaluation:
     def __init__(
         self,
         client: Client,
-        plan: Plan,
+        plan: EvaluationPlan,
         results: Results,
         *,
         on_row: OnRow = lambda _: None,
-        on_standing: OnStanding = lambda _: None,
+        on_standing: OnStatus = lambda _: None,
     ) -> None:
         self._client = client
         self._driver = Driver(client, plan, results, self._attempt, on_row=on_row, on_standing=on_standing)
-        self._shared: Shared | None = None
+        self._shared: SharedHistory | None = None
         self._reading = asyncio.Semaphore(READ_AT_ONCE)
-        self._beginning = asyncio.Semaphore(BEGUN_AT_ONCE)
+        self._beginning = asyncio.Semaphore(STARTED_AT_ONCE)
 
     @property
-    def _plan(self) -> Plan:
+    def _plan(self) -> EvaluationPlan:
         return self._driver.plan
 
     async def run(self) -> None:
@@ -105,58 +107,58 @@ class Evaluation:
         """
         await self._driver.run()
 
-    async def _attempt(self, one: UnderWay) -> Row:
+    async def _attempt(self, one: AttemptInFlight) -> AttemptRow:
         while True:
             try:
-                return await self._tried(one)
-            except Unreadable as error:
-                return one.row("infra-abandoned", FILES_UNREADABLE).model_copy(update={"evidence": str(error)})
-            except Infrastructure as failure:
+                return await self._try_attempt(one)
+            except UnreadableFiles as error:
+                return one.build_row("infra-abandoned", FILES_UNREADABLE).model_copy(update={"evidence": str(error)})
+            except InfrastructureFailed as failure:
                 one.failures.append(str(failure))
                 if len(one.failures) > self._plan.retries:
-                    return one.row("infra-abandoned", cause=one.failures[-1])
+                    return one.build_row("infra-abandoned", cause=one.failures[-1])
                 one.lost_cost_usd = round(one.spent_usd, 8)
-                one.seen = Progress()
-                one.judged = Progress()
+                one.seen = ConversationProgress()
+                one.judged = ConversationProgress()
                 one.phase = "waits"
                 await _back_off(len(one.failures))
 
-    async def _tried(self, one: UnderWay) -> Row:
+    async def _try_attempt(self, one: AttemptInFlight) -> AttemptRow:
         """Start an attempt, or find the started one; wait for it and score it.
 
         Raises:
             Infrastructure: the result says nothing about the agent.
         """
         one.phase = "begins"
-        one.seen = Progress()
-        one.judged = Progress()
+        one.seen = ConversationProgress()
+        one.judged = ConversationProgress()
         async with self._beginning:
             begun_with = await _read(one.attempt.instance.files)
-            await self._begin(one, begun_with)
+            await self._start(one, begun_with)
         one.phase = "works"
-        settled = await self._end(one.conversation_id, one.seen)
+        settled = await self._wait_for_end(one.conversation_id, one.seen)
         summary = settled.summary
         one.seen.cost_usd, one.seen.iterations = summary.cost_usd, summary.iterations
         match summary.state:
             case AgentState.REJECTED:
-                return self._row(one, "refused", settled, evidence=summary.message)
+                return self._build_row(one, "refused", settled, evidence=summary.message)
             case AgentState.ERROR if summary.error_code in LIMITS:
-                return self._row(one, "limit", settled, cause=LIMITS[summary.error_code])
-            case AgentState.ERROR if summary.error_code not in AGENTS_FAULT:
-                raise Infrastructure(summary.error_code or "error")
+                return self._build_row(one, "limit", settled, cause=LIMITS[summary.error_code])
+            case AgentState.ERROR if summary.error_code not in AGENT_FAULT_CODES:
+                raise InfrastructureFailed(summary.error_code or "error")
             case AgentState.STOPPED:
-                raise Infrastructure("stopped")
+                raise InfrastructureFailed("stopped")
         one.phase = "is scored"
-        return await self._scored(one, settled, begun_with)
+        return await self._score(one, settled, begun_with)
 
-    async def _begin(self, one: UnderWay, begun_with: dict[str, File]) -> None:
+    async def _start(self, one: AttemptInFlight, begun_with: dict[str, TreeFile]) -> None:
         plan = self._plan
         attempt = one.attempt
         instance = one.attempt.instance
         try:
-            workspace, upload = await _uploaded(begun_with, network=plan.network, image=instance.image)
+            workspace, upload = await _pack(begun_with, network=plan.network, image=instance.image)
         except TooLarge as error:
-            raise Unreadable(error.message) from error
+            raise UnreadableFiles(error.message) from error
         if plan.pool is not None:
             workspace = workspace.model_copy(update={"pool": plan.pool})
         model = attempt.model
@@ -167,7 +169,7 @@ class Evaluation:
             agent = agent.model_copy(update={"enable_workspace_skills": True})
         earlier = f"r{one.round}.{len(one.failures)}" if one.round else f"{len(one.failures)}"
         key = f"{plan.name}/{attempt.model}/{instance.id}/{attempt.number}/{earlier}"
-        one.conversation_id = conversation_id_of(key)
+        one.conversation_id = derive_conversation_id(key)
         if plan.origin is not None:
             await self._fork(one, plan.origin, agent.llm.model, key)
             return
@@ -175,9 +177,9 @@ class Evaluation:
             key, instance.task, agent, workspace, upload, limits=plan.limits, title=instance.id, images=instance.images
         )
 
-    async def _fork(self, one: UnderWay, origin: Point, model: str | None, key: str) -> None:
+    async def _fork(self, one: AttemptInFlight, origin: ForkPoint, model: str | None, key: str) -> None:
         if self._shared is None:
-            self._shared = (await shared_by(self._client, origin))[1]
+            self._shared = (await compute_shared(self._client, origin))[1]
         one.shared = (self._shared.iterations, self._shared.cost_usd)
         title = f"{one.attempt.instance.id} {one.attempt.number}"
         tenancy = Tenancy(tenant=self._plan.tenant, experiment=self._plan.name, priority="batch")
@@ -194,7 +196,7 @@ class Evaluation:
                     idempotency_key=key,
                 )
             except AdmissionRefused as refused:
-                await asyncio.sleep(refused.retry_after_seconds * (0.5 + jitter()))
+                await asyncio.sleep(refused.retry_after_seconds * (0.5 + draw_jitter()))
             else:
                 return
 
@@ -227,9 +229,9 @@ class Evaluation:
                     idempotency_key=key,
                 )
             except AdmissionRefused as refused:
-                await asyncio.sleep(refused.retry_after_seconds * (0.5 + jitter()))
+                await asyncio.sleep(refused.retry_after_seconds * (0.5 + draw_jitter()))
 
-    async def _end(self, conversation_id: str, seen: Progress | None = None) -> End:
+    async def _wait_for_end(self, conversation_id: str, seen: ConversationProgress | None = None) -> End:
         """Wait for the end of a conversation; a paused one is held by a user and has not ended.
 
         Raises:
@@ -238,54 +240,54 @@ class Evaluation:
         try:
             end = await self._client.watcher.wait(conversation_id, until=Until.RESULT, progress=seen)
         except UNREADABLE as error:
-            raise Infrastructure(LOST) from error
+            raise InfrastructureFailed(LOST) from error
         await WorkspaceOrders(self._client.store).end_sessions(conversation_id, limit_seconds=1.0)
         return end
 
-    async def _scored(self, one: UnderWay, settled: End, begun_with: dict[str, File]) -> Row:
-        answered = await self._answered(one, settled)
+    async def _score(self, one: AttemptInFlight, settled: End, begun_with: dict[str, TreeFile]) -> AttemptRow:
+        answered = await self._score_answer(one, settled)
         if answered is not None and (not self._plan.critic or not answered.counts):
             return answered
         is_answered = answered is not None
-        row = answered or self._row(one, "unresolved", settled)
+        row = answered or self._build_row(one, "unresolved", settled)
         try:
-            return await self._scored_by_files(one, row, settled, begun_with, is_answered=is_answered)
+            return await self._score_files(one, row, settled, begun_with, is_answered=is_answered)
         except TooLarge as error:
             why = f"The workspace: {error.message}"
             return row.model_copy(update={"verdict": why} if is_answered else {"cause": TOO_LARGE, "evidence": why})
 
-    async def _scored_by_files(
-        self, one: UnderWay, row: Row, settled: End, begun_with: dict[str, File], *, is_answered: bool
-    ) -> Row:
+    async def _score_files(
+        self, one: AttemptInFlight, row: AttemptRow, settled: End, begun_with: dict[str, TreeFile], *, is_answered: bool
+    ) -> AttemptRow:
         instance, plan = one.attempt.instance, self._plan
-        hidden = await _read(partial(tree_of, instance.hidden))
+        hidden = await _read(partial(read_tree, instance.hidden))
         async with self._reading:
-            found = await self._files_of(one.conversation_id, begun_with)
-            work = await asyncio.to_thread(work_of, begun_with, found, hidden, instance.check or "")
+            found = await self._read_files(one.conversation_id, begun_with)
+            work = await asyncio.to_thread(compute_work, begun_with, found, hidden, instance.check or "")
             row.left_out = work.names_left_out
-            row.patch = await asyncio.to_thread(patch_between, begun_with, work.tree)
+            row.patch = await asyncio.to_thread(make_patch, begun_with, work.tree)
         if not is_answered and instance.check is not None:
-            row = await self._checked(instance, row, to_check(work, hidden))
+            row = await self._run_check(instance, row, build_check_files(work, hidden))
         if not plan.critic or not row.counts:
             return row
-        return await self._judged(one, row, settled, work.tree, decides=not is_answered and instance.check is None)
+        return await self._run_critic(one, row, settled, work.tree, decides=not is_answered and instance.check is None)
 
-    async def _answered(self, one: UnderWay, settled: End) -> Row | None:
+    async def _score_answer(self, one: AttemptInFlight, settled: End) -> AttemptRow | None:
         """Score the agent's final message; None: the message does not decide the score."""
         instance, said = one.attempt.instance, settled.summary.message
         if instance.judge is not None:
             try:
                 is_right, why = await instance.judge(said)
             except ScorerFailed as error:
-                return self._row(one, "infra-abandoned", settled, cause=error.code, evidence=error.message)
-            return self._row(one, "resolved" if is_right else "unresolved", settled, evidence=why)
+                return self._build_row(one, "infra-abandoned", settled, cause=error.code, evidence=error.message)
+            return self._build_row(one, "resolved" if is_right else "unresolved", settled, evidence=why)
         if instance.answer is None or instance.check is not None:
             return None
-        given = answer_in(said)
+        given = find_answer(said)
         outcome: Outcome = "resolved" if is_same(given, instance.answer) else "unresolved"
-        return self._row(one, outcome, settled, evidence=given)
+        return self._build_row(one, outcome, settled, evidence=given)
 
-    async def _files_of(self, conversation_id: str, begun_with: dict[str, File]) -> dict[str, File]:
+    async def _read_files(self, conversation_id: str, begun_with: dict[str, TreeFile]) -> dict[str, TreeFile]:
         """Return the final files of an agent's workspace.
 
         Raises:
@@ -306,16 +308,16 @@ class Evaluation:
                     return {}
                 if error.code == TOO_LARGE:
                     raise TooLarge(error.message) from error
-                raise Infrastructure(error.code) from error
+                raise InfrastructureFailed(error.code) from error
             try:
-                return await asyncio.to_thread(tree_of, target)
+                return await asyncio.to_thread(read_tree, target)
             except UsageError as error:
                 raise TooLarge(error.message) from error
 
-    async def _checked(self, instance: Instance, row: Row, tree: dict[str, File]) -> Row:
+    async def _run_check(self, instance: Instance, row: AttemptRow, tree: dict[str, TreeFile]) -> AttemptRow:
         """Run the check in a workspace with these files. Idempotent."""
         assert instance.check is not None
-        workspace, upload = await _uploaded(tree, network=False, image=instance.image)
+        workspace, upload = await _pack(tree, network=False, image=instance.image)
         check = instance.whole_check
         agent = AgentSpec(
             name="CheckAgent", llm=LLMSpec(), goal=GoalSpec(check=check, max_refusals=0, timeout_seconds=CHECK_SECONDS)
@@ -323,7 +325,7 @@ class Evaluation:
         for number in range(self._plan.retries + 1):
             key = f"{row.conversation_id}/check/{number}"
             checked_id = await self._submit(key, check, agent, workspace, upload, title=f"Check of {instance.id}")
-            settled = await self._end(checked_id)
+            settled = await self._wait_for_end(checked_id)
             summary = settled.summary
             if summary.state == AgentState.FINISHED or summary.error_code == "goal_not_reached":
                 break
@@ -339,32 +341,38 @@ class Evaluation:
         row.checked_id, row.scoring_seconds = checked_id, summary.duration_seconds
         return row
 
-    async def _judged(self, one: UnderWay, row: Row, settled: End, tree: Tree, *, decides: bool) -> Row:
+    async def _run_critic(
+        self, one: AttemptInFlight, row: AttemptRow, settled: End, tree: Tree, *, decides: bool
+    ) -> AttemptRow:
         """Have a critic judge the work of an attempt, which may decide the score. Idempotent."""
         try:
-            workspace, upload = await _uploaded(to_judge(tree), network=False)
+            workspace, upload = await _pack(build_critic_files(tree), network=False)
         except TooLarge as error:
             more = {"cause": TOO_LARGE} if decides else {}
             return row.model_copy(update={"verdict": f"The workspace: {error.message}", **more})
-        task = question_about(settled.events, settled.summary.message, row.patch)
+        task = render_question(settled.events, settled.summary.message, row.patch)
         agent = critic_agent(self._plan.critic)
         title = f"Critic of {one.attempt.instance.id}"
         for number in range(self._plan.retries + 1):
             key = f"{row.conversation_id}/critic/{number}"
             critic_id = await self._submit(key, task, agent, workspace, upload, title=title, limits=CRITIC_LIMITS)
-            one.judged = Progress()
-            judged = (await self._end(critic_id, one.judged)).summary
+            one.judged = ConversationProgress()
+            judged = (await self._wait_for_end(critic_id, one.judged)).summary
             row.critic_cost_usd = round(row.critic_cost_usd + judged.cost_usd, 8)
             row.has_unknown_cost |= judged.has_unknown_cost
             code = judged.error_code or ""
-            if judged.state in (AgentState.FINISHED, AgentState.REJECTED) or code in LIMITS or code in AGENTS_FAULT:
+            if (
+                judged.state in (AgentState.FINISHED, AgentState.REJECTED)
+                or code in LIMITS
+                or code in AGENT_FAULT_CODES
+            ):
                 break
             row.failures.append(f"{CRITIC_FAILED}{code or judged.state}")
             await _back_off(number + 1)
         else:
             row.outcome, row.cause = "infra-abandoned", row.failures[-1]
             return row
-        verdict = verdict_of(judged.outputs, code or judged.state)
+        verdict = parse_verdict(judged.outputs, code or judged.state)
         row.critic_id = critic_id
         row.score = verdict.score
         row.verdict = verdict.reason
@@ -373,10 +381,14 @@ class Evaluation:
             row.evidence = verdict.reason
         return row
 
-    def _row(self, one: UnderWay, outcome: Outcome, settled: End, *, cause: str = "", evidence: str = "") -> Row:
-        summary, shared = settled.summary, self._shared or Shared.of(())
-        times = times_of(settled.events[shared.events :])
-        return one.row(outcome, cause or (summary.error_code if summary.state == AgentState.ERROR else "")).model_copy(
+    def _build_row(
+        self, one: AttemptInFlight, outcome: Outcome, settled: End, *, cause: str = "", evidence: str = ""
+    ) -> AttemptRow:
+        summary, shared = settled.summary, self._shared or SharedHistory.of(())
+        times = compute_times(settled.events[shared.events :])
+        return one.build_row(
+            outcome, cause or (summary.error_code if summary.state == AgentState.ERROR else "")
+        ).model_copy(
             update={
                 "evidence": evidence[-MAX_EVIDENCE_CHARS:],
                 "tries": len(one.failures) + 1,
@@ -394,23 +406,23 @@ class Evaluation:
 
 
 async def _back_off(number: int) -> None:
-    await asyncio.sleep(min(BACK_OFF_SECONDS * 2**number, LONGEST_BACK_OFF_SECONDS) * (0.5 + jitter()))
+    await asyncio.sleep(min(BACK_OFF_SECONDS * 2**number, LONGEST_BACK_OFF_SECONDS) * (0.5 + draw_jitter()))
 
 
-async def _read(read: Callable[[], dict[str, File]]) -> dict[str, File]:
+async def _read(read: Callable[[], dict[str, TreeFile]]) -> dict[str, TreeFile]:
     try:
         return await asyncio.to_thread(read)
     except UsageError as error:
-        raise Unreadable(error.message) from error
+        raise UnreadableFiles(error.message) from error
 
 
-async def _uploaded(tree: Tree, **options: Any) -> tuple[WorkspaceSpec, bytes | None]:
+async def _pack(tree: Tree, **options: Any) -> tuple[WorkspaceSpec, bytes | None]:
     """Return the result of `packed`.
 
     Raises:
         TooLarge: the files are more than can be uploaded.
     """
     try:
-        return await asyncio.to_thread(partial(packed, tree, **options))
+        return await asyncio.to_thread(partial(pack_tree, tree, **options))
     except UsageError as error:
         raise TooLarge(error.message) from error

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from deckhands.evaluation.attempts.results import OUTCOMES, Row
-from deckhands.evaluation.attempts.statistics import failure_classes_of, further_costs, summary_of
+from deckhands.evaluation.attempts.results import OUTCOMES, AttemptRow
+from deckhands.evaluation.attempts.statistics import classify_failures, compute_summary, further_costs
 from deckhands.evaluation.critic import MAX_SCORE
 
 COLOURS = dict(zip(OUTCOMES, ("#2f855a", "#c05621", "#b7791f", "#6b46c1", "#718096", "#cbd5e0"), strict=True))
@@ -22,9 +22,9 @@ tr:nth-child(even) { background: #f7fafc; } th { border-bottom: 2px solid #cbd5e
 """
 
 
-def html_of(title: str, rows: Sequence[Row]) -> str:
+def render_html(title: str, rows: Sequence[AttemptRow]) -> str:
     """Return the page."""
-    parts = [_model(name, figures, rows) for name, figures in summary_of(rows)["models"].items()]
+    parts = [_model(name, figures, rows) for name, figures in compute_summary(rows)["models"].items()]
     head = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{escape(title)}</title><style>{STYLE}</style><h1>{escape(title)}</h1>"
@@ -32,7 +32,7 @@ def html_of(title: str, rows: Sequence[Row]) -> str:
     return head + "".join(parts) + _attempts(rows) + "</html>\n"
 
 
-def _model(name: str, figures: dict[str, Any], rows: Sequence[Row]) -> str:
+def _model(name: str, figures: dict[str, Any], rows: Sequence[AttemptRow]) -> str:
     low, high = figures["pass@1_interval"]
     passes = ", ".join(
         f"{key} {value:.1%}" for key, value in figures.items() if key.startswith("pass@") and "_" not in key
@@ -89,9 +89,9 @@ def _tags(tags: dict[str, dict[str, int]]) -> str:
     return f"<table><tr><th>Tag<th>Resolved{rows}</table>"
 
 
-def _failures(rows: Sequence[Row]) -> str:
+def _failures(rows: Sequence[AttemptRow]) -> str:
     """Return the outcomes of a model's unresolved attempts."""
-    found = failure_classes_of(rows)
+    found = classify_failures(rows)
     lines = "".join(
         f"<tr><td>{one.outcome}{escape(f': {one.cause}' if one.cause else '')}<td>{sum(one.attempts.values())}"
         for one in found
@@ -99,19 +99,19 @@ def _failures(rows: Sequence[Row]) -> str:
     return f"<table><tr><th>Not resolved<th>Attempts{lines}</table>" if found else ""
 
 
-def _judged(row: Row) -> str:
+def _render_verdict(row: AttemptRow) -> str:
     if not row.critic_id and not row.critic_cost_usd:
         return ""
     gave = "nothing" if row.score is None else f"{row.score:g} of {MAX_SCORE}"
     return f"<p>The critic gave {gave} and cost ${row.critic_cost_usd:.4f}: {escape(row.verdict)}</p>"
 
 
-def _attempts(rows: Sequence[Row]) -> str:
+def _attempts(rows: Sequence[AttemptRow]) -> str:
     lines = "".join(
         f"<tr><td>{escape(row.instance)}<td>{escape(row.model)}<td>{row.attempt}"
         f'<td style="color:{COLOURS[row.outcome]}">{row.outcome} {escape(row.cause)}'
         f"<td>{row.iterations}<td>{row.seconds:.1f}<td>{row.cost_usd:.4f}"
-        f"<td><details><summary>{escape(row.conversation_id)}</summary>{_judged(row)}<pre>{escape(row.evidence)}</pre>"
+        f"<td><details><summary>{escape(row.conversation_id)}</summary>{_render_verdict(row)}<pre>{escape(row.evidence)}</pre>"
         f"<pre>{escape(row.patch)}</pre></details>"
         for row in rows
     )

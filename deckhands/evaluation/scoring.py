@@ -17,7 +17,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from deckhands.evaluation.datasets.file_trees import File, Tree, shown_name
+from deckhands.evaluation.datasets.file_trees import Tree, TreeFile, format_name
 
 NEVER_WORK = frozenset(
     {
@@ -59,7 +59,7 @@ MAX_TOML_BYTES, MAX_DOTS = 64 * 1024, 100
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class AgentWork:
     """The agent's changes to the files of its workspace.
 
     Attributes:
@@ -73,7 +73,7 @@ class Work:
     @property
     def names_left_out(self) -> list[str]:
         """The form of `left_out` in a row: 1,000 names, and the number of further ones."""
-        names = [shown_name(name)[:MAX_NAME_CHARS] for name in self.left_out[:MAX_NAMES]]
+        names = [format_name(name)[:MAX_NAME_CHARS] for name in self.left_out[:MAX_NAMES]]
         more = len(self.left_out) - len(names)
         return [*names, f"and {more:,} more"] if more else names
 
@@ -83,7 +83,7 @@ def may_count(name: str, begun_with: Tree) -> bool:
     return name in begun_with or not NEVER_BELOW & set(PurePosixPath(name).parts[:-1])
 
 
-def work_of(begun_with: Tree, found: Tree, hidden: Tree, check: str = "") -> Work:
+def compute_work(begun_with: Tree, found: Tree, hidden: Tree, check: str = "") -> AgentWork:
     """Return the agent's work: its changes to the initial files, and its new files.
 
     Args:
@@ -94,7 +94,7 @@ def work_of(begun_with: Tree, found: Tree, hidden: Tree, check: str = "") -> Wor
     runs = TEST_MODULES | set(re.findall(r"-m\s*([A-Za-z_]\w*)", check))
     hidden_folders = {path.parts[0] for path in map(PurePosixPath, hidden) if len(path.parts) > 1}
     hidden_folders -= {PurePosixPath(name).parts[0] for name in begun_with}
-    tree: dict[str, File] = dict(begun_with)
+    tree: dict[str, TreeFile] = dict(begun_with)
     left_out = []
     for name in sorted({*begun_with, *found}):
         old, new = begun_with.get(name), found.get(name)
@@ -107,13 +107,13 @@ def work_of(begun_with: Tree, found: Tree, hidden: Tree, check: str = "") -> Wor
             tree[name] = new
         else:
             del tree[name]
-    in_the_way = _in_the_way(tree, begun_with, hidden)
+    in_the_way = _find_conflicts(tree, begun_with, hidden)
     for name in in_the_way:
         del tree[name]
-    return Work(tree, tuple(sorted([*left_out, *in_the_way])))
+    return AgentWork(tree, tuple(sorted([*left_out, *in_the_way])))
 
 
-def _in_the_way(tree: Tree, begun_with: Tree, hidden: Tree) -> list[str]:
+def _find_conflicts(tree: Tree, begun_with: Tree, hidden: Tree) -> list[str]:
     """Return the agent's files that conflict with a remaining file: a file in place of a directory, or the reverse."""
     stay = {name for name in tree if tree[name] == begun_with.get(name)} | set(hidden)
     folders = {str(parent) for name in stay for parent in PurePosixPath(name).parents}
@@ -121,7 +121,7 @@ def _in_the_way(tree: Tree, begun_with: Tree, hidden: Tree) -> list[str]:
     return [name for name in agents if name in folders or stay & {str(one) for one in PurePosixPath(name).parents}]
 
 
-def to_check(work: Work, hidden: Tree) -> dict[str, File]:
+def build_check_files(work: AgentWork, hidden: Tree) -> dict[str, TreeFile]:
     """Return the files of the workspace in which the check runs."""
     return {**work.tree, **hidden}
 
@@ -149,12 +149,12 @@ def _is_new_module(path: PurePosixPath, begun_with: Tree, names: AbstractSet[str
     )
 
 
-def _sets_pytest(path: PurePosixPath, old: File | None, new: File | None) -> bool:
+def _sets_pytest(path: PurePosixPath, old: TreeFile | None, new: TreeFile | None) -> bool:
     """Return whether a change in a `pyproject.toml` affects the settings of pytest."""
     return path.name == "pyproject.toml" and _pytest_settings(old) != _pytest_settings(new)
 
 
-def _pytest_settings(file: File | None) -> object:
+def _pytest_settings(file: TreeFile | None) -> object:
     """Return the settings of pytest; None: there are none.
 
     Invalid TOML, or one that is slow to parse, is assumed to have settings.

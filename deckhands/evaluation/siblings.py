@@ -19,17 +19,17 @@ from typing import Any
 
 from broker.contract import ConversationCreated, Event, MessageAction
 from broker.runtime import UsageError
-from deckhands.client import Client, Point, cluster_client, summarize
-from deckhands.evaluation.attempts.results import Row, read_results
-from deckhands.evaluation.directory import RESULTS, Asked, asked_in
-from deckhands.evaluation.reaching import in_store
-from deckhands.settings import FaceSettings
+from deckhands.client import Client, ForkPoint, cluster_client, summarize
+from deckhands.evaluation.attempts.results import AttemptRow, read_results
+from deckhands.evaluation.directory import RESULTS, EvaluationRequest, load_request
+from deckhands.evaluation.store_access import run_in_store
+from deckhands.settings import CliSettings
 
 DATASET, BEST = "dataset.jsonl", "best.patch"
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedHistory:
     """The part of their origin that siblings share."""
 
     iterations: int
@@ -39,7 +39,7 @@ class Shared:
     events: int
 
     @classmethod
-    def of(cls, events: Sequence[Event]) -> Shared:
+    def of(cls, events: Sequence[Event]) -> SharedHistory:
         """Compute it from the events that siblings start with; no events: they share nothing."""
         if not events:
             return cls(0, 0.0, 0, 0, 0)
@@ -47,13 +47,13 @@ class Shared:
         return cls(found.iterations, found.cost_usd, found.prompt_tokens, found.completion_tokens, len(events))
 
 
-async def shared_by(client: Client, point: Point) -> tuple[ConversationCreated, Shared]:
+async def compute_shared(client: Client, point: ForkPoint) -> tuple[ConversationCreated, SharedHistory]:
     """Return the first event of the origin, and the part that its siblings share.
 
     Raises:
         UnknownConversation, UsageError: there is no such event.
     """
-    events = point.cut(await client.events(point.conversation_id, is_whole=True))
+    events = point.events_until(await client.events(point.conversation_id, is_whole=True))
     created = events[0]
     assert isinstance(created, ConversationCreated)
     if not any(isinstance(event, MessageAction) for event in events):
@@ -61,7 +61,7 @@ async def shared_by(client: Client, point: Point) -> tuple[ConversationCreated, 
             f"The conversation {point.conversation_id} has no task up to the event {point.at}.",
             remedy="Choose a later one; `logs ID` shows them.",
         )
-    return created, Shared.of(events)
+    return created, SharedHistory.of(events)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class Scoring:
             raise UsageError("--hidden belongs to --check.", remedy="Name a command with --check, or leave it out.")
 
 
-def asked_of(text: str, models: Sequence[str], out: Path, scoring: Scoring) -> Asked:
+def build_request(text: str, models: Sequence[str], out: Path, scoring: Scoring) -> EvaluationRequest:
     """Return the request for siblings of a conversation.
 
     Args:
@@ -110,20 +110,20 @@ def asked_of(text: str, models: Sequence[str], out: Path, scoring: Scoring) -> A
     """
     scoring.require_clear()
     of = scoring.of
-    point, settings = Point.parse(text), FaceSettings.from_env()
-    earlier = asked_in(of) if of is not None else None
+    point, settings = ForkPoint.parse(text), CliSettings.from_env()
+    earlier = load_request(of) if of is not None else None
     home = (earlier.home or earlier.name) if earlier is not None else ""
 
     async def look(client: Client) -> ConversationCreated:
-        return (await shared_by(client, point))[0]
+        return (await compute_shared(client, point))[0]
 
     async def look_there() -> ConversationCreated:
         async with cluster_client(settings) as client:
             return await look(client)
 
-    created = asyncio.run(in_store(settings, home, look) if home else look_there())
+    created = asyncio.run(run_in_store(settings, home, look) if home else look_there())
     _require_own_directory(created, scoring.tenant)
-    instance = "" if earlier is None or of is None else _instance_of(point, created, earlier, of)
+    instance = "" if earlier is None or of is None else _find_instance(point, created, earlier, of)
     chosen = tuple(models) or ((created.agent.llm.model,) if created.agent.llm.model else ())
     if not chosen:
         raise UsageError(f"The conversation {point.conversation_id} names no model.", remedy="Name one with --model.")
@@ -133,7 +133,9 @@ def asked_of(text: str, models: Sequence[str], out: Path, scoring: Scoring) -> A
         dataset = ""
         if scoring.check is not None:
             dataset = str(write_dataset(out, point.conversation_id, check=scoring.check, hidden=scoring.hidden))
-        return Asked.model_validate({**fields, "dataset": dataset, "agent": created.agent.name, "tenant": tenant})
+        return EvaluationRequest.model_validate(
+            {**fields, "dataset": dataset, "agent": created.agent.name, "tenant": tenant}
+        )
     which = {"only": f"^{re.escape(instance)}$", "part": "", "shuffle": False}
     return earlier.model_copy(update={**fields, "home": home, "tenant": scoring.tenant or earlier.tenant, **which})
 
@@ -150,7 +152,7 @@ def _require_own_directory(created: ConversationCreated, tenant: str) -> None:
         )
 
 
-def _instance_of(point: Point, created: ConversationCreated, asked: Asked, directory: Path) -> str:
+def _find_instance(point: ForkPoint, created: ConversationCreated, asked: EvaluationRequest, directory: Path) -> str:
     """Return the instance that a conversation attempts in an evaluation."""
     rows = {row.conversation_id: row.instance for row in read_results(directory / RESULTS)}
     instance = rows.get(point.conversation_id, created.title)
@@ -177,20 +179,20 @@ def write_dataset(directory: Path, name: str, *, check: str, hidden: Path | None
     return path
 
 
-def compared(directory: Path) -> dict[str, Any]:
+def compare_siblings(directory: Path) -> dict[str, Any]:
     """Return the comparison of the siblings in a directory, and write the patch of the best one beside them."""
     every = read_results(directory / RESULTS)
     rows = [row for row in every if row.counts]
     models = sorted({row.model for row in rows})
     resolved = {model: sum(row.outcome == "resolved" for row in rows if row.model == model) for model in models}
     scored = {model: sum(row.model == model for row in rows) for model in models}
-    best = best_of(rows)
+    best = find_best(rows)
     if best is not None:
         (directory / BEST).write_text(best.patch, encoding="utf-8")
     return {
         "models": {model: {"resolved": resolved[model], "siblings": scored[model]} for model in models},
         "comparisons": [
-            {"models": pair, "p_value": fisher(*pair, resolved, scored)} for pair in combinations(models, 2)
+            {"models": pair, "p_value": compute_fisher(*pair, resolved, scored)} for pair in combinations(models, 2)
         ],
         "has_critic": any(row.critic_id or row.critic_cost_usd for row in every),
         "critic_cost_usd": round(math.fsum(row.critic_cost_usd for row in every), 8),
@@ -206,13 +208,13 @@ def compared(directory: Path) -> dict[str, Any]:
     }
 
 
-def best_of(rows: Sequence[Row]) -> Row | None:
+def find_best(rows: Sequence[AttemptRow]) -> AttemptRow | None:
     """Return the best attempt; None: none is correct."""
     right = [row for row in rows if row.outcome == "resolved"]
     return min(right, key=lambda row: (-(row.score or 0.0), row.cost_usd, row.iterations, row.key), default=None)
 
 
-def fisher(first: str, second: str, resolved: Mapping[str, int], scored: Mapping[str, int]) -> float:
+def compute_fisher(first: str, second: str, resolved: Mapping[str, int], scored: Mapping[str, int]) -> float:
     """Return the two-sided p-value of Fisher's exact test: the probability of such a difference by chance."""
     a, b, n, m = resolved[first], resolved[second], scored[first], scored[second]
     right, every = a + b, math.comb(n + m, a + b)

@@ -1,1 +1,1 @@
-from .evaluation_tasks import complete_tasks as complete_tasks
+from .waiting_tasks import complete_tasks as complete_tasks

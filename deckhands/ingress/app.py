@@ -14,12 +14,12 @@ from celery.worker.control import control_command, inspect_command
 
 from broker.celery import add_loop
 from broker.runtime import BrokerSettings, DeckhandsError, arm
-from deckhands.ingress.celery_app import make_door_app
-from deckhands.ingress.evaluations import Evaluations
-from deckhands.ingress.runs import MOST_SHOWN
-from deckhands.ingress.service import Door
-from deckhands.ingress.task_results import RUN, TaskResults
-from deckhands.ingress.tasks import DoorTasks, evaluate_task
+from deckhands.ingress.evaluations import EvaluationTasks
+from deckhands.ingress.ingress_app import make_ingress_app
+from deckhands.ingress.ingress_results import RUN, TaskResults
+from deckhands.ingress.runs import MAX_SHOWN
+from deckhands.ingress.service import IngressWorker
+from deckhands.ingress.tasks import IngressTasks, evaluate_task
 
 MAX_REVOKED = 1_000
 MAX_ID_CHARS = 256
@@ -28,12 +28,12 @@ celerys_active, celerys_reserved = control.active, control.reserved
 
 settings = BrokerSettings.from_env()
 arm(settings)
-app = make_door_app(settings.celery_url, settings.result_url)
-evaluations = Evaluations(settings.evaluations, settings.url)
+app = make_ingress_app(settings.celery_url, settings.result_url)
+evaluations = EvaluationTasks(settings.evaluations, settings.url)
 results = TaskResults(app)
-door = Door(settings, results, evaluations)
-loop_thread = add_loop(app, door)
-tasks = DoorTasks(app, door, loop_thread, results)
+ingress_worker = IngressWorker(settings, results, evaluations)
+loop_thread = add_loop(app, ingress_worker)
+tasks = IngressTasks(app, ingress_worker, loop_thread, results)
 app.note_unusable = tasks.note_unusable
 app.register_task(evaluate_task(evaluations, results))
 
@@ -58,7 +58,7 @@ def reserved(state: Any, **_options: Any) -> Any:
 
 def _with_runs(state: Any, messages: list[dict[str, Any]], *, has_started: bool) -> Any:
     try:
-        found = tasks.look(lambda runs: runs.in_flight(has_started=has_started))
+        found = tasks.query_runs(lambda runs: runs.in_flight(has_started=has_started))
     except (TimeoutError, DeckhandsError):
         return NO_STORE
     return [info for info in messages if info["name"] != RUN] + [info | {"hostname": state.hostname} for info in found]
@@ -67,9 +67,9 @@ def _with_runs(state: Any, messages: list[dict[str, Any]], *, has_started: bool)
 @inspect_command(name="query_task", variadic="ids", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
 def query_task(state: Any, ids: Any = None, **_options: Any) -> Any:
     """Return the tasks that are unfinished runs, each as `active` or `reserved` with its details."""
-    named = _ids_in(ids)[:MOST_SHOWN]
+    named = _ids_in(ids)[:MAX_SHOWN]
     try:
-        found = tasks.look(lambda runs: runs.query(named))
+        found = tasks.query_runs(lambda runs: runs.query(named))
     except (TimeoutError, DeckhandsError):
         return NO_STORE
     return {task_id: (status, info | {"hostname": state.hostname}) for task_id, (status, info) in found.items()}

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from broker.coordination import CANNOT_BE_READ, Unreadable, conversation_of
-from broker.runtime import BrokerSettings, jitter, to_millis
-from broker.secrets import Secrets, SecretsLocked, secret_key
-from broker.store import Argument, ShardKeys, Store, texts_by_name
+from broker.coordination import PARSE_ERRORS, Quarantine, find_conversation_keys
+from broker.runtime import BrokerSettings, draw_jitter, to_millis
+from broker.secrets import Secrets, SecretsLocked, load_secret_key
+from broker.store import Argument, ShardKeys, Store, decode_fields
 
 CELERY, STREAM = "celery", "stream"
-SHORTEST_LOOK_SECONDS = 0.2
-FIRST_LOOK_SECONDS = 5.0
-LONGEST_LOOK_SECONDS = 60.0
+MIN_CHECK_SECONDS = 0.2
+FIRST_CHECK_SECONDS = 5.0
+MAX_CHECK_SECONDS = 60.0
 LOCK_SECONDS = 30.0
 """Longer than Celery's lock on the end of a chord, which a dead worker leaves behind."""
-FORGOTTEN_AFTER = timedelta(days=7)
+CALLER_TTL = timedelta(days=7)
 SEALED = b"sealed:"
 
 
@@ -79,7 +79,7 @@ class Callers:
         self._store = store
         self._secrets = secrets
 
-    async def keep(self, caller: Caller) -> bool:
+    async def add(self, caller: Caller) -> bool:
         """Store a caller; its conversation need not exist yet. The first caller of a conversation wins.
 
         Returns whether this is the first one.
@@ -89,8 +89,8 @@ class Callers:
         """
         kept = json.dumps(caller.kept or {}).encode()
         if b'"secrets"' in kept:
-            secret_key(BrokerSettings.from_env(), is_made=True)
-            kept = SEALED + self._secrets.sealed(caller.conversation_id, kept.decode())
+            load_secret_key(BrokerSettings.from_env(), is_made=True)
+            kept = SEALED + self._secrets.seal(caller.conversation_id, kept.decode())
         fields: dict[str, Argument] = {"kind": caller.kind, "name": caller.name, "request_id": caller.request_id}
         fields |= {"kept": kept, "headless": int(caller.is_headless)}
         if caller.broker is not None:
@@ -102,7 +102,7 @@ class Callers:
     async def forget(self, conversation_id: str) -> None:
         """Delete the caller of a conversation that is not created. If another worker created it, keep the caller."""
         names = self._store.keys(conversation_id)
-        await self._store.function("deck_forget_caller", (names.root, names.shard.root), conversation_id)
+        await self._store.call_function("deck_forget_caller", (names.root, names.shard.root), conversation_id)
 
     async def of(self, conversation_id: str) -> Caller | None:
         """Return the caller of a conversation; None if it never had one.
@@ -114,11 +114,11 @@ class Callers:
         flat = await self._store.call("HGETALL", key)
         raw = dict(zip(flat[::2], flat[1::2], strict=True))
         kept = raw.pop(b"kept", b"{}")
-        found = texts_by_name([part for item in raw.items() for part in item])
+        found = decode_fields([part for item in raw.items() for part in item])
         if "kind" not in found:
             return None
         if kept.startswith(SEALED):
-            kept = self._secrets.opened(conversation_id, kept.removeprefix(SEALED)).encode()
+            kept = self._secrets.unseal(conversation_id, kept.removeprefix(SEALED)).encode()
         return Caller(
             conversation_id=conversation_id,
             kind=found["kind"],
@@ -160,11 +160,11 @@ class Callers:
         )
         return bool(found == holder.encode())
 
-    async def answered(self, conversation_id: str) -> None:
+    async def mark_answered(self, conversation_id: str) -> None:
         """Mark the caller as answered; the conversation may continue without it. Idempotent.
 
         If the conversation was never created, nothing else would remove the caller's keys: they expire after
-        `FORGOTTEN_AFTER`.
+        `CALLER_TTL`.
         """
         names = self._store.keys(conversation_id)
         commands: list[tuple[Argument, ...]] = [
@@ -175,13 +175,13 @@ class Callers:
         if is_there:  # otherwise the conversation was deleted, and a new hash would never be removed
             commands = [("HSET", names.caller, "answered", 1), *commands, ("DEL", f"{names.caller}:lock")]
         if is_there and not has_begun:
-            commands.append(("PEXPIRE", names.caller, int(FORGOTTEN_AFTER.total_seconds() * 1000)))
+            commands.append(("PEXPIRE", names.caller, int(CALLER_TTL.total_seconds() * 1000)))
         await self._store.call_many(commands)
 
-    async def look_later(self, caller: Caller) -> None:
+    async def schedule_check(self, caller: Caller) -> None:
         """Schedule another check of the conversation: soon at first, then less and less often."""
         names = self._store.keys(caller.conversation_id)
-        pause = min(FIRST_LOOK_SECONDS * 2**caller.looks, LONGEST_LOOK_SECONDS)
+        pause = min(FIRST_CHECK_SECONDS * 2**caller.looks, MAX_CHECK_SECONDS)
         due = to_millis(self._store.clock.now()) + int(pause * 1000)
         await self._store.call_many(
             [
@@ -190,7 +190,7 @@ class Callers:
             ]
         )
 
-    async def pass_on(self, caller: Caller, *, is_news: bool) -> None:
+    async def leave_to_others(self, caller: Caller, *, is_news: bool) -> None:
         """Leave a conversation to the ingress workers of another broker: if there are any, one of them checks it soon.
 
         The delay is random; otherwise the same worker could find it first every time.
@@ -200,7 +200,7 @@ class Callers:
         """
         names = self._store.keys(caller.conversation_id)
         looks = 0 if is_news else min(caller.looks + 1, 10)
-        pause = SHORTEST_LOOK_SECONDS + jitter() * min(2.0**looks, LONGEST_LOOK_SECONDS)
+        pause = MIN_CHECK_SECONDS + draw_jitter() * min(2.0**looks, MAX_CHECK_SECONDS)
         due = to_millis(self._store.clock.now()) + int(pause * 1000)
         await self._store.call_many(
             [("ZADD", names.shard.awaited, "XX", due, caller.conversation_id), ("HSET", names.caller, "looks", looks)]
@@ -210,33 +210,33 @@ class Callers:
         """Return conversations that are due for a check, and postpone each, so that other workers check others."""
         now = to_millis(self._store.clock.now())
         found = await self._store.call("ZRANGEBYSCORE", names.awaited, "-inf", now, "LIMIT", 0, limit)
-        due = now + int(FIRST_LOOK_SECONDS * 1000)
+        due = now + int(FIRST_CHECK_SECONDS * 1000)
         if found:
             await self._store.call_many([("ZADD", names.awaited, "XX", due, cid) for cid in found])
-        return [named for cid in found if (named := await self._named(names, cid))]
+        return [named for cid in found if (named := await self._conversation_in(names, cid))]
 
     async def waiting(self, names: ShardKeys, *, limit: int) -> tuple[list[Caller], int]:
         """Return the unanswered callers of a shard, and how many more were not read."""
         members = await self._store.call("ZRANGE", names.awaited, 0, limit - 1)
-        ids = [named for member in members if (named := await self._named(names, member))]
-        found = await asyncio.gather(*map(self._readable, ids))
+        ids = [named for member in members if (named := await self._conversation_in(names, member))]
+        found = await asyncio.gather(*map(self._find_readable, ids))
         waiting = [caller for caller in found if caller is not None and not (caller.outcome or caller.is_answered)]
         return waiting, max(0, await self._store.call("ZCARD", names.awaited) - len(members))
 
-    async def _readable(self, conversation_id: str) -> Caller | None:
+    async def _find_readable(self, conversation_id: str) -> Caller | None:
         try:
             return await self.of(conversation_id)
         except (ValueError, SecretsLocked):
             return None
 
-    async def _named(self, names: ShardKeys, member: bytes) -> str:
+    async def _conversation_in(self, names: ShardKeys, member: bytes) -> str:
         """Return the conversation id in a member of the set; a member without one is quarantined."""
         try:
-            return conversation_of(self._store, names, member).conversation_id
-        except CANNOT_BE_READ as error:
-            await Unreadable(self._store).remove(names, names.awaited, member, error)
+            return find_conversation_keys(self._store, names, member).conversation_id
+        except PARSE_ERRORS as error:
+            await Quarantine(self._store).remove(names, names.awaited, member, error)
             return ""
 
-    async def hear(self, conversation_id: str) -> None:
+    async def reset_notice(self, conversation_id: str) -> None:
         """Let the next append send a notice again. Call it before reading the log."""
         await self._store.call("HDEL", self._store.keys(conversation_id).meta, "noticed")

@@ -15,16 +15,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
-from broker.runtime import UsageError, id_at
+from broker.runtime import UsageError, derive_task_id
 
 FOLLOWERS = ("callbacks", "errbacks", "chain", "chord")
 MAX_DEPTH = 16
-PLACES = ("queue", "routing_key")
+NESTED_FIELDS = ("queue", "routing_key")
 QUEUE_NAME = re.compile(r"(?!deckhands\.|celery-task|unacked)[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 """In Redis a queue is a key: exclude keys of results and unacknowledged messages, and queues of our own workers."""
 
-LONGEST_SECONDS = 10 * 365 * 24 * 3600.0
-PARTS: dict[str, dict[str, tuple[type, ...]]] = {
+MAX_SECONDS = 10 * 365 * 24 * 3600.0
+REQUIRED_ARGUMENTS: dict[str, dict[str, tuple[type, ...]]] = {
     "group": {"tasks": (list, tuple)},
     "chain": {"tasks": (list, tuple)},
     "chord": {"header": (list, tuple, Mapping), "body": (Mapping,)},
@@ -37,7 +37,7 @@ SENT_AS_TASK = frozenset({"celery.accumulate"})
 """Celery's own tasks that its canvas names without a kind: the one that ends a task replaced by a group."""
 
 _Name = Annotated[StrictStr, Field(max_length=256)]
-_Seconds = Annotated[float, Field(strict=True, ge=-LONGEST_SECONDS, le=LONGEST_SECONDS)]
+_Seconds = Annotated[float, Field(strict=True, ge=-MAX_SECONDS, le=MAX_SECONDS)]
 _Signatures = list[dict[str, Any]] | dict[str, Any]
 
 
@@ -50,7 +50,7 @@ class _RetryPolicy(BaseModel):
     interval_max: _Seconds | None = None
 
 
-class _Options(BaseModel):
+class _SignatureOptions(BaseModel):
     """The options of a signature that an ingress worker can send. Options in `stamped_headers` may have any value."""
 
     model_config = ConfigDict(extra="allow")
@@ -92,16 +92,16 @@ class _Options(BaseModel):
     chord: dict[str, Any] | None = None
 
 
-def followers(task_id: str, found: Mapping[str, Any]) -> dict[str, Any]:
+def parse_followers(task_id: str, found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the followers of a task from its message, with an id for each callback.
 
     Raises:
         UsageError: a follower is invalid, or its queue is not one of an application.
     """
-    return {name: with_ids(found.get(name), f"{task_id}/{name}") for name in FOLLOWERS}
+    return {name: add_ids(found.get(name), f"{task_id}/{name}") for name in FOLLOWERS}
 
 
-def with_ids(value: Any, place: str, depth: int = 0) -> Any:
+def add_ids(value: Any, place: str, depth: int = 0) -> Any:
     """Return signatures with ids, at any depth of groups, chains, chords and callbacks of callbacks.
 
     Raises:
@@ -110,24 +110,24 @@ def with_ids(value: Any, place: str, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         raise UsageError(f"The callbacks of the task are nested more than {MAX_DEPTH} levels deep.")
     if isinstance(value, list | tuple):
-        return [with_ids(item, f"{place}/{n}", depth + 1) for n, item in enumerate(value)]
+        return [add_ids(item, f"{place}/{n}", depth + 1) for n, item in enumerate(value)]
     if not isinstance(value, Mapping):
         return value
     _check(value)
-    value = _as_plain(value)
+    value = _expand_map(value)
     options = dict(value.get("options") or {})
     arguments = dict(value.get("kwargs") or {})
     kind = value.get("subtask_type")
     if kind in ("group", "chord", "chain"):
         for name in ("tasks", "header", "body"):
             if name in arguments:
-                arguments[name] = with_ids(arguments[name], f"{place}/{name}", depth + 1)
+                arguments[name] = add_ids(arguments[name], f"{place}/{name}", depth + 1)
     if kind not in ("chord", "chain"):
         options.setdefault("task_id", None)
-        options["task_id"] = options["task_id"] or id_at(place)
+        options["task_id"] = options["task_id"] or derive_task_id(place)
     for name in ("link", "link_error", "chain", "chord"):
         if name in options:
-            options[name] = with_ids(options[name], f"{place}/{name}", depth + 1)
+            options[name] = add_ids(options[name], f"{place}/{name}", depth + 1)
     return {**value, "options": options, "kwargs": arguments}
 
 
@@ -149,7 +149,7 @@ def _check(signature: Mapping[str, Any]) -> None:
     _check_options(signature, signature.get("options") or {})
 
 
-def _as_plain(signature: Mapping[str, Any]) -> Mapping[str, Any]:
+def _expand_map(signature: Mapping[str, Any]) -> Mapping[str, Any]:
     """Convert a map of a task to the task that Celery would send for it, and chunks to a group of those.
 
     Celery cannot send such a signature after it has been JSON, and would give each chunk a new id each time.
@@ -169,12 +169,12 @@ def _as_plain(signature: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check_parts(signature: Mapping[str, Any]) -> None:
     kind, arguments = signature.get("subtask_type"), signature.get("kwargs") or {}
-    if kind is not None and (not isinstance(kind, str) or kind not in PARTS):
+    if kind is not None and (not isinstance(kind, str) or kind not in REQUIRED_ARGUMENTS):
         raise UsageError(
             f"A callback of the task has an unknown kind: {ascii(kind)[:100]}.",
-            remedy=f"Its subtask_type is null or one of {', '.join(PARTS)}.",
+            remedy=f"Its subtask_type is null or one of {', '.join(REQUIRED_ARGUMENTS)}.",
         )
-    for name, form in PARTS.get(kind or "", {}).items():
+    for name, form in REQUIRED_ARGUMENTS.get(kind or "", {}).items():
         if not isinstance(arguments.get(name), form) or (name == "n" and arguments[name] < 1):
             raise UsageError(
                 f"A callback of the task cannot be used: the {kind} has no {name} of the right form.",
@@ -187,7 +187,7 @@ def _check_parts(signature: Mapping[str, Any]) -> None:
 def _check_options(signature: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Check options that would make Celery fail when the callback is sent, after the agent has worked."""
     try:
-        known = _Options.model_validate(options)
+        known = _SignatureOptions.model_validate(options)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise UsageError(
@@ -207,7 +207,7 @@ def _check_options(signature: Mapping[str, Any], options: Mapping[str, Any]) -> 
         raise UsageError(
             "A callback of the task is a group with link or link_error.", remedy="Link the tasks of the group instead."
         )
-    for name in PLACES:
+    for name in NESTED_FIELDS:
         place = options.get(name)
         if place is not None and not (isinstance(place, str) and QUEUE_NAME.fullmatch(place)):
             raise UsageError(

@@ -3,7 +3,7 @@
 Holds: the message of a task starts the evaluation, or finds it in flight; when all attempts have ended, the command
 completes the task. A later message stores the result again if it is gone. A producer can name only places below the
 directory of evaluations, and nothing of a request is run as a program on the worker's machine. A command that ends
-before its evaluation is started again, up to `MOST_STARTS` times; then the waiting tasks fail.
+before its evaluation is started again, up to `MAX_STARTS` times; then the waiting tasks fail.
 Does not: restart a command that a worker on another machine started, unless both use the same directory.
 """
 
@@ -25,26 +25,26 @@ from deckhands.evaluation import (
     ROWS,
     SHIPPED,
     SUMMARY,
-    Asked,
+    EvaluationRequest,
     Tuning,
-    ask,
     detach,
-    installed,
     is_driven,
     is_safe,
-    left_out_of,
+    list_installed,
+    list_left_out,
     read_dataset,
+    record_request,
 )
-from deckhands.ingress.evaluation_tasks import TASKS, Asker, complete_tasks, waiting_in
-from deckhands.ingress.failures import TaskExpired, raised, refusal
-from deckhands.settings import FaceSettings
+from deckhands.ingress.failures import TaskExpired, refusal, to_exception
+from deckhands.ingress.waiting_tasks import TASKS, WaitingTask, complete_tasks, list_waiting
+from deckhands.settings import CliSettings
 
 PLACES = ("workspace", "hidden", "images")
 MAX_ROWS = 10_000
-UPKEEP_SECONDS = 5.0
+MAINTENANCE_SECONDS = 5.0
 FORSAKEN_AFTER_SECONDS = 20.0
 """The minimum age of a task before its command counts as dead: a new command needs some seconds to start."""
-MOST_STARTS = 5
+MAX_STARTS = 5
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class _Request(BaseModel):
         return Tuning(at_once=self.concurrency, budget=self.budget_usd, retries=self.retries, until=self.until)
 
 
-class Evaluations:
+class EvaluationTasks:
     """The evaluations requested by tasks."""
 
     def __init__(self, root: str, url: str) -> None:
@@ -112,19 +112,19 @@ class Evaluations:
                 "This ingress worker takes no evaluations.",
                 remedy="Set DECKHANDS_EVALUATIONS to the directory of evaluations, and restart it.",
             )
-        request = _parsed(previous, options)
+        request = _parse_request(previous, options)
         directory = self._root / request.out
-        ended = Asker.over(directory, task_id)
+        ended = WaitingTask.load_over(directory, task_id)
         if ended is not None:
             if ended.failure:
                 return UsageError(ended.failure)
             found: dict[str, Any] = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
             return found
-        earlier = Asker.waiting(directory, task_id)
+        earlier = WaitingTask.load_waiting(directory, task_id)
         if is_late and earlier is None:
             raise TaskExpired
         models = [request.models] if isinstance(request.models, str) else request.models
-        asked = Asked(
+        asked = EvaluationRequest(
             name="",
             dataset=self._dataset(request, directory),
             models=tuple(models),
@@ -142,14 +142,14 @@ class Evaluations:
             if request.repositories is None
             else str(self._below("repositories", request.repositories)),
         )
-        for line in left_out_of(asked.instances()):
+        for line in list_left_out(asked.instances()):
             _log.warning("%s", line)
         request.tuning.check(len(models))
-        ask(directory, asked)
+        record_request(directory, asked)
         is_new = earlier is None
         started = earlier.started if earlier else SYSTEM_CLOCK.now().timestamp()
         # Before checking the command: a running command answers all waiting tasks when it ends.
-        asker = Asker(task_id=task_id, options=dict(options), kept=dict(kept), started=started)
+        asker = WaitingTask(task_id=task_id, options=dict(options), kept=dict(kept), started=started)
         asker.write(directory)
         if is_new:
             on_new()
@@ -170,56 +170,56 @@ class Evaluations:
         # The request's settings were written into the store at the first start; they may have been changed since.
         progress = directory / PROGRESS
         has_begun = not is_new and progress.exists() and progress.stat().st_size > 0
-        environment = {**FaceSettings.from_env().environment, "DECKHANDS_URL": self._url, "DECKHANDS_URL_FILE": ""}
+        environment = {**CliSettings.from_env().environment, "DECKHANDS_URL": self._url, "DECKHANDS_URL_FILE": ""}
         detach(directory, [] if has_begun else tuning.as_arguments(), environment=environment)
 
-    async def keep_up(self) -> None:
+    async def run_maintenance(self) -> None:
         """Restart commands that ended before their evaluations, forever."""
         while True:
-            await asyncio.sleep(UPKEEP_SECONDS)
+            await asyncio.sleep(MAINTENANCE_SECONDS)
             try:
-                await asyncio.to_thread(self.look)
+                await asyncio.to_thread(self.restart_commands)
             except Exception:  # noqa: BLE001  (the outer edge: the next look tries again)
                 _log.exception("cannot check the commands of evaluations")
 
-    def look(self) -> None:
+    def restart_commands(self) -> None:
         """Restart commands that ended before their evaluations, and give up evaluations that fail repeatedly.
 
         An error of one evaluation, such as an unavailable broker, is logged and retried at the next scan.
         """
         for tasks in sorted(self._root.glob(f"*/{TASKS}")) if self._root is not None else ():
             try:
-                self._look_at(tasks.parent)
+                self._check_evaluation(tasks.parent)
             except Exception:  # noqa: BLE001  (one evaluation holds up no other)
                 _log.exception("cannot check the command of the evaluation %s", tasks.parent.name)
 
-    def _look_at(self, directory: Path) -> None:
-        waiting = waiting_in(directory)
+    def _check_evaluation(self, directory: Path) -> None:
+        waiting = list_waiting(directory)
         now = SYSTEM_CLOCK.now().timestamp()
         if not waiting or any(now - since < FORSAKEN_AFTER_SECONDS for _, since in waiting) or is_driven(directory):
             return
         askers = [asker for asker, _ in waiting]
-        if all(asker.starts >= MOST_STARTS for asker in askers):
+        if all(asker.starts >= MAX_STARTS for asker in askers):
             why = f"The command that carries out the evaluation {directory.name} has ended too early too often"
             given_up = UsageError(f"{why}; {LOG} in its directory says more.")
-            complete_tasks(directory, failure=raised(refusal(given_up)))
+            complete_tasks(directory, failure=to_exception(refusal(given_up)))
             return
         for asker in askers:
             asker.model_copy(update={"starts": asker.starts + 1}).write(directory)
         try:
-            self._start(directory, _parsed((), askers[0].options).tuning, is_new=False)
+            self._start(directory, _parse_request((), askers[0].options).tuning, is_new=False)
         except UsageError as error:
             _log.warning("%s", error.message)
 
     def _dataset(self, request: _Request, directory: Path) -> str:
         if isinstance(request.dataset, list):
-            return self._written(request.dataset, directory)
+            return self._write_rows(request.dataset, directory)
         name = request.dataset
-        if name == SHIPPED or name.partition(":")[0] in installed():
+        if name == SHIPPED or name.partition(":")[0] in list_installed():
             return name
         return str(self._below("dataset", name))
 
-    def _written(self, rows: list[dict[str, Any]], directory: Path) -> str:
+    def _write_rows(self, rows: list[dict[str, Any]], directory: Path) -> str:
         """Write the rows beside the results. They may contain files, but not refer to files of this machine."""
         for number, row in enumerate(rows[:MAX_ROWS], 1):
             for name in PLACES:
@@ -258,7 +258,7 @@ class Evaluations:
         return path
 
 
-def _parsed(previous: Sequence[Any], options: Mapping[str, Any]) -> _Request:
+def _parse_request(previous: Sequence[Any], options: Mapping[str, Any]) -> _Request:
     if previous:
         raise UsageError("The request cannot be used: deckhands.evaluate has named arguments only.")
     try:

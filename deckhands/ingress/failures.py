@@ -18,7 +18,7 @@ from typing import Any
 from broker.contract import AgentState
 from broker.runtime import DeckhandsError
 from deckhands.client import ExitCode, Summary
-from deckhands.ingress.task_results import TIME_LIMITS
+from deckhands.ingress.ingress_results import TIME_LIMITS
 
 MAX_REASON_CHARS = 300
 
@@ -57,7 +57,7 @@ class TaskExpired(Exception):
 
 
 FAILURES = {kind.__name__: kind for kind in (TaskFailure, RequestRefused, AgentFailed, AgentStopped, AgentNeedsPerson)}
-THROWN = (TaskFailure, *TIME_LIMITS.values())
+RAISED = (TaskFailure, *TIME_LIMITS.values())
 OUT_OF_TIME = "max_time"
 """The error code of a conversation that reached its time limit."""
 
@@ -112,7 +112,7 @@ def failure_of(summary: Summary, time_limit: str = "") -> dict[str, Any] | None:
     return {"kind": kind.__name__, "message": message, "code": code, "conversation_id": summary.conversation_id}
 
 
-def raised(failure: dict[str, Any]) -> Exception:
+def to_exception(failure: dict[str, Any]) -> Exception:
     """Return a failure as an exception."""
     name = str(failure["kind"])
     kind: type[Exception] = TIME_LIMITS.get(name) or FAILURES.get(name, AgentFailed)

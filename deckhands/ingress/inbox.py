@@ -11,7 +11,7 @@ the store accepted is performed, whatever crashes; the same id of the same produ
 entry is answered, if it names a reply stream, and quarantined without its secrets; so is an entry at which a worker
 fails. Entries do not wait for each other, nor do producers: each stream has its own reader and its own slots.
 Does not: keep an entry that its producer trims away before it is read.
-Keys: `deck:inbox`, `deck:inbox:<name>`, `…:moved`, `…:moved:<id>`, group `doors`.
+Keys: `deck:inbox`, `deck:inbox:<name>`, `…:moved`, `…:moved:<id>`, group `ingresses`.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from pydantic import Field
 
 from broker.celery import MAX_DEPTH, is_deeper
 from broker.coordination import (
-    CANNOT_BE_READ,
     GROUP,
+    PARSE_ERRORS,
     Producer,
     Producers,
-    Unreadable,
-    moved,
-    moved_streams,
+    Quarantine,
+    list_moved_streams,
+    make_moved_key,
     parse_moved_ms,
 )
 from broker.runtime import AdmissionRefused, DeckhandsError, StoreRefused, UsageError, failpoint, new_token, to_millis
 from broker.secrets import MASK
 from broker.store import INBOX, Argument, GroupReader
-from deckhands.client import MAX_KEY_CHARS, TaskSpec, conversation_id_of
+from deckhands.client import MAX_KEY_CHARS, TaskSpec, derive_conversation_id
 from deckhands.ingress.callers import STREAM, Caller
-from deckhands.ingress.desk import STORE_FAILS, Desk
+from deckhands.ingress.context import STORE_ERRORS, IngressContext
 from deckhands.ingress.outcome_watcher import answer_stream
 from deckhands.ingress.replies import NAME, VERSION, Replies
 
-AT_ONCE = 32
+MAX_IN_FLIGHT = 32
 READ_AT_ONCE = 8
 """Few, because their size is known only when they are in memory."""
-PRODUCER_AT_ONCE = 4
+PRODUCER_MAX_IN_FLIGHT = 4
 PRODUCER_READ_AT_ONCE = 2
 """The same for a producer's own stream: there may be `MAX_PRODUCERS` of them."""
 LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
@@ -59,10 +59,10 @@ MAX_MOVED = 4
 MOVED_SECONDS = 60.0
 """After this time, a moved stream that does not exist was read to its end."""
 FORSAKEN_AT_ONCE = 32
-MOST_DELIVERIES = 3
+MAX_DELIVERIES = 3
 """How often an entry may be delivered without being read, because it crashes the worker that receives it."""
 MAX_ENTRY_BYTES = 1 << 20
-UPKEEP_SECONDS = 1.0
+MAINTENANCE_SECONDS = 1.0
 FORSAKEN_AFTER_SECONDS = 10.0
 """Longer than an entry may wait for anything but the store, see `desk.OFFERS_LIMIT_SECONDS`."""
 FIELDS = frozenset({b"v", b"request", b"reply_to"})
@@ -89,7 +89,7 @@ class InboxRequest(TaskSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class InboxSource:
     """A stream of entries.
 
     Attributes:
@@ -103,18 +103,18 @@ class Source:
     is_moved: bool = False
 
 
-SHARED = Source()
+SHARED = InboxSource()
 
 
-class Inboxes:
+class InboxReaders:
     """All inbox streams of a store, as one worker reads them."""
 
-    def __init__(self, context: Desk, worker_id: str) -> None:
-        self._desk, self._worker_id = context, worker_id
+    def __init__(self, context: IngressContext, worker_id: str) -> None:
+        self._context, self._worker_id = context, worker_id
         self._producers = Producers(context.store)
         self._known: dict[str, Producer] = {}
         self._entries = 0
-        self._read: dict[Source, tuple[Inbox, list[asyncio.Task[None]]]] = {}
+        self._read: dict[InboxSource, tuple[InboxReader, list[asyncio.Task[None]]]] = {}
 
     @property
     def entries(self) -> int:
@@ -128,7 +128,7 @@ class Inboxes:
                 wanted = {SHARED}
                 try:
                     wanted = await self._sources()
-                except (StoreRefused, *CANNOT_BE_READ):
+                except (StoreRefused, *PARSE_ERRORS):
                     _log.exception("cannot read the producers")
                     wanted |= self._read.keys()
                 for source in self._read.keys() - wanted:
@@ -137,25 +137,25 @@ class Inboxes:
                     for task in tasks:
                         task.cancel()
                 for source in wanted - self._read.keys():
-                    inbox = Inbox(self._desk, self._worker_id, source, known=self._known)
-                    tasks = [group.create_task(inbox.read()), group.create_task(inbox.keep_up())]
+                    inbox = InboxReader(self._context, self._worker_id, source, known=self._known)
+                    tasks = [group.create_task(inbox.read()), group.create_task(inbox.run_maintenance())]
                     self._read[source] = (inbox, tasks)
-                await asyncio.sleep(UPKEEP_SECONDS)
+                await asyncio.sleep(MAINTENANCE_SECONDS)
 
-    async def _sources(self) -> set[Source]:
-        found = await self._producers.all()
+    async def _sources(self) -> set[InboxSource]:
+        found = await self._producers.load_all()
         self._known.clear()
         self._known.update(found)
-        sources = [SHARED, *(Source(producer.stream, producer) for producer in found.values())]
+        sources = [SHARED, *(InboxSource(producer.stream, producer) for producer in found.values())]
         moved_away = [
             replace(source, key=key, is_moved=True)
             for source in sources
-            for key in await moved_streams(self._desk.store, source.key)
+            for key in await list_moved_streams(self._context.store, source.key)
         ]
         return {*sources, *moved_away}
 
 
-class Inbox:
+class InboxReader:
     """One inbox stream, as one worker reads it.
 
     Args:
@@ -163,18 +163,23 @@ class Inbox:
     """
 
     def __init__(
-        self, context: Desk, worker_id: str, source: Source = SHARED, *, known: Mapping[str, Producer] | None = None
+        self,
+        context: IngressContext,
+        worker_id: str,
+        source: InboxSource = SHARED,
+        *,
+        known: Mapping[str, Producer] | None = None,
     ) -> None:
-        self._desk, self._worker_id, self._source = context, worker_id, source
+        self._context, self._worker_id, self._source = context, worker_id, source
         self._key = source.key
         self._known = known if known is not None else {}
         self._store = context.store
         self._producers = Producers(context.store)
         self._replies = Replies(context.store)
-        self._unreadable = Unreadable(context.store)
-        self._free = asyncio.Semaphore(AT_ONCE if source.producer is None else PRODUCER_AT_ONCE)
+        self._unreadable = Quarantine(context.store)
+        self._free = asyncio.Semaphore(MAX_IN_FLIGHT if source.producer is None else PRODUCER_MAX_IN_FLIGHT)
         self._read_at_once = READ_AT_ONCE if source.producer is None else PRODUCER_READ_AT_ONCE
-        self._under_way: set[str] = set()
+        self._in_flight: set[str] = set()
         self.entries = 0
 
     async def read(self) -> None:
@@ -188,18 +193,18 @@ class Inbox:
                     async with self._free:
                         found = await reader.read(limit=self._read_at_once)
                     if found:
-                        await self._say_read([entry for _, entry, _ in found])
+                        await self._reset_deliveries([entry for _, entry, _ in found])
                     for _, entry, fields in found:
                         await self._start(group, entry.decode(), fields)
         finally:
             await reader.aclose()
 
-    async def keep_up(self) -> None:
+    async def run_maintenance(self) -> None:
         """Claim the entries of dead workers, forever."""
         after = "-"
         async with asyncio.TaskGroup() as group:
             while True:
-                await asyncio.sleep(UPKEEP_SECONDS)
+                await asyncio.sleep(MAINTENANCE_SECONDS)
                 try:
                     if self._source.is_moved:
                         if await self._remove_if_empty():
@@ -207,7 +212,7 @@ class Inbox:
                     else:
                         await self._make_group()
                         await self._recover_ids()
-                    after = await self._take_over(group, after)
+                    after = await self._claim_forsaken(group, after)
                 except Exception:  # noqa: BLE001  (the outer edge: the next look begins at the first entry)
                     after = "-"
                     _log.exception("cannot maintain the inbox %s", self._key)
@@ -222,7 +227,7 @@ class Inbox:
         about = dict(zip(flat[::2], flat[1::2], strict=False))
         if about.get(b"last-generated-id") != LAST_ID.encode():
             return
-        registry = moved(self._key)
+        registry = make_moved_key(self._key)
         if await self._store.call("HLEN", registry) >= MAX_MOVED:
             return
         place = f"{registry}:{new_token()}"
@@ -252,42 +257,42 @@ class Inbox:
             )  # the worker that named it has died, or another has removed it
         return True
 
-    async def _take_over(self, group: asyncio.TaskGroup, after: str) -> str:
+    async def _claim_forsaken(self, group: asyncio.TaskGroup, after: str) -> str:
         """Claim some entries after one, and return where to continue; `-` after the last."""
         idle_ms = int(FORSAKEN_AFTER_SECONDS * 1000)
         found = await self._store.call("XPENDING", self._key, GROUP, "IDLE", idle_ms, after, "+", FORSAKEN_AT_ONCE)
         for raw, _, _, deliveries in found:
             entry = raw.decode()
-            if entry in self._under_way:
+            if entry in self._in_flight:
                 continue
-            if deliveries >= MOST_DELIVERIES:
+            if deliveries >= MAX_DELIVERIES:
                 error = UsageError(f"The entry was delivered {deliveries} times, and no ingress worker could read it.")
-                await self._unreadable.put_aside(self._store.all_shards[0], self._key, entry, (), error)
-                await self._done(entry)
+                await self._unreadable.quarantine(self._store.all_shards[0], self._key, entry, (), error)
+                await self._acknowledge(entry)
                 continue
             # One by one: if one crashes this worker, those before it are already in flight, and later ones are not
             # blamed.
             claimed = await self._store.call("XCLAIM", self._key, GROUP, self._worker_id, idle_ms, entry)
             if claimed and claimed[0] and claimed[0][1]:
-                await self._say_read([raw])
+                await self._reset_deliveries([raw])
                 await self._start(group, entry, claimed[0][1])
         return f"({found[-1][0].decode()}" if len(found) == FORSAKEN_AT_ONCE else "-"
 
-    async def _say_read(self, entries: Sequence[bytes]) -> None:
+    async def _reset_deliveries(self, entries: Sequence[bytes]) -> None:
         """Reset the delivery count of entries that were read: if this worker crashes now, they are not to blame."""
         with suppress(StoreRefused):  # the stream was overwritten or removed meanwhile
             await self._store.call("XCLAIM", self._key, GROUP, self._worker_id, 0, *entries, "RETRYCOUNT", 0, "JUSTID")
 
     async def _start(self, group: asyncio.TaskGroup, entry: str, fields: list[bytes]) -> None:
         """Process an entry in a task, once a slot is free."""
-        if entry in self._under_way:
+        if entry in self._in_flight:
             return
-        self._under_way.add(entry)
+        self._in_flight.add(entry)
         await self._free.acquire()
-        group.create_task(self._take(entry, fields)).add_done_callback(lambda _: self._ended(entry))
+        group.create_task(self._take(entry, fields)).add_done_callback(lambda _: self._release_slot(entry))
 
-    def _ended(self, entry: str) -> None:
-        self._under_way.discard(entry)
+    def _release_slot(self, entry: str) -> None:
+        self._in_flight.discard(entry)
         self._free.release()
 
     async def _take(self, entry: str, fields: list[bytes]) -> None:
@@ -296,7 +301,7 @@ class Inbox:
         try:
             if producer is not None and not await self._producers.is_current(producer):
                 return  # it was removed, and the reader of its successor takes the entry over
-        except STORE_FAILS:
+        except STORE_ERRORS:
             _log.exception("cannot process entry %s of the inbox now; retrying", entry)
             return
         self.entries += 1
@@ -307,14 +312,14 @@ class Inbox:
         try:
             try:
                 request_id = _id_in(about) or entry
-                await self._carry_out(entry, fields, request_id, reply_to)
+                await self._accept(entry, fields, request_id, reply_to)
             except (UsageError, AdmissionRefused) as error:
                 await self._reject(entry, fields, request_id, reply_to, error)
-        except STORE_FAILS:
+        except STORE_ERRORS:
             _log.exception("cannot process entry %s of the inbox now; retrying", entry)
         except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with it)
             _log.exception("cannot process entry %s of the inbox", entry)
-            await self._give_up(entry, fields, request_id, reply_to, error)
+            await self._quarantine(entry, fields, request_id, reply_to, error)
 
     def _reply_stream(self, name: str) -> str:
         """Return the permitted reply stream of an entry, even of an invalid one; empty if none."""
@@ -335,15 +340,19 @@ class Inbox:
                 f"Use {producer.name}." if producer is not None else "Use another name, or the stream of that producer."
             )
             raise UsageError(f"The reply stream {name} belongs to another producer.", remedy=own)
-        return request if producer is None else request.model_copy(update={"tenant": producer.bind(request.tenant)})
+        return (
+            request if producer is None else request.model_copy(update={"tenant": producer.bind_tenant(request.tenant)})
+        )
 
     def _conversation_id(self, reply_to: str, request_id: str) -> str:
         producer = self._source.producer
-        return conversation_id_of(
-            f"inbox:{reply_to}:{request_id}" if producer is None else f"producer:{producer.incarnation}:{request_id}"
+        return derive_conversation_id(
+            f"inbox:{reply_to}:{request_id}" if producer is None else f"producer:{producer.unique_name}:{request_id}"
         )
 
-    async def _give_up(self, entry: str, fields: list[bytes], request_id: str, reply_to: str, error: Exception) -> None:
+    async def _quarantine(
+        self, entry: str, fields: list[bytes], request_id: str, reply_to: str, error: Exception
+    ) -> None:
         """Quarantine an entry after an unexpected error, and answer it if possible."""
         failed = _Failed(
             f"The ingress worker failed at this entry: {type(error).__name__}.", remedy="Its log says more."
@@ -355,31 +364,35 @@ class Inbox:
             except Exception:  # noqa: BLE001  (the outer edge: without an answer, then)
                 _log.exception("cannot quarantine entry %s of the inbox", entry)
 
-    async def _carry_out(self, entry: str, fields: list[bytes], request_id: str, reply_to: str) -> None:
-        caller = await self._begin(self._check_source(fields, parsed(fields)), request_id, reply_to, entry)
+    async def _accept(self, entry: str, fields: list[bytes], request_id: str, reply_to: str) -> None:
+        caller = await self._create_conversation(
+            self._check_source(fields, parse_entry(fields)), request_id, reply_to, entry
+        )
         conversation_id = caller.conversation_id
-        failpoint("door.inbox_begun")
+        failpoint("ingress.inbox_begun")
         if reply_to:
             content = {"conversation_id": conversation_id}
             await self._replies.send(reply_to, request_id, "accepted", conversation_id=conversation_id, content=content)
-            kept = await self._desk.callers.of(conversation_id)
+            kept = await self._context.callers.of(conversation_id)
             if kept is None:
-                await self._desk.callers.keep(caller)
+                await self._context.callers.add(caller)
             elif kept.is_answered:  # the producer asks again
-                await answer_stream(self._desk, self._replies, kept)
-        failpoint("door.inbox_answered")
-        await self._done(entry)
+                await answer_stream(self._context, self._replies, kept)
+        failpoint("ingress.inbox_answered")
+        await self._acknowledge(entry)
 
-    async def _begin(self, request: InboxRequest, request_id: str, reply_to: str, entry: str) -> Caller:
+    async def _create_conversation(self, request: InboxRequest, request_id: str, reply_to: str, entry: str) -> Caller:
         conversation_id = self._conversation_id(reply_to, request_id)
         caller = Caller(conversation_id, STREAM, reply_to, request_id, is_headless=request.headless)
         if reply_to:
-            await self._desk.callers.keep(caller)
+            await self._context.callers.add(caller)
         timing = request.timing()
         if timing.delay_seconds is not None or isinstance(timing.expires, float):
             timing = timing.after(await self._age_seconds(entry))
         awaited = caller.awaited if reply_to else ""
-        await self._desk.begin(request.with_timing(timing), conversation_id, request_id, awaited=awaited)
+        await self._context.start_conversation(
+            request.with_timing(timing), conversation_id, request_id, awaited=awaited
+        )
         return caller
 
     async def _age_seconds(self, entry: str) -> float:
@@ -392,21 +405,21 @@ class Inbox:
         self, entry: str, fields: list[bytes], request_id: str, reply_to: str, error: DeckhandsError
     ) -> None:
         conversation_id = self._conversation_id(reply_to, request_id)
-        has_begun = bool(reply_to and await self._desk.meta(conversation_id))
+        has_begun = bool(reply_to and await self._context.meta(conversation_id))
         if reply_to and not has_begun:
-            await self._desk.callers.forget(conversation_id)
+            await self._context.callers.forget(conversation_id)
         if reply_to and not (has_begun and isinstance(error, _Failed)):  # otherwise its conversation answers
             reason: dict[str, str | float] = {"code": error.code, "message": error.message, "remedy": error.remedy}
             if isinstance(error, AdmissionRefused):
                 reason["retry_after_seconds"] = error.retry_after_seconds
             await self._replies.send(reply_to, request_id, "rejected", content=reason)
         if not (reply_to and isinstance(error, AdmissionRefused)):  # the producer learns that it must send it again
-            await self._unreadable.put_aside(
+            await self._unreadable.quarantine(
                 self._store.all_shards[0], self._key, entry, without_secrets(fields), error
             )
-        await self._done(entry)
+        await self._acknowledge(entry)
 
-    async def _done(self, entry: str) -> None:
+    async def _acknowledge(self, entry: str) -> None:
         commands: list[tuple[Argument, ...]] = [("XACK", self._key, GROUP, entry), ("XDEL", self._key, entry)]
         with suppress(StoreRefused):  # the inbox was overwritten, and the entry with it
             await self._store.call_many(commands)
@@ -425,7 +438,7 @@ class Inbox:
             await self._store.call(*make)
 
 
-def parsed(fields: Sequence[bytes]) -> InboxRequest:
+def parse_entry(fields: Sequence[bytes]) -> InboxRequest:
     """Parse the fields of an entry.
 
     Raises:

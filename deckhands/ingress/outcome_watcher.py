@@ -4,7 +4,7 @@ Most are found at once by notices. A sweep finds those whose notice was lost, wi
 worker. Progress is reported at most once a second per conversation.
 
 Holds: a notice is acknowledged after its conversation was checked; an unreadable conversation does not affect others.
-Keys: `deck:{k}:notices`, group `doors`.
+Keys: `deck:{k}:notices`, group `ingresses`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import logging
 from contextlib import suppress
 
 from broker.contract import Action
-from broker.coordination import CANNOT_BE_READ, Producers, Unreadable, conversation_of
+from broker.coordination import PARSE_ERRORS, Producers, Quarantine, find_conversation_keys
 from broker.log import find_latest_event
-from broker.runtime import DeckhandsError, StoreRefused, about
+from broker.runtime import DeckhandsError, StoreRefused, make_extra
 from broker.store import Argument, GroupReader, ShardKeys
 from deckhands.ingress.callers import CELERY, STREAM, Caller
-from deckhands.ingress.desk import Desk
+from deckhands.ingress.context import IngressContext
 from deckhands.ingress.replies import Replies
 from deckhands.ingress.runs import Runs
 
-GROUP = "doors"
+GROUP = "ingresses"
 BATCH = 128
-LOOKS_AT_ONCE = 16
-MOST_ENDED = 1_000
+MAX_CONCURRENT_CHECKS = 16
+MAX_ENDED = 1_000
 """How many ended runs wait for their completion in one worker; the sweep finds further ones."""
 FINISH_SECONDS = 3.0
 """How long a stopping worker waits for a completion in flight."""
-UPKEEP_SECONDS = 1.0
+MAINTENANCE_SECONDS = 1.0
 FORSAKEN_AFTER_SECONDS = 5.0
 """How long a worker may hold a notice before another one claims it."""
 SHOWN_CHARS = 200
@@ -42,14 +42,14 @@ _log = logging.getLogger(__name__)
 class OutcomeWatcher:
     """Checks conversations for one worker."""
 
-    def __init__(self, context: Desk, runs: Runs, worker_id: str) -> None:
-        self._desk, self._runs, self._worker_id = context, runs, worker_id
+    def __init__(self, context: IngressContext, runs: Runs, worker_id: str) -> None:
+        self._context, self._runs, self._worker_id = context, runs, worker_id
         self._store = context.store
         self._replies = Replies(context.store)
-        self._unreadable = Unreadable(context.store)
-        self._at_once = asyncio.Semaphore(LOOKS_AT_ONCE)
-        self._getting_on: set[str] = set()
-        self._ended: asyncio.Queue[str] = asyncio.Queue(MOST_ENDED)
+        self._unreadable = Quarantine(context.store)
+        self._at_once = asyncio.Semaphore(MAX_CONCURRENT_CHECKS)
+        self._progressing: set[str] = set()
+        self._ended: asyncio.Queue[str] = asyncio.Queue(MAX_ENDED)
         self._ended_ids: set[str] = set()
         self._forsaken_after: dict[int, Argument] = {}
         self.looks = 0
@@ -60,55 +60,55 @@ class OutcomeWatcher:
         try:
             while True:
                 found = await reader.read(limit=BATCH)
-                await self._look_at_entries(names, [(entry, fields) for _, entry, fields in found])
+                await self._check_entries(names, [(entry, fields) for _, entry, fields in found])
         finally:
             await reader.aclose()
 
-    async def keep_up(self) -> None:
+    async def run_maintenance(self) -> None:
         """Run the sweep and claim the notices of dead workers, each second, forever."""
         while True:
-            await asyncio.sleep(UPKEEP_SECONDS)
-            for part in (self._look_at_forsaken, self._look_at_overdue):
+            await asyncio.sleep(MAINTENANCE_SECONDS)
+            for part in (self._check_forsaken, self._check_overdue):
                 try:
                     await part()
-                except (DeckhandsError, *CANNOT_BE_READ):
+                except (DeckhandsError, *PARSE_ERRORS):
                     _log.exception("a sweep over callers failed")
 
-    async def _look_at_forsaken(self) -> None:
+    async def _check_forsaken(self) -> None:
         for names in self._store.all_shards:
-            await self._look_at_entries(names, await self._forsaken(names))
+            await self._check_entries(names, await self._claim_forsaken(names))
 
-    async def _look_at_overdue(self) -> None:
+    async def _check_overdue(self) -> None:
         for names in self._store.all_shards:
-            overdue = await self._desk.callers.overdue(names, limit=BATCH)
-            await asyncio.gather(*(self._look(cid, is_sweep=True) for cid in overdue))
+            overdue = await self._context.callers.overdue(names, limit=BATCH)
+            await asyncio.gather(*(self._check(cid, is_sweep=True) for cid in overdue))
 
     async def report_progress(self) -> None:
         """Report the progress of conversations to their callers, each second, forever."""
         while True:
-            await asyncio.sleep(UPKEEP_SECONDS)
-            getting_on = self._getting_on
-            self._getting_on = set()
+            await asyncio.sleep(MAINTENANCE_SECONDS)
+            getting_on = self._progressing
+            self._progressing = set()
             await asyncio.gather(*(self._report(conversation_id) for conversation_id in getting_on))
 
-    async def _look_at_entries(self, names: ShardKeys, entries: list[tuple[bytes, list[bytes]]]) -> None:
+    async def _check_entries(self, names: ShardKeys, entries: list[tuple[bytes, list[bytes]]]) -> None:
         noticed: dict[str, None] = {}
         done: list[bytes] = []
         for entry, fields in entries:
             try:
                 about = dict(zip(fields[::2], fields[1::2], strict=True))
-                noticed[conversation_of(self._store, names, about[b"c"]).conversation_id] = None
-            except CANNOT_BE_READ as error:
-                await self._unreadable.put_aside(names, names.notices, entry.decode(), fields, error, group=GROUP)
+                noticed[find_conversation_keys(self._store, names, about[b"c"]).conversation_id] = None
+            except PARSE_ERRORS as error:
+                await self._unreadable.quarantine(names, names.notices, entry.decode(), fields, error, group=GROUP)
             done.append(entry)
-        await asyncio.gather(*(self._look(conversation_id, is_sweep=False) for conversation_id in noticed))
+        await asyncio.gather(*(self._check(conversation_id, is_sweep=False) for conversation_id in noticed))
         if done:
             commands: list[tuple[Argument, ...]] = [("XACK", names.notices, GROUP, *done)]
             commands.append(("XDEL", names.notices, *done))
             with suppress(StoreRefused):  # the stream was overwritten or removed meanwhile
                 await self._store.call_many(commands)
 
-    async def _forsaken(self, names: ShardKeys) -> list[tuple[bytes, list[bytes]]]:
+    async def _claim_forsaken(self, names: ShardKeys) -> list[tuple[bytes, list[bytes]]]:
         """Claim notices that another worker has held too long."""
         idle_ms = int(FORSAKEN_AFTER_SECONDS * 1000)
         after = self._forsaken_after.get(names.shard, "0-0")
@@ -116,31 +116,31 @@ class OutcomeWatcher:
         self._forsaken_after[names.shard], entries, *_ = await self._store.call(*command)
         return [(entry, fields) for entry, fields in entries if fields]
 
-    async def _look(self, conversation_id: str, *, is_sweep: bool) -> None:
+    async def _check(self, conversation_id: str, *, is_sweep: bool) -> None:
         async with self._at_once:
             self.looks += 1
             try:
-                caller = await self._desk.callers.of(conversation_id)
-                if caller is not None and not caller.is_answered and not self._desk.is_own(caller):
-                    await self._desk.callers.pass_on(caller, is_news=not is_sweep)
+                caller = await self._context.callers.of(conversation_id)
+                if caller is not None and not caller.is_answered and not self._context.may_answer(caller):
+                    await self._context.callers.leave_to_others(caller, is_news=not is_sweep)
                     return
-                await self._desk.callers.hear(conversation_id)
+                await self._context.callers.reset_notice(conversation_id)
                 if caller is None or caller.is_answered:
-                    await self._desk.callers.answered(conversation_id)
+                    await self._context.callers.mark_answered(conversation_id)
                     return
-                if await self._desk.outcome(caller, await self._desk.meta(conversation_id)):
+                if await self._context.outcome(caller, await self._context.meta(conversation_id)):
                     await self._answer(caller)
                     return
                 await self._runs.announce_start(caller)
-                self._getting_on.add(conversation_id)
+                self._progressing.add(conversation_id)
                 if is_sweep:
-                    await self._desk.callers.look_later(caller)
+                    await self._context.callers.schedule_check(caller)
             except Exception:  # noqa: BLE001  (the outer edge: one conversation, or the result backend)
-                _log.exception("cannot check conversation %s", conversation_id, extra=about(conversation_id))
+                _log.exception("cannot check conversation %s", conversation_id, extra=make_extra(conversation_id))
 
     async def _answer(self, caller: Caller) -> None:
         if caller.kind == STREAM:
-            await answer_stream(self._desk, self._replies, caller)
+            await answer_stream(self._context, self._replies, caller)
         elif caller.kind == CELERY and caller.conversation_id not in self._ended_ids:
             with suppress(asyncio.QueueFull):
                 self._ended.put_nowait(caller.conversation_id)
@@ -163,14 +163,16 @@ class OutcomeWatcher:
         try:
             await self._runs.complete(conversation_id)
         except Exception:  # noqa: BLE001  (the outer edge: the sweep tries again)
-            _log.exception("cannot answer the caller of conversation %s", conversation_id, extra=about(conversation_id))
+            _log.exception(
+                "cannot answer the caller of conversation %s", conversation_id, extra=make_extra(conversation_id)
+            )
         finally:
             self._ended_ids.discard(conversation_id)
 
     async def _report(self, conversation_id: str) -> None:
         try:
-            caller = await self._desk.callers.of(conversation_id)
-            meta = await self._desk.meta(conversation_id)
+            caller = await self._context.callers.of(conversation_id)
+            meta = await self._context.meta(conversation_id)
             if caller is None or caller.kind != CELERY or caller.outcome or not meta:
                 return
             if (caller.kept or {}).get("ignore_result"):
@@ -183,14 +185,14 @@ class OutcomeWatcher:
                 "cost_usd": float(meta.get("cost_usd", "0")),
                 "last_action": latest.sentence[:SHOWN_CHARS] if latest else "",
             }
-            if await asyncio.to_thread(self._desk.results.report_progress, caller.name, progress):
+            if await asyncio.to_thread(self._context.results.report_progress, caller.name, progress):
                 await self._runs.revoke(caller.name)
         except Exception:  # noqa: BLE001  (progress is news, and the next one follows; the result backend may be away)
             text = "cannot report the progress of conversation %s"
-            _log.warning(text, conversation_id, exc_info=True, extra=about(conversation_id))
+            _log.warning(text, conversation_id, exc_info=True, extra=make_extra(conversation_id))
 
 
-async def answer_stream(context: Desk, replies: Replies, caller: Caller) -> None:
+async def answer_stream(context: IngressContext, replies: Replies, caller: Caller) -> None:
     """Send a producer of the inbox the outcome of its conversation.
 
     If its name now belongs to a producer of another tenant, the outcome is dropped.
@@ -210,5 +212,5 @@ async def answer_stream(context: Desk, replies: Replies, caller: Caller) -> None
         )
     else:
         text = "the caller of conversation %s gets no answer: the producer %s now belongs to another tenant"
-        _log.warning(text, found.conversation_id, found.name, extra=about(found.conversation_id))
-    await context.callers.answered(found.conversation_id)
+        _log.warning(text, found.conversation_id, found.name, extra=make_extra(found.conversation_id))
+    await context.callers.mark_answered(found.conversation_id)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from broker.coordination import Unreadable
+from broker.coordination import Quarantine
 from broker.runtime import StoreRefused
 from broker.store import Argument, Store, keys
 
@@ -30,7 +30,7 @@ class Replies:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._unreadable = Unreadable(store)
+        self._unreadable = Quarantine(store)
 
     async def send(
         self, name: str, request_id: str, event: ReplyEvent, *, conversation_id: str = "", content: Mapping[str, Any]
@@ -39,7 +39,7 @@ class Replies:
 
         A key of another type in the place of the stream is renamed.
         """
-        stream = keys.replies(name)
+        stream = keys.replies_key(name)
         fields: dict[str, Argument] = {"v": VERSION, "id": request_id, "event": event, "n": NUMBERS[event]}
         fields |= {"conversation_id": conversation_id, "json": json.dumps(content)}
         flat: list[Argument] = [part for field in fields.items() for part in field]

@@ -33,16 +33,16 @@ from broker.contract import (
     is_settled,
 )
 from broker.runtime import AdmissionRefused, UsageError, failpoint, new_key, to_millis
-from deckhands.client import TaskSpec, conversation_of_task
+from deckhands.client import TaskSpec, derive_task_conversation_id
 from deckhands.ingress.callers import CELERY, Caller
-from deckhands.ingress.desk import EXPIRED, REVOKED, SUCCESS, Desk
+from deckhands.ingress.context import EXPIRED, REVOKED, SUCCESS, IngressContext
 from deckhands.ingress.earlier_results import follow
-from deckhands.ingress.failures import raised, unusable_callback
-from deckhands.ingress.task_results import HARD_LIMIT, RETRIED, RUN, SOFT_LIMIT, revoked
+from deckhands.ingress.failures import to_exception, unusable_callback
+from deckhands.ingress.ingress_results import HARD_LIMIT, RETRYABLE, RUN, SOFT_LIMIT, make_revoked
 
 COMPLETIONS_AT_ONCE = 8
-MOST_SHOWN = 100
-MOST_LOOKED_AT = 1_000
+MAX_SHOWN = 100
+MAX_READ = 1_000
 """The maximum number of runs in an answer of remote control, and of callers read per shard for it."""
 PRIORITIES: tuple[tuple[int, PriorityName], ...] = ((4, "interactive"), (6, "normal"), (9, "batch"))
 """Celery's priorities over Redis: 0 is the highest, and the default of messages without one."""
@@ -88,7 +88,7 @@ class RunMessage:
             raise self.refused
         following = follow(self.previous, self.options)
         refuse_key(following.fields)
-        request, time_limit = within(TaskSpec.parse(following.fields), self.time_limits)
+        request, time_limit = with_time_limits(TaskSpec.parse(following.fields), self.time_limits)
         if request.priority is None and self.priority:
             request = request.model_copy(update={"priority": priority_of(self.priority)})
         return request, following.archive, time_limit
@@ -97,8 +97,8 @@ class RunMessage:
 class Runs:
     """The runs of Celery tasks."""
 
-    def __init__(self, context: Desk) -> None:
-        self._desk = context
+    def __init__(self, context: IngressContext) -> None:
+        self._context = context
         self._threads = ThreadPoolExecutor(COMPLETIONS_AT_ONCE, thread_name_prefix="completion")
 
     async def take(self, message: RunMessage) -> None:
@@ -108,10 +108,10 @@ class Runs:
             UsageError: the request is invalid; nothing was started.
             AdmissionRefused: it cannot start now; nothing was started.
         """
-        context = self._desk
-        conversation_id = conversation_of_task(message.task_id)
+        context = self._context
+        conversation_id = derive_task_conversation_id(message.task_id)
         caller = await context.callers.of(conversation_id)
-        if caller is not None and not context.is_own(caller):
+        if caller is not None and not context.may_answer(caller):
             raise UsageError(
                 f"The task id {ascii(message.task_id)[:100]} is that of a task of another Celery broker.",
                 remedy="Send the task under another id.",
@@ -134,31 +134,31 @@ class Runs:
             is_headless=request.headless,
             broker=context.broker,
         )
-        if await context.callers.keep(caller):
+        if await context.callers.add(caller):
             await self._announce("received", message.task_id, **message.shown)
         is_revoked = await context.revocations.is_revoked(message.task_id)
-        if is_revoked or context.is_late(message.expires):
+        if is_revoked or context.has_expired(message.expires):
             await context.callers.decide(conversation_id, REVOKED if is_revoked else EXPIRED)
             await self.complete(conversation_id)
             return
-        failpoint("door.before_begin")
+        failpoint("ingress.before_begin")
         try:
             spec = request.with_timing(timing_of(request, message.eta, message.expires, context.store.clock.now()))
-            await context.begin(spec, conversation_id, message.task_id, awaited=CELERY, archive=archive)
+            await context.start_conversation(spec, conversation_id, message.task_id, awaited=CELERY, archive=archive)
         except (UsageError, AdmissionRefused):
             await context.callers.forget(conversation_id)
             raise
-        await context.callers.keep(caller)
-        failpoint("door.begun")
+        await context.callers.add(caller)
+        failpoint("ingress.begun")
         await self._stop_if_revoked(message.task_id)
 
     async def revoke(self, task_id: str) -> None:
         """Stop a run, started or not. Idempotent; a run that has ended does not change."""
-        context = self._desk
-        conversation_id = conversation_of_task(task_id)
+        context = self._context
+        conversation_id = derive_task_conversation_id(task_id)
         await context.revocations.revoke(task_id)
         caller = await context.callers.of(conversation_id)
-        if caller is None or caller.is_answered or not context.is_own(caller):
+        if caller is None or caller.is_answered or not context.may_answer(caller):
             return
         meta = await context.meta(conversation_id)
         if not await context.outcome(caller, meta):
@@ -169,8 +169,8 @@ class Runs:
 
     async def _stop_if_revoked(self, task_id: str) -> None:
         """Stop a run whose task is revoked: it may have started after the revocation looked for it."""
-        context = self._desk
-        conversation_id = conversation_of_task(task_id)
+        context = self._context
+        conversation_id = derive_task_conversation_id(task_id)
         if not await context.revocations.is_revoked(task_id):
             return
         meta = await context.meta(conversation_id)
@@ -186,39 +186,39 @@ class Runs:
 
         If the broker or the result backend is unavailable, or this worker crashes, the sweep over callers tries again.
         """
-        callers = self._desk.callers
+        callers = self._context.callers
         caller = await callers.of(conversation_id)
-        if caller is None or caller.is_answered or not self._desk.is_own(caller):
+        if caller is None or caller.is_answered or not self._context.may_answer(caller):
             return
-        text = await self._desk.outcome(caller, await self._desk.meta(conversation_id))
+        text = await self._context.outcome(caller, await self._context.meta(conversation_id))
         if not text:
             return
-        await callers.look_later(caller)
+        await callers.schedule_check(caller)
         if not await callers.lock(conversation_id, new_key()):
             return
         now = await callers.of(conversation_id)  # another worker may have completed it, and released the lock
         if now is None or now.is_answered:
             return
-        failpoint("door.before_result")
+        failpoint("ingress.before_result")
         await self.announce_start(now, ends=True)
         outcome = json.loads(text)
         kept = caller.kept or {}
-        results = self._desk.results
+        results = self._context.results
         value, failure = _ending_of(outcome)
         settle = partial(
             results.settle,
             *(caller.name, kept, value),
             failure=failure,
-            unusable=lambda error: raised(unusable_callback(error, conversation_id)),
+            unusable=lambda error: to_exception(unusable_callback(error, conversation_id)),
             runtime_seconds=await self._runtime_seconds(conversation_id, outcome),
         )
         try:
             await self._in_thread(settle)
-        except RETRIED as error:
+        except RETRYABLE as error:
             _log.warning("cannot complete the task %s now; retrying: %s", ascii(caller.name), error)
             return
-        failpoint("door.before_answered")
-        await callers.answered(conversation_id)
+        failpoint("ingress.before_answered")
+        await callers.mark_answered(conversation_id)
 
     async def in_flight(self, *, has_started: bool) -> list[dict[str, Any]]:
         """Return unfinished runs as Celery's remote control shows tasks; every ingress worker returns the same.
@@ -228,26 +228,26 @@ class Runs:
         """
         found = list[Caller]()
         others = 0
-        for names in self._desk.store.all_shards:
-            waiting, more = await self._desk.callers.waiting(names, limit=MOST_LOOKED_AT)
+        for names in self._context.store.all_shards:
+            waiting, more = await self._context.callers.waiting(names, limit=MAX_READ)
             found += [caller for caller in waiting if self._is_shown(caller) and bool(caller.started_ms) == has_started]
             others += more
-        if len(found) > MOST_SHOWN or others:
-            rest = max(0, len(found) - MOST_SHOWN)
+        if len(found) > MAX_SHOWN or others:
+            rest = max(0, len(found) - MAX_SHOWN)
             _log.warning("the answer omits %d runs, and %d that were not read", rest, others)
-        return [_info_of(caller) for caller in found[:MOST_SHOWN]]
+        return [_info_of(caller) for caller in found[:MAX_SHOWN]]
 
     async def query(self, task_ids: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]:
         """Return the tasks that are unfinished runs, each with its Celery state."""
         found = {}
         for task_id in task_ids:
-            caller = await self._desk.callers.of(conversation_of_task(task_id))
+            caller = await self._context.callers.of(derive_task_conversation_id(task_id))
             if caller is not None and self._is_shown(caller) and not (caller.outcome or caller.is_answered):
                 found[task_id] = ("active" if caller.started_ms else "reserved", _info_of(caller))
         return found
 
     def _is_shown(self, caller: Caller) -> bool:
-        return caller.kind == CELERY and self._desk.is_own(caller)
+        return caller.kind == CELERY and self._context.may_answer(caller)
 
     async def announce_start(self, caller: Caller, *, ends: bool = False) -> None:
         """Send the event that an agent has started, once over all workers, with the time from the log.
@@ -258,33 +258,33 @@ class Runs:
         if caller.kind != CELERY or caller.started_ms is not None:
             return
         conversation_id = caller.conversation_id
-        has_begun = bool(await self._desk.meta(conversation_id))
-        events = await self._desk.client.log.read(conversation_id) if has_begun else []
+        has_begun = bool(await self._context.meta(conversation_id))
+        events = await self._context.client.log.read(conversation_id) if has_begun else []
         started = next(filter(_starts, events), None)
         started_ms = to_millis(started.timestamp) if started is not None and started.timestamp is not None else 0
         if (
             (started_ms or ends)
-            and await self._desk.callers.note_start(caller.conversation_id, started_ms)
+            and await self._context.callers.note_start(caller.conversation_id, started_ms)
             and started_ms
         ):
             await self._announce("started", caller.name, timestamp=started_ms / 1000)
 
     async def _runtime_seconds(self, conversation_id: str, outcome: Mapping[str, Any]) -> float | None:
         """Return how long an agent has worked, from its start to its last event; None if it has no summary."""
-        caller = await self._desk.callers.of(conversation_id)
+        caller = await self._context.callers.of(conversation_id)
         updated = (outcome.get("summary") or {}).get("updated")
         if caller is None or not caller.started_ms or not updated:
             return None
         return max(0.0, datetime.fromisoformat(updated).timestamp() - caller.started_ms / 1000)
 
     async def _announce(self, kind: str, task_id: str, **fields: Any) -> None:
-        await self._in_thread(partial(self._desk.results.announce, kind, task_id, **fields))
+        await self._in_thread(partial(self._context.results.send_event, kind, task_id, **fields))
 
     async def _repeat(self, caller: Caller, message: RunMessage) -> None:
         """Store the result of a completed task again; its producer may have lost it."""
         if caller.outcome and not message.kept.get("ignore_result"):
             value, failure = _ending_of(json.loads(caller.outcome))
-            await self._in_thread(partial(self._desk.results.repeat, caller.name, value, failure=failure))
+            await self._in_thread(partial(self._context.results.restore_result, caller.name, value, failure=failure))
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -295,8 +295,8 @@ def _ending_of(outcome: Mapping[str, Any]) -> tuple[Any, Exception | None]:
     if outcome["status"] == SUCCESS:
         return outcome["summary"], None
     if "failure" in outcome:
-        return None, raised(outcome["failure"])
-    return None, revoked(str(outcome.get("reason", "")))
+        return None, to_exception(outcome["failure"])
+    return None, make_revoked(str(outcome.get("reason", "")))
 
 
 def _info_of(caller: Caller) -> dict[str, Any]:
@@ -330,15 +330,15 @@ def _ends(event: Event) -> bool:
 
 def timing_of(request: TaskSpec, eta: datetime | None, expires: datetime | None, now: datetime) -> Timing:
     """Return when a conversation may start: the times of the message and of the request both apply."""
-    begins = [moment for moment in (eta, request.timing().begins(now)) if moment is not None]
-    ends = [moment for moment in (expires, request.timing().ends(now)) if moment is not None]
+    begins = [moment for moment in (eta, request.timing().earliest_start(now)) if moment is not None]
+    ends = [moment for moment in (expires, request.timing().latest_start(now)) if moment is not None]
     due = max(begins, default=None)
     if due is not None and due <= now and not ends:
         return Timing()  # it starts at once, like a message without a time
     return Timing(not_before=due, expires=min(ends, default=None))
 
 
-def within(request: TaskSpec, time_limits: Sequence[Any] | None) -> tuple[TaskSpec, str]:
+def with_time_limits(request: TaskSpec, time_limits: Sequence[Any] | None) -> tuple[TaskSpec, str]:
     """Return a request whose agent also observes Celery's time limits, and the exception of the limit that bounds it.
 
     Args:

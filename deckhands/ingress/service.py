@@ -11,31 +11,31 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from broker.celery import cancel_when
-from broker.coordination import HeartbeatThread, Membership, Unreadable
+from broker.coordination import HeartbeatThread, Membership, Quarantine
 from broker.log import expire
 from broker.runtime import BrokerSettings, OwnershipLost, UsageError, failpoint, new_worker_id
 from broker.store import Store, open_store
-from deckhands.ingress.celery_app import QUEUE
-from deckhands.ingress.desk import Desk
-from deckhands.ingress.evaluations import Evaluations
-from deckhands.ingress.inbox import Inboxes
-from deckhands.ingress.orders import Orders
+from deckhands.ingress.commands import ConversationCommands
+from deckhands.ingress.context import IngressContext
+from deckhands.ingress.evaluations import EvaluationTasks
+from deckhands.ingress.inbox import InboxReaders
+from deckhands.ingress.ingress_app import QUEUE
+from deckhands.ingress.ingress_results import TaskResults
 from deckhands.ingress.outcome_watcher import OutcomeWatcher
 from deckhands.ingress.runs import COMPLETIONS_AT_ONCE, Runs
-from deckhands.ingress.task_results import TaskResults
 
 _log = logging.getLogger(__name__)
 
 
-class Door:
+class IngressWorker:
     """An ingress worker; a `LoopService`."""
 
-    def __init__(self, settings: BrokerSettings, results: TaskResults, evaluations: Evaluations) -> None:
+    def __init__(self, settings: BrokerSettings, results: TaskResults, evaluations: EvaluationTasks) -> None:
         self._settings, self._results, self._evaluations = settings, results, evaluations
         self._is_open = asyncio.Event()
-        self._life: _Life | None = None
+        self._session: _WorkerSession | None = None
         self.runs: Runs
-        self.orders: Orders
+        self.commands: ConversationCommands
         self._store: Store
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -44,46 +44,55 @@ class Door:
         store = await open_store(settings.url, shards=settings.shards, patience_seconds=None, opening_seconds=None)
         for warning in store.warnings:
             _log.error("%s", warning)
-        context = Desk(store, self._results, settings.broker_name)
+        context = IngressContext(store, self._results, settings.broker_name)
         self.runs = Runs(context)
-        self.orders = Orders(context)
+        self.commands = ConversationCommands(context)
         self._store = store
         self._is_open.set()
         try:
             while not stop.is_set():
-                self._life = life = _Life(context, self.runs, settings, self._evaluations)
+                self._session = life = _WorkerSession(context, self.runs, settings, self._evaluations)
                 with HeartbeatThread(settings.url, life.membership) as heartbeat_thread:
                     async with life.membership.handing_back():
-                        await life.run(stop, on_beat=heartbeat_thread.loop_turned)
+                        await life.run(stop, on_beat=heartbeat_thread.record_turn)
         finally:
             await store.aclose()
 
-    async def opened(self) -> None:
+    async def wait_until_open(self) -> None:
         """Wait until the store is open."""
         await self._is_open.wait()
 
     async def note_unusable(self, task_id: str, error: UsageError) -> None:
         """Record an invalid Celery message; `deckhands dead ls` lists it, and a metric counts it."""
-        await Unreadable(self._store).put_aside(self._store.all_shards[0], QUEUE, task_id, (), error)
+        await Quarantine(self._store).quarantine(self._store.all_shards[0], QUEUE, task_id, (), error)
 
     def report(self) -> Mapping[str, Any]:
         """See `LoopService.report`."""
-        life = self._life
+        life = self._session
         if life is None:
-            return {"role": "door"}
-        return {"role": "door", "worker_id": life.worker_id, "looks": life.watcher.looks, "entries": life.inbox.entries}
+            return {"role": "ingress"}
+        return {
+            "role": "ingress",
+            "worker_id": life.worker_id,
+            "looks": life.watcher.looks,
+            "entries": life.inbox.entries,
+        }
 
 
-class _Life:
+class _WorkerSession:
     """The worker under one name, until it stops or is swept."""
 
-    def __init__(self, context: Desk, runs: Runs, settings: BrokerSettings, evaluations: Evaluations) -> None:
-        self.worker_id = new_worker_id("door")
+    def __init__(
+        self, context: IngressContext, runs: Runs, settings: BrokerSettings, evaluations: EvaluationTasks
+    ) -> None:
+        self.worker_id = new_worker_id("ingress")
         self.watcher = OutcomeWatcher(context, runs, self.worker_id)
-        self.inbox = Inboxes(context, self.worker_id)
+        self.inbox = InboxReaders(context, self.worker_id)
         self._store, self._log = context.store, context.log
         self._evaluations = evaluations
-        self.membership = Membership(context.store, self.worker_id, "door", ttl_seconds=settings.heartbeat_ttl_seconds)
+        self.membership = Membership(
+            context.store, self.worker_id, "ingress", ttl_seconds=settings.heartbeat_ttl_seconds
+        )
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
         """Work until stopped or swept."""
@@ -92,10 +101,10 @@ class _Life:
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._beat(on_beat)),
-                    group.create_task(self.watcher.keep_up()),
+                    group.create_task(self.watcher.run_maintenance()),
                     group.create_task(self.watcher.report_progress()),
                     group.create_task(self.inbox.run()),
-                    group.create_task(self._evaluations.keep_up()),
+                    group.create_task(self._evaluations.run_maintenance()),
                 ]
                 tasks += [group.create_task(self.watcher.complete_ended()) for _ in range(COMPLETIONS_AT_ONCE)]
                 tasks += [group.create_task(self.watcher.read_notices(names)) for names in self._store.all_shards]
@@ -107,12 +116,12 @@ class _Life:
 
     async def _beat(self, on_beat: Callable[[int], None]) -> None:
         while True:
-            failpoint("door.beat")
+            failpoint("ingress.beat")
             progress = self.watcher.looks + self.inbox.entries
             on_beat(progress)
-            found = await self.membership.tick(progress)
+            found = await self.membership.beat(progress)
             if found is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
             await expire(self._log, found.expired)
             self.membership.figures.set(looks=self.watcher.looks, entries=self.inbox.entries)
-            await self.membership.pause()
+            await self.membership.wait_for_next_beat()

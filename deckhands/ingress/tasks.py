@@ -15,15 +15,15 @@ from celery.exceptions import Ignore, Reject
 
 from broker.celery import LoopThread
 from broker.runtime import SYSTEM_CLOCK, DeckhandsError, UsageError
-from deckhands.ingress.celery_app import BEGINS, EXPIRES, LIMITS, REFUSED, DoorRequest
-from deckhands.ingress.evaluation_tasks import EVALUATE
-from deckhands.ingress.evaluations import Evaluations
-from deckhands.ingress.failures import THROWN, TaskExpired, TaskFailure, raised, refusal
-from deckhands.ingress.orders import TAKES
+from deckhands.ingress.commands import TAKES
+from deckhands.ingress.evaluations import EvaluationTasks
+from deckhands.ingress.failures import RAISED, TaskExpired, TaskFailure, refusal, to_exception
+from deckhands.ingress.ingress_app import ETA_HEADER, EXPIRES_HEADER, LIMITS_HEADER, REFUSED_HEADER, IngressRequest
+from deckhands.ingress.ingress_results import KEPT_FIELDS, RETRYABLE, TaskResults, make_revoked
 from deckhands.ingress.revocations import moment_in
 from deckhands.ingress.runs import RunMessage, Runs
-from deckhands.ingress.service import Door
-from deckhands.ingress.task_results import KEPT, RETRIED, TaskResults, revoked
+from deckhands.ingress.service import IngressWorker
+from deckhands.ingress.waiting_tasks import EVALUATE
 
 MAX_BROADCASTS = 100
 """How many revoke broadcasts may wait; further ones are refused."""
@@ -36,11 +36,11 @@ MAX_NOTES = 100
 _log = logging.getLogger(__name__)
 
 
-class DoorTasks:
+class IngressTasks:
     """Registers the tasks of the ingress with an application, and runs them on the worker's loop."""
 
-    def __init__(self, app: Celery, door: Door, loop: LoopThread, results: TaskResults) -> None:
-        self._app, self._door, self._loop, self._results = app, door, loop, results
+    def __init__(self, app: Celery, ingress: IngressWorker, loop: LoopThread, results: TaskResults) -> None:
+        self._app, self._worker, self._loop, self._results = app, ingress, loop, results
         self._broadcasts = threading.BoundedSemaphore(MAX_BROADCASTS)
         self._revocations = asyncio.Semaphore(REVOCATIONS_AT_ONCE)
         self._notes = threading.BoundedSemaphore(MAX_NOTES)
@@ -50,8 +50,8 @@ class DoorTasks:
             """One agent's whole run; see `runs`."""
 
             name = "deckhands.run"
-            throws = THROWN
-            Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
+            throws = RAISED
+            Request = f"{IngressRequest.__module__}:{IngressRequest.__qualname__}"
             typing = False
             send_events = False
             """The ingress worker sends them itself, see `runs`."""
@@ -71,23 +71,25 @@ class DoorTasks:
             def run(self, *previous: Any, **options: Any) -> str:
                 """Create the conversation."""
                 task_id = self.request.id  # the loop's thread has no current task
-                refused = _refused_in(self.request)
-                eta, expires, limits = (getattr(self.request, name, None) for name in (BEGINS, EXPIRES, LIMITS))
+                refused = _refusal_in(self.request)
+                eta, expires, limits = (
+                    getattr(self.request, name, None) for name in (ETA_HEADER, EXPIRES_HEADER, LIMITS_HEADER)
+                )
 
                 async def submit() -> str:
                     times = {"eta": moment_in(eta), "expires": moment_in(expires)}
-                    asked = ours._door.orders.submit(
+                    asked = ours._worker.commands.submit(
                         task_id, previous, options, **times, time_limits=limits, refused=refused
                     )
                     return await asked
 
-                found: str = ours.checked_in_time(submit, self)
+                found: str = ours.run_before_expiry(submit, self)
                 return found
 
         app.register_task(Run())
         app.register_task(Submit())
         for what in TAKES:
-            app.register_task(self._order(what))
+            app.register_task(self._make_command(what))
 
     def run(self, request: Any, previous: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Process the message of a run.
@@ -96,11 +98,11 @@ class DoorTasks:
             Ignore: the run has started. An ingress worker completes the task when the agent has ended.
             TaskFailure: the request is refused.
         """
-        kept = {name: getattr(request, name, None) for name in KEPT}
+        kept = {name: getattr(request, name, None) for name in KEPT_FIELDS}
         eta = expires = None
-        refused = _refused_in(request)  # decided in `take`: a second message of an existing run changes nothing
+        refused = _refusal_in(request)  # decided in `take`: a second message of an existing run changes nothing
         try:
-            eta, expires = (moment_in(getattr(request, name, None)) for name in (BEGINS, EXPIRES))
+            eta, expires = (moment_in(getattr(request, name, None)) for name in (ETA_HEADER, EXPIRES_HEADER))
         except UsageError as error:
             refused = error
         message = RunMessage(
@@ -110,21 +112,21 @@ class DoorTasks:
             kept=kept,
             eta=eta,
             expires=expires,
-            time_limits=getattr(request, LIMITS, None),
+            time_limits=getattr(request, LIMITS_HEADER, None),
             refused=refused,
-            shown=shown_of(request),
+            shown=monitor_fields(request),
             priority=int((request.delivery_info or {}).get("priority") or 0),
         )
-        self.checked(lambda: self._door.runs.take(message))
+        self.run_checked(lambda: self._worker.runs.take(message))
         raise Ignore
 
-    def look(self, ask: Callable[[Runs], Coroutine[Any, Any, Any]]) -> Any:
+    def query_runs(self, ask: Callable[[Runs], Coroutine[Any, Any, Any]]) -> Any:
         """Call a function of the runs for remote control, and return its result.
 
         Raises:
             TimeoutError: the store does not answer.
         """
-        answer = self._begin(lambda: ask(self._door.runs))
+        answer = self._begin(lambda: ask(self._worker.runs))
         try:
             return answer.result(LOOK_SECONDS)
         finally:
@@ -145,30 +147,30 @@ class DoorTasks:
         if not self._notes.acquire(blocking=False):
             return
         error = UsageError(f"the Celery task {ascii(name)[1:-1] or '?'}: {reason}")
-        note = self._begin(lambda: self._door.note_unusable(ascii(task_id)[1:-1], error))
+        note = self._begin(lambda: self._worker.note_unusable(ascii(task_id)[1:-1], error))
         note.add_done_callback(lambda _: self._notes.release())
 
-    def checked(self, ask: Any) -> Any:
+    def run_checked(self, ask: Any) -> Any:
         """Run a coroutine on the worker's loop.
 
         Raises:
             RequestRefused: the request is invalid.
         """
         try:
-            return self.call(ask)
+            return self.run_on_loop(ask)
         except UsageError as error:
-            raise raised(refusal(error)) from None
+            raise to_exception(refusal(error)) from None
         except DeckhandsError as error:
-            raise raised(refusal(error)) from error
+            raise to_exception(refusal(error)) from error
 
-    def checked_in_time(self, ask: Any, task: Task) -> Any:
+    def run_before_expiry(self, ask: Any, task: Task) -> Any:
         """Do what `checked` does, for a message that may have expired. Also raises what `_revoke_expired` raises."""
         try:
-            return self.checked(ask)
+            return self.run_checked(ask)
         except TaskExpired:
             _revoke_expired(self._results, task.request, task.name)
 
-    def call(self, ask: Any, *arguments: Any) -> Any:
+    def run_on_loop(self, ask: Any, *arguments: Any) -> Any:
         """Run a coroutine on the worker's loop, however long the store is unavailable, and return its result."""
         return self._begin(ask, *arguments).result()
 
@@ -176,18 +178,18 @@ class DoorTasks:
         for task_id in task_ids:
             async with self._revocations:
                 try:
-                    await self._door.runs.revoke(task_id)
+                    await self._worker.runs.revoke(task_id)
                 except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with one of them)
                     _log.error("the task %s could not be revoked: %s", ascii(task_id), error)
 
     def _begin(self, ask: Any, *arguments: Any) -> Future[Any]:
         async def asked() -> Any:
-            await self._door.opened()
+            await self._worker.wait_until_open()
             return await ask(*arguments)
 
-        return self._loop.begin(asked())
+        return self._loop.start_coroutine(asked())
 
-    def _order(self, what: str) -> Task:
+    def _make_command(self, what: str) -> Task:
         ours = self
 
         class Order(Task):  # type: ignore[misc]
@@ -195,29 +197,27 @@ class DoorTasks:
 
             name = f"deckhands.{what}"
             throws = (TaskFailure,)
-            Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
+            Request = f"{IngressRequest.__module__}:{IngressRequest.__qualname__}"
             typing = False
 
             def run(self, *arguments: Any, **options: Any) -> dict[str, Any]:
                 """Perform it."""
                 task_id = self.request.id
-                refused = _refused_in(self.request)
-                eta, expires = (getattr(self.request, name, None) for name in (BEGINS, EXPIRES))
+                refused = _refusal_in(self.request)
+                eta, expires = (getattr(self.request, name, None) for name in (ETA_HEADER, EXPIRES_HEADER))
 
                 async def carry_out() -> dict[str, Any]:
-                    orders = ours._door.orders
+                    orders = ours._worker.commands
                     until = moment_in(expires)
-                    return await orders.carry_out(
-                        what, task_id, arguments, options, eta=eta, expires=until, refused=refused
-                    )
+                    return await orders.run(what, task_id, arguments, options, eta=eta, expires=until, refused=refused)
 
-                found: dict[str, Any] = ours.checked_in_time(carry_out, self)
+                found: dict[str, Any] = ours.run_before_expiry(carry_out, self)
                 return found
 
         return Order()
 
 
-def evaluate_task(evaluations: Evaluations, results: TaskResults) -> Task:
+def evaluate_task(evaluations: EvaluationTasks, results: TaskResults) -> Task:
     """Return the task that evaluates agents; see `evaluations`."""
 
     class Evaluate(Task):  # type: ignore[misc]
@@ -225,33 +225,33 @@ def evaluate_task(evaluations: Evaluations, results: TaskResults) -> Task:
 
         name = EVALUATE
         throws = (TaskFailure,)
-        Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
+        Request = f"{IngressRequest.__module__}:{IngressRequest.__qualname__}"
         typing = False
         send_events = False
 
         def run(self, *previous: Any, **options: Any) -> None:
             """Start it; the command that drives it completes the task."""
             request = self.request
-            announce = partial(results.announce, task_id=request.id, task=EVALUATE)
-            received = cache(partial(announce, "received", **shown_of(request)))
+            announce = partial(results.send_event, task_id=request.id, task=EVALUATE)
+            received = cache(partial(announce, "received", **monitor_fields(request)))
 
             def begin() -> None:
                 received()
                 announce("started")
 
-            kept = {name: getattr(request, name, None) for name in KEPT}
+            kept = {name: getattr(request, name, None) for name in KEPT_FIELDS}
             try:
-                error = _refused_in(request)
+                error = _refusal_in(request)
                 if error is not None:
                     raise error
-                if getattr(request, BEGINS, None):
+                if getattr(request, ETA_HEADER, None):
                     raise UsageError(f"{EVALUATE} cannot be used with an eta: it is carried out at once.")
-                if any(getattr(request, LIMITS, None) or ()):
+                if any(getattr(request, LIMITS_HEADER, None) or ()):
                     raise UsageError(
                         f"{EVALUATE} cannot be used with a time limit of Celery's.",
                         remedy="Give it max_seconds, which holds for each attempt.",
                     )
-                expires = moment_in(getattr(request, EXPIRES, None))
+                expires = moment_in(getattr(request, EXPIRES_HEADER, None))
                 is_late = expires is not None and expires <= SYSTEM_CLOCK.now()
                 found = evaluations.take(request.id, previous, options, kept, is_late=is_late, on_new=begin)
             except TaskExpired:
@@ -259,16 +259,16 @@ def evaluate_task(evaluations: Evaluations, results: TaskResults) -> Task:
                 _revoke_expired(results, request, self.name)
             except DeckhandsError as error:
                 received()
-                raise raised(refusal(error)) from None
+                raise to_exception(refusal(error)) from None
             if found is not None and not request.ignore_result:
-                failure = raised(refusal(found)) if isinstance(found, UsageError) else None
-                results.repeat(request.id, None if failure else found, failure=failure)
+                failure = to_exception(refusal(found)) if isinstance(found, UsageError) else None
+                results.restore_result(request.id, None if failure else found, failure=failure)
             raise Ignore
 
     return Evaluate()
 
 
-def shown_of(request: Any) -> dict[str, Any]:
+def monitor_fields(request: Any) -> dict[str, Any]:
     """Return the fields of a received message that monitors see: its arguments are cut and masked already."""
     return {
         "args": getattr(request, "argsrepr", None),
@@ -276,8 +276,8 @@ def shown_of(request: Any) -> dict[str, Any]:
         "root_id": request.root_id,
         "parent_id": request.parent_id,
         "retries": request.retries or 0,
-        "eta": getattr(request, BEGINS, None),
-        "expires": getattr(request, EXPIRES, None),
+        "eta": getattr(request, ETA_HEADER, None),
+        "expires": getattr(request, EXPIRES_HEADER, None),
     }
 
 
@@ -288,15 +288,15 @@ def _revoke_expired(results: TaskResults, request: Any, task: str) -> NoReturn:
         Ignore: it is complete.
         Reject: the result backend is unavailable; the message is redelivered.
     """
-    kept = {name: getattr(request, name, None) for name in KEPT}
+    kept = {name: getattr(request, name, None) for name in KEPT_FIELDS}
     try:
-        results.complete(request.id, kept, failure=revoked("expired"), task=task)
-    except RETRIED as error:
+        results.complete(request.id, kept, failure=make_revoked("expired"), task=task)
+    except RETRYABLE as error:
         raise Reject(error, requeue=True) from error
     raise Ignore
 
 
-def _refused_in(request: Any) -> UsageError | None:
+def _refusal_in(request: Any) -> UsageError | None:
     """Return why the callbacks of a task are invalid; None: they are valid, or there are none."""
-    refused = getattr(request, REFUSED, None)
+    refused = getattr(request, REFUSED_HEADER, None)
     return None if refused is None else UsageError(refused[0], remedy=refused[1])

@@ -5,5 +5,5 @@ from .headless.inside import PathDenied as PathDenied, path_inside as path_insid
 from .headless.sdk_choice import with_sdk_choice as with_sdk_choice
 from .openhands.exported_log import read_exported_log as read_exported_log
 from .openhands.sdk_conversation import read_sdk_directory as read_sdk_directory
-from .openhands.trajectory_export import trajectory_of as trajectory_of
+from .openhands.trajectory_export import to_trajectory as to_trajectory
 from .openhands.trajectory_import import read_trajectory as read_trajectory

@@ -1,19 +1,20 @@
 from .diagnosis.diagnostics import DEAD_LETTERS as DEAD_LETTERS, FAILING as FAILING, RETENTION as RETENTION
 from .diagnosis.diagnostics import Finding as Finding, examine_machine as examine_machine
 from .diagnosis.diagnostics import examine_retention as examine_retention, examine_store as examine_store
-from .diagnosis.diagnostics import reason_unconfined as reason_unconfined
+from .diagnosis.diagnostics import find_sandbox_fault as find_sandbox_fault
 from .diagnosis.examination import examine_cluster as examine_cluster
 from .monitoring.endpoint import PATH as PATH, make_server as make_server, metrics_app as metrics_app
 from .monitoring.exposition import CONTENT_TYPE as CONTENT_TYPE, Exposition as Exposition
-from .monitoring.queues import Depth as Depth, depths as depths
-from .monitoring.quotas import quotas_of as quotas_of
-from .monitoring.workers import Worker as Worker, workers as workers
-from .schedules.book import Entry as Entry, ScheduleBook as ScheduleBook, ScheduleCheck as ScheduleCheck
+from .monitoring.queues import Depth as Depth, read_depths as read_depths
+from .monitoring.quotas import read_quotas as read_quotas
+from .monitoring.workers import WorkerMetrics as WorkerMetrics, read_workers as read_workers
+from .schedules.repository import ScheduleCheck as ScheduleCheck, ScheduleRepository as ScheduleRepository
+from .schedules.repository import StoredSchedule as StoredSchedule
 from .schedules.schedule import CATCH_UP_SECONDS as CATCH_UP_SECONDS, LABEL as LABEL, NAME_PATTERN as NAME_PATTERN
 from .schedules.schedule import Overlap as Overlap, Schedule as Schedule
-from .webhooks.book import UnknownWebhook as UnknownWebhook, WebhookBook as WebhookBook, WebhookCheck as WebhookCheck
-from .webhooks.sending import address_of as address_of, rules_of as rules_of
-from .webhooks.webhook import A2A_STATES as A2A_STATES
-from .webhooks.webhook import MAX_CHOSEN as MAX_CHOSEN, MAX_URL_CHARS as MAX_URL_CHARS, SETTLED as SETTLED
-from .webhooks.webhook import STATE_CHANGED as STATE_CHANGED, Chosen as Chosen, Delivery as Delivery
-from .webhooks.webhook import Webhook as Webhook, checked_choice as checked_choice
+from .webhooks.repository import UnknownWebhook as UnknownWebhook, WebhookCheck as WebhookCheck
+from .webhooks.repository import WebhookRepository as WebhookRepository
+from .webhooks.sending import parse_networks as parse_networks, resolve_address as resolve_address
+from .webhooks.webhook import A2A_STATES as A2A_STATES, MAX_CHOSEN as MAX_CHOSEN, MAX_URL_CHARS as MAX_URL_CHARS
+from .webhooks.webhook import SETTLED as SETTLED, STATE_CHANGED as STATE_CHANGED, Chosen as Chosen, Delivery as Delivery
+from .webhooks.webhook import Webhook as Webhook, check_choice as check_choice

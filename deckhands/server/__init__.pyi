@@ -1,7 +1,7 @@
 from .auth.api_keys import DEFAULT_BODY_BYTES as DEFAULT_BODY_BYTES
 from .auth.api_keys import DEFAULT_REQUESTS_PER_MINUTE as DEFAULT_REQUESTS_PER_MINUTE
 from .auth.api_keys import DEFAULT_STREAMS as DEFAULT_STREAMS, EVERY_TENANT as EVERY_TENANT, ApiKeys as ApiKeys
-from .auth.api_keys import Listed as Listed, Scope as Scope
+from .auth.api_keys import ListedKey as ListedKey, Scope as Scope
 from .auth.key_files import load_api_key as load_api_key, load_token as load_token
 from .auth.tickets import Tickets as Tickets
 from .gateway import Gateway as Gateway, ServerOptions as ServerOptions

@@ -71,7 +71,7 @@ def make_app(gateway: Gateway) -> FastAPI:
         redoc_url=None,
         openapi_url="/openapi.json",
         generate_unique_id_function=operation_id,
-        lifespan=_running,
+        lifespan=_lifespan,
     )
     app.state.gateway = gateway
     app.state.agent_tools = AgentTools(gateway)
@@ -84,13 +84,13 @@ def make_app(gateway: Gateway) -> FastAPI:
 
 
 @contextlib.asynccontextmanager
-async def _running(app: FastAPI) -> AsyncGenerator[None]:
+async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     """Run the MCP session manager while the server runs."""
     async with app.state.agent_tools.manager.run():
         yield
 
 
-def guarded(gateway: Gateway) -> ASGIApp:
+def with_guard(gateway: Gateway) -> ASGIApp:
     """Return the application behind its guard, as it is served."""
     app: ASGIApp = Guard(make_app(gateway), gateway)
     if gateway.options.origins:

@@ -10,13 +10,13 @@ from fastapi import APIRouter, Path, Query
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from broker.coordination import members
-from broker.limits import Account, Ledger, account_path, experiment_account, tenant_account
+from broker.coordination import list_members
+from broker.limits import BudgetAccount, Ledger, make_experiment_account, make_tenant_account, parse_account
 from broker.runtime import DeckhandsError
-from broker.store import texts_by_name
+from broker.store import decode_fields
 from broker.tools import ToolOffers
-from deckhands.client import table_of
-from deckhands.operations import CONTENT_TYPE, quotas_of
+from deckhands.client import parse_offers
+from deckhands.operations import CONTENT_TYPE, read_quotas
 from deckhands.server.dependencies import MATCHED, AdminOfAll, GatewayOf, IfMatch, Reader, etag_of
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import MOMENT
@@ -47,7 +47,7 @@ class Readiness(BaseModel):
     tools: bool = Field(description="the heartbeat of a tool worker holds")
 
 
-class Worker(BaseModel):
+class ShownWorker(BaseModel):
     """A worker. `left_seconds` is the time until its heartbeat lapses; negative: it has lapsed."""
 
     worker_id: str = Field(examples=["n1:controller:4711"])
@@ -93,7 +93,7 @@ class Budget(BaseModel):
     waiting: int = Field(examples=[0])
 
     @classmethod
-    def of(cls, account: Account) -> Self:
+    def of(cls, account: BudgetAccount) -> Self:
         """Convert an account of the ledger."""
         names = ("limit_usd", "spent_usd", "reserved_usd", "lost_usd", "left_usd", "calls", "waiting")
         return cls(account=account.name, **{name: getattr(account, name) for name in names})
@@ -143,7 +143,7 @@ class NewLimit(JsonBody):
     reason: str = Field(min_length=1, max_length=500, examples=["the contract of March"])
 
 
-class Tool(BaseModel):
+class ShownTool(BaseModel):
     """A tool that tool workers offer, for the field `tools` of a task."""
 
     key: str = Field(examples=["github/create_issue"])
@@ -196,15 +196,15 @@ async def health() -> Alive:
 )
 async def ready(gateway: GatewayOf) -> Response:
     """Report whether a task accepted now would make progress. Only progress sends the workers' heartbeats."""
-    found = await readiness(gateway)
+    found = await check_readiness(gateway)
     return JSONResponse(found.model_dump(), 200 if found.ready else 503)
 
 
-async def readiness(gateway: Gateway) -> Readiness:
+async def check_readiness(gateway: Gateway) -> Readiness:
     """Return which parts of the cluster work."""
     try:
         async with asyncio.timeout(READY_SECONDS):
-            roles = {member.role for member in await members(gateway.store) if member.left_seconds > 0}
+            roles = {member.role for member in await list_members(gateway.store) if member.left_seconds > 0}
     except (DeckhandsError, TimeoutError):
         return Readiness(ready=False, store=False, controllers=False, tools=False)
     has_all = {"controller", "tool"} <= roles and not gateway.is_stopping.is_set()
@@ -212,16 +212,16 @@ async def readiness(gateway: Gateway) -> Readiness:
 
 
 @routes.get("/workers", summary="List workers")
-async def workers(gateway: GatewayOf, _principal: AdminOfAll) -> list[Worker]:
+async def workers(gateway: GatewayOf, _principal: AdminOfAll) -> list[ShownWorker]:
     """List the workers of the cluster, longest silent first."""
     return [
-        Worker(
+        ShownWorker(
             worker_id=member.worker_id,
             role=member.role,
             left_seconds=member.left_seconds,
             facts={name: member.about[name] for name in SHOWN_FACTS if name in member.about},
         )
-        for member in await members(gateway.store)
+        for member in await list_members(gateway.store)
     ]
 
 
@@ -259,28 +259,28 @@ async def queues(gateway: GatewayOf, _principal: AdminOfAll) -> Queues:
 
 
 def _facts(flat: list[Any]) -> dict[str, str]:
-    return texts_by_name([part if isinstance(part, bytes) else str(part or 0).encode() for part in flat])
+    return decode_fields([part if isinstance(part, bytes) else str(part or 0).encode() for part in flat])
 
 
 @routes.get("/quotas", summary="Show quotas")
 async def quotas(gateway: GatewayOf, _principal: AdminOfAll) -> list[ShownQuota]:
     """Show the remaining quotas of models, the conversations waiting for them, and the limits that bind."""
-    return [ShownQuota.model_validate(asdict(found)) for found in await quotas_of(gateway.store)]
+    return [ShownQuota.model_validate(asdict(found)) for found in await read_quotas(gateway.store)]
 
 
 @routes.get("/budgets", summary="List budgets")
 async def budgets(gateway: GatewayOf, principal: Reader) -> list[Budget]:
     """List the budgets and spending of the key's tenant and its experiments; a key for all tenants lists all."""
-    found = await Ledger(gateway.store).accounts()
-    return [Budget.of(account) for account in found if _is_theirs(account.name, principal)]
+    found = await Ledger(gateway.store).load_accounts()
+    return [Budget.of(account) for account in found if _is_visible(account.name, principal)]
 
 
-def _is_theirs(account: str, principal: Principal) -> bool:
-    own = tenant_account(principal.tenant), experiment_account(principal.tenant, "")
-    return principal.sees_all or account == own[0] or account.startswith(own[1])
+def _is_visible(account: str, principal: Principal) -> bool:
+    own = make_tenant_account(principal.tenant), make_experiment_account(principal.tenant, "")
+    return principal.is_for_all_tenants or account == own[0] or account.startswith(own[1])
 
 
-def _limit_tag(account: Account) -> str:
+def _limit_tag(account: BudgetAccount) -> str:
     """Return the ETag of the configured limit. Spending does not change it."""
     return etag_of(NewLimit(limit_usd=account.limit_usd, reason="-"))
 
@@ -288,10 +288,10 @@ def _limit_tag(account: Account) -> str:
 @routes.get("/budgets/{account:path}", summary="Show a budget")
 async def budget(gateway: GatewayOf, principal: Reader, account: AccountName, response: Response) -> Budget:
     """Show the budget and the spending of an account, with an ETag of its limit."""
-    account_path(account)
-    if not _is_theirs(account, principal):
+    parse_account(account)
+    if not _is_visible(account, principal):
         raise Problem(404, "unknown_account", "There is no such account.")
-    found = await Ledger(gateway.store).account(account)
+    found = await Ledger(gateway.store).load_account(account)
     response.headers["ETag"] = _limit_tag(found)
     return Budget.of(found)
 
@@ -306,30 +306,32 @@ async def set_budget(
     precondition: IfMatch,
 ) -> Budget:
     """Set the budget of an account. Conversations that wait for it continue."""
-    account_path(account)
+    parse_account(account)
     ledger = Ledger(gateway.store)
 
-    def check(known: Account) -> None:
+    def check(known: BudgetAccount) -> None:
         precondition.check(_limit_tag(known))
 
-    if precondition.is_asked:
-        check(await ledger.account(account))
+    if precondition.is_given:
+        check(await ledger.load_account(account))
     await gateway.record(principal, "budget.set", account, f"{new.limit_usd} USD: {new.reason}")
-    checks = check if precondition.is_asked else None
+    checks = check if precondition.is_given else None
     return Budget.of(await ledger.set_limit(account, new.limit_usd, check=checks))
 
 
 @routes.get("/tools", summary="List tools on offer")
-async def tools(gateway: GatewayOf, _principal: Reader) -> list[Tool]:
+async def tools(gateway: GatewayOf, _principal: Reader) -> list[ShownTool]:
     """List the tools that tool workers offer."""
-    found = await ToolOffers(gateway.store).all()
-    return [Tool(key=key, description=offer.description, parameters=offer.parameters) for key, offer in found.items()]
+    found = await ToolOffers(gateway.store).load_all()
+    return [
+        ShownTool(key=key, description=offer.description, parameters=offer.parameters) for key, offer in found.items()
+    ]
 
 
 @routes.get("/agents", summary="List agents on offer")
 async def agents(gateway: GatewayOf, _principal: Reader) -> Offered:
     """List the agents that running controller workers know."""
-    alive = [member for member in await members(gateway.store) if member.left_seconds > 0]
+    alive = [member for member in await list_members(gateway.store) if member.left_seconds > 0]
     found = {name for member in alive for name in member.about.get("agents", "").split(",")}
     return Offered(names=sorted(found - {""}))
 
@@ -337,12 +339,12 @@ async def agents(gateway: GatewayOf, _principal: Reader) -> Offered:
 @routes.get("/models", summary="List models on offer")
 async def models(gateway: GatewayOf, principal: Reader) -> OfferedModels:
     """List the models that running controller workers offer to the key's tenant. Other models cannot be named."""
-    tenant = None if principal.sees_all else principal.tenant
+    tenant = None if principal.is_for_all_tenants else principal.tenant
     offered, profiles, defaults = set[str](), set[str](), set[str]()
-    for member in await members(gateway.store):
-        table = table_of(member) if member.left_seconds > 0 else None
+    for member in await list_members(gateway.store):
+        table = parse_offers(member) if member.left_seconds > 0 else None
         if table is not None:
-            names = set(table.names(tenant))
+            names = set(table.list_names(tenant))
             default, *named = member.about.get("models", "").split("\n")
             offered |= names
             profiles |= names.intersection(named)

@@ -14,17 +14,25 @@ from broker.coordination import NoWorkspace
 from broker.log import (
     SCHEDULED,
     WAITING,
+    ConversationQuery,
     ConversationRow,
+    IndexPosition,
     LiveText,
-    Place,
-    Selected,
     Selection,
+    fold_status,
     has_appended,
-    status_of,
 )
-from broker.runtime import DeckhandsError, UnknownConversation, UsageError, checked_traceparent, is_conversation_id
+from broker.runtime import DeckhandsError, UnknownConversation, UsageError, is_conversation_id, parse_traceparent
 from broker.tools import ToolOffers
-from deckhands.client import Client, TaskSpec, conversation_of_task, id_in, labels_in, summarize, with_words
+from deckhands.client import (
+    Client,
+    TaskSpec,
+    derive_task_conversation_id,
+    load_quoted_texts,
+    summarize,
+    to_conversation_id,
+    to_labels,
+)
 from deckhands.server.dependencies import (
     OFFERS_SECONDS,
     ConversationId,
@@ -33,28 +41,28 @@ from deckhands.server.dependencies import (
     Operator,
     Reader,
     Reason,
-    Why,
+    ReasonQuery,
     Writer,
     etag_of,
     fingerprint,
-    once,
-    own_key,
+    run_once,
+    scoped_key,
 )
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import (
-    Begun,
-    Confirmation,
+    ConfirmationAnswer,
     ConversationPage,
+    ConversationResult,
+    CreatedConversation,
     Done,
     Fork,
     NewConversation,
     NewMessage,
     Rejection,
-    Result,
     Resumption,
-    cursor_of,
-    listed,
-    place_of,
+    conversation_json,
+    format_cursor,
+    parse_cursor,
 )
 from deckhands.server.problems import Problem, status_of_error
 
@@ -65,7 +73,7 @@ STATES = frozenset({*(state.value for state in AgentState), WAITING, SCHEDULED})
 Act = Callable[[Client], Awaitable[Any]]
 
 
-def _body(principal: Principal, request: TaskSpec) -> TaskSpec:
+def _limit_to_tenant(principal: Principal, request: TaskSpec) -> TaskSpec:
     """Return a task, limited to the key's tenant.
 
     Raises:
@@ -73,20 +81,20 @@ def _body(principal: Principal, request: TaskSpec) -> TaskSpec:
     """
     if request.idempotency_key is not None:
         raise UsageError("idempotency_key: the header Idempotency-Key is the key here.", remedy="Leave it out.")
-    if principal.sees_all:
+    if principal.is_for_all_tenants:
         return request
     if request.tenant not in ("", principal.tenant):
         raise UsageError("tenant: the key is for another tenant.", remedy="Leave it out.")
     return request.model_copy(update={"tenant": principal.tenant})
 
 
-def _continued(request: Request, task: TaskSpec) -> TaskSpec:
+def _with_trace(request: Request, task: TaskSpec) -> TaskSpec:
     """Return the task with the trace context of the request, if its header has one."""
-    found = checked_traceparent(request.headers.get("traceparent"))
+    found = parse_traceparent(request.headers.get("traceparent"))
     return task if found is None or task.traceparent else task.model_copy(update={"traceparent": found})
 
 
-async def begin(
+async def submit_task(
     gateway: Gateway, principal: Principal, task: TaskSpec, own: str | None, *, is_watched: bool = False
 ) -> str:
     """Create a conversation for a principal, and return its id. Idempotent under the same key; see `Client.submit`.
@@ -94,21 +102,21 @@ async def begin(
     Args:
         is_watched: stream pieces of its replies, from the first one on.
     """
-    request = _body(principal, task).model_copy(update={"idempotency_key": own})
+    request = _limit_to_tenant(principal, task).model_copy(update={"idempotency_key": own})
     if own is None and request.tools:  # a repeated request gets its answer even if the offers have changed
         await ToolOffers(gateway.store).choose(request.tools, limit_seconds=OFFERS_SECONDS)
-    conversation_id = id_in(None, own)
-    source = task.place().source
+    conversation_id = to_conversation_id(None, own)
+    source = task.workspace_spec().source
     await gateway.uploads.require(conversation_id, source)
     if is_watched:
-        await LiveText(gateway.store, conversation_id).announce()
+        await LiveText(gateway.store, conversation_id).register_watcher()
     begun = await gateway.client.submit(request, conversation_id=conversation_id, role="server")
     # last, so that the upload of a refused task still expires
     await gateway.uploads.claim(principal.tenant, conversation_id, source)
     return begun
 
 
-async def begin_once(
+async def submit_once(
     gateway: Gateway,
     principal: Principal,
     request: Request,
@@ -125,31 +133,31 @@ async def begin_once(
     Raises:
         KeyReused: the key belongs to another request.
     """
-    own = own_key(principal, key)
-    task = _continued(request, task)
+    own = scoped_key(principal, key)
+    task = _with_trace(request, task)
     if own is None:
-        return await begin(gateway, principal, task, None, is_watched=is_watched)
-    await gateway.repeated.begin(own, await fingerprint(request))
+        return await submit_task(gateway, principal, task, None, is_watched=is_watched)
+    await gateway.repeated.start(own, await fingerprint(request))
     try:
-        return await begin(gateway, principal, task, own, is_watched=is_watched)
+        return await submit_task(gateway, principal, task, own, is_watched=is_watched)
     except DeckhandsError as error:
         if status_of_error(error) < 500:
             await gateway.repeated.forget(own)
         raise
 
 
-@routes.post("", status_code=201, response_model=Begun, summary="Create a conversation")
+@routes.post("", status_code=201, response_model=CreatedConversation, summary="Create a conversation")
 async def create(
     gateway: GatewayOf, principal: Writer, request: Request, task: NewConversation, key: IdempotencyKey = None
 ) -> Response:
     """Create a conversation with a task. It takes the fields of docs/producing-work.md except `idempotency_key`."""
-    own = own_key(principal, key)
-    traced = _continued(request, task)
+    own = scoped_key(principal, key)
+    traced = _with_trace(request, task)
 
     async def act() -> dict[str, str]:
-        return {"conversation_id": await begin(gateway, principal, traced, own)}
+        return {"conversation_id": await submit_task(gateway, principal, traced, own)}
 
-    answer = await once(gateway, request, own, act, status=201)
+    answer = await run_once(gateway, request, own, act, status=201)
     answer.headers["Location"] = f"/conversations/{json.loads(bytes(answer.body))['conversation_id']}"
     return answer
 
@@ -179,65 +187,65 @@ async def listing(
         )
     pairs = [text.partition("=") for text in label]
     selection = Selection(
-        labels_in({name: value for name, _, value in pairs}),
+        to_labels({name: value for name, _, value in pairs}),
         frozenset(state),
-        tenant if principal.sees_all else principal.tenant,
+        tenant if principal.is_for_all_tenants else principal.tenant,
         model,
         min_cost_usd,
     )
-    if not principal.sees_all and tenant not in (None, principal.tenant):
-        return _listed([], None)
-    selected = Selected(gateway.store, selection)
+    if not principal.is_for_all_tenants and tenant not in (None, principal.tenant):
+        return _render_page([], None)
+    selected = ConversationQuery(gateway.store, selection)
     if task:
-        return _listed(await selected.pick([conversation_of_task(task)]), None)
+        return _render_page(await selected.load_matching_rows([derive_task_conversation_id(task)]), None)
     if ids:
-        return _listed(await selected.pick([name for name in ids if is_conversation_id(name)]), None)
-    rows, place = await selected.page(place_of(cursor), limit=limit)
-    return _listed(rows, place)
+        return _render_page(await selected.load_matching_rows([name for name in ids if is_conversation_id(name)]), None)
+    rows, place = await selected.load_page(parse_cursor(cursor), limit=limit)
+    return _render_page(rows, place)
 
 
-def _listed(rows: Sequence[ConversationRow], place: Place | None) -> Response:
+def _render_page(rows: Sequence[ConversationRow], place: IndexPosition | None) -> Response:
     """Return a page. Rows are validated once, when read, because long pages are requested often."""
-    page = {"conversations": [listed(row) for row in rows], "next_cursor": cursor_of(place)}
+    page = {"conversations": [conversation_json(row) for row in rows], "next_cursor": format_cursor(place)}
     text = json.dumps(page, ensure_ascii=False, separators=(",", ":"))
     return Response(text.encode("utf-8", "replace"), media_type="application/json")
 
 
-async def seen(gateway: GatewayOf, principal: Reader, conversation_id: ConversationId) -> str:
+async def find_readable(gateway: GatewayOf, principal: Reader, conversation_id: ConversationId) -> str:
     """Return a conversation that the principal may read."""
-    return await gateway.visible(principal, conversation_id)
+    return await gateway.require_visible(principal, conversation_id)
 
 
-async def written(gateway: GatewayOf, principal: Writer, conversation_id: ConversationId) -> str:
+async def find_writable(gateway: GatewayOf, principal: Writer, conversation_id: ConversationId) -> str:
     """Return a conversation that the principal may write to."""
-    return await gateway.visible(principal, conversation_id)
+    return await gateway.require_visible(principal, conversation_id)
 
 
-async def operated(gateway: GatewayOf, principal: Operator, conversation_id: ConversationId) -> str:
+async def find_operable(gateway: GatewayOf, principal: Operator, conversation_id: ConversationId) -> str:
     """Return a conversation that the principal may operate."""
-    return await gateway.visible(principal, conversation_id)
+    return await gateway.require_visible(principal, conversation_id)
 
 
-Seen = Annotated[str, Depends(seen)]
-Written = Annotated[str, Depends(written)]
-Operated = Annotated[str, Depends(operated)]
+ReadableId = Annotated[str, Depends(find_readable)]
+WritableId = Annotated[str, Depends(find_writable)]
+OperableId = Annotated[str, Depends(find_operable)]
 
 
-async def result_of(client: Client, conversation_id: str) -> Result:
+async def result_of(client: Client, conversation_id: str) -> ConversationResult:
     """Return a conversation and its summary, with whole texts, from the store or the archive."""
-    events = await with_words(client, conversation_id, await client.events(conversation_id, is_lenient=True))
-    is_settled = status_of(events).is_settled
+    events = await load_quoted_texts(client, conversation_id, await client.events(conversation_id, is_lenient=True))
+    is_settled = fold_status(events).is_settled
     summary = summarize(events).as_json()
-    return Result(conversation_id=conversation_id, is_settled=is_settled, summary=summary)
+    return ConversationResult(conversation_id=conversation_id, is_settled=is_settled, summary=summary)
 
 
 @routes.get("/{conversation_id}", summary="Show a conversation", responses={304: {"description": "it has not changed"}})
 async def show(
     gateway: GatewayOf,
-    conversation_id: Seen,
+    conversation_id: ReadableId,
     response: Response,
     if_none_match: Annotated[str | None, Header(alias="If-None-Match")] = None,
-) -> Result:
+) -> ConversationResult:
     """Show the summary of a conversation, archived ones included. The ETag changes with the summary."""
     found = await result_of(gateway.client, conversation_id)
     etag = etag_of(found)
@@ -247,11 +255,11 @@ async def show(
     return found
 
 
-async def _done(client: Client, conversation_id: str) -> dict[str, Any]:
-    return {"conversation_id": conversation_id, "version": await client.log.last_id(conversation_id)}
+async def _current_version(client: Client, conversation_id: str) -> dict[str, Any]:
+    return {"conversation_id": conversation_id, "version": await client.log.load_last_id(conversation_id)}
 
 
-class _Acts:
+class _ActionRunner:
     """Performs one action on a conversation: recorded with its author and reason, once per idempotency key."""
 
     def __init__(self, gateway: GatewayOf, request: Request, key: IdempotencyKey = None) -> None:
@@ -265,8 +273,8 @@ class _Acts:
         Raises:
             Problem: the action is not possible in the conversation's current state.
         """
-        own = own_key(principal, self._key)
-        client = self._gateway.acting(principal, action, reason, key=own)
+        own = scoped_key(principal, self._key)
+        client = self._gateway.client_for(principal, action, reason, key=own)
 
         async def carry_out() -> dict[str, Any]:
             try:
@@ -279,17 +287,17 @@ class _Acts:
                         raise
                     raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
                 found = None  # an earlier attempt succeeded, its answer was lost, and the conversation has moved on
-            return found if isinstance(found, dict) else await _done(client, conversation_id)
+            return found if isinstance(found, dict) else await _current_version(client, conversation_id)
 
-        return await once(self._gateway, self._request, own, carry_out, status=status)
+        return await run_once(self._gateway, self._request, own, carry_out, status=status)
 
 
-Acts = Annotated[_Acts, Depends()]
+ActionRunner = Annotated[_ActionRunner, Depends()]
 CONFLICT: dict[int | str, dict[str, Any]] = {409: {"description": "its state does not allow this"}}
 
 
 @routes.post("/{conversation_id}/messages", status_code=202, response_model=Done, responses=CONFLICT)
-async def message(principal: Writer, conversation_id: Written, acts: Acts, new: NewMessage) -> Response:
+async def message(principal: Writer, conversation_id: WritableId, acts: ActionRunner, new: NewMessage) -> Response:
     """Send a message to the agent, which then continues from any state."""
     return await acts(
         principal,
@@ -307,13 +315,13 @@ async def message(principal: Writer, conversation_id: Written, acts: Acts, new: 
 
 
 @routes.post("/{conversation_id}/pause", status_code=202, response_model=Done, responses=CONFLICT)
-async def pause(principal: Operator, conversation_id: Operated, acts: Acts, why: Reason) -> Response:
+async def pause(principal: Operator, conversation_id: OperableId, acts: ActionRunner, why: Reason) -> Response:
     """Pause: running work is finished, nothing new is started."""
     return await acts(principal, conversation_id, "pause", why.reason, lambda client: client.pause(conversation_id))
 
 
 @routes.post("/{conversation_id}/resume", status_code=202, response_model=Done, responses=CONFLICT)
-async def resume(principal: Operator, conversation_id: Operated, acts: Acts, why: Resumption) -> Response:
+async def resume(principal: Operator, conversation_id: OperableId, acts: ActionRunner, why: Resumption) -> Response:
     """Continue a conversation that was paused or stopped, or has failed."""
     return await acts(
         principal,
@@ -325,7 +333,9 @@ async def resume(principal: Operator, conversation_id: Operated, acts: Acts, why
 
 
 @routes.post("/{conversation_id}/confirm", status_code=202, response_model=Done, responses=CONFLICT)
-async def confirm(principal: Writer, conversation_id: Written, acts: Acts, answer: Confirmation) -> Response:
+async def confirm(
+    principal: Writer, conversation_id: WritableId, acts: ActionRunner, answer: ConfirmationAnswer
+) -> Response:
     """Run the action that awaits confirmation."""
     return await acts(
         principal,
@@ -337,7 +347,7 @@ async def confirm(principal: Writer, conversation_id: Written, acts: Acts, answe
 
 
 @routes.post("/{conversation_id}/reject", status_code=202, response_model=Done, responses=CONFLICT)
-async def reject(principal: Writer, conversation_id: Written, acts: Acts, answer: Rejection) -> Response:
+async def reject(principal: Writer, conversation_id: WritableId, acts: ActionRunner, answer: Rejection) -> Response:
     """Reject the action that awaits confirmation. The agent reads the reason, if given, and continues."""
     return await acts(
         principal,
@@ -349,29 +359,29 @@ async def reject(principal: Writer, conversation_id: Written, acts: Acts, answer
 
 
 @routes.post("/{conversation_id}/cancel", status_code=202, response_model=Done, responses=CONFLICT)
-async def cancel(principal: Operator, conversation_id: Operated, acts: Acts, why: Reason) -> Response:
+async def cancel(principal: Operator, conversation_id: OperableId, acts: ActionRunner, why: Reason) -> Response:
     """Stop a conversation and its running work. A conversation that is over does not change."""
     return await acts(principal, conversation_id, "cancel", why.reason, lambda client: client.cancel(conversation_id))
 
 
 @routes.post("/{conversation_id}/close", status_code=202, response_model=Done, responses=CONFLICT)
-async def close(principal: Operator, conversation_id: Operated, acts: Acts, why: Reason) -> Response:
+async def close(principal: Operator, conversation_id: OperableId, acts: ActionRunner, why: Reason) -> Response:
     """Close a conversation that is over: it takes no more events, its processes end, and its files expire."""
     return await acts(principal, conversation_id, "close", why.reason, lambda client: client.close(conversation_id))
 
 
-@routes.post("/{conversation_id}/fork", status_code=201, response_model=Begun)
+@routes.post("/{conversation_id}/fork", status_code=201, response_model=CreatedConversation)
 async def fork(
     gateway: GatewayOf,
     principal: Writer,
-    conversation_id: Written,
+    conversation_id: WritableId,
     request: Request,
     *,
     new: Fork,
     key: IdempotencyKey = None,
 ) -> Response:
     """Create a conversation with a copy of this one's events, and continue from there. This one does not change."""
-    own = own_key(principal, key)
+    own = scoped_key(principal, key)
 
     async def act() -> dict[str, str]:
         await gateway.record(principal, "fork", conversation_id, "")
@@ -380,19 +390,19 @@ async def fork(
         )
         return {"conversation_id": fork_id}
 
-    return await once(gateway, request, own, act, status=201)
+    return await run_once(gateway, request, own, act, status=201)
 
 
 @routes.post("/{conversation_id}/restore", status_code=202, responses=CONFLICT)
-async def restore(gateway: GatewayOf, principal: Operator, conversation_id: Operated, why: Reason) -> Done:
+async def restore(gateway: GatewayOf, principal: Operator, conversation_id: OperableId, why: Reason) -> Done:
     """Bring an archived conversation back into the store, so that it can be continued. Idempotent."""
     await gateway.record(principal, "restore", conversation_id, why.reason)
     await gateway.client.restore(conversation_id)
-    return Done.model_validate(await _done(gateway.client, conversation_id))
+    return Done.model_validate(await _current_version(gateway.client, conversation_id))
 
 
 @routes.delete("/{conversation_id}", status_code=204, responses=CONFLICT)
-async def delete(gateway: GatewayOf, principal: Operator, conversation_id: Operated, reason: Why) -> Response:
+async def delete(gateway: GatewayOf, principal: Operator, conversation_id: OperableId, reason: ReasonQuery) -> Response:
     """Delete an idle conversation and its delegates from the store and the archive."""
     await gateway.record(principal, "delete", conversation_id, reason)
     try:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from broker.runtime import DeckhandsError
 from deckhands.server.auth.api_keys import Scope
-from deckhands.server.auth.repeated import Answer, checked_key
+from deckhands.server.auth.idempotency import StoredAnswer, parse_idempotency_key
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.openapi.json_body import JsonBody
 from deckhands.server.problems import Problem, status_of_error
@@ -69,7 +69,7 @@ IdempotencyKey = Annotated[
         description="a repeat of the same request under the same key has the same answer, for a day",
     ),
 ]
-Why = Annotated[
+ReasonQuery = Annotated[
     str, Query(alias="reason", min_length=1, max_length=MAX_REASON, description="the reason, for the record")
 ]
 
@@ -100,7 +100,7 @@ class Precondition:
         self._is_needed = gateway.options.needs_match
 
     @property
-    def is_asked(self) -> bool:
+    def is_given(self) -> bool:
         """Whether there is an ETag to compare.
 
         Raises:
@@ -118,7 +118,7 @@ class Precondition:
         Raises:
             Problem: it has changed, or the server requires If-Match and it is missing.
         """
-        if self.is_asked and etag not in [each.strip() for each in (self._asked or "").split(",")]:
+        if self.is_given and etag not in [each.strip() for each in (self._asked or "").split(",")]:
             raise Problem(412, "precondition_failed", "It has changed since you read it.", remedy="Read it again.")
 
 
@@ -129,13 +129,13 @@ MATCHED: dict[int | str, dict[str, Any]] = {
 }
 
 
-def own_key(principal: Principal, key: str | None) -> str | None:
+def scoped_key(principal: Principal, key: str | None) -> str | None:
     """Return an idempotency key scoped to the tenant; None if the request has none.
 
     Raises:
         UsageError: the key is malformed.
     """
-    return None if key is None else sha256(f"{principal.tenant}\n{checked_key(key)}".encode()).hexdigest()
+    return None if key is None else sha256(f"{principal.tenant}\n{parse_idempotency_key(key)}".encode()).hexdigest()
 
 
 async def fingerprint(request: Request) -> bytes:
@@ -143,7 +143,7 @@ async def fingerprint(request: Request) -> bytes:
     return b"\n".join((request.method.encode(), request.url.path.encode(), await request.body()))
 
 
-async def once(
+async def run_once(
     gateway: Gateway,
     request: Request,
     own: str | None,
@@ -154,7 +154,7 @@ async def once(
     """Perform a request and return its answer, or the stored answer of an earlier request under the same key.
 
     Args:
-        own: the idempotency key, see `own_key`; None if the request has none.
+        own: the idempotency key, see `scoped_key`; None if the request has none.
         act: performs the request, and returns the content of the answer.
 
     Raises:
@@ -164,7 +164,7 @@ async def once(
         return JSONResponse(dict(await act()), status)
     name = own
     sent = await fingerprint(request)
-    answer = await gateway.repeated.begin(name, sent)
+    answer = await gateway.repeated.start(name, sent)
     headers = {"Idempotency-Replayed": "true"}
     if answer is None:
         headers = {}
@@ -174,6 +174,6 @@ async def once(
             if status_of_error(error) < 500:
                 await gateway.repeated.forget(name)
             raise
-        answer = Answer(status, bytes(content.body).decode())
-        await gateway.repeated.keep(name, sent, answer)
+        answer = StoredAnswer(status, bytes(content.body).decode())
+        await gateway.repeated.store_answer(name, sent, answer)
     return Response(answer.body, answer.status, headers, "application/json")

@@ -11,13 +11,21 @@ from typing import Annotated, Any, Self
 from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import AwareDatetime, BaseModel, Field
 
-from broker.store import number
-from deckhands.evaluation import OUTCOMES, Catalog, Listed, Outcome, Row, Shown, Standing
+from broker.store import parse_number
+from deckhands.evaluation import (
+    OUTCOMES,
+    AttemptDetails,
+    AttemptRow,
+    Catalog,
+    EvaluationListing,
+    EvaluationStatus,
+    Outcome,
+)
 from deckhands.server.dependencies import GatewayOf, Reader
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import ID, MOMENT
 from deckhands.server.problems import Problem
-from deckhands.server.web.overviews import Overview, Overviews
+from deckhands.server.web.overviews import EvaluationOverview, Overviews
 
 routes = APIRouter(prefix="/evaluations", tags=["evaluations"])
 
@@ -38,8 +46,7 @@ class ShownEvaluation(BaseModel):
     Attributes:
         name: the value of the label `evaluation` of its conversations.
         state: the desired state (`running`, `paused` or `cancelled`), or `over` once all attempts have ended; empty if
-            not
-            reported yet.
+            not reported yet.
         is_driven: whether a command drives it now.
         at: when the progress was last reported.
         outcomes: the number of ended attempts by outcome.
@@ -67,12 +74,12 @@ class ShownEvaluation(BaseModel):
     stopped: str = ""
 
     @classmethod
-    def of(cls, listed: Listed) -> Self:
+    def of(cls, listed: EvaluationListing) -> Self:
         """Convert an evaluation of the catalog."""
         return cls.model_validate(_fields_of(listed))
 
 
-class UnderWay(BaseModel):
+class AttemptInFlight(BaseModel):
     """An attempt in flight; `waits_for` is empty if it waits for nothing."""
 
     instance: str = Field(examples=["cart-total"])
@@ -86,7 +93,7 @@ class UnderWay(BaseModel):
     conversation_id: str = Field(examples=[ID])
 
     @classmethod
-    def of(cls, shown: Shown) -> Self:
+    def of(cls, shown: AttemptDetails) -> Self:
         """Convert an attempt, without its worker: only operators may see workers."""
         return cls(
             instance=shown.instance,
@@ -94,9 +101,9 @@ class UnderWay(BaseModel):
             attempt=shown.attempt,
             state=shown.state,
             waits_for=shown.waits_for,
-            seconds=number(shown.seconds),
+            seconds=parse_number(shown.seconds),
             iterations=shown.iterations,
-            cost_usd=number(shown.cost_usd),
+            cost_usd=parse_number(shown.cost_usd),
             conversation_id=shown.conversation_id,
         )
 
@@ -110,7 +117,7 @@ class Spread(BaseModel):
 
     @classmethod
     def of(cls, spread: Mapping[str, float]) -> Self:
-        """Convert a distribution of `summary_of`."""
+        """Convert a distribution of `compute_summary`."""
         return cls(median=spread["median"], p90=spread["p90"], most=spread["most"])
 
 
@@ -167,7 +174,7 @@ class EvaluationDetails(ShownEvaluation):
         failure_classes: the most frequent first.
     """
 
-    attempts: list[UnderWay]
+    attempts: list[AttemptInFlight]
     figures: list[ModelFigures]
     distributions: list[ShownDistribution]
     failure_classes: list[ShownFailureClass]
@@ -216,7 +223,7 @@ class ShownAttempt(BaseModel):
     verdict: str = ""
 
     @classmethod
-    def of(cls, row: Row) -> Self:
+    def of(cls, row: AttemptRow) -> Self:
         """Convert a row."""
         names = [name for name in cls.model_fields if name != "tokens"]
         fields = {name: getattr(row, name) for name in names}
@@ -236,13 +243,13 @@ async def listing(
     gateway: GatewayOf, principal: Reader, limit: Annotated[int, Query(ge=1, le=500)] = 100
 ) -> list[ShownEvaluation]:
     """List the evaluations of the key's tenant, most recently driven first. Kept for a month."""
-    tenant = None if principal.sees_all else principal.tenant
+    tenant = None if principal.is_for_all_tenants else principal.tenant
     return [ShownEvaluation.of(one) for one in await Catalog(gateway.store).latest(tenant=tenant, limit=limit)]
 
 
-async def _visible(gateway: Gateway, principal: Principal, name: str) -> Listed:
+async def _visible(gateway: Gateway, principal: Principal, name: str) -> EvaluationListing:
     found = await Catalog(gateway.store).find(name)
-    if found is None or not (principal.sees_all or found.about.tenant == principal.tenant):
+    if found is None or not (principal.is_for_all_tenants or found.about.tenant == principal.tenant):
         raise Problem(404, "unknown_evaluation", "There is no such evaluation.", remedy="GET /evaluations lists them.")
     return found
 
@@ -286,8 +293,8 @@ async def attempts(
     return AttemptPage(attempts=shown, total=len(meant), next_after=following)
 
 
-def _fields_of(listed: Listed) -> dict[str, Any]:
-    standing, about = listed.standing, listed.about
+def _fields_of(listed: EvaluationListing) -> dict[str, Any]:
+    standing, about = listed.status, listed.about
     fields: dict[str, Any] = {
         "name": listed.name,
         "tenant": about.tenant,
@@ -296,10 +303,10 @@ def _fields_of(listed: Listed) -> dict[str, Any]:
         "at": listed.at,
         "is_driven": listed.is_driven and standing is not None and standing.state != "over",
     }
-    return fields | _standing_fields(standing)
+    return fields | _status_fields(standing)
 
 
-def _standing_fields(standing: Standing | None) -> dict[str, Any]:
+def _status_fields(standing: EvaluationStatus | None) -> dict[str, Any]:
     if standing is None:
         return {"state": "", "total": 0, "ended": 0, "under_way": 0, "outcomes": {}, "cost_usd": 0.0, "tokens": 0}
     return {
@@ -308,18 +315,18 @@ def _standing_fields(standing: Standing | None) -> dict[str, Any]:
         "ended": standing.ended,
         "under_way": standing.under_way,
         "outcomes": {name: count for name in OUTCOMES if (count := standing.outcomes.get(name, 0)) > 0},
-        "cost_usd": number(standing.cost_usd),
+        "cost_usd": parse_number(standing.cost_usd),
         "tokens": standing.tokens,
-        "eta_seconds": None if standing.eta_seconds is None else number(standing.eta_seconds),
+        "eta_seconds": None if standing.eta_seconds is None else parse_number(standing.eta_seconds),
         "bound": standing.bound,
         "stopped": standing.stopped,
     }
 
 
-def _details(listed: Listed, overview: Overview) -> EvaluationDetails:
-    standing = listed.standing
+def _details(listed: EvaluationListing, overview: EvaluationOverview) -> EvaluationDetails:
+    standing = listed.status
     fields = _fields_of(listed) | {
-        "attempts": [UnderWay.of(one) for one in (standing.attempts if standing is not None else ())],
+        "attempts": [AttemptInFlight.of(one) for one in (standing.attempts if standing is not None else ())],
         "figures": [_figures(model, found) for model, found in overview.models.items()],
         "distributions": [
             ShownDistribution(

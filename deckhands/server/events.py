@@ -9,9 +9,9 @@ from fastapi import APIRouter, Path, Query
 from broker.contract import Event, decode_any
 from broker.runtime import CorruptEntry, UnknownConversation
 from deckhands.client import Client
-from deckhands.server.conversations import Seen
+from deckhands.server.conversations import ReadableId
 from deckhands.server.dependencies import MAX_EVENT_ID, GatewayOf, Reader
-from deckhands.server.models import EVENT, EventPage, chars_in, event_json
+from deckhands.server.models import EVENT, EventPage, count_chars, event_json
 from deckhands.server.problems import Problem
 
 routes = APIRouter(prefix="/conversations/{conversation_id}/events", tags=["events"])
@@ -22,14 +22,16 @@ PAGE_CHARS = 256 * 1024
 WHOLE_EVENTS = 50
 
 
-async def _read(client: Client, conversation_id: str, after: int, limit: int, *, is_whole: bool = False) -> list[Event]:
+async def _read_events(
+    client: Client, conversation_id: str, after: int, limit: int, *, is_whole: bool = False
+) -> list[Event]:
     """Return up to `limit` events above `after`, from the store or the archive."""
     try:
         events = await client.log.read(conversation_id, after=after, until=after + limit, decode=decode_any)
         if not events:
-            await client.log.last_id(conversation_id)
+            await client.log.load_last_id(conversation_id)
         if is_whole:
-            events = [await client.log.blobs.whole(conversation_id, event) for event in events]
+            events = [await client.log.blobs.restore_event(conversation_id, event) for event in events]
     except (UnknownConversation, CorruptEntry):
         if not await client.is_archived(conversation_id):
             raise
@@ -42,7 +44,7 @@ async def _read(client: Client, conversation_id: str, after: int, limit: int, *,
 async def page(
     gateway: GatewayOf,
     _principal: Reader,
-    conversation_id: Seen,
+    conversation_id: ReadableId,
     after: Annotated[int, Query(ge=0, le=MAX_EVENT_ID, description="only those with a higher id")] = 0,
     *,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
@@ -59,11 +61,11 @@ async def page(
     place, room = after, PAGE_CHARS
     while len(found) < limit and place - after < SCANNED:
         wanted = limit if not kind or whole else 500
-        events = await _read(gateway.client, conversation_id, place, wanted, is_whole=whole)
+        events = await _read_events(gateway.client, conversation_id, place, wanted, is_whole=whole)
         for event in events:
             if not kind or event.kind in kind:
                 content = dict(event_json(event))
-                room -= chars_in(content)
+                room -= count_chars(content)
                 if len(found) == limit or (found and room < 0):
                     return EventPage(events=found, next_after=place)
                 found.append(content)
@@ -78,14 +80,14 @@ SINGLE: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json":
 
 @routes.get("/{event_id}", summary="Show an event", responses=SINGLE)
 async def single(
-    gateway: GatewayOf, _principal: Reader, conversation_id: Seen, event_id: Annotated[int, Path(le=MAX_EVENT_ID)]
+    gateway: GatewayOf, _principal: Reader, conversation_id: ReadableId, event_id: Annotated[int, Path(le=MAX_EVENT_ID)]
 ) -> dict[str, Any]:
     """Show one event with its full texts."""
     client = gateway.client
-    events = await _read(client, conversation_id, event_id - 1, 1) if event_id > 0 else []
+    events = await _read_events(client, conversation_id, event_id - 1, 1) if event_id > 0 else []
     if not events:
         raise Problem(404, "unknown_event", f"The conversation has no event {event_id}.")
     if await client.is_archived(conversation_id):
         whole = await client.events(conversation_id, after=event_id - 1, is_whole=True, is_lenient=True)
         return dict(event_json(whole[0]))
-    return dict(event_json(await client.log.blobs.whole(conversation_id, events[0])))
+    return dict(event_json(await client.log.blobs.restore_event(conversation_id, events[0])))

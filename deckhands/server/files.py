@@ -24,12 +24,12 @@ from fastapi.responses import FileResponse
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
-from broker.log import check
-from deckhands.client import id_in
+from broker.log import check_admission
+from deckhands.client import to_conversation_id
 from deckhands.server.auth.uploads import KEPT_SECONDS
-from deckhands.server.conversations import Seen, Written
-from deckhands.server.dependencies import GatewayOf, Reader, Writer, own_key
-from deckhands.server.models import File, LaidBy, Uploaded
+from deckhands.server.conversations import ReadableId, WritableId
+from deckhands.server.dependencies import GatewayOf, Reader, Writer, scoped_key
+from deckhands.server.models import DirectoryEntry, StoredUpload, Uploaded
 from deckhands.server.problems import Problem
 
 routes = APIRouter(prefix="/conversations/{conversation_id}", tags=["files"])
@@ -43,7 +43,7 @@ FOUND: dict[int | str, dict[str, Any]] = {
 }
 
 
-async def checked_path(path: str) -> str:
+async def parse_path(path: str) -> str:
     """Return the path of a file, relative to the workspace.
 
     Raises:
@@ -60,7 +60,7 @@ async def checked_path(path: str) -> str:
     return path
 
 
-FilePath = Annotated[str, Depends(checked_path)]
+FilePath = Annotated[str, Depends(parse_path)]
 
 
 @asynccontextmanager
@@ -77,12 +77,12 @@ async def _folder() -> AsyncGenerator[Path]:
 async def listing(
     gateway: GatewayOf,
     _principal: Reader,
-    conversation_id: Seen,
+    conversation_id: ReadableId,
     path: Annotated[str, Query(max_length=MAX_PATH_BYTES, description="a directory of the workspace")] = ".",
-) -> list[File]:
+) -> list[DirectoryEntry]:
     """List a directory of the workspace by name; at most 5,000 entries."""
-    found = await gateway.client.files.list(conversation_id, await checked_path(path))
-    return [File(name=entry.name, kind=entry.kind, size_bytes=entry.size_bytes) for entry in found]
+    found = await gateway.client.files.list(conversation_id, await parse_path(path))
+    return [DirectoryEntry(name=entry.name, kind=entry.kind, size_bytes=entry.size_bytes) for entry in found]
 
 
 @routes.put(
@@ -91,14 +91,14 @@ async def listing(
     openapi_extra={"requestBody": {"content": {"application/octet-stream": BYTES}}},
 )
 async def upload(
-    gateway: GatewayOf, principal: Writer, conversation_id: Written, request: Request, path: FilePath
+    gateway: GatewayOf, principal: Writer, conversation_id: WritableId, request: Request, path: FilePath
 ) -> Uploaded:
     """Write a file into the workspace, completely or not at all. The request body is its content."""
     if path == ".":
         raise Problem(400, "bad_path", "The workspace itself is not a file.", remedy="Name a file in it.")
     async with _folder() as folder:
         source = folder / path.rstrip("/").rpartition("/")[2]
-        await _received(request, source)
+        await _receive_body(request, source)
         await gateway.record(principal, "upload", f"{conversation_id}/{path}", "")
         files, size = await gateway.client.files.upload(conversation_id, source, path)
         await asyncio.to_thread(shutil.rmtree, folder)
@@ -106,7 +106,7 @@ async def upload(
 
 
 @routes.get("/files/{path:path}", response_class=Response, responses=FOUND)
-async def download(gateway: GatewayOf, _principal: Reader, conversation_id: Seen, path: FilePath) -> Response:
+async def download(gateway: GatewayOf, _principal: Reader, conversation_id: ReadableId, path: FilePath) -> Response:
     """Download a file from the workspace; a directory is sent as a tar file."""
     async with _folder() as folder:
         target = folder / "out"
@@ -119,7 +119,7 @@ async def download(gateway: GatewayOf, _principal: Reader, conversation_id: Seen
             name = f"{found.name}.tar"
             kind = "application/x-tar"
             packed = folder / "tar"
-            await asyncio.to_thread(_pack, found, packed)
+            await asyncio.to_thread(_pack_directory, found, packed)
             found = packed
         removing = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
         shown = f"attachment; filename*=UTF-8''{quote(name)}"
@@ -127,7 +127,7 @@ async def download(gateway: GatewayOf, _principal: Reader, conversation_id: Seen
 
 
 @routes.get("/patch", response_class=Response, responses={200: {"content": {"text/x-diff": {}}}, 409: FOUND[409]})
-async def patch(gateway: GatewayOf, _principal: Reader, conversation_id: Seen) -> Response:
+async def patch(gateway: GatewayOf, _principal: Reader, conversation_id: ReadableId) -> Response:
     """Show all changes of the workspace since the conversation started, as a patch for `git apply`.
 
     The header `Deckhands-Left-Out` is the number of changed files that did not fit.
@@ -150,31 +150,31 @@ async def lay_by(
     request: Request,
     sha256: Annotated[str, InPath(pattern="^[0-9a-f]{64}$", description="of the body")],
     key: Annotated[str, Header(alias="Idempotency-Key", description="the key of the conversation to create")],
-) -> LaidBy:
+) -> StoredUpload:
     """Upload an archive or a Git bundle of up to 64 MiB for a new conversation under the same idempotency key.
 
     Its `workspace.source` is then `{"kind": "upload", "name": …, "format": …, "parcel": SHA256}`. An upload that no
     conversation uses within an hour is dropped.
     """
-    own = own_key(principal, key)
+    own = scoped_key(principal, key)
     assert own is not None
-    conversation_id = id_in(None, own)
-    tenant = "" if principal.sees_all else principal.tenant
-    await check(gateway.store, conversation_id, tenant)
+    conversation_id = to_conversation_id(None, own)
+    tenant = "" if principal.is_for_all_tenants else principal.tenant
+    await check_admission(gateway.store, conversation_id, tenant)
     async with _folder() as folder:
         source = folder / "upload"
-        size, digest = await _received(request, source)
+        size, digest = await _receive_body(request, source)
         if digest != sha256:
             raise Problem(422, "wrong_content", f"The body has the SHA-256 {digest}.", remedy="Send it again.")
         if not size:
             raise Problem(422, "wrong_content", "The body is empty.", remedy="Send an archive or a bundle.")
         await gateway.record(principal, "upload", f"uploads/{sha256}", "")
-        await gateway.uploads.lay_by(principal.tenant, conversation_id, sha256, source)
+        await gateway.uploads.add(principal.tenant, conversation_id, sha256, source)
         await asyncio.to_thread(shutil.rmtree, folder)
-    return LaidBy(parcel=sha256, size_bytes=size, kept_seconds=KEPT_SECONDS)
+    return StoredUpload(parcel=sha256, size_bytes=size, kept_seconds=KEPT_SECONDS)
 
 
-async def _received(request: Request, target: Path) -> tuple[int, str]:
+async def _receive_body(request: Request, target: Path) -> tuple[int, str]:
     """Write the body of a request into a file, and return its size and its SHA-256."""
     size = 0
     digest = hashlib.sha256()
@@ -186,6 +186,6 @@ async def _received(request: Request, target: Path) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def _pack(source: Path, target: Path) -> None:
+def _pack_directory(source: Path, target: Path) -> None:
     with tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as archive:
         archive.add(source, arcname=source.name)

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from broker.contract import OperatorActed
 from broker.runtime import UnknownConversation, is_conversation_id
-from broker.store import Store, texts_by_name
+from broker.store import Store, decode_fields
 from deckhands.client import Client
 from deckhands.operations import Exposition
-from deckhands.server.auth.api_keys import EVERY_TENANT, ApiKey, ApiKeys, Refused, Scope
+from deckhands.server.auth.api_keys import EVERY_TENANT, AccessDenied, ApiKey, ApiKeys, Scope
+from deckhands.server.auth.idempotency import IdempotentRequests
 from deckhands.server.auth.operations import Operations
-from deckhands.server.auth.repeated import Repeated
 from deckhands.server.auth.tickets import Tickets
 from deckhands.server.auth.uploads import Uploads
 
@@ -79,7 +79,7 @@ class Principal:
         return self.key.tenant
 
     @property
-    def sees_all(self) -> bool:
+    def is_for_all_tenants(self) -> bool:
         """Whether it may see the conversations of all tenants."""
         return self.tenant == EVERY_TENANT
 
@@ -96,7 +96,9 @@ class Principal:
         """
         if scope not in self.key.scopes:
             has = ", ".join(sorted(self.key.scopes))
-            raise Refused("forbidden", f"This needs the scope {scope}; the key has {has}.", remedy="Use another key.")
+            raise AccessDenied(
+                "forbidden", f"This needs the scope {scope}; the key has {has}.", remedy="Use another key."
+            )
 
     def require_all(self) -> None:
         """Check for a key for all tenants.
@@ -104,8 +106,8 @@ class Principal:
         Raises:
             Refused: the key is for one tenant.
         """
-        if not self.sees_all:
-            raise Refused("other_tenant", "This needs a key for all tenants.", remedy="Ask an operator.")
+        if not self.is_for_all_tenants:
+            raise AccessDenied("other_tenant", "This needs a key for all tenants.", remedy="Ask an operator.")
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Gateway:
     follower: Client = field(init=False)
     keys: ApiKeys = field(init=False)
     tickets: Tickets = field(init=False)
-    repeated: Repeated = field(init=False)
+    repeated: IdempotentRequests = field(init=False)
     operations: Operations = field(init=False)
     uploads: Uploads = field(init=False)
     exposition: Exposition = field(init=False)
@@ -142,7 +144,7 @@ class Gateway:
             "follower": Client(replace(self.store, patience_seconds=None), self.archive),
             "keys": ApiKeys(self.store),
             "tickets": Tickets(self.store),
-            "repeated": Repeated(self.store),
+            "repeated": IdempotentRequests(self.store),
             "operations": Operations(self.store),
             "uploads": Uploads(self.store),
             "exposition": Exposition(self.store, own=self._figures, sees_inbox=False),
@@ -157,18 +159,18 @@ class Gateway:
             token: the token of a request, or empty.
         """
         if not token:
-            raise Refused(
+            raise AccessDenied(
                 "unauthorized",
                 "The request has no API key.",
                 remedy="Send `Authorization: Bearer dh_…`. `deckhands key add` makes a key, also for this machine.",
             )
         return Principal(await self.keys.check(token))
 
-    async def check_again(self, principal: Principal) -> None:
+    async def recheck(self, principal: Principal) -> None:
         """Check that the key of an open stream is still valid. Raises what `authenticate` raises."""
         await self.keys.check_id(principal.key.id)
 
-    async def visible(self, principal: Principal, conversation_id: str) -> str:
+    async def require_visible(self, principal: Principal, conversation_id: str) -> str:
         """Return the id of a conversation that the principal may see.
 
         Raises:
@@ -177,7 +179,7 @@ class Gateway:
         if not is_conversation_id(conversation_id):
             raise UnknownConversation(conversation_id)
         tenant = await self.tenant_of(conversation_id)
-        if not principal.sees_all and tenant != principal.tenant:
+        if not principal.is_for_all_tenants and tenant != principal.tenant:
             raise UnknownConversation(conversation_id)
         return conversation_id
 
@@ -188,7 +190,7 @@ class Gateway:
             UnknownConversation: it is in neither.
         """
         key = self.store.keys(conversation_id).meta
-        meta = texts_by_name(await self.store.call("HGETALL", key))
+        meta = decode_fields(await self.store.call("HGETALL", key))
         if "last_id" in meta:
             return meta.get("tenant", "")
         manifest = await self.client.archive.manifest(conversation_id) if self.client.archive is not None else None
@@ -196,13 +198,13 @@ class Gateway:
             raise UnknownConversation(conversation_id)
         return manifest.tenant
 
-    def acting(self, principal: Principal, action: str, reason: str, *, key: str | None = None) -> Client:
+    def client_for(self, principal: Principal, action: str, reason: str, *, key: str | None = None) -> Client:
         """Return a client that records the author and the reason of its next call in the log.
 
         Args:
             key: the idempotency key of the request.
         """
-        return self.client.acting(OperatorActed(author=principal.author, action=action, reason=reason), key=key)
+        return self.client.as_operator(OperatorActed(author=principal.author, action=action, reason=reason), key=key)
 
     async def record(self, principal: Principal, action: str, target: str, reason: str) -> None:
         """Record an operation before it is performed."""

@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker.coordination import MAX_COPY_BYTES, MAX_STORED_FILE_BYTES
 from broker.runtime import DeckhandsError
-from deckhands.server.auth.api_keys import DEFAULT_BODY_BYTES, Refused
+from deckhands.server.auth.api_keys import DEFAULT_BODY_BYTES, AccessDenied
 from deckhands.server.gateway import LOOPBACK_NAMES, Gateway, Principal
-from deckhands.server.problems import Problem, answer_to
+from deckhands.server.problems import Problem, error_response
 from deckhands.server.web.pages import Pages
 
 PUBLIC = frozenset({"/health", "/ready", "/openapi.json", "/entries", "/.well-known/agent-card.json"})
@@ -61,8 +61,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         if scope["type"] == "http":
-            send = _taken_in_time(scope, send, 2 * self._gateway.options.slow_seconds)
-        send = self._counted(send)
+            send = _limit_send_time(scope, send, 2 * self._gateway.options.slow_seconds)
+        send = self._count_refusals(send)
         headers = Headers(scope=scope)
         try:
             self._check_origin(headers)
@@ -73,15 +73,15 @@ class Guard:
                 principal = await self._principal(scope, headers)
                 scope.setdefault("state", {})["principal"] = principal
                 if scope["type"] == "http":
-                    receive = await self._checked(scope, headers, receive, principal.key.body_bytes)
+                    receive = await self._check_body(scope, headers, receive, principal.key.body_bytes)
             elif scope["type"] == "http":
-                receive = await self._checked(scope, headers, receive, DEFAULT_BODY_BYTES)
+                receive = await self._check_body(scope, headers, receive, DEFAULT_BODY_BYTES)
         except DeckhandsError as error:
             await _refuse(error, scope, receive, send)
             return
         await self._app(scope, receive, _with_headers(send))
 
-    def _counted(self, send: Send) -> Send:
+    def _count_refusals(self, send: Send) -> Send:
         """Return a send function that counts error answers."""
 
         async def forward(message: Message) -> None:
@@ -102,7 +102,7 @@ class Guard:
         if origin is None or origin in options.origins:
             return
         if origin.partition("://")[2] != host:
-            raise Refused("forbidden_origin", "Pages of this origin may not call the server.", remedy="Name it.")
+            raise AccessDenied("forbidden_origin", "Pages of this origin may not call the server.", remedy="Name it.")
 
     async def _principal(self, scope: Scope, headers: Headers) -> Principal:
         gateway = self._gateway
@@ -114,14 +114,14 @@ class Guard:
         if not token and "ticket" in query and STREAM.fullmatch(scope["path"]):
             key_id = await gateway.tickets.take(query["ticket"][0])
             if not key_id:
-                raise Refused("unauthorized", "The ticket is not valid.", remedy="Request a new one.")
+                raise AccessDenied("unauthorized", "The ticket is not valid.", remedy="Request a new one.")
             principal = Principal(await gateway.keys.check_id(key_id))
         else:
             principal = await gateway.authenticate(token)
         await gateway.keys.count(principal.key)
         return principal
 
-    async def _checked(self, scope: Scope, headers: Headers, receive: Receive, body_bytes: int) -> Receive:
+    async def _check_body(self, scope: Scope, headers: Headers, receive: Receive, body_bytes: int) -> Receive:
         """Return the source of a request's body. A body that is not a file is read and checked here."""
         is_upload = UPLOAD.fullmatch(scope["path"]) is not None
         is_file = is_upload or FILE.fullmatch(scope["path"]) is not None
@@ -129,21 +129,21 @@ class Guard:
         limit = longest if is_file and scope["method"] == "PUT" else body_bytes
         declared = headers.get("content-length", "0")
         if declared.isascii() and declared.isdigit() and int(declared) > limit:
-            raise _too_long(limit)
+            raise _size_problem(limit)
         seconds = self._gateway.options.body_seconds
         if is_file or scope["method"] not in METHODS:
-            return _Limited(receive, limit, seconds).receive
+            return _LimitedBody(receive, limit, seconds).receive
         if scope["method"] in ("GET", "HEAD") and declared == "0" and "transfer-encoding" not in headers:
             return receive
-        body = await _body(_Limited(receive, limit, seconds))
+        body = await _read_body(_LimitedBody(receive, limit, seconds))
         if body:
             if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
                 raise Problem(415, "unsupported_media_type", "The body is not application/json.")
             check_json(body)
-        return again(body, receive)
+        return replay_body(body, receive)
 
 
-class _Limited:
+class _LimitedBody:
     """The body of a request, which fails if it is too long or arrives too slowly."""
 
     def __init__(self, receive: Receive, limit: int, seconds: float) -> None:
@@ -168,7 +168,7 @@ class _Limited:
         self._size += len(message.get("body", b""))
         self._is_whole = message["type"] != "http.request" or not message.get("more_body", False)
         if self._size > self._limit:
-            raise _too_long(self._limit)
+            raise _size_problem(self._limit)
         return message
 
 
@@ -181,18 +181,18 @@ def check_json(body: bytes) -> None:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _malformed(f"it is not UTF-8 at byte {error.start}") from None
+        raise _parse_problem(f"it is not UTF-8 at byte {error.start}") from None
     brackets = _STRINGS.sub(b"", body).translate(None, _NOT_BRACKETS)
     for _ in range(MAX_DEPTH):
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
     if brackets:
-        raise _malformed(f"its brackets do not match, or it is nested more than {MAX_DEPTH} deep")
+        raise _parse_problem(f"its brackets do not match, or it is nested more than {MAX_DEPTH} deep")
     try:
         json.dumps(json.loads(text, parse_constant=_refuse_constant), ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
-        raise _malformed("a text has half of a surrogate pair") from None
+        raise _parse_problem("a text has half of a surrogate pair") from None
     except (ValueError, RecursionError) as error:
-        raise _malformed(str(error)[:200]) from None
+        raise _parse_problem(str(error)[:200]) from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -219,7 +219,7 @@ def _token_in(headers: Headers) -> str:
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
-def _too_long(limit: int) -> Problem:
+def _size_problem(limit: int) -> Problem:
     return Problem(
         413,
         "too_large",
@@ -229,11 +229,11 @@ def _too_long(limit: int) -> Problem:
     )
 
 
-def _malformed(why: str) -> Problem:
+def _parse_problem(why: str) -> Problem:
     return Problem(400, "malformed_json", f"The body of the request cannot be read: {why}.")
 
 
-async def _body(limited: _Limited) -> bytes:
+async def _read_body(limited: _LimitedBody) -> bytes:
     parts = bytearray()
     while True:
         message = await limited.receive()
@@ -244,7 +244,7 @@ async def _body(limited: _Limited) -> bytes:
             return bytes(parts)
 
 
-def again(body: bytes, receive: Receive) -> Receive:
+def replay_body(body: bytes, receive: Receive) -> Receive:
     """Return a receive function that first returns a body already read, then later messages."""
     is_read = False
 
@@ -269,7 +269,7 @@ def _with_headers(send: Send) -> Send:
     return forward
 
 
-def _taken_in_time(scope: Scope, send: Send, limit_seconds: float) -> Send:
+def _limit_send_time(scope: Scope, send: Send, limit_seconds: float) -> Send:
     """Return a send function that disconnects a peer that stops reading an answer for too long.
 
     Streams of events have half that limit, and report it before they end.
@@ -295,7 +295,7 @@ def _taken_in_time(scope: Scope, send: Send, limit_seconds: float) -> Send:
 
 
 async def _refuse(error: DeckhandsError, scope: Scope, receive: Receive, send: Send) -> None:
-    answer = answer_to(error, scope["path"])
+    answer = error_response(error, scope["path"])
     if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008, "reason": error.code})
         return

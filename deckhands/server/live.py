@@ -20,13 +20,13 @@ from starlette.websockets import WebSocketDisconnect
 from broker.runtime import DeckhandsError, EventsLost, UnknownConversation
 from deckhands.client import NotSettled
 from deckhands.server.auth.tickets import TICKET_SECONDS
-from deckhands.server.conversations import Seen
+from deckhands.server.conversations import ReadableId
 from deckhands.server.dependencies import MAX_EVENT_ID, GatewayOf, Reader
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.guard import SUBPROTOCOL
 from deckhands.server.models import Ticket
-from deckhands.server.problems import problem_of
-from deckhands.server.streams import EventStream, Item, SlowReader, take_room
+from deckhands.server.problems import to_problem
+from deckhands.server.streams import EventStream, Item, SlowReader, reserve_stream
 
 routes = APIRouter(tags=["streams"])
 PROTOCOL = "deckhands"
@@ -92,16 +92,16 @@ class SseResponse(Response):
         async with contextlib.aclosing(self._stream.batches()) as batches:
             async for batch in batches:
                 chunk = b"".join(map(self._written, batch)) or ALIVE
-                if await in_time(write(chunk), limit):
+                if await finishes_in_time(write(chunk), limit):
                     continue
-                last = self._written(Item("problem", problem_of(SlowReader())))
-                if not await in_time(write(last, more=False), limit):
+                last = self._written(Item("problem", to_problem(SlowReader())))
+                if not await finishes_in_time(write(last, more=False), limit):
                     abort()
                 return
-        await in_time(write(b"", more=False), limit)
+        await finishes_in_time(write(b"", more=False), limit)
 
 
-async def in_time(writing: Awaitable[Any], limit_seconds: float) -> bool:
+async def finishes_in_time(writing: Awaitable[Any], limit_seconds: float) -> bool:
     """Return whether a write finished within the limit."""
     try:
         async with asyncio.timeout(limit_seconds):
@@ -116,7 +116,9 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-async def settles(gateway: Gateway, request: Request, conversation_id: str, *, timeout_seconds: float) -> bool:
+async def wait_until_settled(
+    gateway: Gateway, request: Request, conversation_id: str, *, timeout_seconds: float
+) -> bool:
     """Wait until a conversation has settled or the client has disconnected, and return whether it has settled.
 
     The wait counts as a stream.
@@ -144,7 +146,7 @@ async def settles(gateway: Gateway, request: Request, conversation_id: str, *, t
         await asyncio.gather(waiting, leaving, return_exceptions=True)
 
 
-async def check_place(gateway: Gateway, principal: Principal, conversation_id: str, after: int) -> None:
+async def check_position(gateway: Gateway, principal: Principal, conversation_id: str, after: int) -> None:
     """Check that a stream can start after an event.
 
     Raises:
@@ -152,9 +154,9 @@ async def check_place(gateway: Gateway, principal: Principal, conversation_id: s
         EventsLost: its log ends before that event.
         Problem: too many streams are open.
     """
-    take_room(gateway, principal)
+    reserve_stream(gateway, principal)
     try:
-        last_id = await gateway.client.log.last_id(conversation_id)
+        last_id = await gateway.client.log.load_last_id(conversation_id)
     except UnknownConversation:
         if not await gateway.client.is_archived(conversation_id):
             raise
@@ -163,7 +165,7 @@ async def check_place(gateway: Gateway, principal: Principal, conversation_id: s
         raise EventsLost(conversation_id, last_id, after)
 
 
-class Wanted:
+class StreamQuery:
     """The query of a stream request."""
 
     def __init__(
@@ -191,8 +193,8 @@ class Wanted:
 async def follow(
     gateway: GatewayOf,
     principal: Reader,
-    conversation_id: Seen,
-    wanted: Annotated[Wanted, Depends()],
+    conversation_id: ReadableId,
+    wanted: Annotated[StreamQuery, Depends()],
     last_event_id: Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=MAX_EVENT_ID)] = None,
 ) -> Response:
     """Follow the log as it grows. Messages without a name are events, and their ids are those of the events.
@@ -201,7 +203,7 @@ async def follow(
     nothing more follows.
     """
     after = wanted.after if last_event_id is None else last_event_id
-    await check_place(gateway, principal, conversation_id, after)
+    await check_position(gateway, principal, conversation_id, after)
     stream = EventStream(
         gateway,
         principal,
@@ -219,12 +221,12 @@ async def follow_ws(
     socket: WebSocket,
     gateway: GatewayOf,
     principal: Reader,
-    conversation_id: Seen,
-    wanted: Annotated[Wanted, Depends()],
+    conversation_id: ReadableId,
+    wanted: Annotated[StreamQuery, Depends()],
 ) -> None:
     """Follow the log over a WebSocket: each message is `{"type", "id", "content"}`, as in the other stream."""
     try:
-        await check_place(gateway, principal, conversation_id, wanted.after)
+        await check_position(gateway, principal, conversation_id, wanted.after)
     except DeckhandsError as error:
         await socket.accept(subprotocol=_subprotocol(socket))
         await socket.close(CLOSE_CODES.get(error.code, 1011), error.code)
@@ -262,7 +264,7 @@ async def _write_ws(socket: WebSocket, gateway: Gateway, stream: EventStream) ->
         async for batch in batches:
             for item in batch:
                 message = {"type": item.kind, "id": item.id or None, "content": item.content}
-                if not await in_time(socket.send_text(json.dumps(message, ensure_ascii=False)), limit):
+                if not await finishes_in_time(socket.send_text(json.dumps(message, ensure_ascii=False)), limit):
                     code = CLOSE_CODES[SlowReader.code]
                     reason = SlowReader.code
                     break
@@ -271,7 +273,7 @@ async def _write_ws(socket: WebSocket, gateway: Gateway, stream: EventStream) ->
                     code = CLOSE_CODES.get(reason, 1011)
             if code != 1000:
                 break
-    if not await in_time(socket.close(code, reason), limit):
+    if not await finishes_in_time(socket.close(code, reason), limit):
         socket.scope.get("state", {}).get("abort", lambda: None)()
 
 

@@ -25,7 +25,7 @@ from broker.contract import (
     Limits,
     MessagePolicy,
 )
-from broker.log import ConversationRow, Place
+from broker.log import ConversationRow, IndexPosition
 from broker.runtime import UsageError, is_conversation_id
 from deckhands.client import MAX_IMAGES, MAX_SECRETS, MAX_TASK_CHARS, MAX_TOOLS, ImageUrl, TaskSpec
 from deckhands.server.dependencies import MAX_EVENT_ID, MAX_REASON
@@ -37,7 +37,7 @@ MOMENT = "2026-03-01T06:00:00Z"
 EVENT = {"id": 2, "kind": "action.message", "source": "user", "content": "List the files", "wait_for_response": False}
 
 
-class Begun(BaseModel):
+class CreatedConversation(BaseModel):
     """A new conversation."""
 
     conversation_id: str = Field(examples=[ID])
@@ -47,7 +47,7 @@ class NewConversation(JsonBody, TaskSpec):
     """A task."""
 
 
-class Conversation(BaseModel):
+class ShownConversation(BaseModel):
     """A conversation as a listing shows it.
 
     Attributes:
@@ -74,7 +74,7 @@ class Conversation(BaseModel):
     numbers: dict[str, str] = Field(default_factory=dict, examples=[{"iterations": "3", "cost_usd": "0.012"}])
 
 
-def listed(row: ConversationRow) -> dict[str, Any]:
+def conversation_json(row: ConversationRow) -> dict[str, Any]:
     """Return a row of the index as the JSON of a `Conversation`, without building a model for every row."""
     return {
         "conversation_id": row.conversation_id,
@@ -83,17 +83,17 @@ def listed(row: ConversationRow) -> dict[str, Any]:
         "wait_reason": row.wait_reason,
         "version": row.last_event_id,
         "tenant": row.tenant,
-        "created": _moment(row.created),
-        "updated": _moment(row.updated),
+        "created": _format_time(row.created),
+        "updated": _format_time(row.updated),
         "is_closed": row.is_closed,
-        "not_before": None if row.not_before is None else _moment(row.not_before),
+        "not_before": None if row.not_before is None else _format_time(row.not_before),
         "labels": dict(row.labels),
         "model": row.model,
         "numbers": {name: row.fields[name] for name in NUMBERS if name in row.fields},
     }
 
 
-def _moment(moment: datetime) -> str:
+def _format_time(moment: datetime) -> str:
     """Return a UTC time in the format of the models."""
     return f"{moment.isoformat()[:-6]}Z"
 
@@ -104,11 +104,11 @@ NUMBERS = ("iterations", "cost_usd", "has_unknown_cost", "prompt_tokens", "compl
 class ConversationPage(BaseModel):
     """A page of conversations, newest first; `next_cursor` is null on the last page."""
 
-    conversations: list[Conversation]
+    conversations: list[ShownConversation]
     next_cursor: str | None = Field(default=None, examples=["MTc2MzkxNjAwMDAwMDowMUs5"])
 
 
-class Result(BaseModel):
+class ConversationResult(BaseModel):
     """A conversation and its results so far.
 
     Attributes:
@@ -156,7 +156,7 @@ class Resumption(JsonBody):
     model: str | None = Field(default=None, min_length=1, max_length=MAX_MODEL)
 
 
-class Confirmation(JsonBody):
+class ConfirmationAnswer(JsonBody):
     """A confirmation of the action that the agent asks about.
 
     Attributes:
@@ -240,7 +240,7 @@ class Command(JsonBody):
 
     @field_validator("command")
     @classmethod
-    def _can_be_run(cls, command: str) -> str:
+    def _check_command(cls, command: str) -> str:
         if "\0" in command:
             raise ValueError("it has a NUL character")
         return command
@@ -260,7 +260,7 @@ class Executed(BaseModel):
     exit_code: int = Field(examples=[0])
 
 
-class File(BaseModel):
+class DirectoryEntry(BaseModel):
     """An entry of a directory in a workspace: a `file`, a `directory` or a `link`."""
 
     name: str = Field(examples=["README.md"])
@@ -305,7 +305,7 @@ class Uploaded(BaseModel):
     size_bytes: int = Field(examples=[1204])
 
 
-class LaidBy(BaseModel):
+class StoredUpload(BaseModel):
     """An upload for a conversation that is not created yet.
 
     Attributes:
@@ -318,14 +318,14 @@ class LaidBy(BaseModel):
     kept_seconds: int = Field(examples=[3_600])
 
 
-def cursor_of(place: Place | None) -> str | None:
+def format_cursor(place: IndexPosition | None) -> str | None:
     """Return the cursor of a position in an index; None if there is no further page."""
     if place is None:
         return None
     return base64.urlsafe_b64encode(f"{place[0]:.0f}:{place[1]}".encode()).decode().rstrip("=")
 
 
-def place_of(cursor: str) -> Place | None:
+def parse_cursor(cursor: str) -> IndexPosition | None:
     """Return the position of a cursor; None: the first page.
 
     Raises:
@@ -348,10 +348,10 @@ def event_json(event: Event) -> Mapping[str, Any]:
     return event.export()
 
 
-def chars_in(value: object) -> int:
+def count_chars(value: object) -> int:
     """Return the total length of the texts in a value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
-        return sum(map(chars_in, value.values()))
-    return sum(map(chars_in, value)) if isinstance(value, list | tuple) else 0
+        return sum(map(count_chars, value.values()))
+    return sum(map(count_chars, value)) if isinstance(value, list | tuple) else 0

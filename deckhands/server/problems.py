@@ -33,8 +33,8 @@ from broker.runtime import (
 from broker.secrets import SecretsLocked
 from deckhands.client import CommandFailed, IsArchived, IsBeingDeleted, NotStopped
 from deckhands.operations import UnknownWebhook
-from deckhands.server.auth.api_keys import Refused, TooManyRequests
-from deckhands.server.auth.repeated import KeyReused
+from deckhands.server.auth.api_keys import AccessDenied, TooManyRequests
+from deckhands.server.auth.idempotency import KeyReused
 from deckhands.server.auth.uploads import TooManyUploads
 
 MEDIA_TYPE = "application/problem+json"
@@ -108,14 +108,14 @@ def status_of_error(error: DeckhandsError) -> int:
     """Return the HTTP status of an error."""
     if isinstance(error, Problem):
         return error.status
-    if isinstance(error, Refused):
+    if isinstance(error, AccessDenied):
         return REFUSED.get(error.code, 401)
     if isinstance(error, TransferFailed) and error.code in TRANSFER_STATUS:
         return TRANSFER_STATUS[error.code]
     return next((status for kind, status in STATUS if isinstance(error, kind)), 500)
 
 
-def problem_of(error: DeckhandsError) -> dict[str, Any]:
+def to_problem(error: DeckhandsError) -> dict[str, Any]:
     """Convert an error to problem details."""
     details = {
         "type": f"{TYPE}{error.code}",
@@ -131,20 +131,20 @@ def problem_of(error: DeckhandsError) -> dict[str, Any]:
     return details
 
 
-def as_openai(details: Mapping[str, Any]) -> dict[str, Any]:
+def to_openai_error(details: Mapping[str, Any]) -> dict[str, Any]:
     """Convert problem details to the error format of OpenAI's API."""
     kind = OPENAI_TYPES.get(details["status"], "server_error" if details["status"] >= 500 else "invalid_request_error")
     message = f"{details['detail']} {details['remedy']}".strip()
     return {"error": {"message": message, "type": kind, "param": None, "code": details["code"]}}
 
 
-def answer_to(error: DeckhandsError, path: str = "") -> Response:
+def error_response(error: DeckhandsError, path: str = "") -> Response:
     """Return the answer to a failed request.
 
     Args:
         path: of the request; below `/v1/` the answer has the form of OpenAI's errors.
     """
-    details = problem_of(error)
+    details = to_problem(error)
     headers: dict[str, str] = dict(error.headers) if isinstance(error, Problem) else {}
     if details["status"] == 401:
         headers["WWW-Authenticate"] = "Bearer"
@@ -157,7 +157,7 @@ def answer_to(error: DeckhandsError, path: str = "") -> Response:
         # retried.
         is_safe = error.retryable and not isinstance(error, OutcomeUnknown)
         headers["X-Should-Retry"] = "true" if is_safe else "false"
-        return Response(json.dumps(as_openai(details)), details["status"], headers, "application/json")
+        return Response(json.dumps(to_openai_error(details)), details["status"], headers, "application/json")
     return Response(json.dumps(details), details["status"], headers, MEDIA_TYPE)
 
 
@@ -172,23 +172,23 @@ def add_problems(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
         assert isinstance(error, DeckhandsError)
         if status_of_error(error) == 500:
             _log.error("a request failed: %s", error)
-        return answer_to(error, request.url.path)
+        return error_response(error, request.url.path)
 
     async def unfit(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return answer_to(_invalid(error), request.url.path)
+        return error_response(_validation_problem(error), request.url.path)
 
     async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         code = STATUS_CODES.get(error.status_code, "http_error")
-        headers = {"Allow": _allowed(routes, request)} if error.status_code == 405 else error.headers
+        headers = {"Allow": _methods_of_path(routes, request)} if error.status_code == 405 else error.headers
         problem = Problem(error.status_code, code, f"{error.detail}.", headers=headers)
-        return answer_to(problem, request.url.path)
+        return error_response(problem, request.url.path)
 
     async def unexpected(request: Request, error: Exception) -> Response:
         _log.error("a request failed unexpectedly", exc_info=error)
         problem = Problem(500, "internal_error", "The server failed.", remedy="Its log says why.")
-        return answer_to(problem, request.url.path)
+        return error_response(problem, request.url.path)
 
     app.add_exception_handler(DeckhandsError, expected)
     app.add_exception_handler(RequestValidationError, unfit)
@@ -196,13 +196,13 @@ def add_problems(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     app.add_exception_handler(Exception, unexpected)
 
 
-def _allowed(routes: Sequence[BaseRoute], request: Request) -> str:
+def _methods_of_path(routes: Sequence[BaseRoute], request: Request) -> str:
     """Return the methods of a path, over all its routes."""
     found = [route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] != Match.NONE]
     return ", ".join(sorted({method for route in found for method in route.methods or ()}))
 
 
-def _invalid(error: RequestValidationError) -> Problem:
+def _validation_problem(error: RequestValidationError) -> Problem:
     """Return the faults of each part of a request, without the values, which may be secret."""
     errors = [
         {

@@ -9,7 +9,7 @@ from pydantic import AwareDatetime, BaseModel, Field
 
 from deckhands.client import Cause, Link, Why
 from deckhands.server.auth.api_keys import Scope
-from deckhands.server.conversations import Seen
+from deckhands.server.conversations import ReadableId
 from deckhands.server.dependencies import GatewayOf, Reader
 from deckhands.server.models import ID, MOMENT
 
@@ -61,10 +61,12 @@ class ShownWhy(BaseModel):
 
 
 @routes.get("/{conversation_id}/why", summary="Explain a wait")
-async def why(gateway: GatewayOf, principal: Reader, conversation_id: Seen) -> ShownWhy:
+async def why(gateway: GatewayOf, principal: Reader, conversation_id: ReadableId) -> ShownWhy:
     """Explain why the conversation is in its current state, and how to change that.
 
     Workers and nodes are shown only to keys with the scope `admin` for all tenants.
     """
     is_admin = Scope.ADMIN in principal.key.scopes
-    return ShownWhy.of(await gateway.client.why(conversation_id, shows_workers=principal.sees_all and is_admin))
+    return ShownWhy.of(
+        await gateway.client.why(conversation_id, shows_workers=principal.is_for_all_tenants and is_admin)
+    )

@@ -6,17 +6,17 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from deckhands.server.conversations import begin_once, result_of
+from deckhands.server.conversations import result_of, submit_once
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer
-from deckhands.server.live import SseResponse, settles
-from deckhands.server.models import NewConversation, Result
-from deckhands.server.streams import EventStream, take_room
+from deckhands.server.live import SseResponse, wait_until_settled
+from deckhands.server.models import ConversationResult, NewConversation
+from deckhands.server.streams import EventStream, reserve_stream
 
 routes = APIRouter(prefix="/runs", tags=["runs"])
 DEFAULT_SECONDS = 300.0
 LONGEST_SECONDS = 3_600.0
 WAITS: dict[int | str, dict[str, Any]] = {
-    202: {"model": Result, "description": "it has not settled within the timeout, and continues"}
+    202: {"model": ConversationResult, "description": "it has not settled within the timeout, and continues"}
 }
 
 
@@ -31,16 +31,16 @@ async def wait(
     task: NewConversation,
     timeout_seconds: Annotated[float, Query(gt=0, le=LONGEST_SECONDS)] = DEFAULT_SECONDS,
     key: IdempotencyKey = None,
-) -> Result:
+) -> ConversationResult:
     """Create a conversation and answer when it has settled: it finished, failed, or needs an answer.
 
     After the timeout the answer has the status 202 and the run continues. A repeated request with the same
     `Idempotency-Key` waits for the same run.
     """
-    take_room(gateway, principal)
-    conversation_id = await begin_once(gateway, principal, request, task, key)
+    reserve_stream(gateway, principal)
+    conversation_id = await submit_once(gateway, principal, request, task, key)
     response.headers["Location"] = f"/conversations/{conversation_id}"
-    if not await settles(gateway, request, conversation_id, timeout_seconds=timeout_seconds):
+    if not await wait_until_settled(gateway, request, conversation_id, timeout_seconds=timeout_seconds):
         response.status_code = 202
     return await result_of(gateway.client, conversation_id)
 
@@ -65,7 +65,7 @@ async def stream(
 
     The header `Location` names it; an interrupted stream resumes at `GET /conversations/{id}/stream?until=settled`.
     """
-    take_room(gateway, principal)
-    conversation_id = await begin_once(gateway, principal, request, task, key, is_watched=deltas)
+    reserve_stream(gateway, principal)
+    conversation_id = await submit_once(gateway, principal, request, task, key, is_watched=deltas)
     events = EventStream(gateway, principal, conversation_id, deltas=deltas, until_settled=True)
     return SseResponse(gateway, events, {"Location": f"/conversations/{conversation_id}"})

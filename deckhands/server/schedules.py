@@ -17,13 +17,13 @@ from deckhands.operations import (
     CATCH_UP_SECONDS,
     LABEL,
     NAME_PATTERN,
-    Entry,
     Overlap,
     Schedule,
-    ScheduleBook,
     ScheduleCheck,
+    ScheduleRepository,
+    StoredSchedule,
 )
-from deckhands.server.dependencies import MATCHED, GatewayOf, IfMatch, OperatorOfAll, Reason, Why, etag_of
+from deckhands.server.dependencies import MATCHED, GatewayOf, IfMatch, OperatorOfAll, Reason, ReasonQuery, etag_of
 from deckhands.server.models import ID, MOMENT
 from deckhands.server.openapi.json_body import JsonBody
 from deckhands.server.problems import Problem
@@ -62,19 +62,19 @@ class ShownSchedule(BaseModel):
     error: str = Field(examples=[""])
 
     @classmethod
-    def of(cls, entry: Entry) -> Self:
+    def of(cls, entry: StoredSchedule) -> Self:
         """Convert an entry of the schedule repository."""
         planned = entry.schedule.model_dump(include={"name", "cron", "zone", "overlap", "is_paused"})
-        standing = entry.standing.model_dump(exclude={"queued"})
+        standing = entry.status.model_dump(exclude={"queued"})
         return cls(**planned, **standing, next=entry.due)
 
 
-def _book(gateway: GatewayOf) -> ScheduleBook:
-    return ScheduleBook(gateway.store, gateway.client.secrets)
+def _repository(gateway: GatewayOf) -> ScheduleRepository:
+    return ScheduleRepository(gateway.store, gateway.client.secrets)
 
 
 @contextlib.contextmanager
-def _that_is_there() -> Generator[None]:
+def _missing_as_404() -> Generator[None]:
     """Raise a 404 problem if a schedule does not exist or was removed."""
     try:
         yield
@@ -82,17 +82,17 @@ def _that_is_there() -> Generator[None]:
         raise Problem(404, "unknown_schedule", error.message) from error
 
 
-async def _entry(gateway: GatewayOf, name: str) -> Entry:
-    with _that_is_there():
-        return await _book(gateway).entry(name)
+async def _entry(gateway: GatewayOf, name: str) -> StoredSchedule:
+    with _missing_as_404():
+        return await _repository(gateway).entry(name)
 
 
-def tag_of(entry: Entry) -> str:
+def tag_of(entry: StoredSchedule) -> str:
     """Return the ETag of a schedule's definition."""
     return etag_of(entry.schedule)
 
 
-async def _check_of(gateway: GatewayOf, name: str, precondition: IfMatch) -> ScheduleCheck:
+async def _make_check(gateway: GatewayOf, name: str, precondition: IfMatch) -> ScheduleCheck:
     """Check that a schedule has not changed since it was read, and return the check, to be repeated at the write."""
 
     def check(schedule: Schedule) -> None:
@@ -105,7 +105,7 @@ async def _check_of(gateway: GatewayOf, name: str, precondition: IfMatch) -> Sch
 @routes.get("", summary="List schedules")
 async def listing(gateway: GatewayOf, _principal: OperatorOfAll) -> list[ShownSchedule]:
     """List the schedules by name."""
-    return [ShownSchedule.of(entry) for entry in await _book(gateway).all()]
+    return [ShownSchedule.of(entry) for entry in await _repository(gateway).all()]
 
 
 @routes.put("/{name}", status_code=201, summary="Add a schedule", responses={409: {"description": "the name is taken"}})
@@ -125,7 +125,7 @@ async def add(
         raise UsageError(f"The schedule cannot be used: {str(error).splitlines()[2].strip()}.") from None
     await gateway.record(principal, "schedule.add", name, new.reason)
     try:
-        await _book(gateway).add(planned, request)
+        await _repository(gateway).add(planned, request)
     except ModelNotOffered:
         raise
     except UsageError as error:
@@ -146,10 +146,10 @@ async def show(gateway: GatewayOf, _principal: OperatorOfAll, name: Name, respon
 async def _set_paused(
     gateway: GatewayOf, principal: OperatorOfAll, name: str, reason: str, precondition: IfMatch, *, is_paused: bool
 ) -> ShownSchedule:
-    check = await _check_of(gateway, name, precondition)
+    check = await _make_check(gateway, name, precondition)
     await gateway.record(principal, "schedule.pause" if is_paused else "schedule.resume", name, reason)
-    with _that_is_there():
-        await _book(gateway).set_paused(name, is_paused=is_paused, check=check)
+    with _missing_as_404():
+        await _repository(gateway).set_paused(name, is_paused=is_paused, check=check)
     return ShownSchedule.of(await _entry(gateway, name))
 
 
@@ -171,11 +171,11 @@ async def resume(
 
 @routes.delete("/{name}", status_code=204, summary="Remove a schedule", responses=MATCHED)
 async def remove(
-    gateway: GatewayOf, principal: OperatorOfAll, name: Name, reason: Why, precondition: IfMatch
+    gateway: GatewayOf, principal: OperatorOfAll, name: Name, reason: ReasonQuery, precondition: IfMatch
 ) -> Response:
     """Remove a schedule. Conversations that it has started continue."""
-    check = await _check_of(gateway, name, precondition)
+    check = await _make_check(gateway, name, precondition)
     await gateway.record(principal, "schedule.remove", name, reason)
-    with _that_is_there():
-        await _book(gateway).remove(name, check=check)
+    with _missing_as_404():
+        await _repository(gateway).remove(name, check=check)
     return Response(status_code=204)

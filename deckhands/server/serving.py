@@ -29,7 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from broker.runtime import UsageError
-from deckhands.server.application import guarded
+from deckhands.server.application import with_guard
 from deckhands.server.gateway import Gateway, Refusal, ServerOptions
 
 MAX_HEAD_BYTES = 16 * 1024
@@ -80,7 +80,7 @@ class _StrictConnection(h11.Connection):
         return event
 
 
-def protocol_with(head_seconds: float, refusals: Counter[Refusal]) -> type[H11Protocol]:
+def make_protocol(head_seconds: float, refusals: Counter[Refusal]) -> type[H11Protocol]:
     """Return the protocol class of connections, with a time limit for the head of a request.
 
     Args:
@@ -143,7 +143,7 @@ def protocol_with(head_seconds: float, refusals: Counter[Refusal]) -> type[H11Pr
     return Connection
 
 
-def socket_protocol_with(refusals: Counter[Refusal]) -> type[WebSocketsSansIOProtocol]:
+def make_socket_protocol(refusals: Counter[Refusal]) -> type[WebSocketsSansIOProtocol]:
     """Return the protocol class of WebSockets.
 
     Args:
@@ -164,7 +164,7 @@ def socket_protocol_with(refusals: Counter[Refusal]) -> type[WebSocketsSansIOPro
     return SocketConnection
 
 
-def handshakes_with(refusals: Counter[Refusal]) -> type[ssl.SSLObject]:
+def make_tls_class(refusals: Counter[Refusal]) -> type[ssl.SSLObject]:
     """Return the TLS socket class of connections.
 
     Args:
@@ -187,7 +187,7 @@ def handshakes_with(refusals: Counter[Refusal]) -> type[ssl.SSLObject]:
     return CountedHandshake
 
 
-class Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """A server that ends its streams before it waits for its connections to close."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
@@ -200,15 +200,15 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def server_of(gateway: Gateway) -> Server:
+def make_server(gateway: Gateway) -> GatewayServer:
     """Return the server of a gateway."""
     options = gateway.options
     config = uvicorn.Config(
-        guarded(gateway),
+        with_guard(gateway),
         host=options.host,
         port=options.port,
-        http=protocol_with(options.head_seconds, gateway.refusals),
-        ws=socket_protocol_with(gateway.refusals),
+        http=make_protocol(options.head_seconds, gateway.refusals),
+        ws=make_socket_protocol(gateway.refusals),
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         loop="asyncio",
@@ -227,8 +227,8 @@ def server_of(gateway: Gateway) -> Server:
     )
     config.load()
     if config.ssl is not None:
-        config.ssl.sslobject_class = handshakes_with(gateway.refusals)
-    return Server(config, gateway)
+        config.ssl.sslobject_class = make_tls_class(gateway.refusals)
+    return GatewayServer(config, gateway)
 
 
 async def check_start(gateway: Gateway) -> None:
@@ -240,7 +240,7 @@ async def check_start(gateway: Gateway) -> None:
     options = gateway.options
     if (options.certificate is None) != (options.certificate_key is None):
         raise UsageError("TLS needs a certificate and its key.", remedy="Pass --certificate and --certificate-key.")
-    if not options.is_loopback and not await gateway.keys.any():
+    if not options.is_loopback and not await gateway.keys.has_any():
         raise UsageError(
             f"The server would accept connections from other machines at {options.host}, and there are no API keys.",
             remedy="Create one with `deckhands key add`, or listen at 127.0.0.1.",
@@ -258,8 +258,8 @@ async def serve(gateway: Gateway, *, on_ready: Callable[[int], None]) -> None:
     """
     await check_start(gateway)
     raise_file_limit()
-    collect_seldom()
-    server = server_of(gateway)
+    limit_garbage_collection()
+    server = make_server(gateway)
     listening = _listen(gateway.options)
     try:
         on_ready(listening.getsockname()[1])
@@ -272,7 +272,7 @@ async def serve(gateway: Gateway, *, on_ready: Callable[[int], None]) -> None:
 async def serve_in_loop(gateway: Gateway) -> AsyncGenerator[int]:
     """Serve in the running event loop, without signal handlers, and yield the port."""
     await check_start(gateway)
-    server = server_of(gateway)
+    server = make_server(gateway)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     listening = _listen(gateway.options)
     running = asyncio.create_task(server.serve(sockets=[listening]))
@@ -299,7 +299,7 @@ def _listen(options: ServerOptions) -> socket.socket:
     return listening
 
 
-def collect_seldom() -> None:
+def limit_garbage_collection() -> None:
     """Make full garbage collections rare, and exclude everything loaded so far from them.
 
     With 2,000 streams, a full collection takes half a second of CPU, during which no event is delivered. By default one

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from broker.contract import ConfirmationPolicy
 from broker.log import Conversations
 from broker.runtime import ConversationMoved, UnknownConversation
-from deckhands.client import Change, Client, IsArchived, keep_secrets
-from deckhands.server.conversations import CONFLICT, Acts, Operated, Written, result_of
+from deckhands.client import Change, Client, IsArchived, store_secrets
+from deckhands.server.conversations import CONFLICT, ActionRunner, OperableId, WritableId, result_of
 from deckhands.server.dependencies import (
     MATCHED,
     OFFERS_SECONDS,
@@ -30,7 +30,7 @@ routes = APIRouter(prefix="/conversations", tags=["conversations"])
 
 
 @routes.post("/{conversation_id}/interrupt", status_code=202, response_model=Done, responses=CONFLICT)
-async def interrupt(principal: Operator, conversation_id: Operated, acts: Acts, why: Reason) -> Response:
+async def interrupt(principal: Operator, conversation_id: OperableId, acts: ActionRunner, why: Reason) -> Response:
     """Stop running work, and pause: the command is killed, and the model's reply is discarded."""
     return await acts(
         principal, conversation_id, "interrupt", why.reason, lambda client: client.interrupt(conversation_id)
@@ -39,7 +39,7 @@ async def interrupt(principal: Operator, conversation_id: Operated, acts: Acts, 
 
 @routes.post("/{conversation_id}/requeue", status_code=202, response_model=Done, responses=CONFLICT)
 async def requeue(
-    gateway: GatewayOf, principal: Operator, conversation_id: Operated, acts: Acts, why: Reason
+    gateway: GatewayOf, principal: Operator, conversation_id: OperableId, acts: ActionRunner, why: Reason
 ) -> Response:
     """Continue a conversation that was paused or stopped, has failed, or has crashed three workers."""
 
@@ -54,8 +54,8 @@ async def requeue(
 async def change(
     gateway: GatewayOf,
     principal: Writer,
-    conversation_id: Written,
-    acts: Acts,
+    conversation_id: WritableId,
+    acts: ActionRunner,
     new: ChangedConversation,
     *,
     precondition: IfMatch,
@@ -65,7 +65,7 @@ async def change(
     With `If-Match`, the change applies only if the conversation has had no event since it was read: its ETag changes
     with each event.
     """
-    is_compared = precondition.is_asked
+    is_compared = precondition.is_given
     confirmation = new.confirmation
     if isinstance(confirmation, str):
         confirmation = ConfirmationPolicy(mode=confirmation)
@@ -103,21 +103,23 @@ async def change(
 
 
 @routes.put("/{conversation_id}/secrets", status_code=204, responses={409: {"description": "it is archived"}})
-async def set_secrets(gateway: GatewayOf, principal: Writer, conversation_id: Written, new: NewSecrets) -> Response:
+async def set_secrets(gateway: GatewayOf, principal: Writer, conversation_id: WritableId, new: NewSecrets) -> Response:
     """Add secrets, or replace those of the same names. No log contains their values."""
     try:
-        await gateway.client.log.last_id(conversation_id)
+        await gateway.client.log.load_last_id(conversation_id)
     except UnknownConversation:  # secrets stored for an unknown conversation would never be removed
         if await gateway.client.is_archived(conversation_id):
             raise IsArchived(conversation_id) from None
         raise
     await gateway.record(principal, "secrets", conversation_id, ", ".join(sorted(new.secrets)))
-    await keep_secrets(gateway.client.secrets, conversation_id, new.secrets)
+    await store_secrets(gateway.client.secrets, conversation_id, new.secrets)
     return Response(status_code=204)
 
 
 @routes.post("/{conversation_id}/execute", response_model=Executed, responses=CONFLICT)
-async def execute(principal: Writer, _reader: Reader, conversation_id: Written, acts: Acts, asked: Command) -> Response:
+async def execute(
+    principal: Writer, _reader: Reader, conversation_id: WritableId, acts: ActionRunner, asked: Command
+) -> Response:
     """Run a command in the workspace in a separate shell, and answer when it has ended. The agent does not see it."""
 
     async def run(client: Client) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from broker.contract import AgentFinishAction, Event, MessageAction, ModelReply
 from broker.log import LiveText
-from broker.runtime import CorruptEntry, DeckhandsError, OutcomeUnknown, StoreUnavailable, jitter, shortened
-from deckhands.client import Client, Tally, has_ended, with_words
+from broker.runtime import CorruptEntry, DeckhandsError, OutcomeUnknown, StoreUnavailable, draw_jitter, shorten_randomly
+from deckhands.client import Client, Tally, has_ended, load_quoted_texts
 from deckhands.server.gateway import Gateway, Principal
-from deckhands.server.models import chars_in, event_json
-from deckhands.server.problems import RETRY_SECONDS, Problem, problem_of
+from deckhands.server.models import count_chars, event_json
+from deckhands.server.problems import RETRY_SECONDS, Problem, to_problem
 
 QUEUED = 100
 """How many items are read ahead of the reader."""
@@ -77,7 +77,7 @@ class EventStream:
         self._queue: asyncio.Queue[Item] = asyncio.Queue(QUEUED)
         self._events_ahead = self._chars_ahead = 0
         self._has_room = asyncio.Event()
-        self._quiet = gateway.options.quiet_seconds * shortened()
+        self._quiet = gateway.options.quiet_seconds * shorten_randomly()
         self._checked = asyncio.get_running_loop().time()
         self._place = asyncio.current_task()
 
@@ -91,7 +91,7 @@ class EventStream:
         """
         gateway = self._gateway
         if self._place not in gateway.streams:
-            check_room(gateway, self._principal)
+            check_stream_limits(gateway, self._principal)
             gateway.streams[self] = self._principal.key.id
         pumps = [asyncio.create_task(self._pump_events())]
         pumps += [asyncio.create_task(self._pump_deltas())] if self._deltas else []
@@ -113,13 +113,13 @@ class EventStream:
         quiet = self._quiet
         if loop.time() - self._checked >= quiet:
             self._checked = loop.time()
-            self._quiet = self._gateway.options.quiet_seconds * shortened()
+            self._quiet = self._gateway.options.quiet_seconds * shorten_randomly()
             try:
-                await self._gateway.check_again(self._principal)
+                await self._gateway.recheck(self._principal)
             except (StoreUnavailable, OutcomeUnknown):
                 pass  # checked again next time; meanwhile the store is unreadable anyway
             except DeckhandsError as error:
-                return [Item("problem", problem_of(error))]
+                return [Item("problem", to_problem(error))]
         if self._queue.empty():
             getting = asyncio.ensure_future(self._queue.get())
             try:
@@ -128,16 +128,16 @@ class EventStream:
                 getting.cancel()  # never awaited again if the reader has left
             if not getting.done():
                 if stopping.done():
-                    return [Item("problem", problem_of(Stopping()))]
+                    return [Item("problem", to_problem(ServerStopping()))]
                 return []
-            batch = [self._taken(getting.result())]
+            batch = [self._take(getting.result())]
         else:
             batch = []
         while not self._queue.empty() and (not batch or batch[-1].kind not in ("problem", "end")):
-            batch.append(self._taken(self._queue.get_nowait()))
+            batch.append(self._take(self._queue.get_nowait()))
         return batch
 
-    def _taken(self, item: Item) -> Item:
+    def _take(self, item: Item) -> Item:
         if item.kind == "event":
             self._events_ahead -= 1
             self._chars_ahead -= item.chars
@@ -147,7 +147,7 @@ class EventStream:
     async def _put(self, event: Event) -> None:
         """Queue an event, once there is room for it."""
         content = dict(event_json(event))
-        item = Item("event", content, event.id, chars_in(content))
+        item = Item("event", content, event.id, count_chars(content))
         while self._events_ahead and (
             self._events_ahead >= EVENTS_AHEAD or self._chars_ahead + item.chars > CHARS_AHEAD
         ):
@@ -163,18 +163,18 @@ class EventStream:
             if self._tally is not None and self._after:
                 events = await self._gateway.follower.events(self._conversation_id, is_lenient=True)
                 seen = [event for event in events if event.id <= self._after]
-                for event in await with_words(self._gateway.follower, self._conversation_id, seen):
+                for event in await load_quoted_texts(self._gateway.follower, self._conversation_id, seen):
                     self._tally.add(event)
                 if await self._is_over():
                     return
             while not await self._follow():  # noqa: ASYNC110  (the store went away, and nothing says that it is back)
-                await asyncio.sleep(PAUSE_SECONDS * jitter())
+                await asyncio.sleep(PAUSE_SECONDS * draw_jitter())
         except DeckhandsError as error:
-            await self._queue.put(Item("problem", problem_of(error)))
+            await self._queue.put(Item("problem", to_problem(error)))
         except Exception:  # noqa: BLE001  (the reader is not left without an end, and resumes)
             _log.exception("a stream of %s failed", self._conversation_id)
             failed = Problem(500, "internal_error", "The server failed.", remedy="Resume; its log says why.")
-            await self._queue.put(Item("problem", problem_of(failed)))
+            await self._queue.put(Item("problem", to_problem(failed)))
 
     async def _follow(self) -> bool:
         """Read until the stream ends. Returns False if the store became unavailable."""
@@ -185,14 +185,16 @@ class EventStream:
             async with contextlib.aclosing(events):
                 async for found in events:
                     event = (
-                        await said_whole(self._gateway.follower, self._conversation_id, found)
+                        await with_full_message(self._gateway.follower, self._conversation_id, found)
                         if self._is_said_whole
                         else found
                     )
                     await self._put(event)
                     self._after = event.id
                     if self._tally is not None:
-                        self._tally.add(*await with_words(self._gateway.follower, self._conversation_id, [event]))
+                        self._tally.add(
+                            *await load_quoted_texts(self._gateway.follower, self._conversation_id, [event])
+                        )
                         if await self._is_over():
                             return True
         except (StoreUnavailable, OutcomeUnknown):
@@ -222,10 +224,10 @@ class EventStream:
                         with contextlib.suppress(asyncio.QueueFull):
                             self._queue.put_nowait(Item("delta", content))
             except (StoreUnavailable, OutcomeUnknown):
-                await asyncio.sleep(PAUSE_SECONDS * jitter())
+                await asyncio.sleep(PAUSE_SECONDS * draw_jitter())
 
 
-def check_room(gateway: Gateway, principal: Principal) -> None:
+def check_stream_limits(gateway: Gateway, principal: Principal) -> None:
     """Check the limits on open streams and long-polling requests.
 
     Raises:
@@ -246,27 +248,27 @@ def check_room(gateway: Gateway, principal: Principal) -> None:
         )
 
 
-def take_room(gateway: Gateway, principal: Principal) -> None:
+def reserve_stream(gateway: Gateway, principal: Principal) -> None:
     """Reserve a slot for this request's stream or long poll until its task ends. Raises what `check_room` raises.
 
     There is no await between the check and the reservation, so concurrent requests cannot share a slot.
     """
-    check_room(gateway, principal)
+    check_stream_limits(gateway, principal)
     task = asyncio.current_task()
     assert task is not None
     gateway.streams[task] = principal.key.id
     task.add_done_callback(lambda ended: gateway.streams.pop(ended, None))
 
 
-async def said_whole(client: Client, conversation_id: str, event: Event) -> Event:
+async def with_full_message(client: Client, conversation_id: str, event: Event) -> Event:
     """Return an event with its full text if it is a message of the agent."""
     if isinstance(event, ModelReply | MessageAction | AgentFinishAction):
         with contextlib.suppress(CorruptEntry):
-            return await client.log.blobs.whole(conversation_id, event)
+            return await client.log.blobs.restore_event(conversation_id, event)
     return event
 
 
-class Stopping(DeckhandsError):
+class ServerStopping(DeckhandsError):
     """The server is shutting down. The reader resumes at another server, or at this one after its restart."""
 
     code = "server_stopping"

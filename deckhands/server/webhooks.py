@@ -20,10 +20,10 @@ from deckhands.operations import (
     Delivery,
     UnknownWebhook,
     Webhook,
-    WebhookBook,
     WebhookCheck,
-    address_of,
-    rules_of,
+    WebhookRepository,
+    parse_networks,
+    resolve_address,
 )
 from deckhands.server.dependencies import (
     MATCHED,
@@ -33,7 +33,7 @@ from deckhands.server.dependencies import (
     Precondition,
     Reader,
     Reason,
-    Why,
+    ReasonQuery,
     etag_of,
 )
 from deckhands.server.gateway import Gateway, Principal
@@ -92,54 +92,56 @@ class ShownDelivery(BaseModel):
     error: str = Field(examples=[""])
 
 
-def _book(gateway: Gateway) -> WebhookBook:
-    return WebhookBook(gateway.store, gateway.client.secrets)
+def _repository(gateway: Gateway) -> WebhookRepository:
+    return WebhookRepository(gateway.store, gateway.client.secrets)
 
 
 async def _visible(gateway: Gateway, principal: Principal, webhook_id: str) -> Webhook:
-    found = await _book(gateway).webhook(webhook_id)
-    if not principal.sees_all and found.tenant != principal.tenant:
+    found = await _repository(gateway).webhook(webhook_id)
+    if not principal.is_for_all_tenants and found.tenant != principal.tenant:
         raise UnknownWebhook("There is no such webhook.", remedy="`deckhands webhook ls` lists them.")
     return found
 
 
-def _shown(hook: Webhook) -> ShownWebhook:
+def _to_shown_webhook(hook: Webhook) -> ShownWebhook:
     return ShownWebhook(**hook.model_dump(exclude={"secret", "token"}))
 
 
-def _shown_delivery(delivery: Delivery) -> ShownDelivery:
+def _to_shown_delivery(delivery: Delivery) -> ShownDelivery:
     return ShownDelivery(**delivery.model_dump(exclude={"body"}))
 
 
 @routes.get("", summary="List webhooks")
 async def listing(gateway: GatewayOf, principal: Reader) -> list[ShownWebhook]:
     """List the webhooks of the tenant, oldest first."""
-    found = await _book(gateway).all()
-    return [_shown(hook) for hook in found if principal.sees_all or hook.tenant == principal.tenant]
+    found = await _repository(gateway).all()
+    return [
+        _to_shown_webhook(hook) for hook in found if principal.is_for_all_tenants or hook.tenant == principal.tenant
+    ]
 
 
 @routes.post("", status_code=201, summary="Add a webhook")
 async def add(gateway: GatewayOf, principal: Operator, new: NewWebhook) -> AddedWebhook:
     """Add a webhook for all conversations of the key's tenant, or for one of them."""
     if new.conversation_id:
-        await gateway.visible(principal, new.conversation_id)
-    await address_of(new.url, rules_of(BrokerSettings.from_env().webhook_private))
+        await gateway.require_visible(principal, new.conversation_id)
+    await resolve_address(new.url, parse_networks(BrokerSettings.from_env().webhook_private))
     await gateway.record(principal, "webhook.add", new.url[:200], new.reason)
     events = tuple(dict.fromkeys(new.events))
-    hook, secret = await _book(gateway).add(principal.tenant, new.url, events, new.conversation_id)
-    return AddedWebhook(**_shown(hook).model_dump(), secret=secret)
+    hook, secret = await _repository(gateway).add(principal.tenant, new.url, events, new.conversation_id)
+    return AddedWebhook(**_to_shown_webhook(hook).model_dump(), secret=secret)
 
 
 @routes.get("/{webhook_id}", summary="Show a webhook")
 async def show(gateway: GatewayOf, principal: Reader, webhook_id: WebhookId, response: Response) -> ShownWebhook:
     """Show a webhook, with an ETag; its secret is not shown."""
-    shown = _shown(await _visible(gateway, principal, webhook_id))
+    shown = _to_shown_webhook(await _visible(gateway, principal, webhook_id))
     response.headers["ETag"] = etag_of(shown)
     return shown
 
 
-def _checked_by(precondition: Precondition) -> WebhookCheck:
-    return lambda hook: precondition.check(etag_of(_shown(hook)))
+def _make_check(precondition: Precondition) -> WebhookCheck:
+    return lambda hook: precondition.check(etag_of(_to_shown_webhook(hook)))
 
 
 async def _set_enabled(
@@ -151,10 +153,10 @@ async def _set_enabled(
     *,
     is_enabled: bool,
 ) -> ShownWebhook:
-    check = _checked_by(precondition)
+    check = _make_check(precondition)
     check(await _visible(gateway, principal, webhook_id))
     await gateway.record(principal, "webhook.enable" if is_enabled else "webhook.disable", webhook_id, reason)
-    return _shown(await _book(gateway).set_enabled(webhook_id, is_enabled=is_enabled, check=check))
+    return _to_shown_webhook(await _repository(gateway).set_enabled(webhook_id, is_enabled=is_enabled, check=check))
 
 
 @routes.post("/{webhook_id}/enable", summary="Enable a webhook", responses=MATCHED)
@@ -175,13 +177,13 @@ async def disable(
 
 @routes.delete("/{webhook_id}", status_code=204, summary="Remove a webhook", responses=MATCHED)
 async def remove(
-    gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, reason: Why, precondition: IfMatch
+    gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, reason: ReasonQuery, precondition: IfMatch
 ) -> Response:
     """Remove a webhook with all its deliveries."""
-    check = _checked_by(precondition)
+    check = _make_check(precondition)
     check(await _visible(gateway, principal, webhook_id))
     await gateway.record(principal, "webhook.remove", webhook_id, reason)
-    await _book(gateway).remove(webhook_id, check=check)
+    await _repository(gateway).remove(webhook_id, check=check)
     return Response(status_code=204)
 
 
@@ -191,7 +193,7 @@ async def deliveries(
 ) -> list[ShownDelivery]:
     """List the latest deliveries, newest first: those that wait, and the last 200 that ended."""
     await _visible(gateway, principal, webhook_id)
-    return [_shown_delivery(found) for found in await _book(gateway).deliveries(webhook_id, limit=limit)]
+    return [_to_shown_delivery(found) for found in await _repository(gateway).deliveries(webhook_id, limit=limit)]
 
 
 @routes.post("/{webhook_id}/deliveries/{delivery_id}/redeliver", summary="Repeat a delivery")
@@ -201,4 +203,4 @@ async def redeliver(
     """Repeat a delivery, under the same id and with the same body."""
     await _visible(gateway, principal, webhook_id)
     await gateway.record(principal, "webhook.redeliver", f"{webhook_id} {delivery_id}", why.reason)
-    return _shown_delivery(await _book(gateway).redeliver(webhook_id, delivery_id))
+    return _to_shown_delivery(await _repository(gateway).redeliver(webhook_id, delivery_id))

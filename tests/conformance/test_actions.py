@@ -52,8 +52,8 @@ async def test_action_is_delivered_with_all_it_needs(store: Store) -> None:
     reader = queue(store, "t1", node="n1", pools=("gpu",))
     delivery = await take(reader)
     assert (delivery.conversation_id, delivery.action_id, delivery.workspace) == (CID, 2, workspace)
-    assert delivery.entry == await log.entry(CID, 2)
-    assert delivery.place.startswith("deck:{0}:act:pool:gpu|")
+    assert delivery.entry == await log.load_entry(CID, 2)
+    assert delivery.location.startswith("deck:{0}:act:pool:gpu|")
     await reader.aclose()
 
 
@@ -67,7 +67,7 @@ async def test_the_observation_settles_and_acknowledges(store: Store) -> None:
     delivery = await take(reader)
     assert await reader.claim(delivery) == ActionClaimed(1)
     assert await pending(store, names.actions("pool:bash"), "tools") == 1
-    observed = await log.append_observation(CID, output(action_id), worker_id="t1", place=delivery.place)
+    observed = await log.append_observation(CID, output(action_id), worker_id="t1", place=delivery.location)
     assert observed == Appended(3, 3)
     assert await pending(store, names.actions("pool:bash"), "tools") == 0
     assert await reader.claim(delivery) == NothingToDo("settled")
@@ -84,7 +84,7 @@ async def test_dispatch_knows_where_an_action_is(store: Store) -> None:
     await enter(store, "t1", node="n1")
     ownership = await claim(store, "w1")
     await log.append_as_owner(ownership, [command()], expected_last_id=1)
-    entry = await log.entry(CID, 2)
+    entry = await log.load_entry(CID, 2)
     found = [await owners.dispatch(ownership, 2, entry), await owners.dispatch(ownership, 2, entry)]
     assert found == [DispatchOutcome.ENQUEUED, DispatchOutcome.QUEUED]
     reader = queue(store, "t1", node="n1")
@@ -92,7 +92,7 @@ async def test_dispatch_knows_where_an_action_is(store: Store) -> None:
     assert await owners.dispatch(ownership, 2, entry) is DispatchOutcome.RUNNING
     await reader.claim(delivery)
     assert await owners.dispatch(ownership, 2, entry) is DispatchOutcome.RUNNING
-    await log.append_observation(CID, output(2), worker_id="t1", place=delivery.place)
+    await log.append_observation(CID, output(2), worker_id="t1", place=delivery.location)
     assert await owners.dispatch(ownership, 2, entry) is DispatchOutcome.SETTLED
     await owners.release(ownership, seen_id=3)
     assert await owners.dispatch(ownership, 2, entry) is DispatchOutcome.FENCED
@@ -105,7 +105,7 @@ async def test_a_lost_entry_is_enqueued_again(store: Store) -> None:
     await enter(store, "w1")
     await enter(store, "t1", node="n1")
     ownership, action_id = await act(store, "w1")
-    entry = await EventLog(store).entry(CID, action_id)
+    entry = await EventLog(store).load_entry(CID, action_id)
     await store.connection.call("XTRIM", names.actions("pool:bash"), "MAXLEN", "=", 0)
     assert await Owners(store).dispatch(ownership, action_id, entry) is DispatchOutcome.ENQUEUED
     reader = queue(store, "t1", node="n1")
@@ -123,7 +123,7 @@ async def test_an_entry_in_a_dead_workers_hands_is_enqueued_again(store: Store) 
     reader = queue(store, "t1", node="n1")
     await take(reader)
     await store.connection.call("ZREM", store.all_shards[0].workers, "t1")
-    entry = await EventLog(store).entry(CID, action_id)
+    entry = await EventLog(store).load_entry(CID, action_id)
     assert await Owners(store).dispatch(ownership, action_id, entry) is DispatchOutcome.ENQUEUED
     await reader.aclose()
 
@@ -137,10 +137,10 @@ async def test_later_actions_go_to_the_node_of_the_first(store: Store) -> None:
     reader = queue(store, "t1", node="n1")
     delivery = await take(reader)
     await reader.claim(delivery)
-    await log.append_observation(CID, output(action_id), worker_id="t1", place=delivery.place)
+    await log.append_observation(CID, output(action_id), worker_id="t1", place=delivery.location)
     await log.append_as_owner(ownership, [command()], expected_last_id=3, dispatch=[0])
-    assert (await take(reader)).place.startswith(f"{names.actions('node:n1')}|")
-    assert (await Conversations(store).row(CID)).node == "n1"
+    assert (await take(reader)).location.startswith(f"{names.actions('node:n1')}|")
+    assert (await Conversations(store).load_row(CID)).node == "n1"
     await reader.aclose()
 
 
@@ -183,7 +183,7 @@ async def test_a_running_action_is_run_by_nobody_else(store: Store) -> None:
         await store.connection.call("XADD", stream, "*", *fields)
         assert await reader.claim(await take(reader)) == NothingToDo("busy")
     assert await pending(store, stream, "tools") == 1
-    assert await store.connection.call("HGET", store.keys(CID).once, "q:2") == running.place.encode()
+    assert await store.connection.call("HGET", store.keys(CID).once, "q:2") == running.location.encode()
     assert await store.connection.call("XLEN", names.actions("node:n1")) == 0
     for reader in (one, two, three):
         await reader.aclose()
@@ -241,7 +241,7 @@ async def test_worker_claiming_twice_continues_with_its_first_claim(store: Store
     copy = await take(reader)
     assert await reader.claim(copy) == ActionReclaimed(1, "t1")
     assert await pending(store, stream, "tools") == 1
-    await EventLog(store).append_observation(CID, output(2), worker_id="t1", place=copy.place)
+    await EventLog(store).append_observation(CID, output(2), worker_id="t1", place=copy.location)
     assert await pending(store, stream, "tools") == 0
     await reader.aclose()
 
@@ -256,7 +256,7 @@ async def test_a_claim_whose_reply_was_lost_is_still_a_claim(store: Store, conne
     first, heir = queue(losing, "t1", node="n1"), queue(losing, "t2", node="n1")
     assert await first.claim(await take(first)) == ActionReclaimed(1, "t1")
     await lapse(store, "t1")
-    await second.tick(1)
+    await second.beat(1)
     assert await heir.claim(await take(heir)) == ActionReclaimed(2, "t2")
     for reader in (first, heir):
         await reader.aclose()
@@ -326,7 +326,7 @@ async def reconnect(store: Store, other: Connection) -> None:
     else:
         await other.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     while store.connection.connects == connects:
-        await store.persist(lambda: store.connection.call("EXISTS", "nothing"))
+        await store.retry(lambda: store.connection.call("EXISTS", "nothing"))
 
 
 @pytest.mark.parametrize("is_waiting", [False, True])
@@ -356,11 +356,11 @@ async def test_order_is_done_when_the_receiving_worker_did_it(store: Store) -> N
     (handed,) = await reader.read(limit=1)
     assert isinstance(handed, ControlDelivery)
     await lapse(store, "t1")
-    assert await second.tick(1) is not None
-    assert await first.tick(1) is None
+    assert await second.beat(1) is not None
+    assert await first.beat(1) is None
     heir = queue(store, "t2", node="n1")
     (again,) = [delivery for delivery in await heir.read(limit=8) if isinstance(delivery, ControlDelivery)]
-    assert again.place != handed.place
+    assert again.location != handed.location
     done, _ = await asyncio.wait({order}, timeout=0.2)
     assert not done
     await heir.acknowledge(again)

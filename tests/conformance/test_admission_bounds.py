@@ -8,13 +8,13 @@ from broker.contract.agent_state import AgentState, is_settled
 from broker.contract.events import ConversationCreated, Parent
 from broker.contract.observations import AgentStateChangedObservation
 from broker.contract.specs import Tenancy
-from broker.coordination.ownership import Claimed, Owners
-from broker.limits.tenants import TenantTable, memory_bound, publish
-from broker.log.admission import check
+from broker.coordination.ownership import ClaimedConversation, Owners
+from broker.limits.tenants import TenantTable, parse_memory_bound, publish_tenants
+from broker.log.admission import check_admission
 from broker.log.append_call import Appended, Duplicate
 from broker.log.event_log import EventLog
 from broker.runtime.errors import AdmissionRefused
-from broker.store.function_libraries import functions_code
+from broker.store.function_library import build_source
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
 from tests.broker_parts import command, enter, message
@@ -33,17 +33,19 @@ async def refused(store: Store, conversation_id: str, *, tenant: str = "acme") -
     assert await store.connection.call("EXISTS", store.keys(conversation_id).meta) == 0
     assert await store.connection.call("EXISTS", store.keys(conversation_id).events) == 0
     with pytest.raises(AdmissionRefused):
-        await check(store, conversation_id, tenant)
+        await check_admission(store, conversation_id, tenant)
     return raised.value
 
 
 async def settle(store: Store, conversation_id: str, state: AgentState) -> None:
     """Claim a conversation and let it come to a state, as its owner."""
     found = await Owners(store).claim(conversation_id, "w1")
-    claimed = found if isinstance(found, Claimed) else await Owners(store).resume_claim(conversation_id, "w1")
+    claimed = (
+        found if isinstance(found, ClaimedConversation) else await Owners(store).resume_claim(conversation_id, "w1")
+    )
     assert claimed is not None
     event = AgentStateChangedObservation(agent_state=state)
-    last = await EventLog(store).last_id(conversation_id)
+    last = await EventLog(store).load_last_id(conversation_id)
     outcome = await EventLog(store).append_as_owner(
         claimed.ownership, [event], expected_last_id=last, fields={"state": state.value}
     )
@@ -51,7 +53,7 @@ async def settle(store: Store, conversation_id: str, state: AgentState) -> None:
 
 
 async def test_a_tenant_has_no_more_open_than_it_may(store: Store) -> None:
-    await publish(store, TenantTable.of_setting(TWO), None)
+    await publish_tenants(store, TenantTable.load_setting(TWO), None)
     await begin(store, "one")
     await begin(store, "two")
     error = await refused(store, "three")
@@ -62,11 +64,11 @@ async def test_a_tenant_has_no_more_open_than_it_may(store: Store) -> None:
 
 
 async def test_what_has_begun_is_never_refused(store: Store) -> None:
-    await publish(store, TenantTable.of_setting(TWO), None)
+    await publish_tenants(store, TenantTable.load_setting(TWO), None)
     await begin(store, "one")
     await begin(store, "two")
     assert isinstance(await begin(store, "two"), Duplicate)
-    await check(store, "two", "acme")
+    await check_admission(store, "two", "acme")
     assert isinstance(await EventLog(store).append("two", [command()]), Appended)
     delegate = Parent(conversation_id="two", delegate_id=3, level=1)
     assert isinstance(await begin(store, "two-3", parent=delegate), Appended)
@@ -74,7 +76,7 @@ async def test_what_has_begun_is_never_refused(store: Store) -> None:
 
 async def test_one_that_has_settled_makes_room(store: Store) -> None:
     await enter(store, "w1")
-    await publish(store, TenantTable.of_setting(TWO), None)
+    await publish_tenants(store, TenantTable.load_setting(TWO), None)
     await begin(store, "one")
     await begin(store, "two")
     await settle(store, "one", AgentState.FINISHED)
@@ -85,10 +87,10 @@ async def test_one_that_has_settled_makes_room(store: Store) -> None:
 
 
 async def test_one_that_was_closed_or_lost_makes_room(store: Store) -> None:
-    await publish(store, TenantTable.of_setting(TWO), None)
+    await publish_tenants(store, TenantTable.load_setting(TWO), None)
     await begin(store, "one")
     await begin(store, "two")
-    await store.function("deck_close", (store.keys("one").root, store.keys("one").shard.root), "one")
+    await store.call_function("deck_close", (store.keys("one").root, store.keys("one").shard.root), "one")
     await begin(store, "three")
     await store.connection.call("DEL", store.keys("two").meta)  # as a store that was restored from an older file
     await begin(store, "four")
@@ -98,7 +100,7 @@ async def test_one_that_was_closed_or_lost_makes_room(store: Store) -> None:
 
 
 async def test_a_damaged_conversation_does_not_count(store: Store) -> None:
-    await publish(store, TenantTable.of_setting(TWO), None)
+    await publish_tenants(store, TenantTable.load_setting(TWO), None)
     await begin(store, "one")
     await begin(store, "two")
     await store.connection.call("SET", store.keys("two").meta, "damaged")
@@ -106,7 +108,7 @@ async def test_a_damaged_conversation_does_not_count(store: Store) -> None:
 
 
 async def test_made_up_tenants_share_one_bound(store: Store) -> None:
-    await publish(store, TenantTable.of_setting('tenants = {"*" = {max_open = 3}, acme = 1}'), None)
+    await publish_tenants(store, TenantTable.load_setting('tenants = {"*" = {max_open = 3}, acme = 1}'), None)
     for n in range(3):
         await begin(store, f"liar-{n}", tenant=f"liar-{n}")
     error = await refused(store, "another", tenant="another")
@@ -116,7 +118,7 @@ async def test_made_up_tenants_share_one_bound(store: Store) -> None:
 
 
 async def test_tenant_starts_no_more_per_minute_than_allowed(store: Store) -> None:
-    await publish(store, TenantTable.of_setting("tenants = {acme = {submissions_per_minute = 3}}"), None)
+    await publish_tenants(store, TenantTable.load_setting("tenants = {acme = {submissions_per_minute = 3}}"), None)
     for n in range(3):
         await begin(store, f"acme-{n}")
     error = await refused(store, "acme-4")
@@ -127,15 +129,15 @@ async def test_tenant_starts_no_more_per_minute_than_allowed(store: Store) -> No
 
 
 async def test_nothing_begins_in_a_store_that_fills_up(store: Store) -> None:
-    await publish(store, TenantTable(), memory_bound("1k"))
+    await publish_tenants(store, TenantTable(), parse_memory_bound("1k"))
     error = await refused(store, "one")
     assert (error.reason, error.retry_after_seconds) == ("memory", 15.0)
     assert "1,024" in str(error)
-    await publish(store, TenantTable(), memory_bound("none"))
+    await publish_tenants(store, TenantTable(), parse_memory_bound("none"))
     await begin(store, "one")
-    await publish(store, TenantTable(), memory_bound("1k"))
+    await publish_tenants(store, TenantTable(), parse_memory_bound("1k"))
     assert isinstance(await EventLog(store).append("one", [message()]), Appended)
-    await publish(store, TenantTable(), memory_bound("1000g"))
+    await publish_tenants(store, TenantTable(), parse_memory_bound("1000g"))
     await begin(store, "two")
 
 
@@ -153,7 +155,7 @@ async def test_four_fifths_of_a_limited_server_are_for_starts(valkey_store: Stor
 
 async def test_a_bound_counts_all_shards() -> None:
     store = await open_store(MemoryConnection(), shards=4)
-    await publish(store, TenantTable.of_setting("tenants = {acme = {max_open = 10}}"), None)
+    await publish_tenants(store, TenantTable.load_setting("tenants = {acme = {max_open = 10}}"), None)
     for n in range(10):
         await begin(store, f"acme-{n}")
     await refused(store, "acme-10")
@@ -161,5 +163,5 @@ async def test_a_bound_counts_all_shards() -> None:
 
 
 def test_the_functions_know_which_states_are_settled() -> None:
-    text = functions_code().partition("local SETTLED = {")[2].partition("}")[0]
+    text = build_source().partition("local SETTLED = {")[2].partition("}")[0]
     assert {part.split()[0] for part in text.split(",")} == {str(state) for state in AgentState if is_settled(state)}

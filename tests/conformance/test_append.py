@@ -25,7 +25,7 @@ async def test_a_conversation_begins_at_event_1(store: Store) -> None:
     created = ConversationCreated(conversation_id=CID, title="First")
     assert await log.create(created, [message("a"), message("b")], key="k") == Appended(1, 3)
     assert [event.id for event in await log.read(CID)] == [1, 2, 3]
-    row = await Conversations(store).row(CID)
+    row = await Conversations(store).load_row(CID)
     assert (row.title, row.state, row.last_event_id, row.owner) == ("First", "loading", 3, "")
 
 
@@ -35,7 +35,7 @@ async def test_the_same_key_creates_once(store: Store) -> None:
     await log.create(created, [message()], key="k")
     await log.append(CID, [message("later")])
     assert await log.create(created, [message()], key="k") == Duplicate(1, 2)
-    assert await log.last_id(CID) == 3
+    assert await log.load_last_id(CID) == 3
 
 
 async def test_an_id_is_taken_once(store: Store) -> None:
@@ -49,7 +49,7 @@ async def test_a_producer_key_counts_once(store: Store) -> None:
     assert await log.append(CID, [message("a"), message("b")], key="k") == Appended(2, 3)
     assert await log.append(CID, [message("c")]) == Appended(4, 4)
     assert await log.append(CID, [message("a"), message("b")], key="k") == Duplicate(2, 3)
-    assert await log.last_id(CID) == 4
+    assert await log.load_last_id(CID) == 4
 
 
 async def test_producer_that_read_less_than_the_log_is_refused(store: Store) -> None:
@@ -73,7 +73,7 @@ async def test_of_many_producers_that_have_seen_the_same_one_writes(store: Store
         return True
 
     assert sum(await asyncio.gather(*map(try_to_write, range(10)))) == 1
-    assert await log.last_id(CID) == 2
+    assert await log.load_last_id(CID) == 2
 
 
 async def test_nothing_is_appended_to_an_unknown_conversation(store: Store) -> None:
@@ -95,7 +95,7 @@ async def test_a_closed_conversation_takes_nothing(store: Store) -> None:
     assert await log.append(CID, [message()]) == Closed()
     assert await log.append_observation(CID, output(1), worker_id="t1") == Closed()
     assert await log.append_as_owner(ownership, [message()], expected_last_id=1) == Closed()
-    assert await log.last_id(CID) == 1
+    assert await log.load_last_id(CID) == 1
 
 
 async def test_an_earlier_token_is_fenced(store: Store) -> None:
@@ -104,12 +104,12 @@ async def test_an_earlier_token_is_fenced(store: Store) -> None:
     old = await claim(store, "w1")
     await lapse(store, "w1")
     second = await enter(store, "w2")
-    await second.tick(1)
+    await second.beat(1)
     new = await claim(store, "w2")
     assert await log.append_as_owner(old, [message("zombie")], expected_last_id=1) == Fenced()
     assert await log.append_as_owner(new, [message("heir")], expected_last_id=1) == Appended(2, 2)
     assert await log.append_as_owner(old, [message("zombie")], expected_last_id=2) == Fenced()
-    assert await log.last_id(CID) == 2
+    assert await log.load_last_id(CID) == 2
 
 
 async def test_another_worker_with_a_stolen_token_is_fenced(store: Store) -> None:
@@ -153,7 +153,7 @@ async def test_an_owners_append_is_repeated_although_the_log_has_grown(
     lossy = await open_store(losing)
     outcome = await EventLog(lossy).append_as_owner(ownership, [message("a"), message("b")], expected_last_id=1)
     assert outcome == Duplicate(2, 3)
-    assert await EventLog(store).last_id(CID) == 3
+    assert await EventLog(store).load_last_id(CID) == 3
     await lossy.aclose()
 
 
@@ -163,7 +163,7 @@ async def test_two_decisions_on_the_same_ground_are_not_one(store: Store) -> Non
     ownership = await claim(store, "w1")
     assert await log.append_as_owner(ownership, [message("a")], expected_last_id=1) == Appended(2, 2)
     assert await log.append_as_owner(ownership, [message("b")], expected_last_id=1) == Conflict(2)
-    assert await log.last_id(CID) == 2
+    assert await log.load_last_id(CID) == 2
 
 
 async def test_append_of_fields_alone_keeps_the_next_events(store: Store) -> None:
@@ -171,7 +171,7 @@ async def test_append_of_fields_alone_keeps_the_next_events(store: Store) -> Non
     await enter(store, "w1")
     ownership = await claim(store, "w1")
     await log.append_as_owner(ownership, [], expected_last_id=1, fields={"state": "paused"})
-    assert (await Conversations(store).row(CID)).state == "paused"
+    assert (await Conversations(store).load_row(CID)).state == "paused"
     assert await log.append_as_owner(ownership, [message()], expected_last_id=1) == Appended(2, 2)
 
 
@@ -201,7 +201,7 @@ async def test_what_a_listing_shows_is_written_with_the_events(store: Store) -> 
     ownership = await claim(store, "w1")
     fields = {"state": "running", "iterations": 3, "cost_usd": 0.25}
     await log.append_as_owner(ownership, [message()], expected_last_id=1, fields=fields)
-    row = await Conversations(store).row(CID)
+    row = await Conversations(store).load_row(CID)
     assert (row.state, row.fields["iterations"], row.fields["cost_usd"]) == ("running", "3", "0.25")
     assert row.owner == "w1"
     assert row.updated >= row.created

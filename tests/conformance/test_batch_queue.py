@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.limits.batches import Batch, Batches, CallStands
+from broker.limits.batches import Batch, BatchCallStatus, Batches
 from broker.store.store import Store
 from tests.broker_parts import begin, enter, lapse, notified
 
@@ -32,21 +32,21 @@ async def sealed(store: Store, *ids: str) -> tuple[Batches, Batch]:
 async def test_a_call_waits_and_is_sent_and_is_done(store: Store) -> None:
     batches, batch = await sealed(store, "aaa", "bbb")
     assert (batch.count, batch.provider, batch.sent_ms) == (2, "", 0)
-    assert await batches.bodies(batch) == {"1": b"body", "2": b"body"}
-    assert (await batches.ask("aaa", "1.1")).stands is CallStands.SENT
-    assert (await batches.ask("aaa", "2.1")).stands is CallStands.NONE
-    assert await batches.note(batch, "w1", provider="p-1")
-    assert await batches.bodies(batch) == {}
+    assert await batches.load_bodies(batch) == {"1": b"body", "2": b"body"}
+    assert (await batches.load_call("aaa", "1.1")).status is BatchCallStatus.SENT
+    assert (await batches.load_call("aaa", "2.1")).status is BatchCallStatus.NONE
+    assert await batches.record_state(batch, "w1", provider="p-1")
+    assert await batches.load_bodies(batch) == {}
     assert await batches.deliver(batch, "1", b"first") == "aaa"
     assert await batches.deliver(batch, "1", b"second") == "aaa"
-    call = await batches.ask("aaa", "1.1")
-    assert (call.stands, call.seen_id, call.result) == (CallStands.DONE, 7, b"first")
-    assert await batches.known() == {"p-1"}
-    assert await batches.numbers(batch) == ["1", "2"]
+    call = await batches.load_call("aaa", "1.1")
+    assert (call.status, call.seen_id, call.result) == (BatchCallStatus.DONE, 7, b"first")
+    assert await batches.list_provider_ids() == {"p-1"}
+    assert await batches.list_numbers(batch) == ["1", "2"]
     await batches.close(batch, "w1")
-    assert await batches.due() == []
-    assert await batches.drop("aaa") is CallStands.DONE
-    assert await batches.drop("aaa") is CallStands.NONE
+    assert await batches.find_due() == []
+    assert await batches.drop("aaa") is BatchCallStatus.DONE
+    assert await batches.drop("aaa") is BatchCallStatus.NONE
 
 
 async def test_batch_is_made_when_full_or_old_enough(store: Store) -> None:
@@ -73,28 +73,28 @@ async def test_batch_is_made_when_full_or_old_enough(store: Store) -> None:
 
 async def test_one_live_worker_has_a_batch_in_hand(store: Store) -> None:
     batches, batch = await sealed(store, "aaa")
-    assert await batches.due() == [batch.batch_id]
+    assert await batches.find_due() == [batch.batch_id]
     assert await batches.lease(batch.batch_id, "w2", lease_seconds=60.0) is None
     await lapse(store, "w1")
-    await (await enter(store, "undertaker")).tick(1)
+    await (await enter(store, "undertaker")).beat(1)
     taken = await batches.lease(batch.batch_id, "w2", lease_seconds=60.0)
     assert taken is not None
-    assert not await batches.note(batch, "w1", sent_ms=5)
+    assert not await batches.record_state(batch, "w1", sent_ms=5)
     await batches.close(batch, "w1")
-    assert await batches.note(taken, "w2", look_again_seconds=60.0, sent_ms=6)
-    assert await batches.due() == []
+    assert await batches.record_state(taken, "w2", look_again_seconds=60.0, sent_ms=6)
+    assert await batches.find_due() == []
 
 
 async def test_abandoned_call_is_neither_sent_nor_delivered(store: Store) -> None:
     batches, batch = await sealed(store, "aaa", "bbb", "ccc")
-    assert await batches.drop("aaa") is CallStands.SENT
+    assert await batches.drop("aaa") is BatchCallStatus.SENT
     await put(batches, "bbb", "1.2")
-    assert await batches.bodies(batch) == {"3": b"body"}
+    assert await batches.load_bodies(batch) == {"3": b"body"}
     assert await batches.deliver(batch, "1", b"late") is None
     assert await batches.deliver(batch, "2", b"late") is None
-    assert await batches.drop("bbb", "1.1") is CallStands.NONE
-    assert await batches.drop("bbb", "1.2") is CallStands.WAITING
-    assert await batches.lanes() == {"lane": "about"}
+    assert await batches.drop("bbb", "1.1") is BatchCallStatus.NONE
+    assert await batches.drop("bbb", "1.2") is BatchCallStatus.WAITING
+    assert await batches.load_lanes() == {"lane": "about"}
 
 
 async def test_a_call_that_is_lost_holds_up_nobody_behind_it(store: Store) -> None:
@@ -108,7 +108,7 @@ async def test_a_call_that_is_lost_holds_up_nobody_behind_it(store: Store) -> No
     assert 50.0 < left <= 60.0
     batch_id, _ = await seal(batches)
     assert batch_id
-    assert (await batches.ask("bbb", "1.1")).stands is CallStands.SENT
+    assert (await batches.load_call("bbb", "1.1")).status is BatchCallStatus.SENT
 
 
 def of_batch(store: Store, name: str, batch: Batch | None = None) -> str:
@@ -131,11 +131,11 @@ async def test_lost_batch_ends_and_its_calls_are_repeated(store: Store, damage: 
     if damage == "overwritten":
         await store.connection.call("SET", about, "a string")
     assert await batches.lease(batch.batch_id, "w1", lease_seconds=60.0) is None
-    assert await batches.due() == []
+    assert await batches.find_due() == []
     assert sorted(await notified(store)) == ["aaa", "bbb"]  # they put their calls again
-    assert (await batches.ask("aaa", "1.1")).stands is CallStands.NONE
-    assert (await batches.ask("ccc", "1.1")).result == b"result"
-    assert await batches.numbers(batch) == []
+    assert (await batches.load_call("aaa", "1.1")).status is BatchCallStatus.NONE
+    assert (await batches.load_call("ccc", "1.1")).result == b"result"
+    assert await batches.list_numbers(batch) == []
 
 
 @pytest.mark.parametrize("name", ["open", "queue:lane", "lanes"])
@@ -148,10 +148,10 @@ async def test_call_with_lost_parts_is_repeated(store: Store, name: str, is_seal
         assert (await seal(batches))[0]
     await store.connection.call("DEL", of_batch(store, name))
     is_lost = (name == "open") is is_sealed
-    kept = CallStands.SENT if is_sealed else CallStands.WAITING
-    assert (await batches.ask("aaa", "1.1")).stands is (CallStands.NONE if is_lost else kept)
+    kept = BatchCallStatus.SENT if is_sealed else BatchCallStatus.WAITING
+    assert (await batches.load_call("aaa", "1.1")).status is (BatchCallStatus.NONE if is_lost else kept)
     await put(batches, "aaa")
-    assert (await batches.ask("aaa", "1.1")).stands is (CallStands.WAITING if is_lost else kept)
+    assert (await batches.load_call("aaa", "1.1")).status is (BatchCallStatus.WAITING if is_lost else kept)
 
 
 @pytest.mark.parametrize("name", ["open", "queue:lane", "lanes", "call:aaa"])
@@ -159,11 +159,11 @@ async def test_what_stands_in_the_place_of_batches_holds_up_nobody(store: Store,
     await enter(store, "w1")
     batches = Batches(store)
     await store.connection.call("SET", of_batch(store, name), "a string")
-    assert await batches.lanes() == {}
-    assert (await batches.ask("aaa", "1.1")).stands is CallStands.NONE
+    assert await batches.load_lanes() == {}
+    assert (await batches.load_call("aaa", "1.1")).status is BatchCallStatus.NONE
     await put(batches, "aaa")
     batch_id, _ = await seal(batches)
-    assert await batches.due() == [batch_id]
+    assert await batches.find_due() == [batch_id]
 
 
 async def test_a_lane_in_which_nobody_waits_is_forgotten(store: Store) -> None:
@@ -171,12 +171,12 @@ async def test_a_lane_in_which_nobody_waits_is_forgotten(store: Store) -> None:
     for number in range(20):  # models whose names somebody makes up
         await put(batches, f"c{number}", lane=f"lane-{number}")
         await batches.drop(f"c{number}")
-    for lane in await batches.lanes():
+    for lane in await batches.load_lanes():
         await batches.seal(lane, "w1", lease_seconds=60.0, max_calls=10, max_bytes=1_000, gather_seconds=0.0)
-    assert await batches.lanes() == {}
+    assert await batches.load_lanes() == {}
     taken = await batches.lease(batch.batch_id, "w1", lease_seconds=60.0)
     assert taken is not None
-    assert taken.about_lane == "about"  # the worker that looks after it may have started since
+    assert taken.lane_description == "about"  # the worker that looks after it may have started since
 
 
 @pytest.mark.parametrize("field", ["body", "step", "all", "number"])
@@ -191,9 +191,9 @@ async def test_unusable_call_blocks_no_other_of_its_batch(store: Store, field: s
         await store.connection.call("HSET", of_batch(store, "call:aaa"), "body", "not compressed")
     else:
         await store.connection.call("HDEL", of_batch(store, "call:aaa"), "step")
-    assert (await batches.bodies(batch))["2"] == b"body"
-    assert await batches.note(batch, "w1", provider="p-1")
-    assert await batches.numbers(batch) == ["1", "2"]
-    for number in await batches.numbers(batch):
+    assert (await batches.load_bodies(batch))["2"] == b"body"
+    assert await batches.record_state(batch, "w1", provider="p-1")
+    assert await batches.list_numbers(batch) == ["1", "2"]
+    for number in await batches.list_numbers(batch):
         await batches.deliver(batch, number, b"result")
-    assert (await batches.ask("bbb", "1.1")).result == b"result"
+    assert (await batches.load_call("bbb", "1.1")).result == b"result"

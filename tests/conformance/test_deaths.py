@@ -21,7 +21,7 @@ async def attempts(store: Store, acting: list[bool]) -> list[int]:
     told = []
     for number in range(1, len(acting) + 1):
         await lapse(store, f"t{number}")
-        await undertaker.tick(number)
+        await undertaker.beat(number)
         await reader.aclose()
         await enter(store, f"t{number + 1}", node="n1")
         reader = queue(store, f"t{number + 1}", node="n1")
@@ -61,7 +61,7 @@ async def test_only_who_holds_an_action_marks_it(store: Store) -> None:
     await holder.claim(delivery)
     assert not await other.mark(delivery, is_acting=True)
     assert await holder.mark(delivery, is_acting=True)
-    await log.append_observation(CID, output(action_id), worker_id="t1", place=delivery.place)
+    await log.append_observation(CID, output(action_id), worker_id="t1", place=delivery.location)
     assert not await holder.mark(delivery, is_acting=False)
     left = await store.connection.call("HGETALL", store.keys(CID).once)
     assert left == [b"create:begin", b"1:1", b"o:2", b"3:3"]

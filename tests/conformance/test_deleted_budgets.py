@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.limits.ledger import Ledger, accounts_of
+from broker.limits.ledger import Ledger, list_accounts
 from broker.store.store import Store
 from broker.testing.memory_store import MemoryConnection
 from tests.broker_parts import enter
@@ -38,14 +38,14 @@ async def test_account_kept_for_a_call_goes_with_its_end(store: Store, end: str)
     assert await reserve(ledger, "aaa", 0.5) is None
     await settle(ledger, "aaa", 0.25)
     assert await reserve(ledger, "aaa", 0.5, 0.25) is None
-    await ledger.forget("aaa")
-    assert await ledger.conversation_ids(TENANT) == []
+    await ledger.delete_account("aaa")
+    assert await ledger.list_conversation_ids(TENANT) == []
     if end == "death":
         await bury(store, "w1")
         await ledger.sweep()
     for _ in range(2):  # a reply was lost, or a worker that was taken for dead continues
         await settle(ledger, "aaa", 0.25, is_lost=end == "lost")
-    tenant = await ledger.account(TENANT)
+    tenant = await ledger.load_account(TENANT)
     lost = 0.0 if end == "done" else 0.5
     assert (tenant.spent_usd, tenant.reserved_usd, tenant.lost_usd) == (0.25, 0.0, lost)
     assert await accounts_left(store) == []
@@ -55,10 +55,10 @@ async def test_what_a_deleted_conversation_has_in_a_batch_is_lost(store: Store) 
     await enter(store, "w1")
     ledger = Ledger(store)
     assert await ledger.reserve(owner(), chain(), worst_usd=0.5, total_usd=0.0, is_batched=True) is None
-    await ledger.forget("aaa")
+    await ledger.delete_account("aaa")
     await store.connection.call("DEL", f"{store.all_shards[0].root}:ledger:swept")
     await ledger.sweep()
-    tenant = await ledger.account(TENANT)
+    tenant = await ledger.load_account(TENANT)
     assert (tenant.reserved_usd, tenant.lost_usd) == (0.0, 0.5)
     assert await accounts_left(store) == []
 
@@ -68,12 +68,12 @@ async def test_an_account_that_was_kept_for_delegates_goes_with_them(store: Stor
     ledger = Ledger(store)
     assert await reserve(ledger, "aaa", 0.5) is None
     await settle(ledger, "aaa", 0.5)
-    delegate = accounts_of("bbb", tenant="acme", experiment="swe", parent_id="aaa")
+    delegate = list_accounts("bbb", tenant="acme", experiment="swe", parent_id="aaa")
     assert await ledger.reserve(owner("bbb"), delegate, worst_usd=0.25, total_usd=0.0) is None
-    await ledger.forget("aaa")
-    await ledger.forget("bbb")
+    await ledger.delete_account("aaa")
+    await ledger.delete_account("bbb")
     await ledger.settle(owner("bbb"), delegate, total_usd=0.25)
-    assert (await ledger.account(TENANT)).spent_usd == 0.75
+    assert (await ledger.load_account(TENANT)).spent_usd == 0.75
     assert await accounts_left(store) == []
 
 
@@ -84,43 +84,43 @@ async def test_reused_conversation_id_is_charged_from_its_start(store: Store, ha
     assert await reserve(ledger, "aaa", 1.0) is None
     await settle(ledger, "aaa", 1.0)
     assert await reserve(ledger, "aaa", 0.5, 1.0) is None
-    delegate = accounts_of("bbb", tenant="acme", experiment="swe", parent_id="aaa")
+    delegate = list_accounts("bbb", tenant="acme", experiment="swe", parent_id="aaa")
     if has_delegate:
         assert await ledger.reserve(owner("bbb"), delegate, worst_usd=0.25, total_usd=0.0) is None
-    await ledger.forget("aaa")
+    await ledger.delete_account("aaa")
     assert await reserve(ledger, "aaa", 0.5, token=2) is None
     await settle(ledger, "aaa", 0.25, token=2)
     if has_delegate:
         await ledger.settle(owner("bbb"), delegate, total_usd=0.0)
-    tenant = await ledger.account(TENANT)
+    tenant = await ledger.load_account(TENANT)
     assert (tenant.spent_usd, tenant.reserved_usd, tenant.lost_usd) == (1.25, 0.0, 0.5)
-    assert "aaa" in await ledger.conversation_ids(TENANT)
+    assert "aaa" in await ledger.list_conversation_ids(TENANT)
 
 
 async def test_conversation_restored_in_time_keeps_its_account(store: Store) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)
     assert await reserve(ledger, "aaa", 0.5) is None
-    await ledger.forget("aaa")
-    await ledger.adopt(chain(), total_usd=0.0)
+    await ledger.delete_account("aaa")
+    await ledger.restore_account(chain(), total_usd=0.0)
     assert await stays(store, store.all_shards[0].budget("conversation:aaa"))
     await settle(ledger, "aaa", 0.25)
     assert await reserve(ledger, "aaa", 0.5, 0.25, token=2) is None
     await settle(ledger, "aaa", 0.5, token=2)
-    assert [(await ledger.account(name)).spent_usd for name in chain()] == [0.5] * 3
-    assert await ledger.conversation_ids(TENANT) == ["aaa"]
+    assert [(await ledger.load_account(name)).spent_usd for name in chain()] == [0.5] * 3
+    assert await ledger.list_conversation_ids(TENANT) == ["aaa"]
 
 
 async def test_what_delegates_have_cost_comes_back_with_their_parent(store: Store) -> None:
     ledger = Ledger(store)
-    await ledger.adopt(chain(), total_usd=0.5, delegates_usd=2.0)
+    await ledger.restore_account(chain(), total_usd=0.5, delegates_usd=2.0)
     await ledger.set_limit("conversation:aaa", 3.0)
-    account = await ledger.account("conversation:aaa")
+    account = await ledger.load_account("conversation:aaa")
     assert (account.spent_usd, account.left_usd) == (2.5, 0.5)
     assert await reserve(ledger, "aaa", 0.25, 0.5) is None
     await settle(ledger, "aaa", 0.75)
-    assert (await ledger.account("conversation:aaa")).spent_usd == 2.75
-    assert (await ledger.account(TENANT)).spent_usd == 0.25
+    assert (await ledger.load_account("conversation:aaa")).spent_usd == 2.75
+    assert (await ledger.load_account(TENANT)).spent_usd == 0.25
 
 
 async def test_account_kept_for_its_limit_goes_with_it(store: Store) -> None:
@@ -129,11 +129,11 @@ async def test_account_kept_for_its_limit_goes_with_it(store: Store) -> None:
     assert await reserve(ledger, "aaa", 0.5) is None
     await ledger.set_limit("conversation:aaa", 1.0)
     await settle(ledger, "aaa", 0.5)
-    await ledger.forget("aaa")
-    assert "conversation:aaa" in [account.name for account in await ledger.accounts()]
+    await ledger.delete_account("aaa")
+    assert "conversation:aaa" in [account.name for account in await ledger.load_accounts()]
     await ledger.set_limit("conversation:aaa", None)
     assert await accounts_left(store) == []
-    assert [account.name for account in await ledger.accounts()] == ["experiment:acme/swe", TENANT]
+    assert [account.name for account in await ledger.load_accounts()] == ["experiment:acme/swe", TENANT]
 
 
 async def test_a_late_charge_of_a_deleted_conversation_charges_nobody(store: Store) -> None:
@@ -143,15 +143,15 @@ async def test_a_late_charge_of_a_deleted_conversation_charges_nobody(store: Sto
     await settle(ledger, "aaa", 0.5)
     assert await reserve(ledger, "aaa", 0.5, 0.5) is None
     for _ in range(2):
-        await ledger.forget("aaa")
+        await ledger.delete_account("aaa")
         await settle(ledger, "aaa", 0.5)
-    await ledger.forget("aaa")
+    await ledger.delete_account("aaa")
     await settle(ledger, "aaa", 0.5)
-    assert (await ledger.account(TENANT)).spent_usd == 0.5
-    await ledger.adopt(chain(), total_usd=0.5)
+    assert (await ledger.load_account(TENANT)).spent_usd == 0.5
+    await ledger.restore_account(chain(), total_usd=0.5)
     await settle(ledger, "aaa", 0.75)
-    assert (await ledger.account(TENANT)).spent_usd == 0.75
-    assert await ledger.conversation_ids(TENANT) == ["aaa"]
+    assert (await ledger.load_account(TENANT)).spent_usd == 0.75
+    assert await ledger.list_conversation_ids(TENANT) == ["aaa"]
     assert await stays(store, store.all_shards[0].budget("conversation:aaa"))
 
 
@@ -162,11 +162,11 @@ async def test_deleted_delegates_reservation_is_released_in_all_accounts(store: 
     await settle(ledger, "aaa", 0.5)
     delegate = ["conversation:bbb", *chain()]
     assert await ledger.reserve(owner("bbb"), delegate, worst_usd=0.25, total_usd=0.0) is None
-    await ledger.forget("bbb")
-    await ledger.forget("aaa")
+    await ledger.delete_account("bbb")
+    await ledger.delete_account("aaa")
     await bury(store, "w1")
     await ledger.sweep()
-    tenant = await ledger.account(TENANT)
+    tenant = await ledger.load_account(TENANT)
     assert (tenant.spent_usd, tenant.reserved_usd, tenant.lost_usd) == (0.5, 0.0, 0.25)
     assert await accounts_left(store) == []
 
@@ -175,7 +175,7 @@ async def test_a_limit_for_a_conversation_that_was_deleted_stays(store: Store) -
     await enter(store, "w1")
     ledger = Ledger(store)
     assert await reserve(ledger, "aaa", 0.5) is None
-    await ledger.forget("aaa")
+    await ledger.delete_account("aaa")
     await settle(ledger, "aaa", 0.5)
     await ledger.set_limit("conversation:aaa", 1.0)
     key = store.all_shards[0].budget("conversation:aaa")
@@ -189,10 +189,10 @@ async def test_repeated_deletion_ends_despite_a_wrong_key_type(store: Store) -> 
     await enter(store, "w1")
     ledger = Ledger(store)
     assert await reserve(ledger, "aaa", 0.5) is None
-    await ledger.forget("aaa")
+    await ledger.delete_account("aaa")
     await settle(ledger, "aaa", 0.5)
     await store.connection.call("SET", f"{store.all_shards[0].budget('conversation:aaa')}:children", "a string")
-    await ledger.forget("aaa")
+    await ledger.delete_account("aaa")
 
 
 async def test_restored_conversation_under_a_new_limit_pays_new_costs(store: Store) -> None:
@@ -200,9 +200,9 @@ async def test_restored_conversation_under_a_new_limit_pays_new_costs(store: Sto
     ledger = Ledger(store)
     await ledger.set_limit("conversation:aaa", 3.0)
     for _ in range(2):
-        await ledger.adopt(chain(), total_usd=0.5, delegates_usd=2.0)
+        await ledger.restore_account(chain(), total_usd=0.5, delegates_usd=2.0)
     assert await reserve(ledger, "aaa", 0.25, 0.5) is None
     await settle(ledger, "aaa", 0.75)
-    account, tenant = await ledger.account("conversation:aaa"), await ledger.account(TENANT)
+    account, tenant = await ledger.load_account("conversation:aaa"), await ledger.load_account(TENANT)
     assert (account.limit_usd, account.spent_usd, tenant.spent_usd) == (3.0, 2.75, 0.25)
-    assert await ledger.conversation_ids(TENANT) == ["aaa"]
+    assert await ledger.list_conversation_ids(TENANT) == ["aaa"]

@@ -6,12 +6,12 @@ import pytest
 
 from broker.contract.events import ConversationCreated, WorkspaceSpec
 from broker.contract.workspace_sources import UploadedSource
-from broker.coordination.ownership import Claimed, Owners
-from broker.coordination.stored_files import StoredFiles, content_name
+from broker.coordination.ownership import ClaimedConversation, Owners
+from broker.coordination.stored_files import StoredFiles, make_content_name
 from broker.log.conversations import Conversations
 from broker.log.deletion import Deletion, NotDeleted
 from broker.log.event_log import EventLog
-from broker.log.selection import Selected, Selection
+from broker.log.selection import ConversationQuery, Selection
 from broker.runtime.errors import StoreUnavailable, UnknownConversation
 from broker.secrets.secrets import Secrets
 from broker.store.keys import ConversationKeys
@@ -27,7 +27,7 @@ async def filled(store: Store, conversation_id: str = CID) -> int:
     names, call = store.keys(conversation_id), store.connection.call
     await StoredFiles(store).keep(conversation_id, FILE)
     await Secrets(store, lambda: b"k" * 32).put(conversation_id, "TOKEN", "a long secret")
-    source = UploadedSource(name="a.tar", format="tar", parcel=content_name(FILE))
+    source = UploadedSource(name="a.tar", format="tar", parcel=make_content_name(FILE))
     created = ConversationCreated(
         conversation_id=conversation_id, workspace=WorkspaceSpec(source=source), labels={"team": "a/b", "n": "1"}
     )
@@ -39,12 +39,12 @@ async def filled(store: Store, conversation_id: str = CID) -> int:
     await call("HSET", names.meta, "node", "n1")
     for zset in (names.shard.dead, names.shard.parked):
         await call("ZADD", zset, 1, conversation_id)
-    return await log.last_id(conversation_id)
+    return await log.load_last_id(conversation_id)
 
 
 def own_keys(names: ConversationKeys) -> list[str]:
     stay = (names.events, names.meta, names.once, names.snapshot, names.secrets, names.masked, names.secrets_of)
-    return [*stay, names.stored_file(content_name(FILE))]
+    return [*stay, names.stored_file(make_content_name(FILE))]
 
 
 async def blob_keys(store: Store) -> list[str]:
@@ -66,7 +66,7 @@ async def test_every_key_is_gone_and_others_are_left(store: Store) -> None:
     await Deletion(store).delete(CID, last_id=last_id)
     assert await existing(store, keys) == 0
     shard = store.keys(CID).shard
-    for index in (shard.index, shard.dead, shard.parked, shard.label("team", "a/b"), shard.label("n", "1")):
+    for index in (shard.index, shard.dead, shard.parked, shard.label_index("team", "a/b"), shard.label_index("n", "1")):
         assert await store.connection.call("ZRANGE", index, 0, -1) == [b"other-1"]
     assert await store.connection.call("ZSCORE", f"{shard.root}:unread", CID) is None
     order = await store.connection.call("XRANGE", shard.actions("node:n1"), "-", "+")
@@ -81,14 +81,14 @@ async def test_what_continues_or_is_in_hand_is_not_deleted(store: Store) -> None
     with pytest.raises(NotDeleted, match="has new events"):
         await Deletion(store).delete(CID, last_id=last_id - 1)
     await store.connection.call("HSET", store.keys(CID).meta, "awaited", "celery")
-    with pytest.raises(NotDeleted, match="owned by a door"):
+    with pytest.raises(NotDeleted, match="owned by an ingress"):
         await Deletion(store).delete(CID, last_id=last_id, limit_seconds=0)
     await store.connection.call("HDEL", store.keys(CID).meta, "awaited")
     await enter(store, "w1")
-    assert isinstance(await Owners(store).claim(CID, "w1"), Claimed)
+    assert isinstance(await Owners(store).claim(CID, "w1"), ClaimedConversation)
     with pytest.raises(NotDeleted, match="owned by w1"):
         await Deletion(store).delete(CID, last_id=last_id, limit_seconds=0)
-    row = await Conversations(store).row(CID)
+    row = await Conversations(store).load_row(CID)
     assert not row.is_closed
     await EventLog(store).append(CID, [message()])
 
@@ -96,7 +96,7 @@ async def test_what_continues_or_is_in_hand_is_not_deleted(store: Store) -> None
 async def test_an_end_without_a_beginning_deletes_nothing(store: Store) -> None:
     await filled(store)
     names = store.keys(CID)
-    assert await store.function("deck_end_deletion", (names.root, names.shard.root), CID) == ["kept"]
+    assert await store.call_function("deck_end_deletion", (names.root, names.shard.root), CID) == ["kept"]
     assert await existing(store, own_keys(names)) == 8
 
 
@@ -140,9 +140,9 @@ async def test_deletion_killed_at_any_command_is_whole_or_completed(store: Store
         try:
             await Deletion(dying).delete(CID, last_id=last_id)
         except Killed:
-            row = await index.row(CID)
+            row = await index.load_row(CID)
             assert row.is_closed or await existing(store, keys) == len(keys)
-            assert [page async for page in Selected(store, Selection({"n": "1"})).pages()] == [[row]]
+            assert [page async for page in ConversationQuery(store, Selection({"n": "1"})).iterate_pages()] == [[row]]
             await Deletion(store).delete(CID, last_id=last_id)
         else:
             assert commands > 5

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import broker
 from broker.runtime.errors import StoreError
 from broker.store.connection import Connection, MultiplexedConnection
-from broker.store.function_libraries import functions_code
+from broker.store.function_library import build_source
 from broker.testing import keyspace, streams
 from broker.testing.memory_store import MemoryConnection
 from tests.exploring import examples
@@ -168,7 +168,7 @@ commands = st.one_of(
 
 def test_the_double_knows_what_the_broker_sends() -> None:
     folder = Path(broker.__file__).parent
-    sent = set(re.findall(r"redis\.call\('([A-Z]+)'", functions_code()))
+    sent = set(re.findall(r"redis\.call\('([A-Z]+)'", build_source()))
     # The last ones carry what nobody decides by (no double is watched, and none has files on their way), or speak
     # to Celery's broker.
     passing = ("live_text.py", "stored_files.py", "transfers.py", "taken_entries.py")
@@ -188,7 +188,7 @@ async def _compare(server: RealServer, sequence: list[tuple[Any, ...]]) -> None:
     double = Side(MemoryConnection())
     try:
         for side in (real, double):
-            await side.connection.call("FUNCTION", "LOAD", functions_code())
+            await side.connection.call("FUNCTION", "LOAD", build_source())
         for position, command in enumerate(sequence):
             expected, found = await real.run(command), await double.run(command)
             assert found == expected, f"command {position}: {command}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.contract.events import ConversationCreated, DelegateEnded, Parent
-from broker.coordination.ownership import Claimed, Owners
+from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.limits.quotas import QuotaTable
 from broker.log.event_log import EventLog
 from broker.store.store import Store
@@ -21,7 +21,7 @@ async def owned_by(store: Store, worker_id: str, conversation_id: str) -> tuple[
     services = Services(store, log, owners, Models({}, store.clock, QuotaTable()), QuotaTable())
     await enter(store, worker_id)
     claimed = await owners.claim(conversation_id, worker_id)
-    assert isinstance(claimed, Claimed)
+    assert isinstance(claimed, ClaimedConversation)
     return services, OwnedLog(claimed, services)
 
 

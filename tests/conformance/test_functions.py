@@ -14,17 +14,17 @@ import pytest
 
 import broker
 from broker.runtime.errors import FunctionsReplaced, FunctionsTooOld, StoreTooNew
-from broker.store import function_libraries, keys
+from broker.store import function_library, keys
 from broker.store.connection import Connection
-from broker.store.function_libraries import (
-    ANNOUNCED,
-    FIELD,
+from broker.store.function_library import (
+    ANNOUNCED_FIELD,
+    ANNOUNCED_UNTIL_FIELD,
     LIBRARY,
-    UNTIL,
+    VERSION_FIELD,
     VERSIONS,
     FunctionsVersion,
+    build_source,
     deploy,
-    functions_code,
     own_version,
 )
 from broker.store.store import open_store
@@ -50,7 +50,7 @@ def test_a_changed_source_has_a_new_version() -> None:
 
 
 def test_no_version_is_ever_changed_or_removed() -> None:
-    path = Path(function_libraries.__file__)
+    path = Path(function_library.__file__)
     git = ["git", "-C", str(path.parent)]
     histories = (["log", "-p", "--format=", "--", path.name], ["diff", "HEAD", "--", path.name])
     try:
@@ -78,7 +78,7 @@ def test_a_module_leaves_room_for_locals(path: Path) -> None:
 
 
 def test_each_lua_file_is_a_module_of_the_library() -> None:
-    names = re.findall(r"^sources\['([\w/]+)'\]", functions_code(), re.MULTILINE)
+    names = re.findall(r"^sources\['([\w/]+)'\]", build_source(), re.MULTILINE)
     assert names == [str(path.relative_to(Path(broker.__file__).parent).with_suffix("")) for path in MODULES]
     assert {name for path in MODULES for name in re.findall(r"require\('([\w/]+)'\)", path.read_text())} <= {*names}
 
@@ -117,9 +117,9 @@ async def opened(connect: Connect) -> AsyncIterator[Connect]:
 
 async def with_functions(connection: Connection, version: FunctionsVersion) -> None:
     """Load functions that say which they are, under a version."""
-    code = functions_code() + f"\nredis.register_function('deck_other', function() return {{'{version.order}'}} end)"
+    code = build_source() + f"\nredis.register_function('deck_other', function() return {{'{version.order}'}} end)"
     await connection.call("FUNCTION", "LOAD", "REPLACE", code)
-    await connection.call("HSET", keys.STORE, FIELD, version.stamp)
+    await connection.call("HSET", keys.STORE, VERSION_FIELD, version.stamp)
 
 
 async def are_there(connection: Connection, version: FunctionsVersion) -> bool:
@@ -147,7 +147,7 @@ async def test_functions_that_do_not_serve_are_named(opened: Connect, version: F
 
 async def test_lost_newer_functions_are_not_replaced_by_older_ones(opened: Connect) -> None:
     connection = opened()
-    await connection.call("HSET", keys.STORE, FIELD, NEWER.stamp)
+    await connection.call("HSET", keys.STORE, VERSION_FIELD, NEWER.stamp)
     with pytest.raises(StoreTooNew, match="has lost its functions"):
         await open_store(connection)
     assert not await opened().call("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY)
@@ -159,15 +159,15 @@ async def test_older_functions_are_replaced(opened: Connect, stamp: str) -> None
     await connection.call(
         "FUNCTION", "LOAD", "#!lua name=deckhands\nredis.register_function('deck_leave', function() end)"
     )
-    await connection.call("HSET", keys.STORE, FIELD, stamp)
+    await connection.call("HSET", keys.STORE, VERSION_FIELD, stamp)
     store = await open_store(connection)
-    assert await store.function("deck_leave", (store.all_shards[0].root,), "w") == ["left"]
-    assert await connection.call("HGET", keys.STORE, FIELD) == OWN.stamp.encode()
+    assert await store.call_function("deck_leave", (store.all_shards[0].root,), "w") == ["left"]
+    assert await connection.call("HGET", keys.STORE, VERSION_FIELD) == OWN.stamp.encode()
 
 
 async def test_missing_functions_are_deployed_again(opened: Connect) -> None:
     connection = opened()
-    await connection.call("HSET", keys.STORE, FIELD, OWN.stamp)
+    await connection.call("HSET", keys.STORE, VERSION_FIELD, OWN.stamp)
     store = await open_store(connection)
     await begin(store)
 
@@ -176,24 +176,24 @@ async def test_a_client_deploys_only_into_a_store_without_functions(opened: Conn
     client = await open_store(opened(), deploys=False)
     assert not await client.connection.call("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY)
     await begin(client)
-    assert await client.connection.call("HGET", keys.STORE, FIELD) == OWN.stamp.encode()
+    assert await client.connection.call("HGET", keys.STORE, VERSION_FIELD) == OWN.stamp.encode()
 
 
 async def test_a_client_does_not_replace_functions_deployed_since(opened: Connect) -> None:
     client = await open_store(opened(), deploys=False)
     await with_functions(opened(), NEWER)
     older = FunctionsVersion(OWN.order - 1, "0123456789abcdef", OWN.order - 1)
-    await opened().call("HSET", keys.STORE, FIELD, older.stamp)
+    await opened().call("HSET", keys.STORE, VERSION_FIELD, older.stamp)
     with pytest.raises(FunctionsTooOld):
         await begin(client)
-    assert await opened().call("HGET", keys.STORE, FIELD) == older.stamp.encode()
+    assert await opened().call("HGET", keys.STORE, VERSION_FIELD) == older.stamp.encode()
 
 
 async def test_an_announcement_ends_by_itself(opened: Connect) -> None:
     connection = opened()
     worker = await open_store(connection)
     seconds = int((await connection.call("TIME"))[0])
-    announcement = ("HSET", keys.STORE, ANNOUNCED, NEWER_ALONE.stamp, UNTIL)
+    announcement = ("HSET", keys.STORE, ANNOUNCED_FIELD, NEWER_ALONE.stamp, ANNOUNCED_UNTIL_FIELD)
     await connection.call(*announcement, seconds + 3600)
     with pytest.raises(FunctionsReplaced):
         await worker.functions.check(connection)
@@ -206,7 +206,7 @@ async def test_an_announcement_ends_by_itself(opened: Connect) -> None:
 async def test_setup_withdraws_an_announcement_that_was_left_behind(opened: Connect) -> None:
     connection = opened()
     worker = await open_store(connection)
-    await connection.call("HSET", keys.STORE, ANNOUNCED, NEWER_ALONE.stamp)
+    await connection.call("HSET", keys.STORE, ANNOUNCED_FIELD, NEWER_ALONE.stamp)
     await deploy(connection)  # a worker that starts meanwhile
     with pytest.raises(FunctionsReplaced):
         await worker.functions.check(connection)
@@ -235,6 +235,6 @@ async def test_a_refused_call_of_a_worker_names_the_replaced_functions(opened: C
     await worker.connection.call(
         "FUNCTION", "LOAD", "REPLACE", "#!lua name=deckhands\nredis.register_function('deck_new', function() end)"
     )
-    await worker.connection.call("HSET", keys.STORE, FIELD, NEWER_ALONE.stamp)
+    await worker.connection.call("HSET", keys.STORE, VERSION_FIELD, NEWER_ALONE.stamp)
     with pytest.raises(FunctionsReplaced, match=re.escape(str(NEWER_ALONE))):
         await begin(worker)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.limits.governor import CallOutcome, Governor, Granted, InQueue, Priority
+from broker.limits.governor import CallGranted, CallOutcome, CallQueued, Governor, Priority
 from broker.limits.quotas import QuotaTable
 from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
@@ -24,7 +24,7 @@ class Callers:
     """Conversations that want to call one model."""
 
     def __init__(self, store: Store, made: Governor, *, model: str = "acme/large") -> None:
-        pool = made.pool_of(model)
+        pool = made.find_pool(model)
         assert pool is not None
         self.store, self.governor, self.pool = store, made, pool
 
@@ -37,7 +37,7 @@ class Callers:
         priority: Priority = Priority.BATCH,
         tenant: str = "",
         fence: str = "0",
-    ) -> Granted | InQueue:
+    ) -> CallGranted | CallQueued:
         return await self.governor.reserve(
             self.pool,
             cid,
@@ -50,13 +50,13 @@ class Callers:
         )
 
     async def may_call(self, cid: str, **wanted: object) -> bool:
-        return isinstance(await self.reserve(cid, **wanted), Granted)  # type: ignore[arg-type]
+        return isinstance(await self.reserve(cid, **wanted), CallGranted)  # type: ignore[arg-type]
 
     async def settle(self, cid: str, outcome: CallOutcome = CallOutcome.OK, **used: object) -> None:
         await self.governor.settle(self.pool, cid, str(used.pop("worker", WORKER)), outcome, **used)  # type: ignore[arg-type]
 
     async def pump(self) -> None:
-        await self.governor.pump(self.pool, WORKER)
+        await self.governor.wake_next(self.pool, WORKER)
 
 
 async def test_concurrency_is_one_for_the_whole_cluster(store: Store) -> None:
@@ -138,7 +138,7 @@ async def test_a_dead_worker_holds_nothing(store: Store) -> None:
     assert await callers.may_call("aaa", worker="w1")
     assert not await callers.may_call("bbb", worker="w2")
     await lapse(store, "w1")
-    await (await enter(store, "w3")).tick(1)  # buries it
+    await (await enter(store, "w3")).beat(1)  # buries it
     await store.connection.call("HSET", f"{store.all_shards[0].quota('acme_large')}:state", "swept", 0)
     assert await callers.may_call("bbb", worker="w2")
 
@@ -197,7 +197,7 @@ async def test_tokens_are_settled_by_what_was_used(memory_store: Store, clock: M
     await callers.settle("aaa", input_tokens=600 + 5_000)
     # 1,000 at the beginning; a debt of 4,600 flows off at 59,000 a minute.
     answer = await callers.reserve("bbb", tokens=(100, 0))
-    assert isinstance(answer, InQueue)
+    assert isinstance(answer, CallQueued)
     assert 4.7 <= answer.eta_seconds <= 4.9
     await pass_time(memory_store, clock, 4.6, worker_id=WORKER)
     assert not await callers.may_call("bbb", tokens=(100, 0))
@@ -224,7 +224,7 @@ async def test_a_refusal_is_obeyed_once_for_everybody(memory_store: Store, clock
     for cid in ("aaa", "bbb"):
         await callers.settle(cid, CallOutcome.LIMITED, retry_after_seconds=7)
     answer = await callers.reserve("ccc")
-    assert isinstance(answer, InQueue)
+    assert isinstance(answer, CallQueued)
     assert 6.9 <= answer.eta_seconds <= 7.1
     await pass_time(memory_store, clock, 7, worker_id=WORKER)
     assert await callers.may_call("ccc")
@@ -273,7 +273,7 @@ async def test_a_refusal_for_years_is_obeyed_for_an_hour(memory_store: Store, cl
     assert await callers.may_call("aaa")
     await callers.settle("aaa", CallOutcome.LIMITED, retry_after_seconds=1e9)
     answer = await callers.reserve("bbb")
-    assert isinstance(answer, InQueue)
+    assert isinstance(answer, CallQueued)
     assert answer.eta_seconds <= 3_601
     await pass_time(memory_store, clock, 3_600, worker_id=WORKER)
     assert await callers.may_call("bbb")
@@ -286,7 +286,7 @@ async def test_a_used_up_day_is_a_wait_until_the_next(memory_store: Store, clock
         assert await callers.may_call(cid)
         await callers.settle(cid)
     answer = await callers.reserve("ccc")
-    assert isinstance(answer, InQueue)
+    assert isinstance(answer, CallQueued)
     assert 8 * 3600 - 1 <= answer.eta_seconds <= 8 * 3600 + 1  # the clock begins at midnight
     await pass_time(memory_store, clock, 8 * 3600 + 1, worker_id=WORKER)
     assert await callers.may_call("ccc")
@@ -373,7 +373,7 @@ async def test_prompt_grown_in_the_queue_waits_for_its_tokens(memory_store: Stor
     assert await callers.may_call("first", tokens=(1_000, 0))  # all that the bucket holds
     assert not await callers.may_call("grows", tokens=(10, 0))
     answer = await callers.reserve("grows", tokens=(900, 0))
-    assert isinstance(answer, InQueue)
+    assert isinstance(answer, CallQueued)
     assert 0.9 <= answer.eta_seconds <= 1.0
     await pass_time(memory_store, clock, 0.5, worker_id=WORKER)
     assert not await callers.may_call("grows", tokens=(900, 0))
@@ -413,26 +413,26 @@ async def test_conversation_stays_on_its_key_while_cached(memory_store: Store, c
     keys = {}
     for cid in ("aaa", "bbb"):
         answer = await callers.reserve(cid)
-        assert isinstance(answer, Granted)
+        assert isinstance(answer, CallGranted)
         keys[cid] = answer.key
         await pass_time(memory_store, clock, 0.01, worker_id=WORKER)
     assert keys == {"aaa": "KEY_1", "bbb": "KEY_2"}  # the freer one
     for cid in keys:
         await callers.settle(cid, took_seconds=0.5)
     for cid in ("bbb", "aaa", "bbb"):
-        assert await callers.reserve(cid) == Granted(keys[cid])
+        assert await callers.reserve(cid) == CallGranted(keys[cid])
         await callers.settle(cid, took_seconds=0.5)
     await pass_time(memory_store, clock, 301, worker_id=WORKER)
-    assert await callers.reserve("bbb") == Granted("KEY_1")
+    assert await callers.reserve("bbb") == CallGranted("KEY_1")
 
 
 async def test_what_a_provider_says_is_left_counts(memory_store: Store) -> None:
     await enter(memory_store, WORKER)
     callers = Callers(memory_store, limited(memory_store, requests_per_minute=6_000))
     assert await callers.may_call("aaa")
-    await callers.governor.obey(callers.pool, "own", WORKER, {"requests": 0})
+    await callers.governor.apply_remaining(callers.pool, "own", WORKER, {"requests": 0})
     assert not await callers.may_call("bbb")
-    await callers.governor.obey(callers.pool, "own", WORKER, {"requests": 50})  # of an earlier reply
+    await callers.governor.apply_remaining(callers.pool, "own", WORKER, {"requests": 50})  # of an earlier reply
     assert not await callers.may_call("bbb")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.contract.fencing import Ownership
-from broker.limits.ledger import Exhausted, Ledger, account_path, accounts_of, nano
+from broker.limits.ledger import BudgetExhausted, Ledger, list_accounts, parse_account, to_nano
 from broker.runtime.errors import OwnershipLost, UsageError
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
@@ -23,10 +23,10 @@ def owner(cid: str = "aaa", *, worker: str = "w1", token: int = 1) -> Ownership:
 
 
 def chain(cid: str = "aaa") -> list[str]:
-    return accounts_of(cid, tenant="acme", experiment="swe")
+    return list_accounts(cid, tenant="acme", experiment="swe")
 
 
-async def reserve(ledger: Ledger, cid: str, worst: float, total: float = 0.0, **who: object) -> Exhausted | None:
+async def reserve(ledger: Ledger, cid: str, worst: float, total: float = 0.0, **who: object) -> BudgetExhausted | None:
     return await ledger.reserve(owner(cid, **who), chain(cid), worst_usd=worst, total_usd=total)  # type: ignore[arg-type]
 
 
@@ -37,7 +37,7 @@ async def settle(ledger: Ledger, cid: str, total: float, *, is_lost: bool = Fals
 async def bury(store: Store, worker_id: str) -> None:
     """Let a worker have died some time ago."""
     await lapse(store, worker_id)
-    await (await enter(store, "undertaker")).tick(1)
+    await (await enter(store, "undertaker")).beat(1)
     await store.connection.call("DEL", f"{store.all_shards[0].root}:ledger:swept")
 
 
@@ -47,13 +47,13 @@ async def test_what_is_spent_counts_in_every_account_above(store: Store) -> None
     for cid, total in (("aaa", 0.25), ("bbb", 0.5)):
         assert await reserve(ledger, cid, 1.0) is None
         await settle(ledger, cid, total)
-    tenant = await ledger.account(TENANT)
+    tenant = await ledger.load_account(TENANT)
     assert (tenant.spent_usd, tenant.reserved_usd, tenant.calls, tenant.limit_usd) == (0.75, 0.0, 2, None)
-    assert (await ledger.account(EXPERIMENT)).spent_usd == 0.75
-    assert (await ledger.account(EXPERIMENT)).parent == TENANT
-    assert (await ledger.account("conversation:bbb")).spent_usd == 0.5
-    assert await ledger.conversation_ids(TENANT) == ["aaa", "bbb"]
-    assert [account.name for account in await ledger.accounts()] == [EXPERIMENT, TENANT]
+    assert (await ledger.load_account(EXPERIMENT)).spent_usd == 0.75
+    assert (await ledger.load_account(EXPERIMENT)).parent == TENANT
+    assert (await ledger.load_account("conversation:bbb")).spent_usd == 0.5
+    assert await ledger.list_conversation_ids(TENANT) == ["aaa", "bbb"]
+    assert [account.name for account in await ledger.load_accounts()] == [EXPERIMENT, TENANT]
 
 
 async def test_limit_is_changed_only_by_those_who_read_it(store: Store) -> None:
@@ -71,11 +71,11 @@ async def test_an_account_with_delegates_under_way_is_not_forgotten(store: Store
     ledger = Ledger(store)
     await reserve(ledger, "aaa", 1.0)
     await settle(ledger, "aaa", 0.5)
-    delegate = accounts_of("bbb", tenant="acme", experiment="swe", parent_id="aaa")
+    delegate = list_accounts("bbb", tenant="acme", experiment="swe", parent_id="aaa")
     assert await ledger.reserve(owner("bbb"), delegate, worst_usd=3.0, total_usd=0.0) is None
-    await ledger.forget("aaa")
+    await ledger.delete_account("aaa")
     await ledger.settle(owner("bbb"), delegate, total_usd=2.0)
-    tenant = await ledger.account(TENANT)
+    tenant = await ledger.load_account(TENANT)
     assert (tenant.spent_usd, tenant.reserved_usd) == (2.5, 0.0)
 
 
@@ -84,8 +84,8 @@ async def test_a_top_up_whose_reply_was_lost_counts_once(store: Store) -> None:
     await ledger.set_limit(TENANT, 1.0)
     for key, expected in (("change-1", 3.0), ("change-1", 3.0), ("change-2", 5.0)):
         root = store.all_shards[0].root
-        await store.function("deck_budget_limit", (root,), key, "add", nano(2.0), TENANT)
-        assert (await ledger.account(TENANT)).limit_usd == expected
+        await store.call_function("deck_budget_limit", (root,), key, "add", to_nano(2.0), TENANT)
+        assert (await ledger.load_account(TENANT)).limit_usd == expected
 
 
 async def test_top_up_with_lost_reply_counts_once_despite_another(store: Store) -> None:
@@ -93,8 +93,8 @@ async def test_top_up_with_lost_reply_counts_once_despite_another(store: Store) 
     await ledger.set_limit(TENANT, 1.0)
     root = store.all_shards[0].root
     for key in ("change-1", "change-2", "change-1", "change-2"):
-        await store.function("deck_budget_limit", (root,), key, "add", nano(2.0), TENANT)
-    assert (await ledger.account(TENANT)).limit_usd == 5.0
+        await store.call_function("deck_budget_limit", (root,), key, "add", to_nano(2.0), TENANT)
+    assert (await ledger.load_account(TENANT)).limit_usd == 5.0
 
 
 async def test_account_with_an_unreadable_number_hides_no_other(store: Store) -> None:
@@ -102,7 +102,7 @@ async def test_account_with_an_unreadable_number_hides_no_other(store: Store) ->
     for account in (TENANT, "tenant:rival"):
         await ledger.set_limit(account, 1.0)
     await store.connection.call("HSET", store.all_shards[0].budget(TENANT), "limit", "much", "spent", "1.5")
-    found = {account.name: account for account in await ledger.accounts()}
+    found = {account.name: account for account in await ledger.load_accounts()}
     assert (found[TENANT].limit_usd, found[TENANT].spent_usd) == (0.0, 0.0)  # as for those who want to spend
     assert found["tenant:rival"].limit_usd == 1.0
     changed = await asyncio.wait_for(ledger.set_limit(TENANT, 2.0, check=lambda account: None), 10)
@@ -115,27 +115,27 @@ async def test_account_goes_with_its_conversation_but_its_costs_stay(store: Stor
     for cid in ("aaa", "bbb"):
         assert await reserve(ledger, cid, 1.0) is None
         await settle(ledger, cid, 0.5, is_lost=cid == "aaa")
-    await ledger.forget("aaa")
-    await ledger.forget("aaa")
-    assert await ledger.conversation_ids(TENANT) == ["bbb"]
+    await ledger.delete_account("aaa")
+    await ledger.delete_account("aaa")
+    assert await ledger.list_conversation_ids(TENANT) == ["bbb"]
     names = [store.all_shards[0].budget("conversation:aaa") + part for part in ("", ":children", ":waiting", ":wanted")]
     assert await store.connection.call("EXISTS", *names) == 0
-    assert (await ledger.account(TENANT)).spent_usd == 1.0
+    assert (await ledger.load_account(TENANT)).spent_usd == 1.0
     await settle(ledger, "aaa", 0.25)  # another conversation, which began under the same id
-    assert (await ledger.account(TENANT)).spent_usd == 1.25
+    assert (await ledger.load_account(TENANT)).spent_usd == 1.25
 
 
 async def test_restored_conversation_is_charged_for_new_costs(store: Store) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)
     await settle(ledger, "aaa", 0.5)
-    await ledger.forget("aaa")
+    await ledger.delete_account("aaa")
     for _ in range(2):
-        await ledger.adopt(chain(), total_usd=0.5)
-    assert await ledger.conversation_ids(TENANT) == ["aaa"]
+        await ledger.restore_account(chain(), total_usd=0.5)
+    assert await ledger.list_conversation_ids(TENANT) == ["aaa"]
     await settle(ledger, "aaa", 0.75)
-    assert [(await ledger.account(name)).spent_usd for name in chain()] == [0.75] * 3
-    await ledger.adopt([], total_usd=1.0)
+    assert [(await ledger.load_account(name)).spent_usd for name in chain()] == [0.75] * 3
+    await ledger.restore_account([], total_usd=1.0)
 
 
 async def test_account_with_a_limit_or_running_call_is_kept(store: Store) -> None:
@@ -144,14 +144,14 @@ async def test_account_with_a_limit_or_running_call_is_kept(store: Store) -> Non
     await ledger.set_limit("conversation:aaa", 1.0)
     assert await reserve(ledger, "bbb", 0.1) is None
     for cid in ("aaa", "bbb"):
-        await ledger.forget(cid)
-    assert (await ledger.account("conversation:aaa")).limit_usd == 1.0
-    assert (await ledger.account("conversation:bbb")).reserved_usd == 0.1
+        await ledger.delete_account(cid)
+    assert (await ledger.load_account("conversation:aaa")).limit_usd == 1.0
+    assert (await ledger.load_account("conversation:bbb")).reserved_usd == 0.1
 
 
 async def test_account_of_another_type_blocks_no_deletion(store: Store) -> None:
     await store.connection.call("SET", store.all_shards[0].budget("conversation:aaa"), "x")
-    await Ledger(store).forget("aaa")
+    await Ledger(store).delete_account("aaa")
     assert await store.connection.call("EXISTS", store.all_shards[0].budget("conversation:aaa")) == 0
 
 
@@ -160,12 +160,12 @@ async def test_the_worst_case_is_reserved(store: Store) -> None:
     ledger = Ledger(store)
     await ledger.set_limit(TENANT, 1.0)
     assert await reserve(ledger, "aaa", 0.6) is None
-    assert await reserve(ledger, "bbb", 0.6) == Exhausted(TENANT)
-    assert (await ledger.account(TENANT)).left_usd == pytest.approx(0.4)
-    assert (await ledger.account(TENANT)).waiting == 1
+    assert await reserve(ledger, "bbb", 0.6) == BudgetExhausted(TENANT)
+    assert (await ledger.load_account(TENANT)).left_usd == pytest.approx(0.4)
+    assert (await ledger.load_account(TENANT)).waiting == 1
     await settle(ledger, "aaa", 0.1)
     assert await reserve(ledger, "bbb", 0.6) is None
-    assert (await ledger.account(TENANT)).waiting == 0
+    assert (await ledger.load_account(TENANT)).waiting == 0
 
 
 async def test_the_last_call_may_pass_the_limit_alone(store: Store) -> None:
@@ -175,10 +175,10 @@ async def test_the_last_call_may_pass_the_limit_alone(store: Store) -> None:
     assert await reserve(ledger, "aaa", 0.9) is None
     await settle(ledger, "aaa", 0.9)
     assert await reserve(ledger, "aaa", 0.9, 0.9) is None
-    assert await reserve(ledger, "bbb", 0.01) == Exhausted(EXPERIMENT)
+    assert await reserve(ledger, "bbb", 0.01) == BudgetExhausted(EXPERIMENT)
     await settle(ledger, "aaa", 1.8)
-    assert await reserve(ledger, "aaa", 0.9, 1.8) == Exhausted(EXPERIMENT)
-    assert (await ledger.account(EXPERIMENT)).left_usd == 0.0
+    assert await reserve(ledger, "aaa", 0.9, 1.8) == BudgetExhausted(EXPERIMENT)
+    assert (await ledger.load_account(EXPERIMENT)).left_usd == 0.0
 
 
 async def test_a_repeated_charge_adds_nothing(store: Store) -> None:
@@ -186,12 +186,12 @@ async def test_a_repeated_charge_adds_nothing(store: Store) -> None:
     ledger = Ledger(store)
     for _ in range(3):
         assert await reserve(ledger, "aaa", 0.5) is None
-    assert (await ledger.account(TENANT)).reserved_usd == 0.5
+    assert (await ledger.load_account(TENANT)).reserved_usd == 0.5
     for _ in range(3):
         await settle(ledger, "aaa", 0.25)
     await settle(ledger, "aaa", 0.125)  # of somebody who has seen less of the log
-    assert (await ledger.account(TENANT)).spent_usd == 0.25
-    assert (await ledger.account(TENANT)).reserved_usd == 0.0
+    assert (await ledger.load_account(TENANT)).spent_usd == 0.25
+    assert (await ledger.load_account(TENANT)).reserved_usd == 0.0
 
 
 async def test_room_wakes_as_many_as_fit_top_up_the_rest(store: Store) -> None:
@@ -205,12 +205,12 @@ async def test_room_wakes_as_many_as_fit_top_up_the_rest(store: Store) -> None:
     await store.connection.call("DEL", store.all_shards[0].ready)
     assert await reserve(ledger, "aaa", 0.9) is None
     for cid in ids:
-        assert await reserve(ledger, cid, 0.3) == Exhausted(TENANT)
+        assert await reserve(ledger, cid, 0.3) == BudgetExhausted(TENANT)
     await settle(ledger, "aaa", 0.4)
     assert await notified(store) == ["bbb", "ccc"]
     await ledger.top_up(TENANT, 2.0)
     assert await notified(store) == ids
-    assert (await ledger.account(TENANT)).limit_usd == 3.0
+    assert (await ledger.load_account(TENANT)).limit_usd == 3.0
 
 
 async def test_a_conversation_that_waits_no_longer_is_not_woken(store: Store) -> None:
@@ -220,7 +220,7 @@ async def test_a_conversation_that_waits_no_longer_is_not_woken(store: Store) ->
     await begin(store, "aaa")
     await store.connection.call("HDEL", store.keys("aaa").meta, "rung")
     await store.connection.call("DEL", store.all_shards[0].ready)
-    assert await reserve(ledger, "aaa", 0.1) == Exhausted(TENANT)
+    assert await reserve(ledger, "aaa", 0.1) == BudgetExhausted(TENANT)
     await ledger.withdraw("aaa", chain("aaa"))
     await ledger.top_up(TENANT, 1.0)
     assert await notified(store) == []
@@ -234,12 +234,12 @@ async def test_the_call_of_a_dead_worker_is_lost_and_counts(store: Store) -> Non
     assert await reserve(ledger, "aaa", 0.6) is None
     await bury(store, "w1")
     await ledger.sweep()
-    tenant = await ledger.account(TENANT)
+    tenant = await ledger.load_account(TENANT)
     assert (tenant.reserved_usd, tenant.lost_usd, tenant.lost_calls, tenant.spent_usd) == (0.0, 0.6, 1, 0.0)
     assert await reserve(ledger, "aaa", 0.3, worker="w2", token=2) is None
-    assert await reserve(ledger, "bbb", 0.3, worker="w2") == Exhausted(TENANT)
+    assert await reserve(ledger, "bbb", 0.3, worker="w2") == BudgetExhausted(TENANT)
     await settle(ledger, "aaa", 0.2, worker="w2", token=2)
-    tenant = await ledger.account(TENANT)
+    tenant = await ledger.load_account(TENANT)
     assert (tenant.spent_usd, tenant.lost_usd) == (0.2, 0.6)
 
 
@@ -253,7 +253,7 @@ async def test_reply_appended_before_its_workers_death_was_not_lost(store: Store
         await bury(store, "w1")
         await ledger.sweep()
     await settle(ledger, "aaa", 0.25, worker="w2", token=2)  # what the next owner has read
-    tenant = await ledger.account(TENANT)
+    tenant = await ledger.load_account(TENANT)
     assert (tenant.spent_usd, tenant.lost_usd, tenant.lost_calls, tenant.reserved_usd) == (0.25, 0.0, 0, 0.0)
 
 
@@ -265,7 +265,7 @@ async def test_former_owner_does_not_change_the_next_reservation(store: Store) -
     assert await reserve(ledger, "aaa", 0.5, worker="w2", token=2) is None
     for is_lost in (True, False):
         await settle(ledger, "aaa", 0.0, is_lost=is_lost)
-    tenant = await ledger.account(TENANT)
+    tenant = await ledger.load_account(TENANT)
     assert (tenant.reserved_usd, tenant.lost_usd, tenant.lost_calls) == (0.5, 0.6, 1)
 
 
@@ -276,7 +276,7 @@ async def test_a_former_owner_may_not_call_once_the_next_does(store: Store) -> N
     assert await reserve(ledger, "aaa", 0.5, worker="w2", token=2) is None
     with pytest.raises(OwnershipLost):
         await reserve(ledger, "aaa", 0.5)
-    assert (await ledger.account(TENANT)).reserved_usd == 0.5
+    assert (await ledger.load_account(TENANT)).reserved_usd == 0.5
 
 
 async def test_batch_cost_is_reserved_until_its_reply_is_logged(store: Store) -> None:
@@ -287,12 +287,12 @@ async def test_batch_cost_is_reserved_until_its_reply_is_logged(store: Store) ->
     again = owner("aaa", worker="w2", token=2)
     # It is on its way, so a later estimate changes nothing.
     assert await ledger.reserve(again, chain("aaa"), worst_usd=0.75, total_usd=0.25, is_batched=True) is None
-    assert (await ledger.account(TENANT)).reserved_usd == 0.5
+    assert (await ledger.load_account(TENANT)).reserved_usd == 0.5
     await bury(store, "w1")
     await ledger.sweep()
-    assert (await ledger.account(TENANT)).reserved_usd == 0.5
+    assert (await ledger.load_account(TENANT)).reserved_usd == 0.5
     await reserve(ledger, "aaa", 0.125, total=0.5, worker="w2", token=2)
-    tenant = await ledger.account(TENANT)
+    tenant = await ledger.load_account(TENANT)
     assert (tenant.spent_usd, tenant.reserved_usd, tenant.lost_usd) == (0.5, 0.125, 0.0)
 
 
@@ -303,7 +303,7 @@ async def test_a_call_that_was_cut_off_is_lost(store: Store) -> None:
     await settle(ledger, "aaa", 0.0, is_lost=True)
     assert await reserve(ledger, "aaa", 0.5) is None
     await settle(ledger, "aaa", 0.25)
-    tenant = await ledger.account(TENANT)
+    tenant = await ledger.load_account(TENANT)
     assert (tenant.spent_usd, tenant.lost_usd, tenant.lost_calls) == (0.25, 0.5, 1)
 
 
@@ -313,16 +313,16 @@ async def test_a_delegate_spends_its_parents_budget(store: Store) -> None:
     await reserve(ledger, "aaa", 0.1)
     await settle(ledger, "aaa", 0.125)
     await ledger.set_limit("conversation:aaa", 0.5)
-    delegate = accounts_of("child", tenant="acme", experiment="swe", parent_id="aaa")
+    delegate = list_accounts("child", tenant="acme", experiment="swe", parent_id="aaa")
     assert await ledger.reserve(owner("child"), delegate, worst_usd=0.3, total_usd=0.0) is None
     await ledger.settle(owner("child"), delegate, total_usd=0.25)
-    assert (await ledger.account("conversation:aaa")).spent_usd == 0.375
-    assert (await ledger.account(TENANT)).spent_usd == 0.375
+    assert (await ledger.load_account("conversation:aaa")).spent_usd == 0.375
+    assert (await ledger.load_account(TENANT)).spent_usd == 0.375
     await settle(ledger, "aaa", 0.25)
-    assert (await ledger.account(TENANT)).spent_usd == 0.5
+    assert (await ledger.load_account(TENANT)).spent_usd == 0.5
     answer = await ledger.reserve(owner("child"), delegate, worst_usd=0.01, total_usd=0.25)
-    assert answer == Exhausted("conversation:aaa")
-    assert await ledger.conversation_ids(TENANT) == ["aaa", "child"]
+    assert answer == BudgetExhausted("conversation:aaa")
+    assert await ledger.list_conversation_ids(TENANT) == ["aaa", "child"]
 
 
 async def test_a_limit_is_taken_away(store: Store) -> None:
@@ -334,7 +334,7 @@ async def test_a_limit_is_taken_away(store: Store) -> None:
 @pytest.mark.parametrize("name", ["acme", "tenant:", "tenant:a b", "experiment:x", "tenant:a:b", ""])
 def test_what_is_no_account(name: str) -> None:
     with pytest.raises(UsageError, match="is not an account"):
-        account_path(name)
+        parse_account(name)
 
 
 @pytest.mark.parametrize("amount", [-1.0, float("nan"), 2_000_000.0])
@@ -344,7 +344,7 @@ async def test_what_is_no_budget(memory_store: Store, amount: float) -> None:
 
 
 def test_sums_are_exact() -> None:
-    assert sum(nano(0.1) for _ in range(10)) == nano(1.0)
+    assert sum(to_nano(0.1) for _ in range(10)) == to_nano(1.0)
 
 
 steps = st.lists(
@@ -378,9 +378,9 @@ def test_any_order_of_calls_exceeds_the_limit_by_one(steps: list[tuple[str, str,
                 worst.pop(cid, None)
                 tokens[cid] += 1
                 await settle(ledger, cid, totals[cid] / 100, token=tokens[cid])
-        tenant = await ledger.account(TENANT)
-        assert nano(tenant.spent_usd) == sum(nano(total / 100) for total in totals.values())
-        assert nano(tenant.reserved_usd) == sum(nano(cents / 100) for cents in worst.values())
+        tenant = await ledger.load_account(TENANT)
+        assert to_nano(tenant.spent_usd) == sum(to_nano(total / 100) for total in totals.values())
+        assert to_nano(tenant.reserved_usd) == sum(to_nano(cents / 100) for cents in worst.values())
         committed = tenant.spent_usd + tenant.lost_usd + tenant.reserved_usd
         assert committed <= limit / 100 + largest / 100 + 1e-9
         await store.aclose()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.contract.fencing import Ownership
-from broker.limits.ledger import Exhausted, Ledger, accounts_of
+from broker.limits.ledger import BudgetExhausted, Ledger, list_accounts
 from broker.store.store import Store, open_store
 from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
@@ -21,14 +21,14 @@ PATIENCE_SECONDS = 3.0
 
 
 async def reserve(ledger: Ledger, cid: str, worst: float, total: float = 0.0, *, experiment: str = "swe") -> bool:
-    chain = accounts_of(cid, tenant="acme", experiment=experiment)
+    chain = list_accounts(cid, tenant="acme", experiment=experiment)
     answer = await ledger.reserve(Ownership(cid, "w1", "1"), chain, worst_usd=worst, total_usd=total)
-    assert answer is None or isinstance(answer, Exhausted)
+    assert answer is None or isinstance(answer, BudgetExhausted)
     return answer is None
 
 
 async def settle(ledger: Ledger, cid: str, total: float, *, experiment: str = "swe") -> None:
-    chain = accounts_of(cid, tenant="acme", experiment=experiment)
+    chain = list_accounts(cid, tenant="acme", experiment=experiment)
     await ledger.settle(Ownership(cid, "w1", "1"), chain, total_usd=total)
 
 
@@ -83,7 +83,7 @@ async def test_budget_left_beside_waiters_is_open_to_newcomers(store: Store) -> 
     assert not await reserve(ledger, "bbb", 0.5)
     await settle(ledger, "aaa", 0.1)
     assert not await reserve(ledger, "ccc", 0.5)
-    await ledger.withdraw("ccc", accounts_of("ccc", tenant="acme", experiment="swe"))
+    await ledger.withdraw("ccc", list_accounts("ccc", tenant="acme", experiment="swe"))
     assert await reserve(ledger, "ccc", 0.3)
     assert await reserve(ledger, "bbb", 0.5)
 
@@ -130,7 +130,7 @@ async def test_whoever_never_comes_is_forgotten(store: Store) -> None:
         await let_time_pass(store, "bbb")
         await ledger.sweep()
     assert await newly_notified(store) == []
-    assert (await ledger.account(TENANT)).waiting == 0
+    assert (await ledger.load_account(TENANT)).waiting == 0
     assert await store.connection.call("SMEMBERS", f"{store.all_shards[0].root}:ledger:crowded") in ([], set())
     assert await reserve(ledger, "bbb", 0.6)
 
@@ -140,7 +140,7 @@ async def test_whoever_leaves_lets_the_next_one_in(store: Store) -> None:
     assert await reserve(ledger, "aaa", 0.3)
     assert not await reserve(ledger, "big", 0.9)
     assert not await reserve(ledger, "ccc", 0.3)
-    await ledger.withdraw("big", accounts_of("big", tenant="acme", experiment="swe"))
+    await ledger.withdraw("big", list_accounts("big", tenant="acme", experiment="swe"))
     assert await newly_notified(store) == ["ccc"]
 
 
@@ -154,7 +154,7 @@ async def test_conversation_keeps_its_waiting_time_between_queues(store: Store) 
     await ledger.set_limit(EXPERIMENT, 5.0)
     await newly_notified(store)
     assert not await reserve(ledger, "early", 0.3)
-    assert (await ledger.account(EXPERIMENT)).waiting == 0
+    assert (await ledger.load_account(EXPERIMENT)).waiting == 0
     await settle(ledger, "other", 0.1, experiment="more")
     assert await newly_notified(store) == ["early"]
     assert await reserve(ledger, "early", 0.3)
@@ -191,7 +191,7 @@ class Turns:
                 await ledger.sweep()
             woken = set(await newly_notified(store)) - self.dead - set(self.awake)
             self.awake += sorted(woken)
-        spent = (await ledger.account(TENANT)).spent_usd
+        spent = (await ledger.load_account(TENANT)).spent_usd
         await store.aclose()
         return spent
 

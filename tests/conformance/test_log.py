@@ -34,7 +34,7 @@ async def test_parts_of_a_log(store: Store) -> None:
     assert [event.id for event in await log.read(CID, after=3, until=5)] == [4, 5]
     assert await log.read(CID, after=10) == []
     assert await log.read(CID, after=50) == []
-    assert await log.last_id(CID) == 10
+    assert await log.load_last_id(CID) == 10
 
 
 async def test_a_log_longer_than_a_batch(store: Store) -> None:
@@ -53,7 +53,7 @@ async def test_an_unknown_conversation_has_no_log(store: Store) -> None:
     with pytest.raises(UnknownConversation):
         await log.read("nobody")
     with pytest.raises(UnknownConversation):
-        await log.last_id("nobody")
+        await log.load_last_id("nobody")
     with pytest.raises(UnknownConversation):
         await anext(log.tail("nobody"))
 
@@ -116,7 +116,7 @@ async def test_a_fork_has_the_same_past_and_its_own_future(store: Store) -> None
     assert forked[1:] == source[1:3]
     assert forked[0].conversation_id == "forked"  # type: ignore[attr-defined]
     await log.append("forked", [message("d")])
-    assert await log.last_id(CID) == 4
+    assert await log.load_last_id(CID) == 4
     with pytest.raises(UsageError, match="has 4 events; it cannot be forked at 9"):
         await log.fork(CID, ConversationCreated(conversation_id="third"), at=9)
 
@@ -128,7 +128,7 @@ async def test_a_fork_does_not_run_again_what_has_run(store: Store) -> None:
     await log.append_observation(CID, output(action_id), worker_id="t1")
     await log.fork(CID, ConversationCreated(conversation_id="forked"), at=3)
     ownership = await claim(store, "w1", "forked")
-    entry = await log.entry("forked", action_id)
+    entry = await log.load_entry("forked", action_id)
     assert await Owners(store).dispatch(ownership, action_id, entry) is DispatchOutcome.SETTLED
     assert await log.append_observation("forked", output(action_id), worker_id="t1") == Duplicate(3, 3)
 
@@ -137,7 +137,7 @@ async def test_a_fork_carries_its_large_texts_along(store: Store) -> None:
     log = await begin(store, CID, FileReadObservation(path="a", content=BIG))
     await log.fork(CID, ConversationCreated(conversation_id="forked"), at=2)
     (event,) = await log.read("forked", after=1)
-    whole = await Blobs(store).whole("forked", event)
+    whole = await Blobs(store).restore_event("forked", event)
     assert isinstance(whole, FileReadObservation)
     assert whole.content == BIG
 
@@ -152,7 +152,7 @@ async def test_a_large_text_is_kept_beside_the_log(store: Store) -> None:
     assert len(event.content) < 16_000
     assert event.blobs is not None
     assert event.blobs["content"].size_bytes == len(BIG)
-    whole = await Blobs(store).whole(CID, event)
+    whole = await Blobs(store).restore_event(CID, event)
     assert (whole.content, whole.id, whole.blobs) == (BIG, 2, None)
 
 
@@ -163,10 +163,10 @@ async def test_a_lost_or_changed_blob_is_named(store: Store) -> None:
     key = store.keys(CID).blob(event.blobs["content"].sha256)
     await store.connection.call("SET", key, "something else")
     with pytest.raises(CorruptEntry, match="The blob of the field 'content' is missing or damaged"):
-        await Blobs(store).whole(CID, event)
+        await Blobs(store).restore_event(CID, event)
     await store.connection.call("DEL", key)
     with pytest.raises(CorruptEntry, match="The blob of the field 'content' is missing or damaged"):
-        await Blobs(store).whole(CID, event)
+        await Blobs(store).restore_event(CID, event)
 
 
 async def test_a_damaged_entry_is_named(store: Store) -> None:
@@ -217,9 +217,9 @@ async def test_an_event_of_an_unknown_kind_is_told_from_damage(store: Store) -> 
 
 async def test_one_entry_of_a_log(store: Store) -> None:
     log = await begin(store, CID, message("x"))
-    assert codec.decode(await log.entry(CID, 2), 2) == (await log.read(CID))[1]
+    assert codec.decode(await log.load_entry(CID, 2), 2) == (await log.read(CID))[1]
     with pytest.raises(CorruptEntry, match="Event 3 is missing from the log"):
-        await log.entry(CID, 3)
+        await log.load_entry(CID, 3)
 
 
 async def test_latest_event_of_a_class_is_found_from_the_end(store: Store) -> None:

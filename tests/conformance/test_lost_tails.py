@@ -7,11 +7,11 @@ import pytest
 from broker.contract.codec import checksum_of
 from broker.contract.observations import EventsLostObservation
 from broker.coordination.action_streams import ActionClaimed
-from broker.coordination.ownership import Claimed, Owners
+from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.log.append_call import Appended
 from broker.log.event_log import EventLog
-from broker.log.follower import check_remembered
-from broker.log.lost_tails import name_gap
+from broker.log.follower import check_event_exists
+from broker.log.lost_tails import record_gap
 from broker.runtime.errors import EventsLost
 from broker.store.store import Store
 from tests.broker_parts import CID, act, begin, command, enter, message, output, pending, queue, take
@@ -19,15 +19,15 @@ from tests.broker_parts import CID, act, begin, command, enter, message, output,
 WORKER = "controller-1"
 
 
-async def claimed(store: Store) -> Claimed:
+async def claimed(store: Store) -> ClaimedConversation:
     await enter(store, WORKER)
     found = await Owners(store).claim(CID, WORKER)
-    assert isinstance(found, Claimed)
+    assert isinstance(found, ClaimedConversation)
     return found
 
 
 async def checksum(log: EventLog, event_id: int) -> str:
-    return checksum_of(await log.entry(CID, event_id))
+    return checksum_of(await log.load_entry(CID, event_id))
 
 
 async def lose(store: Store, *, after: int) -> None:
@@ -51,12 +51,12 @@ async def test_owner_does_not_continue_from_a_replaced_event(store: Store) -> No
         lambda: log.read_new(ownership, after=2, checksum=known),
         lambda: Owners(store).release(ownership, seen_id=2, checksum=known),
         lambda: Owners(store).save_snapshot(ownership, b"state", seen_id=2, checksum=known),
-        lambda: check_remembered(store, CID, 2, known),
+        lambda: check_event_exists(store, CID, 2, known),
     ):
         with pytest.raises(EventsLost, match="holds another event 2, but event 2 had been acknowledged"):
             await attempt()
     assert await Owners(store).load_snapshot(CID) is None
-    assert await log.last_id(CID) == 2
+    assert await log.load_last_id(CID) == 2
     right = await checksum(log, 2)
     appended = await log.append_as_owner(ownership, [message("mine")], expected_last_id=2, checksum=right)
     assert appended == Appended(3, 3)
@@ -122,15 +122,15 @@ async def test_a_gap_is_named_once(store: Store) -> None:
     known, earlier = await checksum(log, 4), await checksum(log, 3)
     await lose(store, after=2)
     lost = EventsLost(CID, 2, 4, known)
-    assert await name_gap(log, lost, noticed_by="one") == 3
-    assert await name_gap(log, lost, noticed_by="one") == 3
-    assert await name_gap(log, EventsLost(CID, 2, 3, earlier), noticed_by="another") == 3
+    assert await record_gap(log, lost, noticed_by="one") == 3
+    assert await record_gap(log, lost, noticed_by="one") == 3
+    assert await record_gap(log, EventsLost(CID, 2, 3, earlier), noticed_by="another") == 3
     *_, gap = await log.read(CID)
     assert isinstance(gap, EventsLostObservation)
     assert (gap.id, gap.last_id, gap.known_id, gap.noticed_by) == (3, 2, 4, "one")
     assert "event 4 had been written, and the log ended at event 2" in gap.content
-    assert await name_gap(log, EventsLost(CID, 3, 9), noticed_by="who knows of more") == 4
-    assert await name_gap(log, EventsLost("gone", 3, 9), noticed_by="nobody") == 0
+    assert await record_gap(log, EventsLost(CID, 3, 9), noticed_by="who knows of more") == 4
+    assert await record_gap(log, EventsLost("gone", 3, 9), noticed_by="nobody") == 0
 
 
 async def test_a_token_from_before_the_loss_is_worth_nothing(store: Store) -> None:
@@ -142,6 +142,6 @@ async def test_a_token_from_before_the_loss_is_worth_nothing(store: Store) -> No
     await call("HSET", meta, *before)  # the store has lost that anybody has claimed it
     await enter(store, "controller-2")
     second = await Owners(store).claim(CID, "controller-2")
-    assert isinstance(second, Claimed)
+    assert isinstance(second, ClaimedConversation)
     assert int(second.ownership.token) >= int(first.token)
     assert await EventLog(store).append_as_owner(first, [message()], expected_last_id=1) != Appended(2, 2)

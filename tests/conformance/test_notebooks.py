@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from broker.contract.notes import MAX_NOTES, Note, Notebook
+from broker.contract.notes import MAX_NOTES, Note, NotebookKey
 from broker.coordination.notebooks import Notebooks
 from broker.runtime.errors import UsageError
 from broker.store.store import Store
 
-MINE = Notebook("", "ada", "engine")
-OTHERS = (Notebook("acme", "ada", "engine"), Notebook("", "", "engine"), Notebook("", "ada", ""))
+MINE = NotebookKey("", "ada", "engine")
+OTHERS = (NotebookKey("acme", "ada", "engine"), NotebookKey("", "", "engine"), NotebookKey("", "ada", ""))
 
 
 async def test_a_note_is_written_replaced_and_forgotten(store: Store) -> None:
@@ -20,22 +20,22 @@ async def test_a_note_is_written_replaced_and_forgotten(store: Store) -> None:
     await books.write(MINE, Note(id="a", text="old"))
     await books.write(MINE, Note(id="a", text="new", keywords=("x",)))
     await books.write(MINE, Note(id="b", text="other"))
-    assert await books.notes(MINE) == (Note(id="a", text="new", keywords=("x",)), Note(id="b", text="other"))
-    assert await books.forget(MINE, "a") is True
-    assert await books.forget(MINE, "a") is False
-    assert await books.notes(MINE) == (Note(id="b", text="other"),)
+    assert await books.read(MINE) == (Note(id="a", text="new", keywords=("x",)), Note(id="b", text="other"))
+    assert await books.remove(MINE, "a") is True
+    assert await books.remove(MINE, "a") is False
+    assert await books.read(MINE) == (Note(id="b", text="other"),)
 
 
 async def test_nobody_reads_anothers_notes(store: Store) -> None:
     books = Notebooks(store)
     await books.write(MINE, Note(id="a", text="mine"))
     for other in OTHERS:
-        assert await books.notes(other) == ()
+        assert await books.read(other) == ()
         await books.write(other, Note(id="b", text="theirs"))
-    assert await books.all() == dict.fromkeys(sorted((MINE, *OTHERS)), 1)
+    assert await books.count_notes() == dict.fromkeys(sorted((MINE, *OTHERS)), 1)
     await books.erase(MINE)
-    assert await books.notes(MINE) == ()
-    assert await books.all() == dict.fromkeys(sorted(OTHERS), 1)
+    assert await books.read(MINE) == ()
+    assert await books.count_notes() == dict.fromkeys(sorted(OTHERS), 1)
 
 
 async def test_full_notebook_takes_no_more_under_concurrency(store: Store) -> None:
@@ -44,13 +44,13 @@ async def test_full_notebook_takes_no_more_under_concurrency(store: Store) -> No
     outcomes = await asyncio.gather(*(books.write(MINE, note) for note in notes), return_exceptions=True)
     refused = [outcome for outcome in outcomes if isinstance(outcome, UsageError)]
     assert len(refused) >= 20
-    assert len(await books.notes(MINE)) <= MAX_NOTES
+    assert len(await books.read(MINE)) <= MAX_NOTES
     await books.erase(MINE)
     for note in notes[:MAX_NOTES]:
         await books.write(MINE, note)
     with pytest.raises(UsageError, match="holds 200 notes"):
         await books.write(MINE, notes[-1])
-    assert len(await books.notes(MINE)) == MAX_NOTES
+    assert len(await books.read(MINE)) == MAX_NOTES
 
 
 async def test_note_of_a_full_notebook_is_replaced_during_writes(store: Store) -> None:
@@ -63,7 +63,7 @@ async def test_note_of_a_full_notebook_is_replaced_during_writes(store: Store) -
     writes = [books.write(MINE, note) for pair in zip(more, again, strict=True) for note in pair]
     outcomes = await asyncio.gather(*writes, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [UsageError, type(None)] * 20
-    found = {note.id: note.text for note in await books.notes(MINE)}
+    found = {note.id: note.text for note in await books.read(MINE)}
     assert found == {note.id: note.text for note in [*notes[20:], *again]}
 
 
@@ -71,11 +71,11 @@ async def test_notebook_with_an_unreadable_name_is_not_listed(store: Store) -> N
     books = Notebooks(store)
     await books.write(MINE, Note(id="a", text="x"))
     await store.connection.call("SADD", "deck:{0}:notebooks", "no-name", b"\xff/a/b", "a/b/c/d")
-    assert await books.all() == {MINE: 1}
+    assert await books.count_notes() == {MINE: 1}
 
 
 async def test_what_cannot_be_read_is_left_out(store: Store) -> None:
     books = Notebooks(store)
     await books.write(MINE, Note(id="a", text="x"))
     await store.connection.call("HSET", "deck:{0}:notes:/ada/engine", "b", '{"id": "b", "from": "the future"}')
-    assert [note.id for note in await books.notes(MINE)] == ["a"]
+    assert [note.id for note in await books.read(MINE)] == ["a"]

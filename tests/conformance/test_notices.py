@@ -50,12 +50,12 @@ async def test_nobody_is_noticed_of_a_conversation_that_nobody_waits_for(store: 
     assert await store.connection.call("ZSCORE", store.keys(CID).shard.awaited, CID) is None
 
 
-async def test_door_recreates_its_lost_group(store: Store) -> None:
-    membership = Membership(store, "d1", "door", ttl_seconds=3600.0)
+async def test_ingress_recreates_its_lost_group(store: Store) -> None:
+    membership = Membership(store, "d1", "ingress", ttl_seconds=3600.0)
     await membership.register()
     stream = store.all_shards[0].notices
-    read = ("XREADGROUP", "GROUP", "doors", "d1", "COUNT", 1, "STREAMS", stream, ">")
+    read = ("XREADGROUP", "GROUP", "ingresses", "d1", "COUNT", 1, "STREAMS", stream, ">")
     await store.connection.call(*read)
     await store.connection.call("DEL", stream)
-    assert await membership.tick(1) is not None
+    assert await membership.beat(1) is not None
     await store.connection.call(*read)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.coordination.unreadable import Unreadable
-from broker.limits.governor import Governor, Granted
+from broker.coordination.quarantine import Quarantine
+from broker.limits.governor import CallGranted, Governor
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import QuotaTable
 from broker.runtime.errors import StoreRefused
@@ -19,7 +19,7 @@ MANY = 24
 
 
 async def noted(store: Store) -> list[tuple[str, str]]:
-    return [(entry.key.partition("}:")[2], entry.why) for entry in await Unreadable(store).all()]
+    return [(entry.key.partition("}:")[2], entry.why) for entry in await Quarantine(store).list_items()]
 
 
 @pytest.mark.parametrize("name", ["turns:ready", "turns:ready:2", "turns:ready:2:shares"])
@@ -30,7 +30,7 @@ async def test_line_of_another_type_stops_no_beat_or_conversation(store: Store, 
     await store.connection.call("SET", f"{store.all_shards[0].root}:{name}", "a string")
     assert len(await taken(store, 4)) == 4
     for _ in range(2):
-        assert await worker.tick(1) is not None
+        assert await worker.beat(1) is not None
     await start(store, "another")
     assert (name in dict(await noted(store))) is True
     assert all("sweep" not in why for _, why in await noted(store))
@@ -73,7 +73,7 @@ async def test_a_sum_that_is_no_number_begins_again(store: Store, field: str, va
     await store.connection.call("HSET", f"{store.all_shards[0].root}:budget:{TENANT}", field, value)
     assert await reserve(ledger, "aaa", 1.0) is None
     await settle(ledger, "aaa", 0.25)
-    account = await ledger.account(TENANT)
+    account = await ledger.load_account(TENANT)
     assert (account.spent_usd, account.reserved_usd, account.calls) == (0.25, 0.0, 1)
     assert (f"budget:{TENANT}", "not a whole number") in await noted(store)
 
@@ -123,8 +123,8 @@ async def test_quotas_lost_after_publishing_are_published_again(store: Store) ->
     governor = Robbed(store, QuotaTable.parse('[[quota]]\nmodel = "acme/large"\nconcurrency = 1'))
     callers = Callers(store, governor)
     governor.losses = 3
-    assert isinstance(await callers.reserve("one"), Granted)
+    assert isinstance(await callers.reserve("one"), CallGranted)
     await governor.lose()
     governor.losses = 99
     with pytest.raises(StoreRefused, match="lost or overwritten each time they are published"):
-        await governor.pump(callers.pool, "worker")
+        await governor.wake_next(callers.pool, "worker")

@@ -10,7 +10,7 @@ import pytest
 
 from broker.contract.fencing import Ownership
 from broker.contract.specs import Priority
-from broker.coordination.ownership import Claimed, NotClaimed, Owners
+from broker.coordination.ownership import ClaimedConversation, ClaimFailure, Owners
 from broker.log.append_call import Appended, Fenced
 from broker.log.conversations import Conversations
 from broker.runtime.clock import to_millis
@@ -25,7 +25,7 @@ async def test_a_claim_tells_where_the_conversation_stands(store: Store) -> None
     await begin(store, CID, message(), message())
     await enter(store, "w1")
     claimed = await Owners(store).claim(CID, "w1")
-    assert isinstance(claimed, Claimed)
+    assert isinstance(claimed, ClaimedConversation)
     assert (claimed.last_id, claimed.crashes, claimed.node, claimed.is_closed) == (3, 0, "", False)
     assert (claimed.ownership.conversation_id, claimed.ownership.worker_id) == (CID, "w1")
 
@@ -35,18 +35,18 @@ async def test_one_of_many_claims_wins(store: Store) -> None:
     for n in range(8):
         await enter(store, f"w{n}")
     outcomes = await asyncio.gather(*(Owners(store).claim(CID, f"w{n}") for n in range(8)))
-    assert sum(isinstance(outcome, Claimed) for outcome in outcomes) == 1
-    assert outcomes.count(NotClaimed.OWNED) == 7
+    assert sum(isinstance(outcome, ClaimedConversation) for outcome in outcomes) == 1
+    assert outcomes.count(ClaimFailure.OWNED) == 7
 
 
 async def test_who_may_not_claim(store: Store) -> None:
     await begin(store)
     await enter(store, "w1")
     owners = Owners(store)
-    assert await owners.claim("nobody", "w1") is NotClaimed.MISSING
-    assert await owners.claim(CID, "unregistered") is NotClaimed.SWEPT
+    assert await owners.claim("nobody", "w1") is ClaimFailure.MISSING
+    assert await owners.claim(CID, "unregistered") is ClaimFailure.SWEPT
     await claim(store, "w1")
-    assert await owners.claim(CID, "w1") is NotClaimed.YOURS
+    assert await owners.claim(CID, "w1") is ClaimFailure.YOURS
 
 
 async def test_a_claim_whose_reply_was_lost_is_found_again(store: Store) -> None:
@@ -55,7 +55,7 @@ async def test_a_claim_whose_reply_was_lost_is_found_again(store: Store) -> None
     await enter(store, "w2")
     ownership = await claim(store, "w1")
     owners = Owners(store)
-    assert await owners.resume_claim(CID, "w1") == Claimed(
+    assert await owners.resume_claim(CID, "w1") == ClaimedConversation(
         ownership, 2, 0, "", is_closed=False, rank=Priority.BATCH.rank
     )
     assert await owners.resume_claim(CID, "w2") is None
@@ -93,9 +93,9 @@ async def test_release_gives_up_only_what_is_read_to_completion(store: Store) ->
     ownership = await claim(store, "w1")
     await log.append(CID, [message()])
     assert await owners.release(ownership, seen_id=1) == 2
-    assert (await Conversations(store).row(CID)).owner == "w1"
+    assert (await Conversations(store).load_row(CID)).owner == "w1"
     assert await owners.release(ownership, seen_id=2) is None
-    assert (await Conversations(store).row(CID)).owner == ""
+    assert (await Conversations(store).load_row(CID)).owner == ""
 
 
 async def test_a_released_token_writes_nothing(store: Store) -> None:
@@ -119,10 +119,10 @@ async def test_an_earlier_claim_of_the_same_worker_writes_nothing(store: Store) 
     later = await claim(store, "w1")
     assert await log.append_as_owner(earlier, [message()], expected_last_id=1) == Fenced()
     assert await owners.release(earlier, seen_id=1) is None
-    assert (await Conversations(store).row(CID)).owner == "w1"
+    assert (await Conversations(store).load_row(CID)).owner == "w1"
     assert await owners.dispatch(earlier, 2, b"") == "fenced"
     with pytest.raises(OwnershipLost):
-        await owners.start_status(earlier)
+        await owners.check_start(earlier)
     assert isinstance(await log.append_as_owner(later, [message()], expected_last_id=1), Appended)
 
 
@@ -141,19 +141,19 @@ async def test_a_parked_conversation_wakes_when_due(store: Store) -> None:
     worker = await enter(store, "w1")
     ownership = await claim(store, "w1")
     await Owners(store).release(ownership, seen_id=1, delay_seconds=3_600)
-    tick = await worker.tick(1)
+    tick = await worker.beat(1)
     assert tick is not None
-    assert tick.woken == 0
+    assert tick.woken_count == 0
     ownership = await claim(store, "w1")
     await Owners(store).release(ownership, seen_id=1, delay_seconds=-0.001)
     before = len(await notified(store))
-    tick = await worker.tick(2)
+    tick = await worker.beat(2)
     assert tick is not None
-    assert tick.woken == 1
+    assert tick.woken_count == 1
     assert len(await notified(store)) == before + 1
-    tick = await worker.tick(3)
+    tick = await worker.beat(3)
     assert tick is not None
-    assert tick.woken == 0
+    assert tick.woken_count == 0
 
 
 async def test_park_duration_ignores_the_workers_clock(store: Store, connect: Callable[[], Connection]) -> None:
@@ -163,9 +163,9 @@ async def test_park_duration_ignores_the_workers_clock(store: Store, connect: Ca
     slow = await open_store(connect(), clock=ManualClock(datetime(2001, 1, 1, tzinfo=UTC)))
     ownership = await claim(store, "w1")
     await Owners(slow).release(ownership, seen_id=1, delay_seconds=3_600)
-    tick = await worker.tick(1)
+    tick = await worker.beat(1)
     assert tick is not None
-    assert tick.woken == 0
+    assert tick.woken_count == 0
     score = float(await store.connection.call("ZSCORE", store.all_shards[0].parked, CID))
     assert abs(score - to_millis(store.clock.now()) - 3_600_000) < 60_000
     await slow.aclose()
@@ -177,15 +177,15 @@ async def test_a_claim_takes_a_conversation_out_of_the_parked(store: Store) -> N
     ownership = await claim(store, "w1")
     await Owners(store).release(ownership, seen_id=1, delay_seconds=0)
     await claim(store, "w1")
-    tick = await worker.tick(1)
+    tick = await worker.beat(1)
     assert tick is not None
-    assert tick.woken == 0
+    assert tick.woken_count == 0
 
 
 async def test_a_parked_conversation_that_is_gone_leaves_nothing_behind(store: Store) -> None:
     worker = await enter(store, "w1")
     await store.connection.call("ZADD", store.all_shards[0].parked, 1, "gone")
-    await worker.tick(1)
+    await worker.beat(1)
     assert await store.connection.call("EXISTS", store.keys("gone").meta) == 0
     assert await notified(store) == []
 
@@ -207,8 +207,8 @@ async def test_a_snapshot_is_kept_under_the_current_token_only(store: Store) -> 
 async def test_last_ids_of_many(store: Store) -> None:
     await begin(store, "one-conversation", message())
     await begin(store, "another-conversation")
-    assert await Owners(store).last_ids(["one-conversation", "nobody", "another-conversation"]) == [2, 0, 1]
-    assert await Owners(store).last_ids([]) == []
+    assert await Owners(store).load_last_ids(["one-conversation", "nobody", "another-conversation"]) == [2, 0, 1]
+    assert await Owners(store).load_last_ids([]) == []
 
 
 async def test_owner_that_left_without_a_trace_is_replaced(store: Store) -> None:
@@ -228,7 +228,7 @@ async def test_close_and_requeue_name_an_unknown_conversation(store: Store) -> N
     with pytest.raises(UnknownConversation):
         await conversations.requeue("nobody")
     with pytest.raises(UnknownConversation):
-        await conversations.row("nobody")
+        await conversations.load_row("nobody")
 
 
 async def test_a_closed_conversation_says_so_when_claimed(store: Store) -> None:
@@ -236,7 +236,7 @@ async def test_a_closed_conversation_says_so_when_claimed(store: Store) -> None:
     await enter(store, "w1")
     await Conversations(store).close(CID)
     claimed = await Owners(store).claim(CID, "w1")
-    assert isinstance(claimed, Claimed)
+    assert isinstance(claimed, ClaimedConversation)
     assert claimed.is_closed
 
 
@@ -247,5 +247,5 @@ async def test_a_mark_is_refused_to_who_does_not_own(store: Store) -> None:
     assert await Owners(store).mark(ownership, is_stepping=True)
     assert not await Owners(store).mark(Ownership(CID, "w1", "1"), is_stepping=True)
     await lapse(store, "w1")
-    await (await enter(store, "w2")).tick(1)
+    await (await enter(store, "w2")).beat(1)
     assert not await Owners(store).mark(ownership, is_stepping=False)

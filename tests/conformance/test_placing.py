@@ -14,7 +14,7 @@ from broker.log.event_log import EventLog
 from broker.store.store import Store
 from tests.broker_parts import CID
 from tests.conversation_hands import WatchedConnection
-from tool_worker.worker.placing import Placing, Serve
+from tool_worker.worker.placement import ClaimNow, NodePlacement
 
 GPU = WorkspaceSpec(needs=WorkspaceNeeds(labels=("gpu",)))
 DELIVERY = ActionDelivery(CID, 2, b"", GPU, "deck:{0}:act:pool:bash|1-0")
@@ -26,7 +26,7 @@ async def placed(store: Store, connection: WatchedConnection) -> None:
     await Membership(store, "tool-1", "tool", about=about, ttl_seconds=60.0).register()
     await EventLog(store).create(ConversationCreated(conversation_id=CID, workspace=GPU))
     watched = replace(store, connection=connection)
-    assert isinstance(await Placing(watched, NodeOffer()).place(DELIVERY), Serve)
+    assert isinstance(await NodePlacement(watched, NodeOffer()).bind_node(DELIVERY), ClaimNow)
 
 
 async def test_a_workspace_is_placed_once(store: Store) -> None:
@@ -34,7 +34,7 @@ async def test_a_workspace_is_placed_once(store: Store) -> None:
     meta = store.keys(CID).meta
     assert await store.connection.call("HGET", meta, "node") == b"n1"
     await store.connection.call("HSET", meta, "node", "n2")
-    assert await store.function("deck_bind_node", (store.keys(CID).root,), "n1") == ["bound", b"n2"]
+    assert await store.call_function("deck_bind_node", (store.keys(CID).root,), "n1") == ["bound", b"n2"]
 
 
 async def test_nothing_is_left_of_a_conversation_that_is_deleted_meanwhile(store: Store) -> None:

@@ -24,12 +24,12 @@ async def test_it_is_run_in_its_pool_and_binds_no_workspace(store: Store) -> Non
     reader = queue(store, "g1", node="n2", pools=("gpu",))
     delivery = await take(reader)
     assert delivery.is_anywhere
-    assert delivery.place.startswith("deck:{0}:act:pool:gpu|")
+    assert delivery.location.startswith("deck:{0}:act:pool:gpu|")
     assert await reader.claim(delivery) == ActionClaimed(1)
     names = store.keys(CID)
     assert await store.connection.call("HGET", names.meta, "node") is None
     answer = ToolCallObservation(content="done", name="render", cause=2)
-    assert await log.append_observation(CID, answer, worker_id="g1", place=delivery.place) == Appended(3, 3)
+    assert await log.append_observation(CID, answer, worker_id="g1", place=delivery.location) == Appended(3, 3)
     await reader.aclose()
 
 
@@ -42,9 +42,9 @@ async def test_workspace_bound_elsewhere_does_not_attract_a_pool_action(store: S
     bash = queue(store, "t1", node="n1")
     delivery = await take(bash)
     await bash.claim(delivery)
-    await log.append_observation(CID, output(action_id), worker_id="t1", place=delivery.place)
+    await log.append_observation(CID, output(action_id), worker_id="t1", place=delivery.location)
     await log.append_as_owner(ownership, [GPU], expected_last_id=3)
-    entry = await log.entry(CID, 4)
+    entry = await log.load_entry(CID, 4)
     owners = Owners(store)
     assert await owners.dispatch(ownership, 4, entry, pool="gpu") is DispatchOutcome.ENQUEUED
     assert await owners.dispatch(ownership, 4, entry, pool="gpu") is DispatchOutcome.QUEUED
@@ -65,11 +65,11 @@ async def test_dead_pool_workers_entries_go_to_the_same_pool(store: Store) -> No
     first = queue(store, "g1", node="n1", pools=("gpu",))
     await first.claim(await take(first))
     await lapse(store, "g1")
-    await other.tick(1)
+    await other.beat(1)
     second = queue(store, "g2", node="n2", pools=("gpu",))
     delivery = await take(second)
     assert delivery.is_anywhere
     assert await second.claim(delivery) == ActionReclaimed(2, "g1")
-    assert await EventLog(store).last_id(CID) == 2
+    assert await EventLog(store).load_last_id(CID) == 2
     await first.aclose()
     await second.aclose()

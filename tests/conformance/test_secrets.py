@@ -20,7 +20,7 @@ from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.masking import MASK
-from broker.secrets.secrets import Secrets, SecretsLocked, key_in, secret_key
+from broker.secrets.secrets import Secrets, SecretsLocked, load_key_file, load_secret_key
 from broker.store.connection import Argument
 from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
@@ -38,24 +38,24 @@ def secrets(store: Store) -> Secrets:
 async def test_a_command_gets_what_it_names(secrets: Secrets) -> None:
     await secrets.put("conversation", "TOKEN", TOKEN)
     await secrets.put("conversation", "OTHER", "other-value-1")
-    assert await secrets.names("conversation") == ["OTHER", "TOKEN"]
-    assert await secrets.wanted_by("conversation", 'curl -H "Authorization: $TOKEN"') == {"TOKEN": TOKEN}
-    assert await secrets.wanted_by("conversation", "echo ${TOKEN}:${OTHER}") == {
+    assert await secrets.list_names("conversation") == ["OTHER", "TOKEN"]
+    assert await secrets.find_named("conversation", 'curl -H "Authorization: $TOKEN"') == {"TOKEN": TOKEN}
+    assert await secrets.find_named("conversation", "echo ${TOKEN}:${OTHER}") == {
         "TOKEN": TOKEN,
         "OTHER": "other-value-1",
     }
-    assert await secrets.wanted_by("conversation", "echo $MY_TOKEN TOKENS") == {}
-    assert await secrets.wanted_by("another", "echo $TOKEN") == {}
+    assert await secrets.find_named("conversation", "echo $MY_TOKEN TOKENS") == {}
+    assert await secrets.find_named("another", "echo $TOKEN") == {}
 
 
 async def test_replaced_or_removed_secret_is_withheld_but_masked(secrets: Secrets) -> None:
     await secrets.put("conversation", "TOKEN", TOKEN)
     await secrets.put("conversation", "TOKEN", "a-newer-token")
-    assert await secrets.wanted_by("conversation", "TOKEN") == {"TOKEN": "a-newer-token"}
+    assert await secrets.find_named("conversation", "TOKEN") == {"TOKEN": "a-newer-token"}
     await secrets.remove("conversation", "TOKEN")
-    assert await secrets.wanted_by("conversation", "TOKEN") == {}
-    masker = await secrets.masker("conversation")
-    assert masker.text(f"{TOKEN} a-newer-token") == f"{MASK} {MASK}"
+    assert await secrets.find_named("conversation", "TOKEN") == {}
+    masker = await secrets.load_masker("conversation")
+    assert masker.mask_text(f"{TOKEN} a-newer-token") == f"{MASK} {MASK}"
 
 
 async def test_the_store_sees_no_value(store: Store, secrets: Secrets) -> None:
@@ -74,21 +74,21 @@ async def test_a_value_is_bound_to_its_conversation(store: Store, secrets: Secre
     (value,) = await store.connection.call("SMEMBERS", store.keys("conversation").masked)
     await store.connection.call("HSET", store.keys("thief").secrets, "TOKEN", value)
     with pytest.raises(SecretsLocked):
-        await secrets.wanted_by("thief", "TOKEN")
+        await secrets.find_named("thief", "TOKEN")
 
 
 async def test_another_worker_knows_within_a_second(memory_store: Store, clock: ManualClock) -> None:
     here, elsewhere = Secrets(memory_store, lambda: KEY), Secrets(memory_store, lambda: KEY)
-    assert not await elsewhere.masker("conversation")
+    assert not await elsewhere.load_masker("conversation")
     await here.put("conversation", "TOKEN", TOKEN)
-    assert await here.masker("conversation")
+    assert await here.load_masker("conversation")
     clock.advance(0.9)
-    assert not await elsewhere.masker("conversation")
+    assert not await elsewhere.load_masker("conversation")
     clock.advance(0.1)
-    assert await elsewhere.masker("conversation")
+    assert await elsewhere.load_masker("conversation")
     await here.put("conversation", "TOKEN", "a-newer-token")
-    assert await elsewhere.wanted_by("conversation", "TOKEN") == {"TOKEN": "a-newer-token"}
-    assert (await elsewhere.masker("conversation")).text("a-newer-token") == MASK
+    assert await elsewhere.find_named("conversation", "TOKEN") == {"TOKEN": "a-newer-token"}
+    assert (await elsewhere.load_masker("conversation")).mask_text("a-newer-token") == MASK
 
 
 async def test_without_the_key_nothing_is_written(store: Store, secrets: Secrets) -> None:
@@ -99,7 +99,7 @@ async def test_without_the_key_nothing_is_written(store: Store, secrets: Secrets
     with pytest.raises(SecretsLocked, match="There are secrets, and no key for them"):
         await locked.append("conversation", [MessageAction(content="x", source=EventSource.USER)])
     with pytest.raises(SecretsLocked, match="were encrypted with another key"):
-        await Secrets(store, lambda: b"x" * 32).wanted_by("conversation", "TOKEN")
+        await Secrets(store, lambda: b"x" * 32).find_named("conversation", "TOKEN")
 
 
 async def test_everything_appended_is_hidden_and_the_title_too(store: Store, secrets: Secrets) -> None:
@@ -126,10 +126,10 @@ async def test_owner_masks_once_but_never_misses_a_new_secret(store: Store, secr
     ownership = await claim(store, "w1", "conversation")
     later = "another-secret-of-the-same-conversation"
     masked = await log.mask("conversation", [MessageAction(content=f"{TOKEN} {later}")])
-    assert masked.has(0, await log.masker("conversation"))
-    assert not masked.has(1, await log.masker("conversation"))
+    assert masked.is_masked(0, await log.load_masker("conversation"))
+    assert not masked.is_masked(1, await log.load_masker("conversation"))
     await secrets.put("conversation", "LATER", later)
-    assert not masked.has(0, await log.masker("conversation"))
+    assert not masked.is_masked(0, await log.load_masker("conversation"))
     events = [*masked.events, MessageAction(content=f"also {TOKEN}")]
     # What the owner has folded is not what may be written: it decides again.
     assert await log.append_as_owner(ownership, events, expected_last_id=1, masked=masked) == Conflict(1)
@@ -168,7 +168,7 @@ async def test_long_texts_are_kept_in_several_requests(memory_store: Store) -> N
     assert max(sent) <= 2 * (4 << 20)
     blobs = EventLog(memory_store).blobs
     events = (await EventLog(memory_store).read(CID))[1:]
-    assert [(await blobs.whole(CID, event)).content for event in events] == texts
+    assert [(await blobs.restore_event(CID, event)).content for event in events] == texts
 
 
 async def test_a_claim_brings_the_secrets(store: Store, secrets: Secrets) -> None:
@@ -183,8 +183,8 @@ async def test_a_claim_brings_the_secrets(store: Store, secrets: Secrets) -> Non
     for name in ("secrets", "masked"):  # nothing is looked up
         await store.connection.call("DEL", getattr(store.keys(CID), name))
     held = Secrets(store, lambda: KEY)
-    assert await held.wanted_by(CID, "echo $TOKEN", claimed=claimed.secrets) == {"TOKEN": TOKEN}
-    assert (await held.masker(CID)).text(TOKEN) == MASK
+    assert await held.find_named(CID, "echo $TOKEN", claimed=claimed.secrets) == {"TOKEN": TOKEN}
+    assert (await held.load_masker(CID)).mask_text(TOKEN) == MASK
     await reader.aclose()
 
 
@@ -223,10 +223,10 @@ async def test_secrets_used_last_are_remembered_longest(store: Store, secrets: S
         await secrets.put(conversation_id, "TOKEN", TOKEN)
     await held.look_up("one")
     await held.look_up("two")
-    await held.checked_masker("one")
+    await held.get_cached_masker("one")
     await held.look_up("three")
-    assert (await held.checked_masker("one"))[0].values == {TOKEN}
-    assert not (await held.checked_masker("two"))[0]
+    assert (await held.get_cached_masker("one"))[0].values == {TOKEN}
+    assert not (await held.get_cached_masker("two"))[0]
 
 
 async def test_an_old_claim_gives_a_command_no_replaced_secret(memory_store: Store, clock: ManualClock) -> None:
@@ -241,11 +241,11 @@ async def test_an_old_claim_gives_a_command_no_replaced_secret(memory_store: Sto
     assert isinstance(claimed, ActionClaimed)
     await here.put(CID, "TOKEN", "a-newer-token")
     clock.advance(0.5)
-    assert (await held.masker(CID)).text("a-newer-token") == MASK
-    assert await held.wanted_by(CID, "echo $TOKEN", claimed=claimed.secrets) == {"TOKEN": TOKEN}
-    assert (await held.masker(CID)).text("a-newer-token") == MASK  # newer knowledge stays
+    assert (await held.load_masker(CID)).mask_text("a-newer-token") == MASK
+    assert await held.find_named(CID, "echo $TOKEN", claimed=claimed.secrets) == {"TOKEN": TOKEN}
+    assert (await held.load_masker(CID)).mask_text("a-newer-token") == MASK  # newer knowledge stays
     clock.advance(1.5)
-    assert await held.wanted_by(CID, "echo $TOKEN", claimed=claimed.secrets) == {"TOKEN": "a-newer-token"}
+    assert await held.find_named(CID, "echo $TOKEN", claimed=claimed.secrets) == {"TOKEN": "a-newer-token"}
     await reader.aclose()
 
 
@@ -262,42 +262,42 @@ def test_where_the_key_comes_from(tmp_path: Path) -> None:
     text = base64.b64encode(KEY).decode()
     (tmp_path / "file").write_text(f"{text}\n")
     home = BrokerSettings(home=tmp_path / "home")
-    assert secret_key(BrokerSettings(secret_key=text)) == KEY
-    assert secret_key(BrokerSettings(secret_key_file=str(tmp_path / "file"))) == KEY
-    assert secret_key(home) is None
-    made = secret_key(home, is_made=True)
+    assert load_secret_key(BrokerSettings(secret_key=text)) == KEY
+    assert load_secret_key(BrokerSettings(secret_key_file=str(tmp_path / "file"))) == KEY
+    assert load_secret_key(home) is None
+    made = load_secret_key(home, is_made=True)
     assert made is not None
     assert len(made) == 32
-    assert secret_key(home) == made == secret_key(home, is_made=True)
+    assert load_secret_key(home) == made == load_secret_key(home, is_made=True)
     assert stat.S_IMODE((tmp_path / "home" / "secret.key").stat().st_mode) == 0o600
     with pytest.raises(UsageError, match="is not 32 bytes in base64"):
-        secret_key(BrokerSettings(secret_key="c2hvcnQ="))
+        load_secret_key(BrokerSettings(secret_key="c2hvcnQ="))
     with pytest.raises(UsageError, match=r"The key file .* does not exist"):
-        secret_key(BrokerSettings(secret_key_file=str(tmp_path / "missing")))
+        load_secret_key(BrokerSettings(secret_key_file=str(tmp_path / "missing")))
     with pytest.raises(UsageError, match="cannot be read"):
-        key_in(tmp_path, is_made=False)
+        load_key_file(tmp_path, is_made=False)
 
 
 async def test_delegate_has_the_current_secrets_of_its_ancestors(store: Store, secrets: Secrets) -> None:
     await secrets.lend("parent", "child")
     await secrets.lend("child", "grandchild")
-    assert not await secrets.masker("grandchild")
+    assert not await secrets.load_masker("grandchild")
     elsewhere = Secrets(store, lambda: KEY)
     await elsewhere.put("parent", "TOKEN", TOKEN)
-    assert await secrets.wanted_by("grandchild", "echo $TOKEN") == {"TOKEN": TOKEN}
-    assert (await secrets.masker("grandchild")).text(TOKEN) == MASK
+    assert await secrets.find_named("grandchild", "echo $TOKEN") == {"TOKEN": TOKEN}
+    assert (await secrets.load_masker("grandchild")).mask_text(TOKEN) == MASK
     await secrets.put("child", "TOKEN", "a-token-of-its-own")
-    assert await secrets.wanted_by("grandchild", "echo $TOKEN") == {"TOKEN": "a-token-of-its-own"}
-    assert await secrets.wanted_by("parent", "echo $TOKEN") == {"TOKEN": TOKEN}
-    assert (await secrets.masker("parent")).text("a-token-of-its-own") == "a-token-of-its-own"
-    assert await secrets.names("child") == ["TOKEN"]
+    assert await secrets.find_named("grandchild", "echo $TOKEN") == {"TOKEN": "a-token-of-its-own"}
+    assert await secrets.find_named("parent", "echo $TOKEN") == {"TOKEN": TOKEN}
+    assert (await secrets.load_masker("parent")).mask_text("a-token-of-its-own") == "a-token-of-its-own"
+    assert await secrets.list_names("child") == ["TOKEN"]
 
 
 async def test_a_ring_of_lenders_ends(secrets: Secrets) -> None:
     await secrets.lend("a", "b")
     await secrets.lend("b", "a")
     await secrets.put("a", "TOKEN", TOKEN)
-    assert await secrets.wanted_by("b", "$TOKEN") == {"TOKEN": TOKEN}
+    assert await secrets.find_named("b", "$TOKEN") == {"TOKEN": TOKEN}
 
 
 async def test_what_a_worker_holds_itself_is_hidden_everywhere(store: Store) -> None:

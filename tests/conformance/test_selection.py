@@ -11,12 +11,12 @@ from broker.log.append_call import Appended
 from broker.log.conversations import ConversationRow
 from broker.log.deletion import Deletion
 from broker.log.event_log import EventLog
-from broker.log.selection import Selected, Selection
-from broker.log.status import relisted
+from broker.log.selection import ConversationQuery, Selection
+from broker.log.status import make_changed_fields
 from broker.store.store import Store
 from tests.broker_parts import message
 
-PAGE = selection.PAGE
+PAGE = selection.PAGE_SIZE
 
 
 async def begin(store: Store, name: str, labels: dict[str, str] | None = None) -> None:
@@ -24,7 +24,7 @@ async def begin(store: Store, name: str, labels: dict[str, str] | None = None) -
 
 
 async def found(store: Store, chosen: Selection) -> list[ConversationRow]:
-    return [row async for page in Selected(store, chosen).pages() for row in page]
+    return [row async for page in ConversationQuery(store, chosen).iterate_pages() for row in page]
 
 
 async def test_all_labels_must_match(store: Store) -> None:
@@ -70,7 +70,7 @@ async def test_a_label_is_found_without_reading_the_others(store: Store) -> None
 async def test_a_repeated_beginning_is_indexed_once(store: Store) -> None:
     for _ in range(2):
         await begin(store, "labelled", {"team": "a"})
-    assert await store.connection.call("ZCARD", store.all_shards[0].label("team", "a")) == 1
+    assert await store.connection.call("ZCARD", store.all_shards[0].label_index("team", "a")) == 1
 
 
 async def listed(store: Store, created: dict[str, int]) -> None:
@@ -88,7 +88,7 @@ async def test_pages_neither_skip_nor_repeat(store: Store) -> None:
     await listed(store, {f"tied-{n:05}": 5_000 for n in range(PAGE * 3)})
     seen: list[str] = []
     sizes: list[int] = []
-    async for page in Selected(store, Selection()).pages():
+    async for page in ConversationQuery(store, Selection()).iterate_pages():
         sizes.append(len(page))
         seen += [row.conversation_id for row in page]
         for row in page[::2]:  # deleted while others are still to come
@@ -101,12 +101,12 @@ async def test_pages_neither_skip_nor_repeat(store: Store) -> None:
 
 async def test_key_in_place_of_an_index_is_moved_aside(store: Store) -> None:
     shard = store.all_shards[0]
-    await store.connection.call("SET", shard.label("team", "a"), "forged")
+    await store.connection.call("SET", shard.label_index("team", "a"), "forged")
     await begin(store, "labelled", {"team": "a"})
     assert [row.conversation_id for row in await found(store, Selection({"team": "a"}))] == ["labelled"]
-    assert await store.connection.call("GET", shard.label("team", "a") + ":unreadable") == b"forged"
-    await store.connection.call("DEL", shard.label("team", "a"))
-    await store.connection.call("SET", shard.label("team", "a"), "forged")
+    assert await store.connection.call("GET", shard.label_index("team", "a") + ":unreadable") == b"forged"
+    await store.connection.call("DEL", shard.label_index("team", "a"))
+    await store.connection.call("SET", shard.label_index("team", "a"), "forged")
     await Deletion(store).delete("labelled", last_id=2)
     assert await found(store, Selection()) == []
 
@@ -114,23 +114,23 @@ async def test_key_in_place_of_an_index_is_moved_aside(store: Store) -> None:
 async def test_labels_that_are_changed_move_in_the_index(store: Store) -> None:
     await begin(store, "one", {"team": "a", "run": "1"})
     change = ConversationChanged(labels={"team": "b"}, agent=AgentSpec(name="Other"))
-    outcome = await EventLog(store).append("one", [change], fields=dict(relisted(change)))
+    outcome = await EventLog(store).append("one", [change], fields=dict(make_changed_fields(change)))
     assert isinstance(outcome, Appended)
     assert await found(store, Selection({"team": "a"})) == []
     assert await found(store, Selection({"run": "1"})) == []
     (row,) = await found(store, Selection({"team": "b"}))
     assert (row.conversation_id, row.labels, row.fields["agent"]) == ("one", {"team": "b"}, "Other")
     none = ConversationChanged(labels={})
-    await EventLog(store).append("one", [none], fields=dict(relisted(none)))
+    await EventLog(store).append("one", [none], fields=dict(make_changed_fields(none)))
     assert await found(store, Selection({"team": "b"})) == []
     assert (await found(store, Selection()))[0].labels == {}
     await Deletion(store).delete("one", last_id=4)
-    assert await store.connection.call("EXISTS", store.all_shards[0].label("team", "b")) == 0
+    assert await store.connection.call("EXISTS", store.all_shards[0].label_index("team", "b")) == 0
 
 
 async def test_a_fork_and_a_restored_conversation_have_the_latest_labels(store: Store) -> None:
     created = ConversationCreated(conversation_id="two", labels={"team": "a"})
     change = ConversationChanged(id=3, labels={"team": "b"})
-    await EventLog(store).adopt(created, [message(), change], key="restore")
+    await EventLog(store).create_from(created, [message(), change], key="restore")
     assert [row.labels for row in await found(store, Selection({"team": "b"}))] == [{"team": "b"}]
     assert await found(store, Selection({"team": "a"})) == []

@@ -33,9 +33,9 @@ async def test_conversations_spread_over_the_shards(connect: Callable[[], Connec
     ids = [f"conversation-{n}" for n in range(40)]
     for cid in ids:
         await begin(store, cid)
-    rows = await Conversations(store).recent(limit=100)
+    rows = await Conversations(store).list_recent(limit=100)
     assert sorted(row.conversation_id for row in rows) == sorted(ids)
-    assert len(await Conversations(store).recent(limit=7)) == 7
+    assert len(await Conversations(store).list_recent(limit=7)) == 7
     assert {store.keys(cid).shard.shard for cid in ids} == {0, 1, 2, 3}
     await store.aclose()
 
@@ -44,7 +44,7 @@ async def test_the_newest_conversation_is_listed_first(store: Store) -> None:
     for cid in ("aaa", "bbb", "ccc"):
         await begin(store, cid)
     await store.connection.call("ZADD", store.all_shards[0].index, 9_999_999_999_999, "bbb")
-    assert [row.conversation_id for row in await Conversations(store).recent(limit=1)] == ["bbb"]
+    assert [row.conversation_id for row in await Conversations(store).list_recent(limit=1)] == ["bbb"]
 
 
 async def test_an_emptied_store_is_another_store(store: Store, connect: Callable[[], Connection]) -> None:

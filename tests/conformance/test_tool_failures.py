@@ -71,31 +71,34 @@ def test_what_a_failure_may_explain(failure: ToolFailure, pattern: str, explains
 async def test_only_what_running_workers_report_now_counts(store: Store) -> None:
     await worker(store, "t1", MISSING)
     second = await worker(store, "t2", DEAD)
-    assert [(one.worker_id, one.failure) for one in await ToolFailures(store).all()] == [("t1", MISSING), ("t2", DEAD)]
+    assert [(one.worker_id, one.failure) for one in await ToolFailures(store).load_all()] == [
+        ("t1", MISSING),
+        ("t2", DEAD),
+    ]
     await ToolFailures(store).report("t1", ())
     await second.leave()
-    assert await ToolFailures(store).all() == []
+    assert await ToolFailures(store).load_all() == []
     await worker(store, "t3", MISSING)
     assert (await store.connection.call("HGETALL", "deck:tools:failed"))[::2] == [b"t3"]
 
 
 async def test_a_report_is_shown_as_bounded_lines_of_plain_text(store: Store) -> None:
     await worker(store, "t1", *[MISSING] * (2 * MAX_FAILURES))
-    assert len(await ToolFailures(store).all()) == MAX_FAILURES
+    assert len(await ToolFailures(store).load_all()) == MAX_FAILURES
     forged = {"source": "x\x1b[2J\ny", "reason": "r\u202e" * 100_000, "remedy": "\x9b1m", "server": ""}
     for text in ("[", "{}", "7", json.dumps([7]), "[" * 100_000, json.dumps([{"source": 3}])):
         await store.connection.call("HSET", "deck:tools:failed", "t1", text)
-        assert await ToolFailures(store).all() == []
+        assert await ToolFailures(store).load_all() == []
     await store.connection.call("HSET", "deck:tools:failed", "t1", json.dumps([{**forged, "reason": "r\u202e" * 900}]))
-    (shown,) = await ToolFailures(store).all()
+    (shown,) = await ToolFailures(store).load_all()
     assert str(shown).isprintable()
     assert (shown.failure.source, shown.failure.remedy) == ("x [2J y", "1m")
     assert len(shown.failure.reason) == MAX_REASON_CHARS
     await store.connection.call("HSET", "deck:tools:failed", "t1", json.dumps([forged]))
-    assert await ToolFailures(store).all() == []
+    assert await ToolFailures(store).load_all() == []
 
 
 async def test_a_key_of_another_type_stops_nobody(store: Store) -> None:
     await store.connection.call("SET", "deck:tools:failed", "no hash")
     await worker(store, "t1", MISSING)
-    assert await ToolFailures(store).all() == []
+    assert await ToolFailures(store).load_all() == []

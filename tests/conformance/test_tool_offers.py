@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker.contract.tool_specs import ToolOffer
-from broker.coordination.unreadable import Unreadable
+from broker.coordination.quarantine import Quarantine
 from broker.runtime.errors import UsageError
 from broker.store.store import Store
 from broker.tools.tool_offers import ToolOffers
@@ -24,28 +24,28 @@ async def test_the_latest_offer_under_a_key_counts(store: Store) -> None:
     await offers.publish([offer("b"), offer("a", "old")])
     await offers.publish([offer("a", "new")])
     await offers.publish([])
-    assert await offers.all() == {"a": offer("a", "new"), "b": offer("b")}
+    assert await offers.load_all() == {"a": offer("a", "new"), "b": offer("b")}
 
 
 async def test_what_cannot_be_read_is_no_offer(store: Store) -> None:
     offers = ToolOffers(store)
     await offers.publish([offer("a")])
     await store.connection.call("HSET", "deck:tools", "b", '{"key": "b", "name": "b", "from": "the future"}')
-    assert list(await offers.all()) == ["a"]
+    assert list(await offers.load_all()) == ["a"]
 
 
 async def test_key_of_another_type_is_moved_aside(store: Store) -> None:
     offers, call = ToolOffers(store), store.connection.call
     await call("SET", "deck:tools", "a string")
-    assert await offers.all() == {}
+    assert await offers.load_all() == {}
     await offers.publish([offer("a")])
     await call("SET", "deck:tools", "a string again")
     choosing = asyncio.create_task(offers.choose(["a"], limit_seconds=20))
     await asyncio.sleep(0)
-    await offers.repeat([offer("a")])
+    await offers.restore([offer("a")])
     assert await choosing == (offer("a"),)
     assert await call("GET", "deck:tools:unreadable") == b"a string again"
-    assert [entry.key for entry in await Unreadable(store).all()] == ["deck:tools"] * 2
+    assert [entry.key for entry in await Quarantine(store).list_items()] == ["deck:tools"] * 2
 
 
 async def test_an_offer_that_somebody_else_has_overwritten_is_repeated(store: Store) -> None:
@@ -53,9 +53,9 @@ async def test_an_offer_that_somebody_else_has_overwritten_is_repeated(store: St
     await offers.publish([*mine, offer("theirs")])
     await store.connection.call("HSET", "deck:tools", "a", "nothing", "b", offer("b", "forged").model_dump_json())
     await store.connection.call("HDEL", "deck:tools", "c")
-    await offers.repeat(mine)
-    assert await offers.all() == {one.key: one for one in [*mine, offer("theirs")]}
-    await offers.repeat([])
+    await offers.restore(mine)
+    assert await offers.load_all() == {one.key: one for one in [*mine, offer("theirs")]}
+    await offers.restore([])
 
 
 async def test_offers_are_chosen_by_key_or_pattern_and_each_once(store: Store) -> None:

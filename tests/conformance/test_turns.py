@@ -10,11 +10,11 @@ import pytest
 
 from broker.contract.events import ConversationCreated
 from broker.contract.specs import PriorityName, Tenancy
-from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, routes
+from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, list_routes
 from broker.coordination.membership import Membership
-from broker.coordination.ownership import Claimed, DispatchOutcome, Owners
+from broker.coordination.ownership import ClaimedConversation, DispatchOutcome, Owners
 from broker.coordination.wakeups import ReadyStream
-from broker.limits.tenants import TenantTable, publish
+from broker.limits.tenants import TenantTable, publish_tenants
 from broker.log.append_call import Appended
 from broker.log.conversations import Conversations
 from broker.log.deletion import Deletion
@@ -44,7 +44,9 @@ async def controllers(store: Store, worker_id: str = CONTROLLER) -> Membership:
 async def tools(store: Store, worker_id: str = TOOL, *, node: str = NODE) -> list[ActionQueue]:
     """Register a tool worker; return what it reads of interactive conversations, and of all others."""
     shard = store.all_shards[0]
-    streams = [shard.actions(route, is_interactive=lane) for lane in (True, False) for route in routes(node, ["bash"])]
+    streams = [
+        shard.actions(route, is_interactive=lane) for lane in (True, False) for route in list_routes(node, ["bash"])
+    ]
     about = {"node": node}
     await Membership(store, worker_id, "tool", streams=[streams], about=about, ttl_seconds=3600.0).register()
     return [
@@ -61,7 +63,7 @@ async def taken(store: Store, count: int, *, worker_id: str = CONTROLLER, is_int
         notified = await stream.read(limit=1)
         assert notified, found
         for cid, entry in notified:
-            assert isinstance(await Owners(store).claim(cid, worker_id, ready_entry=entry), Claimed)
+            assert isinstance(await Owners(store).claim(cid, worker_id, ready_entry=entry), ClaimedConversation)
             found.append(cid)
     await stream.aclose()
     return found
@@ -72,7 +74,7 @@ async def act(store: Store, conversation_ids: Iterable[str]) -> dict[str, int]:
     log, owners, found = EventLog(store), Owners(store), {}
     for cid in conversation_ids:
         claimed = await owners.claim(cid, CONTROLLER)
-        assert isinstance(claimed, Claimed)
+        assert isinstance(claimed, ClaimedConversation)
         last = claimed.last_id
         outcome = await log.append_as_owner(claimed.ownership, [command(cid)], expected_last_id=last, dispatch=[0])
         assert isinstance(outcome, Appended)
@@ -91,7 +93,7 @@ async def performed(store: Store, queue: ActionQueue, count: int) -> list[str]:
             assert isinstance(await queue.claim(delivery), ActionClaimed)
             observation = output(delivery.action_id)
             await EventLog(store).append_observation(
-                delivery.conversation_id, observation, worker_id=TOOL, place=delivery.place
+                delivery.conversation_id, observation, worker_id=TOOL, place=delivery.location
             )
             found.append(delivery.conversation_id)
     await queue.aclose()
@@ -120,7 +122,7 @@ async def test_action_without_a_stream_reader_goes_to_all(store: Store) -> None:
 
 async def test_conversations_of_tenants_come_by_weight(store: Store) -> None:
     await controllers(store)
-    await publish(store, TenantTable.of_setting(WEIGHTS), None)
+    await publish_tenants(store, TenantTable.load_setting(WEIGHTS), None)
     for n in range(100):
         await start(store, f"globex-{n}", tenant="globex")
         await start(store, f"acme-{n}", tenant="acme")
@@ -153,7 +155,7 @@ async def test_one_that_is_notified_again_in_line_keeps_its_place(store: Store) 
 async def test_actions_of_tenants_come_by_weight(store: Store, tenants: str, shares: float) -> None:
     await controllers(store)
     _, queue = await tools(store)
-    await publish(store, TenantTable.of_setting(tenants), None)
+    await publish_tenants(store, TenantTable.load_setting(tenants), None)
     ids = [f"{tenant}-{n}" for n in range(60) for tenant in ("globex", "acme")]
     for cid in ids:
         await start(store, cid, tenant=cid.partition("-")[0])
@@ -173,7 +175,7 @@ async def test_tenants_share_a_node_by_weight_across_lines(store: Store) -> None
     """All first actions, which wait in the pool's line, are the light tenant's."""
     await controllers(store)
     _, queue = await tools(store)
-    await publish(store, TenantTable.of_setting(WEIGHTS), None)
+    await publish_tenants(store, TenantTable.load_setting(WEIGHTS), None)
     later = [f"acme-{n}" for n in range(120)]
     first = [f"globex-{n}" for n in range(120)]
     for cid in (*later, *first):
@@ -276,7 +278,7 @@ async def test_an_action_in_line_is_queued_and_not_sent_again(store: Store) -> N
     last = ids[-1]
     claimed = await Owners(store).resume_claim(last, CONTROLLER)
     assert claimed is not None
-    entry = await EventLog(store).entry(last, actions[last])
+    entry = await EventLog(store).load_entry(last, actions[last])
     outcome = await Owners(store).dispatch(claimed.ownership, actions[last], entry)
     assert outcome is DispatchOutcome.QUEUED
     assert sorted(await performed(store, queue, 12)) == sorted(ids)
@@ -288,10 +290,10 @@ async def test_what_lines_up_is_rung_once(store: Store) -> None:
     for n in range(20):
         await start(store, f"c-{n}")
     for _ in range(3):
-        reply = await store.function("deck_tick", (store.all_shards[0].root,), CONTROLLER, 3_600_000, 1, 0)
+        reply = await store.call_function("deck_tick", (store.all_shards[0].root,), CONTROLLER, 3_600_000, 1, 0)
         assert reply[3] == 0
     assert sorted(await taken(store, 20)) == sorted(f"c-{n}" for n in range(20))
-    assert (await worker.tick(1)) is not None
+    assert (await worker.beat(1)) is not None
     assert await pending(store, store.all_shards[0].ready, "controllers") == 0
 
 
@@ -304,10 +306,10 @@ async def test_a_beat_serves_the_line_of_a_dead_worker(store: Store) -> None:
     assert len(await stream.read(limit=20)) == 8
     await stream.aclose()
     other = await controllers(store)
-    await other.tick(1)
+    await other.beat(1)
     assert len(await taken(store, 12)) == 12
     await lapse(store, "dying")
-    await other.tick(2)
+    await other.beat(2)
     assert len(await taken(store, 8)) == 8
 
 
@@ -323,7 +325,7 @@ async def test_actions_for_a_lost_node_go_to_their_pool(store: Store) -> None:
     await lapse(store, TOOL)
     _, rescuer = await tools(store, "tool-2", node="n2")
     for _ in range(3):
-        await store.function("deck_tick", (store.all_shards[0].root,), "tool-2", 3_600_000, 1, 3_600_000)
+        await store.call_function("deck_tick", (store.all_shards[0].root,), "tool-2", 3_600_000, 1, 3_600_000)
     assert sorted(await performed(store, rescuer, 20)) == sorted(ids)
     left = store.all_shards[0].actions(f"node:{NODE}")
     for key in (left, *(left.replace(":act:", ":turns:act:") + end for end in ("", ":1", ":1:shares", ":2:shares"))):
@@ -349,9 +351,9 @@ async def test_what_is_deleted_leaves_the_line(store: Store) -> None:
     waiting = await store.connection.call("ZCARD", f"{line}:2")
     assert waiting > 5
     for cid in ids[:-1]:
-        await Deletion(store).delete(cid, last_id=await EventLog(store).last_id(cid))
+        await Deletion(store).delete(cid, last_id=await EventLog(store).load_last_id(cid))
     assert await store.connection.call("ZRANGE", f"{line}:2", 0, -1) == [ids[-1].encode()]
-    await Deletion(store).delete(ids[-1], last_id=await EventLog(store).last_id(ids[-1]))
+    await Deletion(store).delete(ids[-1], last_id=await EventLog(store).load_last_id(ids[-1]))
     for end in ("", ":2", ":2:shares"):
         assert await store.connection.call("EXISTS", f"{line}{end}") == 0, end
 
@@ -387,14 +389,14 @@ async def test_nobody_changes_later_whose_a_conversation_is(store: Store) -> Non
     fields = {"class": "0", "tenant": "globex", "open_in": "globex", "title": "new"}
     await EventLog(store).append("one", [command()], fields=fields)
     claimed = await Owners(store).claim("one", CONTROLLER)
-    assert isinstance(claimed, Claimed)
+    assert isinstance(claimed, ClaimedConversation)
     assert (claimed.rank, claimed.share) == (2, "acme")
     assert await store.connection.call("HMGET", store.keys("one").meta, "title", "open_in") == [b"new", b"acme"]
 
 
 async def test_made_up_tenants_share_one_share(store: Store) -> None:
     await controllers(store)
-    await publish(store, TenantTable.of_setting('tenants = {acme = 1, "*" = 1}'), None)
+    await publish_tenants(store, TenantTable.load_setting('tenants = {acme = 1, "*" = 1}'), None)
     for n in range(60):
         await start(store, f"acme-{n}", tenant="acme")
         await start(store, f"liar-{n}", tenant=f"liar-{n}")

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from broker.contract.codec import checksum_of
 from broker.coordination.membership import Membership
-from broker.coordination.ownership import Claimed, Owners
-from broker.coordination.wakeups import CarriedEvent, Mailbox, ReadyStream
+from broker.coordination.ownership import ClaimedConversation, Owners
+from broker.coordination.wakeups import CarriedEvent, ReadyStream, WorkerMailbox
 from broker.log.event_log import EventLog
 from broker.store.connection import Connection
 from broker.store.store import Store, open_store
@@ -32,7 +32,7 @@ from tests.broker_parts import (
 
 async def tick_without_patience(store: Store, worker_id: str) -> int:
     """Beat, and ring again whatever was rung before this moment; return how much that was."""
-    reply = await store.function("deck_tick", (store.all_shards[0].root,), worker_id, 3_600_000, 1, 0)
+    reply = await store.call_function("deck_tick", (store.all_shards[0].root,), worker_id, 3_600_000, 1, 0)
     return int(reply[3])
 
 
@@ -70,7 +70,7 @@ async def test_the_news_say_whether_somebody_looks_on(store: Store) -> None:
     ownership = await claim(store, "w1")
     log = EventLog(store)
     assert not (await log.read_new(ownership, after=0)).is_watched
-    await store.connection.call("SET", store.keys(CID).watched, "1")
+    await store.connection.call("SET", store.keys(CID).watcher_mark, "1")
     assert (await log.read_new(ownership, after=0)).is_watched
 
 
@@ -86,7 +86,7 @@ async def test_the_ready_stream_hands_each_conversation_to_one_worker(store: Sto
     assert [cid for cid, _ in first] == ids[:4]
     assert [cid for cid, _ in second] == ids[4:]
     for cid, entry in first:
-        assert isinstance(await Owners(store).claim(cid, "w1", ready_entry=entry), Claimed)
+        assert isinstance(await Owners(store).claim(cid, "w1", ready_entry=entry), ClaimedConversation)
     assert await pending(store, store.all_shards[0].ready, "controllers") == 2
     for stream in streams:
         await stream.aclose()
@@ -113,7 +113,7 @@ async def test_a_mailbox_gives_each_conversation_once(store: Store) -> None:
     await log.read_new(first, after=1)
     await log.append("conversation-2", [message()])
     await log.append("conversation-1", [message()])
-    mailbox = Mailbox(store, store.all_shards[0], "w1")
+    mailbox = WorkerMailbox(store, store.all_shards[0], "w1")
     assert list(await mailbox.read()) == ["conversation-1", "conversation-2"]
     await mailbox.aclose()
 
@@ -122,9 +122,11 @@ async def test_an_observation_comes_with_its_wake_up(store: Store) -> None:
     log = await begin(store)
     await enter(store, "w1")
     _, action_id = await act(store, "w1")
-    await log.append_observation(CID, output(action_id), worker_id="t1", checksum=checksum_of(await log.entry(CID, 2)))
-    mailbox = Mailbox(store, store.all_shards[0], "w1")
-    before, entry = checksum_of(await log.entry(CID, 2)), await log.entry(CID, 3)
+    await log.append_observation(
+        CID, output(action_id), worker_id="t1", checksum=checksum_of(await log.load_entry(CID, 2))
+    )
+    mailbox = WorkerMailbox(store, store.all_shards[0], "w1")
+    before, entry = checksum_of(await log.load_entry(CID, 2)), await log.load_entry(CID, 3)
     assert await mailbox.read() == {CID: CarriedEvent(3, entry, before, is_watched=False)}
     # It needs no answer: the next event rings by itself.
     assert await store.connection.call("HGET", store.keys(CID).meta, "rung") is None
@@ -139,7 +141,7 @@ async def test_a_large_observation_comes_without_its_text(store: Store) -> None:
     _, action_id = await act(store, "w1")
     large = "".join(random.Random(0).choices(string.ascii_letters, k=30_000))  # 22,000 bytes at least, as it is packed
     await log.append_observation(CID, output(action_id, large), worker_id="t1")
-    mailbox = Mailbox(store, store.all_shards[0], "w1")
+    mailbox = WorkerMailbox(store, store.all_shards[0], "w1")
     assert await mailbox.read() == {CID: None}
     await mailbox.aclose()
 
@@ -150,9 +152,9 @@ async def test_what_a_mailbox_carried_does_not_stay_in_the_store(memory_store: S
     _, action_id = await act(memory_store, "w1")
     await log.append_observation(CID, output(action_id), worker_id="t1")
     names = memory_store.all_shards[0]
-    mailbox = Mailbox(memory_store, names, "w1")
+    mailbox = WorkerMailbox(memory_store, names, "w1")
     assert len(await mailbox.read()) == 1
-    while await memory_store.connection.call("XLEN", names.mail("w1")):
+    while await memory_store.connection.call("XLEN", names.mailbox("w1")):
         assert await mailbox.read() == {}
     await mailbox.aclose()
 
@@ -165,7 +167,7 @@ async def test_a_lost_ring_is_rung_again(store: Store) -> None:
     assert await tick_without_patience(store, "w1") == 1
     assert await notified(store) == [CID]
     claimed = await Owners(store).claim(CID, "w1")
-    assert isinstance(claimed, Claimed)
+    assert isinstance(claimed, ClaimedConversation)
     assert await tick_without_patience(store, "w1") == 0
 
 
@@ -180,7 +182,7 @@ async def test_a_ring_is_given_time_to_be_answered(store: Store) -> None:
     await begin(store)
     worker: Membership = await enter(store, "w1")
     await store.connection.call("XTRIM", store.all_shards[0].ready, "MAXLEN", "=", 0)
-    tick = await worker.tick(1)
+    tick = await worker.beat(1)
     assert tick is not None
     assert tick.notified_again == 0
 
@@ -191,7 +193,7 @@ async def test_a_ring_whose_delivery_was_lost_is_read_again(store: Store, connec
     losing = await open_store(LosingConnection(connect(), every_first("XREADGROUP")))
     stream = ReadyStream(losing, store.all_shards[0], "w1")
     ((cid, entry),) = await stream.read(limit=1)
-    assert isinstance(await Owners(store).claim(cid, "w1", ready_entry=entry), Claimed)
+    assert isinstance(await Owners(store).claim(cid, "w1", ready_entry=entry), ClaimedConversation)
     assert await pending(store, store.all_shards[0].ready, "controllers") == 0
     await stream.aclose()
     await losing.aclose()
@@ -207,7 +209,7 @@ async def test_ring_unanswered_by_a_live_worker_is_repeated(store: Store) -> Non
     await readers[0].read(limit=1)
     assert await tick_without_patience(store, "w2") == 1
     ((cid, entry),) = await readers[1].read(limit=1)
-    assert isinstance(await Owners(store).claim(cid, "w2", ready_entry=entry), Claimed)
+    assert isinstance(await Owners(store).claim(cid, "w2", ready_entry=entry), ClaimedConversation)
     assert await pending(store, names.ready, "controllers") == 0
     for reader in readers:
         await reader.aclose()
@@ -222,7 +224,7 @@ async def test_answered_rings_are_trimmed(store: Store) -> None:
     for _ in range(3):  # no more than the window of a stream wait in it at once
         for cid, entry in await stream.read(limit=20):
             await Owners(store).claim(cid, "w1", ready_entry=entry)
-    await worker.tick(1)
+    await worker.beat(1)
     assert await store.connection.call("XLEN", names.ready) == 1  # the last one delivered marks the place
     await stream.aclose()
 

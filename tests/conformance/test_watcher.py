@@ -12,7 +12,7 @@ from broker.contract.actions import ChangeAgentStateAction, MessageAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import EventSource
 from broker.contract.observations import EventsLostObservation
-from broker.log.conversations import Progress
+from broker.log.conversations import ConversationProgress
 from broker.runtime.errors import CorruptEntry, EventsLost, StoreError, StoreUnavailable, UnknownConversation
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
@@ -71,8 +71,8 @@ async def enter_state(client: Client, name: str, its_state: str) -> None:
 
 def start_wait(
     client: Client | RemoteClient, name: str, condition: Until = Until.SETTLED
-) -> tuple[asyncio.Task[End], Progress]:
-    progress = Progress()
+) -> tuple[asyncio.Task[End], ConversationProgress]:
+    progress = ConversationProgress()
     return asyncio.create_task(client.watcher.wait(name, until=condition, progress=progress)), progress
 
 
@@ -80,7 +80,9 @@ async def finish(waiting: asyncio.Future[End]) -> End:
     return await asyncio.wait_for(waiting, unhurried(LIMIT_SECONDS))
 
 
-async def judge(client: Client, progress: Progress, last_id: int, reader: Client | RemoteClient | None = None) -> None:
+async def judge(
+    client: Client, progress: ConversationProgress, last_id: int, reader: Client | RemoteClient | None = None
+) -> None:
     """Wait until a conversation was looked at with its event `last_id`, and its log was read if that was needed."""
     await until(lambda: progress.last_id == last_id, what="look")
     name = f"later-than-{id(progress)}-{last_id}"

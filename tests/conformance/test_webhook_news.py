@@ -6,19 +6,19 @@ import re
 
 from broker.secrets.secrets import Secrets
 from broker.store.store import Store
-from deckhands.operations.webhooks.book import WebhookBook
+from deckhands.operations.webhooks.repository import WebhookRepository
 from tests.broker_parts import begin, enter, message
 
 
-def book_of(store: Store) -> WebhookBook:
-    return WebhookBook(store, Secrets(store, lambda: None))
+def book_of(store: Store) -> WebhookRepository:
+    return WebhookRepository(store, Secrets(store, lambda: None))
 
 
 async def news(store: Store) -> dict[str, int]:
     """What webhooks have not heard of yet, over all shards."""
     found: dict[str, int] = {}
     for names in store.all_shards:
-        flat = await store.connection.call("ZRANGE", names.news, 0, -1, "WITHSCORES")
+        flat = await store.connection.call("ZRANGE", names.webhook_news, 0, -1, "WITHSCORES")
         found |= {name.decode(): int(score) for name, score in zip(flat[::2], flat[1::2], strict=True)}
     return found
 
@@ -31,10 +31,10 @@ async def calls_of(store: Store, command: str) -> int:
 
 async def test_append_notes_its_first_event_for_listening_tenants(store: Store) -> None:
     log = await begin(store, "before")
-    await book_of(store).mark(["another"])
+    await book_of(store).mark_tenants(["another"])
     await log.append("before", [message()])
     assert await news(store) == {}
-    await book_of(store).mark(["*"])
+    await book_of(store).mark_tenants(["*"])
     await log.append("before", [message(), message()])
     await log.append("before", [message()])
     await begin(store, "behind")
@@ -44,7 +44,7 @@ async def test_append_notes_its_first_event_for_listening_tenants(store: Store) 
 async def test_without_webhooks_an_append_reads_two_hashes(valkey_store: Store) -> None:
     log = await begin(valkey_store, "plain")
     for tenants, reads in (([], 2), (["*"], 3)):
-        await book_of(valkey_store).mark(tenants)
+        await book_of(valkey_store).mark_tenants(tenants)
         before = await calls_of(valkey_store, "hmget")
         await log.append("plain", [message()])
         assert await calls_of(valkey_store, "hmget") - before == reads, tenants
@@ -52,7 +52,7 @@ async def test_without_webhooks_an_append_reads_two_hashes(valkey_store: Store) 
 
 async def test_lost_clock_is_noted_again_with_the_next_beat(store: Store) -> None:
     log = await begin(store, "kept")
-    await book_of(store).mark(["*"])
+    await book_of(store).mark_tenants(["*"])
     for names in store.all_shards:
         await store.connection.call("SET", names.clock, "forged")
     await enter(store, "worker-1")

@@ -22,7 +22,7 @@ from broker.contract.policies import ConfirmationPolicy
 from broker.contract.session_events import AcpObservation, AcpPermissionAction, AcpTurnAction
 from broker.contract.specs import AcpSpec, Limits
 from broker.contract.task_list import TaskTrackingObservation
-from broker.log.invariants import violations
+from broker.log.invariants import find_violations
 from tests.faults.harness import FaultCluster
 from tests.programs import command_of
 
@@ -68,7 +68,7 @@ async def settled(cluster: FaultCluster, cid: str, state: str = "finished") -> l
     await cluster.settle([cid], limit=LIMIT_SECONDS)
     row, events = await cluster.client.row(cid), await cluster.client.events(cid)
     assert row.state == state, [event.sentence for event in events[-6:]]
-    assert not violations(events, conversation_id=cid, last_event_id=row.last_event_id)
+    assert not find_violations(events, conversation_id=cid, last_event_id=row.last_event_id)
     return events
 
 

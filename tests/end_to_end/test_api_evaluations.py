@@ -10,7 +10,7 @@ import pytest
 
 from broker.store.connection import MultiplexedConnection
 from deckhands.evaluation.attempts.catalog import MAX_EVIDENCE_CHARS, Catalog
-from deckhands.evaluation.attempts.results import Row
+from deckhands.evaluation.attempts.results import AttemptRow
 from tests.evaluation_parts import write_evaluation
 from tests.server_parts import Served, served
 
@@ -21,10 +21,10 @@ async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Serv
         yield found
 
 
-def row(number: int, outcome: str = "resolved", **fields: object) -> Row:
+def row(number: int, outcome: str = "resolved", **fields: object) -> AttemptRow:
     known: dict[str, object] = {"instance": f"i{number:03}", "model": "m", "attempt": 1, "outcome": outcome}
     known |= {"cost_usd": number / 100, "seconds": float(number), "conversation_id": f"conversation-{number}"}
-    return Row.model_validate(known | fields)
+    return AttemptRow.model_validate(known | fields)
 
 
 async def test_tenant_sees_only_its_evaluations_with_figures_and_attempts(server: Served) -> None:

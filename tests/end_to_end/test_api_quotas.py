@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.coordination.membership import Membership
-from broker.limits.governor import Governor, Granted, InQueue
+from broker.limits.governor import CallGranted, CallQueued, Governor
 from broker.limits.quotas import QuotaTable
 from tests.server_parts import Served, served
 
@@ -41,7 +41,7 @@ async def test_quota_shows_remainder_waiters_and_binding_limit(server: Served) -
     outcomes = [
         await governor.reserve(pool, cid, "controller-1", input_tokens=100, output_tokens=50) for cid in ("one", "two")
     ]
-    assert [type(each) for each in outcomes] == [Granted, InQueue]
+    assert [type(each) for each in outcomes] == [CallGranted, CallQueued]
     async with server.as_(await server.token("*")) as client:
         found = {one["models"]: one for one in (await client.get("/quotas")).json()}
         assert found.keys() == {"openai/*", "local", "nobody-has-published-it"}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.door_parts import saying
+from tests.ingress_parts import saying
 from tests.integration.command_line import script
 from tests.polling import unhurried
 from tests.served_stores import worker

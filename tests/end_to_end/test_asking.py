@@ -17,7 +17,7 @@ from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
 from broker.contract.policies import ConfirmationPolicy
 from broker.runtime.errors import UsageError
 from deckhands.client.reading.summary import ExitCode
-from deckhands.client.runs.headless import Task, Watcher, run_on_cluster
+from deckhands.client.runs.headless import RunCallbacks, Task, run_on_cluster
 from deckhands.client.tasks.spec import TaskSpec
 from tests.faults.conftest import cluster, durable_cluster  # noqa: F401  (fixtures)
 from tests.faults.harness import FaultCluster, steps
@@ -48,7 +48,7 @@ async def test_whoever_looks_on_is_asked(cluster: FaultCluster, agrees: bool, co
         asked.append(action)
         return agrees
 
-    ending = await run_on_cluster(cluster.store.url, task(cluster.root), Watcher(ask=ask))
+    ending = await run_on_cluster(cluster.store.url, task(cluster.root), RunCallbacks(ask=ask))
     assert ending.exit_code is code
     assert [action.sentence for action in asked] == ["Running command: echo hi > out"]
     assert (cluster.root / "work" / "folder" / "out").exists() is agrees
@@ -59,7 +59,7 @@ async def test_where_nobody_is_there_the_run_ends(cluster: FaultCluster) -> None
     cluster.start_controller()
     cluster.start_tool()
     async with asyncio.timeout(30):
-        ending = await run_on_cluster(cluster.store.url, task(cluster.root), Watcher())
+        ending = await run_on_cluster(cluster.store.url, task(cluster.root), RunCallbacks())
     assert (ending.exit_code, ending.summary.state) == (ExitCode.NEEDS_PERSON, "awaiting_user_confirmation")
     asked_id = ending.summary.asked_id
     env = environment(cluster.root / "home", DECKHANDS_URL=cluster.store.url)
@@ -109,13 +109,13 @@ async def test_an_answer_that_the_store_loses_is_asked_for_again(durable_cluster
     older, current = durable_cluster.root / "older", durable_cluster.store.directory / "appendonlydir"
     durable_cluster.start_controller()
     durable_cluster.start_tool()
-    watcher = Watcher(on_start=started.append)
+    watcher = RunCallbacks(on_start=started.append)
 
     async def lose(last_id: int) -> None:
         """Bring the store back as it was before the answer, and then the controller worker."""
 
         async def is_answered() -> bool:
-            return await durable_cluster.client.log.last_id(started[0]) > last_id
+            return await durable_cluster.client.log.load_last_id(started[0]) > last_id
 
         await until(is_answered, limit=30, what="the answer")
         durable_cluster.store.child.send(signal.SIGKILL)
@@ -131,7 +131,7 @@ async def test_an_answer_that_the_store_loses_is_asked_for_again(durable_cluster
         if len(asked) == 1:  # nobody reads the answer: the controller worker is gone before it is given
             durable_cluster.kill("c1")
             shutil.copytree(current, older)
-            losing.append(asyncio.create_task(lose(await durable_cluster.client.log.last_id(started[0]))))
+            losing.append(asyncio.create_task(lose(await durable_cluster.client.log.load_last_id(started[0]))))
         return True
 
     watcher.ask = ask
@@ -146,7 +146,7 @@ async def test_an_answer_that_the_store_loses_is_asked_for_again(durable_cluster
 
 async def test_stop_without_controller_workers_does_not_wait(cluster: FaultCluster) -> None:  # noqa: F811
     notices: list[str] = []
-    watcher = Watcher(on_notice=notices.append)
+    watcher = RunCallbacks(on_notice=notices.append)
     watcher.on_start = lambda _: watcher.interrupted.set()
     async with asyncio.timeout(60):
         ending = await run_on_cluster(cluster.store.url, task(cluster.root), watcher)

@@ -9,11 +9,11 @@ import signal
 import psutil
 import pytest
 
-from broker.coordination.membership import members
+from broker.coordination.membership import list_members
 from deckhands import Client
 from deckhands.client.reading.output import UNCONFINED
 from deckhands.client.reading.summary import summarize
-from deckhands.client.runs.records import event_from_export
+from deckhands.client.runs.records import parse_exported_event
 from tests.integration.command_line import (
     cluster,
     deckhands,
@@ -171,7 +171,7 @@ def test_submit_logs_show_export_ls(env, workspace, tmp_path):
     assert "State:        finished" in deckhands("show", cid, env=env).out
 
     exported = deckhands("export", cid, env=env).json
-    assert summarize([event_from_export(event) for event in exported]).as_json() == shown
+    assert summarize([parse_exported_event(event) for event in exported]).as_json() == shown
     assert list(exported[0])[:5] == ["id", "kind", "source", "cause_id", "timestamp"]
     deckhands("export", cid, "-o", tmp_path / "log.jsonl", env=env)
     assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == exported
@@ -283,5 +283,5 @@ def is_running(*command: str) -> bool:
 async def reported(url: str, node: str) -> bool:
     """Say whether a worker of the node has reported to the store, with the pool it was given."""
     async with await Client.connect(url) as client:
-        found = [member.about for member in await members(client.store) if member.about.get("node") == node]
+        found = [member.about for member in await list_members(client.store) if member.about.get("node") == node]
     return [about["pools"] for about in found] == ["gpu"]

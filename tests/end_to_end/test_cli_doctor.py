@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from broker.coordination.action_streams import ActionQueue
-from broker.coordination.membership import Membership, members
-from broker.runtime.child import Child
+from broker.coordination.membership import Membership, list_members
+from broker.runtime.child import ChildProcess
 from broker.store.connection import MultiplexedConnection
-from broker.store.server_versions import weakness_of
-from broker.store.store import Store, server_facts
+from broker.store.server_checks import find_vulnerability
+from broker.store.store import Store, load_server_facts
 from deckhands import Client
 from deckhands.operations.diagnosis.diagnostics import Finding, examine_store
 from tests.integration.command_line import deckhands, environment
@@ -91,7 +91,7 @@ def test_a_store_of_a_version_that_may_have_a_hole(
     tmp_path: Path, redis_server: RealServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = asyncio.run(facts_of(asyncio.run(emptied(redis_server.url))))
-    known = weakness_of(told)
+    known = find_vulnerability(told)
     env = environment(tmp_path, DECKHANDS_URL=redis_server.url)
     lines = deckhands("doctor", env=env).out.splitlines()
     if known is None:
@@ -122,14 +122,14 @@ def test_a_store_without_an_append_only_file(tmp_path: Path, forgetful: RealServ
 async def test_workers_warn_once_about_a_store_without_aof(tmp_path: Path, forgetful: RealServer) -> None:
     env = environment(tmp_path, DECKHANDS_URL=forgetful.url, DECKHANDS_CELERY_URL=f"redis+socket://{forgetful.socket}")
     workers = {
-        role: Child.start([sys.executable, "-P", "-m", f"{role}_worker"], log=tmp_path / role, env=env)
+        role: ChildProcess.start([sys.executable, "-P", "-m", f"{role}_worker"], log=tmp_path / role, env=env)
         for role in ("controller", "tool")
     }
     try:
         async with await Client.connect(forgetful.url) as client:
 
             async def both_are_there() -> bool:
-                return {member.role for member in await members(client.store)} == {"controller", "tool"}
+                return {member.role for member in await list_members(client.store)} == {"controller", "tool"}
 
             await until(both_are_there, limit=90, what="both workers")
         for role in workers:
@@ -144,6 +144,6 @@ async def test_workers_warn_once_about_a_store_without_aof(tmp_path: Path, forge
 async def facts_of(url: str) -> dict[str, str]:
     connection = MultiplexedConnection(url)
     try:
-        return await server_facts(connection)
+        return await load_server_facts(connection)
     finally:
         await connection.aclose()

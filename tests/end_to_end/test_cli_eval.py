@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deckhands.evaluation.attempts.results import read_results
-from deckhands.evaluation.directory import Asked, ask
+from deckhands.evaluation.directory import EvaluationRequest, record_request
 from tests.integration.command_line import deckhands, environment, started
 from tests.polling import until
 
@@ -94,7 +94,7 @@ def test_run_killed_before_its_first_file_says_what_to_do(tmp_path: Path) -> Non
 
 def test_a_run_killed_before_its_first_attempt_is_continued(tmp_path: Path) -> None:
     env, out = environment(tmp_path / "home"), tmp_path / "out"
-    asked = ask(out, Asked(name="", dataset="shipped", models=("scripted",), part=":1"))
+    asked = record_request(out, EvaluationRequest(name="", dataset="shipped", models=("scripted",), part=":1"))
     for command in ("status", "pause", "report"):
         done = deckhands("eval", command, out, env=env)
         assert (done.code, "Traceback" in done.err) == (2, False), done

@@ -9,9 +9,9 @@ import pytest
 
 from broker.log.conversations import Conversations
 from deckhands import AgentSpec, Client, LLMSpec
-from deckhands.cli.verbs import verbs
+from deckhands.cli.command_group import find_commands
 from deckhands.client.reading.summary import summarize
-from deckhands.client.reading.terminal import width_of
+from deckhands.client.reading.terminal import measure_width
 from deckhands.client.runs.records import RunFolder
 from tests.integration.command_line import deckhands, environment, on_terminal
 from tests.stores import RealServer, emptied
@@ -52,7 +52,7 @@ async def _fill(url: str) -> None:
 def test_lines_fit_the_terminal(env, columns):
     lines = on_terminal("ls", env=env, columns=columns).splitlines()
     assert len(lines) == 1 + 8 + 1
-    assert max(map(width_of, lines)) <= columns
+    assert max(map(measure_width, lines)) <= columns
     assert all(any(line.startswith(f"job-{n}{n}"[:columns]) for line in lines) for n in range(6))
     if columns >= 80:
         assert "Fix the failing" in lines[2]
@@ -136,7 +136,7 @@ def test_whole_id_is_not_taken_as_a_prefix(env, valkey_server: RealServer):
 
 def test_every_verb_that_takes_an_id_takes_its_beginning(env):
     refused = []
-    for name, verb in verbs().items():
+    for name, verb in find_commands().items():
         ids = [
             p
             for p in verb.command().params
@@ -167,7 +167,7 @@ async def test_the_index_finds_ids_by_their_beginning(valkey_store):
     client = Client(valkey_store)
     for number in range(30):
         await client.submit("x", conversation_id=f"abc-{number:02}")
-    found = await index.beginning_with("abc-1", limit=5)
+    found = await index.find_by_prefix("abc-1", limit=5)
     assert [row.conversation_id for row in found] == [f"abc-1{n}" for n in range(5)]
-    assert await index.beginning_with("zzz", limit=5) == []
+    assert await index.find_by_prefix("zzz", limit=5) == []
     assert await index.count() == 30

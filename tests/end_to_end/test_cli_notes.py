@@ -93,11 +93,11 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path) -> None:
 def test_an_old_log_brings_no_forgotten_note_back(tmp_path: Path) -> None:
     file = NotebookFile(tmp_path, MemorySpec())
     written = NoteObservation(written=Note(id="a", text="x"))
-    file.take_in(written)
-    file.take_in(written)
+    file.apply_event(written)
+    file.apply_event(written)
     assert [note.id for note in file.notes] == ["a"]
-    file.take_in(NoteObservation(forgotten="a"))
-    file.take_in(written)
+    file.apply_event(NoteObservation(forgotten="a"))
+    file.apply_event(written)
     assert file.notes == ()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.contract.actions import SystemMessageAction
-from broker.runtime.counting import counted
+from broker.runtime.counting import format_count
 from tests.integration.command_line import (
     COMMAND,
     cluster,
@@ -58,7 +58,12 @@ def test_a_streamed_reply_is_printed_once_for_each_reader(tmp_path: Path, is_one
 
 
 def test_numbers_have_their_nouns() -> None:
-    assert [counted(number, "file") for number in (0, 1, 2, 1_000)] == ["0 files", "1 file", "2 files", "1,000 files"]
+    assert [format_count(number, "file") for number in (0, 1, 2, 1_000)] == [
+        "0 files",
+        "1 file",
+        "2 files",
+        "1,000 files",
+    ]
     one = SystemMessageAction(content="x", agent_class="A", tools=("t",))
     assert one.sentence == "System prompt of A (1 character, 1 tool)"
 
@@ -69,5 +74,5 @@ def test_a_cluster_counts_its_workers(tmp_path: Path) -> None:
         assert running.stdout is not None
         assert (
             running.stdout.readline()
-            == "The cluster is up: 1 controller worker, 0 tool workers, 1 door, 1 jobs worker and 1 beat.\n"
+            == "The cluster is up: 1 controller worker, 0 tool workers, 1 ingress, 1 jobs worker and 1 beat.\n"
         )

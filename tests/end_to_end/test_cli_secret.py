@@ -10,7 +10,7 @@ import pytest
 
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.masking import MASK
-from broker.secrets.secrets import Secrets, secret_key
+from broker.secrets.secrets import Secrets, load_secret_key
 from broker.store.store import open_store
 from tests.integration.command_line import deckhands, environment, run_command, script
 from tests.stores import RealServer, emptied
@@ -28,8 +28,8 @@ async def given(env: dict[str, str], conversation_id: str, command: str) -> dict
     """Return what a tool worker with the same home would give to a command."""
     store = await open_store(env["DECKHANDS_URL"])
     try:
-        key = partial(secret_key, BrokerSettings(home=Path(env["DECKHANDS_HOME"])))
-        return await Secrets(store, key).wanted_by(conversation_id, command)
+        key = partial(load_secret_key, BrokerSettings(home=Path(env["DECKHANDS_HOME"])))
+        return await Secrets(store, key).find_named(conversation_id, command)
     finally:
         await store.aclose()
 

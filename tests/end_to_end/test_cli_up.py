@@ -90,16 +90,16 @@ def test_celery_and_flower_find_workers_by_the_printed_address(tmp_path):
         address = celery_address("".join(told))
         celery = [sys.executable, "-P", "-m", "celery", "-b", address, "inspect", "ping", "--json"]
         found = json.loads(subprocess.check_output(celery))
-    assert sorted(re.match(r"[a-z]+", name)[0] for name in found) == ["controller", "door", "jobs", "tool"]
+    assert sorted(re.match(r"[a-z]+", name)[0] for name in found) == ["controller", "ingress", "jobs", "tool"]
 
 
 def test_printed_command_lists_conversations_of_both_workers(tmp_path):
     env = environment(tmp_path)
     waiting = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "sleep 300", "timeout": "300"}}]}
     model = script(tmp_path / "model.json", waiting)
-    with started("up", "--sandbox", "none", "--doors", "2", env=env) as running:
+    with started("up", "--sandbox", "none", "--ingresses", "2", env=env) as running:
         greeting = "".join(read_until(running, "Ctrl-C stops it"))
-        assert "1 controller worker, 1 tool worker, 2 doors, 1 jobs worker and 1 beat." in greeting
+        assert "1 controller worker, 1 tool worker, 2 ingresses, 1 jobs worker and 1 beat." in greeting
         (command,) = re.findall(r"ask: +(.+)", greeting)
         cid = deckhands("submit", "-t", "Wait.", "--model", model, env=env).out.strip()
 
@@ -111,7 +111,7 @@ def test_printed_command_lists_conversations_of_both_workers(tmp_path):
             return {name.partition("-")[0]: found for name, found in answers().items()} == {
                 "controller": [cid],
                 "tool": [cid],
-                "door": [],
+                "ingress": [],
                 "jobs": [],
             }
 
@@ -130,24 +130,24 @@ def test_printed_command_lists_conversations_of_both_workers(tmp_path):
     assert "Traceback" not in logs
 
 
-def test_foreground_door_serves_the_local_cluster(tmp_path):
+def test_foreground_ingress_serves_the_local_cluster(tmp_path):
     env = environment(tmp_path)
     with started(
-        "up", "--controllers", "0", "--tools", "0", "--doors", "0", "--jobs", "0", "--beats", "0", env=env
+        "up", "--controllers", "0", "--tools", "0", "--ingresses", "0", "--jobs", "0", "--beats", "0", env=env
     ) as running:
         greeting = "".join(read_until(running, "Ctrl-C stops it"))
-        assert "0 doors, 0 jobs workers and 0 beats." in greeting
-        with started("door", env=env) as door:
+        assert "0 ingresses, 0 jobs workers and 0 beats." in greeting
+        with started("ingress", env=env) as ingress:
             cid = task(greeting, "submit", "Do it.", model=script(tmp_path / "x"))
             assert deckhands("show", cid, "--json", env=env).json[0]["title"] == "Do it."
-            door.send_signal(signal.SIGTERM)
-            done = finished(door)
+            ingress.send_signal(signal.SIGTERM)
+            done = finished(ingress)
         assert done.code == 0
         assert "Traceback" not in done.err
 
 
-def test_a_door_without_a_cluster(tmp_path):
-    done = deckhands("door", env=environment(tmp_path))
+def test_an_ingress_without_a_cluster(tmp_path):
+    done = deckhands("ingress", env=environment(tmp_path))
     assert (done.code, done.err.splitlines()[0]) == (
         2,
         "deckhands: DECKHANDS_URL is not set, and no cluster is running here.",
@@ -163,7 +163,7 @@ def celery_address(greeting: str) -> str:
 
 
 def task(greeting: str, name: str, *arguments: str, **options: str) -> Any:
-    """Send a task to the doors at the address that `up` has printed, and return its result."""
+    """Send a task to the ingresses at the address that `up` has printed, and return its result."""
     address = celery_address(greeting)
     with Celery("shop", broker=address, backend=address, set_as_current=False) as app:
         return app.send_task(f"deckhands.{name}", arguments, options, queue="deckhands").get(timeout=60)

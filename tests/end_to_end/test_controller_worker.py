@@ -24,10 +24,10 @@ from broker.contract.events import AgentSpec, Event, EventSource, LLMSpec, Model
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue
 from broker.coordination.membership import Membership
-from broker.coordination.ownership import Claimed, Owners
+from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog
-from broker.log.invariants import violations
+from broker.log.invariants import find_violations
 from tests.controller_parts import answer
 from tests.faults.harness import FaultCluster, Worker
 from tests.model_server.running_server import RunningModelServer
@@ -89,7 +89,7 @@ class Bench(FaultCluster):
     async def check_log(self, cid: str) -> list[Event]:
         events = await self.client.events(cid)
         row = await self.client.row(cid)
-        assert violations(events, conversation_id=cid, last_event_id=row.last_event_id) == []
+        assert find_violations(events, conversation_id=cid, last_event_id=row.last_event_id) == []
         return events
 
     async def celery(self, worker: Worker, *arguments: str) -> Any:
@@ -120,7 +120,7 @@ class Bench(FaultCluster):
         await watcher.register()
 
         async def watch() -> bool:
-            await watcher.tick(0)
+            await watcher.beat(0)
             return False
 
         task = asyncio.create_task(until(watch, limit=3600.0))
@@ -148,7 +148,7 @@ class Bench(FaultCluster):
                     claimed.append((delivery.conversation_id, delivery.action_id))
                     action = codec.decode(delivery.entry, delivery.action_id)
                     await log.append_observation(
-                        delivery.conversation_id, answer(action), worker_id=worker, place=delivery.place
+                        delivery.conversation_id, answer(action), worker_id=worker, place=delivery.location
                     )
 
         task = asyncio.create_task(work())
@@ -366,7 +366,7 @@ async def test_first_provider_call_costs_no_heartbeat(
         await bench.settle([cid], limit=100.0)
     assert (await bench.client.row(cid)).state == "finished"
     assert worker in await store.connection.call("ZRANGE", store.all_shards[0].workers, 0, -1)
-    assert await Conversations(store).takeovers() == []
+    assert await Conversations(store).list_takeovers() == []
     await bench.check_log(cid)
 
 
@@ -415,7 +415,7 @@ async def test_conversation_that_kills_workers_is_parked_and_neighbours_continue
     neighbours += [await bench.begin(THINK, FINISH) for _ in range(5)]
     bench.start_controller("survivor")
     await bench.settle([*neighbours, poison])
-    assert await Conversations(bench.client.store).dead_letters() == [poison]
+    assert await Conversations(bench.client.store).list_dead_letters() == [poison]
     await bench.until_released(poison)
     row = await bench.client.row(poison)
     assert row.state == "error"
@@ -513,7 +513,7 @@ async def test_claim_with_a_lost_reply_is_found_by_next_ring(bench: Bench) -> No
     await until(lambda: is_stopped(bench.workers["c1"].pid), what="standstill")
     cid = await bench.begin(FINISH)
     # As if the worker had claimed it, and neither the reply nor the entry had reached it.
-    assert isinstance(await Owners(store).claim(cid, worker.decode()), Claimed)
+    assert isinstance(await Owners(store).claim(cid, worker.decode()), ClaimedConversation)
     await store.connection.call("XTRIM", shard.ready, "MAXLEN", 0)
     await bench.client.send_message(cid, "are you there?")
     bench.signal("c1", signal.SIGCONT)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from deckhands.evaluation.attempts.pace import START
-from deckhands.evaluation.attempts.plan import Plan
+from deckhands.evaluation.attempts.plan import EvaluationPlan
 from deckhands.evaluation.attempts.results import Results
-from deckhands.evaluation.attempts.standing import Standing
+from deckhands.evaluation.attempts.status import EvaluationStatus
 from deckhands.evaluation.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
 from tests.faults.harness import FaultCluster
@@ -40,8 +40,8 @@ async def test_concurrency_limit_is_found_by_429s_of_a_server(tmp_path: Path) ->
     limit = ("--requests-per-minute", str(CALLS_PER_MINUTE), "--burst-seconds", str(SECONDS_PER_CALL))
     options = ("--latency", str(SECONDS_PER_CALL), *limit, "--records", "0")
     server = RunningModelServer(("--script", str(tmp_path / "script.json"), *options))
-    standings: list[Standing] = []
-    plan = Plan(
+    standings: list[EvaluationStatus] = []
+    plan = EvaluationPlan(
         "pace",
         [Instance(f"i{number}", "What is 2 * 3?", answer="6") for number in range(ATTEMPTS)],
         [MODEL],
@@ -71,4 +71,4 @@ async def test_concurrency_limit_is_found_by_429s_of_a_server(tmp_path: Path) ->
     assert any(f"429s: they came at {one.found[MODEL]} at once" in one.bound for one in found)
     grown = max(one.limits[MODEL] for one in standings if not one.found)
     assert min(one.limits[MODEL] for one in found) < grown
-    assert last.line.endswith(f"over; {MODEL} overloads at {last.found[MODEL]}")
+    assert last.render_line.endswith(f"over; {MODEL} overloads at {last.found[MODEL]}")

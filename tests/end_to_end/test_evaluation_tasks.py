@@ -1,4 +1,4 @@
-"""`deckhands.evaluate` as a Celery task: its result is the summary, however the door and the driver fare meanwhile."""
+"""`deckhands.evaluate` as a Celery task: its result is the summary, however the ingress and the driver fare meanwhile."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest_asyncio
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from deckhands.ingress.evaluation_tasks import waiting_in
-from deckhands.ingress.evaluations import MOST_STARTS
-from tests.door_parts import Producer, all_present
+from deckhands.ingress.evaluations import MAX_STARTS
+from deckhands.ingress.waiting_tasks import list_waiting
 from tests.faults.harness import FaultCluster
+from tests.ingress_parts import Producer, all_present
 from tests.integration.command_line import finish, script
 from tests.polling import until
 
@@ -34,7 +34,7 @@ async def producer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pr
     async with FaultCluster(tmp_path_factory.mktemp("evaluations")).running() as cluster:
         cluster.start_controller()
         cluster.start_tool()
-        cluster.start_door("d1", DECKHANDS_EVALUATIONS=str(cluster.root / "evaluations"))
+        cluster.start_ingress("d1", DECKHANDS_EVALUATIONS=str(cluster.root / "evaluations"))
         await all_present(cluster)
         found = Producer(cluster)
         yield found
@@ -51,8 +51,8 @@ async def test_result_is_the_summary_and_second_task_finds_it(producer: Producer
     result = producer.send("evaluate", kwargs=options)
     out = producer.cluster.root / "evaluations" / "one"
     await until(lambda: any(out.glob("tasks/*.json")), limit=LIMIT_SECONDS, what="the first half")
-    producer.cluster.kill("d1")  # the evaluation does not need the door; its answer does
-    producer.cluster.start_door("d2", DECKHANDS_EVALUATIONS=str(out.parent))
+    producer.cluster.kill("d1")  # the evaluation does not need the ingress; its answer does
+    producer.cluster.start_ingress("d2", DECKHANDS_EVALUATIONS=str(out.parent))
     summary = await result_of(result)
     assert summary["models"][model]["outcomes"]["resolved"] == 1
     assert json.loads((out / "summary.json").read_text()) == summary
@@ -66,7 +66,7 @@ async def test_an_evaluation_that_was_taken_up_in_time_outlives_its_expired_mess
     options = {"dataset": ROWS, "models": model, "out": "late", "concurrency": 1}
     result = producer.send("evaluate", kwargs=options, task_id="late")
     out = producer.cluster.root / "evaluations" / "late"
-    await until(lambda: waiting_in(out), limit=LIMIT_SECONDS, what="the first half")
+    await until(lambda: list_waiting(out), limit=LIMIT_SECONDS, what="the first half")
     now = producer.cluster.client.store.clock.now()
     producer.send("evaluate", kwargs=options, task_id="late", expires=now)
     too_late = producer.send("evaluate", kwargs={**options, "out": "never"}, expires=now)
@@ -96,7 +96,7 @@ async def test_a_command_that_is_killed_is_started_again(producer: Producer) -> 
     summary = await result_of(result)
     assert summary["models"][model]["outcomes"]["resolved"] == 1
     assert len((out / "results.jsonl").read_bytes().splitlines()) == 2
-    await until(lambda: not waiting_in(out), what="the end of the waiting")
+    await until(lambda: not list_waiting(out), what="the end of the waiting")
 
 
 async def test_repeatedly_early_ending_command_is_given_up(producer: Producer) -> None:
@@ -104,14 +104,14 @@ async def test_repeatedly_early_ending_command_is_given_up(producer: Producer) -
     out = producer.cluster.root / "evaluations" / "lost"
     result = producer.send("evaluate", kwargs={"dataset": ROWS, "models": model, "out": "lost"})
     await until((out / "progress.jsonl").exists, limit=LIMIT_SECONDS, what="the command")
-    ((asker, _),) = waiting_in(out)
-    asker.model_copy(update={"starts": MOST_STARTS}).write(out)
+    ((asker, _),) = list_waiting(out)
+    asker.model_copy(update={"starts": MAX_STARTS}).write(out)
     os.utime(next(out.glob("tasks/*.json")), (0, 0))
     for pid in commands_in(out):
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(Exception, match="too early too often"):
         await result_of(result)
-    await until(lambda: not waiting_in(out), what="the end of the waiting")
+    await until(lambda: not list_waiting(out), what="the end of the waiting")
 
 
 async def test_the_id_of_a_task_names_no_file(producer: Producer) -> None:

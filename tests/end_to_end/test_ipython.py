@@ -25,11 +25,11 @@ from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.tools.ipython import RunCell
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.launch.host_launch import wait_until_dead
-from tool_worker.workspace.launch.session_programs import session_programs
+from tool_worker.workspace.launch.session_programs import find_session_programs
 from tool_worker.workspace.open_workspace import OpenWorkspace
 from tool_worker.workspace.workspaces import Workspaces
 
-PROGRAMS = session_programs(["ipython"])
+PROGRAMS = find_session_programs(["ipython"])
 SETTINGS: dict[str, Any] = {"programs": PROGRAMS}
 CONVERSATION = "conversation-1"
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC"  # 1 x 1, black

@@ -11,7 +11,7 @@ from celery import Celery
 from broker.contract.fencing import Ownership
 from broker.contract.specs import Tenancy
 from broker.health import BEAT_LOCK, HEALTHY, LAPSED, check
-from broker.limits.ledger import Ledger, accounts_of
+from broker.limits.ledger import Ledger, list_accounts
 from broker.store.store import open_store
 from deckhands.client.client import Client
 from deckhands.operations.jobs.celery_app import BEAT_KEYS
@@ -55,7 +55,7 @@ async def test_jobs_and_beat_work_with_their_rights(tmp_path: Path, programs) ->
         await stack.enter_async_context(worker("deckhands.operations.jobs", environment | archiving))
         client = await stack.enter_async_context(await Client.connect(log.worker))
         await begin_ended(client, "one-of-us", labels={"team": "ci"}, tenancy=Tenancy(tenant="acme"))
-        ledger, accounts = Ledger(client.store), accounts_of("one-of-us", tenant="acme")
+        ledger, accounts = Ledger(client.store), list_accounts("one-of-us", tenant="acme")
         owner = Ownership("one-of-us", "w", "1")
         await ledger.settle(owner, accounts, total_usd=0.5)
         await ledger.reserve(owner, accounts, worst_usd=0.25, total_usd=0.5, is_batched=True)
@@ -69,8 +69,8 @@ async def test_jobs_and_beat_work_with_their_rights(tmp_path: Path, programs) ->
 
             await until(is_archived, limit=LIMIT_SECONDS, what="a conversation in the archive")
 
-        assert await ledger.conversation_ids("tenant:acme") == []
-        assert (await ledger.account("tenant:acme")).spent_usd == 0.5
+        assert await ledger.list_conversation_ids("tenant:acme") == []
+        assert (await ledger.load_account("tenant:acme")).spent_usd == 0.5
 
         async def beats() -> bool:
             return (await check("beat", queue.queue)).exit_status == HEALTHY

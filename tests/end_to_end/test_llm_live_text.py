@@ -16,12 +16,12 @@ import pyte
 from broker.contract.actions import MessageAction
 from broker.contract.events import EventSource
 from broker.log.event_log import EventLog
-from broker.log.live_text import PIECE_LIMIT_CHARS, LiveText, Piece
+from broker.log.live_text import MAX_PIECE_CHARS, LivePiece, LiveText
 from broker.secrets.masking import MASK
 from broker.secrets.secrets import Secrets
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import Store
-from controller_worker.model.streaming import shown
+from controller_worker.model.streaming import stream_reply
 from controller_worker.providers.llm import Delta, ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart
 from deckhands.client.reading.output import EventPrinter
@@ -33,10 +33,10 @@ pytest_plugins = ("tests.model_server.fixtures",)
 REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 2, "/w")
 
 
-async def watched(store: Store, count: int) -> list[Piece]:
+async def watched(store: Store, count: int) -> list[LivePiece]:
     """The next pieces of c1, to the limit of the test."""
     async with contextlib.aclosing(LiveText(store, "c1").watch()) as pieces:
-        found: list[Piece] = []
+        found: list[LivePiece] = []
         async for piece in pieces:
             found.append(piece)
             if len(found) == count:
@@ -46,83 +46,83 @@ async def watched(store: Store, count: int) -> list[Piece]:
 
 async def test_who_looks_on_sees_pieces(valkey_store: Store) -> None:
     live = LiveText(valkey_store, "c1")
-    await live.announce()
+    await live.register_watcher()
     watching = asyncio.create_task(watched(valkey_store, 3))
-    async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
+    async with stream_reply(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
         for delta in (Delta("thinking", "Hm."), Delta("text", "Good "), Delta("text", "day, 你"), Delta("call", "f {")):
             request.on_delta(delta)
     assert await asyncio.wait_for(watching, 60) == [
-        Piece("3.1", "thinking", "Hm.", 0),
-        Piece("3.1", "text", "Good day, 你", 3),
-        Piece("3.1", "call", "f {", 14),
+        LivePiece("3.1", "thinking", "Hm.", 0),
+        LivePiece("3.1", "text", "Good day, 你", 3),
+        LivePiece("3.1", "call", "f {", 14),
     ]
 
 
 async def test_pieces_come_while_the_reply_is_on_its_way(valkey_store: Store) -> None:
-    await LiveText(valkey_store, "c1").announce()
+    await LiveText(valkey_store, "c1").register_watcher()
     watching = asyncio.create_task(watched(valkey_store, 1))
-    async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=2, is_watched=True) as request:
+    async with stream_reply(valkey_store, EventLog(valkey_store), REQUEST, attempt=2, is_watched=True) as request:
         assert request.on_delta is not None
         request.on_delta(Delta("text", "first"))
-        assert await asyncio.wait_for(watching, 60) == [Piece("3.2", "text", "first", 0)]
+        assert await asyncio.wait_for(watching, 60) == [LivePiece("3.2", "text", "first", 0)]
         request.on_delta(Delta("text", "second"))
 
 
 async def test_text_of_a_failed_call_is_void_on_fallback(valkey_store: Store) -> None:
     live = LiveText(valkey_store, "c1")
-    async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
+    async with stream_reply(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
         for delta in (Delta("text", "half a"), Delta("superseded", ""), Delta("text", "whole")):
             request.on_delta(delta)
-    assert await live.rest() == [
-        Piece("3.1", "text", "half a", 0),
-        Piece("3.1", "superseded", "", 6),
-        Piece("3.1.1", "text", "whole", 0),
+    assert await live.read_rest() == [
+        LivePiece("3.1", "text", "half a", 0),
+        LivePiece("3.1", "superseded", "", 6),
+        LivePiece("3.1.1", "text", "whole", 0),
     ]
 
 
 async def test_nobody_looks_on(valkey_store: Store) -> None:
-    async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=False) as request:
+    async with stream_reply(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=False) as request:
         assert request is REQUEST
     assert await valkey_store.connection.call("EXISTS", valkey_store.keys("c1").live) == 0
 
 
 async def test_nothing_of_it_is_kept(valkey_store: Store) -> None:
     live, keys = LiveText(valkey_store, "c1"), valkey_store.keys("c1")
-    await live.announce()
-    await live.show([Piece("1.1", "text", "x" * 100_000)] * 2_000)
+    await live.register_watcher()
+    await live.add([LivePiece("1.1", "text", "x" * 100_000)] * 2_000)
     assert await valkey_store.connection.call("XLEN", keys.live) <= 700
     assert 0 < await valkey_store.connection.call("PTTL", keys.live) <= 60_000
-    assert 0 < await valkey_store.connection.call("PTTL", keys.watched) <= 30_000
+    assert 0 < await valkey_store.connection.call("PTTL", keys.watcher_mark) <= 30_000
 
 
 async def test_pieces_carry_positions_and_invalid_ones_are_skipped(
     valkey_store: Store,
 ) -> None:
-    async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
+    async with stream_reply(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
-        request.on_delta(Delta("text", "x" * (PIECE_LIMIT_CHARS + 5)))
+        request.on_delta(Delta("text", "x" * (MAX_PIECE_CHARS + 5)))
     live = valkey_store.keys("c1").live
     good = {"call": "1.1", "kind": "text", "text": "a", "at": 1}
     for forged in ("", "{", "[]", "{}", "1", *(json.dumps({**good, name: []}) for name in good), "[" * 100_000):
         await valkey_store.connection.call("XADD", live, "*", "p", forged)
     await valkey_store.connection.call("XADD", live, "*", "p", json.dumps(good))
-    assert await LiveText(valkey_store, "c1").rest() == [
-        Piece("3.1", "text", "x" * PIECE_LIMIT_CHARS, 5),
-        Piece("1.1", "text", "a", 1),
+    assert await LiveText(valkey_store, "c1").read_rest() == [
+        LivePiece("3.1", "text", "x" * MAX_PIECE_CHARS, 5),
+        LivePiece("1.1", "text", "a", 1),
     ]
 
 
 async def test_what_came_after_the_last_look_is_not_missed(valkey_store: Store) -> None:
     live = LiveText(valkey_store, "c1")
-    first, second = Piece("1.1", "text", "first"), Piece("1.1", "call", "second")
-    await live.show([first])
+    first, second = LivePiece("1.1", "text", "first"), LivePiece("1.1", "call", "second")
+    await live.add([first])
     async with contextlib.aclosing(live.watch()) as pieces:
         assert await anext(pieces) == first
-    await live.show([second])
-    assert await live.rest() == [second]
-    assert await live.rest() == []
+    await live.add([second])
+    assert await live.read_rest() == [second]
+    assert await live.read_rest() == []
 
 
 async def test_secrets_are_hidden_wherever_a_piece_ends(valkey_store: Store) -> None:
@@ -130,7 +130,9 @@ async def test_secrets_are_hidden_wherever_a_piece_ends(valkey_store: Store) -> 
     secrets = Secrets(valkey_store, lambda: bytes(32))
     await secrets.put("c1", "TOKEN", token)
     watching = asyncio.create_task(watched(valkey_store, 1))
-    async with shown(valkey_store, EventLog(valkey_store, secrets), REQUEST, attempt=1, is_watched=True) as request:
+    async with stream_reply(
+        valkey_store, EventLog(valkey_store, secrets), REQUEST, attempt=1, is_watched=True
+    ) as request:
         assert request.on_delta is not None
         request.on_delta(Delta("text", words + token[:10]))
         first = (await asyncio.wait_for(watching, 60))[0].text
@@ -140,7 +142,7 @@ async def test_secrets_are_hidden_wherever_a_piece_ends(valkey_store: Store) -> 
             request.on_delta(Delta(kind, f"{kind} {token[:4]}"))
             request.on_delta(Delta(kind, token[4:]))
     assert words.startswith(first)
-    pieces = await LiveText(valkey_store, "c1").rest()
+    pieces = await LiveText(valkey_store, "c1").read_rest()
     assert "".join(piece.text for piece in pieces if piece.call == "3.1") == f"{words}{MASK}."
     assert [(piece.kind, piece.text) for piece in pieces if piece.call == "3.1.1"] == [
         ("text", f"text {MASK}"),
@@ -150,15 +152,15 @@ async def test_secrets_are_hidden_wherever_a_piece_ends(valkey_store: Store) -> 
 
 async def test_absent_store_costs_pieces_not_the_call(valkey_store: Store, tmp_path: Path) -> None:
     store = replace(valkey_store, connection=MultiplexedConnection(f"unix://{tmp_path}/nobody"))
-    async with shown(store, EventLog(store), REQUEST, attempt=1, is_watched=True) as request:
+    async with stream_reply(store, EventLog(store), REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
         request.on_delta(Delta("text", "to nobody"))
-    await LiveText(store, "c1").show([Piece("3.1", "text", "to nobody")])
+    await LiveText(store, "c1").add([LivePiece("3.1", "text", "to nobody")])
 
 
 async def test_store_refusing_pieces_costs_pieces_not_the_call(valkey_store: Store) -> None:
     await valkey_store.connection.call("SET", valkey_store.keys("c1").live, "not a stream")
-    async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
+    async with stream_reply(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
         request.on_delta(Delta("text", "word"))
 
@@ -214,8 +216,8 @@ def test_pieces_of_the_next_call_do_not_repeat_the_last() -> None:
     """The pieces come by another way than the events, and may be ahead of them."""
     printer, screen = EventPrinter(as_json=False), Screen()
     with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
-        printer.piece(Piece("1.1", "text", "First I look around."))
-        printer.piece(Piece("2.1", "text", "All is done."))
+        printer.piece(LivePiece("1.1", "text", "First I look around."))
+        printer.piece(LivePiece("2.1", "text", "All is done."))
         for content in ("First I look around.", "All is done."):
             printer.event(MessageAction(content=content, source=EventSource.AGENT))
     assert (screen.getvalue().count("First I look"), screen.getvalue().count("All is done")) == (1, 1)

@@ -58,7 +58,7 @@ class Node:
             await until(lambda: call("XLEN", stream), limit=LIMIT_SECONDS, what="request")
             for entry, fields in await call("XRANGE", stream, "-", "+"):
                 token = fields[-1].decode()
-                request = await Transfers(self._store).request(CID, token)
+                request = await Transfers(self._store).load_request(CID, token)
                 self.served.append(request.what if request else "?")
                 await self.service.transfer(CID, token)
                 await call("XDEL", stream, entry)
@@ -181,7 +181,7 @@ async def test_a_copy_that_breaks_off_leaves_nothing(valkey_store: Store, tmp_pa
 
 async def test_an_upload_that_is_not_what_was_sent_is_refused(valkey_store: Store, tmp_path: Path) -> None:
     async with node_of(valkey_store, tmp_path / "root") as node:
-        ask = Transfers(valkey_store).ask
+        ask = Transfers(valkey_store).send_request
         await ask(CID, TransferRequest(what="upload_part", transfer="t", part=0), b"part")
         for size, digest in ((4, "0" * 64), (5, "0" * 64)):
             whole = TransferRequest(what="upload", path="x", transfer="t", size_bytes=size, digest=digest)

@@ -14,10 +14,10 @@ import pytest
 
 from broker.runtime.errors import UsageError
 from tests.integration.test_mcp import PROGRAM, offering, text_of
-from tool_worker.sandbox.sandbox import interpreter_prefixes
+from tool_worker.sandbox.sandbox import list_interpreter_prefixes
 from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.launch import SandboxedLaunch
-from tool_worker.tools.mcp.program_files import ProgramFiles, program_files
+from tool_worker.tools.mcp.program_files import ProgramFiles, find_program_files
 
 
 def distributions(name: str, found: dict[str, metadata.Distribution]) -> dict[str, metadata.Distribution]:
@@ -79,10 +79,10 @@ async def test_a_link_to_a_program_of_an_environment_starts_it(tmp_path: Path, e
 
 
 def test_a_name_is_found_in_the_search_path(environment: Path) -> None:
-    found = program_files("example-server", search_path=f"/nowhere:{environment / 'bin'}")
+    found = find_program_files("example-server", search_path=f"/nowhere:{environment / 'bin'}")
     assert found == ProgramFiles(str(environment / "bin" / "example-server"), (environment,))
-    assert program_files("sh", search_path=str(environment / "bin")) == ProgramFiles("sh")
-    assert program_files("nowhere-at-all", search_path=str(environment / "bin")) == ProgramFiles("nowhere-at-all")
+    assert find_program_files("sh", search_path=str(environment / "bin")) == ProgramFiles("sh")
+    assert find_program_files("nowhere-at-all", search_path=str(environment / "bin")) == ProgramFiles("nowhere-at-all")
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_a_name_is_found_in_the_search_path(environment: Path) -> None:
 )
 def test_script_needs_itself_and_its_interpreters_environment(head: str, tmp_path: Path, environment: Path) -> None:
     (script := tmp_path / "script").write_text(head.format(environment))
-    assert program_files(str(script)).read_only == (environment, script)
+    assert find_program_files(str(script)).read_only == (environment, script)
 
 
 def test_a_program_that_is_in_no_environment_opens_nothing(tmp_path: Path) -> None:
     (script := tmp_path / "script").write_bytes(b"#!/usr/bin/env python3\0\n")
     for command in (str(script), "/usr/bin/env", str(tmp_path / "missing"), "relative/program", str(tmp_path)):
-        assert program_files(command) == ProgramFiles(command)
+        assert find_program_files(command) == ProgramFiles(command)
 
 
 def copied(environment: Path, place: Path, home: Path) -> Path:
@@ -116,19 +116,19 @@ def copied(environment: Path, place: Path, home: Path) -> Path:
 def test_environment_python_is_opened_if_it_is_one(tmp_path: Path, environment: Path) -> None:
     (tmp_path / "secrets" / "bin").mkdir(parents=True)
     program = copied(environment, tmp_path / "a", tmp_path / "secrets" / "bin")
-    assert program_files(str(program)).read_only == (tmp_path / "a",)
+    assert find_program_files(str(program)).read_only == (tmp_path / "a",)
     (library := tmp_path / "python" / "lib" / "python3.99").mkdir(parents=True)
     (library / "os.py").touch()
     program = copied(environment, tmp_path / "b", tmp_path / "python" / "bin")
-    assert program_files(str(program)).read_only == (tmp_path / "b", tmp_path / "python")
-    for home in ("/bin", "/usr/bin", f"{interpreter_prefixes()[0]}/bin", "bin", ""):
+    assert find_program_files(str(program)).read_only == (tmp_path / "b", tmp_path / "python")
+    for home in ("/bin", "/usr/bin", f"{list_interpreter_prefixes()[0]}/bin", "bin", ""):
         program = copied(environment, tmp_path / f"c{abs(hash(home))}", Path(home))
-        assert len(program_files(str(program)).read_only) == 1
+        assert len(find_program_files(str(program)).read_only) == 1
 
 
 def refused(program: Path, closed: Sequence[Path], **more: object) -> str:
     with pytest.raises(UsageError) as error:
-        program_files(str(program), closed=closed, **more)  # type: ignore[arg-type]
+        find_program_files(str(program), closed=closed, **more)  # type: ignore[arg-type]
     return str(error.value)
 
 
@@ -137,11 +137,11 @@ def test_nothing_that_an_agent_can_write_is_opened(tmp_path: Path, environment: 
     inside = copied(environment, workspace / ".venv", Path("/usr/bin"))
     assert "agents can write there" in refused(inside, [workspace])
     assert "agents can write there" in refused(inside, [workspace / ".venv" / "lib"])
-    assert program_files(str(inside), closed=[workspace], shown=[workspace / ".venv"]).read_only == ()
+    assert find_program_files(str(inside), closed=[workspace], shown=[workspace / ".venv"]).read_only == ()
     (link := workspace / "link").symlink_to(tmp_path / "outside")
     outside = copied(environment, tmp_path / "outside" / "venv", Path("/usr/bin"))
     assert "agents can write there" in refused(link / "venv" / "bin" / "server", [workspace])
-    assert program_files(str(outside), closed=[workspace]).read_only == (tmp_path / "outside" / "venv",)
+    assert find_program_files(str(outside), closed=[workspace]).read_only == (tmp_path / "outside" / "venv",)
     (alias := tmp_path / "alias").symlink_to(workspace)
     assert "agents can write there" in refused(alias / ".venv" / "bin" / "server", [workspace])
     library = workspace / "python" / "lib" / "python3.99"

@@ -21,7 +21,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import EventSource
-from tests.door_parts import saying
+from tests.ingress_parts import saying
 from tests.integration.command_line import finish, run_command, script
 from tests.polling import until
 from tests.served_stores import environment_with, worker
@@ -36,7 +36,7 @@ SCHEMA = {"type": "object", "properties": {"files": {"type": "integer"}}, "requi
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    folder = tmp_path_factory.mktemp("doors")
+    folder = tmp_path_factory.mktemp("ingresses")
     default = script(folder / "default.json", *saying("by default"))
     async with AsyncExitStack() as stack:
         found = await stack.enter_async_context(served(folder / "log", environment_with(folder)))

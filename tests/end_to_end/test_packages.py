@@ -12,7 +12,7 @@ import pytest
 from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
 from tests.integration.workspace_hosts import Output, opened, output
 from tool_worker.tools.ipython import RunCell
-from tool_worker.workspace.launch.session_programs import session_programs
+from tool_worker.workspace.launch.session_programs import find_session_programs
 from tool_worker.workspace.open_workspace import OpenWorkspace
 
 LIMIT_SECONDS = 300.0
@@ -51,7 +51,7 @@ class Agent:
 
 @pytest.fixture
 async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
-    async with opened(tmp_path, sandbox="bwrap", programs=session_programs(["ipython"])) as workspaces:
+    async with opened(tmp_path, sandbox="bwrap", programs=find_session_programs(["ipython"])) as workspaces:
         workspace = await workspaces.open("conversation")
         folder = tmp_path / "conversation" / "workspace"
         for name, version in (("fromshell", "1.0"), ("fromcell", "1.0"), ("fromcell", "2.0")):

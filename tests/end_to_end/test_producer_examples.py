@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from broker.store import keys
-from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import FaultCluster
+from tests.ingress_parts import Producer, all_present, saying
 from tests.polling import until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "producers"
@@ -31,7 +31,7 @@ async def reached(tmp_path: Path) -> AsyncIterator[Producer]:
         port = found.getsockname()[1]
     async with FaultCluster(tmp_path, port=port).running() as cluster:
         cluster.start_controller()
-        cluster.start_door()
+        cluster.start_ingress()
         await all_present(cluster)
         found = Producer(cluster)
         yield found

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.integration.command_line import deckhands, environment, finished, read_until, started
 
 FOR_GOOD = "a retention rule deletes conversations permanently, without an archive."
-NOBODY = ("--controllers", "0", "--tools", "0", "--doors", "0", "--jobs", "0", "--beats", "0")
+NOBODY = ("--controllers", "0", "--tools", "0", "--ingresses", "0", "--jobs", "0", "--beats", "0")
 
 
 def rules(tmp_path: Path, text: str = '[[rule]]\nage = "1d"\nthen = "delete"\n') -> str:

@@ -112,7 +112,7 @@ async def test_a_long_message_costs_time_in_proportion(tmp_path: Path) -> None:
 
 async def test_silent_server_delays_none_and_ends_with_its_caller(tmp_path: Path) -> None:
     server = McpServer(rude("mute"), SandboxedLaunch("none", tmp_path))
-    asking = asyncio.create_task(server.tools())
+    asking = asyncio.create_task(server.list_tools())
     await until(programs, what="program")
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -124,7 +124,7 @@ async def test_silent_server_delays_none_and_ends_with_its_caller(tmp_path: Path
 async def test_nobody_waits_longer_than_the_limit_for_a_greeting(tmp_path: Path) -> None:
     server = McpServer(rude("mute"), SandboxedLaunch("none", tmp_path), connect_limit_seconds=0.5)
     with pytest.raises(ToolFailed, match=r"cannot be reached: it has not answered for 0\.5 seconds"):
-        await server.tools()
+        await server.list_tools()
     await until(lambda: not programs(), what="end of the program")
     await server.aclose()
 

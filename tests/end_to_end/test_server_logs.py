@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from broker.runtime.child import Child
+from broker.runtime.child import ChildProcess
 from tests.polling import until
 from tests.stores import RealServer, emptied
 
@@ -24,7 +24,7 @@ async def test_every_line_is_an_object_if_logs_are_json(valkey_server: RealServe
     }
     log = tmp_path / "server.log"
     command = [sys.executable, "-P", "-m", "deckhands", "serve", "--port", "0"]
-    server = Child.start(command, log=log, env=environment)
+    server = ChildProcess.start(command, log=log, env=environment)
     await until(lambda: "startup complete" in log.read_text(), limit=LIMIT_SECONDS, what="a server")
     os.kill(server.pid, signal.SIGTERM)
     await server.stop(grace_seconds=20)

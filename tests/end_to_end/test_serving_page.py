@@ -10,7 +10,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from tests.door_parts import saying
+from tests.ingress_parts import saying
 from tests.page_blocks import blocks_of
 from tests.polling import unhurried
 from tests.served_stores import worker
@@ -23,7 +23,7 @@ async def test_the_examples_run_as_they_stand(tmp_path: Path, programs: dict[str
     texts: dict[str, list[str]] = {"bash": [], "python": [], "json": [], "typescript": []}
     for block in blocks_of("docs/serving.md"):
         texts[block.language].append(block.text)
-    program, *doors = texts["python"]
+    program, *ingresses = texts["python"]
     assert "acp" in json.loads(texts["json"][0])["agent_servers"]["Deckhands"]["args"]
     starting, keeping, request, uploading, _generating = texts["bash"]
     (tmp_path / "a.txt").write_text("a")
@@ -57,7 +57,7 @@ async def test_the_examples_run_as_they_stand(tmp_path: Path, programs: dict[str
             assert json.loads(f"{laid_by}}}")["kept_seconds"] == 3_600
             assert "conversation_id" in json.loads(begun)
             printed = (await _output([sys.executable, "-c", program], environment)).splitlines()
-            said = [await _output([sys.executable, "-c", text], environment) for text in doors]
+            said = [await _output([sys.executable, "-c", text], environment) for text in ingresses]
         assert (printed[0], printed[-1].strip()) == ("event conversation.created", "end")
         assert [text.splitlines()[0] for text in said] == ["three files"] * 4
         listed = await _output(["sh", "-c", ls.replace("key ls", "key ls --json")], here)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from deckhands.evaluation.datasets.file_trees import tree_of
-from deckhands.evaluation.datasets.shipped import shipped_instance
+from deckhands.evaluation.datasets.file_trees import read_tree
+from deckhands.evaluation.datasets.shipped import read_shipped_instance
 from tests.dataset_parts import checked
 from tests.source_code import ROOT
 
@@ -31,10 +31,10 @@ def test_the_hidden_tests_tell_right_from_wrong(instance: Path, tmp_path: Path) 
     missing = [program for program in about(instance)["needs"] if shutil.which(program) is None]
     if missing:
         pytest.skip(f"needs {missing}")
-    found = shipped_instance(instance, about(instance))
+    found = read_shipped_instance(instance, about(instance))
     before = checked(found, tmp_path / "before", limit=LIMIT_SECONDS)
     assert before.returncode != 0, before.stdout + before.stderr
-    solution = {name: file.content.decode() for name, file in tree_of(instance / "solution").items()}
+    solution = {name: file.content.decode() for name, file in read_tree(instance / "solution").items()}
     after = checked(found, tmp_path / "after", solution, limit=LIMIT_SECONDS)
     assert after.returncode == 0, after.stdout + after.stderr
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from broker.contract.events import AgentSpec, LLMSpec
-from broker.coordination.membership import Membership, members
-from broker.coordination.unreadable import Unreadable
-from broker.log.selection import Selected, Selection
+from broker.coordination.membership import Membership, list_members
+from broker.coordination.quarantine import Quarantine
+from broker.log.selection import ConversationQuery, Selection
 from broker.runtime.errors import DeckhandsError, FunctionsTooOld, StoreMisconfigured, UsageError
 from broker.runtime.ids import new_worker_id
 from broker.store.connection import MultiplexedConnection
@@ -71,7 +71,7 @@ async def log(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Server]
         ("log", {"WORKER_PASSWORD": "fifteen-letters"}, "WORKER_PASSWORD is shorter than 16 characters"),
         ("log", {"WORKER_PASSWORD": ADMIN}, "ADMIN_PASSWORD and WORKER_PASSWORD are the same"),
         ("log", {"ADMIN_PASSWORD": "0123456789 +@all ~*"}, "ADMIN_PASSWORD may hold letters, digits and _ . ~ - only"),
-        ("log", {"DOOR_PASSWORD": ADMIN}, "ADMIN_PASSWORD and DOOR_PASSWORD are the same"),
+        ("log", {"INGRESS_PASSWORD": ADMIN}, "ADMIN_PASSWORD and INGRESS_PASSWORD are the same"),
         ("log", {"PRODUCERS": "admin=shop-0123456789a"}, "PRODUCERS may not name admin"),
         ("log", {"PRODUCERS": "a:b=shop-0123456789a"}, "a name in PRODUCERS may hold letters, digits and _ . - only"),
         ("log", {"PRODUCERS": "* =x"}, "a name in PRODUCERS may hold letters, digits and _ . - only"),
@@ -116,7 +116,7 @@ async def test_the_worker_can_do_nothing_dangerous(log: Server) -> None:
 
 async def test_who_begins_conversations_learns_that_a_tool_is_not_offered(log: Server) -> None:
     await (await open_store(log.admin)).aclose()
-    for login in (log.worker, log.door, log.jobs, log.gateway):
+    for login in (log.worker, log.ingress, log.jobs, log.gateway):
         store = await open_store(login)
         with pytest.raises(UsageError, match="No tool worker offers the tool 'nothing'"):
             await ToolOffers(store).choose(["nothing"])
@@ -128,27 +128,27 @@ async def test_clients_choose_by_label_and_delete_with_worker_rights(log: Server
     async with await Client.connect(log.worker) as client:
         cid = await client.submit("x" * 50_000, labels={"team": "a"}, agent=AgentSpec(llm=LLMSpec(model="m")))
         await client.log.append(cid, [state("running"), state("finished")], fields={"state": "finished"})
-        pages = Selected(client.store, Selection({"team": "a"})).pages()
+        pages = ConversationQuery(client.store, Selection({"team": "a"})).iterate_pages()
         assert [row.conversation_id async for page in pages for row in page] == [cid]
         await client.delete(cid)
         assert await client.recent() == []
         shard = client.store.all_shards[0]
-        await Unreadable(client.store).put_aside(shard, shard.ready, "1-1", [b"x"], KeyError("c"))
-        [entry] = await Unreadable(client.store).all()
-        assert await Unreadable(client.store).discard([entry.name]) == 1
+        await Quarantine(client.store).quarantine(shard, shard.ready, "1-1", [b"x"], KeyError("c"))
+        [entry] = await Quarantine(client.store).list_items()
+        assert await Quarantine(client.store).discard([entry.name]) == 1
 
 
-@pytest.mark.parametrize("role", ["controller", "tool", "door", "jobs"])
+@pytest.mark.parametrize("role", ["controller", "tool", "ingress", "jobs"])
 async def test_every_role_enters_the_cluster_as_its_own_user(
     role: str, log: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     await (await open_store(log.admin)).aclose()
-    store = await open_store({"door": log.door, "jobs": log.jobs}.get(role, log.worker))
+    store = await open_store({"ingress": log.ingress, "jobs": log.jobs}.get(role, log.worker))
     try:
         membership = Membership(store, new_worker_id(role), role)
         await membership.register()
-        assert await membership.tick(1) is not None
-        assert [member.role for member in await members(store)] == [role]
+        assert await membership.beat(1) is not None
+        assert [member.role for member in await list_members(store)] == [role]
         assert "a sweep failed" not in caplog.text
         await membership.leave()
     finally:
@@ -244,7 +244,12 @@ BEYOND_A_PRODUCER = (
         "XDEL deck:inbox 1-1",
     ),
     *("XTRIM deck:inbox MAXLEN 0", "XADD deck:replies:shop * a b", "XADD deck:{0}:ready * c x", "HGETALL deck:store"),
-    *("XRANGE deck:{0}:ready - +", "FCALL deck_now 1 deck:{0}", "XGROUP DESTROY deck:inbox doors", "EVAL return{} 0"),
+    *(
+        "XRANGE deck:{0}:ready - +",
+        "FCALL deck_now 1 deck:{0}",
+        "XGROUP DESTROY deck:inbox ingresses",
+        "EVAL return{} 0",
+    ),
     *("KEYS *", "SCAN 0", "FLUSHALL", "CONFIG GET dir", "FUNCTION FLUSH", "SUBSCRIBE a", "SET other 1", "GET other"),
 )
 

@@ -17,8 +17,8 @@ import pytest_asyncio
 
 from broker.contract.actions import AgentDelegateAction
 from broker.contract.events import AgentSpec, ConversationCreated, LLMSpec
-from broker.log.delegates import delegate_conversation
-from broker.runtime.tracing import traceparent_of
+from broker.log.delegates import make_delegate_id
+from broker.runtime.tracing import make_traceparent
 from tests.faults.harness import FaultCluster, steps
 from tests.faults.server_process import free_port, server
 from tests.otlp_receiver import Receiver, receiving
@@ -118,13 +118,13 @@ async def test_a_delegate_is_in_the_trace_of_its_parent(cluster: FaultCluster, r
     (cid,) = await cluster.submit(turns, enable_delegation=True, delegates=parts)
     await cluster.settle([cid])
     (action,) = [event for event in await cluster.client.events(cid) if isinstance(event, AgentDelegateAction)]
-    part = delegate_conversation(cid, action.id)
+    part = make_delegate_id(cid, action.id)
     await until(lambda: receiver.of(part, "chat") and len(receiver.of(cid, "chat")) == 2, limit=60.0, what="spans")
     claim, chat = receiver.of(part, "claim")[0], receiver.of(part, "chat")[0]
     asked = receiver.of(cid, "chat")[0]
     assert (claim.parent_id, chat.parent_id) == (asked.span_id, claim.span_id)
     found = {span.trace_id for name in (cid, part) for span in receiver.of(name, "")}
-    assert found == {traceparent_of(cid).split("-")[1]}
+    assert found == {make_traceparent(cid).split("-")[1]}
 
 
 async def test_request_continues_a_valid_trace_but_no_forged_one(cluster: FaultCluster, receiver: Receiver) -> None:
@@ -178,7 +178,7 @@ async def test_forged_contexts_are_none_and_others_are_continued(cluster: FaultC
         assert isinstance(created, ConversationCreated)
         assert created.traceparent == expected  # nobody traces here, so the context is passed on as it is
         await cluster.client.cancel(cid)
-    assert traceparent_of(cid) == traceparent_of(cid)
+    assert make_traceparent(cid) == make_traceparent(cid)
 
 
 async def test_a_fork_is_in_the_trace_of_its_origin(cluster: FaultCluster) -> None:

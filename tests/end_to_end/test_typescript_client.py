@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.door_parts import saying
+from tests.ingress_parts import saying
 from tests.page_blocks import blocks_of
 from tests.polling import unhurried
 from tests.served_stores import worker

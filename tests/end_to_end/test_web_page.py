@@ -22,7 +22,7 @@ from broker.contract.actions import CmdRunAction, MessageAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import EventSource
 from broker.contract.observations import CmdOutputObservation
-from broker.runtime.child import Child
+from broker.runtime.child import ChildProcess
 from broker.store.store import Store
 from deckhands.client.client import Client
 from tests.broker_parts import claim, enter
@@ -53,7 +53,7 @@ class Cluster:
     port: int
     environment: dict[str, str]
     folder: Path
-    server: Child | None = None
+    server: ChildProcess | None = None
 
     @property
     def url(self) -> str:
@@ -61,7 +61,7 @@ class Cluster:
 
     async def serve(self) -> None:
         command = [sys.executable, "-P", "-m", "deckhands", "serve", "--port", str(self.port)]
-        self.server = Child.start(command, log=self.folder / "server.log", env=self.environment)
+        self.server = ChildProcess.start(command, log=self.folder / "server.log", env=self.environment)
         await until(self._answers, limit=LIMIT_SECONDS, what="the server")
 
     async def _answers(self) -> bool:
@@ -93,7 +93,7 @@ async def cluster(valkey_store: Store, tmp_path: Path, valkey_server: object) ->
     }
     made = Cluster(valkey_store, Client(valkey_store), port, environment, tmp_path)
     workers = [
-        Child.start([sys.executable, "-P", "-m", module], log=tmp_path / f"{module}.log", env=environment)
+        ChildProcess.start([sys.executable, "-P", "-m", module], log=tmp_path / f"{module}.log", env=environment)
         for module in ("controller_worker", "tool_worker")
     ]
     await made.serve()
@@ -132,7 +132,7 @@ async def test_live_run_survives_a_killed_server_and_is_confirmed(
             summary = await cluster.client.wait_until_settled(cid, timeout_seconds=LIMIT_SECONDS)
         await cluster.serve()
         await page.locator("#state", has_text=summary.state).wait_for()
-        last = await cluster.client.log.last_id(cid)
+        last = await cluster.client.log.load_last_id(cid)
         await page.locator(f"#e{last}").wait_for()
         assert await shown_ids(page) == list(range(1, last + 1))
         await page.get_by_role("textbox", name="Message").fill("Thank you")
@@ -202,7 +202,7 @@ async def test_hostile_content_stays_text_and_a_key_opens_the_page(server: Serve
         output(5, HOSTILE + "\n" + long),
         state("error", HOSTILE),
     ]
-    last_id = await server.client.log.last_id(cid)
+    last_id = await server.client.log.load_last_id(cid)
     await server.client.log.append_as_owner(
         ownership, events, expected_last_id=last_id, fields={"state": AgentState.ERROR.value}
     )
@@ -291,7 +291,7 @@ async def test_a_link_enters_once_and_a_wrong_one_never(server: Served, tmp_path
 
 async def test_up_serves_the_page_of_its_cluster(tmp_path: Path) -> None:
     def look() -> tuple[int, str]:
-        few = ("--controllers", "1", "--tools", "0", "--doors", "0", "--web", "--web-port", "0")
+        few = ("--controllers", "1", "--tools", "0", "--ingresses", "0", "--web", "--web-port", "0")
         with cluster_up(tmp_path, *few, BROWSER="/bin/true") as running:
             assert running.stderr is not None
             address = next(line for line in running.stderr if "The page is" in line).split()[-1]

@@ -12,8 +12,8 @@ from broker.contract.actions import AgentDelegateAction
 from broker.contract.agent_state import AgentState
 from broker.contract.specs import Tenancy
 from broker.log.append_call import Appended
-from broker.log.delegates import delegate_conversation
-from deckhands.evaluation.attempts.results import Row
+from broker.log.delegates import make_delegate_id
+from deckhands.evaluation.attempts.results import AttemptRow
 from tests.broker_parts import claim, enter
 from tests.browser_pages import CHROMIUM, opened
 from tests.evaluation_parts import write_evaluation
@@ -42,8 +42,8 @@ async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Serv
         yield found
 
 
-def hostile(number: int, conversation_id: str) -> Row:
-    return Row(
+def hostile(number: int, conversation_id: str) -> AttemptRow:
+    return AttemptRow(
         instance=f"{HOSTILE}{number}",
         model=HOSTILE,
         attempt=1,
@@ -70,7 +70,7 @@ async def test_evaluation_leads_by_failure_class_to_an_attempts_conversation(
 ) -> None:
     store = server.client.store
     cid = await server.client.submit("x", title="The attempt", tenancy=Tenancy(tenant="acme"))
-    rows = [Row(instance=f"fine-{number:03}", model="m", attempt=1, outcome="resolved") for number in range(70)]
+    rows = [AttemptRow(instance=f"fine-{number:03}", model="m", attempt=1, outcome="resolved") for number in range(70)]
     await write_evaluation(store, "hostile-one", [*rows, hostile(1, cid), hostile(2, cid)], tenant="acme", total=100)
     await write_evaluation(store, "of-another", rows, tenant="other")
     token = await server.token()
@@ -139,7 +139,7 @@ async def test_delegates_are_shown_as_a_tree(server: Served) -> None:
         asked = AgentDelegateAction(agent=agent, inputs={"task": f"{HOSTILE} for {agent}"})
         appended = await server.client.log.append(conversation_id, [asked])
         assert isinstance(appended, Appended)
-        below = delegate_conversation(conversation_id, appended.last_id)
+        below = make_delegate_id(conversation_id, appended.last_id)
         return await server.client.submit("Part of it", conversation_id=below)
 
     above = await server.client.submit("All of it")
@@ -180,7 +180,7 @@ async def test_list_is_filtered_and_failed_conversations_requeued(server: Served
         ownership = await claim(store, "controller-1", cid)
         fields: dict[str, str | int | float] = {"state": AgentState.ERROR.value, "cost_usd": cost, "model": model}
         fields["busy"] = ""
-        last_id = await server.client.log.last_id(cid)
+        last_id = await server.client.log.load_last_id(cid)
         events = [state("running"), reply(), state(end, "it failed")]
         await server.client.log.append_as_owner(ownership, events, expected_last_id=last_id, fields=fields)
     async with opened(f"{server.url}/", key=await server.token("*")) as page:

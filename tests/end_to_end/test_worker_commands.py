@@ -8,8 +8,8 @@ from redis import Redis
 
 from broker.celery import redis_url
 from deckhands.operations.jobs.celery_app import BEAT_KEYS
-from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import FaultCluster
+from tests.ingress_parts import Producer, all_present, saying
 from tests.polling import until
 
 
@@ -18,7 +18,7 @@ async def test_workers_that_their_commands_start_do_their_work_together(tmp_path
         cluster.started_by = ("env",)
         cluster.start_controller()
         cluster.start_tool()
-        cluster.start_door()
+        cluster.start_ingress()
         cluster.start_jobs()
         await all_present(cluster)
         cluster.start_beat()

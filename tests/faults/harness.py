@@ -16,11 +16,11 @@ from typing import Any, Literal
 from broker.contract.events import AgentSpec, Event, LLMSpec, WorkspaceSpec
 from broker.contract.observations import OutcomeUnknownObservation
 from broker.contract.specs import Tenancy
-from broker.log.invariants import violations
+from broker.log.invariants import find_violations
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import open_store
 from controller_worker.core.controller import fold
-from controller_worker.core.state import State, state_from
+from controller_worker.core.state import State, parse_snapshot
 from deckhands.client.client import Client
 from tests.forked_workers import ForkedWorker
 from tests.polling import unhurried, until
@@ -74,7 +74,7 @@ class FaultCluster:
     def start_tool(self, name: str = "t1", **environment: str) -> Worker:
         return self._start(name, "tool_worker", environment)
 
-    def start_door(self, name: str = "d1", **environment: str) -> Worker:
+    def start_ingress(self, name: str = "d1", **environment: str) -> Worker:
         return self._start(name, "deckhands.ingress", environment)
 
     def start_jobs(self, name: str = "j1", **environment: str) -> Worker:
@@ -165,7 +165,7 @@ class FaultCluster:
         for conversation_id in ids:
             events = await self.client.events(conversation_id)
             row = await self.client.row(conversation_id)
-            found = violations(events, conversation_id=conversation_id, last_event_id=row.last_event_id)
+            found = find_violations(events, conversation_id=conversation_id, last_event_id=row.last_event_id)
             assert not found, [f"{item.invariant} {item.text}" for item in found]
             assert row.state == state, (row, [event.sentence for event in events[-5:]])
             await self._check_fold(conversation_id, events)
@@ -180,7 +180,7 @@ class FaultCluster:
 
     async def _check_fold(self, conversation_id: str, events: Sequence[Event]) -> None:
         keys = self.client.store.keys(conversation_id)
-        snapshot = state_from(await self.client.store.connection.call("GET", keys.snapshot))
+        snapshot = parse_snapshot(await self.client.store.connection.call("GET", keys.snapshot))
         whole = fold(State(), events)
         if snapshot is not None:
             assert fold(snapshot, events[snapshot.version :]) == whole

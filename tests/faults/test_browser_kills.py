@@ -11,7 +11,7 @@ from broker.contract.browser_events import BrowserOutputObservation
 from broker.contract.events import AgentSpec, Event, LLMSpec, Observation
 from broker.contract.observations import AgentDelegateObservation
 from broker.contract.specs import OutputSpec
-from broker.log.delegates import delegate_conversation
+from broker.log.delegates import make_delegate_id
 from tests.browser_parts import opened_site
 from tests.faults.harness import FaultCluster
 
@@ -100,7 +100,7 @@ async def test_what_a_browsing_delegate_has_found_reaches_its_parent_once(cluste
         asked, answer = [
             event for event in await cluster.client.events(conversation_id) if event.kind.endswith(".delegate")
         ]
-        delegate_id = delegate_conversation(conversation_id, asked.id)
+        delegate_id = make_delegate_id(conversation_id, asked.id)
         (page,) = await pages(cluster, delegate_id)
         assert isinstance(page, BrowserOutputObservation)
         assert "heading 'Library'" in page.content

@@ -37,7 +37,7 @@ async def test_worker_with_a_burst_keeps_its_conversations(cluster: FaultCluster
     await hold_the_loop(cluster, gate, BUSY_SECONDS)
     await cluster.settle(ids)
     assert "presumed dead" not in cluster.log_of("busy")
-    assert await Conversations(cluster.client.store).takeovers() == []
+    assert await Conversations(cluster.client.store).list_takeovers() == []
     await cluster.check(ids, commands=3)
 
 
@@ -49,7 +49,7 @@ async def test_a_controller_that_is_stuck_is_taken_over(cluster: FaultCluster) -
     await cluster.until(gate.exists, what="loop held up")
     cluster.start_controller("survivor")
     await cluster.settle(ids)
-    assert [takeover.from_worker for takeover in await Conversations(cluster.client.store).takeovers()]
+    assert [takeover.from_worker for takeover in await Conversations(cluster.client.store).list_takeovers()]
     gate.unlink()
     await cluster.until(lambda: "presumed dead" in cluster.log_of("stuck"))
     await cluster.check(ids, commands=3)

@@ -18,7 +18,7 @@ from broker.contract.actions import ToolCallAction
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation, ToolCallObservation
 from tests.faults.harness import FaultCluster
-from tool_worker.worker.steps.action_run import fingerprint_of
+from tool_worker.worker.steps.action_run import compute_fingerprint
 
 
 def refund(order: int, amount: float) -> list[dict[str, Any]]:
@@ -126,10 +126,10 @@ async def test_stopped_conversations_task_is_ended_if_allowed(
         await cluster.until(lambda: trace(environment) == ["refund 99"], what="the task")
         await cluster.client.cancel(conversation_id)
         await cluster.settle([conversation_id])
-        state = TaskSender(broker_url=cluster.store.celery_url, backend_url=cluster.store.celery_url).state
+        state = TaskSender(broker_url=cluster.store.celery_url, backend_url=cluster.store.celery_url).load_state
         (action,) = [e for e in await cluster.client.events(conversation_id) if e.kind == "action.call_tool"]
         assert isinstance(action, ToolCallAction)
-        task_id = f"deckhands-{conversation_id}-{action.id}-{fingerprint_of(action)}"
+        task_id = f"deckhands-{conversation_id}-{action.id}-{compute_fingerprint(action)}"
         await cluster.until(lambda: "TaskRevokedError" in state(task_id).error, what="end of the task")
         assert trace(environment) == ["refund 99"]
         assert (await answer_of(cluster, conversation_id)).kind == "observation.error"

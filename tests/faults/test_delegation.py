@@ -12,8 +12,8 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, DelegateEnded, LLMSpec
 from broker.contract.observations import AgentDelegateObservation
 from broker.log.conversations import Conversations
-from broker.log.delegates import delegate_conversation
-from broker.log.status import status_of
+from broker.log.delegates import make_delegate_id
+from broker.log.status import fold_status
 from tests.faults.harness import FaultCluster
 
 ONE_EACH = {"DECKHANDS_MAX_CONVERSATIONS": "1"}
@@ -52,7 +52,7 @@ async def delegates_of(cluster: FaultCluster, cid: str, count: int) -> list[str]
 
     await cluster.until(asked, what="delegate actions")
     actions = [e.id for e in await cluster.client.events(cid) if isinstance(e, AgentDelegateAction)]
-    ids = [delegate_conversation(cid, action_id) for action_id in actions]
+    ids = [make_delegate_id(cid, action_id) for action_id in actions]
     for delegate_id in ids:
         (cluster.root / f"{delegate_id}.where").write_text((cluster.root / f"{cid}.where").read_text())
     return ids
@@ -60,7 +60,7 @@ async def delegates_of(cluster: FaultCluster, cid: str, count: int) -> list[str]
 
 async def taken_over(cluster: FaultCluster) -> dict[str, str]:
     """From whom each conversation was taken over the last time."""
-    takeovers = await Conversations(cluster.client.store).takeovers()
+    takeovers = await Conversations(cluster.client.store).list_takeovers()
     return {takeover.conversation_id: takeover.from_worker for takeover in takeovers}
 
 
@@ -150,7 +150,7 @@ async def test_a_cancel_goes_down_the_tree(cluster: FaultCluster) -> None:
     await cluster.client.cancel(cid)
 
     async def is_stopped() -> bool:
-        return status_of(await cluster.client.events(delegate_id)).state is AgentState.STOPPED
+        return fold_status(await cluster.client.events(delegate_id)).state is AgentState.STOPPED
 
     await cluster.until(is_stopped, what="the delegate's stop")
     await cluster.settle([cid, delegate_id])
@@ -214,6 +214,6 @@ async def test_two_hundred_delegates_of_a_killed_parent_report_once(cluster: Fau
     assert len(asked) == 200
     assert sorted(event.cause or 0 for event in results) == asked
     assert all(event.outputs == {"result": "found"} for event in results)
-    delegates = [delegate_conversation(cid, action_id) for action_id in asked]
+    delegates = [make_delegate_id(cid, action_id) for action_id in asked]
     await cluster.settle(delegates)
     assert len([event for event in events if isinstance(event, DelegateEnded)]) == 200

@@ -71,7 +71,7 @@ class Pair(FaultCluster):
         environment = {"DECKHANDS_CELERY_URL": f"redis+socket://{self.name.path}?virtual_host=1"}
         self.start_controller(**environment)
         self.start_tool(**environment)
-        self.start_door(**environment)
+        self.start_ingress(**environment)
         self.start_jobs(**environment)
 
     async def to(self, server: RealServer, *command: str | int) -> Any:
@@ -117,10 +117,10 @@ async def test_what_a_stale_primary_acknowledged_alone_is_named(pair: Pair) -> N
     ids = await pair.submit(steps(8, seconds=0.3), count=3)
     await pair.until(lambda: all("begin-1" in pair.effects(cid) for cid in ids))
     await pair.to(pair.replica, "REPLICAOF", "NO", "ONE")
-    last_ids = {cid: await pair.client.log.last_id(cid) for cid in ids}
+    last_ids = {cid: await pair.client.log.load_last_id(cid) for cid in ids}
 
     async def have_grown() -> bool:
-        return all([await pair.client.log.last_id(cid) >= last_id + 2 for cid, last_id in last_ids.items()])
+        return all([await pair.client.log.load_last_id(cid) >= last_id + 2 for cid, last_id in last_ids.items()])
 
     await pair.until(have_grown)
     pair.name.upstream = pair.replica.socket

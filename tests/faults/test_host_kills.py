@@ -21,7 +21,7 @@ FILES_OF_PATCH, LINES_OF_FILE = 40, 200
 
 def kill_host(cluster: FaultCluster, conversation_id: str) -> None:
     """End the process that owns the workspace's shell, kernel and browser, as the kernel would."""
-    pid = HostFolder(cluster.root / "n", conversation_id).main_pid()
+    pid = HostFolder(cluster.root / "n", conversation_id).read_main_pid()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
 

@@ -101,7 +101,7 @@ async def besieged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Be
         for _ in range(LARGE // len(large)):
             await client.log.append(cid, large)
         async with server(valkey.url, tmp_path / "home", port, limit_seconds=HURRIED_SECONDS) as running:
-            found = Besieged(client, port, psutil.Process(running.pid), cid, await client.log.last_id(cid), key)
+            found = Besieged(client, port, psutil.Process(running.pid), cid, await client.log.load_last_id(cid), key)
             await found.answers()
             found.connections = len(found.process.net_connections("tcp"))
             yield found
@@ -227,4 +227,4 @@ async def test_hostile_requests_are_refused_and_leave_nothing(besieged: Besieged
                 assert await besieged.status(request) in statuses, request[:120]
         await besieged.answers()
     assert [row.conversation_id for row in await besieged.client.recent()] == [besieged.conversation_id]
-    assert await besieged.client.log.last_id(besieged.conversation_id) == besieged.last_id
+    assert await besieged.client.log.load_last_id(besieged.conversation_id) == besieged.last_id

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.door_parts import Producer, saying
 from tests.faults.harness import FaultCluster
 from tests.inbox_parts import answers, put, replies
+from tests.ingress_parts import Producer, saying
 from tests.polling import unhurried, until
 
 SEED = 20261123
@@ -26,7 +26,7 @@ SEED = 20261123
 async def test_no_accepted_entry_is_lost_or_doubled(tmp_path: Path, entries: int, kills: int) -> None:
     chance = random.Random(SEED)
     async with FaultCluster(tmp_path).running() as cluster:
-        starts = {"c": cluster.start_controller, "d": cluster.start_door}
+        starts = {"c": cluster.start_controller, "d": cluster.start_ingress}
         for kind, start in starts.items():
             start(f"{kind}1")
             start(f"{kind}2")

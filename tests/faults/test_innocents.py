@@ -44,7 +44,9 @@ async def test_commands_outlive_any_number_of_tool_workers(cluster: FaultCluster
     ids = await held(cluster)
 
     async def takeovers() -> Counter[str]:
-        return Counter(t.conversation_id for t in await Conversations(cluster.client.store).takeovers() if t.action_id)
+        return Counter(
+            t.conversation_id for t in await Conversations(cluster.client.store).list_takeovers() if t.action_id
+        )
 
     for death in range(DEATHS):
         cluster.kill(f"t{death}")

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from broker.coordination.membership import members
+from broker.coordination.membership import list_members
 from broker.log.conversations import Conversations
-from broker.log.invariants import violations
+from broker.log.invariants import find_violations
 from controller_worker.loop.replay import replay
 from deckhands.client.reading.summary import ExitCode
-from deckhands.client.tasks.tasks import conversation_id_of
-from deckhands.ingress.desk import conversation_of_task
-from tests.door_parts import Producer, saying
+from deckhands.client.tasks.tasks import derive_conversation_id
+from deckhands.ingress.context import derive_task_conversation_id
 from tests.faults.harness import FaultCluster
 from tests.inbox_parts import put, replies
+from tests.ingress_parts import Producer, saying
 
 DAY = 86_400.0
 LIMIT_SECONDS = 60.0
@@ -32,7 +32,7 @@ LIMIT_SECONDS = 60.0
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[FaultCluster]:
     async with FaultCluster(tmp_path, append_fsync="always").running() as cluster:
-        cluster.start_door()  # which writes down what the others send
+        cluster.start_ingress()  # which writes down what the others send
         yield cluster
 
 
@@ -62,17 +62,17 @@ async def move(cluster: FaultCluster, conversation_id: str, field: str, key: str
 
 
 async def test_whatever_dies_each_begins_in_its_time(cluster: FaultCluster, producer: Producer) -> None:
-    """A client's, a Celery task's and an inbox entry's; then workers, door and store die, and come back."""
+    """A client's, a Celery task's and an inbox entry's; then workers, ingress and store die, and come back."""
     start_workers(cluster)
     client, store = cluster.client, cluster.client.store
     expected: dict[str, Any] = producer.options(saying("done"))
     by_client = await client.submit(request_of(expected, delay=DAY), conversation_id="by-client")
     task = producer.run(turns=saying("done"), countdown=int(DAY))
     await put(store, {**producer.options(saying("done")), "task": "x", "id": "a", "delay": DAY})
-    ids = [by_client, conversation_of_task(task.id), conversation_id_of("inbox:shop:a")]
+    ids = [by_client, derive_task_conversation_id(task.id), derive_conversation_id("inbox:shop:a")]
     for conversation_id in ids:
         await cluster.until(lambda cid=conversation_id: is_there(cluster, cid), limit=LIMIT_SECONDS)  # type: ignore[misc]
-    for row in await Conversations(store).rows(ids):
+    for row in await Conversations(store).load_rows(ids):
         assert (row.state, row.wait_reason) == ("loading", "scheduled")
         assert row.not_before is not None
         assert timedelta(days=0.99) < row.not_before - row.created <= timedelta(days=1)
@@ -84,16 +84,16 @@ async def test_whatever_dies_each_begins_in_its_time(cluster: FaultCluster, prod
     await cluster.store.child.wait()
     await cluster.store.start()
     start_workers(cluster)
-    cluster.start_door()
+    cluster.start_ingress()
     await cluster.until(lambda: has_members(cluster, 3), limit=LIMIT_SECONDS)
-    assert [row.last_event_id for row in await Conversations(store).rows(ids)] == [2, 2, 2]
+    assert [row.last_event_id for row in await Conversations(store).load_rows(ids)] == [2, 2, 2]
     for conversation_id in ids:
         await move(cluster, conversation_id, "due_ms", "parked")
     for conversation_id in ids:
         await client.wait_until_settled(conversation_id, timeout_seconds=LIMIT_SECONDS)
         events = await client.events(conversation_id)
         assert [event.kind for event in events][2] == "conversation.begun"
-        assert violations(events, conversation_id=conversation_id) == []
+        assert find_violations(events, conversation_id=conversation_id) == []
         assert replay(events).divergence is None
     assert (await producer.value(task))["state"] == "finished"
     await cluster.until(lambda: has_replies(cluster, 2), limit=LIMIT_SECONDS)
@@ -101,7 +101,7 @@ async def test_whatever_dies_each_begins_in_its_time(cluster: FaultCluster, prod
 
 
 async def has_members(cluster: FaultCluster, number: int) -> bool:
-    return len([one for one in await members(cluster.client.store) if one.left_seconds > 0]) >= number
+    return len([one for one in await list_members(cluster.client.store) if one.left_seconds > 0]) >= number
 
 
 async def has_replies(cluster: FaultCluster, number: int) -> bool:
@@ -115,7 +115,7 @@ def request_of(options: dict[str, Any], **fields: Any) -> Any:
 
 
 async def test_expired_conversation_is_answered_without_any_worker(cluster: FaultCluster, producer: Producer) -> None:
-    """Only the door is, which needs no agent to say that it is too late. The controller that comes begins nothing."""
+    """Only the ingress is, which needs no agent to say that it is too late. The controller that comes begins nothing."""
     client, store = cluster.client, cluster.client.store
     options = producer.options(saying("too late"))
     controller = cluster.start_controller()  # so that the agent is known
@@ -125,7 +125,7 @@ async def test_expired_conversation_is_answered_without_any_worker(cluster: Faul
     by_client = await client.submit(request_of(options, expires=DAY), conversation_id="by-client")
     task = producer.run(turns=saying("too late"), expires=DAY)
     await put(store, {**producer.options(saying("too late")), "task": "x", "id": "a", "expires": DAY})
-    ids = [by_client, conversation_of_task(task.id), conversation_id_of("inbox:shop:a")]
+    ids = [by_client, derive_task_conversation_id(task.id), derive_conversation_id("inbox:shop:a")]
     for conversation_id in ids:
         await cluster.until(lambda cid=conversation_id: is_there(cluster, cid), limit=LIMIT_SECONDS)  # type: ignore[misc]
         await move(cluster, conversation_id, "expires_ms", "expiring")
@@ -140,7 +140,7 @@ async def test_expired_conversation_is_answered_without_any_worker(cluster: Faul
     start_workers(cluster)
     later = await client.submit(request_of(producer.options(saying("in time")), expires=DAY))
     assert (await client.wait_until_settled(later, timeout_seconds=LIMIT_SECONDS)).state == "finished"
-    assert [row.last_event_id for row in await Conversations(store).rows(ids)] == [3, 3, 3]
+    assert [row.last_event_id for row in await Conversations(store).load_rows(ids)] == [3, 3, 3]
 
 
 async def test_waiting_conversation_can_be_cancelled_started_and_continued(

@@ -15,8 +15,8 @@ from broker.contract.actions import ChangeAgentStateAction, CmdRunAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Event, LLMSpec
 from broker.contract.observations import CmdOutputObservation
-from broker.log.delegates import delegate_conversation
-from broker.log.invariants import violations
+from broker.log.delegates import make_delegate_id
+from broker.log.invariants import find_violations
 from broker.runtime.errors import EventsLost
 from tests.faults.harness import FaultCluster, steps
 
@@ -38,7 +38,7 @@ class OldFile:
         """Copy the file; what each log holds now is at least in the copy's neighbourhood."""
         shutil.copytree(self._current, self._copy)
         self.taken_ms = await self._now_ms()
-        self.last_ids = {cid: await self._cluster.client.log.last_id(cid) for cid in ids}
+        self.last_ids = {cid: await self._cluster.client.log.load_last_id(cid) for cid in ids}
 
     async def has_aged(self, seconds: float) -> bool:
         return await self._now_ms() - self.taken_ms > seconds * 1000
@@ -59,7 +59,7 @@ class OldFile:
 
 async def grown(cluster: FaultCluster, old: OldFile, by: int) -> bool:
     """Say whether every log has grown by so many events since the copy was taken."""
-    return all([await cluster.client.log.last_id(cid) >= last_id + by for cid, last_id in old.last_ids.items()])
+    return all([await cluster.client.log.load_last_id(cid) >= last_id + by for cid, last_id in old.last_ids.items()])
 
 
 async def check(cluster: FaultCluster, ids: Sequence[str], *, is_told: bool = True) -> None:
@@ -68,7 +68,7 @@ async def check(cluster: FaultCluster, ids: Sequence[str], *, is_told: bool = Tr
         events = await cluster.client.events(cid)
         row = await cluster.client.row(cid)
         shown = [f"{event.id} {event.cause} {event.sentence}" for event in events]
-        found = violations(events, conversation_id=cid, last_event_id=row.last_event_id)
+        found = find_violations(events, conversation_id=cid, last_event_id=row.last_event_id)
         assert not found, ([item.text for item in found], shown)
         assert row.state == "finished", shown
         gaps = [event.id for event in events if event.kind == "observation.events_lost"]
@@ -213,7 +213,7 @@ async def test_delegates_and_their_parents_go_on(cluster: FaultCluster) -> None:
         events = await cluster.client.events(cid)
         gaps += sum(event.kind == "observation.events_lost" for event in events)
         row = await cluster.client.row(cid)
-        assert not violations(events, conversation_id=cid, last_event_id=row.last_event_id)
+        assert not find_violations(events, conversation_id=cid, last_event_id=row.last_event_id)
         assert row.state == "finished", [event.sentence for event in events]
     for cid in ids:
         events = await cluster.client.events(cid)
@@ -261,7 +261,7 @@ async def test_a_delegate_gets_an_order_that_its_log_has_lost(
     (parent,) = await cluster.submit(turns, enable_delegation=True, delegates={"helper": helper})
     await cluster.until_kind(parent, "action.delegate")
     delegation = next(event for event in await client.events(parent) if event.kind == "action.delegate")
-    delegate = delegate_conversation(parent, delegation.id)
+    delegate = make_delegate_id(parent, delegation.id)
 
     async def is_there() -> bool:
         return delegate in [row.conversation_id for row in await client.recent()]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.contract.double_texting import taken_back
+from broker.contract.double_texting import find_rolled_back
 from broker.contract.observations import CmdOutputObservation, ErrorObservation
 from broker.runtime.errors import ConversationBusy
 from controller_worker.loop.replay import replay
@@ -69,7 +69,7 @@ async def test_another_worker_completes_what_a_message_has_begun(
     (command,) = [event.id for event in events if event.kind == "action.run"]
     (answer,) = [event for event in events if event.cause == command]
     assert isinstance(answer, CmdOutputObservation if policy == "enqueue" else ErrorObservation)
-    assert (command in taken_back(events)) == (policy == "rollback")
+    assert (command in find_rolled_back(events)) == (policy == "rollback")
     assert replay(events).divergence is None
 
 

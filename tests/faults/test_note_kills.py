@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.contract.notes import Notebook, NoteObservation
+from broker.contract.notes import NotebookKey, NoteObservation
 from broker.contract.observations import FinishVerdictObservation
 from broker.contract.specs import CriticSpec, GoalSpec, MemorySpec
 from broker.coordination.notebooks import Notebooks
@@ -25,12 +25,12 @@ async def test_a_worker_dies_before_and_after_the_notebook_is_written(cluster: F
         [WRITE, FINISH], memory=MemorySpec(project="engine"), goal=GoalSpec(critic=CriticSpec())
     )
     assert await cluster.until_ended("victim") == -9
-    notebooks, book = Notebooks(cluster.client.store), Notebook("", "", "engine")
-    assert len(await notebooks.notes(book)) == (1 if name == "controller.before_append" else 0)
+    notebooks, book = Notebooks(cluster.client.store), NotebookKey("", "", "engine")
+    assert len(await notebooks.read(book)) == (1 if name == "controller.before_append" else 0)
     cluster.start_controller("survivor")
     await cluster.settle([cid])
     await cluster.check([cid], commands=0)
     events = await cluster.client.events(cid)
     (told,) = (event for event in events if isinstance(event, NoteObservation))
-    assert await notebooks.notes(book) == (told.written,)
+    assert await notebooks.read(book) == (told.written,)
     assert len([event for event in events if isinstance(event, FinishVerdictObservation)]) == 1

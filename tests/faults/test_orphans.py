@@ -23,7 +23,7 @@ import pytest
 
 from tests.integration.workspace_hosts import ROOT
 from tests.polling import until
-from tool_worker.sandbox.none import temporary_directory
+from tool_worker.sandbox.none import find_temporary_directory
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.workspaces import Workspaces
 
@@ -107,11 +107,11 @@ class Nursery:
             assert _marked(conversation_id, mark) == []
         binding = folder.read_binding()
         if binding is not None and self._sandbox == "none":
-            assert not temporary_directory(binding.host_id).exists()
+            assert not find_temporary_directory(binding.host_id).exists()
 
 
 async def _try(workspaces: Workspaces) -> None:
-    await workspaces.demanded_sandbox()
+    await workspaces.get_demanded_sandbox()
 
 
 async def _work(workspaces: Workspaces, conversation_id: str, mark: str) -> None:

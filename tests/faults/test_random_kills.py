@@ -49,7 +49,7 @@ async def _owners(cluster: FaultCluster) -> list[str]:
     at_work = [
         member
         for member in await _members(cluster)
-        if await store.connection.call("SCARD", store.all_shards[0].owned(member))
+        if await store.connection.call("SCARD", store.all_shards[0].worker_conversations(member))
     ]
     return sorted(
         name
@@ -79,7 +79,7 @@ async def run_with_kills(cluster: FaultCluster, *, conversations: int, kills: in
     await cluster.check(ids, commands=6)
     times = [
         takeover.at.timestamp() - died
-        for takeover in await Conversations(cluster.client.store).takeovers()
+        for takeover in await Conversations(cluster.client.store).list_takeovers()
         if (died := deaths.get(takeover.from_worker.split("-")[2])) is not None
     ]
     times.sort()

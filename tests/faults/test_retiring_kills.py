@@ -15,8 +15,8 @@ from broker.store.keys import ShardKeys
 from deckhands.client.archive.archive import Archive
 from deckhands.client.client import Client
 from tests.archive_parts import begin_ended, delegate_ended
-from tests.door_parts import Producer
 from tests.faults.harness import FaultCluster
+from tests.ingress_parts import Producer
 from tests.polling import until
 
 LIMIT_SECONDS = 60.0
@@ -47,7 +47,7 @@ async def whole_in_one(client: Client, name: str, log: list[Event]) -> bool:
     """Say whether a conversation is whole in the store or in the archive, and so reads as it did."""
     assert client.archive is not None
     try:
-        archived = await client.archive.checked(name)
+        archived = await client.archive.read_checked(name)
     except DeckhandsError:  # not there, or a part
         archived = None
     if archived is None:
@@ -67,7 +67,7 @@ async def test_conversation_is_present_or_archived_after_any_step(tmp_path: Path
         for number, step in enumerate(steps, 1):
             logs |= await begin_round(client, number)
             await client.store.connection.call(
-                "DEL", ShardKeys(0).job("retire")
+                "DEL", ShardKeys(0).job_lock("retire")
             )  # of the worker before; it would lapse
             hit = 1 if step == "retire.begun" else 1 + number % 2
             worker = cluster.start_jobs(f"j{number}", DECKHANDS_FAILPOINTS=f"{step}:kill@{hit}", **environment)
@@ -85,7 +85,7 @@ async def test_conversation_is_present_or_archived_after_any_step(tmp_path: Path
         await until(retired, limit=LIMIT_SECONDS, what="an empty store")
         archive = Archive(str(place))
         for name, log in logs.items():
-            assert await archive.checked(name) == log, name
+            assert await archive.read_checked(name) == log, name
         assert await client.store.connection.call("KEYS", "deck:*:c:*") == []
         drafts = place / ".drafts"
         for draft in drafts.iterdir():  # of the workers that were killed

@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from broker.coordination.membership import members
+from broker.coordination.membership import list_members
 from broker.runtime.errors import OutcomeUnknown, StoreMisconfigured, StoreUnavailable
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
 from deckhands.client.client import Client
 from tests.certificates import certificate_in
-from tests.door_parts import saying
 from tests.faults.harness import FaultCluster, steps
 from tests.faults.server_process import free_port
+from tests.ingress_parts import saying
 from tests.polling import until
 from tests.stores import RealServer, redis_program, running, valkey_program
 
-ROLES = {"c1": "controller", "t1": "tool", "d1": "door", "j1": "jobs"}
+ROLES = {"c1": "controller", "t1": "tool", "d1": "ingress", "j1": "jobs"}
 
 
 class Rotated(FaultCluster):
@@ -52,7 +52,7 @@ class Rotated(FaultCluster):
         names = {"DECKHANDS_URL": "", "DECKHANDS_CELERY_URL": "", "DECKHANDS_URL_FILE": str(self.file)}
         self.start_controller(**names, DECKHANDS_ANY_MODEL="")
         self.start_tool(**names)
-        self.start_door(**names)
+        self.start_ingress(**names)
         self.start_jobs(**names)
 
     async def rotate(self) -> None:
@@ -187,7 +187,7 @@ async def test_a_command_leaves_the_files_of_urls_to_its_worker(
 
         async def has_registered() -> bool:
             assert process.returncode is None, log.read_text()
-            return bool(await members(rotated.client.store))
+            return bool(await list_members(rotated.client.store))
 
         await rotated.until(has_registered, limit=60, what="a controller worker")
         theirs = Path(f"/proc/{process.pid}/environ").read_text().split("\0")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from datetime import timedelta
 
-from broker.coordination.membership import members
+from broker.coordination.membership import list_members
 from deckhands.client.tasks.spec import TaskSpec
-from deckhands.operations.jobs.ticking import conversation_of
-from deckhands.operations.schedules.book import ScheduleBook
+from deckhands.operations.jobs.scheduler import derive_tick_conversation_id
+from deckhands.operations.schedules.repository import ScheduleRepository
 from deckhands.operations.schedules.schedule import LABEL, Schedule
 from tests.faults.harness import FaultCluster
 
@@ -22,7 +22,7 @@ async def test_whichever_beat_and_worker_die_each_tick_begins_one_conversation(c
         cluster.start_jobs(f"j{number}")
         cluster.start_beat(f"b{number}")
     client = cluster.client
-    book = ScheduleBook(client.store, client.secrets)
+    book = ScheduleRepository(client.store, client.secrets)
     await cluster.until(lambda: are_there(cluster), limit=LIMIT_SECONDS, what="the workers")
     for name in NAMES:
         request = TaskSpec.parse({"task": "x", "labels": {LABEL: name}, "model": "scripted/nowhere"})
@@ -37,15 +37,17 @@ async def test_whichever_beat_and_worker_die_each_tick_begins_one_conversation(c
     await cluster.until(lambda: have_begun(book, len(NAMES)), limit=LIMIT_SECONDS, what="the first tick of all")
     ids = {row.conversation_id for row in await client.recent(limit=10 * len(NAMES))}
     # A tick that had begun two would have begun one under another id.
-    possible = {name: {conversation_of(name, due + timedelta(minutes=n)) for n in range(10)} for name in NAMES}
+    possible = {
+        name: {derive_tick_conversation_id(name, due + timedelta(minutes=n)) for n in range(10)} for name in NAMES
+    }
     assert ids <= set().union(*possible.values())
     assert all(ids & possible[name] for name in NAMES)  # its first tick is a later one if a minute has begun meanwhile
 
 
 async def are_there(cluster: FaultCluster) -> bool:
-    roles = Counter(member.role for member in await members(cluster.client.store))
+    roles = Counter(member.role for member in await list_members(cluster.client.store))
     return roles["jobs"] >= 2 and roles["controller"] >= 1
 
 
-async def have_begun(book: ScheduleBook, number: int) -> bool:
-    return sum(entry.standing.begun > 0 for entry in await book.all()) >= number
+async def have_begun(book: ScheduleRepository, number: int) -> bool:
+    return sum(entry.status.begun > 0 for entry in await book.all()) >= number

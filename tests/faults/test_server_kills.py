@@ -97,7 +97,7 @@ class World:
         """Append messages, and return the id of the last event."""
         for _ in range(count):
             await self.client.send_message(self.conversation_id, "more")
-        return await self.client.log.last_id(self.conversation_id)
+        return await self.client.log.load_last_id(self.conversation_id)
 
     async def until_read(self, by: int, event_id: int) -> None:
         """Wait until so many readers have an event."""

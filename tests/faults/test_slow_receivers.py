@@ -14,8 +14,8 @@ from deckhands.client.client import Client
 from deckhands.client.tasks.spec import TaskSpec
 from deckhands.operations.jobs.celery_app import JOBS_PREFIX, JOBS_QUEUE
 from deckhands.operations.jobs.job import JobServices
-from deckhands.operations.jobs.telling import book_of
-from deckhands.operations.schedules.book import ScheduleBook
+from deckhands.operations.jobs.webhook_jobs import open_repository
+from deckhands.operations.schedules.repository import ScheduleRepository
 from deckhands.operations.schedules.schedule import Schedule
 from tests.faults.harness import FaultCluster
 from tests.webhook_parts import begin_worked, receiving
@@ -43,7 +43,7 @@ async def test_silent_receiver_delays_no_schedule_or_other_tenant(
 
     silent = await asyncio.start_server(take, "127.0.0.1", 0)
     async with receiving() as receiver:
-        book = book_of(JobServices(client.store, BrokerSettings.from_env()))
+        book = open_repository(JobServices(client.store, BrokerSettings.from_env()))
         await book.add("slow", f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/", ("conversation.settled",))
         await book.add("quick", receiver.url, ("conversation.settled",))
         for number in range(CONVERSATIONS):
@@ -52,7 +52,7 @@ async def test_silent_receiver_delays_no_schedule_or_other_tenant(
         with Celery(broker=cluster.store.celery_url, set_as_current=False) as app:
             app.send_task(f"{JOBS_PREFIX}webhooks", queue=JOBS_QUEUE, ignore_result=True)
             await cluster.until(lambda: len(taken) >= 4, what="requests to the silent receiver")
-            schedules = ScheduleBook(client.store, client.secrets)
+            schedules = ScheduleRepository(client.store, client.secrets)
             await schedules.add(Schedule(name="honest", cron="* * * * *"), TaskSpec(task="look", model="scripted/x"))
             names = client.store.all_shards[0]
             now = await schedules.now()
@@ -62,11 +62,11 @@ async def test_silent_receiver_delays_no_schedule_or_other_tenant(
             app.send_task(f"{JOBS_PREFIX}schedules", queue=JOBS_QUEUE, ignore_result=True)
 
             async def is_looked_at() -> bool:
-                standing = (await schedules.entry("honest")).standing
+                standing = (await schedules.entry("honest")).status
                 return bool(standing.begun or standing.error)
 
             await cluster.until(is_looked_at, limit=LIMIT_SECONDS, what="a look at a schedule")
-            place = client.store.all_shards[0].job("webhooks")
+            place = client.store.all_shards[0].job_lock("webhooks")
             await cluster.until(lambda: is_free(client, place), what="the end of the first job")
             app.send_task(f"{JOBS_PREFIX}webhooks", queue=JOBS_QUEUE, ignore_result=True)
             await cluster.until(lambda: receiver.states("quick-1"), limit=LIMIT_SECONDS, what="a delivery")

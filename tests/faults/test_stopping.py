@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from broker.celery.bootstep import STOP_LIMIT_SECONDS
-from broker.coordination.membership import members
+from broker.coordination.membership import list_members
 from tests.faults.harness import FaultCluster, steps
 from tool_worker.workspace.workspaces import Workspaces
 
@@ -53,7 +53,7 @@ async def test_workers_end_on_request_without_store_and_queue(
     cluster.start_tool("t1")
 
     async def all_are_at_work() -> bool:
-        return len(await members(cluster.client.store)) == len(NAMES)
+        return len(await list_members(cluster.client.store)) == len(NAMES)
 
     await cluster.until(all_are_at_work)
     ids = await cluster.submit(steps(2, seconds=1.0), count=3)

@@ -13,7 +13,7 @@ import pytest
 
 import broker
 from broker.runtime.child import EXIT_FUNCTIONS
-from broker.store.function_libraries import LIBRARY, FunctionsVersion, own_version
+from broker.store.function_library import LIBRARY, FunctionsVersion, own_version
 from tests.faults.harness import FaultCluster, steps
 
 OWN = own_version()
@@ -46,7 +46,7 @@ class Build:
     async def made(self) -> Build:
         """Add its version to the table of its package, unless it has no order."""
         table = self.folder / "broker" / "store" / "function_libraries.py"
-        script = "from broker.store.function_libraries import own_version; print(own_version().code)"
+        script = "from broker.store.function_library import own_version; print(own_version().code)"
         _, output = await self.python("-c", script)
         code = output.strip()
         if self._order:
@@ -172,7 +172,7 @@ async def test_workers_hand_back_when_their_functions_are_replaced(processes: Fa
     cluster.start_controller()
     cluster.start_tool()
     cluster.start_jobs()
-    cluster.start_door()
+    cluster.start_ingress()
     ids = await cluster.submit(steps(6, seconds=0.5), count=5)
     await cluster.until(lambda: all("begin-0" in cluster.effects(cid) for cid in ids))
     script = (

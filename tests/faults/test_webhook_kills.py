@@ -9,7 +9,7 @@ import pytest
 from broker.contract.specs import Tenancy
 from broker.runtime.settings import BrokerSettings
 from deckhands.operations.jobs.job import JobServices
-from deckhands.operations.jobs.telling import book_of
+from deckhands.operations.jobs.webhook_jobs import open_repository
 from tests.faults.harness import FaultCluster
 from tests.webhook_parts import begin_worked, receiving
 
@@ -26,7 +26,7 @@ async def test_a_worker_that_dies_loses_nothing_that_has_settled(
     client = cluster.client
     monkeypatch.setenv("DECKHANDS_SECRET_KEY", SECRET_KEY)
     async with receiving() as receiver:
-        book = book_of(JobServices(client.store, BrokerSettings.from_env()))
+        book = open_repository(JobServices(client.store, BrokerSettings.from_env()))
         await book.add("acme", receiver.url, EVENTS)
         names = [f"one-{number}" for number in range(3)]
         for name in names:

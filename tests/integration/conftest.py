@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conversation_hands import hands  # noqa: F401  (a fixture)
-from tests.door_parts import producer  # noqa: F401  (a fixture)
+from tests.ingress_parts import producer  # noqa: F401  (a fixture)
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.served_stores import programs  # noqa: F401  (a fixture)
 from tool_worker.workspace.workspaces import Workspaces

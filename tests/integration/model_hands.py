@@ -7,7 +7,7 @@ from typing import Any
 
 from broker.contract.events import AgentSpec, Observation
 from controller_worker.agents.codeact import CodeActAgent
-from tool_worker.tools.registry import tool_for
+from tool_worker.tools.registry import find_tool
 from tool_worker.tools.tool import HostRequest
 from tool_worker.workspace.open_workspace import OpenWorkspace
 
@@ -24,7 +24,7 @@ class ModelHands:
         convert = self.tools[name].convert
         assert convert is not None
         action: Any = convert({**arguments, "security_risk": "LOW"})
-        tool = tool_for(action.kind)
+        tool = find_tool(action.kind)
         assert tool is not None
         request = tool.request(action)
         if not isinstance(request, HostRequest):

@@ -20,16 +20,16 @@ from broker.contract.fencing import Ownership
 from broker.contract.specs import Tenancy
 from broker.contract.workspace_sources import UploadedSource
 from broker.coordination.stored_files import StoredFiles
-from broker.limits.ledger import Ledger, accounts_of
+from broker.limits.ledger import Ledger, list_accounts
 from broker.runtime.errors import UsageError
 from deckhands.client.archive.archive import Archive
 from deckhands.client.archive.archived_file import Manifest
 from deckhands.client.archive.errors import ArchiveUnavailable
 from deckhands.client.archive.retention import Retention
 from deckhands.client.client import Client
-from deckhands.client.reading.spending import spending_of
-from deckhands.operations.jobs.orphans import remove_orphans, removed_from
-from deckhands.operations.jobs.retiring import _Round
+from deckhands.client.reading.spending import compute_spending
+from deckhands.operations.jobs.orphans import remove_orphans, sweep_store
+from deckhands.operations.jobs.retiring import _RetirementRun
 from tests.archive_parts import LONG_TEXT, begin_ended, delegate_ended, retired, services
 from tests.stores import RealServer, emptied
 
@@ -114,30 +114,30 @@ async def test_only_what_is_meant_and_old_enough_and_rests_goes(client, place, t
 
 async def test_budget_charges_restored_conversations_only_for_new_events(client, place, tmp_path) -> None:
     ledger, tenancy = Ledger(client.store), Tenancy(tenant="acme", experiment="swe")
-    accounts = accounts_of("one-of-us", tenant="acme", experiment="swe")
+    accounts = list_accounts("one-of-us", tenant="acme", experiment="swe")
     await begin_ended(client, "one-of-us", tenancy=tenancy)
-    total = spending_of(await client.events("one-of-us")).spent_usd
+    total = compute_spending(await client.events("one-of-us")).spent_usd
     assert total > 0
     owner = Ownership("one-of-us", "w", "1")
     await ledger.settle(owner, accounts, total_usd=total)
     assert (await retired(client.store, place, tmp_path))["archived"] == 1
     assert await client.store.connection.call("KEYS", "*budget:conversation*") == []
-    assert await ledger.conversation_ids("tenant:acme") == []
-    assert (await ledger.account("tenant:acme")).spent_usd == pytest.approx(total)
+    assert await ledger.list_conversation_ids("tenant:acme") == []
+    assert (await ledger.load_account("tenant:acme")).spent_usd == pytest.approx(total)
     assert await Client(client.store, place).restore("one-of-us")
-    assert await ledger.conversation_ids("tenant:acme") == ["one-of-us"]
+    assert await ledger.list_conversation_ids("tenant:acme") == ["one-of-us"]
     await ledger.settle(owner, accounts, total_usd=total + 1.0)
-    assert [(await ledger.account(name)).spent_usd for name in accounts] == pytest.approx([total + 1.0] * 3)
+    assert [(await ledger.load_account(name)).spent_usd for name in accounts] == pytest.approx([total + 1.0] * 3)
 
 
 async def test_budget_includes_delegates_of_restored_conversations(client, place, tmp_path) -> None:
     ledger, tenancy = Ledger(client.store), Tenancy(tenant="acme")
     await begin_ended(client, "parent", delegate_ended("child", cost_usd=2.0), tenancy=tenancy)
-    total = spending_of(await client.events("parent")).spent_usd
+    total = compute_spending(await client.events("parent")).spent_usd
     await retired(client.store, place, tmp_path)
     assert await Client(client.store, place).restore("parent")
-    assert (await ledger.account("conversation:parent")).spent_usd == pytest.approx(total + 2.0)
-    assert (await ledger.account("tenant:acme")).spent_usd == 0.0  # which has been charged for it before
+    assert (await ledger.load_account("conversation:parent")).spent_usd == pytest.approx(total + 2.0)
+    assert (await ledger.load_account("tenant:acme")).spent_usd == 0.0  # which has been charged for it before
 
 
 @pytest.mark.parametrize("cost_usd", [float("nan"), float("inf"), -1.0, 1e300])
@@ -184,8 +184,8 @@ async def test_delegate_that_continues_during_archiving_stays_whole(client, plac
     log = await client.events("one", is_whole=True)
     settings = services(client.store, place, '[[rule]]\nage = "0s"', tmp_path).settings
     retention = Retention.of_setting(settings.retention)
-    interrupted = _Round(client.store, retention, Interrupted(str(place), client), "")
-    await interrupted.go()
+    interrupted = _RetirementRun(client.store, retention, Interrupted(str(place), client), "")
+    await interrupted.run()
     assert interrupted.done["archived"] == 1  # the other conversation: the tree holds up nobody
     found = await client.events("one", is_whole=True)
     assert (found[:-1], len(found)) == (log, len(log) + 1)
@@ -298,7 +298,7 @@ async def test_keys_that_nothing_names_are_removed_and_others_not(client, place,
     count = len(await keys_of(client))
     bench = services(client.store, place, "", tmp_path)
     assert (await remove_orphans(bench))["removed"] == 0
-    assert (await removed_from(client.store, 0)) == {"removed": 2, "completed": 0}
+    assert (await sweep_store(client.store, 0)) == {"removed": 2, "completed": 0}
     assert len(await keys_of(client)) == count - 2
 
 
@@ -307,7 +307,7 @@ async def test_store_without_idle_times_keeps_its_orphans(client, caplog) -> Non
     await call("SET", client.store.keys("gone-before").blob("0" * 64), "a text whose event was never appended")
     await call("CONFIG", "SET", "maxmemory-policy", "allkeys-lfu")
     try:
-        assert (await removed_from(client.store, 0)) == {"removed": 0, "completed": 0}
+        assert (await sweep_store(client.store, 0)) == {"removed": 0, "completed": 0}
     finally:
         await call("CONFIG", "SET", "maxmemory-policy", "noeviction")
     assert "maxmemory-policy noeviction" in caplog.text
@@ -318,7 +318,7 @@ async def test_a_deletion_that_was_interrupted_is_completed(client, place, tmp_p
     await begin_ended(client, "child", parent=Parent(conversation_id="parent", delegate_id=2))
     names = client.store.keys("parent")
     last_id = await client.log.last_id("parent")
-    begun = await client.store.function("deck_begin_deletion", (names.root, names.shard.root), "parent", last_id)
+    begun = await client.store.call_function("deck_begin_deletion", (names.root, names.shard.root), "parent", last_id)
     assert begun == ["begun"]
     assert await remove_orphans(services(client.store, place, "", tmp_path)) == {"removed": 0, "completed": 1}
     assert await keys_of(client) == []

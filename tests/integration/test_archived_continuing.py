@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from broker.log.invariants import violations
+from broker.log.invariants import find_violations
 from deckhands.client.archive.archive import Archive
 from deckhands.client.client import Client
-from tests.door_parts import Producer
 from tests.faults.harness import FaultCluster, steps
+from tests.ingress_parts import Producer
 from tests.polling import until
 
 LIMIT_SECONDS = 90.0
@@ -32,7 +32,7 @@ async def test_an_agent_continues_where_it_was_archived(tmp_path: Path) -> None:
             return not await client.recent()
 
         await until(is_gone, limit=LIMIT_SECONDS, what="an empty store")
-        assert await Archive(str(place)).checked(name) == events
+        assert await Archive(str(place)).read_checked(name) == events
         assert await client.summary(name) == before
         rules.write_text("")  # what comes back stays
         fork = await client.fork(name)
@@ -42,7 +42,7 @@ async def test_an_agent_continues_where_it_was_archived(tmp_path: Path) -> None:
             summary = await client.wait_until_settled(conversation_id, timeout_seconds=LIMIT_SECONDS)
             assert (summary.state, summary.message) == ("finished", "done again")
             log = await client.events(conversation_id)
-            assert not violations(log, conversation_id=conversation_id)
+            assert not find_violations(log, conversation_id=conversation_id)
         assert (await client.events(name, is_whole=True))[: len(events)] == events
         assert cluster.effects(name) == ["begin-0", "end-0"]
         producer.close()

@@ -84,13 +84,13 @@ async def test_a_damaged_file_is_named_and_hides_no_other(place: Path) -> None:
 
 
 async def test_the_client_lists_it_too(client: Client, place: Path) -> None:
-    found = [one async for one in client.archived(labels={"team": "docs"})]
+    found = [one async for one in client.list_archived(labels={"team": "docs"})]
     assert [one.conversation_id for one in found] == ["third", "second"]
     assert (found[0].state, found[0].title, found[0].labels) == ("stopped", "Title of third", {"team": "docs"})
-    assert [one.conversation_id async for one in client.archived(states=["finished"])] == ["second", "first"]
-    assert [one async for one in Client(client.store).archived()] == []
+    assert [one.conversation_id async for one in client.list_archived(states=["finished"])] == ["second", "first"]
+    assert [one async for one in Client(client.store).list_archived()] == []
     file_of(place, "first").write_bytes(b"no archive")
-    assert [one.conversation_id async for one in client.archived()] == ["third", "second"]
+    assert [one.conversation_id async for one in client.list_archived()] == ["third", "second"]
 
 
 async def test_without_an_archive_the_setting_is_named(tmp_path: Path) -> None:

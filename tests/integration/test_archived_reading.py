@@ -51,7 +51,7 @@ async def test_one_that_is_half_deleted_is_read_from_the_archive(client, place, 
     assert client.archive is not None
     await client.archive.save(client.store, await client.events("one-of-us"))
     names = client.store.keys("one-of-us")
-    await client.store.function("deck_begin_deletion", (names.root, names.shard.root), "one-of-us", events[-1].id)
+    await client.store.call_function("deck_begin_deletion", (names.root, names.shard.root), "one-of-us", events[-1].id)
     await client.store.connection.call("DEL", await blob_of(client, "one-of-us"))
     assert await client.events("one-of-us", is_whole=True) == events
     with pytest.raises(IsBeingDeleted):

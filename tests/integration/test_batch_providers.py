@@ -11,7 +11,14 @@ import pytest
 from broker.contract.events import LLMSpec
 from broker.runtime.clock import SystemClock
 from controller_worker.model.registry import create_batch_provider, create_llm
-from controller_worker.providers.batching import BatchProvider, NotYetKnown, Outgoing, Sought, lane_of, reply_from
+from controller_worker.providers.batching import (
+    BatchProvider,
+    BatchSearch,
+    BatchUnconfirmed,
+    OutgoingBatch,
+    load_reply,
+    make_lane,
+)
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import LLMConfigError, ModelError, RateLimitError
 from tests.model_server.running_server import RunningModelServer
@@ -20,7 +27,7 @@ from tests.polling import until
 pytest_plugins = ("tests.model_server.fixtures",)
 
 BODY = json.dumps({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]}).encode()
-TWO = Outgoing("tag1", {"1": BODY, "2": BODY})
+TWO = OutgoingBatch("tag1", {"1": BODY, "2": BODY})
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +48,7 @@ async def provider(server: RunningModelServer, request: pytest.FixtureRequest) -
     await made.aclose()
 
 
-async def bought(provider: BatchProvider, outgoing: Outgoing = TWO) -> str:
+async def bought(provider: BatchProvider, outgoing: OutgoingBatch = TWO) -> str:
     return await provider.submit(outgoing, await provider.upload(outgoing))
 
 
@@ -62,7 +69,7 @@ async def test_every_call_gets_its_own_reply(provider: BatchProvider, server: Ru
     assert await provider.results(provider_id) is None
     replies = await results(provider, provider_id)
     assert sorted(replies) == ["1", "2"]
-    assert "hello" in json.dumps(reply_from(replies["1"]))
+    assert "hello" in json.dumps(load_reply(replies["1"]))
     assert [item["body"] for item in server.batches()[-1]["items"]] == [json.loads(BODY)] * 2
 
 
@@ -82,9 +89,9 @@ async def test_every_call_gets_its_own_reply(provider: BatchProvider, server: Ru
 async def test_an_item_that_fails(provider: BatchProvider, server: RunningModelServer, kind: str, code: str) -> None:
     server.plan({"kind": kind})
     replies = await results(provider, await bought(provider))
-    assert reply_from(replies["1"])  # the provider comes to the second first
+    assert load_reply(replies["1"])  # the provider comes to the second first
     with pytest.raises(ModelError) as failure:
-        reply_from(replies["2"])
+        load_reply(replies["2"])
     assert failure.value.code == code
 
 
@@ -95,16 +102,16 @@ async def test_an_item_without_a_result_is_left_out(provider: BatchProvider, ser
 
 async def test_a_batch_is_found_again(provider: BatchProvider) -> None:
     sent_ms = round(time.time() * 1000)
-    other = await bought(provider, Outgoing("other", TWO.bodies))
-    mine = await bought(provider, Outgoing("mine", TWO.bodies))
+    other = await bought(provider, OutgoingBatch("other", TWO.bodies))
+    mine = await bought(provider, OutgoingBatch("mine", TWO.bodies))
 
     async def find(tag: str, *known: str, count: int = 2) -> str | None:
         found: list[str | None] = []
 
         async def is_known() -> bool:
             try:
-                found.append(await provider.find(Sought(tag, count, sent_ms, frozenset(known))))
-            except NotYetKnown:
+                found.append(await provider.find(BatchSearch(tag, count, sent_ms, frozenset(known))))
+            except BatchUnconfirmed:
                 return False
             return True
 
@@ -154,7 +161,7 @@ def test_settings_from_the_environment() -> None:
 
 def test_lane_has_one_address_one_model_and_no_key() -> None:
     spec = LLMSpec(model="m")
-    one = lane_of(spec, LLMConfig(model="m", api_key="a"))  # type: ignore[arg-type]
-    assert one == lane_of(spec, LLMConfig(model="m", api_key="b"))  # type: ignore[arg-type]
-    assert one != lane_of(spec, LLMConfig(model="m", base_url="http://other"))
-    assert one != lane_of(LLMSpec(model="profile"), LLMConfig(model="m"))
+    one = make_lane(spec, LLMConfig(model="m", api_key="a"))  # type: ignore[arg-type]
+    assert one == make_lane(spec, LLMConfig(model="m", api_key="b"))  # type: ignore[arg-type]
+    assert one != make_lane(spec, LLMConfig(model="m", base_url="http://other"))
+    assert one != make_lane(LLMSpec(model="profile"), LLMConfig(model="m"))

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from broker.contract.events import AgentSpec, Event, LLMSpec, ModelCallDeferred, ModelCallFailed, ModelReply, Tenancy
-from broker.limits.ledger import Ledger, nano
+from broker.limits.ledger import Ledger, to_nano
 from controller_worker.loop.replay import replay
 from tests.faults.harness import FaultCluster
 from tests.model_server.running_server import RunningModelServer
@@ -113,8 +113,8 @@ async def test_calls_of_many_conversations_go_in_few_batches(evaluation: Evaluat
         assert replies[0].seen_id < deferred[0].id < replies[0].id
         assert replay(log).divergence is None
     await evaluation.everything_closed()
-    account = await ledger.account("tenant:acme")
-    assert (account.reserved_usd, account.lost_usd, nano(account.spent_usd)) == (0.0, 0.0, nano(24 * CALL_USD))
+    account = await ledger.load_account("tenant:acme")
+    assert (account.reserved_usd, account.lost_usd, to_nano(account.spent_usd)) == (0.0, 0.0, to_nano(24 * CALL_USD))
     assert evaluation.provider.counts()["received"] == 0  # no separate call was made
     await evaluation.settle(await evaluation.begin(1, headless=False))  # a person is answered at once
     assert evaluation.provider.counts()["answered"] == 2
@@ -181,8 +181,8 @@ async def test_all_workers_are_killed_while_batches_are_under_way(evaluation: Ev
     await evaluation.settle(ids)
     assert sum(evaluation.bought().values()) == 10
     await evaluation.everything_closed()
-    account = await ledger.account("tenant:acme")
-    assert (account.reserved_usd, account.lost_usd, nano(account.spent_usd)) == (0.0, 0.0, nano(10 * CALL_USD))
+    account = await ledger.load_account("tenant:acme")
+    assert (account.reserved_usd, account.lost_usd, to_nano(account.spent_usd)) == (0.0, 0.0, to_nano(10 * CALL_USD))
 
 
 @openai
@@ -239,16 +239,16 @@ async def test_a_stopped_conversation_gives_its_call_up(evaluation: Evaluation) 
         return row.wait_reason == "batch" and row.owner == ""
 
     await evaluation.until(waits, what="the wait for a batch")
-    assert (await ledger.account("tenant:acme")).reserved_usd > 0.0
+    assert (await ledger.load_account("tenant:acme")).reserved_usd > 0.0
     await evaluation.client.cancel(cid)
     await evaluation.settle([cid])
     await evaluation.everything_closed()
 
     async def is_given_back() -> bool:  # right behind the event that says so
-        return (await ledger.account("tenant:acme")).reserved_usd == 0.0
+        return (await ledger.load_account("tenant:acme")).reserved_usd == 0.0
 
     await evaluation.until(is_given_back, what="the reservation given back")
-    account = await ledger.account("tenant:acme")
+    account = await ledger.load_account("tenant:acme")
     assert (account.spent_usd, account.lost_usd) == (0.0, 0.0)
     assert evaluation.provider.batches() == []
 

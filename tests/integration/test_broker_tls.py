@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from broker.celery.app import connection_settings
+from broker.celery.app import make_connection_settings
 from broker.runtime.errors import UsageError
 from tests.certificates import certificate_in
-from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import FaultCluster
+from tests.ingress_parts import Producer, all_present, saying
 from tests.polling import until
 from tests.stores import redis_program, running
 
@@ -42,7 +42,7 @@ def url(files: Path) -> Iterator[str]:
 async def test_all_roles_work_with_a_broker_behind_tls(tmp_path: Path, url: str, files: Path) -> None:
     trusted = {"DECKHANDS_CELERY_URL": f"{url}?ssl_ca_certs={files}/cert.pem"}
     async with FaultCluster(tmp_path).running() as cluster:
-        for start in (cluster.start_controller, cluster.start_tool, cluster.start_door, cluster.start_jobs):
+        for start in (cluster.start_controller, cluster.start_tool, cluster.start_ingress, cluster.start_jobs):
             start(**trusted)
         await all_present(cluster)
         cluster.start_beat(**trusted)
@@ -75,12 +75,12 @@ async def test_a_certificate_that_is_not_trusted_is_refused(tmp_path: Path, url:
 def test_a_tls_option_that_cannot_be_used_is_named(options: str) -> None:
     name, _, value = options.partition("=")
     with pytest.raises(UsageError, match=f"{name}.*{value}") as refused:
-        connection_settings(f"rediss://:{PASSWORD}@h/0?{options}")
+        make_connection_settings(f"rediss://:{PASSWORD}@h/0?{options}")
     assert PASSWORD not in str(refused.value)
 
 
 def test_results_have_their_own_tls_options() -> None:
-    found = connection_settings("redis://h/1", "rediss://u:p@r/2?ssl_cert_reqs=CERT_NONE&client_name=x")
+    found = make_connection_settings("redis://h/1", "rediss://u:p@r/2?ssl_cert_reqs=CERT_NONE&client_name=x")
     assert found == {
         "broker_url": "redis://h/1",
         "result_backend": "rediss://u:p@r/2?client_name=x",

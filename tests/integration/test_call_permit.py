@@ -19,15 +19,15 @@ from broker.contract.events import (
     Tenancy,
 )
 from broker.coordination.figures import read_figures
-from broker.limits.governor import CallOutcome, Granted, InQueue
+from broker.limits.governor import CallGranted, CallOutcome, CallQueued
 from broker.limits.ledger import Ledger
-from broker.limits.quotas import Pool, QuotaTable
+from broker.limits.quotas import QuotaPool, QuotaTable
 from broker.runtime.clock import SystemClock
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.services import Services
 from controller_worker.model.models import Models
-from deckhands.client.forking import fork_of
-from deckhands.client.reading.spending import spending_of
+from deckhands.client.forking import build_fork
+from deckhands.client.reading.spending import compute_spending
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
 
@@ -36,7 +36,7 @@ FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}], 
 ACME = Tenancy(tenant="acme", experiment="swe")
 
 
-def limit(hands: Hands, table: str) -> Pool:
+def limit(hands: Hands, table: str) -> QuotaPool:
     """Give the worker a quota table for every scripted model."""
     quotas = QuotaTable.parse(f'[[quota]]\nmodel = "scripted/*"\n{table}')
     old = hands.services
@@ -44,15 +44,15 @@ def limit(hands: Hands, table: str) -> Pool:
     return quotas.pools[0]
 
 
-async def occupy(hands: Hands, pool: Pool, *, others: int = 0) -> None:
+async def occupy(hands: Hands, pool: QuotaPool, *, others: int = 0) -> None:
     """Let somebody else hold the only permit, and so many others wait for it."""
     governor = hands.services.permits.governor
     for n in range(1 + others):
         answer = await governor.reserve(pool, f"other-{n}", "controller-2", input_tokens=1, output_tokens=1)
-        assert isinstance(answer, Granted) == (n == 0)
+        assert isinstance(answer, CallGranted) == (n == 0)
 
 
-async def free(hands: Hands, pool: Pool, cid: str = "other-0") -> None:
+async def free(hands: Hands, pool: QuotaPool, cid: str = "other-0") -> None:
     await hands.services.permits.governor.settle(pool, cid, "controller-2", CallOutcome.OK, took_seconds=2.0)
 
 
@@ -65,7 +65,7 @@ def trips(hands: Hands) -> dict[str, int]:
 
 
 def figures_of(hands: Hands) -> dict[str, dict[str, float]]:
-    return read_figures(hands.services.figures.text())
+    return read_figures(hands.services.figures.render())
 
 
 async def test_what_a_conversation_uses_is_counted(hands: Hands) -> None:
@@ -98,7 +98,7 @@ async def test_a_budget_costs_two_trips_a_call(hands: Hands) -> None:
     await hands.begin(THINK, THINK, FINISH, tenancy=ACME)
     await is_at_rest(hands, await hands.go())
     assert trips(hands) == {"deck_budget_reserve": 3, "deck_budget_settle": 3}
-    account = await Ledger(hands.store).account("experiment:acme/swe")
+    account = await Ledger(hands.store).load_account("experiment:acme/swe")
     assert (account.spent_usd, account.reserved_usd, account.calls) == (0.75, 0.0, 3)
 
 
@@ -217,10 +217,10 @@ async def test_a_fallback_is_asked_if_its_quota_has_room(hands: Hands, tmp_path:
     if is_taken:  # the seat goes to the next, not to the conversation that has turned away
         await free(hands, quotas.pools[1])
         answer = await governor.reserve(quotas.pools[1], "next", "controller-2", input_tokens=1, output_tokens=1)
-        assert isinstance(answer, Granted)
+        assert isinstance(answer, CallGranted)
     for number, pool in enumerate(quotas.pools):
         answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
-        assert isinstance(answer, Granted) is not (is_taken and number == 1)
+        assert isinstance(answer, CallGranted) is not (is_taken and number == 1)
 
 
 async def test_a_pause_leaves_the_queue(hands: Hands) -> None:
@@ -234,7 +234,7 @@ async def test_a_pause_leaves_the_queue(hands: Hands) -> None:
     await free(hands, pool)
     governor = hands.services.permits.governor
     answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, CallGranted)
 
 
 async def test_another_model_leaves_the_queue_of_the_first(hands: Hands, tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ async def test_another_model_leaves_the_queue_of_the_first(hands: Hands, tmp_pat
     await free(hands, pool)
     governor = hands.services.permits.governor
     answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, CallGranted)
 
 
 @pytest.mark.parametrize("has_quota", [False, True])
@@ -287,7 +287,7 @@ async def test_permit_granted_for_another_model_is_given_back(hands: Hands, tmp_
     assert reply.model == f"scripted/{other}"
     for each in quotas.pools:
         answer = await governor.reserve(each, "another", "controller-2", input_tokens=1, output_tokens=1)
-        assert isinstance(answer, Granted)
+        assert isinstance(answer, CallGranted)
 
 
 async def test_a_stop_gives_the_permit_back_and_loses_the_money(hands: Hands) -> None:
@@ -303,8 +303,8 @@ async def test_a_stop_gives_the_permit_back_and_loses_the_money(hands: Hands) ->
     await hands.services.permits.aclose()
     governor = hands.services.permits.governor
     answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
-    assert isinstance(answer, Granted)
-    account = await Ledger(hands.store).account("tenant:acme")
+    assert isinstance(answer, CallGranted)
+    account = await Ledger(hands.store).load_account("tenant:acme")
     assert (account.reserved_usd, account.lost_calls) == (0.0, 1)
 
 
@@ -322,7 +322,7 @@ async def test_reply_during_a_stop_is_charged_as_lost(hands: Hands) -> None:
     await until(lambda: bool(hands.gone), what="release")
     await hands.services.permits.aclose()
     assert (await hands.kinds())[-2:] == ["action.change_agent_state", "observation.agent_state_changed"]
-    account = await Ledger(hands.store).account("tenant:acme")
+    account = await Ledger(hands.store).load_account("tenant:acme")
     assert (account.reserved_usd, account.lost_calls) == (0.0, 1)
 
 
@@ -347,7 +347,7 @@ async def test_exhausted_budget_waits_and_top_up_resumes(hands: Hands) -> None:
     assert [event.kind for event in after[1:]] == [
         *("model.reply", "action.finish", "observation.agent_state_changed"),
     ]
-    assert (await ledger.account("tenant:acme")).spent_usd == 0.5
+    assert (await ledger.load_account("tenant:acme")).spent_usd == 0.5
 
 
 async def test_a_call_that_its_budget_refuses_leaves_its_seat(hands: Hands) -> None:
@@ -358,7 +358,7 @@ async def test_a_call_that_its_budget_refuses_leaves_its_seat(hands: Hands) -> N
     assert (await hands.kinds())[-1] == "model.deferred"
     governor = hands.services.permits.governor
     answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, CallGranted)
 
 
 async def test_retry_after_of_the_provider_reaches_the_quota(hands: Hands) -> None:
@@ -368,7 +368,7 @@ async def test_retry_after_of_the_provider_reaches_the_quota(hands: Hands) -> No
     assert (await hands.kinds()).count("model.failed") == 1
     governor = hands.services.permits.governor
     answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
-    assert isinstance(answer, InQueue)
+    assert isinstance(answer, CallQueued)
     assert answer.eta_seconds > 300
 
 
@@ -377,7 +377,7 @@ async def test_failed_call_that_may_be_billed_is_charged_as_lost(hands: Hands, c
     await hands.begin(FINISH | {"error": {"code": code, "retry_after_seconds": 600}}, tenancy=ACME)
     await is_at_rest(hands, await hands.go())
     assert (await hands.kinds()).count("model.failed") == 1
-    account = await Ledger(hands.store).account("tenant:acme")
+    account = await Ledger(hands.store).load_account("tenant:acme")
     assert (account.reserved_usd, account.lost_calls) == (0.0, lost)
 
 
@@ -387,7 +387,7 @@ async def test_pause_before_the_budget_wait_is_written_ends_it(hands: Hands) -> 
     await hands.begin(THINK, FINISH, tenancy=ACME)
 
     async def pause_before_the_deferral() -> None:
-        if (await ledger.account("experiment:acme/swe")).waiting:
+        if (await ledger.load_account("experiment:acme/swe")).waiting:
             await hands.ask("paused")
         else:
             hands.wire.before["deck_append"] = pause_before_the_deferral
@@ -395,7 +395,7 @@ async def test_pause_before_the_budget_wait_is_written_ends_it(hands: Hands) -> 
     hands.wire.before["deck_append"] = pause_before_the_deferral
     await is_at_rest(hands, await hands.go())
     assert (await hands.kinds())[-2:] == ["action.change_agent_state", "observation.agent_state_changed"]
-    assert (await ledger.account("experiment:acme/swe")).waiting == 0
+    assert (await ledger.load_account("experiment:acme/swe")).waiting == 0
 
 
 async def test_the_next_owner_charges_what_the_last_one_had_not(hands: Hands) -> None:
@@ -405,27 +405,27 @@ async def test_the_next_owner_charges_what_the_last_one_had_not(hands: Hands) ->
     root = hands.store.all_shards[0].root
     for key in await hands.store.connection.call("KEYS", f"{root}:budget*"):
         await hands.store.connection.call("DEL", key)
-    assert (await ledger.account("tenant:acme")).spent_usd == 0.0
+    assert (await ledger.load_account("tenant:acme")).spent_usd == 0.0
     await hands.say()
     await is_at_rest(hands, await hands.go())
-    assert (await ledger.account("tenant:acme")).spent_usd >= 0.5
+    assert (await ledger.load_account("tenant:acme")).spent_usd >= 0.5
 
 
 async def test_fork_does_not_pay_again_for_its_origin(hands: Hands) -> None:
     await hands.begin(THINK, FINISH, tenancy=ACME)
     await is_at_rest(hands, await hands.go())
-    events = [await hands.log.blobs.whole(CID, event) for event in await hands.events()]
+    events = [await hands.log.blobs.restore_event(CID, event) for event in await hands.events()]
     at = next(event.id for event in events if isinstance(event, ModelReply)) + 1
-    created = fork_of(events[:at], "fork", title="fork")
-    await hands.log.adopt(created, events[1:at], key="fork")
+    created = build_fork(events[:at], "fork", title="fork")
+    await hands.log.create_from(created, events[1:at], key="fork")
     loop = await hands.claim("fork")
     loop.wake(has_new_events=False)
     await until(lambda: "fork" in hands.gone, what="the fork's end")
     ledger = Ledger(hands.store)
-    assert (await ledger.account("conversation:fork")).spent_usd == 0.25
-    assert (await ledger.account("tenant:acme")).spent_usd == 0.75
+    assert (await ledger.load_account("conversation:fork")).spent_usd == 0.25
+    assert (await ledger.load_account("tenant:acme")).spent_usd == 0.75
     whole = await hands.log.read("fork")
-    assert spending_of(whole).spent_usd == 0.25
+    assert compute_spending(whole).spent_usd == 0.25
 
 
 async def test_unset_key_is_an_error_of_the_conversation(hands: Hands) -> None:

@@ -16,7 +16,7 @@ from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.sandbox import Enclosure
 from tool_worker.workspace.opening.changes import Changes
 from tool_worker.workspace.opening.confined_program import run_confined
-from tool_worker.workspace.opening.repositories import Repositories
+from tool_worker.workspace.opening.repositories import SandboxedGit
 
 MIB = 2**20
 LIMIT_SECONDS = 60.0
@@ -26,8 +26,8 @@ MORE_THAN_IS_READ = 4 * 2**40
 
 
 @pytest.fixture
-def repositories(tmp_path: Path) -> Repositories:
-    return Repositories(BubblewrapSandbox(tmp_path / ".sandbox"))
+def repositories(tmp_path: Path) -> SandboxedGit:
+    return SandboxedGit(BubblewrapSandbox(tmp_path / ".sandbox"))
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def applied(target: Path, patch: bytes) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
 async def test_what_a_container_of_root_has_changed_is_compared(
-    repositories: Repositories, workspace: Path, tmp_path: Path
+    repositories: SandboxedGit, workspace: Path, tmp_path: Path
 ) -> None:
     for name in ("changed", "removed"):
         (workspace / name).write_text("before\n")
@@ -64,7 +64,7 @@ async def test_what_a_container_of_root_has_changed_is_compared(
     (workspace / ".git").mkdir()
     for path in (workspace, *workspace.rglob("*")):
         os.chown(path, OF_A_CONTAINER, OF_A_CONTAINER, follow_symlinks=False)
-    patch = await Changes(repositories).since(workspace, base, limit_bytes=MIB)
+    patch = await Changes(repositories).compare(workspace, base, limit_bytes=MIB)
     copy = tmp_path / "copy"
     copy.mkdir()
     for name in ("changed", "removed"):
@@ -79,13 +79,13 @@ async def test_what_a_container_of_root_has_changed_is_compared(
 
 
 async def test_what_does_not_fit_is_left_out_and_named(
-    repositories: Repositories, workspace: Path, tmp_path: Path
+    repositories: SandboxedGit, workspace: Path, tmp_path: Path
 ) -> None:
     numbers = random.Random(1)
     for name, size in (("large", 2 * MIB), ("odd\nname", 2 * MIB), ("small", 100_000)):
         (workspace / name).write_bytes(numbers.randbytes(size))
     (workspace / "lines").write_text("\n" * 300_000)
-    patch = await Changes(repositories).since(workspace, None, limit_bytes=MIB)
+    patch = await Changes(repositories).compare(workspace, None, limit_bytes=MIB)
     assert patch.left_out == ("large", "odd\nname")
     assert len(patch.content) <= MIB
     applied(tmp_path / "copy", patch.content)
@@ -93,17 +93,17 @@ async def test_what_does_not_fit_is_left_out_and_named(
         assert (tmp_path / "copy" / name).read_bytes() == (workspace / name).read_bytes()
 
 
-async def test_omitted_new_file_is_neither_read_nor_stored(repositories: Repositories, workspace: Path) -> None:
+async def test_omitted_new_file_is_neither_read_nor_stored(repositories: SandboxedGit, workspace: Path) -> None:
     with (workspace / "huge").open("wb") as huge:
         huge.truncate(MORE_THAN_IS_READ)
     (workspace / "small").write_text("small\n")
-    patch = await Changes(repositories, limit_seconds=LIMIT_SECONDS).since(workspace, None, limit_bytes=MIB)
+    patch = await Changes(repositories, limit_seconds=LIMIT_SECONDS).compare(workspace, None, limit_bytes=MIB)
     assert patch.left_out == ("huge",)
     assert b"+small" in patch.content
 
 
 async def test_what_became_something_else_is_in_the_patch(
-    repositories: Repositories, workspace: Path, tmp_path: Path
+    repositories: SandboxedGit, workspace: Path, tmp_path: Path
 ) -> None:
     (workspace / "folder").mkdir()
     (workspace / "folder" / "inner").write_text("inner\n")
@@ -132,7 +132,7 @@ async def test_what_became_something_else_is_in_the_patch(
     ):
         subprocess.run(["git", *arguments], cwd=workspace, check=True, capture_output=True)
     (nested / "entered").write_text("no\n")
-    patch = await Changes(repositories).since(workspace, base, limit_bytes=MIB)
+    patch = await Changes(repositories).compare(workspace, base, limit_bytes=MIB)
     assert patch.left_out == ()
     assert b"Subproject commit" in patch.content
     assert b"entered" not in patch.content
@@ -146,16 +146,16 @@ async def test_what_became_something_else_is_in_the_patch(
 
 
 async def test_a_repository_without_a_commit_does_not_hide_other_changes(
-    repositories: Repositories, workspace: Path
+    repositories: SandboxedGit, workspace: Path
 ) -> None:
     subprocess.run(["git", "init", "-q", "nested"], cwd=workspace, check=True, capture_output=True)
     (workspace / "new").write_text("new\n")
-    patch = await Changes(repositories).since(workspace, None, limit_bytes=MIB)
+    patch = await Changes(repositories).compare(workspace, None, limit_bytes=MIB)
     assert b"+new" in patch.content
 
 
 async def test_large_changed_file_stays_unchanged_in_the_patch(
-    repositories: Repositories, workspace: Path, tmp_path: Path
+    repositories: SandboxedGit, workspace: Path, tmp_path: Path
 ) -> None:
     (workspace / "large").write_bytes(random.Random(1).randbytes(MIB))
     (workspace / "folder").write_bytes(random.Random(2).randbytes(MIB))
@@ -165,24 +165,24 @@ async def test_large_changed_file_stays_unchanged_in_the_patch(
     (workspace / "large").write_bytes(random.Random(3).randbytes(MIB))
     (workspace / "folder").unlink()
     (workspace / "small").write_text("small\n")
-    patch = await Changes(repositories).since(workspace, base, limit_bytes=MIB)
+    patch = await Changes(repositories).compare(workspace, base, limit_bytes=MIB)
     assert patch.left_out == ("folder", "large")
     applied(tmp_path / "copy", patch.content)
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["small"]
 
 
-async def test_text_that_a_patch_makes_longer_fits_all_the_same(repositories: Repositories, workspace: Path) -> None:
+async def test_text_that_a_patch_makes_longer_fits_all_the_same(repositories: SandboxedGit, workspace: Path) -> None:
     for number in range(10):
         (workspace / f"lines {number}").write_text("\n" * (MIB // 10))
-    patch = await Changes(repositories).since(workspace, None, limit_bytes=MIB)
+    patch = await Changes(repositories).compare(workspace, None, limit_bytes=MIB)
     assert MIB // 2 < len(patch.content) <= MIB
     assert len(patch.left_out) == 7
 
 
-async def test_a_workspace_that_takes_too_long_is_described(repositories: Repositories, workspace: Path) -> None:
+async def test_a_workspace_that_takes_too_long_is_described(repositories: SandboxedGit, workspace: Path) -> None:
     (workspace / "file").write_text("1234")
     with pytest.raises(WorkspaceTooLarge) as failed:
-        await Changes(repositories, limit_seconds=0.0).since(workspace, None, limit_bytes=MIB)
+        await Changes(repositories, limit_seconds=0.0).compare(workspace, None, limit_bytes=MIB)
     assert failed.value.message == (
         "The workspace has 1 entries with 4 bytes, which is too much to compare it with its beginning: not done "
         "within 0 seconds."

@@ -18,7 +18,7 @@ from broker.coordination.transfers import TransferFailed, Transfers
 from broker.log.event_log import EventLog
 from broker.runtime.clock import SystemClock
 from broker.store.store import Store
-from deckhands.client.forking import fork_of
+from deckhands.client.forking import build_fork
 from deckhands.client.transfers.files import WorkspaceFiles
 from tests.integration.workspace_hosts import opened
 from tests.polling import until
@@ -46,7 +46,7 @@ class Node:
     ) -> Event:
         await self.log.append(conversation_id, [CmdRunAction(command=command)])
         action = (await self.log.read(conversation_id))[-1]
-        entry = await self.log.entry(conversation_id, action.id)
+        entry = await self.log.load_entry(conversation_id, action.id)
         delivery = ActionDelivery(conversation_id, action.id, entry, spec or WorkspaceSpec(), "")
         await self.executor.execute(delivery, ActionClaimed(1, moves))
         return (await self.log.read(conversation_id))[-1]
@@ -116,7 +116,7 @@ async def test_a_fork_by_the_client_finds_its_source(log: EventLog, tmp_path: Pa
     async with node(log, tmp_path / "one", tmp_path / "place", every=1) as one:
         await one.run("echo first > file")
         events = await log.read(CID)
-        await log.adopt(fork_of(events, "fork"), events[1:], key="fork")
+        await log.create_from(build_fork(events, "fork"), events[1:], key="fork")
         told = await one.run("ls", conversation_id="fork")
         assert "conversation that this one was forked from, as they were after event " in told.content
         assert content(await one.run("cat file", conversation_id="fork")) == "first"
@@ -129,11 +129,11 @@ async def test_fork_gets_the_files_of_its_event_with_notice(log: EventLog, tmp_p
         events = await log.read(CID)
         assert len(events) == 7
         for at, saved, file in ((5, 5, "2"), (6, 5, "2"), (7, 7, "3")):
-            await log.adopt(fork_of(events[:at], f"fork-{at}"), events[1:at], key=f"fork-{at}")
+            await log.create_from(build_fork(events[:at], f"fork-{at}"), events[1:at], key=f"fork-{at}")
             told = await one.run("ls", conversation_id=f"fork-{at}")
             assert f"as they were after event {saved}; the fork is at event {at}. Later changes" in told.content
             assert content(await one.run("cat file", conversation_id=f"fork-{at}")) == file
-        await log.adopt(fork_of(events[:2], "fork-2"), events[1:2], key="fork-2")
+        await log.create_from(build_fork(events[:2], "fork-2"), events[1:2], key="fork-2")
         told = await one.run("ls", conversation_id="fork-2")
         assert "after event 3. That is later than the fork at event 2: they contain changes" in told.content
         assert content(await one.run("cat file", conversation_id="fork-2")) == "1"
@@ -232,7 +232,7 @@ async def test_whoever_takes_over_after_a_crash_says_the_same(log: EventLog, tmp
         await log.append(CID, [CmdRunAction(command="touch effect")])
         action = (await log.read(CID))[-1]
         assert (await two.checkpointing.recover(CID, action.id) or "").startswith(OWN)  # and then it dies
-        delivery = ActionDelivery(CID, action.id, await log.entry(CID, action.id), WorkspaceSpec(), "")
+        delivery = ActionDelivery(CID, action.id, await log.load_entry(CID, action.id), WorkspaceSpec(), "")
         await two.executor.execute(delivery, ActionReclaimed(2, "tool-1"))
         assert ((await log.read(CID))[-1].content or "").startswith(OWN)
         assert content(await two.run("ls")) == "file"
@@ -241,7 +241,7 @@ async def test_whoever_takes_over_after_a_crash_says_the_same(log: EventLog, tmp
 async def test_a_fork_begins_with_the_files_of_its_source(log: EventLog, tmp_path: Path) -> None:
     async with node(log, tmp_path / "one", tmp_path / "place", every=1) as one:
         await one.run("echo first > file")
-        last = await log.last_id(CID)
+        last = await log.load_last_id(CID)
         await log.fork(CID, ConversationCreated(conversation_id="fork", forked_from=CID), at=last)
         told = await one.run("ls", conversation_id="fork")
         assert "of the conversation that this one was forked from. It does not say when it was saved" in told.content

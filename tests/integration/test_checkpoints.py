@@ -256,10 +256,10 @@ def test_what_nobody_needs_any_more_is_dropped(checkpoints: Checkpoints, url: st
         (tmp_path / name / "own").write_text(name)
         checkpoints.save(name, tmp_path / name, SavedFiles())
     assert removal.drop_unused() == 0
-    assert removal.conversations() == ["one", "two"]
+    assert removal.list_conversations() == ["one", "two"]
     removal.forget_all("one")
     removal.forget_all("one")
-    assert removal.conversations() == ["two"]
+    assert removal.list_conversations() == ["two"]
     assert removal.drop_unused(older_than_seconds=3600) == 0
     assert not checkpoints.has("one")
     assert removal.drop_unused() == 1

@@ -16,7 +16,7 @@ import pytest
 from broker.store.connection import MultiplexedConnection
 from broker.store.embedded import EmbeddedValkey
 from controller_worker.agents.registry import AGENTS
-from deckhands.client.known_agents import agents_here
+from deckhands.client.known_agents import list_local_agents
 from deckhands.client.runs.records import RunFolder
 from tests.integration.command_line import COMMAND, Done, Terminal, deckhands, environment
 from tests.unit.deckhands.sample_log import finished_log
@@ -137,7 +137,7 @@ class TestAgentAndModel:
         assert not (tmp_path / "home" / "runs").exists()
 
     def test_agent_names_match_those_found_by_import(self):
-        assert agents_here() == frozenset(AGENTS)
+        assert list_local_agents() == frozenset(AGENTS)
 
 
 class TestWorkspace:

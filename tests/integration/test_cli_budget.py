@@ -9,7 +9,7 @@ import pytest
 
 from broker.contract.fencing import Ownership
 from broker.contract.specs import Tenancy
-from broker.limits.ledger import Ledger, accounts_of
+from broker.limits.ledger import Ledger, list_accounts
 from broker.store.store import open_store
 from deckhands.client.client import Client
 from tests.archive_parts import begin_ended
@@ -36,7 +36,7 @@ def face(valkey_server: RealServer, tmp_path: Path) -> Face:
 def spend(url: str, cid: str, usd: float) -> None:
     async def settle() -> None:
         store = await open_store(url)
-        accounts = accounts_of(cid, tenant="acme", experiment="swe")
+        accounts = list_accounts(cid, tenant="acme", experiment="swe")
         await Ledger(store).settle(Ownership(cid, "w1", "1"), accounts, total_usd=usd)
         await store.aclose()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.coordination.unreadable import Unreadable
+from broker.coordination.quarantine import Quarantine
 from broker.log.conversations import Conversations
 from deckhands import AgentSpec, Client, LLMSpec
 from tests.integration.command_line import deckhands, environment
@@ -41,7 +41,7 @@ async def _fill(url: str) -> None:
             fields = ("c", "poison-1", "from", worker, "to", "w9", "at", "1760000000000")
             await client.store.connection.call("XADD", shard.takeovers, "*", *fields)
         error = KeyError("c")
-        await Unreadable(client.store).put_aside(
+        await Quarantine(client.store).quarantine(
             shard, "deck:{0}:act:pool:bash", "1-1", [b"foo", b"\x1b[31mbar"], error
         )
 
@@ -81,7 +81,7 @@ def test_one_is_shown_with_its_causes(env: dict[str, str]) -> None:
     assert [event["id"] for event in found["last_events"]] == [1, 2, 3, 4]
     name = entry_name(env)
     entry = deckhands("dead", "show", name, env=env)
-    assert "It began:     foo \\x1b[31mbar" in entry.out
+    assert "Content:      foo \\x1b[31mbar" in entry.out
     assert "Why:          it has no field 'c'" in entry.out
     assert deckhands("dead", "show", name, "--json", env=env).json[0]["name"] == name
 
@@ -109,7 +109,7 @@ def test_what_nobody_needs_is_discarded(env: dict[str, str]) -> None:
     refused = deckhands("dead", "requeue", entry_name(env), env=env)
     assert (refused.code, "cannot be requeued" in refused.err) == (2, True)
     asked = deckhands("dead", "discard", "--all", env=env)
-    assert (asked.code, "3 dead letters would be discarded, and nobody" in asked.err) == (2, True)
+    assert (asked.code, "3 dead letters would be discarded, and there is no" in asked.err) == (2, True)
     assert deckhands("dead", "discard", "poison-1", entry_name(env), env=env).err == (
         "1 conversation closed, 1 entry forgotten.\n"
     )
@@ -123,7 +123,7 @@ def test_what_nobody_needs_is_discarded(env: dict[str, str]) -> None:
 
 async def _dead(url: str) -> list[str]:
     async with await Client.connect(url) as client:
-        return await Conversations(client.store).dead_letters()
+        return await Conversations(client.store).list_dead_letters()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.cli.timing_options import moment_in, seconds_in
+from deckhands.cli.timing_options import parse_duration, parse_time
 from tests.integration.command_line import deckhands, environment
 from tests.stores import RealServer, emptied
 
@@ -127,7 +127,7 @@ def test_a_schedule_that_cannot_be_is_refused(env: dict[str, str], options: tupl
 
 
 def test_durations_and_times_are_read() -> None:
-    assert [seconds_in(text, "-") for text in ("90", "1.5h", "2D", " 30m ")] == [90.0, 5400.0, 172800.0, 1800.0]
-    assert moment_in("2026-03-01T06:00+01:00", "-") == datetime(2026, 3, 1, 5, tzinfo=UTC)
+    assert [parse_duration(text, "-") for text in ("90", "1.5h", "2D", " 30m ")] == [90.0, 5400.0, 172800.0, 1800.0]
+    assert parse_time("2026-03-01T06:00+01:00", "-") == datetime(2026, 3, 1, 5, tzinfo=UTC)
     with pytest.raises(UsageError):
-        seconds_in("inf", "-")
+        parse_duration("inf", "-")

@@ -11,7 +11,7 @@ from broker.runtime.settings import BrokerSettings
 from broker.store.store import open_store
 from deckhands.client.client import Client
 from deckhands.operations.jobs.job import JobServices
-from deckhands.operations.jobs.telling import book_of, deliver, tell
+from deckhands.operations.jobs.webhook_jobs import deliver, notify, open_repository
 from tests.integration.command_line import Done, deckhands, environment
 from tests.stores import RealServer, emptied
 from tests.webhook_parts import begin_worked, receiving
@@ -81,9 +81,9 @@ def test_deliveries_are_listed_with_how_they_have_ended(face: Face) -> None:
         settings = BrokerSettings(webhook_private="127.0.0.1")
         bench = JobServices(await open_store(face.url), settings, lambda _, arguments: sent.append(arguments))
         client = Client(bench.store)
-        await book_of(bench).add("*", url, ("conversation.settled",))
+        await open_repository(bench).add("*", url, ("conversation.settled",))
         await begin_worked(client, "told-one")
-        await tell(bench)
+        await notify(bench)
         for arguments in sent:
             await deliver(bench, *arguments)
         await client.aclose()

@@ -13,7 +13,7 @@ from broker.log.conversations import Conversations
 from broker.runtime.errors import CorruptEntry, StoreUnavailable, UnknownConversation, UsageError
 from broker.store.embedded import EmbeddedValkey
 from deckhands import Client
-from deckhands.client.tasks.tasks import check_task, conversation_id_of, title_of
+from deckhands.client.tasks.tasks import check_task, derive_conversation_id, derive_title
 from tests.unit.deckhands.sample_log import command, output, reply, state
 
 
@@ -43,7 +43,9 @@ async def test_a_task_begins_a_conversation(client):
 async def test_the_same_key_is_the_same_conversation(client):
     first = await client.submit("Fix it.", idempotency_key="ticket 17")
     assert (
-        await client.submit("Something else.", idempotency_key="ticket 17") == first == conversation_id_of("ticket 17")
+        await client.submit("Something else.", idempotency_key="ticket 17")
+        == first
+        == derive_conversation_id("ticket 17")
     )
     assert await client.submit("Fix it.", idempotency_key="ticket 18") != first
     assert len(await client.events(first)) == 2
@@ -215,7 +217,7 @@ async def test_secrets_are_masked_in_messages_and_edited_answers(client, tmp_pat
 async def test_a_fork_under_the_same_key_is_the_same_fork(client):
     cid = await client.submit("Fix it.")
     first = await client.fork(cid, at=2, idempotency_key="again")
-    assert await client.fork(cid, at=2, idempotency_key="again") == first == conversation_id_of("again")
+    assert await client.fork(cid, at=2, idempotency_key="again") == first == derive_conversation_id("again")
     assert await client.fork(cid, at=2) != first
 
 
@@ -250,6 +252,6 @@ async def test_long_texts_are_whole_when_asked_for(client):
 
 
 def test_titles_are_one_line():
-    assert title_of("\n  Fix it.  \nNow.") == "Fix it."
-    assert title_of("x" * 80) == "x" * 80
-    assert title_of("x" * 100) == "x" * 79 + "…"
+    assert derive_title("\n  Fix it.  \nNow.") == "Fix it."
+    assert derive_title("x" * 80) == "x" * 80
+    assert derive_title("x" * 100) == "x" * 79 + "…"

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from kombu import Connection
 
-from broker.runtime.child import Child, last_lines, rotate
+from broker.runtime.child import ChildProcess, read_last_lines, rotate_log
 from broker.runtime.errors import CorruptEntry, StoreMisconfigured, StoreUnavailable, UsageError
-from broker.runtime.settings import celery_url_beside
+from broker.runtime.settings import make_celery_url
 from broker.store.connection import MultiplexedConnection
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import open_store
@@ -173,7 +173,7 @@ async def test_celery_reaches_its_socket_with_the_password(tmp_path, servers):
         server = EmbeddedValkey(tmp_path / name)
         servers.append(server)
         await server.start()
-        for url in (server.celery_url, celery_url_beside(server.url)):
+        for url in (server.celery_url, make_celery_url(server.url)):
             with Connection(url) as connection:
                 connection.SimpleQueue("jobs").put({"is": "there"})
         assert await call(f"{server.url}?db=1", "LLEN", "jobs") == 2
@@ -269,37 +269,37 @@ async def test_a_child_dies_with_its_parent(tmp_path):
 
 
 async def test_a_child_that_does_not_end_when_asked_is_killed(tmp_path):
-    child = Child.start(
+    child = ChildProcess.start(
         ["sh", "-c", "trap '' TERM; echo ready; while :; do read x; done < /dev/zero"], log=tmp_path / "log"
     )
-    await until(lambda: last_lines(tmp_path / "log") == "ready", what="trap")
+    await until(lambda: read_last_lines(tmp_path / "log") == "ready", what="trap")
     assert await child.stop(grace_seconds=0.05) == -signal.SIGKILL
     assert child.exit_status == -signal.SIGKILL
 
 
 async def test_a_program_that_is_not_there(tmp_path):
-    child = Child.start(["no-such-program"], log=tmp_path / "log")
+    child = ChildProcess.start(["no-such-program"], log=tmp_path / "log")
     assert await child.wait() == 1
-    assert last_lines(tmp_path / "log") == "no-such-program: No such file or directory"
+    assert read_last_lines(tmp_path / "log") == "no-such-program: No such file or directory"
 
 
 def test_a_large_log_is_moved_aside(tmp_path):
     log = tmp_path / "x.log"
-    rotate(log)
+    rotate_log(log)
     log.write_bytes(b"x" * 100)
-    rotate(log)
+    rotate_log(log)
     assert log.exists()
     log.write_bytes(b"x" * (10 * 1024 * 1024 + 1))
-    rotate(log)
+    rotate_log(log)
     assert (log.exists(), (tmp_path / "x.log.1").stat().st_size) == (False, 10 * 1024 * 1024 + 1)
 
 
 def test_the_last_lines_of_a_log(tmp_path):
     log = tmp_path / "x.log"
-    assert last_lines(log) == ""
+    assert read_last_lines(log) == ""
     log.write_text("old\n" + "".join(f"{number}\n" for number in range(30)))
-    assert last_lines(log, limit=2) == "28\n29"
-    assert last_lines(log, after=4, limit=99).startswith("0\n1\n")
+    assert read_last_lines(log, limit=2) == "28\n29"
+    assert read_last_lines(log, after=4, limit=99).startswith("0\n1\n")
 
 
 async def test_a_directory_that_cannot_be_written_is_named(tmp_path):

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker.contract.events import ConversationCreated
 from broker.contract.specs import Tenancy
 from broker.coordination.figures import FIELD, MAX_LABELS, MAX_TEXT_CHARS, OTHER, Figures, read_figures
-from broker.coordination.membership import FACTS_EVERY, Membership
-from broker.limits.tenants import TenantRule, TenantTable, publish
+from broker.coordination.membership import BEATS_PER_FACTS, Membership
+from broker.limits.tenants import TenantRule, TenantTable, publish_tenants
 from broker.log.event_log import EventLog
 from broker.runtime.errors import AdmissionRefused
 from broker.store.connection import MultiplexedConnection
@@ -87,7 +87,7 @@ async def test_takeovers_are_counted(valkey_store: Store) -> None:
     await act(store, "controller-1")
     await lapse(store, "controller-1")
     other = await enter(store, "controller-2")
-    await other.tick(1)
+    await other.beat(1)
     await claim(store, "controller-2")
     assert value_of(await look(store), "deckhands_takeovers_total") == 1
 
@@ -95,7 +95,7 @@ async def test_takeovers_are_counted(valkey_store: Store) -> None:
 async def test_refused_beginnings_are_counted_by_reason(valkey_store: Store) -> None:
     names = valkey_store.all_shards[0]
     rules = {"narrow": TenantRule(max_open=1), "slow": TenantRule(submissions_per_minute=1)}
-    await publish(valkey_store, TenantTable(rules=rules), None)
+    await publish_tenants(valkey_store, TenantTable(rules=rules), None)
     for tenant, refused in (("narrow", 2), ("slow", 1)):
         for number in range(1 + refused):
             created = ConversationCreated(conversation_id=f"{tenant}-{number}", tenancy=Tenancy(tenant=tenant))
@@ -137,9 +137,9 @@ async def test_all_shards_count(valkey_server: RealServer) -> None:
 async def test_figures_travel_with_the_heartbeat(valkey_store: Store) -> None:
     membership = await join(valkey_store, "tool-1")
     membership.figures.add("actions", 3, "observation.run")
-    membership.figures.note_lag(0.25)
-    for _ in range(FACTS_EVERY):
-        await membership.tick(0)
+    membership.figures.record_lag(0.25)
+    for _ in range(BEATS_PER_FACTS):
+        await membership.beat(0)
     found = await look(valkey_store)
     labels = {"worker": "tool-1", "role": "tool"}
     assert value_of(found, "deckhands_actions_total", kind="observation.run", **labels) == 3
@@ -163,7 +163,7 @@ GARBAGE = [
 async def test_figures_that_somebody_forged_spoil_nothing(memory_store: Store, text: str) -> None:
     names = memory_store.all_shards[0]
     await join(memory_store, "tool-1")
-    await memory_store.connection.call("HSET", names.about("tool-1"), FIELD, text.encode(errors="surrogatepass"))
+    await memory_store.connection.call("HSET", names.worker_facts("tool-1"), FIELD, text.encode(errors="surrogatepass"))
     found = samples_in(await Exposition(memory_store).text())
     assert value_of(found, "deckhands_workers") == 1
     assert len(found) < 500
@@ -176,7 +176,7 @@ async def test_keys_of_another_type_spoil_nothing_else(valkey_store: Store) -> N
     await join(store, "tool-1")
     await begin(store, "c-2")
     call = store.connection.call
-    keys = (names.parked, names.dead, names.takeovers, names.unreadable, names.ready, names.actions("pool:bash"))
+    keys = (names.parked, names.dead, names.takeovers, names.quarantine, names.ready, names.actions("pool:bash"))
     keys += (f"{names.root}:unread", store.keys("c-2").meta, "deck:inbox", "deck:tools", f"{names.root}:turns:ready:1")
     for key in keys:
         await call("DEL", key)
@@ -199,7 +199,9 @@ async def test_names_that_somebody_chose_are_bounded(valkey_store: Store) -> Non
     for number in range(MAX_WORKERS + 50):
         await store.connection.call("ZADD", names.workers, 1, f'ghost-{number}\x00\n"')
     streams = " ".join(f"{names.root}:act:pool:p{number}" for number in range(3 * MAX_LABEL_VALUES))
-    await store.connection.call("HSET", names.about("tool-0"), "streams", f"{streams} deck:secret", "role", "x" * 9_999)
+    await store.connection.call(
+        "HSET", names.worker_facts("tool-0"), "streams", f"{streams} deck:secret", "role", "x" * 9_999
+    )
     await begin(store, "c-2")
     await store.connection.call("HSET", store.keys("c-2").meta, "state", "free\ntext", "wait_reason", "of a tenant")
     found = await look(store)
@@ -255,15 +257,15 @@ def test_model_names_cannot_make_the_metrics_too_long(letter: str) -> None:
     for name in names:
         for number in range(2 * MAX_LABELS):
             figures.add(name, 2.0**52 + 0.5, f"{number}{letter * 500}")
-    assert len(figures.text()) < MAX_TEXT_CHARS / 2
-    assert read_figures(figures.text()).keys() == set(names)
+    assert len(figures.render()) < MAX_TEXT_CHARS / 2
+    assert read_figures(figures.render()).keys() == set(names)
 
 
 def test_a_figure_has_a_bounded_number_of_labels() -> None:
     figures = Figures()
     for number in range(3 * MAX_LABELS):
         figures.add("cost_usd", 1.0, f"{number}-" + "x" * 500)
-    (values,) = read_figures(figures.text()).values()
+    (values,) = read_figures(figures.render()).values()
     assert len(values) == MAX_LABELS + 1
     assert values[OTHER] == 2 * MAX_LABELS
 

@@ -16,7 +16,7 @@ import yaml
 from broker.limits.quotas import QuotaTable
 from broker.limits.tenants import TenantTable
 from broker.runtime.settings import BrokerSettings
-from broker.secrets.secrets import parsed_key
+from broker.secrets.secrets import parse_key
 from controller_worker.loop.hooks import Hooks, load_hooks
 from controller_worker.providers.profiles import Profiles
 from deckhands.client.archive.retention import Retention
@@ -31,10 +31,10 @@ NO_SANDBOX = ROOT / "deploy" / "compose.none.yaml"
 SYSTEM_CALLS = ROOT / "deploy" / "seccomp.json"
 PRODUCERS = ROOT / "deploy" / "compose.producers.yaml"
 PASSWORDS = tuple(
-    f"{who}_PASSWORD" for who in ("ADMIN", "WORKER", "DOOR", "JOBS", "GATEWAY", "PRODUCER", "QUEUE", "FLOWER")
+    f"{who}_PASSWORD" for who in ("ADMIN", "WORKER", "INGRESS", "JOBS", "GATEWAY", "PRODUCER", "QUEUE", "FLOWER")
 )
 POOLS = {"ipython": "bash,ipython", "browser": "bash,browser,ipython"}
-STAYING = {"store", "queue", "controller", "tools", "door", "jobs", "beat", "gateway", "flower", *POOLS}
+STAYING = {"store", "queue", "controller", "tools", "ingress", "jobs", "beat", "gateway", "flower", *POOLS}
 PASSING = {"setup", "cli"}
 ORDINARY = ["no-new-privileges:true"]
 FOR_BUBBLEWRAP = [*ORDINARY, "seccomp=deploy/seccomp.json", "apparmor=unconfined", "systempaths=unconfined"]
@@ -77,7 +77,7 @@ def test_health_is_asked_of_the_heartbeat() -> None:
         "queue": [*command, "store"],
         "controller": [*command, "controller"],
         **{name: [*command, "tool"] for name in ("tools", *POOLS)},
-        "door": [*command, "door"],
+        "ingress": [*command, "ingress"],
         "jobs": [*command, "jobs"],
         "beat": [*command, "beat"],
     }
@@ -104,7 +104,7 @@ def test_only_services_that_need_keys_or_network_have_them() -> None:
 
 def test_who_works_with_secrets_has_their_key_and_nobody_else() -> None:
     assert {name for name in services() if "DECKHANDS_SECRET_KEY" in services()[name].get("environment", {})} == {
-        *("controller", "tools", *POOLS, "door", "jobs", "gateway", *PASSING)
+        *("controller", "tools", *POOLS, "ingress", "jobs", "gateway", *PASSING)
     }
     used = re.findall(r"\$\{SECRET_KEY([^}]*)\}", COMPOSE.read_text())
     assert set(used) == {":?run deploy/make-env"}
@@ -115,15 +115,15 @@ def test_only_setup_and_cli_are_admin() -> None:
     assert admins == PASSING
 
 
-def test_door_logs_in_as_itself_and_reaches_only_servers() -> None:
-    door = services()["door"]
-    logins = re.findall(r"redis://(\w*):", json.dumps(door["environment"]))
-    assert logins == ["door", ""]
-    assert door["networks"] == ["inside"]
-    assert not {"ports", "configs", "env_file"} & set(door)
-    assert door["volumes"] == ["evaluations:/var/lib/evaluations"]
-    assert door["environment"]["DECKHANDS_EVALUATIONS"] == "/var/lib/evaluations"
-    assert [name for name in services() if "//door:" in json.dumps(services()[name])] == ["door"]
+def test_ingress_logs_in_as_itself_and_reaches_only_servers() -> None:
+    ingress = services()["ingress"]
+    logins = re.findall(r"redis://(\w*):", json.dumps(ingress["environment"]))
+    assert logins == ["ingress", ""]
+    assert ingress["networks"] == ["inside"]
+    assert not {"ports", "configs", "env_file"} & set(ingress)
+    assert ingress["volumes"] == ["evaluations:/var/lib/evaluations"]
+    assert ingress["environment"]["DECKHANDS_EVALUATIONS"] == "/var/lib/evaluations"
+    assert [name for name in services() if "//ingress:" in json.dumps(services()[name])] == ["ingress"]
     assert "//producer:" not in COMPOSE.read_text()
     known = {name: services()[name]["environment"].keys() & set(PASSWORDS) for name in ("store", "queue")}
     assert known == {
@@ -187,8 +187,8 @@ def test_quota_and_server_files_are_empty_by_default() -> None:
         "retention": "deploy/retention.toml",
     }
     assert Retention.of_setting(str(ROOT / files["retention"])) == Retention()
-    assert QuotaTable.of_setting(str(ROOT / files["quotas"])) == QuotaTable()
-    assert TenantTable.of_setting(str(ROOT / files["tenants"])) == TenantTable()
+    assert QuotaTable.load_setting(str(ROOT / files["quotas"])) == QuotaTable()
+    assert TenantTable.load_setting(str(ROOT / files["tenants"])) == TenantTable()
     assert isinstance(load_hooks(str(ROOT / files["hooks"])), Hooks)
     profiles = Profiles.from_env(
         {"LLM_CONFIG": str(ROOT / files["models"]), "LLM_MODEL": "anthropic/claude-sonnet-4-5"}
@@ -231,7 +231,7 @@ def test_pool_profile_adds_tool_workers_of_the_same_node() -> None:
 
 def test_traces_of_every_worker_go_where_the_environment_says() -> None:
     traced = {name for name in STAYING if "OTEL_EXPORTER_OTLP_ENDPOINT" in services()[name].get("environment", {})}
-    assert traced == {"controller", "tools", *POOLS, "door", "jobs", "gateway"}
+    assert traced == {"controller", "tools", *POOLS, "ingress", "jobs", "gateway"}
 
 
 def test_outside_network_profile_changes_nothing_else() -> None:
@@ -283,7 +283,7 @@ def test_passwords_are_made_fresh_and_kept(tmp_path: Path) -> None:
     assert len(set(found)) == 2 * len(PASSWORDS)
     keys = {secret_key(file) for file in made}
     assert len(keys) == 2
-    assert {len(parsed_key(key)) for key in keys} == {32}
+    assert {len(parse_key(key)) for key in keys} == {32}
     before = made[0].read_text()
     again = subprocess.run([made[0].parent / "deploy" / "make-env"], check=True, capture_output=True)
     assert again.stdout == b".env has all passwords already\n"

@@ -186,7 +186,8 @@ async def test_flower_wants_the_password_and_lists_every_kind_of_worker(project:
         async def all_are_listed() -> bool:
             found = await roles()
             return all(
-                found.count(role) >= count for role, count in (("controller", 2), ("tool", 2), ("door", 1), ("jobs", 1))
+                found.count(role) >= count
+                for role, count in (("controller", 2), ("tool", 2), ("ingress", 1), ("jobs", 1))
             )
 
         await until(all_are_listed, limit=LIMIT_SECONDS, what="all workers in Flower")
@@ -256,11 +257,11 @@ async def test_flower_shows_an_agent_as_a_task_in_a_browser(project: Project) ->
         assert "&lt;secret_hidden&gt;" in await page.content()
         await page.screenshot(path=project.folder / "flower-task.png")
         await page.goto(f"{flower}/workers")
-        await page.get_by_text("door-").first.wait_for()
+        await page.get_by_text("ingress-").first.wait_for()
 
 
 async def test_services_that_are_stopped_and_started_lose_nothing(project: Project) -> None:
-    project.compose("stop", "door", "jobs", "beat")
+    project.compose("stop", "ingress", "jobs", "beat")
     model = {"model": "scripted//scripts/short.json"}
     sent = [producer(project).send_task("deckhands.run", ["do it"], model, queue="deckhands").id for _ in range(3)]
     at_work = project.submit("long", "--label", "restarted=yes")
@@ -268,7 +269,9 @@ async def test_services_that_are_stopped_and_started_lose_nothing(project: Proje
     project.compose("up", "-d", "--no-recreate", "--no-deps", "--wait", "store", "queue", limit=UP_LIMIT_SECONDS)
     app = producer(project)
     assert [app.AsyncResult(one).state for one in sent] == ["PENDING"] * 3
-    project.compose("up", "-d", "--no-recreate", "--no-deps", "--wait", "door", "jobs", "beat", limit=UP_LIMIT_SECONDS)
+    project.compose(
+        "up", "-d", "--no-recreate", "--no-deps", "--wait", "ingress", "jobs", "beat", limit=UP_LIMIT_SECONDS
+    )
     for one in sent:
         summary = await asyncio.to_thread(app.AsyncResult(one).get, timeout=LIMIT_SECONDS)
         assert (summary["state"], summary["message"]) == ("finished", "done")

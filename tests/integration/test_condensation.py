@@ -23,12 +23,12 @@ from broker.contract.condenser_specs import (
 from broker.contract.events import ModelReply
 from broker.contract.observations import AgentStateChangedObservation
 from broker.coordination.membership import Membership
-from broker.log.invariants import violations
-from broker.log.status import status_of
+from broker.log.invariants import find_violations
+from broker.log.status import fold_status
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.memory.condensers.registry import create_condenser
 from controller_worker.memory.conversation_memory import PromptOptions
-from controller_worker.model.recollection import Recollection
+from controller_worker.model.prompt_history import PromptHistory
 from controller_worker.providers.messages.messages import Message, TextPart
 from tests.broker_parts import lapse
 from tests.conversation_hands import CID, THINK, WORKER, Hands
@@ -50,8 +50,8 @@ async def condensations(hands: Hands) -> list[CondensationAction]:
 
 async def ended(hands: Hands) -> AgentState | None:
     events = await hands.events()
-    assert violations(events, conversation_id=CID) == []
-    return status_of(events).state
+    assert find_violations(events, conversation_id=CID) == []
+    return fold_status(events).state
 
 
 async def test_a_long_conversation_is_summarised_and_goes_on(hands: Hands) -> None:
@@ -81,7 +81,7 @@ async def test_prompt_after_condensation_has_notes_instead_of_forgotten_events(h
     await hands.go()
     events = await hands.events()
     condensed_at = next(event.id for event in events if isinstance(event, CondensationAction))
-    prompt = await Recollection(hands.log, CID).prompt(
+    prompt = await PromptHistory(hands.log, CID).build_prompt(
         condensed_at, create_condenser(NoOpCondenserSpec()), PromptOptions()
     )
     assert isinstance(prompt, tuple)
@@ -147,7 +147,7 @@ async def test_worker_that_dies_during_condensation_is_replaced(hands: Hands) ->
     before = await hands.events()
     loop.drop()
     await lapse(hands.store, WORKER)
-    await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).tick(1)
+    await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).beat(1)
     second = await hands.claim(worker="controller-2")
     second.wake(has_new_events=False)
     await hands.at_rest(second)
@@ -186,11 +186,11 @@ async def test_new_owner_makes_the_same_grown_prompt(hands: Hands, condenser: Co
     await hands.begin(*thoughts(12), condenser=condenser, condensation=NOTES)
     await hands.go()
     events = await hands.events()
-    grown, strategy = Recollection(hands.log, CID), create_condenser(condenser)
+    grown, strategy = PromptHistory(hands.log, CID), create_condenser(condenser)
     for version in range(3, len(events) + 1):
         await grown.take_in(events[version - 1 : version])
-        anew = await Recollection(hands.log, CID).prompt(version, strategy, PromptOptions())
-        prompt = await grown.prompt(version, strategy, PromptOptions())
+        anew = await PromptHistory(hands.log, CID).build_prompt(version, strategy, PromptOptions())
+        prompt = await grown.build_prompt(version, strategy, PromptOptions())
         if isinstance(prompt, tuple):
             assert prompt == anew
         else:

@@ -73,7 +73,7 @@ async def container(root: Path, command: str) -> AsyncIterator[asyncio.subproces
 async def test_host_in_another_container_serves_and_is_closed_here(root: Path, here: Workspaces) -> None:
     async with container(root, NAMESPACE["command"]):
         folder = HostFolder(root, CONVERSATION)
-        assert (folder.is_alive, folder.main_pid()) == (True, None)
+        assert (folder.is_alive, folder.read_main_pid()) == (True, None)
         workspace = await here.open(CONVERSATION)
         there = output(dict((await workspace.run(1, "bash", NAMESPACE)).value))
         again = output(dict((await workspace.run(2, "bash", NAMESPACE)).value))
@@ -93,4 +93,4 @@ async def test_killed_container_leaves_unknown_outcome_and_next_one_continues(ro
             assert (await waiting).is_unknown
             found = output(dict((await workspace.run(2, "bash", NAMESPACE)).value))
         assert found.content == str(Path("/proc/self/ns/pid").readlink())
-        assert HostFolder(root, CONVERSATION).main_pid() is not None
+        assert HostFolder(root, CONVERSATION).read_main_pid() is not None

@@ -13,13 +13,13 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, LLMSpec
 from broker.contract.observations import AgentStateChangedObservation
 from broker.coordination.membership import Membership
-from broker.log.delegates import delegate_conversation
+from broker.log.delegates import make_delegate_id
 from broker.log.event_log import EventLog
 from broker.log.live_text import LiveText
-from broker.secrets.masking import MASK, forms
+from broker.secrets.masking import MASK, find_forms
 from broker.secrets.secrets import Secrets
 from controller_worker.core.controller import fold
-from controller_worker.core.state import State, state_from
+from controller_worker.core.state import State, parse_snapshot
 from tests.broker_parts import lapse, no_key
 from tests.conversation_hands import CID, THINK, WORKER, Hands
 from tests.polling import until
@@ -43,9 +43,9 @@ async def test_what_a_model_repeats_is_hidden_before_it_is_folded(guarded: Hands
     events = await guarded.events()
     texts = json.dumps([event.wire() for event in events], default=str, ensure_ascii=False)
     assert texts.count(MASK) >= 2
-    assert [form for form in forms(CANARY) if form in texts] == []
-    assert [form for form in forms(CANARY) if form in repr(loop.state)] == []
-    snapshot = state_from(await guarded.owners.load_snapshot(CID))
+    assert [form for form in find_forms(CANARY) if form in texts] == []
+    assert [form for form in find_forms(CANARY) if form in repr(loop.state)] == []
+    snapshot = parse_snapshot(await guarded.owners.load_snapshot(CID))
     assert snapshot is not None
     assert snapshot == fold(State(), events[: snapshot.version])
 
@@ -66,10 +66,10 @@ async def test_a_reply_that_cannot_be_shown_masked_ends_the_conversation(hands: 
     first.drop()
     hands.gone.clear()
     await Secrets(hands.store, lambda: bytes(32)).put(CID, "TOKEN", CANARY)
-    await LiveText(hands.store, CID).announce()
+    await LiveText(hands.store, CID).register_watcher()
     hands.services = replace(hands.services, log=EventLog(hands.store, Secrets(hands.store, no_key)))
     await lapse(hands.store, WORKER)
-    await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).tick(1)
+    await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).beat(1)
     second = await hands.claim(worker="controller-2")
     second.wake(has_new_events=False)
     await hands.at_rest(second)
@@ -92,10 +92,10 @@ async def test_delegate_knows_its_parents_secrets_from_its_first_event(guarded: 
     await guarded.begin({"tool_calls": [delegated]}, agent=agent)
     await guarded.go()
     (action,) = (event for event in await guarded.events() if isinstance(event, AgentDelegateAction))
-    delegate_id = delegate_conversation(CID, action.id)
+    delegate_id = make_delegate_id(CID, action.id)
     created, message, *_ = await guarded.log.read(delegate_id)
     for event in (created, message):
-        assert [form for form in forms(CANARY) if form in json.dumps(event.export())] == []
+        assert [form for form in find_forms(CANARY) if form in json.dumps(event.export())] == []
     secrets = Secrets(guarded.store, lambda: bytes(32))
-    assert await secrets.wanted_by(delegate_id, "curl $TOKEN") == {"TOKEN": CANARY}
-    assert (await secrets.masker(delegate_id)).text(CANARY) == MASK
+    assert await secrets.find_named(delegate_id, "curl $TOKEN") == {"TOKEN": CANARY}
+    assert (await secrets.load_masker(delegate_id)).mask_text(CANARY) == MASK

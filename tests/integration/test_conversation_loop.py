@@ -14,19 +14,19 @@ from broker.contract.file_events import FileReadObservation
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
 from broker.contract.specs import MemorySpec
 from broker.coordination.membership import Membership
-from broker.coordination.ownership import NotClaimed
+from broker.coordination.ownership import ClaimFailure
 from broker.log.conversations import Conversations
-from broker.log.invariants import violations
-from broker.log.status import status_of
+from broker.log.invariants import find_violations
+from broker.log.status import fold_status
 from broker.store import keys
-from broker.store.function_libraries import ANNOUNCED, FunctionsVersion, deploy, own_version
+from broker.store.function_library import ANNOUNCED_FIELD, FunctionsVersion, deploy, own_version
 from controller_worker.agents.registry import AGENTS
-from controller_worker.core.state import state_from
+from controller_worker.core.state import parse_snapshot
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.owned_log import EVERY_EVENTS
 from controller_worker.memory.condensers.model_free import NoOpCondenser
 from controller_worker.memory.conversation_memory import PromptOptions
-from controller_worker.model.recollection import Recollection
+from controller_worker.model.prompt_history import PromptHistory
 from controller_worker.providers.messages.messages import Message, TextPart
 from tests.broker_parts import lapse, mail_of, notified
 from tests.controller_parts import said
@@ -44,7 +44,7 @@ async def test_a_conversation_runs_to_completion_and_is_given_up(hands: Hands) -
     assert (await hands.kinds())[-3:] == ["model.reply", "action.finish", "observation.agent_state_changed"]
     assert (hands.gone, await hands.owner()) == ([CID], "")
     events = await hands.events()
-    snapshot = state_from(await hands.owners.load_snapshot(CID))
+    snapshot = parse_snapshot(await hands.owners.load_snapshot(CID))
     assert snapshot is not None
     assert (snapshot.version, snapshot.lifecycle.agent_state) == (len(events), AgentState.FINISHED)
 
@@ -67,7 +67,7 @@ async def test_events_during_an_append_are_read_and_decided_on(hands: Hands) -> 
     await hands.go()
     # Created, task and message stand before anything the agent wrote.
     assert (await hands.kinds())[:4] == ["conversation.created", "action.message", "action.message", "action.system"]
-    assert status_of(await hands.events()).state is AgentState.FINISHED
+    assert fold_status(await hands.events()).state is AgentState.FINISHED
 
 
 async def test_an_answer_survives_the_news_that_came_before_its_append(hands: Hands) -> None:
@@ -101,7 +101,7 @@ async def test_a_flood_of_messages_delays_but_fails_nothing(hands: Hands) -> Non
     hands.wire.before["deck_append"] = say_before_the_next_append_too
     await hands.go()
     events = await hands.events()
-    assert status_of(events).state is AgentState.FINISHED
+    assert fold_status(events).state is AgentState.FINISHED
     assert [event.kind for event in events[:103]] == [
         "conversation.created",
         *["action.message"] * 101,
@@ -119,7 +119,7 @@ async def test_conversation_returned_under_an_earlier_token_is_restarted(hands: 
     loop.wake()
     await hands.at_rest(loop)
     assert (hands.gone, await hands.owner()) == ([CID], WORKER)
-    assert loop.is_to_begin_again
+    assert loop.should_reclaim
 
 
 async def test_a_release_with_news_is_none(hands: Hands) -> None:
@@ -142,7 +142,7 @@ async def test_idle_conversation_is_released_and_returns_where_it_was(hands: Han
     assert await notified(hands.store) == [CID, CID]
     second = await hands.go()
     assert second.state.lifecycle.agent_state is AgentState.FINISHED
-    assert violations(await hands.events(), conversation_id=CID) == []
+    assert find_violations(await hands.events(), conversation_id=CID) == []
 
 
 async def test_looking_after_a_long_action_does_not_count_as_news(hands: Hands) -> None:
@@ -177,7 +177,7 @@ async def test_a_long_conversation_leaves_snapshots_on_its_way(hands: Hands) -> 
     thoughts = [{"tool_calls": [{"name": "think", "arguments": {"thought": f"hm {n}"}}]} for n in range(20)]
     await hands.begin(*thoughts, BASH)
     loop = await hands.go()
-    snapshot = state_from(await hands.owners.load_snapshot(CID))
+    snapshot = parse_snapshot(await hands.owners.load_snapshot(CID))
     assert snapshot is not None
     assert EVERY_EVENTS <= snapshot.version < loop.state.version
     assert hands.gone == []
@@ -187,7 +187,7 @@ async def test_a_listing_follows_what_a_conversation_waits_for(hands: Hands) -> 
     busy = BASH | {"error": {"code": "rate_limit", "retry_after_seconds": 60.0}}
 
     async def shown() -> tuple[str, str]:
-        row = await Conversations(hands.store).row(CID)
+        row = await Conversations(hands.store).load_row(CID)
         return row.state, row.wait_reason
 
     await hands.begin(BASH, busy, BASH)
@@ -225,7 +225,9 @@ async def test_a_pause_while_the_model_thinks_keeps_its_answer(hands: Hands) -> 
     await hands.begin(BASH, latency=2.0)
     created = (await hands.events())[0]
     assert isinstance(created, ConversationCreated)
-    await hands.services.models.of(created.agent.llm)  # else a task of the same name would make the client first
+    await hands.services.models.get_client(
+        created.agent.llm
+    )  # else a task of the same name would make the client first
     loop = await hands.claim()
     loop.wake(has_new_events=False)
     await until(lambda: f"model {CID}" in [task.get_name() for task in asyncio.all_tasks()], what="thinking")
@@ -234,7 +236,7 @@ async def test_a_pause_while_the_model_thinks_keeps_its_answer(hands: Hands) -> 
     await until(lambda: hands.gone == [CID], what="release")
     assert (await hands.kinds(after=6))[-2:] == ["model.reply", "action.run"]
     events = await hands.events()
-    assert status_of(events).state is AgentState.PAUSED
+    assert fold_status(events).state is AgentState.PAUSED
     await hands.ask("running")
     second = await hands.go()
     assert [pending.id for pending in second.state.tools.pending] == [events[-1].id]
@@ -254,8 +256,8 @@ async def test_a_message_while_the_model_thinks_asks_nothing_twice(hands: Hands)
 async def test_prompt_contains_the_whole_text_of_a_blob(hands: Hands) -> None:
     await hands.begin(BASH)
     loop = await hands.go()
-    early, late = (Recollection(hands.log, CID) for _ in range(2))
-    await early.prompt(8, *SHOW_ALL)
+    early, late = (PromptHistory(hands.log, CID) for _ in range(2))
+    await early.build_prompt(8, *SHOW_ALL)
     text = "".join(f"line {number}\n" for number in range(10_000))
     action = (await hands.events())[7]
     read = FileReadObservation(content=text, path="/a").model_copy(
@@ -267,7 +269,7 @@ async def test_prompt_contains_the_whole_text_of_a_blob(hands: Hands) -> None:
     await early.take_in([stored])
     expected = Message("tool", (TextPart(text),), tool_call_id="call_0001_0", name="execute_bash")
     for recollection in (early, late):
-        prompt = await recollection.prompt(9, *SHOW_ALL)
+        prompt = await recollection.build_prompt(9, *SHOW_ALL)
         assert isinstance(prompt, tuple)
         assert prompt[-1] == expected
     loop.drop()
@@ -275,10 +277,10 @@ async def test_prompt_contains_the_whole_text_of_a_blob(hands: Hands) -> None:
 
 async def test_a_recollection_that_has_missed_an_event_says_so(hands: Hands) -> None:
     await hands.begin()
-    recollection = Recollection(hands.log, CID)
-    await recollection.prompt(1, *SHOW_ALL)
+    recollection = PromptHistory(hands.log, CID)
+    await recollection.build_prompt(1, *SHOW_ALL)
     with pytest.raises(AssertionError, match="has events up to 1, not 2"):
-        await recollection.prompt(2, *SHOW_ALL)
+        await recollection.build_prompt(2, *SHOW_ALL)
 
 
 # Errors
@@ -295,8 +297,8 @@ async def test_an_unknown_agent_is_an_error_of_its_conversation(hands: Hands) ->
         AgentState.ERROR,
         f"UsageError: There is no agent named 'NoSuchAgent'. Known agents: {known}.",
     )
-    assert status_of(events).is_settled
-    row = await Conversations(hands.store).row(CID)
+    assert fold_status(events).is_settled
+    row = await Conversations(hands.store).load_row(CID)
     assert (row.state, row.fields["last_error"], row.owner) == ("error", change.reason, "")
 
 
@@ -312,7 +314,7 @@ async def test_message_during_an_error_append_is_answered(hands: Hands) -> None:
         "observation.agent_state_changed",
     ]
     assert (hands.gone, await hands.owner()) == ([CID], "")
-    assert status_of(await hands.events()).is_settled
+    assert fold_status(await hands.events()).is_settled
 
 
 async def test_an_error_settles_what_was_pending(hands: Hands) -> None:
@@ -331,7 +333,7 @@ async def test_an_error_settles_what_was_pending(hands: Hands) -> None:
     assert (error.cause, error.error_id) == (action, "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_ERROR")
     assert isinstance(change, AgentStateChangedObservation)
     assert "ZeroDivisionError" in change.reason
-    assert violations(await hands.events(), conversation_id=CID) == []
+    assert find_violations(await hands.events(), conversation_id=CID) == []
 
 
 async def test_an_error_that_cannot_be_recorded_ends_nothing_else(
@@ -357,7 +359,7 @@ async def test_thousands_of_messages_at_once_are_answered_together(hands: Hands)
     await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
     events = await hands.events()
     assert sum(event.kind == "action.recall" for event in events) == 1
-    assert violations(events, conversation_id=CID) == []
+    assert find_violations(events, conversation_id=CID) == []
 
 
 async def test_many_notes_of_one_reply_are_all_taken(hands: Hands) -> None:
@@ -388,16 +390,16 @@ async def test_an_error_among_ever_more_news_loses_no_conversation(hands: Hands)
 
     hands.wire.before = {"GET": fail, "deck_append": speak}
     loop = await hands.go()
-    assert (hands.gone, loop.is_to_begin_again, await hands.owner()) == ([CID], True, WORKER)
+    assert (hands.gone, loop.should_reclaim, await hands.owner()) == ([CID], True, WORKER)
     claimed = await hands.owners.resume_claim(CID, WORKER)
     assert claimed is not None
     again = ConversationLoop(claimed, hands.services, on_gone=lambda gone: hands.gone.append(gone.conversation_id))
     hands.loops.append(again)
     again.wake(has_new_events=False)
     await hands.at_rest(again)
-    row = await Conversations(hands.store).row(CID)
+    row = await Conversations(hands.store).load_row(CID)
     assert (row.state, row.owner, said) == ("finished", "", 20)
-    assert violations(await hands.events(), conversation_id=CID) == []
+    assert find_violations(await hands.events(), conversation_id=CID) == []
 
 
 async def test_a_conversation_survives_functions_that_are_replaced_and_come_back(hands: Hands) -> None:
@@ -407,12 +409,12 @@ async def test_a_conversation_survives_functions_that_are_replaced_and_come_back
 
     async def replace() -> None:
         await hands.store.call("FUNCTION", "DELETE", "deckhands")
-        await hands.store.call("HSET", keys.STORE, ANNOUNCED, newer.stamp)
+        await hands.store.call("HSET", keys.STORE, ANNOUNCED_FIELD, newer.stamp)
 
     hands.wire.before["deck_append"] = replace
     loop = await hands.go()
     await deploy(hands.store.connection, is_setup=True)
-    assert (hands.gone, loop.is_to_begin_again, await hands.owner()) == ([CID], True, WORKER)
+    assert (hands.gone, loop.should_reclaim, await hands.owner()) == ([CID], True, WORKER)
     assert await hands.kinds() == ["conversation.created", "action.message"]
 
 
@@ -422,7 +424,7 @@ async def test_a_damaged_entry_is_an_error_that_names_it(hands: Hands) -> None:
     await hands.store.connection.call("XADD", stream, "3-0", "e", b"\x01\x00garbage")
     await hands.store.connection.call("HSET", hands.store.keys(CID).meta, "last_id", 3)
     await hands.go()
-    row = await Conversations(hands.store).row(CID)
+    row = await Conversations(hands.store).load_row(CID)
     assert (row.state, row.owner, row.last_event_id) == ("error", "", 4)
     assert row.fields["last_error"].startswith("CorruptEntry: Event 3 cannot be read: ")
 
@@ -463,8 +465,8 @@ async def test_taken_over_conversation_is_dropped_silently(hands: Hands) -> None
     loop = await hands.go()
     count = len(await hands.events())
     await lapse(hands.store, WORKER)
-    await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).tick(1)
-    assert not isinstance(await hands.owners.claim(CID, "controller-2"), NotClaimed)
+    await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).beat(1)
+    assert not isinstance(await hands.owners.claim(CID, "controller-2"), ClaimFailure)
     loop.check_dispatch()
     await hands.at_rest(loop)
     assert hands.gone == [CID]

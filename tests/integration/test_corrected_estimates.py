@@ -35,7 +35,7 @@ async def test_fifty_conversations_exceed_a_budget_by_one_call_at_most(crowd: Cr
     crowd.start("c1", **PRICES, LLM_MAX_OUTPUT_TOKENS="100")
 
     async def all_wait() -> bool:
-        tenant = await ledger.account("tenant:acme")
+        tenant = await ledger.load_account("tenant:acme")
         if tenant.reserved_usd > 0.0 or tenant.spent_usd < BUDGET_USD - CALL_USD:
             return False
         return all([(await crowd.client.row(cid)).wait_reason == "waiting_for_budget" for cid in ids])

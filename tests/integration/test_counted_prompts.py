@@ -11,7 +11,7 @@ import pytest
 
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Limits, LLMSpec, ModelCallFailed, ModelReply, Tenancy
-from broker.limits.governor import CallOutcome, Granted
+from broker.limits.governor import CallGranted, CallOutcome
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import QuotaTable
 from broker.runtime.clock import SystemClock
@@ -19,7 +19,7 @@ from controller_worker.loop.services import Services
 from controller_worker.model.models import Models
 from controller_worker.model.registry import create_llm
 from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.llm import counted_tokens
+from controller_worker.providers.llm import count_prompt_tokens
 from tests.conversation_hands import Hands
 from tests.integration.llm_requests import REQUEST
 from tests.model_server.running_server import RunningModelServer
@@ -166,11 +166,11 @@ async def test_a_count_obeys_the_quota(hands: Hands, provider: Callable[..., Run
     table = '[[quota]]\nmodel = "anthropic/*"\nconcurrency = 1'
     agent = ask(hands, server, quotas=table)
     governor = hands.services.permits.governor
-    pool = governor.pool_of("anthropic/claude-test")
+    pool = governor.find_pool("anthropic/claude-test")
     assert pool is not None
     await governor.publish()
     other = await governor.reserve(pool, "other", "controller-2", input_tokens=1, output_tokens=1)
-    assert isinstance(other, Granted)
+    assert isinstance(other, CallGranted)
     await hands.begin(agent=agent, limits=Limits(max_budget_usd=0.004))
     loop = await hands.go()
     assert asked(server) == []  # neither counted nor called while the only place is taken
@@ -200,7 +200,7 @@ async def test_what_is_counted(provider: Callable[..., RunningModelServer], mode
     config = LLMConfig.create(model=model, base_url=base_url, api_key="k", native_tool_calling=True)
     llm = create_llm(config, SystemClock())
     try:
-        assert await counted_tokens(llm, REQUEST) == 4_321
+        assert await count_prompt_tokens(llm, REQUEST) == 4_321
     finally:
         await llm.aclose()
     (request,) = server.requests()
@@ -214,7 +214,7 @@ async def test_a_server_without_such_an_endpoint_is_not_asked(provider: Callable
     server = provider(1, 4_321)
     llm = create_llm(LLMConfig.create(model="my-own", base_url=server.url + "/v1", api_key="k"), SystemClock())
     try:
-        assert await counted_tokens(llm, REQUEST) is None
+        assert await count_prompt_tokens(llm, REQUEST) is None
     finally:
         await llm.aclose()
     assert server.requests() == []

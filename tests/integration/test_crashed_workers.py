@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from broker.coordination.membership import Membership
-from broker.coordination.ownership import Claimed
-from broker.limits.governor import Granted
+from broker.coordination.ownership import ClaimedConversation
+from broker.limits.governor import CallGranted
 from broker.limits.quotas import QuotaTable
 from broker.log.conversations import Conversations
 from controller_worker.loop.services import Services
@@ -23,10 +23,10 @@ async def crash(hands: Hands, times: int) -> None:
         worker = f"victim-{number}"
         await Membership(hands.store, worker, "controller", ttl_seconds=3600.0).register()
         claimed = await hands.owners.claim(CID, worker)
-        assert isinstance(claimed, Claimed)
+        assert isinstance(claimed, ClaimedConversation)
         await hands.owners.mark(claimed.ownership, is_stepping=True)
         await lapse(hands.store, worker)
-        await Membership(hands.store, WORKER, "controller", ttl_seconds=3600.0).tick(1)
+        await Membership(hands.store, WORKER, "controller", ttl_seconds=3600.0).beat(1)
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ async def test_a_conversation_that_crashes_its_workers_rests_in_error(
     await loop.release_idle()
     last_id = len(await hands.events())
     await crash(hands, times)
-    assert await Conversations(hands.store).dead_letters() == [CID]
+    assert await Conversations(hands.store).list_dead_letters() == [CID]
     await hands.go()
-    row = await Conversations(hands.store).row(CID)
+    row = await Conversations(hands.store).load_row(CID)
     assert (row.state, row.owner) == ("error", "")
     assert row.fields["last_error"] == f"DeckhandsError: The conversation crashed its worker {times} times in a row."
     assert await hands.kinds(after=last_id) == expected
@@ -66,7 +66,7 @@ async def begin_and_crash(hands: Hands) -> None:
     loop.drop()
     hands.gone.clear()
     await lapse(hands.store, WORKER)
-    await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).tick(1)
+    await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).beat(1)
 
 
 async def test_irrelevant_events_during_a_model_call_leave_no_mark(hands: Hands) -> None:
@@ -88,7 +88,7 @@ async def test_a_wait_for_a_seat_leaves_no_mark(hands: Hands) -> None:
     hands.services = Services(old.store, old.log, old.owners, old.models, quotas)
     governor = hands.services.permits.governor
     other = await governor.reserve(quotas.pools[0], "other", "controller-2", input_tokens=1, output_tokens=1)
-    assert isinstance(other, Granted)
+    assert isinstance(other, CallGranted)
     marks: list[Any] = []
 
     async def look() -> None:

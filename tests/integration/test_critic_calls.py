@@ -10,8 +10,8 @@ from broker.contract.events import AgentSpec, LLMSpec, ModelReply
 from broker.contract.observations import FinishVerdictObservation
 from broker.contract.specs import CriticSpec, GoalSpec
 from broker.coordination.membership import Membership
-from broker.log.invariants import violations
-from broker.log.status import status_of
+from broker.log.invariants import find_violations
+from broker.log.status import fold_status
 from controller_worker.loop.replay import replay
 from deckhands.client.reading.summary import summarize
 from tests.broker_parts import lapse
@@ -36,8 +36,8 @@ async def test_a_finish_is_refused_mended_and_accepted(hands: Hands) -> None:
     await hands.begin(FINISH | {"critic": NO}, THINK, FINISH | {"critic": YES}, agent=agent_with(hands))
     await hands.go()
     events = await hands.events()
-    assert violations(events, conversation_id=CID) == []
-    assert status_of(events).state is AgentState.FINISHED
+    assert find_violations(events, conversation_id=CID) == []
+    assert fold_status(events).state is AgentState.FINISHED
     verdicts = [(e.is_accepted, e.content) for e in events if isinstance(e, FinishVerdictObservation)]
     assert verdicts == [(False, "There is no test."), (True, "Tested.")]
     replies = [event for event in events if isinstance(event, ModelReply)]
@@ -47,7 +47,7 @@ async def test_a_finish_is_refused_mended_and_accepted(hands: Hands) -> None:
     summary = summarize(events)
     assert (summary.iterations, summary.cost_usd, summary.prompt_tokens) == (3, 1.5, 9)
     found = replay(events)
-    assert found.divergence is None, found.divergence.lines()
+    assert found.divergence is None, found.divergence.to_diff()
 
 
 async def test_a_critic_has_a_model_of_its_own(hands: Hands) -> None:
@@ -68,14 +68,14 @@ async def test_a_critic_that_fails_for_good_ends_the_work(hands: Hands) -> None:
     failing: dict[str, Any] = YES | {"error": {"code": "authentication", "times": None}}
     await hands.begin(FINISH | {"critic": failing}, agent=agent_with(hands))
     await hands.go()
-    assert status_of(await hands.events()).state is AgentState.ERROR
+    assert fold_status(await hands.events()).state is AgentState.ERROR
 
 
 async def test_a_question_that_does_not_fit_is_asked_again(hands: Hands) -> None:
     failing: dict[str, Any] = YES | {"error": {"code": "context_window", "times": 2}}
     await hands.begin(FINISH | {"critic": failing}, agent=agent_with(hands))
     await hands.go()
-    assert status_of(await hands.events()).state is AgentState.FINISHED
+    assert fold_status(await hands.events()).state is AgentState.FINISHED
     assert "action.condensation" not in await hands.kinds()
 
 
@@ -89,11 +89,11 @@ async def test_another_worker_asks_the_critic_when_its_worker_dies(hands: Hands)
     before = await hands.events()
     loop.drop()
     await lapse(hands.store, WORKER)
-    await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).tick(1)
+    await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).beat(1)
     second = await hands.claim(worker="controller-2")
     second.wake(has_new_events=False)
     await hands.at_rest(second)
     events = await hands.events()
     assert events[: len(before)] == before
-    assert status_of(events).state is AgentState.FINISHED
+    assert fold_status(events).state is AgentState.FINISHED
     assert [event.service for event in events if isinstance(event, ModelReply)] == ["agent", "critic"]

@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 
 from broker.store.connection import Argument
-from controller_worker.agents.registry import known_agents
-from deckhands.operations.jobs.ticking import DUE_AT_ONCE, STRIDE, TICK_SECONDS
-from deckhands.operations.schedules.schedule import Standing
+from controller_worker.agents.registry import list_agents
+from deckhands.operations.jobs.scheduler import DUE_AT_ONCE, STRIDE, TICK_SECONDS
+from deckhands.operations.schedules.schedule import ScheduleStatus
 from tests.integration.test_schedules import NAME, NOON, Cluster, cluster
 
 __all__ = ["cluster"]
@@ -19,7 +19,9 @@ SPOILT = DUE_AT_ONCE + 44
 LATER = "LaterAgent"
 
 
-async def spoil(cluster: Cluster, number: int, *, agent: str = "NobodyAgent", standing: Standing | None = None) -> None:
+async def spoil(
+    cluster: Cluster, number: int, *, agent: str = "NobodyAgent", standing: ScheduleStatus | None = None
+) -> None:
     """Write down schedules that cannot begin, and have been due for a while."""
     await cluster.add({"agent": agent})
     text = (await cluster.book.entry(NAME)).schedule.model_dump()
@@ -31,13 +33,13 @@ async def spoil(cluster: Cluster, number: int, *, agent: str = "NobodyAgent", st
         commands.append(("HSET", names.schedules, name, json.dumps(text | {"name": name, "cron": "* * * * *"})))
         commands.append(("ZADD", names.schedules_due, due_ms, name))
         if standing is not None:
-            commands.append(("HSET", names.schedules_standing, name, standing.model_dump_json()))
+            commands.append(("HSET", names.schedules_status, name, standing.model_dump_json()))
     await cluster.store.connection.call_many(commands)
 
 
 @pytest.mark.parametrize("is_queued", [False, True])
 async def test_those_that_cannot_begin_keep_no_other_from_its_turn(cluster: Cluster, is_queued: bool) -> None:
-    queued = Standing(queued=(NOON,), error="x", failing_since=NOON) if is_queued else None
+    queued = ScheduleStatus(queued=(NOON,), error="x", failing_since=NOON) if is_queued else None
     await spoil(cluster, SPOILT, standing=queued)
     await cluster.add()
     await cluster.come_due()
@@ -47,13 +49,13 @@ async def test_those_that_cannot_begin_keep_no_other_from_its_turn(cluster: Clus
 
 
 async def test_one_that_can_begin_again_does_although_others_cannot(cluster: Cluster) -> None:
-    await spoil(cluster, SPOILT, standing=Standing(error="nobody knows the agent"))
+    await spoil(cluster, SPOILT, standing=ScheduleStatus(error="nobody knows the agent"))
     await cluster.add({"agent": LATER}, catch_up_seconds=86_400.0)
     await cluster.come_due()
     for _ in range(2):
         await cluster.tick(minutes_later=0.1)
     assert (await cluster.standing()).begun == 0
-    await cluster.replace_controllers(*known_agents(), LATER)
+    await cluster.replace_controllers(*list_agents(), LATER)
     for _ in range(40):
         await cluster.tick(minutes_later=1 / 12)
         if (await cluster.standing()).begun:
@@ -67,7 +69,7 @@ async def test_waiting_ticks_do_not_delay_due_schedules(cluster: Cluster) -> Non
     await cluster.tick()
     at_work = (await cluster.standing()).conversation_id
     await cluster.book.remove(NAME)
-    await spoil(cluster, SPOILT, standing=Standing(queued=(NOON,), conversation_id=at_work, last_tick=NOON))
+    await spoil(cluster, SPOILT, standing=ScheduleStatus(queued=(NOON,), conversation_id=at_work, last_tick=NOON))
     await cluster.store.connection.call("DEL", cluster.store.all_shards[0].schedules_due)
     due, seconds = NOON + timedelta(minutes=1), NOON.timestamp() + 120.0
     while not 0 < int(seconds / TICK_SECONDS) * STRIDE % (SPOILT + 1) <= SPOILT - DUE_AT_ONCE:

@@ -31,16 +31,16 @@ from broker.contract.observations import (
     SuccessObservation,
 )
 from broker.log.conversations import Conversations
-from broker.log.delegates import delegate_conversation
-from broker.log.invariants import violations
-from broker.log.lost_tails import name_gap
+from broker.log.delegates import make_delegate_id
+from broker.log.invariants import find_violations
+from broker.log.lost_tails import record_gap
 from broker.runtime.errors import EventsLost
 from controller_worker.agents.tool_calls import MAX_CALLS
 from controller_worker.core.controller import fold
-from controller_worker.core.effects import TellDelegates
+from controller_worker.core.effects import NotifyDelegates
 from controller_worker.core.state import State
 from controller_worker.loop.delegates import Delegates, report
-from deckhands.client.forking import fork_of
+from deckhands.client.forking import build_fork
 from tests.controller_parts import said
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
@@ -60,7 +60,7 @@ async def delegate_of(hands: Hands, *, node: str = "", **fields: Any) -> tuple[s
         await hands.store.connection.call("HSET", hands.store.keys(CID).meta, "node", node)
     loop = await hands.go()
     await until(lambda: bool(loop.state.delegation.delegates), what="a delegate")
-    delegate_id = delegate_conversation(CID, loop.state.delegation.delegates[0].id)
+    delegate_id = make_delegate_id(CID, loop.state.delegation.delegates[0].id)
     return delegate_id, await hands.log.read(delegate_id)
 
 
@@ -71,7 +71,7 @@ async def test_delegate_starts_with_its_task_share_and_parent(hands: Hands) -> N
     assert (created.agent.name, created.agent.llm.model) == ("ReadOnlyAgent", "acme/small")
     assert (created.workspace, created.headless) == (WHERE, False)
     assert created.parent is not None
-    assert delegate_conversation(CID, created.parent.delegate_id) == delegate_id
+    assert make_delegate_id(CID, created.parent.delegate_id) == delegate_id
     assert (created.parent.conversation_id, created.parent.level) == (CID, 1)
     assert (created.limits.max_iterations, created.limits.max_tokens) == (5, 5_000)
     assert created.limits.max_seconds is not None
@@ -118,7 +118,7 @@ async def test_delegate_with_refused_calls_ends_as_loop_parent_continues(hands: 
     await hands.begin({"tool_calls": [call]}, agent=agent)
     parent = await hands.go()
     await until(lambda: bool(parent.state.delegation.delegates), what="a delegate")
-    delegate = await hands.go(delegate_conversation(CID, parent.state.delegation.delegates[0].id))
+    delegate = await hands.go(make_delegate_id(CID, parent.state.delegation.delegates[0].id))
     assert (delegate.state.lifecycle.error_code, delegate.state.usage.iteration) == ("stuck_in_loop", 3)
     parent.wake(has_new_events=True)
     await until(lambda: parent.state.lifecycle.agent_state is AgentState.FINISHED, what="the parent's end")
@@ -138,7 +138,7 @@ async def test_ended_script_ends_a_delegate_without_finish_tool(hands: Hands, na
 async def test_a_delegate_of_a_lost_request_does_not_answer_another(hands: Hands) -> None:
     """The store has lost the request and not the delegate: it was begun while the store came back."""
     for action_id in range(3, 12):
-        lost = ConversationCreated(conversation_id=delegate_conversation(CID, action_id))
+        lost = ConversationCreated(conversation_id=make_delegate_id(CID, action_id))
         await hands.log.create(lost, [said("TASK: something else")], key=f"delegate:{action_id}")
     call = {"name": "delegate", "arguments": {"agent": "helper", "task": "look"}}
     agent = AgentSpec(
@@ -157,7 +157,7 @@ async def test_lost_order_does_not_block_another_with_its_number(hands: Hands) -
     delegate_id, _ = await delegate_of(hands)
     delegates, state = Delegates(hands.log, hands.store), hands.loops[0].state
     for wanted in (AgentState.PAUSED, AgentState.PAUSED, AgentState.STOPPED):
-        await delegates.tell(state, TellDelegates(wanted, 99))
+        await delegates.notify(state, NotifyDelegates(wanted, 99))
     told = [event for event in await hands.log.read(delegate_id) if isinstance(event, ChangeAgentStateAction)]
     assert [event.agent_state for event in told] == [AgentState.PAUSED, AgentState.STOPPED]
 
@@ -168,21 +168,21 @@ async def test_order_concerns_only_the_requested_actions_and_time(hands: Hands) 
     delegates, state = Delegates(hands.log, hands.store), hands.loops[0].state
     asked_id = state.delegation.delegates[0].id
     for order in (
-        TellDelegates(AgentState.STOPPED, asked_id - 1),
-        TellDelegates(AgentState.STOPPED, asked_id + 9, since=asked_id + 1),
+        NotifyDelegates(AgentState.STOPPED, asked_id - 1),
+        NotifyDelegates(AgentState.STOPPED, asked_id + 9, since=asked_id + 1),
     ):
-        await delegates.tell(state, order)
+        await delegates.notify(state, order)
     told = [event for event in await hands.log.read(delegate_id) if isinstance(event, ChangeAgentStateAction)]
     assert told == []
-    await delegates.tell(state, TellDelegates(AgentState.STOPPED, asked_id + 1, since=asked_id))
-    assert await hands.log.last_id(delegate_id) > len(begun)
+    await delegates.notify(state, NotifyDelegates(AgentState.STOPPED, asked_id + 1, since=asked_id))
+    assert await hands.log.load_last_id(delegate_id) > len(begun)
 
 
 async def test_end_of_a_lost_request_answers_no_other_request(hands: Hands) -> None:
     _, begun = await delegate_of(hands)
     assert isinstance(begun[0], ConversationCreated)
     assert begun[0].parent is not None
-    before = await hands.log.last_id(CID)
+    before = await hands.log.load_last_id(CID)
     parent = begun[0].parent.model_copy(update={"delegate_id": 2})  # where the parent has a message now
     await report(hands.log, fold(State(), begun), parent)
     written = [event for event in await hands.log.read(CID) if event.id > before]
@@ -198,13 +198,13 @@ async def test_a_delegate_that_a_lost_pause_has_paused_continues(hands: Hands, p
     loop = hands.loops[0]
     ended_at, pause = loop.state.version, AgentState.PAUSED
     if paused_by == "the parent":
-        await Delegates(hands.log, hands.store).tell(loop.state, TellDelegates(pause, ended_at + 2))
+        await Delegates(hands.log, hands.store).notify(loop.state, NotifyDelegates(pause, ended_at + 2))
     elif paused_by == "a person":
         await hands.log.append(delegate_id, [ChangeAgentStateAction(agent_state=pause, source=EventSource.USER)])
     lost = EventsLost(CID, ended_at, ended_at + 2, "somebody")
-    gap = await name_gap(hands.log, lost, noticed_by="the owner")
+    gap = await record_gap(hands.log, lost, noticed_by="the owner")
     loop.wake(has_new_events=True)
-    order = TellDelegates(AgentState.RUNNING, gap, takes_back=True)
+    order = NotifyDelegates(AgentState.RUNNING, gap, takes_back=True)
     await until(lambda: order in loop._performer.done, what="the order that takes the pause back")
     told = [event for event in await hands.log.read(delegate_id) if isinstance(event, ChangeAgentStateAction)]
     expected = {"the parent": [pause, AgentState.RUNNING], "a person": [pause], "nobody": []}
@@ -225,13 +225,13 @@ async def test_fork_has_its_own_delegates_for_working_ones(hands: Hands) -> None
     assert delegate.is_answered
     events = await hands.events()
 
-    await hands.log.adopt(fork_of(events, "fork-1"), events[1:], key="fork")
+    await hands.log.create_from(build_fork(events, "fork-1"), events[1:], key="fork")
     await hands.go("fork-1")
-    created, message = await hands.log.read(delegate_conversation("fork-1", delegate.id))
+    created, message = await hands.log.read(make_delegate_id("fork-1", delegate.id))
     assert isinstance(created, ConversationCreated)
     assert created.parent == Parent(conversation_id="fork-1", delegate_id=delegate.id)
     assert message.sentence == "TASK: look"
-    assert await hands.log.last_id("fork-1") == len(events)
+    assert await hands.log.load_last_id("fork-1") == len(events)
 
     ended = DelegateEnded(
         delegate_id=delegate.id, conversation_id="d", agent_state=AgentState.FINISHED, content="Found."
@@ -249,7 +249,7 @@ async def test_delegate_works_in_its_parents_shared_directory(
     hands: Hands, workspace: WorkspaceSpec, node: str
 ) -> None:
     delegate_id, _ = await delegate_of(hands, workspace=workspace, node="node7")
-    assert (await Conversations(hands.store).row(delegate_id)).node == node
+    assert (await Conversations(hands.store).load_row(delegate_id)).node == node
 
 
 async def test_fork_starts_any_number_of_working_delegates(hands: Hands) -> None:
@@ -266,11 +266,11 @@ async def test_fork_starts_any_number_of_working_delegates(hands: Hands) -> None
     loop = await hands.go()
     await until(lambda: not hands.loops[-1].state.tools.pending and hands.gone == [CID], what="the turn's end")
     events = await hands.events()
-    await hands.log.adopt(fork_of(events, "fork-1"), events[1:], key="fork")
+    await hands.log.create_from(build_fork(events, "fork-1"), events[1:], key="fork")
     await hands.go("fork-1")
     for delegate in loop.state.delegation.delegates:
-        assert len(await hands.log.read(delegate_conversation("fork-1", delegate.id))) == 2
-    assert await hands.log.last_id("fork-1") == len(events)
+        assert len(await hands.log.read(make_delegate_id("fork-1", delegate.id))) == 2
+    assert await hands.log.load_last_id("fork-1") == len(events)
 
 
 # Many at once
@@ -298,7 +298,7 @@ async def report_all(hands: Hands, delegate_ids: Iterable[int], *, padding: str 
     for delegate_id in delegate_ids:
         ended = DelegateEnded(
             delegate_id=delegate_id,
-            conversation_id=delegate_conversation(CID, delegate_id),
+            conversation_id=make_delegate_id(CID, delegate_id),
             agent_state=AgentState.FINISHED,
             content=f"found {delegate_id}{padding}",
         )
@@ -363,7 +363,7 @@ async def test_ends_that_come_while_others_are_answered_lose_nothing(hands: Hand
 
     async def end_one() -> None:
         waiting = [one.id for one in loop.state.delegation.delegates if one.id not in ended and one.end is None]
-        if waiting and len(ended) < 30 and await hands.log.last_id(CID) == loop.state.version:
+        if waiting and len(ended) < 30 and await hands.log.load_last_id(CID) == loop.state.version:
             ended.append(waiting[0])
             hands.wire.before.pop("deck_append", None)
             await report_all(hands, waiting[:1])
@@ -375,7 +375,7 @@ async def test_ends_that_come_while_others_are_answered_lose_nothing(hands: Hand
     hands.wire.before.clear()
     assert len(ended) == 30
     events = await hands.events()
-    assert violations(events, conversation_id=CID, is_over=False) == []
+    assert find_violations(events, conversation_id=CID, is_over=False) == []
     told = [event.delegate_id for event in events if isinstance(event, AgentDelegateObservation)]
     assert sorted(told, key=ended.index) == ended
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.coordination.membership import FACTS_EVERY
+from broker.coordination.membership import BEATS_PER_FACTS
 from broker.store.keys import STORE
 from broker.store.store import Store
 from deckhands.operations.diagnosis.diagnostics import Finding
 from deckhands.operations.diagnosis.examination import examine_cluster
-from deckhands.operations.diagnosis.worker_findings import workers_of
+from deckhands.operations.diagnosis.worker_findings import read_workers
 from tests.broker_parts import CID, act, begin, claim, enter, lapse
 from tests.integration.command_line import deckhands, environment
 from tests.stores import RealServer, emptied
@@ -41,7 +41,9 @@ async def test_healthy_cluster_is_diagnosed_without_writing(valkey_store: Store,
     store = valkey_store
     for name, node in (("controller-1", ""), ("tool-1", "n1")):
         membership = await enter(store, name, node=node)
-        await store.connection.call("HSET", store.all_shards[0].about(name), "role", "tool" if node else "controller")
+        await store.connection.call(
+            "HSET", store.all_shards[0].worker_facts(name), "role", "tool" if node else "controller"
+        )
         assert membership is not None
     await begin(store)
     await claim(store, "controller-1")
@@ -66,7 +68,7 @@ async def test_what_is_broken_is_found_and_named(valkey_store: Store, valkey_ser
     await act(store, "controller-1")
     names = store.all_shards[0]
     await lapse(store, "controller-1")
-    await store.connection.call("HSET", names.about("controller-1"), "version", "0.0.1 3", "wall_ms", 1)
+    await store.connection.call("HSET", names.worker_facts("controller-1"), "version", "0.0.1 3", "wall_ms", 1)
     await store.connection.call("XDEL", store.keys(CID).events, "1-0")
     await store.connection.call("HSET", STORE, "functions", "9:abc:2")
     await store.connection.call("HSET", store.keys(CID).meta, "owner", "nobody")
@@ -99,10 +101,12 @@ async def test_lost_functions_and_garbage_in_the_place_of_facts(valkey_store: St
 
 async def test_workers_say_their_version_and_clock_with_their_beats(valkey_store: Store) -> None:
     membership = await enter(valkey_store, "controller-1")
-    await valkey_store.connection.call("HDEL", valkey_store.all_shards[0].about("controller-1"), "version", "wall_ms")
-    for _ in range(FACTS_EVERY):
-        await membership.tick(1)
-    (seen,) = await workers_of(valkey_store)
+    await valkey_store.connection.call(
+        "HDEL", valkey_store.all_shards[0].worker_facts("controller-1"), "version", "wall_ms"
+    )
+    for _ in range(BEATS_PER_FACTS):
+        await membership.beat(1)
+    (seen,) = await read_workers(valkey_store)
     assert seen.version
     assert seen.clock_seconds is not None
     assert abs(seen.clock_seconds) < 60

@@ -17,15 +17,15 @@ from tests.docker_image import image
 from tests.integration.workspace_hosts import Gate, Terminal, answer, client, opened
 from tests.polling import until
 from tool_worker.errors import SandboxUnavailable, WorkspaceRefused, WorkspaceUnavailable
-from tool_worker.sandbox.docker import Containers, DockerSandbox
+from tool_worker.sandbox.docker import ContainerSettings, DockerSandbox
 from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.sandbox.selftest import run_self_test
-from tool_worker.settings import tool_settings
+from tool_worker.settings import load_tool_settings
 from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.launch import SandboxedLaunch
 from tool_worker.worker.examination import examine
 from tool_worker.workspace.launch.egress_gate import EgressGate
-from tool_worker.workspace.launch.session_programs import session_programs
+from tool_worker.workspace.launch.session_programs import find_session_programs
 from tool_worker.workspace.named_directories import NamedDirectories
 from tool_worker.workspace.workspaces import Workspaces
 
@@ -35,12 +35,12 @@ LIMITS = ResourceLimits(processes=64, memory_bytes=256 * 2**20)
 
 
 @pytest.fixture(scope="module")
-def containers() -> Containers:
-    return Containers((image(),), cpus=1.0)
+def containers() -> ContainerSettings:
+    return ContainerSettings((image(),), cpus=1.0)
 
 
 @asynccontextmanager
-async def docked(root: Path, containers: Containers, **settings: object) -> AsyncIterator[Workspaces]:
+async def docked(root: Path, containers: ContainerSettings, **settings: object) -> AsyncIterator[Workspaces]:
     async with opened(root, sandbox="docker", containers=containers, limits=LIMITS, **settings) as workspaces:
         yield workspaces
     # The engine removes what has ended a moment later.
@@ -57,7 +57,7 @@ def inspected(container: str, form: str) -> str:
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
 
-async def test_a_container_is_closed(tmp_path: Path, containers: Containers) -> None:
+async def test_a_container_is_closed(tmp_path: Path, containers: ContainerSettings) -> None:
     async with docked(tmp_path, containers) as workspaces:
         run = Terminal(await workspaces.open("closed"))
         found = await run(
@@ -85,19 +85,21 @@ async def test_a_container_is_closed(tmp_path: Path, containers: Containers) -> 
         assert (await run("cd / && touch /tmp/x ~/x /workspace/x && ls /workspace")).content == "x"
 
 
-def test_the_self_test_and_the_doctor_know_it(containers: Containers) -> None:
+def test_the_self_test_and_the_doctor_know_it(containers: ContainerSettings) -> None:
     report = run_self_test(DockerSandbox(containers))
     assert (report.sandbox, report.escapes, len(report.results)) == ("docker", (), 9)
     found = {finding.name: finding for finding in examine("docker", containers)}["sandbox docker"]
     assert (found.is_good, found.is_needed) == (True, True)
-    missing = {finding.name: finding for finding in examine("docker", Containers(("no/such:image",)))}["sandbox docker"]
+    missing = {finding.name: finding for finding in examine("docker", ContainerSettings(("no/such:image",)))}[
+        "sandbox docker"
+    ]
     assert missing.detail == "the engine has no image no/such:image: docker pull no/such:image"
-    silent = DockerSandbox(Containers(("x",), engine="unix:///nobody")).reason_unavailable()
+    silent = DockerSandbox(ContainerSettings(("x",), engine="unix:///nobody")).reason_unavailable()
     assert silent is not None
     assert silent.startswith("no docker engine answers: ")
 
 
-async def test_a_command_goes_on_when_its_tool_worker_is_killed(tmp_path: Path, containers: Containers) -> None:
+async def test_a_command_goes_on_when_its_tool_worker_is_killed(tmp_path: Path, containers: ContainerSettings) -> None:
     async with docked(tmp_path, containers) as workspaces:
         await workspaces.open("survivor")
         started = Gate(tmp_path / "survivor" / "workspace", "started")
@@ -117,7 +119,9 @@ async def test_a_command_goes_on_when_its_tool_worker_is_killed(tmp_path: Path, 
         assert running(tmp_path) == before
 
 
-async def test_a_container_that_was_killed_leaves_an_unknown_outcome(tmp_path: Path, containers: Containers) -> None:
+async def test_a_container_that_was_killed_leaves_an_unknown_outcome(
+    tmp_path: Path, containers: ContainerSettings
+) -> None:
     async with docked(tmp_path, containers) as workspaces:
         workspace = await workspaces.open("killed")
         started = Gate(tmp_path / "killed" / "workspace", "started")
@@ -129,7 +133,7 @@ async def test_a_container_that_was_killed_leaves_an_unknown_outcome(tmp_path: P
         assert (await workspace.run(2, "bash", {"command": "echo a new one"})).value["content"] == "a new one"
 
 
-async def test_what_a_dead_worker_left_is_removed(tmp_path: Path, containers: Containers) -> None:
+async def test_what_a_dead_worker_left_is_removed(tmp_path: Path, containers: ContainerSettings) -> None:
     labels = ["--label", f"deckhands.root={tmp_path}", "--label", "deckhands.conversation=forgotten"]
     made = ["docker", "run", "--detach", *labels, image(), "sleep", "1000"]
     subprocess.run(made, capture_output=True, check=True)
@@ -139,7 +143,9 @@ async def test_what_a_dead_worker_left_is_removed(tmp_path: Path, containers: Co
         assert inspected(left, '{{index .Config.Labels "deckhands.conversation"}}') == "another"
 
 
-async def test_what_takes_too_much_ends_and_its_workspace_does_not(tmp_path: Path, containers: Containers) -> None:
+async def test_what_takes_too_much_ends_and_its_workspace_does_not(
+    tmp_path: Path, containers: ContainerSettings
+) -> None:
     async with docked(tmp_path, containers) as workspaces:
         run = Terminal(await workspaces.open("greedy"))
         assert (await run("python3 -c 'x = b\"x\" * (400 << 20)'", blocking=True, timeout=60)).exit_code == 137
@@ -169,14 +175,18 @@ async def site() -> AsyncIterator[str]:
         yield f"127.0.0.2:{server.sockets[0].getsockname()[1]}"
 
 
-async def test_some_hosts_of_the_network_are_reached_from_a_container(tmp_path: Path, containers: Containers) -> None:
+async def test_some_hosts_of_the_network_are_reached_from_a_container(
+    tmp_path: Path, containers: ContainerSettings
+) -> None:
     async with site() as host, docked(tmp_path, containers, gate=GATE) as workspaces:
         run = Terminal(await workspaces.open("reaching", WorkspaceSpec(allow=(host,))))
         assert (await run(f'python3 -c "{FETCH.format(host)}"')).content == "hello"
         assert "403" in (await run(f'python3 -c "{FETCH.format("elsewhere.test")}"')).content
 
 
-async def test_a_server_of_mcp_reaches_some_hosts_from_a_container(tmp_path: Path, containers: Containers) -> None:
+async def test_a_server_of_mcp_reaches_some_hosts_from_a_container(
+    tmp_path: Path, containers: ContainerSettings
+) -> None:
     async with site() as host:
         spec = McpServerSpec(name="reaching", command="python3", args=("-c", FETCH.format(host)), allow=(host,))
         started = SandboxedLaunch("docker", tmp_path, gate=GATE, containers=containers)(spec)
@@ -189,7 +199,7 @@ async def test_a_server_of_mcp_reaches_some_hosts_from_a_container(tmp_path: Pat
         assert printed == b"hello\n"
 
 
-async def test_a_directory_of_the_users_stays_the_users(tmp_path: Path, containers: Containers) -> None:
+async def test_a_directory_of_the_users_stays_the_users(tmp_path: Path, containers: ContainerSettings) -> None:
     project = tmp_path / "project"
     project.mkdir()
     async with docked(tmp_path / "node", containers, named=NamedDirectories([project])) as workspaces:
@@ -204,17 +214,17 @@ async def test_a_directory_of_the_users_stays_the_users(tmp_path: Path, containe
 
 
 async def test_only_images_of_the_operators_are_run(tmp_path: Path) -> None:
-    chosen = Containers((image(), "team/*"))
+    chosen = ContainerSettings((image(), "team/*"))
     async with docked(tmp_path, chosen) as workspaces:
         with pytest.raises(WorkspaceRefused, match="no container of the image 'other/image'"):
             await workspaces.open("other", WorkspaceSpec(sandbox="docker", image="other/image"))
         with pytest.raises(WorkspaceUnavailable, match=r"container was not started.*team/missing"):
             await workspaces.open("missing", WorkspaceSpec(sandbox="docker", image="team/missing"))
-    settings = tool_settings({"DECKHANDS_DOCKER_IMAGES": "python:3.12, team/*", "DECKHANDS_DOCKER_CPUS": "2"})
-    assert settings.containers == Containers(("python:3.12", "team/*"), cpus=2.0)
+    settings = load_tool_settings({"DECKHANDS_DOCKER_IMAGES": "python:3.12, team/*", "DECKHANDS_DOCKER_CPUS": "2"})
+    assert settings.containers == ContainerSettings(("python:3.12", "team/*"), cpus=2.0)
 
 
-def test_a_server_of_mcp_gets_its_variables_in_a_container(tmp_path: Path, containers: Containers) -> None:
+def test_a_server_of_mcp_gets_its_variables_in_a_container(tmp_path: Path, containers: ContainerSettings) -> None:
     launch = SandboxedLaunch("docker", tmp_path, containers=containers)
     spec = McpServerSpec(
         name="printer", command="sh", args=("-c", "read x; echo $x $KEY; id -u"), env={"KEY": "from its variable"}
@@ -226,20 +236,20 @@ def test_a_server_of_mcp_gets_its_variables_in_a_container(tmp_path: Path, conta
 
 
 def test_an_engine_that_does_not_answer_is_named(tmp_path: Path) -> None:
-    workspaces = Workspaces(tmp_path, sandbox="docker", containers=Containers(("x",), engine="unix:///nobody"))
+    workspaces = Workspaces(tmp_path, sandbox="docker", containers=ContainerSettings(("x",), engine="unix:///nobody"))
     with pytest.raises(SandboxUnavailable, match="no docker engine answers"):
         asyncio.run(workspaces.open("nobody"))
 
 
 def test_the_first_image_has_to_be_a_name() -> None:
-    reason = DockerSandbox(Containers(("team/*", "x"))).reason_unavailable()
+    reason = DockerSandbox(ContainerSettings(("team/*", "x"))).reason_unavailable()
     assert reason is not None
     assert "the first of DECKHANDS_DOCKER_IMAGES must be the name of an image; 'team/*' is not" in reason
 
 
 async def test_cells_run_in_a_container_whose_image_has_a_kernel(tmp_path: Path) -> None:
-    containers = Containers((image("ipykernel", "jupyter_client"),), cpus=1.0)
-    sessions = session_programs(["ipython"], sandbox="docker")
+    containers = ContainerSettings((image("ipykernel", "jupyter_client"),), cpus=1.0)
+    sessions = find_session_programs(["ipython"], sandbox="docker")
     async with docked(tmp_path, containers, programs=sessions) as workspaces:
         workspace = await workspaces.open("cells")
         await workspace.run(1, "ipython", {"code": "import os, socket; kept = 41", "timeout": 60})
@@ -254,8 +264,8 @@ async def test_cells_run_in_a_container_whose_image_has_a_kernel(tmp_path: Path)
             assert kept.value["content"] == "41"
 
 
-async def test_what_an_image_lacks_is_said(tmp_path: Path, containers: Containers) -> None:
-    sessions = session_programs(["ipython", "browser"], sandbox="docker")
+async def test_what_an_image_lacks_is_said(tmp_path: Path, containers: ContainerSettings) -> None:
+    sessions = find_session_programs(["ipython", "browser"], sandbox="docker")
     async with docked(tmp_path, containers, programs=sessions) as workspaces:
         workspace = await workspaces.open("lacking")
         for number, (tool, lacking) in enumerate(

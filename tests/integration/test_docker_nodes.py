@@ -9,10 +9,10 @@ import pytest
 
 from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
 from broker.contract.observations import CmdOutputObservation
-from broker.coordination.membership import members
+from broker.coordination.membership import list_members
 from tests.docker_image import image
 from tests.faults.harness import FaultCluster
-from tool_worker.sandbox.docker import Containers
+from tool_worker.sandbox.docker import ContainerSettings
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.workspaces import Workspaces
 
@@ -35,7 +35,7 @@ async def test_attempts_run_on_the_node_with_the_engine(tmp_path: Path) -> None:
         cluster.start_controller()
 
         async def are_there() -> bool:
-            return len(await members(cluster.client.store)) == 4
+            return len(await list_members(cluster.client.store)) == 4
 
         await cluster.until(are_there, what="workers", limit=60.0)
         workspace = WorkspaceSpec(sandbox="docker")
@@ -48,7 +48,7 @@ async def test_attempts_run_on_the_node_with_the_engine(tmp_path: Path) -> None:
             patch = await cluster.client.files.diff(conversation_id)
             assert b"+text" in patch
             assert b"b/closed" in patch
-        workspaces = Workspaces(tmp_path / "docks", sandbox="docker", containers=Containers((image(),)))
+        workspaces = Workspaces(tmp_path / "docks", sandbox="docker", containers=ContainerSettings((image(),)))
         for conversation_id in ids:
             await workspaces.close(conversation_id)
             assert not HostFolder(tmp_path / "docks", conversation_id).is_alive

@@ -27,7 +27,7 @@ from tests.integration.workspace_hosts import LIMIT_SECONDS, Terminal, answer, c
 from tests.polling import until
 from tests.programs import command_of
 from tool_worker.errors import EgressRefused, WorkspaceConflict
-from tool_worker.settings import tool_settings
+from tool_worker.settings import load_tool_settings
 from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.worker.executor import Executor
 from tool_worker.workspace.launch.egress_gate import EgressGate
@@ -129,7 +129,7 @@ async def test_what_was_refused_stands_in_the_observation_and_is_counted(tmp_pat
             await log.append("told", [CmdRunAction(command=command, blocking=True, timeout=30)])
             action = (await log.read("told"))[-1]
             spec = WorkspaceSpec(allow=("mirror.test",))
-            delivery = ActionDelivery("told", action.id, await log.entry("told", action.id), spec, "")
+            delivery = ActionDelivery("told", action.id, await log.load_entry("told", action.id), spec, "")
             await executor.execute(delivery, ActionClaimed(1))
             observed = (await log.read("told"))[-1]
             assert isinstance(observed, CmdOutputObservation)
@@ -179,7 +179,7 @@ async def test_dead_proxy_is_replaced_while_programs_wait(tmp_path: Path, site: 
 
 
 async def test_a_node_gives_no_more_than_its_operator_says(tmp_path: Path) -> None:
-    gate = tool_settings({"DECKHANDS_EGRESS": "*.example.com, pypi.test:443"}).gate
+    gate = load_tool_settings({"DECKHANDS_EGRESS": "*.example.com, pypi.test:443"}).gate
     async with opened(tmp_path, sandbox="bwrap", gate=gate) as workspaces:
         with pytest.raises(EgressRefused, match=r"not allow workspaces the host other.test \(DECKHANDS_EGRESS\)"):
             await workspaces.open("greedy", WorkspaceSpec(allow=("a.example.com", "other.test")))
@@ -194,15 +194,15 @@ async def test_a_node_gives_no_more_than_its_operator_says(tmp_path: Path) -> No
 
 
 def test_settings_that_cannot_be_used() -> None:
-    assert tool_settings({}).gate == EgressGate()
-    assert tool_settings({"DECKHANDS_EGRESS": "none"}).gate.ceiling == ()
-    assert tool_settings({"DECKHANDS_EGRESS_PRIVATE": "10.0.0.0/8, fd00::/8"}).gate.private == (
+    assert load_tool_settings({}).gate == EgressGate()
+    assert load_tool_settings({"DECKHANDS_EGRESS": "none"}).gate.ceiling == ()
+    assert load_tool_settings({"DECKHANDS_EGRESS_PRIVATE": "10.0.0.0/8, fd00::/8"}).gate.private == (
         "10.0.0.0/8",
         "fd00::/8",
     )
     for name, value in (("EGRESS", "http://a.test"), ("EGRESS_PRIVATE", "10.0.0.1/8"), ("EGRESS_BYTES", "0")):
         with pytest.raises(UsageError, match=f"DECKHANDS_{name} "):
-            tool_settings({f"DECKHANDS_{name}": value})
+            load_tool_settings({f"DECKHANDS_{name}": value})
 
 
 async def test_an_mcp_server_reaches_what_its_entry_names(tmp_path: Path, site: Site) -> None:
@@ -230,9 +230,9 @@ def test_an_entry_of_a_server_names_hosts_that_make_sense() -> None:
 
 @asynccontextmanager
 async def with_kernel(root: Path, allow: tuple[str, ...]) -> AsyncIterator[Any]:
-    from tool_worker.workspace.launch.session_programs import session_programs
+    from tool_worker.workspace.launch.session_programs import find_session_programs
 
-    programs = session_programs(["ipython"])
+    programs = find_session_programs(["ipython"])
     async with opened(root, sandbox="bwrap", gate=GATE, programs=programs) as workspaces:
         yield await workspaces.open("kernel", WorkspaceSpec(allow=allow))
 

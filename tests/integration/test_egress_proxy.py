@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from broker.contract.allowed_hosts import host_rules
+from broker.contract.allowed_hosts import parse_host_rules
 from broker.runtime.addresses import AddressRules
 from tool_worker.sandbox.egress.proxy import EgressProxy, EgressRules
 from tool_worker.workspace.launch.egress_gate import start_proxy
@@ -77,7 +77,7 @@ def site() -> Iterator[str]:
 
 @asynccontextmanager
 async def serving(host: str, refused: list[str] | None = None, **bounds: float) -> AsyncIterator[int]:
-    rules = EgressRules(host_rules([host]), AddressRules.parse([HOST]), **bounds)  # type: ignore[arg-type]
+    rules = EgressRules(parse_host_rules([host]), AddressRules.parse([HOST]), **bounds)  # type: ignore[arg-type]
     proxy = EgressProxy(rules, lambda _, why: (refused if refused is not None else []).append(why))
     listener = socket.create_server(("127.0.0.1", 0))
     async with await proxy.serve(listener):

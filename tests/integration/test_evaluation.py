@@ -13,10 +13,10 @@ import pytest_asyncio
 from broker.contract.events import ConversationCreated, Limits
 from broker.runtime.errors import UsageError
 from deckhands.client.client import Client
-from deckhands.evaluation.attempts.plan import LABEL, Plan
-from deckhands.evaluation.attempts.results import Results, Row, read_results
-from deckhands.evaluation.datasets.check_programs import COMMAND, named_tests
-from deckhands.evaluation.datasets.file_trees import File
+from deckhands.evaluation.attempts.plan import LABEL, EvaluationPlan
+from deckhands.evaluation.attempts.results import AttemptRow, Results, read_results
+from deckhands.evaluation.datasets.check_programs import COMMAND, build_test_check
+from deckhands.evaluation.datasets.file_trees import TreeFile
 from deckhands.evaluation.datasets.instances import Instance, ScorerFailed
 from deckhands.evaluation.evaluation import Evaluation
 from tests.faults.harness import FaultCluster
@@ -84,7 +84,7 @@ async def test_one_repairs_it_one_only_looks_and_one_cheats(
     honest = model(tmp_path, bash(REPAIR), finish("Done."), name="honest")
     idle = model(tmp_path, bash("ls"), finish("Done."), name="idle")
     cheat = model(tmp_path, bash(FAKES), finish("All tests passed."), name="cheat")
-    await Evaluation(client, Plan("one", [instance], [honest, idle, cheat]), results).run()
+    await Evaluation(client, EvaluationPlan("one", [instance], [honest, idle, cheat]), results).run()
     rows = {name: results.rows[name, "calc", 1] for name in (honest, idle, cheat)}
     assert [row.outcome for row in rows.values()] == ["resolved", "unresolved", "unresolved"]
     assert rows[honest].left_out == []
@@ -99,7 +99,7 @@ async def test_code_under_test_reaches_no_process_of_its_check(
     client: Client, instance: Instance, results: Results, tmp_path: Path, isolated: bool
 ) -> None:
     assert isinstance(instance.hidden, Path)
-    hidden = named_tests(instance.hidden, ("hidden_tests/test_calc.py",), isolated=isolated)
+    hidden = build_test_check(instance.hidden, ("hidden_tests/test_calc.py",), isolated=isolated)
     named = replace(instance, hidden=hidden, check=COMMAND)
     looks = (
         "import os, signal\n"
@@ -113,7 +113,7 @@ async def test_code_under_test_reaches_no_process_of_its_check(
     )
     honest = model(tmp_path, bash(REPAIR), finish("Done."), name="honest")
     cheat = model(tmp_path, bash(f"cat > calc.py <<'EOF'\n{looks}EOF"), finish("Done."), name="cheat")
-    await Evaluation(client, Plan(f"reach-{isolated}", [named], [honest, cheat]), results).run()
+    await Evaluation(client, EvaluationPlan(f"reach-{isolated}", [named], [honest, cheat]), results).run()
     rows = {name: results.rows[name, "calc", 1] for name in (honest, cheat)}
     assert [row.outcome for row in rows.values()] == ["resolved", "unresolved"], rows
     assert "REFUSED" in rows[cheat].evidence
@@ -127,7 +127,7 @@ async def test_each_attempt_ends_as_one_thing(client: Client, results: Results, 
     wrong = model(tmp_path, finish("7"), name="wrong")
     endless = model(tmp_path, *[bash("true")] * 5, name="endless")
     broken = model(tmp_path, {"error": {"code": "authentication", "times": 99}}, name="broken")
-    plan = Plan("two", [asked], [right, wrong, endless, broken], limits=Limits(max_iterations=2), retries=0)
+    plan = EvaluationPlan("two", [asked], [right, wrong, endless, broken], limits=Limits(max_iterations=2), retries=0)
     await Evaluation(client, plan, results).run()
     found = {name: results.rows[name, "six", 1] for name in plan.models}
     assert [(row.outcome, row.cause) for row in found.values()] == [
@@ -144,7 +144,7 @@ async def test_repetitive_agent_is_scored_by_its_result(
     client: Client, instance: Instance, results: Results, tmp_path: Path
 ) -> None:
     looping = model(tmp_path, bash(REPAIR), *[bash("ls")] * 12)
-    await Evaluation(client, Plan("loops", [instance], [looping]), results).run()
+    await Evaluation(client, EvaluationPlan("loops", [instance], [looping]), results).run()
     (row,) = results.rows.values()
     assert (row.outcome, row.cause, row.failures) == ("resolved", "stuck_in_loop", [])
 
@@ -152,8 +152,8 @@ async def test_repetitive_agent_is_scored_by_its_result(
 @pytest.mark.asyncio(loop_scope="module")
 async def test_what_was_begun_is_found_again(client: Client, instance: Instance, tmp_path: Path) -> None:
     honest = model(tmp_path, bash(REPAIR), finish("Done."))
-    plan = Plan("three", [instance], [honest], attempts=2)
-    rows: list[list[Row]] = []
+    plan = EvaluationPlan("three", [instance], [honest], attempts=2)
+    rows: list[list[AttemptRow]] = []
     for name in ("first", "second"):  # the second knows nothing of the first, as after a loss of its directory
         with Results(tmp_path / f"{name}.jsonl") as results:
             await Evaluation(client, plan, results).run()
@@ -169,7 +169,7 @@ async def test_what_was_begun_is_found_again(client: Client, instance: Instance,
 async def test_no_attempt_begins_once_the_budget_is_spent(
     client: Client, instance: Instance, results: Results, tmp_path: Path
 ) -> None:
-    plan = replace(Plan("four", [instance], [model(tmp_path, finish("Done."))]), budget_usd=0.0)
+    plan = replace(EvaluationPlan("four", [instance], [model(tmp_path, finish("Done."))]), budget_usd=0.0)
     await Evaluation(client, plan, results).run()
     (row,) = results.rows.values()
     assert (row.outcome, row.cause, row.conversation_id) == ("limit", "evaluation_budget", "")
@@ -188,7 +188,7 @@ async def test_an_agent_that_fills_its_disk_changes_no_score(
     }
     models = {name: model(tmp_path, bash(command), finish("Done."), name=name) for name, command in fill.items()}
     honest = model(tmp_path, bash(REPAIR), finish("Done."), name="honest")
-    plan = Plan("disk", [instance], [*models.values(), honest], at_once=4, retries=0)
+    plan = EvaluationPlan("disk", [instance], [*models.values(), honest], at_once=4, retries=0)
     await Evaluation(client, plan, results).run()
     found = {name: results.rows[path, "calc", 1] for name, path in {**models, "honest": honest}.items()}
     assert {name: (row.outcome, row.cause) for name, row in found.items()} == {
@@ -211,7 +211,7 @@ async def test_no_text_of_a_set_up_skips_its_check(client: Client, results: Resu
     checks = {"comment": "false", "either": "true || true", "here": "false", "good": "test -f made.txt # it's there"}
     instances = [Instance(name, "Make it.", setup=text, check=checks[name]) for name, text in setups.items()]
     makes = model(tmp_path, bash("touch made.txt"), finish("Done."))
-    await Evaluation(client, Plan("setups", instances, [makes], retries=0), results).run()
+    await Evaluation(client, EvaluationPlan("setups", instances, [makes], retries=0), results).run()
     found = {row.instance: row.outcome for row in results.rows.values()}
     assert found == {name: "resolved" if name == "good" else "unresolved" for name in setups}
 
@@ -229,7 +229,7 @@ async def test_no_file_name_ends_an_evaluation_or_score(
     models = {
         name: model(tmp_path, bash(f"{REPAIR}; {text}"), finish("Done."), name=name) for name, text in names.items()
     }
-    await Evaluation(client, Plan("names", [instance], list(models.values()), retries=0), results).run()
+    await Evaluation(client, EvaluationPlan("names", [instance], list(models.values()), retries=0), results).run()
     rows = {name: results.rows[path, "calc", 1] for name, path in models.items()}
     assert {name: (row.outcome, row.cause) for name, row in rows.items()} == dict.fromkeys(names, ("resolved", ""))
     assert rows["many"].left_out[-1] == "and 2,000 more"
@@ -242,7 +242,9 @@ async def test_no_file_name_ends_an_evaluation_or_score(
 async def test_attempts_have_the_network_unless_they_shall_not(client: Client, tmp_path: Path) -> None:
     done = model(tmp_path, finish("6"))
     for has_network in (True, False):
-        plan = Plan(f"net-{has_network}", [Instance("six", "2 * 3?", answer="6")], [done], network=has_network)
+        plan = EvaluationPlan(
+            f"net-{has_network}", [Instance("six", "2 * 3?", answer="6")], [done], network=has_network
+        )
         with Results(tmp_path / f"{plan.name}.jsonl") as results:
             await Evaluation(client, plan, results).run()
             (row,) = results.rows.values()
@@ -255,7 +257,7 @@ async def test_attempts_have_the_network_unless_they_shall_not(client: Client, t
 async def test_what_failed_tries_have_cost_is_kept(client: Client, results: Results, tmp_path: Path) -> None:
     turn = bash("true") | {"cost_usd": 0.5}
     broken = model(tmp_path, turn, {"error": {"code": "authentication", "times": None}})
-    plan = Plan("lost", [Instance("six", "What is 2 * 3?", answer="6")], [broken], retries=1)
+    plan = EvaluationPlan("lost", [Instance("six", "What is 2 * 3?", answer="6")], [broken], retries=1)
     await Evaluation(client, plan, results).run()
     (row,) = results.rows.values()
     assert (row.outcome, row.tries, row.failures) == ("infra-abandoned", 2, ["authentication"] * 2)
@@ -272,7 +274,9 @@ async def test_a_scorer_that_fails_says_nothing_about_the_agent(
         return True, "It is right."
 
     says = {name: model(tmp_path, finish(name), name=name) for name in ("yes", "no")}
-    await Evaluation(client, Plan("scorer", [Instance("a", "Say.", judge=judge)], list(says.values())), results).run()
+    await Evaluation(
+        client, EvaluationPlan("scorer", [Instance("a", "Say.", judge=judge)], list(says.values())), results
+    ).run()
     found = {name: results.rows[path, "a", 1] for name, path in says.items()}
     assert [(row.outcome, row.cause, row.evidence) for row in found.values()] == [
         ("resolved", "", "It is right."),
@@ -283,7 +287,7 @@ async def test_a_scorer_that_fails_says_nothing_about_the_agent(
 class Gone:
     """Files that can no longer be read."""
 
-    def read(self) -> dict[str, File]:
+    def read(self) -> dict[str, TreeFile]:
         raise UsageError("The archive a.tar is gone.")
 
 
@@ -296,7 +300,7 @@ async def test_files_that_cannot_be_read_end_their_attempt_alone(
         replace(instance, id="hidden", hidden=Gone()),
     ]
     honest = model(tmp_path, bash(REPAIR), finish("Done."))
-    await Evaluation(client, Plan("gone", [*without, instance], [honest]), results).run()
+    await Evaluation(client, EvaluationPlan("gone", [*without, instance], [honest]), results).run()
     found = {row.instance: (row.outcome, row.cause, row.evidence[:27]) for row in results.rows.values()}
     gone = ("infra-abandoned", "files_unreadable", "The archive a.tar is gone.")
     assert {name: found[name] for name in ("begun", "hidden")} == {"begun": gone, "hidden": gone}

@@ -14,13 +14,13 @@ import pytest_asyncio
 from broker.contract.observations import CmdOutputObservation
 from broker.contract.specs import Tenancy
 from deckhands.client.client import Client
-from deckhands.client.forking import Point
-from deckhands.evaluation.attempts.plan import LABEL, Plan
-from deckhands.evaluation.attempts.results import Results, Row
-from deckhands.evaluation.datasets.file_trees import File, FixedFiles
+from deckhands.client.forking import ForkPoint
+from deckhands.evaluation.attempts.plan import LABEL, EvaluationPlan
+from deckhands.evaluation.attempts.results import AttemptRow, Results
+from deckhands.evaluation.datasets.file_trees import MemoryFiles, TreeFile
 from deckhands.evaluation.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
-from deckhands.evaluation.siblings import compared
+from deckhands.evaluation.siblings import compare_siblings
 from tests.faults.harness import FaultCluster
 from tests.integration.command_line import finish, run_command, script
 from tests.model_server.running_server import RunningModelServer
@@ -73,13 +73,13 @@ def results(tmp_path: Path) -> Iterator[Results]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def origin(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Point:
+async def origin(client: Client, tmp_path_factory: pytest.TempPathFactory) -> ForkPoint:
     """A conversation, after its first command."""
     model = script(tmp_path_factory.mktemp("origin") / "m.json", run_command("echo one > work.txt"), finish("no"))
     begun = await client.submit("Count on.", model=model, tenancy=Tenancy(tenant="acme"))
     await client.wait_until_settled(begun)
     events = await client.events(begun)
-    return Point(begun, next(event.id for event in events if isinstance(event, CmdOutputObservation)))
+    return ForkPoint(begun, next(event.id for event in events if isinstance(event, CmdOutputObservation)))
 
 
 def sibling(folder: Path, word: str) -> str:
@@ -88,18 +88,18 @@ def sibling(folder: Path, word: str) -> str:
     return script(folder / f"{word}.json", run_command("true"), writes, writes, finish(f"I wrote {word}."))
 
 
-async def judged(client: Client, plan: Plan, results: Results) -> dict[str, Row]:
+async def judged(client: Client, plan: EvaluationPlan, results: Results) -> dict[str, AttemptRow]:
     await asyncio.wait_for(Evaluation(client, plan, results).run(), 60)
     return {Path(row.model).stem: row for row in results.rows.values()}
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_critic_decides_and_the_best_has_the_highest_score(
-    client: Client, results: Results, origin: Point, critic: RunningModelServer, tmp_path: Path
+    client: Client, results: Results, origin: ForkPoint, critic: RunningModelServer, tmp_path: Path
 ) -> None:
     critic.clear()
     models = [sibling(tmp_path, word) for word in ("two", "four", "none", "odd")]
-    plan = Plan("judged", [Instance("sib", "Count on.")], models, origin=origin, critic=JUDGE, tenant="other")
+    plan = EvaluationPlan("judged", [Instance("sib", "Count on.")], models, origin=origin, critic=JUDGE, tenant="other")
     rows = await judged(client, plan, results)
     found = {word: (row.outcome, row.score, row.verdict) for word, row in rows.items()}
     assert found["four"] == ("resolved", 9.0, "It is clear.")
@@ -107,7 +107,7 @@ async def test_critic_decides_and_the_best_has_the_highest_score(
     assert found["none"] == ("unresolved", 1.0, "Nothing is done.")
     assert found["odd"][:2] == ("unresolved", 0.0)
     assert "gave no verdict: output_not_valid" in found["odd"][2]
-    best = compared(tmp_path)["best"]
+    best = compare_siblings(tmp_path)["best"]
     assert (Path(best["model"]).stem, best["score"], best["verdict"]) == ("four", 9.0, "It is clear.")
     assert "+four" in (tmp_path / "best.patch").read_text()
     asked = [request["body"] for request in critic.requests() if "+four" in json.dumps(request["body"])]
@@ -122,17 +122,17 @@ async def test_critic_decides_and_the_best_has_the_highest_score(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_beside_a_check_a_critic_only_says_which_is_best(
-    client: Client, results: Results, origin: Point, critic: RunningModelServer, tmp_path: Path
+    client: Client, results: Results, origin: ForkPoint, critic: RunningModelServer, tmp_path: Path
 ) -> None:
     critic.clear()
     models = [sibling(tmp_path, word) for word in ("two", "none")]
-    hidden = FixedFiles({"secret.txt": File(b"kept from critics")})
+    hidden = MemoryFiles({"secret.txt": TreeFile(b"kept from critics")})
     instance = Instance("sib", "Count on.", check="test -e secret.txt && grep -q none work.txt", hidden=hidden)
-    plan = Plan("checked", [instance], models, origin=origin, critic=JUDGE)
+    plan = EvaluationPlan("checked", [instance], models, origin=origin, critic=JUDGE)
     rows = await judged(client, plan, results)
     assert (rows["none"].outcome, rows["none"].score) == ("resolved", 1.0)
     assert (rows["two"].outcome, rows["two"].score) == ("unresolved", 5.0)
-    assert Path(compared(tmp_path)["best"]["model"]).stem == "none"
+    assert Path(compare_siblings(tmp_path)["best"]["model"]).stem == "none"
     assert "secret" not in json.dumps(critic.requests())
     assert sum(row.conversations for row in rows.values()) == 6
 
@@ -146,7 +146,7 @@ def paid(folder: Path) -> str:
 async def test_critics_count_in_a_budget(client: Client, results: Results, tmp_path: Path) -> None:
     model = script(tmp_path / "free.json", finish("Done.") | {"cost_usd": 0.0})
     instance = Instance("one", "Do it.", check="true")
-    plan = Plan("paid", [instance], [model], attempts=2, at_once=1, critic=paid(tmp_path), budget_usd=0.2)
+    plan = EvaluationPlan("paid", [instance], [model], attempts=2, at_once=1, critic=paid(tmp_path), budget_usd=0.2)
     await asyncio.wait_for(Evaluation(client, plan, results).run(), 60)
     rows = {row.attempt: row for row in results.rows.values()}
     assert (rows[1].outcome, rows[1].critic_cost_usd) == ("resolved", 0.25)
@@ -155,14 +155,14 @@ async def test_critics_count_in_a_budget(client: Client, results: Results, tmp_p
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_beside_an_answer_a_critic_only_says_which_is_best(
-    client: Client, results: Results, origin: Point, tmp_path: Path
+    client: Client, results: Results, origin: ForkPoint, tmp_path: Path
 ) -> None:
     says = {"right": finish("FINAL ANSWER: 6"), "wrong": finish("FINAL ANSWER: 7")}
     models = [script(tmp_path / f"{name}.json", run_command("true"), turn) for name, turn in says.items()]
     instance = Instance("six", "2 * 3?", answer="6")
-    plan = Plan("answered", [instance], models, origin=origin, critic=paid(tmp_path))
+    plan = EvaluationPlan("answered", [instance], models, origin=origin, critic=paid(tmp_path))
     rows = await judged(client, plan, results)
     found = {name: (row.outcome, row.evidence, row.score, row.critic_cost_usd) for name, row in rows.items()}
     assert found == {"right": ("resolved", "6", 7.0, 0.25), "wrong": ("unresolved", "7", 7.0, 0.25)}
-    best = compared(tmp_path)
+    best = compare_siblings(tmp_path)
     assert (Path(best["best"]["model"]).stem, best["critic_cost_usd"]) == ("right", 0.5)

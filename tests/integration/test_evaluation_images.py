@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.evaluation.attempts.plan import Plan
+from deckhands.evaluation.attempts.plan import EvaluationPlan
 from deckhands.evaluation.attempts.results import Results
 from deckhands.evaluation.datasets.dataset import read_dataset
-from deckhands.evaluation.datasets.file_trees import tree_of
+from deckhands.evaluation.datasets.file_trees import read_tree
 from deckhands.evaluation.evaluation import Evaluation
 from tests.dataset_parts import swe_rows, write_rows
 from tests.docker_image import image
@@ -60,7 +60,7 @@ async def test_attempts_and_checks_run_in_containers_of_the_image(tmp_path: Path
     look = run_command("ls -A | tr '\\n' ' '; pwd; ls /testbed")
     right = script(tmp_path / "right.json", look, run_command("echo 'add = int.__add__' > calc.py"), finish("done"))
     wrong = script(tmp_path / "wrong.json", look, finish("done"))
-    plan = Plan("images", [instance], [right, wrong], retries=0)
+    plan = EvaluationPlan("images", [instance], [right, wrong], retries=0)
     cluster = FaultCluster(tmp_path)
     async with cluster.running():
         cluster.start_tool(
@@ -80,8 +80,8 @@ async def test_attempts_and_checks_run_in_containers_of_the_image(tmp_path: Path
 def test_files_are_copied_and_no_container_is_left(tmp_path: Path, repository: str) -> None:
     rows = swe_rows("0123456789", image_name=repository, test_patch=TEST_PATCH)
     (instance,) = read_dataset(write_rows(tmp_path, rows), repositories=DOCKER)
-    assert sorted(tree_of(instance.workspace)) == ["calc.py", "tests/test_calc.py"]
-    assert b"test_add" in tree_of(instance.hidden)["tests/test_calc.py"].content
+    assert sorted(read_tree(instance.workspace)) == ["calc.py", "tests/test_calc.py"]
+    assert b"test_add" in read_tree(instance.hidden)["tests/test_calc.py"].content
     left = ["docker", "ps", "--all", "--quiet", "--filter", f"ancestor={repository}"]
     assert not subprocess.run(left, check=True, capture_output=True, text=True).stdout.split()
 

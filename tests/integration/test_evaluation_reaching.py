@@ -10,9 +10,9 @@ from broker.runtime.errors import DeckhandsError
 from broker.store.embedded import EmbeddedValkey
 from deckhands.client.client import Client
 from deckhands.cluster.home import Home
-from deckhands.evaluation.attempts.steering import Steering
-from deckhands.evaluation.reaching import in_store
-from deckhands.settings import FaceSettings
+from deckhands.evaluation.attempts.steering import EvaluationSteering
+from deckhands.evaluation.store_access import run_in_store
+from deckhands.settings import CliSettings
 
 
 async def test_unfinished_work_of_a_private_store_is_repeated(tmp_path: Path) -> None:
@@ -28,16 +28,16 @@ async def test_unfinished_work_of_a_private_store_is_repeated(tmp_path: Path) ->
         tries += 1
         if tries == 1:
             await first.stop()  # as when the command that carries the evaluation out ends
-        await Steering(client.store, name).wish(state="paused")
+        await EvaluationSteering(client.store, name).set_desired(state="paused")
 
-    settings = FaceSettings.from_env({"DECKHANDS_HOME": str(tmp_path)})
-    await in_store(settings, name, pause)
+    settings = CliSettings.from_env({"DECKHANDS_HOME": str(tmp_path)})
+    await run_in_store(settings, name, pause)
     assert tries == 2
 
     async def state(client: Client) -> str | None:
-        return (await Steering(client.store, name).read()).wishes.state
+        return (await EvaluationSteering(client.store, name).read()).desired.state
 
-    assert await in_store(settings, name, state) == "paused"
+    assert await run_in_store(settings, name, state) == "paused"
 
 
 async def test_permanent_error_is_raised_at_once(tmp_path: Path) -> None:
@@ -50,5 +50,5 @@ async def test_permanent_error_is_raised_at_once(tmp_path: Path) -> None:
         raise DeckhandsError("It cannot be done.")
 
     with pytest.raises(DeckhandsError, match="cannot be done"):
-        await in_store(FaceSettings.from_env({"DECKHANDS_HOME": str(tmp_path)}), "one", fail)
+        await run_in_store(CliSettings.from_env({"DECKHANDS_HOME": str(tmp_path)}), "one", fail)
     assert tries == 1

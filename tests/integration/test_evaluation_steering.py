@@ -15,17 +15,17 @@ from broker.contract.events import Limits
 from broker.contract.observations import CmdOutputObservation
 from broker.runtime.errors import UsageError
 from deckhands.client.client import Client
-from deckhands.client.forking import Point
+from deckhands.client.forking import ForkPoint
 from deckhands.evaluation.attempts.catalog import Catalog
 from deckhands.evaluation.attempts.driver import Driver
-from deckhands.evaluation.attempts.plan import LABEL, Plan
-from deckhands.evaluation.attempts.results import BeingWritten, Results, Row, read_results
-from deckhands.evaluation.attempts.standing import Shown, Standing
-from deckhands.evaluation.attempts.steering import Requeue, Steering, Wanted, Wishes
-from deckhands.evaluation.attempts.under_way import UnderWay
+from deckhands.evaluation.attempts.in_flight import AttemptInFlight
+from deckhands.evaluation.attempts.plan import LABEL, EvaluationPlan
+from deckhands.evaluation.attempts.results import AttemptRow, Results, ResultsInUse, read_results
+from deckhands.evaluation.attempts.status import AttemptDetails, EvaluationStatus
+from deckhands.evaluation.attempts.steering import DesiredState, EvaluationSteering, Requeue, StoredSteering
 from deckhands.evaluation.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
-from deckhands.evaluation.siblings import compared
+from deckhands.evaluation.siblings import compare_siblings
 from tests.faults.harness import FaultCluster
 from tests.integration.command_line import finish, run_command, script
 from tests.polling import until
@@ -59,14 +59,14 @@ def questions(*names: str) -> list[Instance]:
 class Running:
     """An evaluation under way, and what it has said of itself."""
 
-    def __init__(self, client: Client, plan: Plan, results: Results) -> None:
-        self.steering = Steering(client.store, plan.name)
-        self.rows: list[Row] = []
-        self.standings: list[Standing] = []
+    def __init__(self, client: Client, plan: EvaluationPlan, results: Results) -> None:
+        self.steering = EvaluationSteering(client.store, plan.name)
+        self.rows: list[AttemptRow] = []
+        self.standings: list[EvaluationStatus] = []
         evaluation = Evaluation(client, plan, results, on_row=self.rows.append, on_standing=self.standings.append)
         self.task = asyncio.create_task(evaluation.run())
 
-    def attempts(self) -> Sequence[Shown]:
+    def attempts(self) -> Sequence[AttemptDetails]:
         """Those under way now."""
         return self.standings[-1].attempts if self.standings else ()
 
@@ -92,11 +92,11 @@ async def test_a_paused_evaluation_begins_nothing_and_continues_where_it_was(
     gate = tmp_path / "gate"
     model = script(tmp_path / "m.json", gated(gate), run_command("true"), finish("6"))
     running = Running(
-        client, Plan("pause", questions("a", "b"), [model], at_once=1, tenant="acme", dataset="sums"), results
+        client, EvaluationPlan("pause", questions("a", "b"), [model], at_once=1, tenant="acme", dataset="sums"), results
     )
     await running.stands(under_way=1)
     await until(lambda: running.standings[-1].attempts[0].waits_for == "tool", what="attempt at work")
-    await running.steering.wish(state="paused")
+    await running.steering.set_desired(state="paused")
     await running.stands(state="paused")
     gate.touch()
 
@@ -106,14 +106,14 @@ async def test_a_paused_evaluation_begins_nothing_and_continues_where_it_was(
 
     await until(is_paused, what="paused conversation")
     assert running.rows == []
-    await running.steering.wish(state="running")
+    await running.steering.set_desired(state="running")
     assert await running.ended() == [("a", "resolved", ""), ("b", "resolved", "")]
     assert running.rows[0].waiting_seconds["paused"] > 0
     assert running.rows[0].working_seconds > 0
     found = await Catalog(client.store).find("pause")
     assert found is not None
-    assert found.standing is not None
-    assert (found.standing.state, found.standing.outcomes) == ("over", {"resolved": 2})
+    assert found.status is not None
+    assert (found.status.state, found.status.outcomes) == ("over", {"resolved": 2})
     assert (found.about.tenant, found.about.dataset, found.about.models) == ("acme", "sums", (model,))
     rows = [row for row in await client.recent() if row.labels.get(LABEL) == "pause"]
     assert [(row.tenant, row.model) for row in rows] == 2 * [("acme", model)]
@@ -126,16 +126,16 @@ async def test_cancelled_evaluation_has_all_rows_and_continues_by_requeue(
 ) -> None:
     gate = tmp_path / "gate"
     model = script(tmp_path / "m.json", gated(gate), finish("6"))
-    plan = Plan("cancel", questions("a", "b", "c"), [model], at_once=1)
+    plan = EvaluationPlan("cancel", questions("a", "b", "c"), [model], at_once=1)
     running = Running(client, plan, results)
     await until(lambda: running.standings and running.standings[-1].attempts, what="attempt under way")
-    await running.steering.wish(state="cancelled")
+    await running.steering.set_desired(state="cancelled")
     assert sorted(await running.ended()) == [(name, "not-run", "cancelled") for name in ("a", "b", "c")]
     (stopped,) = [row for row in running.rows if row.conversation_id]
     assert (await client.wait_until_settled(stopped.conversation_id)).state == "stopped"
 
     gate.touch()
-    await running.steering.wish(state="running")
+    await running.steering.set_desired(state="running")
     await running.steering.requeue(Requeue(outcomes=("not-run",), instances=("a", "c")))
     again = Running(client, plan, results)
     assert sorted(await again.ended()) == [("a", "resolved", ""), ("c", "resolved", "")]
@@ -150,7 +150,7 @@ async def test_running_attempts_restart_and_repeated_requeue_counts_once(
 ) -> None:
     gate = tmp_path / "gate"
     model = script(tmp_path / "m.json", gated(gate), finish("6"))
-    running = Running(client, Plan("again", questions("a"), [model]), results)
+    running = Running(client, EvaluationPlan("again", questions("a"), [model]), results)
     await until(lambda: any(one.conversation_id for one in running.attempts()), what="attempt under way")
     first = running.standings[-1].attempts[0].conversation_id
     await running.steering.requeue(Requeue(outcomes=("running",), instances=("a",)))
@@ -165,8 +165,8 @@ async def test_running_attempts_restart_and_repeated_requeue_counts_once(
     assert running.rows[0].failures == []
     assert (await client.wait_until_settled(first)).state == "stopped"
     # A driver that dies behind the grant leaves the next round to the next one.
-    await running.steering.granted("read", {(model, "a", 1): 2})
-    again = Running(client, Plan("again", questions("a"), [model]), results)
+    await running.steering.grant_order("read", {(model, "a", 1): 2})
+    again = Running(client, EvaluationPlan("again", questions("a"), [model]), results)
     assert await again.ended() == [("a", "resolved", "")]
     assert again.rows[0].round == 2
 
@@ -177,14 +177,14 @@ async def test_budget_and_concurrency_in_the_store_bind_every_driver(
 ) -> None:
     gate = tmp_path / "gate"
     model = script(tmp_path / "m.json", gated(gate), finish("6"))
-    plan = Plan("tuned", questions(*"abcdef"), [model], at_once=1)
-    await Steering(client.store, "tuned").wish(at_once=2)
+    plan = EvaluationPlan("tuned", questions(*"abcdef"), [model], at_once=1)
+    await EvaluationSteering(client.store, "tuned").set_desired(at_once=2)
     running = Running(client, plan, results)
     await running.stands(under_way=2)
     assert running.standings[-1].bound == "-n 2"
-    await running.steering.wish(at_once=3)
+    await running.steering.set_desired(at_once=3)
     await running.stands(under_way=3)
-    await running.steering.wish(budget_usd=0.0)
+    await running.steering.set_desired(budget_usd=0.0)
     await until(lambda: len(running.rows) == 3, what="attempts left out")
     assert {(row.outcome, row.cause) for row in running.rows} == {("limit", "evaluation_budget")}
     gate.touch()
@@ -195,7 +195,7 @@ async def test_budget_and_concurrency_in_the_store_bind_every_driver(
 async def test_it_ends_early_once_enough_is_known(client: Client, results: Results, tmp_path: Path) -> None:
     right, wrong = (script(tmp_path / f"{name}.json", finish(name)) for name in ("6", "7"))
     names = [f"q{number}" for number in range(30)]
-    plan = Plan("early", questions(*names), [right, wrong], at_once=4, until="decided")
+    plan = EvaluationPlan("early", questions(*names), [right, wrong], at_once=4, until="decided")
     running = Running(client, plan, results)
     ended = await running.ended()
     left_out = [cause for _, outcome, cause in ended if outcome == "not-run"]
@@ -214,7 +214,7 @@ async def test_it_ends_early_once_enough_is_known(client: Client, results: Resul
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_forged_values_in_the_store_are_ignored(client: Client) -> None:
-    steering, key = Steering(client.store, "forged"), client.store.all_shards[0].evaluation("forged")
+    steering, key = EvaluationSteering(client.store, "forged"), client.store.all_shards[0].evaluation("forged")
     fields = {
         "state": "exploded",
         "at_once": "-5",
@@ -227,12 +227,12 @@ async def test_forged_values_in_the_store_are_ignored(client: Client) -> None:
     }
     flat = [part for item in fields.items() for part in item]
     await client.store.connection.call("HSET", key, *flat)
-    assert await steering.read() == Wanted(Wishes(retries=2))
+    assert await steering.read() == StoredSteering(DesiredState(retries=2))
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_unusable_criterion_is_refused_before_anything_starts(client: Client, results: Results) -> None:
-    plan = Plan("wrong", questions("a"), ["m"], until="decided")
+    plan = EvaluationPlan("wrong", questions("a"), ["m"], until="decided")
     with pytest.raises(UsageError, match="there is one"):
         await Evaluation(client, plan, results).run()
     with pytest.raises(UsageError, match="is not a criterion"):
@@ -254,9 +254,9 @@ async def test_siblings_start_midway_with_its_files_and_are_compared(
     good = script(tmp_path / "a.json", run_command("false"), writing, writing, finish("yes"))
     idle = script(tmp_path / "b.json", run_command("false"), finish("yes"))
     instance = Instance("sib", "Write it.", check='test "$(cat work.txt)" = "$(printf \'one\\ntwo\')"')
-    plan = Plan("sib", [instance], [good, idle], attempts=2, origin=Point(origin, at))
+    plan = EvaluationPlan("sib", [instance], [good, idle], attempts=2, origin=ForkPoint(origin, at))
     await asyncio.wait_for(Running(client, plan, results).task, 60)
-    found = compared(tmp_path)
+    found = compare_siblings(tmp_path)
     assert found["models"] == {
         good: {"resolved": 2, "siblings": 2},
         idle: {"resolved": 0, "siblings": 2},
@@ -274,35 +274,35 @@ async def test_siblings_start_midway_with_its_files_and_are_compared(
 
 def test_attempts_under_way_are_requeued_only_by_their_outcome() -> None:
     key = ("model", "a", 1)
-    assert not Requeue(instances=("a",)).means_running(key)
-    assert Requeue(outcomes=("running",), instances=("a",)).means_running(key)
-    assert not Requeue(outcomes=("running",), causes=("budget",)).means_running(key)
+    assert not Requeue(instances=("a",)).matches_running(key)
+    assert Requeue(outcomes=("running",), instances=("a",)).matches_running(key)
+    assert not Requeue(outcomes=("running",), causes=("budget",)).matches_running(key)
 
 
 def test_one_command_at_a_time_writes_results(results: Results) -> None:
-    with pytest.raises(BeingWritten, match="carries out"):
+    with pytest.raises(ResultsInUse, match="carries out"):
         Results(results.path)
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_limits_of_attempts_still_hold(client: Client, results: Results, tmp_path: Path) -> None:
     model = script(tmp_path / "m.json", *[run_command("true")] * 3)
-    plan = Plan("limits", questions("a"), [model], limits=Limits(max_iterations=1))
+    plan = EvaluationPlan("limits", questions("a"), [model], limits=Limits(max_iterations=1))
     assert await Running(client, plan, results).ended() == [("a", "limit", "iterations")]
     assert json.loads(results.path.read_text())["round"] == 0
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_attempts_that_end_while_they_are_requeued_begin_again(client: Client, results: Results) -> None:
-    plan = Plan("late", questions(*(f"q{number}" for number in range(12))), ["m"], at_once=12, is_paced=False)
-    steering = Steering(client.store, plan.name)
+    plan = EvaluationPlan("late", questions(*(f"q{number}" for number in range(12))), ["m"], at_once=12, is_paced=False)
+    steering = EvaluationSteering(client.store, plan.name)
 
-    async def act(one: UnderWay) -> Row:
+    async def act(one: AttemptInFlight) -> AttemptRow:
         while one.round == 0 and not (await steering.read()).rounds:
             pass
-        return one.row("resolved", "")
+        return one.build_row("resolved", "")
 
-    standings: list[Standing] = []
+    standings: list[EvaluationStatus] = []
     driver = Driver(client, plan, results, act, on_standing=standings.append)
     running = asyncio.create_task(driver.run())
     await until(lambda: standings and standings[-1].under_way == 12, what="attempts under way")
@@ -315,13 +315,13 @@ async def test_attempts_that_end_while_they_are_requeued_begin_again(client: Cli
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_result_stays_if_its_repetition_never_begins(client: Client, tmp_path: Path) -> None:
     model = script(tmp_path / "m.json", finish("6") | {"cost_usd": 0.5})
-    plan = Plan("kept", questions("a", "b"), [model], budget_usd=0.9)
+    plan = EvaluationPlan("kept", questions("a", "b"), [model], budget_usd=0.9)
     for order, state in ((None, "running"), (Requeue(instances=("a",)), "running"), (Requeue(), "cancelled")):
         with Results(tmp_path / "results.jsonl") as results:
             running = Running(client, plan, results)
             if order is not None:
                 await running.steering.requeue(order)
-                await running.steering.wish(state=state)
+                await running.steering.set_desired(state=state)
             await running.ended()
             await running.stands(cost_usd=1.0, outcomes={"resolved": 2})
             assert {row.instance: row.outcome for row in results.rows.values()} == {"a": "resolved", "b": "resolved"}

@@ -43,7 +43,7 @@ from tests.integration.workspace_hosts import opened
 from tests.polling import until
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.worker.executor import Executor
-from tool_worker.worker.steps.action_run import fingerprint_of
+from tool_worker.worker.steps.action_run import compute_fingerprint
 from tool_worker.worker.steps.stop_orders import ANSWER_CHECK_SECONDS
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.workspaces import Workspaces
@@ -240,7 +240,9 @@ def journal_of_an_earlier_boot(root: Path) -> None:
 
 
 async def delivery_of(log: EventLog, action_id: int) -> ActionDelivery:
-    return ActionDelivery("conversation", action_id, await log.entry("conversation", action_id), WorkspaceSpec(), "")
+    return ActionDelivery(
+        "conversation", action_id, await log.load_entry("conversation", action_id), WorkspaceSpec(), ""
+    )
 
 
 async def test_a_picture_that_is_viewed_is_in_the_observation(memory_store: Store, tmp_path: Path) -> None:
@@ -252,7 +254,7 @@ async def test_a_picture_that_is_viewed_is_in_the_observation(memory_store: Stor
     async with opened(tmp_path, sandbox="bwrap") as workspaces:
         executor = Executor(log, workspaces, worker_id="tool-1")
         await executor.execute(await delivery_of(log, 2), ActionClaimed(1))
-    seen = await log.blobs.whole("conversation", (await log.read("conversation"))[-1])
+    seen = await log.blobs.restore_event("conversation", (await log.read("conversation"))[-1])
     assert isinstance(seen, FileReadObservation)
     assert seen.image_urls is not None
     assert seen.image_urls[0].startswith("data:image/gif;base64,R0lGODlhAAAA")
@@ -267,7 +269,7 @@ async def test_lost_actions_result_answers_no_action_with_its_number(memory_stor
     async with opened(tmp_path) as workspaces:
         host = await workspaces.open("conversation")
         lost = CmdRunAction(command="echo old")
-        await host.run(2, "bash", {"command": lost.command}, fingerprint=fingerprint_of(lost))
+        await host.run(2, "bash", {"command": lost.command}, fingerprint=compute_fingerprint(lost))
         await Executor(log, workspaces, worker_id="tool-1").execute(await delivery_of(log, 2), ActionClaimed(1))
     gap, answer = (await log.read("conversation"))[2:]
     assert isinstance(gap, EventsLostObservation)
@@ -285,7 +287,7 @@ async def test_reused_number_is_noticed_despite_a_shorter_journal(memory_store: 
     async with opened(tmp_path) as workspaces:
         host, lost = await workspaces.open("conversation"), CmdRunAction(command="echo old")
         for number, action in ((2, lost), (3, known)):
-            await host.run(number, "bash", {"command": action.command}, fingerprint=fingerprint_of(action))
+            await host.run(number, "bash", {"command": action.command}, fingerprint=compute_fingerprint(action))
         await Executor(log, workspaces, worker_id="tool-1").execute(await delivery_of(log, 2), ActionClaimed(1))
     gap, answer = (await log.read("conversation"))[3:]
     assert isinstance(gap, EventsLostObservation)
@@ -344,7 +346,7 @@ async def test_the_same_command_under_the_same_number_is_collected(memory_store:
     async with opened(tmp_path) as workspaces:
         host = await workspaces.open("conversation")
         before = action.model_copy(update={"thought": "first"})
-        await host.run(2, "bash", {"command": before.command}, fingerprint=fingerprint_of(before))
+        await host.run(2, "bash", {"command": before.command}, fingerprint=compute_fingerprint(before))
         await Executor(log, workspaces, worker_id="tool-1").execute(await delivery_of(log, 2), ActionClaimed(1))
     answer = (await log.read("conversation"))[-1]
     assert isinstance(answer, CmdOutputObservation)
@@ -361,7 +363,7 @@ class Events:
     async def observed(self, action: Action) -> Observation:
         """Return the outcome of an action."""
         await self._log.append("conversation", [action])
-        action_id = await self._log.last_id("conversation")
+        action_id = await self._log.load_last_id("conversation")
         await self._executor.execute(await delivery_of(self._log, action_id), ActionClaimed(1))
         observation = (await self._log.read("conversation"))[-1]
         assert isinstance(observation, Observation)

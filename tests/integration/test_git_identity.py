@@ -9,7 +9,7 @@ import pytest
 from broker.contract.specs import WorkspaceSpec
 from broker.runtime.errors import UsageError
 from tests.integration.workspace_hosts import Terminal, opened
-from tool_worker.settings import tool_settings
+from tool_worker.settings import load_tool_settings
 from tool_worker.workspace.launch.host_plan import GitIdentity
 from tool_worker.workspace.named_directories import NamedDirectories
 
@@ -48,14 +48,14 @@ async def test_git_identity_has_a_default_and_directories_keep_theirs(tmp_path: 
 
 
 def test_the_identity_is_a_setting() -> None:
-    assert tool_settings({}).git_identity == GitIdentity()
-    settings = tool_settings({"DECKHANDS_GIT_USER_NAME": "Bot", "DECKHANDS_GIT_USER_EMAIL": "bot@example.com"})
+    assert load_tool_settings({}).git_identity == GitIdentity()
+    settings = load_tool_settings({"DECKHANDS_GIT_USER_NAME": "Bot", "DECKHANDS_GIT_USER_EMAIL": "bot@example.com"})
     assert settings.git_identity == GitIdentity("Bot", "bot@example.com")
 
 
 @pytest.mark.parametrize("text", ["a\n[core]\nfsmonitor=touch x", "a\0", "a\x1b[31m", "x" * 1000])
 def test_what_could_be_another_setting_of_git_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="DECKHANDS_GIT_USER_"):
-        tool_settings({"DECKHANDS_GIT_USER_NAME": text})
+        load_tool_settings({"DECKHANDS_GIT_USER_NAME": text})
     with pytest.raises(UsageError, match="DECKHANDS_GIT_USER_"):
-        tool_settings({"DECKHANDS_GIT_USER_EMAIL": text})
+        load_tool_settings({"DECKHANDS_GIT_USER_EMAIL": text})

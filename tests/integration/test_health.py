@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 
-from broker.health import HEALTHY, LAPSED, NOTHING_TO_SAY, check
+from broker.health import HEALTHY, LAPSED, UNKNOWN, check
 from broker.runtime.ids import new_worker_id
 from broker.store.store import Store
 from tests.broker_parts import enter, lapse
@@ -16,9 +16,9 @@ from tests.stores import LossyWire, RealServer
 async def test_a_worker_that_beats_is_healthy(valkey_server: RealServer, valkey_store: Store) -> None:
     await enter(valkey_store, new_worker_id("controller"))
     await enter(valkey_store, new_worker_id("tool"), node="here")
-    await enter(valkey_store, new_worker_id("door"))
+    await enter(valkey_store, new_worker_id("ingress"))
     await enter(valkey_store, new_worker_id("jobs"))
-    for role in ("controller", "tool", "door", "jobs"):
+    for role in ("controller", "tool", "ingress", "jobs"):
         verdict = await check(role, valkey_server.url)
         assert verdict.exit_status == HEALTHY
         assert verdict.reason.startswith(f"The {role} worker's heartbeat is valid for 3")
@@ -60,7 +60,7 @@ async def test_without_a_store_nothing_is_said_of_the_worker(valkey_server: Real
     missing = f"unix://{valkey_server.folder}/nobody"
     for role in ("controller", "store"):
         verdict = await check(role, missing)
-        assert verdict.exit_status == NOTHING_TO_SAY
+        assert verdict.exit_status == UNKNOWN
         assert verdict.reason.startswith("Cannot connect to the store")
     assert (await check("store", valkey_server.url)).exit_status == HEALTHY
 
@@ -68,7 +68,7 @@ async def test_without_a_store_nothing_is_said_of_the_worker(valkey_server: Real
 async def test_a_store_that_is_silent_is_not_waited_for(lossy_wire: LossyWire) -> None:
     lossy_wire.is_silent = True
     async with asyncio.timeout(60):
-        assert (await check("store", lossy_wire.url)).exit_status == NOTHING_TO_SAY
+        assert (await check("store", lossy_wire.url)).exit_status == UNKNOWN
 
 
 async def test_the_command_answers_with_its_exit_status(valkey_server: RealServer, valkey_store: Store) -> None:
@@ -77,10 +77,10 @@ async def test_the_command_answers_with_its_exit_status(valkey_server: RealServe
         LAPSED,
         "No controller worker of this host is known to the store.\n",
     )
-    usage = "Usage: python -m broker.health controller|tool|door|jobs|beat|store\n"
-    assert await _command("worker", DECKHANDS_URL=valkey_server.url) == (NOTHING_TO_SAY, usage)
+    usage = "Usage: python -m broker.health controller|tool|ingress|jobs|beat|store\n"
+    assert await _command("worker", DECKHANDS_URL=valkey_server.url) == (UNKNOWN, usage)
     status, said = await _command("store", DECKHANDS_SHARDS="many")
-    assert (status, said) == (NOTHING_TO_SAY, "DECKHANDS_SHARDS is 'many'. It must be a number.\n")
+    assert (status, said) == (UNKNOWN, "DECKHANDS_SHARDS is 'many'. It must be a number.\n")
 
 
 async def _command(*arguments: str, **variables: str) -> tuple[int, str]:

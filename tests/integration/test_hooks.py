@@ -17,9 +17,9 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Event, EventSource, LLMSpec
 from broker.contract.observations import ErrorObservation, FinishRefusedObservation
 from broker.contract.policies import ConfirmationPolicy
-from broker.log.invariants import violations
+from broker.log.invariants import find_violations
 from broker.runtime.errors import UsageError
-from controller_worker.loop.hooks import Hook, HookPoint, Hooks, command_hook, function_hook, load_hooks
+from controller_worker.loop.hooks import Hook, HookPoint, Hooks, load_hooks, make_command_ask, make_function_ask
 from controller_worker.loop.replay import replay
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
@@ -63,7 +63,7 @@ def confirmed(action_id: int, **edited: str) -> ChangeAgentStateAction:
 
 async def logged(hands: Hands) -> list[Event]:
     events = await hands.events()
-    assert violations(events, conversation_id=CID, last_event_id=len(events)) == []
+    assert find_violations(events, conversation_id=CID, last_event_id=len(events)) == []
     return events
 
 
@@ -211,11 +211,11 @@ async def timed_out(_: Mapping[str, Any]) -> str | None:
     ("ask", "cause"),
     [
         (timed_out, "TimeoutError (caused by ConnectionError: no route to the guard)"),
-        (command_hook(["sh", "-c", "echo no licence; exit 1"]), "it ended with 1: no licence"),
-        (command_hook(["sh", "-c", "exit 3"]), "it ended with 3: it wrote nothing"),
-        (command_hook(["sh", "-c", "kill -9 $$"]), "it ended with the signal SIGKILL: it wrote nothing"),
+        (make_command_ask(["sh", "-c", "echo no licence; exit 1"]), "it ended with 1: no licence"),
+        (make_command_ask(["sh", "-c", "exit 3"]), "it ended with 3: it wrote nothing"),
+        (make_command_ask(["sh", "-c", "kill -9 $$"]), "it ended with the signal SIGKILL: it wrote nothing"),
         (
-            command_hook(["no-such-program"]),
+            make_command_ask(["no-such-program"]),
             "FileNotFoundError: [Errno 2] No such file or directory: 'no-such-program'",
         ),
     ],
@@ -233,7 +233,7 @@ async def test_a_command_vetoes_by_exit_code_2_and_says_why(hands: Hands, tmp_pa
         "import json, sys; command = json.load(sys.stdin)['event']['command']; "
         "print('no ' + command, file=sys.stderr); sys.exit(2)"
     )
-    give(hands, Hook(HookPoint.BEFORE_ACTION, "program", command_hook([sys.executable, "-c", program])))
+    give(hands, Hook(HookPoint.BEFORE_ACTION, "program", make_command_ask([sys.executable, "-c", program])))
     await hands.begin(BASH, FINISH)
     await hands.go()
     (error,) = [event for event in await logged(hands) if isinstance(event, ErrorObservation)]
@@ -243,7 +243,7 @@ async def test_a_command_vetoes_by_exit_code_2_and_says_why(hands: Hands, tmp_pa
 async def test_hanging_hook_command_ends_with_its_children(hands: Hands, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     hang_once = f"test -e {pid} && exit 0; sleep 600 & echo $! > {pid}; wait"
-    hook = Hook(HookPoint.BEFORE_FINISH, "guard", command_hook(["sh", "-c", hang_once]), timeout_seconds=1.0)
+    hook = Hook(HookPoint.BEFORE_FINISH, "guard", make_command_ask(["sh", "-c", hang_once]), timeout_seconds=1.0)
     give(hands, hook)
     await hands.begin(FINISH, FINISH)
     await hands.go()
@@ -260,7 +260,7 @@ def is_at_work(pid: int) -> bool:
 
 
 async def test_a_synchronous_function_runs_beside_the_loop(hands: Hands) -> None:
-    give(hands, Hook(HookPoint.BEFORE_ACTION, "sync", function_hook(lambda told: f"no {told['point']}")))
+    give(hands, Hook(HookPoint.BEFORE_ACTION, "sync", make_function_ask(lambda told: f"no {told['point']}")))
     await hands.begin(BASH, FINISH)
     await hands.go()
     (error,) = [event for event in await logged(hands) if isinstance(event, ErrorObservation)]

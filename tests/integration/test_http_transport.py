@@ -15,14 +15,14 @@ import pytest
 from broker.runtime.clock import SystemClock
 from controller_worker.providers.anthropic_backend import AnthropicLLM
 from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.wires.environment_proxy import environment_proxy
-from controller_worker.providers.wires.event_stream import REPLY_LIMIT_BYTES, whole_reply
+from controller_worker.providers.wires.environment_proxy import find_environment_proxy
+from controller_worker.providers.wires.event_stream import REPLY_LIMIT_BYTES, read_whole_reply
 from controller_worker.providers.wires.http_transport import (
     AnswerRefused,
     HttpTransport,
     RequestFailed,
 )
-from controller_worker.providers.wires.provider_errors import model_error
+from controller_worker.providers.wires.provider_errors import to_model_error
 from controller_worker.providers.wires.raw_client import PIECE_BYTES
 from tests.certificates import certificate_in
 
@@ -87,7 +87,7 @@ async def transport(address: str, **settings: object) -> AsyncIterator[HttpTrans
 async def whole_answer(made: HttpTransport) -> bytes:
     answer = await made.post("/chat/completions", b"{}", {})
     try:
-        return await whole_reply(answer.chunks())
+        return await read_whole_reply(answer.chunks())
     finally:
         await answer.aclose()
 
@@ -124,7 +124,7 @@ def test_the_environment_names_the_proxy(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert environment_proxy(url) == proxy
+    assert find_environment_proxy(url) == proxy
 
 
 async def test_a_request_goes_by_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +273,7 @@ async def test_an_answer_that_breaks_off_has_failed(answer: bytes) -> None:
         server.may_answer.set()
         with pytest.raises(RequestFailed) as caught:
             await whole_answer(made)
-    assert model_error(caught.value).code == "service_unavailable"
+    assert to_model_error(caught.value).code == "service_unavailable"
 
 
 @pytest.mark.parametrize(("settings", "read_seconds"), [({"read_timeout": 0.05}, None), ({}, 0.05)])

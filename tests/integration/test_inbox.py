@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from broker.coordination.unreadable import Unreadable
+from broker.coordination.quarantine import Quarantine
 from broker.store import keys
 from deckhands.ingress.inbox import MAX_ENTRY_BYTES
-from tests.door_parts import Producer, saying
 from tests.inbox_parts import put, replies
+from tests.ingress_parts import Producer, saying
 from tests.polling import until
 
 MALFORMED = {
@@ -50,7 +50,7 @@ async def test_an_entry_is_accepted_carried_out_and_settled(producer: Producer) 
     await until_empty(producer)
     assert [reply.event for reply in await replies(store)] == ["accepted", "settled"] * 2
     assert len(await producer.cluster.client.recent()) == 1
-    assert 0 < await store.connection.call("TTL", keys.replies("shop")) <= 7 * 24 * 3600
+    assert 0 < await store.connection.call("TTL", keys.replies_key("shop")) <= 7 * 24 * 3600
 
 
 async def test_an_entry_without_an_answer_is_carried_out_too(producer: Producer) -> None:
@@ -76,7 +76,7 @@ async def test_what_cannot_be_used_is_answered_and_kept(producer: Producer, what
     assert reply.request_id == ("mine" if what == "no task" else entry)
     assert reply.content.keys() == {"code", "message", "remedy"}
     assert reason in reply.content["message"] + reply.content["remedy"]
-    (kept,) = await Unreadable(store).all()
+    (kept,) = await Quarantine(store).list_items()
     assert (kept.key, kept.entry_id) == (keys.INBOX, entry)
     assert await producer.cluster.client.recent() == []
 
@@ -89,13 +89,13 @@ async def test_no_name_leads_to_another_key(producer: Producer) -> None:
     await put(store, {"task": "x"}, reply_to="v2", v="2")
     await store.connection.call("XADD", keys.INBOX, "*", "odd", b"\xff\xfe")
     await until_empty(producer)
-    assert len(await Unreadable(store).all()) == len(names) + 2
+    assert len(await Quarantine(store).list_items()) == len(names) + 2
     _, found = await store.connection.call("SCAN", "0", "MATCH", "deck:replies:*", "COUNT", "100000")
     assert found == [b"deck:replies:v2"]
     assert await producer.cluster.client.recent() == []
 
 
-async def test_an_inbox_of_another_type_ends_no_door(producer: Producer) -> None:
+async def test_an_inbox_of_another_type_ends_no_ingress(producer: Producer) -> None:
     store = producer.cluster.client.store
     await store.connection.call("DEL", keys.INBOX)
     await store.connection.call("SET", keys.INBOX, "no stream")

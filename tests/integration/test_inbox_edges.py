@@ -1,4 +1,4 @@
-"""One entry of the inbox concerns no other, and what a door fails at is put aside."""
+"""One entry of the inbox concerns no other, and what an ingress fails at is put aside."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from broker.coordination.membership import Membership
-from broker.coordination.unreadable import Unreadable
+from broker.coordination.quarantine import Quarantine
 from broker.log.event_log import EventLog
 from broker.store import keys
 from broker.store.store import Store
-from deckhands.client.tasks.tasks import conversation_id_of
+from deckhands.client.tasks.tasks import derive_conversation_id
 from deckhands.ingress import inbox
 from deckhands.ingress.callers import STREAM, Caller
-from deckhands.ingress.desk import OFFERS_LIMIT_SECONDS, REVOKED, Desk
-from deckhands.ingress.inbox import FORSAKEN_AFTER_SECONDS, GROUP, MOST_DELIVERIES, Inbox
+from deckhands.ingress.context import OFFERS_LIMIT_SECONDS, REVOKED, IngressContext
+from deckhands.ingress.inbox import FORSAKEN_AFTER_SECONDS, GROUP, MAX_DELIVERIES, InboxReader
 from deckhands.ingress.outcome_watcher import OutcomeWatcher
 from deckhands.ingress.runs import Runs
 from tests.conversation_hands import WatchedConnection
@@ -44,7 +44,7 @@ class NoResults:
 
 @asynccontextmanager
 async def serving(*loops: Any) -> AsyncIterator[list[asyncio.Task[None]]]:
-    """Run loops of a door, of which none may end."""
+    """Run loops of an ingress, of which none may end."""
     tasks = [asyncio.create_task(loop) for loop in loops]
     try:
         yield tasks
@@ -72,8 +72,8 @@ async def until_empty(store: Store) -> None:
 
 
 @pytest.fixture
-def desk(valkey_store: Store) -> Desk:
-    return Desk(valkey_store, NoResults())  # type: ignore[arg-type]
+def desk(valkey_store: Store) -> IngressContext:
+    return IngressContext(valkey_store, NoResults())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def desk(valkey_store: Store) -> Desk:
         r'{"id": "a", "task": "x", "output": {"type": "object", "default": NaN}}',
     ],
 )
-async def test_a_text_that_is_no_utf_8_is_rejected(desk: Desk, request_text: str) -> None:
-    async with serving(Inbox(desk, "d1").read()):
+async def test_a_text_that_is_no_utf_8_is_rejected(desk: IngressContext, request_text: str) -> None:
+    async with serving(InboxReader(desk, "d1").read()):
         await put(desk.store, request_text)
         await until_empty(desk.store)
         (reply,) = await replies(desk.store)
@@ -95,22 +95,22 @@ async def test_a_text_that_is_no_utf_8_is_rejected(desk: Desk, request_text: str
         await until_replies(desk.store, "good", "accepted")
 
 
-async def test_entry_failing_in_the_door_is_answered_and_quarantined(desk: Desk) -> None:
-    names = desk.store.keys(conversation_id_of("inbox:shop:mine"))
+async def test_entry_failing_in_the_ingress_is_answered_and_quarantined(desk: IngressContext) -> None:
+    names = desk.store.keys(derive_conversation_id("inbox:shop:mine"))
     await desk.store.connection.call("SET", names.caller, "no hash")
-    async with serving(Inbox(desk, "d1").read()):
+    async with serving(InboxReader(desk, "d1").read()):
         entry = await put(desk.store, {"id": "mine", "task": "x"})
         await until_empty(desk.store)
     (reply,) = await replies(desk.store)
     assert (reply.event, reply.content["code"]) == ("rejected", "internal")
-    assert [kept.entry_id for kept in await Unreadable(desk.store).all()] == [entry]
+    assert [kept.entry_id for kept in await Quarantine(desk.store).list_items()] == [entry]
 
 
 async def test_no_entry_waits_for_one_that_waits_for_a_tool(valkey_store: Store) -> None:
-    desk = Desk(valkey_store, NoResults(), offers_limit_seconds=LONG_SECONDS)  # type: ignore[arg-type]
+    desk = IngressContext(valkey_store, NoResults(), offers_limit_seconds=LONG_SECONDS)  # type: ignore[arg-type]
     for number in range(5):
         await put(valkey_store, {"id": f"{number}", "task": "x", "tools": ["nosuch/x"]}, reply_to="slow")
-    async with serving(Inbox(desk, "d1").read()):
+    async with serving(InboxReader(desk, "d1").read()):
         await put(valkey_store, {"task": "x"}, reply_to="quick")
         await until_replies(valkey_store, "quick", "accepted")
         await put(valkey_store, {"task": "x"}, reply_to="next")
@@ -118,96 +118,96 @@ async def test_no_entry_waits_for_one_that_waits_for_a_tool(valkey_store: Store)
         assert await replies(valkey_store, "slow") == []
 
 
-async def test_missing_tool_is_awaited_shorter_than_an_entry_may_last(desk: Desk) -> None:
+async def test_missing_tool_is_awaited_shorter_than_an_entry_may_last(desk: IngressContext) -> None:
     assert desk.offers_limit_seconds == OFFERS_LIMIT_SECONDS < FORSAKEN_AFTER_SECONDS / 2
-    async with serving(Inbox(desk, "d1").read()):
+    async with serving(InboxReader(desk, "d1").read()):
         await put(desk.store, {"task": "x", "tools": ["nosuch/x"]})
         await until_replies(desk.store, "shop", "rejected")
 
 
 @pytest.mark.parametrize("command", [("SET", "x"), ("SADD", "x"), ("HSET", "x", "y")])
-async def test_reply_stream_of_another_type_is_moved_aside(desk: Desk, command: tuple[str, ...]) -> None:
-    key = keys.replies("shop")
+async def test_reply_stream_of_another_type_is_moved_aside(desk: IngressContext, command: tuple[str, ...]) -> None:
+    key = keys.replies_key("shop")
     await desk.store.connection.call(command[0], key, *command[1:])
-    async with serving(Inbox(desk, "d1").read()):
+    async with serving(InboxReader(desk, "d1").read()):
         await put(desk.store, {"id": "a", "task": "x"})
         await until_empty(desk.store)
     assert [reply.event for reply in await replies(desk.store)] == ["accepted"]
     assert await desk.store.connection.call("EXISTS", f"{key}:unreadable") == 1
-    assert [kept.key for kept in await Unreadable(desk.store).all()] == [key]
+    assert [kept.key for kept in await Quarantine(desk.store).list_items()] == [key]
 
 
-async def test_a_notice_of_a_deleted_conversation_leaves_nothing(desk: Desk) -> None:
+async def test_a_notice_of_a_deleted_conversation_leaves_nothing(desk: IngressContext) -> None:
     store = desk.store
-    names = store.keys(conversation_id_of("inbox:shop:a"))
-    await EventLog(store).store.connection.call("XGROUP", "CREATE", names.shard.notices, "doors", "0", "MKSTREAM")
+    names = store.keys(derive_conversation_id("inbox:shop:a"))
+    await EventLog(store).store.connection.call("XGROUP", "CREATE", names.shard.notices, "ingresses", "0", "MKSTREAM")
     await store.connection.call("XADD", names.shard.notices, "*", "c", names.conversation_id)
     watcher = OutcomeWatcher(desk, Runs(desk), "d1")
 
     async def is_read() -> bool:
         return not await store.connection.call("XLEN", names.shard.notices)
 
-    async with serving(watcher.read_notices(names.shard), Inbox(desk, "d1").read()):
+    async with serving(watcher.read_notices(names.shard), InboxReader(desk, "d1").read()):
         await until(is_read, limit=60.0, what="a notice that was read")
         assert await store.connection.call("EXISTS", names.caller) == 0
         await put(store, {"id": "a", "task": "x"})
         await until_replies(store, "shop", "accepted")
 
 
-async def test_a_caller_without_an_outcome_is_not_answered(desk: Desk) -> None:
-    caller = desk.store.keys(conversation_id_of("inbox:shop:a")).caller
+async def test_a_caller_without_an_outcome_is_not_answered(desk: IngressContext) -> None:
+    caller = desk.store.keys(derive_conversation_id("inbox:shop:a")).caller
     await desk.store.connection.call("HSET", caller, "answered", 1)
-    async with serving(Inbox(desk, "d1").read()):
+    async with serving(InboxReader(desk, "d1").read()):
         await put(desk.store, {"id": "a", "task": "x"})
         await until_empty(desk.store)
     assert [reply.event for reply in await replies(desk.store)] == ["accepted"]
 
 
-async def test_a_delay_counts_from_when_the_entry_was_added(desk: Desk) -> None:
+async def test_a_delay_counts_from_when_the_entry_was_added(desk: IngressContext) -> None:
     seconds = int((await desk.store.connection.call("TIME"))[0])
     left = []
     for name, added in (("now", seconds), ("an hour ago", seconds - 3_600)):
         request = b'{"id": "%s", "task": "x", "delay": 4000}' % name.encode()
-        await Inbox(desk, "d1")._take(f"{added}000-1", [b"v", b"1", b"request", request])
-        conversation_id = conversation_id_of(f"inbox::{name}")
+        await InboxReader(desk, "d1")._take(f"{added}000-1", [b"v", b"1", b"request", request])
+        conversation_id = derive_conversation_id(f"inbox::{name}")
         due_ms = await desk.store.connection.call("ZSCORE", desk.store.all_shards[0].parked, conversation_id)
         left.append(float(due_ms) / 1_000 - seconds)
     assert left == pytest.approx([4_000, 400], abs=60)
 
 
-async def test_an_outcome_is_decided_once(desk: Desk) -> None:
-    name = conversation_id_of("inbox:shop:a")
-    await desk.callers.keep(Caller(name, STREAM, "shop", "a"))
+async def test_an_outcome_is_decided_once(desk: IngressContext) -> None:
+    name = derive_conversation_id("inbox:shop:a")
+    await desk.callers.add(Caller(name, STREAM, "shop", "a"))
     decided = await desk.callers.decide(name, {"status": "SUCCESS"})
-    assert await desk.callers.decide(name, REVOKED) == decided  # another door has read less, or more, of its log
+    assert await desk.callers.decide(name, REVOKED) == decided  # another ingress has read less, or more, of its log
     caller = await desk.callers.of(name)
     assert caller is not None
     assert caller.outcome == decided
 
 
 async def forsake(store: Store, entry: str, deliveries: int) -> None:
-    """Leave an entry with a door that has died."""
+    """Leave an entry with an ingress that has died."""
     idle = int(FORSAKEN_AFTER_SECONDS * 1000) + 1
     command = ("XCLAIM", keys.INBOX, GROUP, "dead", 0, entry, "IDLE", idle, "RETRYCOUNT", deliveries, "FORCE", "JUSTID")
     await store.connection.call(*command)
 
 
-async def test_unreadable_entry_is_quarantined_unread(desk: Desk) -> None:
+async def test_unreadable_entry_is_quarantined_unread(desk: IngressContext) -> None:
     store = desk.store
     await store.connection.call("XGROUP", "CREATE", keys.INBOX, GROUP, "0", "MKSTREAM")
     bomb, good = await put(store, {"task": "x"}, reply_to="bomb"), await put(store, {"task": "x"})
-    await forsake(store, bomb, MOST_DELIVERIES)
-    await forsake(store, good, MOST_DELIVERIES - 1)
-    async with serving(Inbox(desk, "d1").keep_up()):
+    await forsake(store, bomb, MAX_DELIVERIES)
+    await forsake(store, good, MAX_DELIVERIES - 1)
+    async with serving(InboxReader(desk, "d1").run_maintenance()):
         await until_empty(store)
     assert [reply.event for reply in await replies(store)] == ["accepted"]
     assert await replies(store, "bomb") == []
-    (kept,) = await Unreadable(store).all()
+    (kept,) = await Quarantine(store).list_items()
     assert (kept.entry_id, kept.held) == (bomb, "")
 
 
 async def test_an_entry_that_was_read_is_never_counted_as_unread(valkey_store: Store) -> None:
-    desk = Desk(valkey_store, NoResults(), offers_limit_seconds=LONG_SECONDS)  # type: ignore[arg-type]
+    desk = IngressContext(valkey_store, NoResults(), offers_limit_seconds=LONG_SECONDS)  # type: ignore[arg-type]
     await valkey_store.connection.call("XGROUP", "CREATE", keys.INBOX, GROUP, "0", "MKSTREAM")
     await put(valkey_store, {"id": "a", "task": "x", "tools": ["nosuch/x"]})
 
@@ -218,33 +218,33 @@ async def test_an_entry_that_was_read_is_never_counted_as_unread(valkey_store: S
     async def is_read() -> bool:
         return await deliveries() == [0]
 
-    first = Inbox(desk, "d1")
+    first = InboxReader(desk, "d1")
     async with serving(first.read()):
         await until(is_read, limit=60.0, what="an entry that was read")
 
 
 async def test_entries_that_stay_do_not_hide_the_others(valkey_store: Store) -> None:
-    desk = Desk(valkey_store, NoResults(), offers_limit_seconds=LONG_SECONDS)  # type: ignore[arg-type]
+    desk = IngressContext(valkey_store, NoResults(), offers_limit_seconds=LONG_SECONDS)  # type: ignore[arg-type]
     await valkey_store.connection.call("XGROUP", "CREATE", keys.INBOX, GROUP, "0", "MKSTREAM")
-    busy = Inbox(desk, "d1")
+    busy = InboxReader(desk, "d1")
     for number in range(inbox.FORSAKEN_AT_ONCE):
         entry = await put(valkey_store, {"id": f"{number}", "task": "x"}, reply_to="stays")
         await forsake(valkey_store, entry, 1)
-        busy._under_way.add(entry)  # as if each were waiting for something
+        busy._in_flight.add(entry)  # as if each were waiting for something
     await forsake(valkey_store, await put(valkey_store, {"task": "x"}), 1)
-    async with serving(busy.keep_up()):
+    async with serving(busy.run_maintenance()):
         await until_replies(valkey_store, "shop", "accepted")
     assert await replies(valkey_store, "stays") == []
 
 
-async def test_repeated_entry_is_accepted_again_after_deletions(desk: Desk) -> None:
-    """A door died before it acknowledged the entry, and the controller worker that knew the agent is gone."""
+async def test_repeated_entry_is_accepted_again_after_deletions(desk: IngressContext) -> None:
+    """An ingress died before it acknowledged the entry, and the controller worker that knew the agent is gone."""
     knowing, other = (
         Membership(desk.store, name, "controller", about={"agents": f"CodeActAgent,{name}"}, ttl_seconds=LONG_SECONDS)
         for name in ("Knowing", "Other")
     )
     await knowing.register()
-    async with serving(Inbox(desk, "d1").read()):
+    async with serving(InboxReader(desk, "d1").read()):
         await put(desk.store, {"id": "a", "task": "x", "agent": "Knowing"})
         await until_replies(desk.store, "shop", "accepted")
         await other.register()
@@ -256,17 +256,19 @@ async def test_repeated_entry_is_accepted_again_after_deletions(desk: Desk) -> N
 
 
 @pytest.mark.parametrize("between", [("DEL", "deck_forget_caller"), ("deck_append",)])
-async def test_a_refused_entry_forgets_nobody_whose_conversation_begins(desk: Desk, between: tuple[str, ...]) -> None:
-    """The same id was sent twice, and two doors have them: one refuses its entry while the other one begins."""
-    name = conversation_id_of("inbox:shop:mine")
+async def test_a_refused_entry_forgets_nobody_whose_conversation_begins(
+    desk: IngressContext, between: tuple[str, ...]
+) -> None:
+    """The same id was sent twice, and two ingresses have them: one refuses its entry while the other one begins."""
+    name = derive_conversation_id("inbox:shop:mine")
     about = [b"v", b"1", b"reply_to", b"shop", b"request"]
     entries = {"1-1": [*about, b'{"id": "mine", "task": "x"}'], "1-2": [*about, b'{"id": "mine", "task": ""}']}
     slow, quick = ("1-1", "1-2") if between == ("deck_append",) else ("1-2", "1-1")
     watched = WatchedConnection(desk.store.connection)
     for command in between:
-        watched.before[command] = lambda: Inbox(desk, "d2")._take(quick, entries[quick])
-    slow_desk = Desk(replace(desk.store, connection=watched), NoResults())  # type: ignore[arg-type]
-    await Inbox(slow_desk, "d1")._take(slow, entries[slow])
+        watched.before[command] = lambda: InboxReader(desk, "d2")._take(quick, entries[quick])
+    slow_desk = IngressContext(replace(desk.store, connection=watched), NoResults())  # type: ignore[arg-type]
+    await InboxReader(slow_desk, "d1")._take(slow, entries[slow])
     assert (await desk.meta(name))["awaited"] == "stream:shop"
     caller = await desk.callers.of(name)
     assert caller is not None

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from broker.coordination.producers import MAX_PRODUCERS, RESERVED, Producers, moved
-from broker.coordination.unreadable import Unreadable
+from broker.coordination.producers import MAX_PRODUCERS, RESERVED, Producers, make_moved_key
+from broker.coordination.quarantine import Quarantine
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.store import keys
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import Store, open_store
 from deckhands.client.client import Client
-from deckhands.ingress.desk import Desk
-from deckhands.ingress.inbox import LAST_ID, Inboxes
+from deckhands.ingress.context import IngressContext
+from deckhands.ingress.inbox import LAST_ID, InboxReaders
 from deckhands.ingress.outcome_watcher import answer_stream
 from deckhands.ingress.replies import Replies
-from deckhands.operations.monitoring.queues import depths
+from deckhands.operations.monitoring.queues import read_depths
 from tests.inbox_parts import put, replies
 from tests.integration.command_line import deckhands, environment
 from tests.integration.test_inbox_edges import NoResults, serving
@@ -48,11 +48,11 @@ BEYOND_A_PRODUCER = (
 
 @dataclass
 class World:
-    """A store with two producers, and one door with the rights of its user."""
+    """A store with two producers, and one ingress with the rights of its user."""
 
     log: Server
     store: Store
-    desk: Desk
+    desk: IngressContext
     shop: MultiplexedConnection
     mill: MultiplexedConnection
 
@@ -67,7 +67,7 @@ class World:
 
     async def until_empty(self, name: str) -> None:
         async def is_empty() -> bool:
-            return not await self.store.call("XLEN", keys.inbox(name))
+            return not await self.store.call("XLEN", keys.inbox_key(name))
 
         await until(is_empty, limit=60.0, what=f"an empty inbox of {name}")
 
@@ -77,7 +77,7 @@ async def add(
 ) -> str:
     """Add an entry to the stream of a producer."""
     flat = [part for field in ({"v": "1", "request": json.dumps(request)} | fields).items() for part in field]
-    entry: bytes = await producer.call("XADD", keys.inbox(name), at, *flat)
+    entry: bytes = await producer.call("XADD", keys.inbox_key(name), at, *flat)
     return entry.decode()
 
 
@@ -86,17 +86,17 @@ async def world(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[World
     async with store_serving("log", tmp_path / "log", programs) as log:
         await (await open_store(log.admin)).aclose()
         async with contextlib.AsyncExitStack() as stack:
-            store, door = await open_store(log.worker), await open_store(log.door)
+            store, ingress = await open_store(log.worker), await open_store(log.ingress)
             shop, mill = MultiplexedConnection(log.shop), MultiplexedConnection(log.mill)
-            for each in (store, door, shop, mill):
+            for each in (store, ingress, shop, mill):
                 stack.push_async_callback(each.aclose)
             await Producers(store).add("shop", "acme")
             await Producers(store).add("mill", "*")
-            yield World(log, store, Desk(door, NoResults()), shop, mill)  # type: ignore[arg-type]
+            yield World(log, store, IngressContext(ingress, NoResults()), shop, mill)  # type: ignore[arg-type]
 
 
 async def test_producer_is_answered_and_bound_to_its_tenant(world: World) -> None:
-    async with serving(Inboxes(world.desk, "d1").run()):
+    async with serving(InboxReaders(world.desk, "d1").run()):
         await add(world.shop, "shop", {"id": "a", "task": "x"}, reply_to="shop")
         await world.until_replies("shop", "accepted")
         await add(world.shop, "shop", {"id": "b", "task": "x", "tenant": "acme"}, reply_to="shop")
@@ -112,11 +112,11 @@ async def test_producer_is_answered_and_bound_to_its_tenant(world: World) -> Non
         (free,) = await replies(world.store, "mill")
         assert await world.tenant_of(free.conversation_id) == "other"
         assert free.conversation_id not in {reply.conversation_id for reply in found}
-    assert [each for each in await refusals(world.log) if b"door" in each] == []
+    assert [each for each in await refusals(world.log) if b"ingress" in each] == []
 
 
 async def test_no_producer_answers_or_begins_for_another(world: World) -> None:
-    async with serving(Inboxes(world.desk, "d1").run()):
+    async with serving(InboxReaders(world.desk, "d1").run()):
         await add(world.mill, "mill", {"id": "a", "task": "forged"}, reply_to="shop")
         await world.until_replies("mill", "rejected")
         await put(world.store, {"id": "a", "task": "forged"}, reply_to="shop")  # the shared inbox
@@ -127,7 +127,7 @@ async def test_no_producer_answers_or_begins_for_another(world: World) -> None:
     (mine,) = await replies(world.store)
     assert (await Client(world.store).row(mine.conversation_id)).title == "mine"
     assert len(await Client(world.store).recent()) == 2
-    aside = [entry.key for entry in await Unreadable(world.store).all()]
+    aside = [entry.key for entry in await Quarantine(world.store).list_items()]
     assert sorted(aside) == ["deck:inbox", "deck:inbox:mill"]
 
 
@@ -135,27 +135,27 @@ async def test_rights_of_a_producer_end_at_its_own_stream(world: World) -> None:
     assert await allowed_of(BEYOND_A_PRODUCER, world.log.shop) == []
     await put(world.store, {"task": "x"})
     await add(world.mill, "mill", {"task": "x"})
-    await world.shop.call("XADD", keys.inbox("shop"), "MAXLEN", 0, LAST_ID, "v", "1")
+    await world.shop.call("XADD", keys.inbox_key("shop"), "MAXLEN", 0, LAST_ID, "v", "1")
     for command in ("MAXLEN", 0, "*"), (LAST_ID,):
         with pytest.raises(DeckhandsError):
             await world.shop.call("XADD", keys.INBOX, *command, "v", "1")
-    assert await world.store.call_many([("XLEN", keys.INBOX), ("XLEN", keys.inbox("mill"))]) == [1, 1]
-    await world.mill.call("XADD", keys.inbox("mill"), "*", "v", "1")
+    assert await world.store.call_many([("XLEN", keys.INBOX), ("XLEN", keys.inbox_key("mill"))]) == [1, 1]
+    await world.mill.call("XADD", keys.inbox_key("mill"), "*", "v", "1")
 
 
 async def test_flood_of_one_producer_does_not_delay_another(world: World) -> None:
     """Each entry of the flood waits two seconds for a tool that no worker offers."""
     flood = {"task": "x", "tools": ["nowhere/none"]}
     fields = ("v", "1", "request", json.dumps(flood))
-    for connection, stream in ((world.mill, keys.inbox("mill")), (world.store.connection, keys.INBOX)):
+    for connection, stream in ((world.mill, keys.inbox_key("mill")), (world.store.connection, keys.INBOX)):
         await connection.call_many([("XADD", stream, "*", *fields) for _ in range(2_000)])
-    async with serving(Inboxes(world.desk, "d1").run()):
+    async with serving(InboxReaders(world.desk, "d1").run()):
         for number in range(5):
             await add(world.shop, "shop", {"id": str(number), "task": "x"}, reply_to="shop")
             await world.until_replies("shop", *["accepted"] * (number + 1))
-        assert await world.store.call("XLEN", keys.inbox("mill")) > 1_000
+        assert await world.store.call("XLEN", keys.inbox_key("mill")) > 1_000
         assert await world.store.call("XLEN", keys.INBOX) > 1_000
-        waiting = await depths(world.store, ())
+        waiting = await read_depths(world.store, ())
     assert waiting["inbox:mill"].waiting > 1_000
     assert waiting["inbox:shop"].waiting == 0
     assert waiting["inbox"].waiting > 1_000
@@ -165,7 +165,7 @@ async def test_flood_of_one_producer_does_not_delay_another(world: World) -> Non
 async def test_exhausted_ids_are_recovered_and_nothing_is_lost(
     world: World, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stream = keys.inbox(name) if name else keys.INBOX
+    stream = keys.inbox_key(name) if name else keys.INBOX
     reply_to = name or "free"
     connection = world.shop if name else world.store.connection
 
@@ -177,7 +177,7 @@ async def test_exhausted_ids_are_recovered_and_nothing_is_lost(
     await connection.call("XADD", stream, LAST_ID, *entry(20))
     with pytest.raises(DeckhandsError, match="exhausted"):
         await connection.call("XADD", stream, "*", *entry(21))
-    async with serving(Inboxes(world.desk, "d1").run(), Inboxes(world.desk, "d2").run()):
+    async with serving(InboxReaders(world.desk, "d1").run(), InboxReaders(world.desk, "d2").run()):
 
         async def is_added() -> bool:
             with contextlib.suppress(DeckhandsError):
@@ -198,27 +198,27 @@ async def test_exhausted_ids_are_recovered_and_nothing_is_lost(
             if not await world.store.call("EXISTS", stream):  # it was just moved
                 return False
             is_fresh = LAST_ID.encode() not in await world.store.call("XINFO", "STREAM", stream)
-            names = [moved(stream), *await world.store.call("HKEYS", moved(stream))]
+            names = [make_moved_key(stream), *await world.store.call("HKEYS", make_moved_key(stream))]
             return is_fresh and not await world.store.call("EXISTS", *names)
 
         await until(is_gone, limit=60.0, what="no stream that was moved")
     assert len(await Client(world.store).recent(limit=100)) == 23
     assert "highest id" in caplog.text
-    assert [each for each in await refusals(world.log) if b"door" in each] == []
+    assert [each for each in await refusals(world.log) if b"ingress" in each] == []
 
 
-async def test_damaged_record_serves_nobody_and_ends_no_door(world: World) -> None:
+async def test_damaged_record_serves_nobody_and_ends_no_ingress(world: World) -> None:
     await world.store.call("HSET", keys.PRODUCERS, "bad", "{", "other", '{"name": "shop", "tenant": "*"}')
-    await world.store.call("XADD", keys.inbox("bad"), "*", "v", "1", "request", '{"task": "x"}', "reply_to", "bad")
-    async with serving(Inboxes(world.desk, "d1").run()):
+    await world.store.call("XADD", keys.inbox_key("bad"), "*", "v", "1", "request", '{"task": "x"}', "reply_to", "bad")
+    async with serving(InboxReaders(world.desk, "d1").run()):
         await add(world.shop, "shop", {"task": "x"}, reply_to="shop")
         await world.until_replies("shop", "accepted")
-        assert await world.store.call("XLEN", keys.inbox("bad")) == 1
+        assert await world.store.call("XLEN", keys.inbox_key("bad")) == 1
 
 
 async def test_stream_is_served_when_added_and_left_when_removed(world: World) -> None:
     producers = Producers(world.store)
-    async with serving(Inboxes(world.desk, "d1").run()):
+    async with serving(InboxReaders(world.desk, "d1").run()):
         late = await producers.add("late", "acme")
         await world.store.call("XADD", late.stream, "*", "v", "1", "request", '{"task": "x"}', "reply_to", "late")
         await world.until_replies("late", "accepted")
@@ -232,14 +232,14 @@ async def test_stream_is_served_when_added_and_left_when_removed(world: World) -
     with pytest.raises(UsageError, match="1 entries of shop are not done"):
         await producers.remove("shop")
     await producers.remove("shop", discard=True)
-    assert not await world.store.call("EXISTS", keys.inbox("shop"))
+    assert not await world.store.call("EXISTS", keys.inbox_key("shop"))
 
 
 async def test_name_that_is_used_again_shows_nothing_of_before(world: World) -> None:
     """The answers of the shared inbox, of the removed producer, and of what it began."""
-    producers, late = Producers(world.store), keys.inbox("late")
+    producers, late = Producers(world.store), keys.inbox_key("late")
     entry = ("v", "1", "request", json.dumps({"id": "1", "task": "x"}), "reply_to", "late")
-    async with serving(Inboxes(world.desk, "d1").run()):
+    async with serving(InboxReaders(world.desk, "d1").run()):
         await put(world.store, {"id": "1", "task": "x"}, reply_to="late")
         await world.until_replies("late", "accepted")
         await producers.add("late", "acme")
@@ -252,7 +252,7 @@ async def test_name_that_is_used_again_shows_nothing_of_before(world: World) -> 
         await producers.add("late", "acme")
         assert len(await replies(world.store, "late")) == 1
         await producers.remove("late")
-        assert not await world.store.call("EXISTS", keys.replies("late"))
+        assert not await world.store.call("EXISTS", keys.replies_key("late"))
         await producers.add("late", "other")
         await world.store.call("HSET", world.store.keys(before.conversation_id).caller, "outcome", '{"summary": {}}')
         caller = await world.desk.callers.of(before.conversation_id)
@@ -265,17 +265,24 @@ async def test_name_that_is_used_again_shows_nothing_of_before(world: World) -> 
     assert await world.tenant_of(after.conversation_id) == "other"
 
 
-async def test_unreadable_time_of_a_moved_stream_ends_no_door(world: World) -> None:
-    bad = ("HSET", moved(keys.inbox("mill")), f"{moved(keys.inbox('mill'))}:x", "no number", b"\xff", "1")
+async def test_unreadable_time_of_a_moved_stream_ends_no_ingress(world: World) -> None:
+    bad = (
+        "HSET",
+        make_moved_key(keys.inbox_key("mill")),
+        f"{make_moved_key(keys.inbox_key('mill'))}:x",
+        "no number",
+        b"\xff",
+        "1",
+    )
     await world.store.call(*bad)
-    async with serving(Inboxes(world.desk, "d1").run()):
+    async with serving(InboxReaders(world.desk, "d1").run()):
         await add(world.shop, "shop", {"task": "x"}, reply_to="shop")
         await world.until_replies("shop", "accepted")
         await add(world.mill, "mill", {"task": "x"}, reply_to="mill")
         await world.until_replies("mill", "accepted")
         await Producers(world.store).add("late", "acme")
         await world.store.call(
-            "XADD", keys.inbox("late"), "*", "v", "1", "request", '{"task": "x"}', "reply_to", "late"
+            "XADD", keys.inbox_key("late"), "*", "v", "1", "request", '{"task": "x"}', "reply_to", "late"
         )
         await world.until_replies("late", "accepted")
 

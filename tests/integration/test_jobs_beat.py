@@ -14,8 +14,8 @@ from broker.celery import redis_url
 from deckhands.operations.jobs.celery_app import BEAT_KEYS
 from deckhands.operations.jobs.table import JOBS
 from tests.archive_parts import begin_ended
-from tests.door_parts import Producer
 from tests.faults.harness import FaultCluster
+from tests.ingress_parts import Producer
 from tests.polling import until
 
 LIMIT_SECONDS = 60.0

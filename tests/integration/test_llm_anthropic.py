@@ -17,9 +17,9 @@ from controller_worker.model.registry import create_llm
 from controller_worker.providers.anthropic_backend import SdkTransport
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import BadRequestError, LLMConfigError
-from controller_worker.providers.llm import Completion, ModelRequest, Usage
+from controller_worker.providers.llm import CallUsage, Completion, ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
-from controller_worker.providers.wires.raw_client import connections, timeouts
+from controller_worker.providers.wires.raw_client import make_connection_options, make_timeouts
 from tests.integration.llm_requests import HISTORY, TOOL, answer
 from tests.model_server.running_server import RunningModelServer
 
@@ -84,7 +84,7 @@ async def test_a_whole_request_and_its_reply(server: RunningModelServer) -> None
         "Step 2.", "claude-sonnet-5", "msg_1", "tool_calls",
     )  # fmt: skip
     assert reply.tool_calls == (ToolCall("call_0002_0", "execute_bash", '{"command": "echo step 2 >> steps.txt"}'),)
-    assert reply.usage == Usage(prompt_tokens=1_200, completion_tokens=50)
+    assert reply.usage == CallUsage(prompt_tokens=1_200, completion_tokens=50)
     # claude-sonnet-5: 2 and 10 USD per million tokens
     assert reply.cost_usd == pytest.approx(1_200 * 2e-6 + 50 * 10e-6)
     assert 0 < reply.latency_seconds < 10
@@ -182,9 +182,9 @@ async def test_the_limit_of_one_request_goes_before_the_clients(server: RunningM
         api_key="k",
         base_url=server.url,
         max_retries=0,
-        http_client=anthropic.DefaultAioHttpClient(**connections(httpx2, config)),
+        http_client=anthropic.DefaultAioHttpClient(**make_connection_options(httpx2, config)),
     )
-    transport = SdkTransport(client, httpx2, anthropic.AnthropicError, partial(timeouts, httpx2, config))
+    transport = SdkTransport(client, httpx2, anthropic.AnthropicError, partial(make_timeouts, httpx2, config))
     server.plan({"kind": "hang"})
     body = b'{"model": "claude-sonnet-5", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}'
     try:

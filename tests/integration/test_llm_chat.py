@@ -12,7 +12,7 @@ import pytest
 from broker.runtime.clock import SystemClock
 from controller_worker.model.registry import create_llm
 from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.llm import Completion, Delta, ModelRequest, Usage
+from controller_worker.providers.llm import CallUsage, Completion, Delta, ModelRequest
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
 from tests.integration.llm_requests import HISTORY, answer
 from tests.model_server.running_server import RunningModelServer
@@ -84,7 +84,7 @@ async def test_a_whole_request_and_its_reply(server: RunningModelServer, backend
         "Step 2.", "my-own", "chatcmpl-1", "tool_calls",
     )  # fmt: skip
     assert reply.tool_calls == (ToolCall("call_0002_0", "execute_bash", '{"command": "echo step 2 >> steps.txt"}'),)
-    assert reply.usage == Usage(prompt_tokens=1_200, completion_tokens=50)
+    assert reply.usage == CallUsage(prompt_tokens=1_200, completion_tokens=50)
     assert reply.cost_usd is None
     assert 0 < reply.latency_seconds < 30
 

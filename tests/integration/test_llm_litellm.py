@@ -17,7 +17,7 @@ from controller_worker.model.registry import create_llm
 from controller_worker.providers.config import LLMConfig, drop_provider_addresses
 from controller_worker.providers.errors import AuthenticationError, ModelError, OutOfCreditsError
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart
-from controller_worker.providers.model_table import providers
+from controller_worker.providers.model_table import list_providers
 from tests.integration.llm_requests import REQUEST, answer
 from tests.model_server.running_server import RunningModelServer
 
@@ -110,6 +110,6 @@ def test_only_addresses_that_litellm_reads_are_dropped(monkeypatch: pytest.Monke
     others = ("BILLING_API_URL", "DECKHANDS_BASE_URL", "LITELLM_BASE_URL", "LLM_BASE_URL", "SENTRY_BASE_URL")
     for name in (*read, *others):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert drop_provider_addresses(providers()) == sorted(read)
+    assert drop_provider_addresses(list_providers()) == sorted(read)
     assert not set(read) & set(os.environ)
     assert set(others) < set(os.environ)

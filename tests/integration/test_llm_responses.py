@@ -14,7 +14,7 @@ from broker.runtime.clock import SystemClock
 from controller_worker.model.registry import create_llm
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import ModelError
-from controller_worker.providers.llm import Completion, Delta, ModelRequest, Usage
+from controller_worker.providers.llm import CallUsage, Completion, Delta, ModelRequest
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart
 from tests.model_server.running_server import RunningModelServer
 
@@ -56,7 +56,7 @@ async def test_two_steps(server: RunningModelServer, is_streamed: bool) -> None:
     (call,) = first.tool_calls
     assert (first.text, first.stop_reason, call.name) == ("Step 1.", "tool_calls", "execute_bash")
     assert call.arguments == '{"command": "echo step 1 >> steps.txt"}'
-    assert first.usage == Usage(prompt_tokens=1_100, completion_tokens=50)
+    assert first.usage == CallUsage(prompt_tokens=1_100, completion_tokens=50)
     assert first.cost_usd == pytest.approx(1_100 * 1.25e-6 + 50 * 10e-6)
     answered = (
         Message("assistant", (TextPart(first.text),), first.tool_calls, thinking_blocks=first.thinking_blocks),

@@ -14,12 +14,12 @@ from broker.contract.events import EventSource, ModelReply
 from broker.contract.observations import ErrorObservation
 from broker.contract.tool_specs import ToolSpec
 from broker.runtime.clock import SystemClock
-from controller_worker.agents.tool_calls import events_of_reply
-from controller_worker.model.model_call import reply_of
+from controller_worker.agents.tool_calls import parse_reply
+from controller_worker.model.model_call import to_model_reply
 from controller_worker.model.registry import create_llm
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.llm import Completion, ModelRequest
-from controller_worker.providers.messages.fn_call_prompt import system_suffix, with_example
+from controller_worker.providers.messages.fn_call_prompt import add_example, render_system_suffix
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
 from tests.model_server.running_server import RunningModelServer
 
@@ -98,8 +98,8 @@ async def test_a_bad_call_is_told_to_the_model(
     reply = await ask(server, backend, turn)
     (call,) = reply.tool_calls
     assert problem in call.problem
-    event = reply_of(reply, iteration=1, seen_id=4, event_id=5)
-    (answer,) = events_of_reply(ModelReply.model_validate(event.model_dump()), [CmdRunAction.tool_spec])
+    event = to_model_reply(reply, iteration=1, seen_id=4, event_id=5)
+    (answer,) = parse_reply(ModelReply.model_validate(event.model_dump()), [CmdRunAction.tool_spec])
     assert answer == ErrorObservation(
         content=call.problem, source=EventSource.AGENT, tool_call_metadata=answer.tool_call_metadata
     )
@@ -124,11 +124,11 @@ async def test_a_whole_request(server: RunningModelServer) -> None:
     await llm.complete(ModelRequest(HISTORY, (TOOL,), "c1", 1, "/w"))
     await llm.aclose()
     assert server.requests()[0]["body"]["messages"] == [
-        {"role": "system", "content": "Be good." + system_suffix([TOOL])},
+        {"role": "system", "content": "Be good." + render_system_suffix([TOOL])},
         {
             "role": "user",
             "content": [
-                {"type": "text", "text": with_example("Do it.", [TOOL])},
+                {"type": "text", "text": add_example("Do it.", [TOOL])},
                 {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
             ],
         },

@@ -9,7 +9,7 @@ import pytest
 from broker.contract.actions import AgentFinishAction, MessageAction
 from broker.contract.events import EventSource
 from broker.store.store import Store
-from deckhands.client.archive.place import ArchivePlace
+from deckhands.client.archive.storage import ArchiveStorage
 from deckhands.server.conversations import result_of
 from deckhands.server.gateway import Gateway
 from deckhands.server.streams import EventStream
@@ -35,7 +35,7 @@ async def test_a_long_answer_is_whole_in_every_summary(valkey_store: Store, tmp_
     for name in ("said", "asked"):
         words = next(event for event in await client.events(name) if ANSWER[:100] in str(event))
         assert len(str(words)) < len(ANSWER), "the log has its head and tail"
-        last_id = await client.log.last_id(name)
+        last_id = await client.log.load_last_id(name)
         assert await ends_of(gateway, name, 0) == await ends_of(gateway, name, last_id) == [ANSWER]
     outputs = {"said": OUTPUTS, "asked": {}}
     for place in ("store", "archive"):
@@ -59,7 +59,7 @@ async def test_unreadable_long_answer_is_shown_as_head_and_tail(
     blobs = [valkey_store.keys("said").blob(ref.sha256) for ref in references]
     await valkey_store.connection.call("DEL", *blobs)
     if is_lost:
-        file = Path(ArchivePlace(str(place)).path("said"))
+        file = Path(ArchiveStorage(str(place)).path("said"))
         file.parent.mkdir(parents=True)
         file.write_bytes(b"damaged")
     else:

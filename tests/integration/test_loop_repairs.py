@@ -8,10 +8,10 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, LLMSpec
 from broker.contract.specs import PlanSpec
 from broker.coordination.action_streams import ControlDelivery
-from broker.log.delegates import delegate_conversation
-from broker.log.status import status_of
+from broker.log.delegates import make_delegate_id
+from broker.log.status import fold_status
 from controller_worker.core.controller import fold
-from controller_worker.core.state import State, snapshot_of
+from controller_worker.core.state import State, to_snapshot
 from tests.broker_parts import enter, queue, take
 from tests.conversation_hands import BASH, CID, THINK, Hands
 
@@ -39,11 +39,11 @@ async def test_an_action_that_was_answered_meanwhile_is_not_waited_for(hands: Ha
 async def test_snapshot_ahead_of_its_log_is_ignored_and_gap_named(hands: Hands) -> None:
     await hands.begin(THINK)
     lost = replace(fold(State(), await hands.events()), version=99)
-    await hands.store.connection.call("SET", hands.store.keys(CID).snapshot, snapshot_of(lost))
+    await hands.store.connection.call("SET", hands.store.keys(CID).snapshot, to_snapshot(lost))
     await hands.go()
     events = await hands.events()
     assert "observation.events_lost" in [event.kind for event in events]
-    assert status_of(events).state is AgentState.FINISHED
+    assert fold_status(events).state is AgentState.FINISHED
 
 
 async def test_an_error_ends_what_runs_and_no_later_answer_counts(hands: Hands) -> None:
@@ -60,7 +60,7 @@ async def test_an_error_ends_what_runs_and_no_later_answer_counts(hands: Hands) 
     hands.wire.before["deck_dispatch"] = fail
     loop.check_dispatch()
     await hands.at_rest(loop)
-    assert status_of(await hands.events()).state is AgentState.ERROR
+    assert fold_status(await hands.events()).state is AgentState.ERROR
     orders = [order for order in await reader.read(limit=5) if isinstance(order, ControlDelivery)]
     assert [(order.action_id, order.order) for order in orders] == [(action, "cancel")]
     assert await hands.log.is_answered(CID, action)
@@ -70,7 +70,7 @@ async def test_an_error_ends_what_runs_and_no_later_answer_counts(hands: Hands) 
 async def test_a_delegate_that_the_store_has_lost_is_begun_again(hands: Hands) -> None:
     await hands.begin(DELEGATE, agent=delegating(hands))
     loop = await hands.go()
-    delegate_id = delegate_conversation(CID, loop.state.delegation.delegates[0].id)
+    delegate_id = make_delegate_id(CID, loop.state.delegation.delegates[0].id)
     call = hands.store.connection.call
     for key in await call("KEYS", f"*{delegate_id}*"):
         await call("DEL", key)
@@ -90,7 +90,7 @@ async def test_delegate_hears_nothing_from_before_it_started(hands: Hands) -> No
     await hands.observe(loop.state.tools.pending[0].id)
     loop.wake()
     await hands.at_rest(loop)
-    first, second = (delegate_conversation(CID, one.id) for one in loop.state.delegation.delegates)
+    first, second = (make_delegate_id(CID, one.id) for one in loop.state.delegation.delegates)
     await loop.release_idle()
     await hands.go()
     assert [event.kind for event in await hands.log.read(first)][2:] == ["action.change_agent_state"] * 2

@@ -37,9 +37,9 @@ async def token_in(store: Store, stream: str) -> str:
 async def test_what_was_reported_as_failed_is_not_carried_out_later(valkey_store: Store) -> None:
     stream, transfers = await on_node(valkey_store), Transfers(valkey_store)
     with pytest.raises(TransferFailed, match="did not answer"):
-        await transfers.ask(CID, UPLOAD, b"content", limit_seconds=0.1)
+        await transfers.send_request(CID, UPLOAD, b"content", limit_seconds=0.1)
     token = await token_in(valkey_store, stream)
-    assert await transfers.request(CID, token) is None
+    assert await transfers.load_request(CID, token) is None
     names = valkey_store.keys(CID)
     assert await valkey_store.connection.call("EXISTS", names.transfer(token), names.stored_file(token)) == 0
 
@@ -56,4 +56,4 @@ async def test_unreadable_answer_is_a_failure_of_the_transfer(valkey_store: Stor
     async with asyncio.TaskGroup() as group:
         group.create_task(answer())
         with pytest.raises(TransferFailed, match="cannot be read"):
-            await transfers.ask(CID, UPLOAD, b"content", limit_seconds=10)
+            await transfers.send_request(CID, UPLOAD, b"content", limit_seconds=10)

@@ -7,21 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 from broker.contract.events import AgentSpec, ConversationCreated, Event, LLMSpec
-from broker.contract.notes import Note, NoteAction, Notebook, NoteObservation
+from broker.contract.notes import Note, NoteAction, NotebookKey, NoteObservation
 from broker.contract.recall import RecallObservation
 from broker.contract.specs import MemorySpec, Tenancy
 from broker.coordination.notebooks import Notebooks
 from broker.log.event_log import EventLog
-from broker.log.invariants import violations
+from broker.log.invariants import find_violations
 from broker.secrets.masking import MASK
 from broker.secrets.secrets import Secrets
 from controller_worker.core.effects import TakeNote
-from controller_worker.loop.answering import answered
+from controller_worker.loop.answers import answer_effect
 from controller_worker.loop.replay import replay
 from tests.controller_parts import said
 from tests.conversation_hands import CID, Hands
 
-BOOK = Notebook("acme", "ada", "engine")
+BOOK = NotebookKey("acme", "ada", "engine")
 SECRET = "c4n4ry-9f8e7d6c"
 
 
@@ -60,7 +60,7 @@ async def test_failed_recall_is_an_error_retried_with_next_message(hands: Hands)
     await hands.go()
     events = await hands.events()
     assert events[-1].wire()["agent_state"] == "finished"
-    assert violations(events, conversation_id=CID) == []
+    assert find_violations(events, conversation_id=CID) == []
 
 
 async def test_what_one_conversation_notes_the_next_recalls(hands: Hands) -> None:
@@ -100,17 +100,19 @@ async def test_a_note_is_forgotten_and_replaced(hands: Hands) -> None:
     await hands.go()
     told = [event.content for event in await hands.events() if isinstance(event, NoteObservation)]
     assert told == ["The note a is forgotten.", "There is no note zz (any more).", "Noted under the id b."]
-    assert [note.text for note in await books.notes(BOOK)] == ["new"]
+    assert [note.text for note in await books.read(BOOK)] == ["new"]
 
 
 async def test_worker_dying_before_the_answer_writes_no_second_note(hands: Hands) -> None:
     await hands.begin(noting(command="write", text="Use make."), **fields_of(hands))
     loop = await hands.go()
     action = next(event for event in await hands.events() if isinstance(event, NoteAction))
-    again = await answered(hands.log, hands.services.notebooks, hands.services.hooks, loop.state, TakeNote(action.id))
+    again = await answer_effect(
+        hands.log, hands.services.notebooks, hands.services.hooks, loop.state, TakeNote(action.id)
+    )
     told = next(event for event in await hands.events() if isinstance(event, NoteObservation))
     assert [event.model_copy(update={"id": told.id, "timestamp": told.timestamp}) for event in again.events] == [told]
-    assert len(await Notebooks(hands.store).notes(BOOK)) == 1
+    assert len(await Notebooks(hands.store).read(BOOK)) == 1
 
 
 async def test_no_secret_reaches_a_notebook(hands: Hands) -> None:
@@ -120,5 +122,5 @@ async def test_no_secret_reaches_a_notebook(hands: Hands) -> None:
     hands.services = replace(hands.services, log=hands.log)
     await hands.begin(noting(command="write", text=f"The token is {SECRET}."), **fields_of(hands))
     await hands.go()
-    (note,) = await Notebooks(hands.store).notes(BOOK)
+    (note,) = await Notebooks(hands.store).read(BOOK)
     assert note.text == f"The token is {MASK}."

@@ -13,14 +13,14 @@ from broker.contract.condenser_specs import NoOpCondenserSpec
 from broker.contract.double_texting import InterruptedObservation, RolledBackObservation
 from broker.contract.events import Event
 from broker.coordination.membership import Membership
-from broker.log.invariants import violations
-from broker.log.status import status_of
+from broker.log.invariants import find_violations
+from broker.log.status import fold_status
 from broker.runtime.errors import ConversationBusy, UsageError
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.replay import replay
 from controller_worker.memory.condensers.model_free import NoOpCondenser
 from controller_worker.memory.conversation_memory import PromptOptions
-from controller_worker.model.recollection import Recollection
+from controller_worker.model.prompt_history import PromptHistory
 from deckhands.client.client import Client
 from tests.broker_parts import lapse
 from tests.conversation_hands import BASH, CID, THINK, Hands
@@ -41,11 +41,11 @@ def of(events: list[Event], kind: type[Event]) -> list[Event]:
 async def check(hands: Hands, loop: ConversationLoop) -> str:
     """Check the log, and return the prompt of its end as the loop and as a reader of the whole log make it."""
     events = await hands.events()
-    assert violations(events, conversation_id=CID) == []
+    assert find_violations(events, conversation_id=CID) == []
     assert replay(events).divergence is None
     show_all = (NoOpCondenser(NoOpCondenserSpec()), PromptOptions(max_message_chars=1_000))
-    read = str(await Recollection(hands.log, CID).prompt(len(events), *show_all))
-    assert read == str(await loop._log.recollection.prompt(len(events), *show_all))
+    read = str(await PromptHistory(hands.log, CID).build_prompt(len(events), *show_all))
+    assert read == str(await loop._log.recollection.build_prompt(len(events), *show_all))
     return read
 
 
@@ -58,7 +58,7 @@ async def test_an_interruption_gives_up_the_call_and_the_action(hands: Hands) ->
     await hands.at_rest(loop)
     events = await hands.events()
     assert len(of(events, InterruptedObservation)) == 1
-    assert status_of(events).state is AgentState.FINISHED
+    assert fold_status(events).state is AgentState.FINISHED
     await check(hands, loop)
 
 
@@ -86,7 +86,7 @@ async def test_rollback_is_neither_in_view_nor_in_state(hands: Hands) -> None:
     await hands.at_rest(loop)
     events = await hands.events()
     assert len(of(events, RolledBackObservation)) == 1
-    assert status_of(events).state is AgentState.FINISHED
+    assert fold_status(events).state is AgentState.FINISHED
     prompt = await check(hands, loop)
     assert "something else" in prompt
     assert "hm" not in prompt
@@ -142,15 +142,15 @@ async def test_a_worker_that_dies_in_between_is_continued(hands: Hands, policy: 
         await hands.observe(action.id)
     await until(lambda: loop.is_idle, what="the death")
     await lapse(hands.store, "controller-1")
-    await Membership(hands.store, OTHER, "controller", ttl_seconds=3600.0).tick(1)
+    await Membership(hands.store, OTHER, "controller", ttl_seconds=3600.0).beat(1)
     if await hands.owner() == "":
         other = await hands.claim(worker=OTHER)
         other.wake(has_new_events=False)
         await hands.at_rest(other)
     events = await hands.events()
-    assert violations(events, conversation_id=CID) == []
+    assert find_violations(events, conversation_id=CID) == []
     assert replay(events).divergence is None
-    assert status_of(events).state is AgentState.FINISHED
+    assert fold_status(events).state is AgentState.FINISHED
     number = {"enqueue": 0, "interrupt": 1, "rollback": 1}[policy]
     assert len(of(events, InterruptedObservation)) + len(of(events, RolledBackObservation)) == number
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
 
-from controller_worker.providers.wires.egress import Egress, guard
+from controller_worker.providers.wires.egress_guard import EgressGuard, install_guard
 
 NAME = "rebound.example.com"
 PUBLIC = "93.184.216.34"
@@ -58,7 +58,7 @@ class Listener:
 
 @pytest.fixture
 async def listener() -> AsyncIterator[Listener]:
-    guard(httpx)
+    install_guard(httpx)
     made = Listener()
     async with await asyncio.start_server(made.serve, "127.0.0.1", 0) as server:
         made.port = server.sockets[0].getsockname()[1]
@@ -82,7 +82,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("get", CLIENTS)
 async def test_a_name_is_looked_up_once(listener: Listener, resolver: list[str], get: Get) -> None:
-    with Egress(None).within(), pytest.raises(Exception):  # noqa: B017, PT011  (each client has its own)
+    with EgressGuard(None).within(), pytest.raises(Exception):  # noqa: B017, PT011  (each client has its own)
         await get(f"http://{NAME}:{listener.port}/")
     assert (listener.reached, resolver) == (0, ["127.0.0.1"])
 
@@ -90,7 +90,7 @@ async def test_a_name_is_looked_up_once(listener: Listener, resolver: list[str],
 @pytest.mark.parametrize("get", CLIENTS)
 async def test_a_name_of_this_machine_is_refused(listener: Listener, resolver: list[str], get: Get) -> None:
     del resolver[0]
-    egress = Egress(None)
+    egress = EgressGuard(None)
     with egress.within(), pytest.raises(Exception):  # noqa: B017, PT011
         await get(f"http://{NAME}:{listener.port}/")
     assert (listener.reached, egress.refused) == (0, NAME)
@@ -104,11 +104,11 @@ async def test_the_address_of_the_settings_has_a_port_and_a_scheme(listener: Lis
         "http://127.0.0.1/v1",
         address.replace("http", "https"),
     ):
-        egress = Egress(base_url)
+        egress = EgressGuard(base_url)
         with egress.within(), pytest.raises(Exception):  # noqa: B017, PT011
             await get(f"{address}/x")
         assert (listener.reached, egress.refused) == (0, "127.0.0.1")
-    with Egress(f"{address}/v1").within():
+    with EgressGuard(f"{address}/v1").within():
         assert (await get(f"{address}/x")).status_code == 200
     assert listener.reached == 1
 
@@ -118,6 +118,6 @@ async def test_a_proxy_of_the_environment_may_be_private(
     listener: Listener, monkeypatch: pytest.MonkeyPatch, get: Get
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{listener.port}")
-    with Egress(None).within():
+    with EgressGuard(None).within():
         assert (await get(f"http://{NAME}/")).status_code == 200
     assert listener.reached == 1

@@ -10,7 +10,7 @@ import pytest
 from broker.contract.events import Parent
 from broker.log.event_log import EventLog
 from deckhands.client.archive.archive import Archive
-from deckhands.client.archived import forget
+from deckhands.client.archive_operations import remove_files
 from deckhands.client.client import Client
 from deckhands.client.deleting import delete
 from tests.archive_parts import begin_ended, delegate_ended, retired
@@ -48,7 +48,7 @@ async def test_what_is_forgotten_takes_no_other_file_with_it(client: Client, tmp
     await begin_both(client)
     place = tmp_path / "archive"
     await retired(client.store, place, tmp_path)
-    assert await forget(Archive(str(place)), "imported")
+    assert await remove_files(Archive(str(place)), "imported")
     assert {path.stem for path in place.rglob("*.zip")} == {"victim"}
 
 
@@ -75,5 +75,5 @@ async def test_a_name_that_is_none_keeps_nothing_from_its_end(client: Client, tm
         await begin_ended(client, conversation_id, delegate_ended(name))
     await delete(EventLog(client.store), "one", limit_seconds=0.0)
     assert await retired(client.store, place, tmp_path) == {"archived": 1, "deleted": 0, "kept": 0, "failed": 0}
-    assert await forget(Archive(str(place)), "other")
+    assert await remove_files(Archive(str(place)), "other")
     assert not [*place.rglob("*.zip")]

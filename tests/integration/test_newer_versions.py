@@ -51,13 +51,13 @@ async def test_conversation_with_a_newer_kind_waits_for_newer_worker(hands: Hand
     await hands.log.append(CID, [tomorrow])
     for _ in range(2):  # who takes it up again leaves it again
         await hands.go()
-        row = await Conversations(hands.store).row(CID)
+        row = await Conversations(hands.store).load_row(CID)
         assert (row.owner, row.wait_reason, row.last_event_id) == ("", NEWER_WORKER, 3)
         assert await parked(hands) == [CID]
     Event.KINDS["test.tomorrow"] = Tomorrow  # now by a newer worker
     await hands.go()
     assert (await hands.events())[-1].kind == "observation.agent_state_changed"
-    row = await Conversations(hands.store).row(CID)
+    row = await Conversations(hands.store).load_row(CID)
     assert (row.state, row.wait_reason) == ("finished", "")
 
 
@@ -67,7 +67,7 @@ async def test_a_newer_kind_that_comes_while_it_runs(hands: Hands, tomorrow: Eve
     await hands.log.append(CID, [tomorrow, said("and this")])
     loop.wake()
     await hands.at_rest(loop)
-    assert (await Conversations(hands.store).row(CID)).wait_reason == NEWER_WORKER
+    assert (await Conversations(hands.store).load_row(CID)).wait_reason == NEWER_WORKER
 
 
 async def test_an_entry_of_a_newer_schema_is_left_too(hands: Hands) -> None:  # noqa: F811
@@ -77,7 +77,7 @@ async def test_an_entry_of_a_newer_schema_is_left_too(hands: Hands) -> None:  # 
     await hands.store.connection.call("XADD", names.events, "3-0", "e", entry)
     await hands.store.connection.call("HSET", names.meta, "last_id", 3)
     await hands.go()
-    row = await Conversations(hands.store).row(CID)
+    row = await Conversations(hands.store).load_row(CID)
     assert (row.owner, row.wait_reason, row.last_event_id) == ("", NEWER_WORKER, 3)
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.coordination.membership import Member
+from broker.coordination.membership import ClusterMember
 from tests.faults.conftest import cluster  # noqa: F401  (a fixture)
 from tests.faults.harness import FaultCluster, steps
-from tool_worker.workspace.node_identity import identity_of, serves_elsewhere
+from tool_worker.workspace.node_identity import find_worker_elsewhere, read_or_create_identity
 
 
 async def test_a_worker_of_another_directory_does_not_begin(cluster: FaultCluster) -> None:  # noqa: F811
@@ -31,11 +31,11 @@ async def test_a_worker_of_another_directory_does_not_begin(cluster: FaultCluste
 
 
 def test_a_directory_keeps_its_identity(tmp_path: Path) -> None:
-    identity = identity_of(tmp_path / "a")
+    identity = read_or_create_identity(tmp_path / "a")
     assert identity
-    assert identity_of(tmp_path / "a") == identity != identity_of(tmp_path / "b")
+    assert read_or_create_identity(tmp_path / "a") == identity != read_or_create_identity(tmp_path / "b")
     (tmp_path / "file").write_text("")
-    assert identity_of(tmp_path / "file") == ""
+    assert read_or_create_identity(tmp_path / "file") == ""
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,6 @@ def test_a_directory_keeps_its_identity(tmp_path: Path) -> None:
     ],
 )
 def test_who_is_a_double(role: str, node: str, directory: str, left_seconds: float, is_double: bool) -> None:
-    member = Member("tool-1", role, left_seconds, {"node": node, "directory": directory})
-    assert (serves_elsewhere([member], "n1", "mine") is member) is is_double
-    assert serves_elsewhere([member], "n1", "") is None
+    member = ClusterMember("tool-1", role, left_seconds, {"node": node, "directory": directory})
+    assert (find_worker_elsewhere([member], "n1", "mine") is member) is is_double
+    assert find_worker_elsewhere([member], "n1", "") is None

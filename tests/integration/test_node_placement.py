@@ -10,7 +10,7 @@ import pytest
 from broker.contract.events import AgentSpec, LLMSpec
 from broker.contract.observations import CmdOutputObservation, ErrorObservation
 from broker.contract.specs import WorkspaceNeeds, WorkspaceSpec
-from broker.coordination.membership import members
+from broker.coordination.membership import list_members
 from broker.coordination.placement import NotServed
 from tests.faults.harness import FaultCluster
 from tool_worker.workspace.launch.host_folder import HostFolder
@@ -68,7 +68,7 @@ async def _is_count(cluster: Nodes, key: str, count: int) -> bool:
 
 
 async def _is_only_node(cluster: Nodes, name: str) -> bool:
-    return [member.about.get("node") for member in await members(cluster.client.store)] == [name]
+    return [member.about.get("node") for member in await list_members(cluster.client.store)] == [name]
 
 
 async def test_conversations_run_where_their_sandbox_is(tmp_path: Path) -> None:

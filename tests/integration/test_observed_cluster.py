@@ -18,19 +18,19 @@ import pytest
 import pytest_asyncio
 
 from broker.celery import redis_url
-from broker.coordination.membership import members
+from broker.coordination.membership import list_members
 from broker.store.connection import MultiplexedConnection
 from deckhands.operations.monitoring.endpoint import make_server, metrics_app
 from deckhands.operations.monitoring.exposition import CONTENT_TYPE, Exposition
-from tests.door_parts import Producer, all_present
 from tests.faults.harness import FaultCluster
+from tests.ingress_parts import Producer, all_present
 from tests.integration.test_cluster_metrics import Samples, samples_in, value_of
 from tests.polling import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 JSON = {"DECKHANDS_LOG_FORMAT": "json"}
-ROLES = {"c1": "controller", "t1": "tool", "d1": "door", "j1": "jobs", "b1": "beat"}
+ROLES = {"c1": "controller", "t1": "tool", "d1": "ingress", "j1": "jobs", "b1": "beat"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -40,7 +40,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fau
         found.start_controller(**JSON)
         tools = ",".join(f"tests.example_tools:{name}" for name in ("add", "fail"))
         found.start_tool(DECKHANDS_TOOLS=tools, **JSON)
-        found.start_door(**JSON)
+        found.start_ingress(**JSON)
         found.start_jobs(**JSON)
         await all_present(found)
         found.start_beat(**JSON)
@@ -89,7 +89,7 @@ async def test_what_celery_says_at_the_end_is_a_line_too(cluster: FaultCluster) 
     cluster.start_jobs("j2", **JSON)
 
     async def has_come() -> bool:
-        return len([member for member in await members(cluster.client.store) if member.role == "jobs"]) == 2
+        return len([member for member in await list_members(cluster.client.store) if member.role == "jobs"]) == 2
 
     await until(has_come, limit=60.0, what="the second jobs worker")
     cluster.signal("j2", signal.SIGTERM)
@@ -106,7 +106,7 @@ async def test_an_error_of_the_settings_is_a_line_too(cluster: FaultCluster) -> 
 
 
 async def test_an_unknown_format_is_refused_by_name(cluster: FaultCluster, tmp_path: Path) -> None:
-    cluster.start_door("d2", DECKHANDS_LOG_FORMAT="xml")
+    cluster.start_ingress("d2", DECKHANDS_LOG_FORMAT="xml")
     assert await cluster.until_ended("d2", limit=60.0) == 2
     assert "DECKHANDS_LOG_FORMAT is 'xml'. Use text or json." in cluster.log_of("d2")
 
@@ -145,7 +145,7 @@ async def test_every_process_is_in_the_metrics(cluster: FaultCluster, exposition
                 ("deckhands_beat_up", {}),
                 *(
                     ("deckhands_loop_late_seconds_total", {"role": role})
-                    for role in ("controller", "tool", "door", "jobs")
+                    for role in ("controller", "tool", "ingress", "jobs")
                 ),
             )
         )

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.allowed_hosts import host_rules
+from broker.contract.allowed_hosts import parse_host_rules
 from broker.contract.events import ConversationCreated
-from broker.contract.workspace_sources import GitSource, UploadedSource, git_source
-from broker.coordination.stored_files import PIECE_BYTES, StoredFiles, content_name
+from broker.contract.workspace_sources import GitSource, UploadedSource, parse_git_source
+from broker.coordination.stored_files import PIECE_BYTES, StoredFiles, make_content_name
 from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.secrets.secrets import Secrets, SecretsLocked
@@ -32,7 +32,7 @@ from tool_worker.workspace.files.file_tree import TreeLimits
 from tool_worker.workspace.files.staging import remove_staging
 from tool_worker.workspace.launch.egress_gate import EgressGate
 from tool_worker.workspace.opening.repository_roots import RepositoryRoots
-from tool_worker.workspace.opening.workspace_opener import Opened, WorkspaceOpener
+from tool_worker.workspace.opening.workspace_opener import OpenResult, WorkspaceOpener
 
 CID = "conversation"
 PASSWORD = "correct-horse-battery"
@@ -89,7 +89,7 @@ class World:
         cid: str = CID,
         gate: EgressGate | None = None,
         **limits: int,
-    ) -> Opened:
+    ) -> OpenResult:
         async def sandbox() -> Sandbox:
             return self.sandbox
 
@@ -187,8 +187,8 @@ async def test_what_the_node_may_not_reach_is_not_cloned(world: World, project: 
     with served(project) as url:
         source = GitSource(url=f"{url}/.git")
         with pytest.raises(EgressRefused, match="DECKHANDS_EGRESS"):
-            await world.open(source, gate=EgressGate(host_rules(["127.0.0.1:9"]), ("127.0.0.1",)))
-        await world.open(source, gate=EgressGate(host_rules([url.removeprefix("http://")]), ("127.0.0.1",)))
+            await world.open(source, gate=EgressGate(parse_host_rules(["127.0.0.1:9"]), ("127.0.0.1",)))
+        await world.open(source, gate=EgressGate(parse_host_rules([url.removeprefix("http://")]), ("127.0.0.1",)))
     assert (world.workspace / "README").read_text() == "two\n"
 
 
@@ -331,15 +331,15 @@ async def test_archives_are_readable_nowhere_in_the_store(tmp_path: Path) -> Non
     canary = os.urandom(16).hex().encode()
     content = tarball(canary * 20_000)
     (tmp_path / "x.tar").write_bytes(content)
-    source = UploadedSource(name="x.tar", format="tar", parcel=content_name(content))
+    source = UploadedSource(name="x.tar", format="tar", parcel=make_content_name(content))
     valkey = EmbeddedValkey(tmp_path / "valkey", append_fsync="always")
     await valkey.start()
     store = await open_store(valkey.url)
     files = StoredFiles(store, lambda: KEY)
     try:
         await files.keep(CID, content)
-        await files.lay_by("laid-by", source.parcel, tmp_path / "x.tar", ttl_seconds=60)
-        await files.lend(CID, "lent", source)
+        await files.put_chunks("laid-by", source.parcel, tmp_path / "x.tar", ttl_seconds=60)
+        await files.copy_to(CID, "lent", source)
         assert [await files.fetch(cid, source.parcel) for cid in (CID, "laid-by", "lent")] == [content] * 3
     finally:
         await store.aclose()
@@ -350,7 +350,7 @@ async def test_archives_are_readable_nowhere_in_the_store(tmp_path: Path) -> Non
 
 
 async def test_an_archive_opens_only_with_the_key_of_its_sender(world: World, memory_store: Store) -> None:
-    source = UploadedSource(name="x.tar", format="tar", parcel=content_name(tarball(b"text")))
+    source = UploadedSource(name="x.tar", format="tar", parcel=make_content_name(tarball(b"text")))
     await world.stored_files.keep(CID, tarball(b"text"))
     for key in (b"other" + KEY[5:], None):
         world.stored_files = StoredFiles(memory_store, lambda key=key: key)
@@ -364,10 +364,10 @@ async def test_an_archive_opens_only_with_the_key_of_its_sender(world: World, me
 async def test_an_archive_of_an_older_version_is_read_and_lent(world: World, memory_store: Store) -> None:
     """An older version has not sealed it; none of this needs a key."""
     content = tarball(os.urandom(PIECE_BYTES + 5))
-    source = UploadedSource(name="x.tar", format="tar", parcel=content_name(content))
+    source = UploadedSource(name="x.tar", format="tar", parcel=make_content_name(content))
     await world.stored_files.put(CID, source.parcel, content)
     world.stored_files = StoredFiles(memory_store, lambda: None)
-    await world.stored_files.lend(CID, "another", source)
+    await world.stored_files.copy_to(CID, "another", source)
     for cid in (CID, "another"):
         assert await world.stored_files.keep(cid, content) == source.parcel  # by a client that asks again
         assert await world.stored_files.fetch(cid, source.parcel) == content
@@ -388,12 +388,12 @@ def test_addresses_that_are_refused(url: str) -> None:
 )
 def test_unsupported_clone_addresses_name_the_supported_form(text: str) -> None:
     with pytest.raises(UsageError, match=r"Write git\+https://.* Nothing is cloned over ssh: use https with a token"):
-        git_source(text)
+        parse_git_source(text)
 
 
 @pytest.mark.parametrize("text", ["shop", "./git@host:x", "/srv/shop", "shop.tar.gz", "C:/x"])
 def test_directories_and_files_are_no_addresses(text: str) -> None:
-    assert git_source(text) is None
+    assert parse_git_source(text) is None
 
 
 @pytest.mark.parametrize("ref", ["--upload-pack=touch x", "-b", "a b", "a;b"])

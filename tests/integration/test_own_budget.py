@@ -9,8 +9,8 @@ import pytest
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, DelegateEnded, Limits, LLMSpec, ModelReply
 from broker.contract.specs import CriticSpec, GoalSpec
-from broker.log.delegates import delegate_conversation
-from broker.log.status import status_of
+from broker.log.delegates import make_delegate_id
+from broker.log.status import fold_status
 from broker.runtime.clock import SystemClock
 from controller_worker.core.controller import next_effect
 from controller_worker.core.effects import CallModel
@@ -132,7 +132,7 @@ async def test_an_absurd_count_spoils_no_estimate_for_long(hands: Hands) -> None
 async def test_budget_without_prices_ends_work_by_known_costs(hands: Hands) -> None:
     await hands.begin(*thoughts(3), limits=Limits(max_budget_usd=0.001))
     await hands.go()
-    assert status_of(await hands.events()).state is AgentState.FINISHED
+    assert fold_status(await hands.events()).state is AgentState.FINISHED
 
 
 async def test_parent_waits_while_delegates_reserve_its_budget(hands: Hands) -> None:
@@ -156,7 +156,7 @@ async def test_parent_waits_while_delegates_reserve_its_budget(hands: Hands) -> 
     (delegate,) = loop.state.delegation.delegates
     ended = DelegateEnded(
         delegate_id=delegate.id,
-        conversation_id=delegate_conversation(CID, delegate.id),
+        conversation_id=make_delegate_id(CID, delegate.id),
         agent_state=AgentState.FINISHED,
         content="done",
     )

@@ -10,8 +10,8 @@ import pytest
 
 from broker.contract.events import Event, ModelCallDeferred, ModelCallFailed, ModelReply
 from broker.contract.observations import AgentStateChangedObservation
-from broker.coordination.membership import members
-from broker.limits.ledger import Ledger, nano
+from broker.coordination.membership import list_members
+from broker.limits.ledger import Ledger, to_nano
 from tests.integration.crowds import Crowd, script
 from tests.model_server.running_server import RunningModelServer
 
@@ -108,10 +108,10 @@ async def test_a_killed_worker_leaks_no_reservation(crowd: Crowd) -> None:
     await crowd.begin(12)
     await crowd.until(lambda: crowd.provider.counts()["in_flight"] == 4, what="four calls")
     crowd.start("c2", "concurrency = 4")
-    (first,) = [member.worker_id for member in await members(crowd.client.store)]
+    (first,) = [member.worker_id for member in await list_members(crowd.client.store)]
 
     async def is_served_by_two() -> bool:
-        found = [member.worker_id for member in await members(crowd.client.store)]
+        found = [member.worker_id for member in await list_members(crowd.client.store)]
         return len(found) == 2 and first in found
 
     await crowd.until(is_served_by_two, what="the second worker")
@@ -141,7 +141,7 @@ CALL_USD = 0.02
 
 async def until_used_up(crowd: Crowd, ledger: Ledger, ids: Sequence[str]) -> None:
     async def all_wait() -> bool:
-        tenant = await ledger.account("tenant:acme")
+        tenant = await ledger.load_account("tenant:acme")
         if tenant.reserved_usd > 0.0 or tenant.spent_usd + tenant.lost_usd < 2.0:
             return False  # one that was woken is about to call
         rows = [await crowd.client.row(cid) for cid in ids]
@@ -176,9 +176,9 @@ async def test_a_budget_holds_under_kills_and_a_top_up_resumes(crowd: Crowd) -> 
     crowd.start("c3", **PRICES)
 
     await until_used_up(crowd, ledger, ids)
-    tenant = await ledger.account("tenant:acme")
+    tenant = await ledger.load_account("tenant:acme")
     spent = sum(reply_costs(await crowd.logs(ids)))
-    assert nano(tenant.spent_usd) == spent
+    assert to_nano(tenant.spent_usd) == spent
     assert tenant.reserved_usd == 0.0
     assert tenant.spent_usd + tenant.lost_usd > 1.0
     assert tenant.spent_usd <= 2.0 + CALL_USD
@@ -186,13 +186,13 @@ async def test_a_budget_holds_under_kills_and_a_top_up_resumes(crowd: Crowd) -> 
     await crowd.settle(ids)
 
     async def is_charged() -> bool:  # the last reply of a conversation is in its log before it is in the ledger
-        return (await ledger.account("tenant:acme")).reserved_usd == 0.0
+        return (await ledger.load_account("tenant:acme")).reserved_usd == 0.0
 
     await crowd.until(is_charged, what="the last charge")
-    assert nano((await ledger.account("tenant:acme")).spent_usd) == sum(reply_costs(await crowd.logs(ids)))
-    assert nano((await ledger.account("experiment:acme/swe")).spent_usd) == nano(20 * 31 * CALL_USD)
+    assert to_nano((await ledger.load_account("tenant:acme")).spent_usd) == sum(reply_costs(await crowd.logs(ids)))
+    assert to_nano((await ledger.load_account("experiment:acme/swe")).spent_usd) == to_nano(20 * 31 * CALL_USD)
 
 
 def reply_costs(logs: Sequence[Sequence[Event]]) -> list[int]:
     """What each conversation's replies have cost, in billionths."""
-    return [nano(sum(event.cost_usd or 0.0 for event in log if isinstance(event, ModelReply))) for log in logs]
+    return [to_nano(sum(event.cost_usd or 0.0 for event in log if isinstance(event, ModelReply))) for log in logs]

@@ -14,10 +14,10 @@ from broker.contract.fencing import Ownership
 from broker.contract.specs import WorkspaceSpec
 from broker.coordination.ownership import Owners
 from broker.limits.governor import Governor
-from broker.limits.ledger import Ledger, accounts_of
+from broker.limits.ledger import Ledger, list_accounts
 from broker.limits.quotas import QuotaTable
 from broker.log.append_call import Appended
-from broker.log.delegates import delegate_conversation
+from broker.log.delegates import make_delegate_id
 from broker.log.event_log import EventLog
 from broker.store.store import Store
 from deckhands.client.client import Client
@@ -47,14 +47,14 @@ async def last(store: Store, conversation_id: str = CID) -> Link:
 async def write(store: Store, ownership: Ownership, *events: Event, wait_reason: str = "") -> int:
     log = EventLog(store)
     fields = {"state": "running", "wait_reason": wait_reason}
-    last_id = await log.last_id(ownership.conversation_id)
+    last_id = await log.load_last_id(ownership.conversation_id)
     outcome = await log.append_as_owner(ownership, events, expected_last_id=last_id, fields=fields)
     assert isinstance(outcome, Appended), outcome
     return outcome.last_id
 
 
 async def let_go(store: Store, ownership: Ownership) -> None:
-    last_id = await EventLog(store).last_id(ownership.conversation_id)
+    last_id = await EventLog(store).load_last_id(ownership.conversation_id)
     assert await Owners(store).release(ownership, seen_id=last_id) is None
 
 
@@ -109,7 +109,7 @@ async def test_a_workspace_that_no_running_node_serves(valkey_store: Store) -> N
     membership = await enter(store, "tool-1", node="n1")
     names = store.all_shards[0]
     served = ("role", "tool", "pools", "bash", "node", "n1", "workspace_roots", "/x")
-    await store.connection.call("HSET", names.about("tool-1"), *served)
+    await store.connection.call("HSET", names.worker_facts("tool-1"), *served)
     link = await last(store)
     assert link.cause is Cause.NO_WORKER
     assert "does not take the directory /srv/none" in link.text
@@ -136,7 +136,7 @@ async def test_a_quota_and_a_budget_say_where_one_stands(valkey_store: Store) ->
     ledger = Ledger(store)
     await ledger.set_limit("tenant:acme", 1.0)
     for name in ("conversation-0", "conversation-1"):
-        accounts = accounts_of(name, tenant="acme")
+        accounts = list_accounts(name, tenant="acme")
         await ledger.reserve(owners[name], accounts, worst_usd=0.9, total_usd=0.0)
     deferred = ModelCallDeferred(code="waiting_for_budget", waits_for="tenant:acme")
     await write(store, owners["conversation-1"], RUNNING, deferred, wait_reason="waiting_for_budget")
@@ -179,7 +179,7 @@ async def test_delegates_are_followed_and_a_circle_ends(valkey_store: Store) -> 
     ownership = await claim(store, "controller-1")
     action_id = await write(store, ownership, RUNNING, AgentDelegateAction(agent="helper"), wait_reason="delegate")
     await let_go(store, ownership)
-    name = delegate_conversation(CID, action_id)
+    name = make_delegate_id(CID, action_id)
     assert (await last(store)).links == ()
     await begin(store, name)
     below, _ = await act(store, "controller-1", name)

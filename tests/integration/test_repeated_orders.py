@@ -1,4 +1,4 @@
-"""A short task of the door that is delivered again does nothing twice, whatever has happened in between."""
+"""A short task of the ingress that is delivered again does nothing twice, whatever has happened in between."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from broker.log.event_log import EventLog
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.store.store import Store
 from deckhands.client.client import Client
-from deckhands.ingress.desk import Desk
-from deckhands.ingress.orders import Orders
+from deckhands.ingress.commands import ConversationCommands
+from deckhands.ingress.context import IngressContext
 from tests.archive_parts import begin_ended
 from tests.integration.test_inbox_edges import NoResults
 
 
 @pytest.fixture
-def desk(valkey_store: Store) -> Desk:
-    return Desk(valkey_store, NoResults())  # type: ignore[arg-type]
+def desk(valkey_store: Store) -> IngressContext:
+    return IngressContext(valkey_store, NoResults())  # type: ignore[arg-type]
 
 
-async def test_a_cancellation_that_found_nothing_to_stop_stops_nothing_later(desk: Desk) -> None:
-    orders = Orders(desk)
+async def test_a_cancellation_that_found_nothing_to_stop_stops_nothing_later(desk: IngressContext) -> None:
+    orders = ConversationCommands(desk)
     await begin_ended(desk.client, "shop-1")
-    assert (await orders.carry_out("cancel", "t1", ["shop-1"], {}))["state"] == "finished"
+    assert (await orders.run("cancel", "t1", ["shop-1"], {}))["state"] == "finished"
     await desk.client.send_message("shop-1", "One more thing.")
     events = await desk.client.events("shop-1")
-    await orders.carry_out("cancel", "t1", ["shop-1"], {})
+    await orders.run("cancel", "t1", ["shop-1"], {})
     assert await desk.client.events("shop-1") == events
 
 
 @pytest.mark.parametrize("what", ["cancel", "pause"])
-async def test_a_conversation_that_a_message_continues_is_not_over(desk: Desk, what: str) -> None:
+async def test_a_conversation_that_a_message_continues_is_not_over(desk: IngressContext, what: str) -> None:
     """The message has not been read yet, and the state is still the one of the end before it."""
     await begin_ended(desk.client, "shop-3")
     await desk.client.send_message("shop-3", "One more thing.")
     events = await desk.client.events("shop-3")
-    await Orders(desk).carry_out(what, "t1", ["shop-3"], {})
+    await ConversationCommands(desk).run(what, "t1", ["shop-3"], {})
     assert len(await desk.client.events("shop-3")) == len(events) + 1
 
 
-async def ask(desk: Desk, conversation_id: str, action_id: int) -> None:
+async def ask(desk: IngressContext, conversation_id: str, action_id: int) -> None:
     """Let a conversation ask about an action, as its controller does."""
     state = AgentState.AWAITING_USER_CONFIRMATION
     asks = AgentStateChangedObservation(agent_state=state, action_id=action_id)
@@ -55,8 +55,8 @@ async def ask(desk: Desk, conversation_id: str, action_id: int) -> None:
 
 
 @pytest.mark.parametrize("what", ["confirm", "reject"])
-async def test_an_answer_that_is_delivered_again_answers_no_later_question(desk: Desk, what: str) -> None:
-    """The first door failed before it wrote the answer, and a person answered meanwhile."""
+async def test_an_answer_that_is_delivered_again_answers_no_later_question(desk: IngressContext, what: str) -> None:
+    """The first ingress failed before it wrote the answer, and a person answered meanwhile."""
     await begin_ended(desk.client, "shop-4")
     await ask(desk, "shop-4", 5)
     call = desk.store.connection.call
@@ -64,20 +64,20 @@ async def test_an_answer_that_is_delivered_again_answers_no_later_question(desk:
     await call("FUNCTION", "FLUSH")
     try:
         with pytest.raises(DeckhandsError):
-            await Orders(desk).carry_out(what, "t1", ["shop-4"], {})
+            await ConversationCommands(desk).run(what, "t1", ["shop-4"], {})
     finally:
         await call("FUNCTION", "RESTORE", functions, "REPLACE")
     await ask(desk, "shop-4", 9)
     events = await desk.client.events("shop-4")
     with pytest.raises(UsageError, match="asks about action 9"):
-        await Orders(desk).carry_out(what, "t1", ["shop-4"], {})
+        await ConversationCommands(desk).run(what, "t1", ["shop-4"], {})
     assert await desk.client.events("shop-4") == events
-    await Orders(desk).carry_out(what, "t2", ["shop-4"], {})
+    await ConversationCommands(desk).run(what, "t2", ["shop-4"], {})
     assert len(await desk.client.events("shop-4")) == len(events) + 1
 
 
 class Stalled:
-    """A connection of a door that stalls before a command, while somebody else does something."""
+    """A connection of an ingress that stalls before a command, while somebody else does something."""
 
     def __init__(self, store: Store, before: str, meanwhile: Callable[[], Awaitable[object]]) -> None:
         self._inner = store.connection
@@ -96,45 +96,45 @@ class Stalled:
 
 @pytest.mark.parametrize("what", ["confirm", "reject"])
 @pytest.mark.parametrize("before", ["HSETNX", "HGET"])
-async def test_two_doors_with_one_answer_give_it_once(desk: Desk, what: str, before: str) -> None:
-    """The first door stalls; the task is delivered to a second one, whose answer the agent has read by then."""
+async def test_two_ingresses_with_one_answer_give_it_once(desk: IngressContext, what: str, before: str) -> None:
+    """The first ingress stalls; the task is delivered to a second one, whose answer the agent has read by then."""
     await begin_ended(desk.client, "shop-6")
     await ask(desk, "shop-6", 5)
 
-    async def second_door() -> None:
-        await Orders(desk).carry_out(what, "t1", ["shop-6"], {})
+    async def second_ingress() -> None:
+        await ConversationCommands(desk).run(what, "t1", ["shop-6"], {})
         running = AgentStateChangedObservation(agent_state=AgentState.RUNNING)
         await EventLog(desk.store).append("shop-6", [running], fields={"state": "running"})
 
-    connection = Stalled(desk.store, before, second_door)
-    stalled = Desk(replace(desk.store, connection=connection), NoResults())  # type: ignore[arg-type]
-    found = await Orders(stalled).carry_out(what, "t1", ["shop-6"], {})
+    connection = Stalled(desk.store, before, second_ingress)
+    stalled = IngressContext(replace(desk.store, connection=connection), NoResults())  # type: ignore[arg-type]
+    found = await ConversationCommands(stalled).run(what, "t1", ["shop-6"], {})
     assert found == {"conversation_id": "shop-6", "state": "running"}
     answers = [event for event in await desk.client.events("shop-6") if isinstance(event, ChangeAgentStateAction)]
     assert [event.action_id for event in answers] == [5]
 
 
-async def test_an_answer_that_found_no_question_answers_none_later(desk: Desk) -> None:
+async def test_an_answer_that_found_no_question_answers_none_later(desk: IngressContext) -> None:
     await begin_ended(desk.client, "shop-5")
     with pytest.raises(UsageError, match="asks nothing"):
-        await Orders(desk).carry_out("confirm", "t1", ["shop-5"], {})
+        await ConversationCommands(desk).run("confirm", "t1", ["shop-5"], {})
     await ask(desk, "shop-5", 5)
     events = await desk.client.events("shop-5")
     with pytest.raises(UsageError, match="asks about action 5"):
-        await Orders(desk).carry_out("confirm", "t1", ["shop-5"], {})
+        await ConversationCommands(desk).run("confirm", "t1", ["shop-5"], {})
     assert await desk.client.events("shop-5") == events
 
 
-async def test_existing_fork_is_returned_although_no_node_serves_it(desk: Desk) -> None:
-    client, orders = Client(desk.store), Orders(desk)
+async def test_existing_fork_is_returned_although_no_node_serves_it(desk: IngressContext) -> None:
+    client, orders = Client(desk.store), ConversationCommands(desk)
     node = {"node": "n1", "pools": "bash", "workspace_roots": "/srv"}
     serving = Membership(desk.store, "t-1", "tool", about=node, ttl_seconds=3_600.0)
     other = Membership(desk.store, "t-2", "tool", about=node | {"workspace_roots": "/home"}, ttl_seconds=3_600.0)
     await serving.register()
     await begin_ended(client, "shop-2", workspace=WorkspaceSpec(path="/srv/shop"))
-    fork = await orders.carry_out("fork", "t1", ["shop-2"], {})
+    fork = await orders.run("fork", "t1", ["shop-2"], {})
     await other.register()
     await serving.leave()
-    assert await orders.carry_out("fork", "t1", ["shop-2"], {}) == fork
+    assert await orders.run("fork", "t1", ["shop-2"], {}) == fork
     with pytest.raises(UsageError, match="/srv/shop"):
-        await orders.carry_out("fork", "t2", ["shop-2"], {})
+        await orders.run("fork", "t2", ["shop-2"], {})

@@ -1,4 +1,4 @@
-"""A run that is revoked while a door begins it is stopped all the same."""
+"""A run that is revoked while an ingress begins it is stopped all the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from broker.contract.agent_state import AgentState
 from broker.contract.observations import AgentStateChangedObservation
 from broker.store.store import Store
 from deckhands.ingress.callers import CELERY, Caller
-from deckhands.ingress.desk import Desk, conversation_of_task
+from deckhands.ingress.context import IngressContext, derive_task_conversation_id
 from deckhands.ingress.runs import RunMessage, Runs
 from tests.integration.test_repeated_orders import Stalled
 
@@ -23,9 +23,9 @@ MESSAGE = RunMessage("t1", ("look",), {}, {})
 STOPPED = AgentStateChangedObservation(agent_state=AgentState.STOPPED)
 
 
-async def orders_to(desk: Desk) -> list[AgentState]:
+async def orders_to(desk: IngressContext) -> list[AgentState]:
     """Return what the conversation was ordered to be."""
-    events = await desk.client.events(conversation_of_task("t1"))
+    events = await desk.client.events(derive_task_conversation_id("t1"))
     return [event.agent_state for event in events if isinstance(event, ChangeAgentStateAction)]
 
 
@@ -48,23 +48,23 @@ class Completions:
 @pytest.mark.parametrize("before", ["deck_append", "deck_admit"])
 async def test_run_revoked_while_it_starts_is_stopped(valkey_store: Store, before: str) -> None:
     results = Completions()
-    other = Runs(Desk(valkey_store, results))  # type: ignore[arg-type]
+    other = Runs(IngressContext(valkey_store, results))  # type: ignore[arg-type]
     connection = Stalled(valkey_store, before, lambda: other.revoke("t1"))
-    desk = Desk(replace(valkey_store, connection=connection), results)  # type: ignore[arg-type]
+    desk = IngressContext(replace(valkey_store, connection=connection), results)  # type: ignore[arg-type]
     await Runs(desk).take(MESSAGE)
     assert await orders_to(desk) == [AgentState.STOPPED]
     await other.take(MESSAGE)
     assert [type(failure) for failure in results.failures] == [TaskRevokedError]
 
 
-async def test_run_revoked_before_its_door_dies_is_stopped(valkey_store: Store) -> None:
-    desk = Desk(valkey_store, Completions())  # type: ignore[arg-type]
-    runs, conversation_id = Runs(desk), conversation_of_task("t1")
+async def test_run_revoked_before_its_ingress_dies_is_stopped(valkey_store: Store) -> None:
+    desk = IngressContext(valkey_store, Completions())  # type: ignore[arg-type]
+    runs, conversation_id = Runs(desk), derive_task_conversation_id("t1")
     caller = Caller(conversation_id, CELERY, "t1", kept={})
-    await desk.callers.keep(caller)
+    await desk.callers.add(caller)
     await runs.revoke("t1")
-    await desk.callers.answered(conversation_id)
-    await desk.begin(MESSAGE.request()[0], conversation_id, "t1", awaited=CELERY)
+    await desk.callers.mark_answered(conversation_id)
+    await desk.start_conversation(MESSAGE.request()[0], conversation_id, "t1", awaited=CELERY)
     for _ in range(2):  # the broker delivers its message again
         await runs.take(MESSAGE)
         await desk.client.log.append(conversation_id, [STOPPED], fields={"state": "stopped"})
@@ -72,12 +72,12 @@ async def test_run_revoked_before_its_door_dies_is_stopped(valkey_store: Store) 
 
 
 async def test_revoked_run_continued_by_a_person_is_not_stopped_again(valkey_store: Store) -> None:
-    desk = Desk(valkey_store, Completions())  # type: ignore[arg-type]
-    runs, conversation_id = Runs(desk), conversation_of_task("t1")
+    desk = IngressContext(valkey_store, Completions())  # type: ignore[arg-type]
+    runs, conversation_id = Runs(desk), derive_task_conversation_id("t1")
     await runs.take(MESSAGE)
     await runs.revoke("t1")
     await desk.client.log.append(conversation_id, [STOPPED], fields={"state": "stopped"})
-    await desk.callers.answered(conversation_id)
+    await desk.callers.mark_answered(conversation_id)
     await desk.client.resume(conversation_id)
     running = AgentStateChangedObservation(agent_state=AgentState.RUNNING)
     await desk.client.log.append(conversation_id, [running], fields={"state": "running"})

@@ -14,12 +14,12 @@ from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.store.store import Store
-from controller_worker.agents.registry import known_agents
+from controller_worker.agents.registry import list_agents
 from deckhands.client.tasks.spec import TaskSpec
 from deckhands.operations.jobs.job import JobServices
-from deckhands.operations.jobs.ticking import begin_due, conversation_of, tick
-from deckhands.operations.schedules.book import ScheduleBook
-from deckhands.operations.schedules.schedule import Schedule, Standing
+from deckhands.operations.jobs.scheduler import derive_tick_conversation_id, start_due, start_due_schedules
+from deckhands.operations.schedules.repository import ScheduleRepository
+from deckhands.operations.schedules.schedule import Schedule, ScheduleStatus
 
 NAME = "nightly"
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)
@@ -31,7 +31,7 @@ class Cluster:
     def __init__(self, store: Store) -> None:
         self.store, self.now = store, NOON
         self.services = JobServices(store, BrokerSettings.from_env())
-        self.book = ScheduleBook(store, self.services.client.secrets)
+        self.book = ScheduleRepository(store, self.services.client.secrets)
 
     async def add(self, request: dict[str, Any] | None = None, **fields: Any) -> None:
         schedule = Schedule(**{"name": NAME, "cron": "0 6 1 1 *"} | fields)
@@ -48,13 +48,13 @@ class Cluster:
 
     async def tick(self, *, minutes_later: float = 0.0) -> None:
         self.now += timedelta(minutes=minutes_later)
-        await begin_due(self.services.client, self.book, self.now)
+        await start_due(self.services.client, self.book, self.now)
 
     async def rows(self) -> list[ConversationRow]:
-        return await Conversations(self.store).recent()
+        return await Conversations(self.store).list_recent()
 
-    async def standing(self, name: str = NAME) -> Standing:
-        return (await self.book.entry(name)).standing
+    async def standing(self, name: str = NAME) -> ScheduleStatus:
+        return (await self.book.entry(name)).status
 
     async def replace_controllers(self, *agents: str) -> None:
         await self.store.connection.call("DEL", self.store.all_shards[0].workers)
@@ -68,7 +68,7 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(valkey_store: Store) -> Cluster:
-    about = {"agents": ",".join(known_agents())}
+    about = {"agents": ",".join(list_agents())}
     await Membership(valkey_store, "c1", "controller", about=about, ttl_seconds=3600.0).register()
     return Cluster(valkey_store)
 
@@ -86,7 +86,7 @@ async def test_a_tick_begins_one_conversation_with_all_its_options(cluster: Clus
     due = await cluster.come_due()
     await cluster.tick()
     (row,) = await cluster.rows()
-    assert row.conversation_id == conversation_of(NAME, due)
+    assert row.conversation_id == derive_tick_conversation_id(NAME, due)
     assert row.labels == {"team": "docs"}
     created: Any = (await cluster.services.client.events(row.conversation_id))[0]
     assert (created.tenancy.tenant, created.limits.max_iterations, created.double_texting) == ("acme", 7, "reject")
@@ -118,7 +118,7 @@ async def test_tick_of_a_worker_dying_after_its_start_runs(cluster: Cluster, mon
     due = await cluster.come_due()
     client, book = cluster.services.client, cluster.book
     entry = await book.entry(NAME)
-    await client.submit(book.request_of(entry.schedule), conversation_id=conversation_of(NAME, due))
+    await client.submit(book.load_request(entry.schedule), conversation_id=derive_tick_conversation_id(NAME, due))
     await cluster.tick(minutes_later=1)  # it is noted, and the next tick has come meanwhile
     assert (await cluster.standing()).last_tick == due
     await cluster.tick()
@@ -158,7 +158,7 @@ async def test_ticks_wait_for_their_turn(cluster: Cluster) -> None:
         assert len(standing.queued) == left
     # As a set: two that began within a millisecond are listed in the order of their ids.
     assert {row.conversation_id for row in await cluster.rows()} == {
-        conversation_of(NAME, NOON + timedelta(minutes=minutes)) for minutes in range(3)
+        derive_tick_conversation_id(NAME, NOON + timedelta(minutes=minutes)) for minutes in range(3)
     }
 
 
@@ -180,7 +180,7 @@ async def test_blocked_tick_in_line_does_not_block_later_ones_forever(cluster: C
     await cluster.tick(minutes_later=61)
     standing = await cluster.standing()
     assert (len(standing.queued), standing.missed) == (1, 1)
-    await cluster.replace_controllers(*known_agents())
+    await cluster.replace_controllers(*list_agents())
     await cluster.tick()
     standing = await cluster.standing()
     assert (standing.last_tick, standing.error) == (NOON + timedelta(minutes=2), "")
@@ -203,12 +203,12 @@ async def test_schedule_written_by_another_version_moves_on(cluster: Cluster) ->
     await cluster.add()
     due = await cluster.come_due()
     text = '{"begun": 3, "a_field_of_another_version": 1}'
-    await cluster.store.connection.call("HSET", cluster.store.all_shards[0].schedules_standing, NAME, text)
+    await cluster.store.connection.call("HSET", cluster.store.all_shards[0].schedules_status, NAME, text)
     await cluster.tick()
     assert ((await cluster.standing()).begun, (await cluster.standing()).last_tick) == (4, due)
 
 
-class Interrupted(ScheduleBook):
+class Interrupted(ScheduleRepository):
     """A book in which something happens when it looks at the time, between its reads and writes."""
 
     happens: Any = None
@@ -280,7 +280,7 @@ async def test_a_paused_schedule_begins_nothing_and_makes_up_for_nothing(cluster
 async def test_the_job_goes_by_the_time_of_the_store(cluster: Cluster) -> None:
     await cluster.add(catch_up_seconds=1e8)
     due = await cluster.come_due()
-    assert await tick(cluster.services) == {"looked_at": 1}
+    assert await start_due_schedules(cluster.services) == {"looked_at": 1}
     last = (await cluster.standing()).last_tick
     assert last is not None
     assert due < last <= await cluster.book.now() < last + timedelta(minutes=2)
@@ -291,10 +291,10 @@ async def test_schedule_paused_during_a_tick_stays_paused(cluster: Cluster) -> N
     await cluster.come_due()
     entry = await cluster.book.entry(NAME)
     await cluster.book.set_paused(NAME, is_paused=True)
-    assert await cluster.book.move(entry, Standing(begun=1), datetime.now(UTC) + timedelta(hours=1))
+    assert await cluster.book.move(entry, ScheduleStatus(begun=1), datetime.now(UTC) + timedelta(hours=1))
     assert (await cluster.book.entry(NAME)).due is None
     await cluster.book.remove(NAME)
-    assert not await cluster.book.move(entry, Standing(begun=2), None)
+    assert not await cluster.book.move(entry, ScheduleStatus(begun=2), None)
     with pytest.raises(UsageError, match="There is no schedule nightly"):
         await cluster.book.entry(NAME)
 
@@ -308,7 +308,7 @@ async def test_blocked_schedule_names_its_reason_and_delays_no_other(cluster: Cl
         await cluster.tick()
     assert len(await cluster.rows()) == 1
     entry = await cluster.book.entry("spoilt")
-    assert "NobodyAgent" in entry.standing.error
+    assert "NobodyAgent" in entry.status.error
     assert entry.due == due  # it is tried again
 
 
@@ -336,7 +336,7 @@ async def test_secrets_are_not_readable_in_the_store(
     (row,) = await cluster.rows()
     log = EventLog(cluster.store)
     assert "hunter2" not in str(await log.read(row.conversation_id))
-    assert await cluster.services.client.secrets.names(row.conversation_id) == ["TOKEN"]
+    assert await cluster.services.client.secrets.list_names(row.conversation_id) == ["TOKEN"]
 
 
 async def test_a_name_means_one_schedule(cluster: Cluster) -> None:

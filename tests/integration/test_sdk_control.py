@@ -19,15 +19,15 @@ from broker.contract.events import AgentSpec, Event, EventSource, Limits, LLMSpe
 from broker.contract.observations import ErrorObservation, UserRejectObservation
 from broker.contract.policies import ConfirmationPolicy, LoopPolicy, LoopResponse
 from broker.coordination.action_streams import ActionQueue, ControlDelivery
-from broker.limits.governor import CallOutcome, Granted
+from broker.limits.governor import CallGranted, CallOutcome
 from broker.limits.ledger import Ledger
-from broker.limits.quotas import Pool, QuotaTable
-from broker.limits.tenants import TenantTable, publish
+from broker.limits.quotas import QuotaPool, QuotaTable
+from broker.limits.tenants import TenantTable, publish_tenants
 from broker.log.event_log import EventLog
-from broker.log.invariants import violations
-from broker.log.status import status_of
+from broker.log.invariants import find_violations
+from broker.log.status import fold_status
 from broker.runtime.errors import AdmissionRefused
-from broker.secrets.masking import MASK, forms
+from broker.secrets.masking import MASK, find_forms
 from broker.secrets.secrets import Secrets
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.hooks import HookPoint, Hooks
@@ -109,8 +109,8 @@ class Trial:
     async def events(self) -> list[Event]:
         """Return the log, which is whole and has no trace of another agent's help."""
         events = await self.hands.events()
-        if status_of(events).is_settled:
-            assert violations(events, conversation_id=CID, last_event_id=len(events)) == []
+        if fold_status(events).is_settled:
+            assert find_violations(events, conversation_id=CID, last_event_id=len(events)) == []
         assert replay(events).divergence is None
         assert "conversation.changed" not in [event.kind for event in events]
         return events
@@ -160,7 +160,7 @@ async def test_neither_the_log_nor_the_sdk_has_a_secret(trial: Trial) -> None:
     await trial.answer(loop)
     written = json.dumps([event.wire() for event in await trial.events()], default=str, ensure_ascii=False)
     for text in (written, trial.heard):
-        assert [form for form in forms(CANARY) if form in text] == []
+        assert [form for form in find_forms(CANARY) if form in text] == []
     assert written.count(MASK) >= 4
     assert len([line for line in trial.heard.splitlines() if MASK in line]) == (3 if trial.hears else 0)
 
@@ -202,19 +202,19 @@ async def test_a_hook_forbids_a_model_call(trial: Trial) -> None:
 # Quotas of models, tenants and tools
 
 
-def limited(hands: Hands) -> Pool:
+def limited(hands: Hands) -> QuotaPool:
     quotas = QuotaTable.parse('[[quota]]\nmodel = "scripted/*"\nconcurrency = 1')
     hands.services = replace(hands.services, quotas=quotas)
     return quotas.pools[0]
 
 
-async def reserved(hands: Hands, pool: Pool, name: str) -> bool:
+async def reserved(hands: Hands, pool: QuotaPool, name: str) -> bool:
     governor = hands.services.permits.governor
     answer = await governor.reserve(pool, name, "controller-2", input_tokens=1, output_tokens=1)
-    return isinstance(answer, Granted)
+    return isinstance(answer, CallGranted)
 
 
-async def given_back(hands: Hands, pool: Pool, name: str) -> None:
+async def given_back(hands: Hands, pool: QuotaPool, name: str) -> None:
     await hands.services.permits.governor.settle(pool, name, "controller-2", CallOutcome.OK, took_seconds=2.0)
 
 
@@ -261,13 +261,13 @@ async def test_a_tenants_budget_is_waited_for_and_paid_from(trial: Trial) -> Non
         *("model.reply", "action.finish", ENDED),
     ]
     for name in ("tenant:acme", "experiment:acme/swe"):
-        account = await ledger.account(name)
+        account = await ledger.load_account(name)
         assert (account.spent_usd, account.reserved_usd, account.calls) == (0.75, 0.0, 2)
 
 
 async def test_a_tenant_has_no_more_open_than_it_may(trial: Trial) -> None:
     store = trial.hands.store
-    await publish(store, TenantTable.of_setting("tenants = {acme = {max_open = 1}}"), None)
+    await publish_tenants(store, TenantTable.load_setting("tenants = {acme = {max_open = 1}}"), None)
     client = Client(store)
     await client.submit("Do it.", agent=trial.agent(), tenancy=ACME)
     with pytest.raises(AdmissionRefused):
@@ -396,7 +396,7 @@ async def test_a_pause_while_the_model_thinks_keeps_its_reply(trial: Trial) -> N
     await trial.ask("paused")
     loop.wake()
     await until(lambda: trial.hands.gone == [CID], what="the pause")
-    assert status_of(await trial.events()).state is AgentState.PAUSED
+    assert fold_status(await trial.events()).state is AgentState.PAUSED
     assert trial.has_no_program()
     await trial.ask("running")
     loop = await trial.rest()
@@ -441,7 +441,7 @@ async def test_nobody_waits_for_an_sdk_that_has_not_asked_yet(hands: Hands, stat
     await trial.ask(state)
     loop.wake()
     await until(lambda: hands.gone == [CID], what="release")
-    assert (status_of(await trial.events()).state.value, trial.has_no_program()) == (state, True)
+    assert (fold_status(await trial.events()).state.value, trial.has_no_program()) == (state, True)
     trial.use("obedient")
     await trial.ask("running") if state == "paused" else await hands.say()
     await trial.rest()

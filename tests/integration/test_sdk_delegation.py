@@ -9,8 +9,8 @@ import pytest
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Limits, LLMSpec
 from broker.contract.observations import AgentDelegateObservation
-from broker.log.delegates import delegate_conversation
-from controller_worker.core.concerns.limits import steps_used
+from broker.log.delegates import make_delegate_id
+from controller_worker.core.concerns.limits import count_steps
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
 from tests.sdk_parts import stand_in, taken_up, with_sdk
@@ -43,7 +43,7 @@ async def test_outputs_and_metrics_of_a_delegate(hands: Hands, parent: str, help
     await hands.begin(asks, turn("finish", 2.0, message="done"), agent=spec, limits=limits)
     first = await taken_up(hands)
     await until(lambda: first.state.delegation.delegates and first.is_idle, what="a delegate")
-    delegate_id = delegate_conversation(CID, first.state.delegation.delegates[0].id)
+    delegate_id = make_delegate_id(CID, first.state.delegation.delegates[0].id)
     second = await taken_up(hands, delegate_id)
     await until(lambda: delegate_id in hands.gone, what="the delegate's end")
     first.wake()
@@ -52,7 +52,7 @@ async def test_outputs_and_metrics_of_a_delegate(hands: Hands, parent: str, help
     assert "it is in a.py" in told.content
     assert (first.state.setup.agent.name, second.state.setup.agent.name) == (parent, helper)
     assert first.state.lifecycle.agent_state is second.state.lifecycle.agent_state is AgentState.FINISHED
-    assert (steps_used(first.state), steps_used(second.state)) == (4, 2)
+    assert (count_steps(first.state), count_steps(second.state)) == (4, 2)
     assert (first.state.usage.cost_usd, second.state.usage.cost_usd) == (3.75, 0.75)
     assert first.state.delegation.spent_usd == 0.75
     assert hands.services.sdk_sessions.count == 0
@@ -74,7 +74,7 @@ async def test_a_delegate_spends_no_more_than_its_share(hands: Hands, helper: st
     first = await taken_up(hands)
     await until(lambda: first.state.delegation.delegates and first.is_idle, what="a delegate")
     share = first.state.delegation.delegates[0].iterations
-    delegate_id = delegate_conversation(CID, first.state.delegation.delegates[0].id)
+    delegate_id = make_delegate_id(CID, first.state.delegation.delegates[0].id)
     second = await taken_up(hands, delegate_id)
     await until(lambda: delegate_id in hands.gone, what="the delegate's end")
     assert second.state.usage.iteration == share == 3

@@ -63,7 +63,7 @@ async def test_a_call_waits_for_its_reply_and_has_its_ids(served: Served) -> Non
     waiting = asyncio.create_task(served.post(BEGUN))
     while not served.asked:
         await asyncio.sleep(0)
-    served.endpoint.give(REPLY)
+    served.endpoint.provide_reply(REPLY)
     events = [event for event in events_of(await waiting) if event["type"] != "ping"]
     assert events[0]["message"]["id"] == "msg_7"
     (begun,) = [event["content_block"] for event in events if event.get("content_block", {}).get("type") == "tool_use"]
@@ -75,8 +75,8 @@ async def test_a_call_waits_for_its_reply_and_has_its_ids(served: Served) -> Non
 
 
 async def test_a_reply_of_the_log_is_given_without_asking(served: Served) -> None:
-    served.endpoint.give(REPLY)
-    served.endpoint.give(LAST)
+    served.endpoint.provide_reply(REPLY)
+    served.endpoint.provide_reply(LAST)
     await served.post(BEGUN)
     events = events_of(await served.post(CONTINUED))
     assert events[-2]["delta"]["stop_reason"] == "end_turn"
@@ -84,8 +84,8 @@ async def test_a_reply_of_the_log_is_given_without_asking(served: Served) -> Non
 
 
 async def test_a_lost_answer_is_given_again(served: Served) -> None:
-    served.endpoint.give(REPLY)
-    served.endpoint.give(LAST)
+    served.endpoint.provide_reply(REPLY)
+    served.endpoint.provide_reply(LAST)
     first, again = [events_of(await served.post(BEGUN)) for _ in range(2)]
     assert first == again
     assert events_of(await served.post(CONTINUED)) != first
@@ -93,13 +93,13 @@ async def test_a_lost_answer_is_given_again(served: Served) -> None:
 
 @pytest.mark.parametrize("headers", [{}, {"x-api-key": "guessed"}, {"authorization": "Bearer guessed"}])
 async def test_nobody_is_answered_without_the_token(served: Served, headers: dict[str, str]) -> None:
-    served.endpoint.give(REPLY)
+    served.endpoint.provide_reply(REPLY)
     assert (await served.post(BEGUN, headers=headers)).status_code == 401
     assert events_of(await served.post(BEGUN))[1]["message"]["id"] == "msg_7"  # nothing was taken away
 
 
 async def test_calls_beside_the_conversation_stay_here(served: Served) -> None:
-    served.endpoint.give(REPLY)
+    served.endpoint.provide_reply(REPLY)
     assert events_of(await served.post(BEGUN, tools=[]))[1]["message"]["id"] != "msg_7"
     counted = await served.client.post("/v1/messages/count_tokens", json={}, headers=HEADERS)
     assert counted.json() == {"input_tokens": 1}
@@ -110,5 +110,5 @@ async def test_calls_beside_the_conversation_stay_here(served: Served) -> None:
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"messages": 1, "tools": 7}', b"\xff"])
 async def test_what_is_no_request_is_refused(served: Served, body: bytes) -> None:
     assert (await served.client.post("/v1/messages", content=body, headers=HEADERS)).status_code == 400
-    served.endpoint.give(REPLY)
+    served.endpoint.provide_reply(REPLY)
     assert events_of(await served.post(BEGUN))[1]["message"]["id"] == "msg_7"

@@ -14,7 +14,7 @@ from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import CmdOutputObservation
 from broker.contract.policies import ConfirmationPolicy
 from broker.contract.specs import Limits, SdkSpec
-from controller_worker.core.concerns.setup import agent_after
+from controller_worker.core.concerns.setup import apply_agent_change
 from tests.controller_parts import said
 from tests.conversation_hands import BASH, CID, THINK, Hands
 from tests.polling import until
@@ -173,5 +173,5 @@ async def _task(hands: Hands) -> MessageAction:
 
 def test_loop_change_leaves_agents_without_counterpart_alone() -> None:
     agent = AgentSpec(name="LocAgent", llm=LLMSpec(model="m"))
-    assert agent_after(ConversationChanged(loop="sdk"), agent) == agent
+    assert apply_agent_change(ConversationChanged(loop="sdk"), agent) == agent
     assert json.loads(ConversationChanged(loop="sdk").model_dump_json())["loop"] == "sdk"

@@ -12,11 +12,11 @@ from broker.contract.events import AgentSpec, LLMSpec
 from broker.runtime.clock import SystemClock
 from controller_worker.agents.registry import create_agent
 from controller_worker.model.models import Models
+from controller_worker.model.prompt_history import PromptHistory
 from controller_worker.model.question import Question, next_question
-from controller_worker.model.recollection import Recollection
 from controller_worker.providers.messages.messages import ImagePart, Message
 from tests.conversation_hands import CID, Hands
-from tool_worker.tools.tool import answering
+from tool_worker.tools.tool import to_answer
 
 MARKS = f"data:image/jpeg;base64,/9j/{'B' * 60_000}"
 LOOK = {"tool_calls": [{"name": "browser", "arguments": {"code": "goto('http://a')"}}]}
@@ -30,7 +30,7 @@ async def pictures(hands: Hands, model: str, **fields: Any) -> list[str]:
     question = await next_question(
         replace(state, setup=replace(state.setup, agent=spec)),
         create_agent(spec),
-        Recollection(hands.log, CID),
+        PromptHistory(hands.log, CID),
         Models({}, SystemClock(), is_open=True),
     )
     assert isinstance(question, Question)
@@ -61,7 +61,7 @@ async def test_page_reaches_a_model_that_sees_pictures(
     page = BrowserOutputObservation(
         url="http://a", trigger_by_action="browse_interactive", content="tree", set_of_marks=MARKS
     )
-    await hands.log.append_observation(CID, answering(action, page), worker_id="tool-1")
+    await hands.log.append_observation(CID, to_answer(action, page), worker_id="tool-1")
     loop.wake()
     await hands.at_rest(loop)
     assert await pictures(hands, model, **fields) == ([MARKS] if is_shown else [])

@@ -30,7 +30,7 @@ async def test_repeated_request_with_lost_reply_is_not_refused(lossy_wire: Lossy
     ownership = await claim(store, "w1", cid)
 
     async def become(state: AgentState) -> None:
-        last_id = await log.last_id(cid)
+        last_id = await log.load_last_id(cid)
         events = [command(), AgentStateChangedObservation(agent_state=state, action_id=last_id + 1)]
         await log.append_as_owner(ownership, events, expected_last_id=last_id, fields={"state": state.value})
 
@@ -47,7 +47,10 @@ async def test_repeated_request_with_lost_reply_is_not_refused(lossy_wire: Lossy
         assert (lost.status_code, lossy_wire.swallowed) == (503, 1)
         await become(AgentState.RUNNING)
         again = await client.post(path, json=body, headers={"Idempotency-Key": "once"})
-        assert (again.status_code, again.json()) == (202, {"conversation_id": cid, "version": await log.last_id(cid)})
+        assert (again.status_code, again.json()) == (
+            202,
+            {"conversation_id": cid, "version": await log.load_last_id(cid)},
+        )
         other = await client.post(path, json=body, headers={"Idempotency-Key": "another"})
         assert (other.status_code, other.json()["code"]) == (409, "conflict")
         events = await log.read(cid)

@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from broker.contract.specs import Tenancy
-from broker.log.live_text import LiveText, Piece
+from broker.log.live_text import LivePiece, LiveText
 from broker.store.store import open_store
-from deckhands.server.application import guarded
+from deckhands.server.application import with_guard
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serve_in_loop
 from tests.archive_parts import begin_ended, retired
@@ -99,7 +99,7 @@ async def test_an_archived_conversation_is_shown_and_restored(server: Served, tm
 async def test_a_piece_of_a_reply_arrives_before_the_reply(server: Served) -> None:
     cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
     live = LiveText(server.client.store, cid)
-    watched = server.client.store.keys(cid).watched
+    watched = server.client.store.keys(cid).watcher_mark
     async with (
         server.as_(await server.token()) as client,
         client.stream("GET", f"/conversations/{cid}/stream?deltas=true") as stream,
@@ -109,7 +109,7 @@ async def test_a_piece_of_a_reply_arrives_before_the_reply(server: Served) -> No
             return bool(await server.client.store.connection.call("EXISTS", watched))
 
         await until(is_watched, what="somebody who watches")
-        await live.show([Piece("1.1", "text", "Hel", 0)])
+        await live.add([LivePiece("1.1", "text", "Hel", 0)])
         name, found = "", {}
         async for line in stream.aiter_lines():
             if line.startswith("event: "):
@@ -243,12 +243,12 @@ async def test_a_slow_reader_is_dropped_with_its_code_and_resumes(server: Served
     }
     reader = SlowReader()
     if kind == "http":
-        await asyncio.wait_for(guarded(gateway)(scope, Waiting().receive, reader.send), 30)
+        await asyncio.wait_for(with_guard(gateway)(scope, Waiting().receive, reader.send), 30)
         last = reader.messages[-1]
         assert b"event: problem" in last["body"]
         assert b'"code":"slow_reader","retryable":true' in last["body"]
     else:
-        await asyncio.wait_for(guarded(gateway)(scope, reader.receive, reader.send), 30)
+        await asyncio.wait_for(with_guard(gateway)(scope, reader.receive, reader.send), 30)
         last = reader.messages[-1]
         assert (last["type"], last["code"], last["reason"]) == ("websocket.close", 1013, "slow_reader")
     assert not gateway.streams

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from deckhands.client.tasks.spec import TaskSpec
-from deckhands.client.tasks.tasks import conversation_of_task
-from tests.door_parts import saying
+from deckhands.client.tasks.tasks import derive_task_conversation_id
+from tests.ingress_parts import saying
 from tests.integration.command_line import run_command, script
 from tests.polling import until
 from tests.served_stores import environment_with, worker
@@ -160,7 +160,7 @@ async def test_the_models_on_offer_are_listed(server: Served, client: httpx2.Asy
 
 
 async def test_a_listing_finds_the_conversation_of_a_task(server: Served, client: httpx2.AsyncClient) -> None:
-    begun_by_task = conversation_of_task("shop-17")
+    begun_by_task = derive_task_conversation_id("shop-17")
     request = TaskSpec(task="do it", tenant="acme")
     await server.client.submit(request, conversation_id=begun_by_task)
 

@@ -65,7 +65,7 @@ async def test_long_events_are_read_ahead_few_at_a_time(server: Served) -> None:
         async for batch in found:
             batches.append([item.id for item in batch])
             for _ in range(10):
-                await server.client.log.last_id(cid)  # meanwhile, what may be read ahead is
+                await server.client.log.load_last_id(cid)  # meanwhile, what may be read ahead is
             if batch and batch[-1].id >= 42:
                 break
     ids = [event_id for batch in batches for event_id in batch]
@@ -101,7 +101,7 @@ async def test_reader_gets_each_event_once_through_restarts(tmp_path: Path) -> N
 
     async def more() -> int:
         await client.send_message(cid, "more")
-        return await client.log.last_id(cid)
+        return await client.log.load_last_id(cid)
 
     try:
         for _ in range(2):  # a server, and another one after it
@@ -122,7 +122,7 @@ async def test_reader_gets_each_event_once_through_restarts(tmp_path: Path) -> N
                     await asyncio.sleep(0)
             assert (await following)[-1] == "server_stopping"
             await gateway.aclose()
-        assert seen == list(range(1, await client.log.last_id(cid) + 1))
+        assert seen == list(range(1, await client.log.load_last_id(cid) + 1))
     finally:
         await client.aclose()
         await valkey.stop()
@@ -133,7 +133,7 @@ async def test_reader_that_stalls_is_dropped_and_delays_none(server: Served) -> 
     login = {"Authorization": f"Bearer {await server.token('*')}"}
     for _ in range(30):
         await server.client.log.append(cid, [state("running", reason="x" * 30_000) for _ in range(10)])
-    last = await server.client.log.last_id(cid)
+    last = await server.client.log.load_last_id(cid)
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     slow.connect(("127.0.0.1", server.port))

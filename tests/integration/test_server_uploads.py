@@ -22,7 +22,7 @@ from broker.contract.actions import MessageAction
 from broker.contract.workspace_sources import UploadedSource
 from broker.coordination.stored_files import MAX_STORED_FILE_BYTES, PIECE_BYTES, StoredFiles
 from broker.runtime.errors import CorruptEntry
-from deckhands.client.tasks.inputs import id_in
+from deckhands.client.tasks.inputs import to_conversation_id
 from deckhands.server.auth.uploads import KEPT_SECONDS, MAX_WAITING
 from tests.served_stores import environment_with
 from tests.server_parts import Served, served
@@ -52,7 +52,7 @@ def task(name: str = NAME, **more: Any) -> dict[str, Any]:
 
 def id_under(tenant: str, key: str) -> str:
     """Return the id of the conversation that begins for a tenant under a key."""
-    return id_in(None, sha256(f"{tenant}\n{key}".encode()).hexdigest())
+    return to_conversation_id(None, sha256(f"{tenant}\n{key}".encode()).hexdigest())
 
 
 async def code_of(asked: Any) -> tuple[int, str]:
@@ -128,12 +128,12 @@ async def test_uploaded_file_referenced_elsewhere_stays(server: Served, tmp_path
     files = StoredFiles(server.client.store)
     (tmp_path / "a.tar").write_bytes(CONTENT)
     for cid in ("kept-otherwise", "lent-otherwise"):
-        await files.lay_by(cid, NAME, tmp_path / "a.tar", ttl_seconds=60)
+        await files.put_chunks(cid, NAME, tmp_path / "a.tar", ttl_seconds=60)
     await files.keep("kept-otherwise", CONTENT)
     source = UploadedSource(name="a.tar", format="tar", parcel=NAME)
-    await files.lend("kept-otherwise", "lent-otherwise", source)
-    await files.lend("kept-otherwise", "lent-to-one-without", source)
-    await files.lay_by("kept-otherwise", NAME, tmp_path / "a.tar", ttl_seconds=60)  # by a request that came late
+    await files.copy_to("kept-otherwise", "lent-otherwise", source)
+    await files.copy_to("kept-otherwise", "lent-to-one-without", source)
+    await files.put_chunks("kept-otherwise", NAME, tmp_path / "a.tar", ttl_seconds=60)  # by a request that came late
     kept = ("kept-otherwise", "lent-otherwise", "lent-to-one-without")
     assert [await life_of(server, cid) for cid in kept] == [-1, -1, -1]
     assert await files.fetch("lent-to-one-without", NAME) == CONTENT

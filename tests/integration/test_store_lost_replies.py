@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from broker.contract.actions import MessageAction
 from broker.coordination.action_streams import ActionDelivery, ActionQueue
-from broker.coordination.ownership import NotClaimed, Owners
+from broker.coordination.ownership import ClaimFailure, Owners
 from broker.log.append_call import Appended, Duplicate
 from broker.log.event_log import EventLog
 from broker.store.store import open_store
@@ -70,7 +70,7 @@ async def test_an_owner_and_a_tool_worker_behind_the_same_wire(lossy_wire: Lossy
     for _ in range(ACTIONS):
         delivery = await _next(reader, action_id)
         await reader.claim(delivery)
-        await log.append_observation(CID, output(action_id), worker_id="t1", place=delivery.place)
+        await log.append_observation(CID, output(action_id), worker_id="t1", place=delivery.location)
         (found,) = (await log.read_new(ownership, after=action_id)).events
         assert found.cause == action_id
         decided = await log.append_as_owner(ownership, [command()], expected_last_id=found.id, dispatch=[0])
@@ -100,7 +100,7 @@ async def test_a_claim_whose_reply_was_swallowed_is_resumed(lossy_wire: LossyWir
     losses = iter([True])
     lossy_wire.swallow = lambda _: next(losses, False)
     owners = Owners(store)
-    assert await owners.claim(CID, "w1") is NotClaimed.YOURS
+    assert await owners.claim(CID, "w1") is ClaimFailure.YOURS
     resumed = await owners.resume_claim(CID, "w1")
     assert resumed is not None
     outcome = await EventLog(store).append_as_owner(resumed.ownership, [message()], expected_last_id=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.celery.app import connection_settings
+from broker.celery.app import make_connection_settings
 from broker.runtime.errors import StoreMisconfigured, StoreUnavailable, UsageError
 from broker.store.connection import MultiplexedConnection
 from tests.certificates import certificate_in
@@ -66,7 +66,7 @@ def test_store_and_broker_refuse_the_same_tls_options(option: str) -> None:
     with pytest.raises(StoreMisconfigured, match=f"{option} cannot be used"):
         MultiplexedConnection(f"rediss://h/0?{option}")
     with pytest.raises(UsageError, match=f"{option} cannot be used"):
-        connection_settings(f"rediss://h/0?{option}")
+        make_connection_settings(f"rediss://h/0?{option}")
 
 
 async def test_no_error_shows_the_password_of_a_key(url: str) -> None:

@@ -13,8 +13,8 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, LLMSpec
 from broker.contract.specs import OutputSpec
 from broker.contract.tool_specs import ToolSpec
-from broker.log.invariants import violations
-from broker.log.status import status_of
+from broker.log.invariants import find_violations
+from broker.log.status import fold_status
 from broker.runtime.clock import SystemClock
 from controller_worker.loop.replay import replay
 from controller_worker.loop.services import Services
@@ -204,9 +204,9 @@ async def test_a_reply_that_is_the_output_finishes_the_conversation(hands: Hands
     await hands.say("Once more.")
     await hands.go()
     events = await hands.events()
-    assert violations(events, conversation_id=CID) == []
-    assert status_of(events).state is AgentState.FINISHED
+    assert find_violations(events, conversation_id=CID) == []
+    assert fold_status(events).state is AgentState.FINISHED
     found = replay(events)
-    assert found.divergence is None, found.divergence.lines()
+    assert found.divergence is None, found.divergence.to_diff()
     outputs = [event.outputs for event in events if isinstance(event, AgentFinishAction)]
     assert outputs == [{"a": "x"}] * is_on + [{"a": "y"}]

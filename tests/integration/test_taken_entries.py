@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from broker.celery.taken_entries import TAKEN, TAKERS, TAKING, KeptChannel, KeptConnection
+from broker.celery.taken_entries import TAKEN, TAKERS, TAKING, SafeChannel, SafeConnection
 from broker.store.embedded import EmbeddedValkey
 
 QUEUE = "deckhands"
@@ -31,13 +31,13 @@ async def test_a_list_whose_connection_shows_life_meanwhile_is_not_forgotten(tmp
     server = EmbeddedValkey(tmp_path / "store")
     await server.start()
     try:
-        with KeptConnection(server.celery_url) as connection:
-            quiet, other = (cast("KeptChannel", connection.channel()) for _ in range(2))
+        with SafeConnection(server.celery_url) as connection:
+            quiet, other = (cast("SafeChannel", connection.channel()) for _ in range(2))
             client = quiet.client
             name = f"{quiet._taker} {QUEUE}"
-            quiet._show_life(client, [QUEUE])
+            quiet._record_life(client, [QUEUE])
             client.delete(TAKING + quiet._taker)  # it had as much as it may have, and asked for nothing
-            other._put_back(Interrupted(client, lambda: quiet._show_life(client, [QUEUE])), name, QUEUE)
+            other._put_back(Interrupted(client, lambda: quiet._record_life(client, [QUEUE])), name, QUEUE)
             client.lpush(TAKEN + name, "taken as its worker was killed")
             client.delete(TAKING + quiet._taker)
             for member in client.smembers(TAKERS):
@@ -53,8 +53,8 @@ async def test_empty_lists_of_unread_queues_are_forgotten(tmp_path: Path) -> Non
     server = EmbeddedValkey(tmp_path / "store")
     await server.start()
     try:
-        with KeptConnection(server.celery_url) as connection:
-            channel = cast("KeptChannel", connection.channel())
+        with SafeConnection(server.celery_url) as connection:
+            channel = cast("SafeChannel", connection.channel())
             client = channel.client
             client.sadd(TAKERS, "gone former", "gone kept", "here former")
             client.lpush(TAKEN + "gone kept", "an entry")

@@ -16,7 +16,7 @@ from broker.store.store import Store
 from broker.tools.custom_tools import CustomTool
 from broker.tools.tool_offers import ToolOffers
 from deckhands.client.client import Client
-from tool_worker.tools.offered import found_tools
+from tool_worker.tools.offered import load_tools
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tools.md"
 CONVERSATION = "conversation-1"
@@ -34,7 +34,7 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 async def test_a_function_is_a_tool(shop: types.ModuleType) -> None:
     assert isinstance(shop.stock, CustomTool)
-    offered = found_tools(["shop_tools:stock"], ["bash"])
+    offered = load_tools(["shop_tools:stock"], ["bash"])
     action = ToolCallAction(id=5, name="stock", arguments={"item": "lamp"})
     answer = await offered.call(action, ActionClaimed(1), CONVERSATION)
     assert isinstance(answer, ToolCallObservation)
@@ -42,7 +42,7 @@ async def test_a_function_is_a_tool(shop: types.ModuleType) -> None:
 
 
 async def test_a_class_is_a_tool_that_can_be_checked(shop: types.ModuleType) -> None:
-    offered = found_tools(["shop_tools:PlaceOrder"], [])
+    offered = load_tools(["shop_tools:PlaceOrder"], [])
     action = ToolCallAction(id=5, name="place_order", arguments={"item": "lamp"})
     first = await offered.call(action, ActionClaimed(1), CONVERSATION)
     again = await offered.call(action, ActionReclaimed(2, "t1"), CONVERSATION)
@@ -51,7 +51,7 @@ async def test_a_class_is_a_tool_that_can_be_checked(shop: types.ModuleType) -> 
 
 
 async def test_a_conversation_keeps_what_it_was_offered(shop: types.ModuleType, memory_store: Store) -> None:
-    offers = found_tools(["shop_tools:stock"], []).offers
+    offers = load_tools(["shop_tools:stock"], []).offers
     await ToolOffers(memory_store).publish(offers)
     client = Client(memory_store)
     conversation_id = await client.submit("Which shop has lamps?", tools=["st*"])

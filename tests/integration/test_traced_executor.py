@@ -46,7 +46,7 @@ async def test_an_action_is_decoded_once_with_traces_and_without(memory_store: S
             name = f"conversation-{number}"
             await log.create(ConversationCreated(conversation_id=name))
             await log.append(name, [CmdRunAction(command="echo hi")])
-            delivery = ActionDelivery(name, 2, await log.entry(name, 2), WorkspaceSpec(), "")
+            delivery = ActionDelivery(name, 2, await log.load_entry(name, 2), WorkspaceSpec(), "")
             executor = Executor(log, workspaces, worker_id="tool-1", spans=tracing)
             with calls_of(codec.decode) as decoded:
                 await executor.execute(delivery, ActionClaimed(1))

@@ -42,7 +42,7 @@ async def test_the_first_command_says_that_nothing_can_be_written(
         async def run(command: str) -> CmdOutputObservation:
             await log.append(CID, [CmdRunAction(command=command)])
             action = (await log.read(CID))[-1]
-            entry = await log.entry(CID, action.id)
+            entry = await log.load_entry(CID, action.id)
             await executor.execute(
                 ActionDelivery(CID, action.id, entry, WorkspaceSpec(path=str(mine)), ""), ActionClaimed(1)
             )

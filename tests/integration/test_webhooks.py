@@ -19,9 +19,9 @@ from broker.contract.specs import Tenancy
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from deckhands.operations.jobs.job import JobServices
-from deckhands.operations.jobs.telling import book_of, deliver, tell
-from deckhands.operations.webhooks.book import MAX_WAITING
-from deckhands.operations.webhooks.sending import AddressRefused, Answer, address_of, rules_of, send
+from deckhands.operations.jobs.webhook_jobs import deliver, notify, open_repository
+from deckhands.operations.webhooks.repository import MAX_WAITING
+from deckhands.operations.webhooks.sending import AddressRefused, WebhookResponse, parse_networks, resolve_address, send
 from deckhands.operations.webhooks.webhook import RETRY_SECONDS
 from tests.certificates import certificate_in
 from tests.polling import unhurried
@@ -46,7 +46,7 @@ class Jobs:
 
     async def work(self) -> int:
         """Plan, and make the deliveries that are due; returns how many requests were made."""
-        await tell(self.bench)
+        await notify(self.bench)
         sent, self.sent = self.sent, []
         return sum(await asyncio.gather(*(deliver(self.bench, *arguments) for arguments in sent)))
 
@@ -179,7 +179,7 @@ async def test_of_a_webhook_that_is_removed_no_line_stays(server: Served, receiv
     store, names = server.client.store, server.client.store.all_shards[0]
     lines = await store.connection.call("ZRANGE", f"{names.webhooks}:due", 0, -1)
     assert [line for line in lines if hook["id"].encode() in line] == []
-    assert await store.connection.call("EXISTS", names.webhook(hook["id"], "line:removed-a")) == 0
+    assert await store.connection.call("EXISTS", names.webhook_deliveries(hook["id"], "line:removed-a")) == 0
 
 
 async def test_a_webhook_of_one_conversation_and_one_of_all_tenants(server: Served, receiver: Receiver) -> None:
@@ -243,15 +243,15 @@ async def test_an_address_that_has_become_private_is_not_connected_to(server: Se
     await begun(server, "nine-a", "nine")
     assert await jobs.work() == 1
     assert receiver.requests == []
-    (found,) = await book_of(jobs.bench).deliveries(hook["id"], limit=5)
+    (found,) = await open_repository(jobs.bench).deliveries(hook["id"], limit=5)
     assert (found.state, found.status, "not public" in found.error) == ("waiting", None, True)
 
 
 async def test_a_name_is_judged_by_its_addresses() -> None:
     with pytest.raises(AddressRefused, match="not public"):
-        await address_of("https://localhost/", rules_of(""))
+        await resolve_address("https://localhost/", parse_networks(""))
     with pytest.raises(UsageError, match="DECKHANDS_WEBHOOK_PRIVATE"):
-        rules_of("10.0.0.0/33")
+        parse_networks("10.0.0.0/33")
 
 
 async def test_certificate_is_checked_for_the_name_not_the_address(tmp_path: Path) -> None:
@@ -263,11 +263,11 @@ async def test_certificate_is_checked_for_the_name_not_the_address(tmp_path: Pat
         trust = ssl.create_default_context(cafile=str(certificate))
         async with receiving(context) as receiver:
             url = f"https://localhost:{receiver.port}/"
-            answers.append(await send(url, "{}", {}, rules_of("127.0.0.0/8,::1"), trust))
+            answers.append(await send(url, "{}", {}, parse_networks("127.0.0.0/8,::1"), trust))
             hosts = [headers["host"] for headers, _ in receiver.requests]
             assert hosts == [f"localhost:{receiver.port}" for _ in names]
     right, wrong = answers
-    assert right == Answer(204)
+    assert right == WebhookResponse(204)
     assert (wrong.status, "CERTIFICATE" in wrong.error.upper()) == (None, True)
 
 
@@ -288,15 +288,15 @@ async def test_a_receiver_that_does_not_answer_is_left_in_time(head: bytes) -> N
     receiver = await asyncio.start_server(trickle, "127.0.0.1", 0)
     url, trust = f"http://127.0.0.1:{receiver.sockets[0].getsockname()[1]}/", ssl.create_default_context()
     async with asyncio.timeout(unhurried(10)):
-        answer = await send(url, "{}", {}, rules_of(PRIVATE), trust, limit_seconds=0.5)
+        answer = await send(url, "{}", {}, parse_networks(PRIVATE), trust, limit_seconds=0.5)
     receiver.close()
-    assert answer == Answer(None, "It has not answered within 0.5 s.")
+    assert answer == WebhookResponse(None, "It has not answered within 0.5 s.")
 
 
 async def test_webhook_with_too_many_waiting_deliveries_is_disabled(server: Served, receiver: Receiver) -> None:
     hook = await added(server, receiver, "fifteen", events=ALL)
     jobs, store = Jobs(server), server.client.store
-    sent = store.all_shards[0].webhook(hook["id"], "sent")
+    sent = store.all_shards[0].webhook_deliveries(hook["id"], "sent")
     waiting = [part for number in range(MAX_WAITING - 1) for part in (f"msg_{number:032x}", "{}")]
     await store.connection.call("HSET", sent, *waiting)
     await begun(server, "fifteen-a", "fifteen")  # leads to two deliveries, and there is room for one
@@ -315,9 +315,9 @@ async def test_webhook_with_too_many_waiting_deliveries_is_disabled(server: Serv
 
 
 async def test_the_internet_needs_tls() -> None:
-    assert await address_of("https://1.1.1.1/", rules_of("")) == "1.1.1.1"
+    assert await resolve_address("https://1.1.1.1/", parse_networks("")) == "1.1.1.1"
     with pytest.raises(AddressRefused, match="TLS"):
-        await address_of("http://1.1.1.1/", rules_of(""))
+        await resolve_address("http://1.1.1.1/", parse_networks(""))
 
 
 async def test_a_chosen_event_has_to_exist(server: Served, receiver: Receiver) -> None:
@@ -332,7 +332,7 @@ async def test_tail_lost_by_the_store_is_notified_again(server: Served, receiver
     await begun(server, "eleven-a", "eleven")
     names = store.keys("eleven-a")
     await jobs.work()
-    await store.connection.call("ZADD", names.shard.news, 1_000, "eleven-a")  # behind the end of its log
+    await store.connection.call("ZADD", names.shard.webhook_news, 1_000, "eleven-a")  # behind the end of its log
     message = MessageAction(content="and", source=EventSource.USER)
     await server.client.log.append("eleven-a", [message, state("finished")], key="more")
     assert await jobs.work() == 1
@@ -347,7 +347,7 @@ async def test_events_copied_from_another_log_are_not_notified(server: Served, r
     fork = await client.fork("fourteen-a")
     restored = await client.log.read("fourteen-a")
     first = restored[0].model_copy(update={"conversation_id": "fourteen-b"})
-    await client.log.adopt(first, restored[1:], key="restore")
+    await client.log.create_from(first, restored[1:], key="restore")
     assert await jobs.work() == 1
     assert (receiver.bodies[-1]["data"]["kind"], receiver.bodies[-1]["data"]["conversation_id"]) == (
         "conversation.created",
@@ -364,8 +364,10 @@ async def test_what_is_planned_again_is_known(server: Served, receiver: Receiver
     await added(server, receiver, "thirteen", events=ALL)
     jobs, store = Jobs(server), server.client.store
     await begun(server, "thirteen-a", "thirteen")
-    await tell(jobs.bench)
-    await store.connection.call("ZADD", store.keys("thirteen-a").shard.news, 1, "thirteen-a")  # it died before its end
+    await notify(jobs.bench)
+    await store.connection.call(
+        "ZADD", store.keys("thirteen-a").shard.webhook_news, 1, "thirteen-a"
+    )  # it died before its end
     await jobs.work()
     await jobs.make_due()
     await jobs.work()
@@ -376,22 +378,22 @@ async def test_what_cannot_be_read_holds_up_nothing(server: Served, receiver: Re
     hook = await added(server, receiver, "twelve", events=ALL)
     jobs, store = Jobs(server), server.client.store
     await begun(server, "twelve-a", "twelve")
-    await tell(jobs.bench)
+    await notify(jobs.bench)
     first = (
         await store.connection.call("ZRANGE", f"{store.all_shards[0].root}:webhook:{hook['id']}:line:twelve-a", 0, 0)
     )[0]
-    await store.connection.call("HSET", store.all_shards[0].webhook(hook["id"], "sent"), first, "{forged")
+    await store.connection.call("HSET", store.all_shards[0].webhook_deliveries(hook["id"], "sent"), first, "{forged")
     await store.connection.call("HSET", store.all_shards[0].webhooks, "forged", "{}")
-    await store.connection.call("ZADD", store.all_shards[0].news, 1, b"\xff no conversation")
+    await store.connection.call("ZADD", store.all_shards[0].webhook_news, 1, b"\xff no conversation")
     await store.connection.call("ZADD", f"{store.all_shards[0].webhooks}:due", 1, b"\xff x")
-    await store.connection.call("ZADD", store.all_shards[0].news, "inf", "twelve-z")
+    await store.connection.call("ZADD", store.all_shards[0].webhook_news, "inf", "twelve-z")
     for arguments in jobs.sent:
         await deliver(jobs.bench, *arguments)
     jobs.sent.clear()
     assert await jobs.work() == 0
-    await store.connection.call("DEL", store.all_shards[0].news)
-    await store.connection.call("SET", store.all_shards[0].news, "forged")
+    await store.connection.call("DEL", store.all_shards[0].webhook_news)
+    await store.connection.call("SET", store.all_shards[0].webhook_news, "forged")
     await jobs.work()
-    assert await store.connection.call("EXISTS", store.all_shards[0].news) == 0
+    assert await store.connection.call("EXISTS", store.all_shards[0].webhook_news) == 0
     assert receiver.states("twelve-a") == ["finished"]
     await store.connection.call("HDEL", store.all_shards[0].webhooks, "forged")

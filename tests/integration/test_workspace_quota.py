@@ -21,9 +21,9 @@ from tests.integration.workspace_hosts import alive, gone, main_pid, opened, sle
 from tests.polling import until
 from tests.programs import command_of
 from tests.trees import nested
-from tool_worker.sandbox.none import temporary_directory
+from tool_worker.sandbox.none import find_temporary_directory
 from tool_worker.worker.executor import Executor
-from tool_worker.worker.node.quota import Quota
+from tool_worker.worker.node.quota import WorkspaceQuota
 from tool_worker.worker.node.reaper import Reaper
 from tool_worker.workspace.files.file_tree import TreeLimits
 from tool_worker.workspace.launch.binding import Binding
@@ -43,7 +43,9 @@ class Shell:
     async def __call__(self, command: str, spec: WorkspaceSpec | None = None) -> CmdOutputObservation:
         await self.log.append(CID, [CmdRunAction(command=command, blocking=True, timeout=30)])
         action = (await self.log.read(CID))[-1]
-        delivery = ActionDelivery(CID, action.id, await self.log.entry(CID, action.id), spec or WorkspaceSpec(), "")
+        delivery = ActionDelivery(
+            CID, action.id, await self.log.load_entry(CID, action.id), spec or WorkspaceSpec(), ""
+        )
         await self.executor.execute(delivery, ActionClaimed(1))
         answer = (await self.log.read(CID))[-1]
         assert isinstance(answer, CmdOutputObservation)
@@ -55,7 +57,7 @@ async def shell(memory_store: Store, tmp_path: Path) -> AsyncIterator[Shell]:
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id=CID))
     root = tmp_path / "node"
-    quota = Quota(root, TreeLimits(files=50, bytes=LIMIT_BYTES), first_look_seconds=0.05, pause_factor=0.0)
+    quota = WorkspaceQuota(root, TreeLimits(files=50, bytes=LIMIT_BYTES), first_look_seconds=0.05, pause_factor=0.0)
     async with opened(root, named=NamedDirectories([tmp_path / "mine"])) as workspaces:
         yield Shell(log, Executor(log, workspaces, worker_id="tool-1", quota=quota))
 
@@ -108,7 +110,7 @@ async def test_the_home_counts_also_beside_a_directory_of_the_user(memory_store:
     await log.create(ConversationCreated(conversation_id=CID))
     (tmp_path / "mine").mkdir()
     root = tmp_path / "node"
-    quota = Quota(root, TreeLimits(files=50, bytes=LIMIT_BYTES), first_look_seconds=0.05, pause_factor=0.0)
+    quota = WorkspaceQuota(root, TreeLimits(files=50, bytes=LIMIT_BYTES), first_look_seconds=0.05, pause_factor=0.0)
     async with opened(root, sandbox="bwrap", named=NamedDirectories([tmp_path / "mine"])) as workspaces:
         shell = Shell(log, Executor(log, workspaces, worker_id="tool-1", quota=quota))
         spec = WorkspaceSpec(path=str(tmp_path / "mine"))
@@ -173,7 +175,7 @@ async def test_leftovers_of_deleted_conversations_go_unknown_ones_stay(memory_st
     reaper = Reaper(memory_store, tmp_path, 0.0)
     assert await reaper.sweep() == []
     for name in ("deleted", "alive", "never-here"):
-        await reaper.note(name)
+        await reaper.mark_if_deleted(name)
     assert await Reaper(memory_store, tmp_path, 3600.0).sweep() == []
     assert await reaper.sweep() == ["deleted"]
     assert {path.name for path in tmp_path.iterdir()} == {"another", "alive"}
@@ -202,7 +204,7 @@ async def test_leftovers_of_killed_hosts_and_workers_go_before_closing(memory_st
         [orphan] = [found for found in host.children(recursive=True) if command_of(found)[:1] == ["sleep"]]
         binding = HostFolder(root, "live").read_binding()
         assert binding is not None
-        temporary = temporary_directory(binding.host_id)
+        temporary = find_temporary_directory(binding.host_id)
         assert len(list(temporary.iterdir())) == 1
         assert await Reaper(memory_store, root, 0.0).sweep() == []
         assert len(list(temporary.iterdir())) == 1

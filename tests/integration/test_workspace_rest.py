@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, Terminal, alive, main_pid, opened, processes
-from tool_worker.sandbox.none import temporary_directory
+from tool_worker.sandbox.none import find_temporary_directory
 from tool_worker.workspace.launch.binding import Binding
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.launch.host_launch import wait_until_dead
@@ -52,7 +52,7 @@ async def test_resting_session_ends_and_next_command_reads_so(tmp_path: Path, sa
         assert again.content == "1\ngone"
         path = (await host.connection.ping()).workspace
         confined = sandbox == "bwrap"
-        lost = "" if confined else f", and the temporary files in {temporary_directory(binding(tmp_path).host_id)}"
+        lost = "" if confined else f", and the temporary files in {find_temporary_directory(binding(tmp_path).host_id)}"
         assert again.prefix == NEW_SHELL.format(path, lost, KEPT if confined else KEPT_WITHOUT_SANDBOX)
         assert (await run("true")).prefix == ""
 

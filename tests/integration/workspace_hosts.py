@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from tests.programs import command_of
-from tool_worker.sandbox.docker import Containers
+from tool_worker.sandbox.docker import ContainerSettings
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.open_workspace import OpenWorkspace
 from tool_worker.workspace.workspaces import Workspaces
@@ -131,7 +131,7 @@ def processes(root: Path, conversation_id: str) -> list[psutil.Process]:
 
 
 def main_pid(root: Path, conversation_id: str) -> int:
-    pid = HostFolder(root, conversation_id).main_pid()
+    pid = HostFolder(root, conversation_id).read_main_pid()
     assert pid is not None
     return pid
 
@@ -169,7 +169,7 @@ async def ready(descriptor: int) -> None:
 
 async def _main() -> None:
     root, sandbox, conversation_id, action_id, command, image = sys.argv[1:]
-    workspaces = Workspaces(Path(root), sandbox=sandbox, containers=Containers((image,) if image else ()))
+    workspaces = Workspaces(Path(root), sandbox=sandbox, containers=ContainerSettings((image,) if image else ()))
     workspace = await workspaces.open(conversation_id)
     result = await workspace.run(int(action_id), "bash", {"command": command, "timeout": LIMIT_SECONDS})
     sys.stdout.write(json.dumps({**result.value, "is_unknown": result.is_unknown, "is_replayed": result.is_replayed}))

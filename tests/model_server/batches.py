@@ -190,7 +190,7 @@ class BatchShelf:
                     result["status"], error = wire.error(kind, fault.text if fault else None)
                     result["body"] = json.loads(error)
                 elif kind not in ("expired", "canceled"):
-                    result["body"] = json.loads(wire.reply(self.script.turn(number), number, body["model"]))
+                    result["body"] = json.loads(wire.reply(self.script.get_turn(number), number, body["model"]))
                 if kind != "missing":
                     batch.results.append(result)
         return batch.results

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from controller_worker.providers.scripted import Turn, tool_calls
+from controller_worker.providers.scripted import ScriptedTurn, write_tool_calls
 
 PATH = "/v1/chat/completions"
 
@@ -70,7 +70,7 @@ def complaint(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None
     return "tool_calls at the end have no response messages." if open_calls else None
 
 
-def reply(turn: Turn, number: int, model: str) -> bytes:
+def reply(turn: ScriptedTurn, number: int, model: str) -> bytes:
     """Return the body of a turn."""
     return json.dumps(_frame("chat.completion", number, model) | {
         "choices": [{"index": 0, "message": _message(turn, number), "logprobs": None, "finish_reason": _finish(turn)}],
@@ -81,12 +81,14 @@ def reply(turn: Turn, number: int, model: str) -> bytes:
 def no_choices(number: int, model: str, *, is_stream: bool) -> bytes:
     """Return a reply without a choice."""
     if is_stream:
-        chunk = _frame("chat.completion.chunk", number, model) | {"choices": [], "usage": _usage(Turn())}
+        chunk = _frame("chat.completion.chunk", number, model) | {"choices": [], "usage": _usage(ScriptedTurn())}
         return b"data: " + json.dumps(chunk).encode() + b"\n\ndata: [DONE]\n\n"
-    return json.dumps(_frame("chat.completion", number, model) | {"choices": [], "usage": _usage(Turn())}).encode()
+    return json.dumps(
+        _frame("chat.completion", number, model) | {"choices": [], "usage": _usage(ScriptedTurn())}
+    ).encode()
 
 
-def stream(turn: Turn, number: int, model: str) -> bytes:
+def stream(turn: ScriptedTurn, number: int, model: str) -> bytes:
     """Return the server-sent events of a turn."""
     message = _message(turn, number)
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
@@ -115,23 +117,23 @@ def _frame(kind: str, number: int, model: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{number}", "object": kind, "created": _CREATED, "model": model}
 
 
-def _message(turn: Turn, number: int) -> dict[str, Any]:
+def _message(turn: ScriptedTurn, number: int) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": turn.text or None}
     if turn.thinking:
         message["reasoning_content"] = turn.thinking
     if turn.tool_calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in tool_calls(turn.tool_calls, number, None)
+            for call in write_tool_calls(turn.tool_calls, number, None)
         ]
     return message
 
 
-def _finish(turn: Turn) -> str:
+def _finish(turn: ScriptedTurn) -> str:
     return turn.stop_reason or ("tool_calls" if turn.tool_calls else "stop")
 
 
-def _usage(turn: Turn) -> dict[str, Any]:
+def _usage(turn: ScriptedTurn) -> dict[str, Any]:
     usage = turn.usage
     return {
         "prompt_tokens": usage.prompt_tokens,

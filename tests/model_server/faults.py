@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from controller_worker.providers.scripted import Script, ScriptedCall, ScriptedUsage, Turn
+from controller_worker.providers.scripted import Script, ScriptedCall, ScriptedTurn, ScriptedUsage
 
 STATUS_FAULTS: dict[str, int] = {
     "rate_limit": 429,
@@ -127,7 +127,7 @@ class FaultPlan:
         return None
 
 
-def spoil_turn(kind: str, turn: Turn) -> Turn:
+def spoil_turn(kind: str, turn: ScriptedTurn) -> ScriptedTurn:
     """Return what the model says under a fault of its content."""
     call = turn.tool_calls[0] if turn.tool_calls else ScriptedCall(name="execute_bash", arguments={"command": "true"})
     changes: dict[str, dict[str, object]] = {
@@ -146,7 +146,7 @@ def spoil_turn(kind: str, turn: Turn) -> Turn:
     return turn.model_copy(update=changes.get(kind, {}))
 
 
-def stopped(turn: Turn, stops: Sequence[str]) -> Turn:
+def stopped(turn: ScriptedTurn, stops: Sequence[str]) -> ScriptedTurn:
     """Return the turn as it is when the model stops before the first of these texts."""
     ends = [position for stop in stops if (position := turn.text.find(stop)) >= 0]
     return turn.model_copy(update={"text": turn.text[: min(ends)]}) if ends else turn

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from controller_worker.providers.scripted import Turn, tool_calls
+from controller_worker.providers.scripted import ScriptedTurn, write_tool_calls
 
 PATH = "/v1/messages"
 
@@ -81,7 +81,7 @@ def complaint(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None
     return "messages: `tool_use` ids were found without `tool_result` blocks immediately after" if open_calls else None
 
 
-def reply(turn: Turn, number: int, model: str) -> bytes:
+def reply(turn: ScriptedTurn, number: int, model: str) -> bytes:
     """Return the body of a turn."""
     return json.dumps(_frame(number, model) | {
         "content": _content(turn, number),
@@ -92,10 +92,10 @@ def reply(turn: Turn, number: int, model: str) -> bytes:
 
 def no_choices(number: int, model: str, *, is_stream: bool) -> bytes:
     """Return a reply without a content block."""
-    return (stream if is_stream else reply)(Turn(), number, model)
+    return (stream if is_stream else reply)(ScriptedTurn(), number, model)
 
 
-def stream(turn: Turn, number: int, model: str) -> bytes:
+def stream(turn: ScriptedTurn, number: int, model: str) -> bytes:
     """Return the server-sent events of a turn."""
     usage = _usage(turn)
     start = _frame(number, model) | {"content": [], "stop_reason": None, "usage": usage | {"output_tokens": 1}}
@@ -123,7 +123,7 @@ def _frame(number: int, model: str) -> dict[str, Any]:
     return {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": model, "stop_sequence": None}
 
 
-def _content(turn: Turn, number: int) -> list[dict[str, Any]]:
+def _content(turn: ScriptedTurn, number: int) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if turn.thinking:
         blocks.append({"type": "thinking", "thinking": turn.thinking, "signature": f"sig-{number}"})
@@ -132,7 +132,7 @@ def _content(turn: Turn, number: int) -> list[dict[str, Any]]:
     # Arguments that are not an object cannot come from Anthropic; a gateway in between can still write a string.
     blocks += [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
-        for call in tool_calls(turn.tool_calls, number, None)
+        for call in write_tool_calls(turn.tool_calls, number, None)
     ]
     return blocks
 
@@ -162,12 +162,12 @@ def _event(event: dict[str, Any]) -> bytes:
     return f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
 
 
-def _stop_reason(turn: Turn) -> str:
+def _stop_reason(turn: ScriptedTurn) -> str:
     stop_reason = turn.stop_reason or ("tool_calls" if turn.tool_calls else "stop")
     return _STOP_REASONS.get(stop_reason, stop_reason)
 
 
-def _usage(turn: Turn) -> dict[str, int]:
+def _usage(turn: ScriptedTurn) -> dict[str, int]:
     usage = turn.usage
     return {
         "input_tokens": usage.prompt_tokens - usage.cache_read_tokens - usage.cache_write_tokens,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from controller_worker.providers.scripted import Turn, tool_calls
+from controller_worker.providers.scripted import ScriptedTurn, write_tool_calls
 from tests.model_server import chat_format
 
 PATH = "/v1/responses"
@@ -32,17 +32,17 @@ def complaint(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None
     return None
 
 
-def reply(turn: Turn, number: int, model: str) -> bytes:
+def reply(turn: ScriptedTurn, number: int, model: str) -> bytes:
     """Return the body of a turn."""
     return json.dumps(_response(turn, number, model)).encode()
 
 
 def no_choices(number: int, model: str, *, is_stream: bool) -> bytes:
     """Return a reply without an output."""
-    return (stream if is_stream else reply)(Turn(), number, model)
+    return (stream if is_stream else reply)(ScriptedTurn(), number, model)
 
 
-def stream(turn: Turn, number: int, model: str) -> bytes:
+def stream(turn: ScriptedTurn, number: int, model: str) -> bytes:
     """Return the server-sent events of a turn."""
     whole = _response(turn, number, model)
     begun = whole | {"output": [], "status": "in_progress", "usage": None}
@@ -75,7 +75,7 @@ def _event(event: dict[str, Any]) -> bytes:
     return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
 
 
-def _response(turn: Turn, number: int, model: str) -> dict[str, Any]:
+def _response(turn: ScriptedTurn, number: int, model: str) -> dict[str, Any]:
     output: list[dict[str, Any]] = []
     if turn.thinking:
         summary = [{"type": "summary_text", "text": turn.thinking}]
@@ -94,7 +94,7 @@ def _response(turn: Turn, number: int, model: str) -> dict[str, Any]:
             "arguments": call.arguments,
             "status": "completed",
         }
-        for call in tool_calls(turn.tool_calls, number, None)
+        for call in write_tool_calls(turn.tool_calls, number, None)
     ]
     usage = turn.usage
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller_worker.providers.scripted import Script, ScriptedCall, ScriptedUsage, Turn
+from controller_worker.providers.scripted import Script, ScriptedCall, ScriptedTurn, ScriptedUsage
 
 FOREVER_TURNS = 10_000
 
@@ -22,7 +22,9 @@ def builtin_script(name: str) -> Script:
         case "finish":
             return Script(description="Finish at once.")
         case "say":
-            return Script(description="Say something.", turns=(Turn(text=argument or "Hello."),) * FOREVER_TURNS)
+            return Script(
+                description="Say something.", turns=(ScriptedTurn(text=argument or "Hello."),) * FOREVER_TURNS
+            )
         case "bash":
             return _bash(int(argument or "10"))
         case "forever":
@@ -34,7 +36,7 @@ def _bash(steps: int) -> Script:
     return Script(
         description=f"Run {steps} commands, one a turn, and finish.",
         turns=tuple(
-            Turn(
+            ScriptedTurn(
                 text=f"Step {number}.",
                 tool_calls=(
                     ScriptedCall(name="execute_bash", arguments={"command": f"echo step {number} >> steps.txt"}),

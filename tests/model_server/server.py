@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pydantic_core
 from aiohttp import web
 
-from controller_worker.providers.scripted import Script, Turn
+from controller_worker.providers.scripted import Script, ScriptedTurn
 from tests.model_server import chat_format, messages_format, responses_format
 from tests.model_server.batches import BatchShelf
 from tests.model_server.faults import STATUS_FAULTS, Fault, FaultPlan, spoil_body, spoil_turn, stopped
@@ -158,7 +158,7 @@ class ModelServer:
         record.fault = fault.kind if fault else None
         await self._notify()
         script = next((other for text, other in self._by_text if text in record.body), self._script)
-        turn = script.turn(number)
+        turn = script.get_turn(number)
         key = request.headers.get("x-api-key") or request.headers.get("Authorization", "")
         refused_for = self._quota.enter(key, turn.usage.prompt_tokens + turn.usage.completion_tokens)
         if refused_for is not None:
@@ -185,7 +185,7 @@ class ModelServer:
             return web.Response(body=content, content_type=content_type, headers=self._quota.headers(key))
         return await _travel_badly(request, fault, content, content_type)
 
-    def _render(self, asked: Asked, turn: Turn, fault: Fault | None) -> bytes:
+    def _render(self, asked: Asked, turn: ScriptedTurn, fault: Fault | None) -> bytes:
         wire, number, model = FORMATS[asked.path], asked.number, asked.model
         if fault is None and asked in self._bodies:
             return self._bodies[asked]
@@ -213,7 +213,7 @@ class ModelServer:
             await asyncio.Event().wait()
         if fault is not None:
             return _refuse(wire, fault.kind, fault.text, fault.retry_after)
-        count = self._script.turn(wire.replies_so_far(body)).usage.prompt_tokens
+        count = self._script.get_turn(wire.replies_so_far(body)).usage.prompt_tokens
         return web.json_response({"input_tokens": count})
 
     async def _list_models(self, _: web.Request) -> web.Response:

@@ -30,12 +30,12 @@ from broker.contract.notes import NoteObservation
 from broker.contract.observations import ErrorObservation, SuccessObservation
 from broker.contract.policies import ConfirmationPolicy, LoopPolicy
 from broker.contract.specs import CriticSpec, GoalSpec, MemorySpec, OutputSpec, PlanSpec
-from controller_worker.core.concerns.acceptance import wants_verdict
-from controller_worker.core.concerns.delegation import STARTED, answering
+from controller_worker.core.concerns.acceptance import needs_verdict
+from controller_worker.core.concerns.delegation import STARTED, to_answer
 from controller_worker.core.effects import Append, AwaitDelegates, AwaitTools, CallModel, Effect, Park, TakeNote
 from controller_worker.memory.condensers.registry import create_condenser
 from controller_worker.memory.view import ViewFold
-from controller_worker.model.critic import verdict_of
+from controller_worker.model.critic import parse_verdict
 from tests.controller_parts import Core, answer, bash, call, finish, think
 
 CLOSED = (AgentState.STOPPED, AgentState.ERROR)
@@ -94,7 +94,7 @@ class MixedHistory(Core):
             done = self._done_by_shell(effect)
             if done is None:
                 if isinstance(effect, CallModel) and self.asked is None:
-                    self.asked = self.state.version, wants_verdict(self.state)
+                    self.asked = self.state.version, needs_verdict(self.state)
                 return effect
             self.commit(done)
         raise AssertionError(f"no end to what is wanted at version {self.state.version}")
@@ -108,8 +108,8 @@ class MixedHistory(Core):
             for delegate in self.state.delegation.delegates:
                 if delegate.id in effect.delegate_ids and delegate.is_background:
                     text = STARTED.format(agent=delegate.agent, id=delegate.id)
-                    return Append((answering(delegate, SuccessObservation(content=text)),), ((0, delegate.id),))
-        if isinstance(effect, CallModel) and not wants_verdict(self.state) and self.asked is None:
+                    return Append((to_answer(delegate, SuccessObservation(content=text)),), ((0, delegate.id),))
+        if isinstance(effect, CallModel) and not needs_verdict(self.state) and self.asked is None:
             view = self.view.view(overflows=self.state.calls.overflows)
             condensed = create_condenser(self.state.setup.agent.condenser).condense(view)
             return Append((condensed,)) if isinstance(condensed, CondensationAction) else None
@@ -148,7 +148,7 @@ class MixedHistory(Core):
         if is_critic:
             verdict = "ACCEPTED" if calls else self.random.choice(["ACCEPTED", "REFUSED no"])
             reply = ModelReply(content=verdict, iteration=self.state.usage.iteration, seen_id=seen_id, service="critic")
-            self.commit(Append((reply, verdict_of(reply, finish_id=self.state.lifecycle.result_id))))
+            self.commit(Append((reply, parse_verdict(reply, finish_id=self.state.lifecycle.result_id))))
         else:
             text = self.random.choice(["", "I say this."])
             self.reply(*(calls or self._calls()), text=text, seen_id=seen_id)

@@ -16,15 +16,15 @@ from broker.contract.events import AgentSpec, ConversationCreated, EventSource, 
 from broker.contract.policies import ConfirmationPolicy, LoopPolicy
 from broker.log.append_call import Appended, Duplicate
 from broker.log.event_log import EventLog
-from broker.log.export import events_from_lines
-from broker.log.invariants import violations
-from broker.log.status import Status, status_of
+from broker.log.export import parse_lines
+from broker.log.invariants import find_violations
+from broker.log.status import Status, fold_status
 from broker.store.store import Store
 from controller_worker.core.controller import fold, next_effect
 from controller_worker.core.effects import Append, AwaitTools, CallModel
 from controller_worker.core.state import State
 from controller_worker.loop.replay import replay
-from deckhands.client.forking import copied_events, fork_of
+from deckhands.client.forking import build_fork, copy_events
 from tests.controller_parts import CID, Core, bash, finish, messages_of, started
 from tests.replay.test_replay import GOLDEN, recorded
 
@@ -35,9 +35,11 @@ NOW = datetime(2027, 1, 1, tzinfo=UTC)
 async def test_a_golden_log_forked_at_each_of_its_events(path: Path, memory_store: Store) -> None:
     events, log = recorded(path), EventLog(memory_store)
     for at in range(1, len(events) + 1):
-        created = fork_of(events[:at], f"fork-{at}", model="acme/large")
-        assert await log.adopt(created, copied_events(events[:at], model="acme/large"), key="fork") == Appended(1, at)
-        assert await log.adopt(created, events[1:at], key="fork") == Duplicate(1, at)
+        created = build_fork(events[:at], f"fork-{at}", model="acme/large")
+        assert await log.create_from(created, copy_events(events[:at], model="acme/large"), key="fork") == Appended(
+            1, at
+        )
+        assert await log.create_from(created, events[1:at], key="fork") == Duplicate(1, at)
         fork = await log.read(f"fork-{at}")
         assert [event.export() for event in fork[1:]] == [event.export() for event in events[1:at]]
         assert replay(fork).divergence is None
@@ -103,7 +105,7 @@ def test_a_fork_may_begin_between_events_that_belong_together(origin: Callable[[
         assert not at_rest.is_unanswered, (at, fork.trace())
         fork.say("and now end it")
         assert brought_to_rest(fork).state == "finished", (at, fork.trace())
-        assert violations(fork.events, conversation_id=CID) == [], (at, fork.trace())
+        assert find_violations(fork.events, conversation_id=CID) == [], (at, fork.trace())
 
 
 def brought_to_rest(core: Core) -> Status:
@@ -118,7 +120,7 @@ def brought_to_rest(core: Core) -> Status:
             core.put(answer_of(AgentState.USER_CONFIRMED, action_id=core.state.confirmation.asked_id))
         else:
             break
-    return status_of(core.events)
+    return fold_status(core.events)
 
 
 def check_prompt(events: list) -> None:
@@ -135,8 +137,8 @@ def check_prompt(events: list) -> None:
 
 async def test_actions_run_in_the_origin_are_settled_in_forks(memory_store: Store) -> None:
     path = next(path for path in GOLDEN if path.stem == "rate_limit_and_pause")
-    events = events_from_lines(path.read_text().splitlines(), source=path.name)
-    await EventLog(memory_store).adopt(fork_of(events[:10], "fork-1"), events[1:10], key="fork")
+    events = parse_lines(path.read_text().splitlines(), source=path.name)
+    await EventLog(memory_store).create_from(build_fork(events[:10], "fork-1"), events[1:10], key="fork")
     once = await memory_store.connection.call("HGETALL", memory_store.keys("fork-1").once)
     assert sorted(name.decode() for name in once[::2]) == ["create:fork", "o:8"]
 
@@ -144,7 +146,7 @@ async def test_actions_run_in_the_origin_are_settled_in_forks(memory_store: Stor
 def test_a_forks_time_counts_from_when_it_began() -> None:
     core = started(limits=Limits(max_seconds=60.0))
     begun = core.now + timedelta(hours=2)
-    created = fork_of(core.events, "fork").model_copy(update={"id": 1, "timestamp": begun})
+    created = build_fork(core.events, "fork").model_copy(update={"id": 1, "timestamp": begun})
     state = fold(State(), [created, *core.events[1:]])
     assert state.usage.deadline == begun + timedelta(seconds=60)
     assert next_effect(state, begun + timedelta(seconds=59)) == CallModel(1, 1)

@@ -22,11 +22,11 @@ from broker.contract.events import (
     Observation,
 )
 from broker.contract.observations import AgentStateChangedObservation
-from broker.log.invariants import violations
-from broker.log.status import status_of
+from broker.log.invariants import find_violations
+from broker.log.status import fold_status
 from controller_worker.core.controller import fold, next_effect
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Park, Rest
-from controller_worker.core.state import State, snapshot_of, state_from
+from controller_worker.core.state import State, parse_snapshot, to_snapshot
 from controller_worker.loop.replay import replay
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.providers.messages.messages import Message, TextPart
@@ -158,7 +158,7 @@ class History(RuleBasedStateMachine):
     def check_rest(self, effect: Effect) -> None:
         """A reader of the log alone agrees with the core, and nobody is left without an answer."""
         core = self.core
-        stands = status_of(core.events)
+        stands = fold_status(core.events)
         assert (stands.state, stands.is_unanswered) == (core.state.lifecycle.agent_state, False)
         states = core.states()
         assert all(one != next_one for one, next_one in pairwise(states)), states
@@ -210,7 +210,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def the_log_keeps_its_promises(self) -> None:
-        assert violations(self.core.events, conversation_id=CID, is_over=False) == []
+        assert find_violations(self.core.events, conversation_id=CID, is_over=False) == []
 
     @invariant()
     def a_turn_ends_only_when_the_agent_has_heard_everything_and_says_so(self) -> None:
@@ -241,8 +241,8 @@ class History(RuleBasedStateMachine):
             elif not self.has_moved_on(core.wants()):
                 break
         assert is_settled(core.state.lifecycle.agent_state), core.trace()
-        assert status_of(core.events).is_settled
-        assert violations(core.events, conversation_id=CID) == []
+        assert fold_status(core.events).is_settled
+        assert find_violations(core.events, conversation_id=CID) == []
         check_snapshots(core)
         self.check_remembering()
         self.check_replay()
@@ -257,7 +257,7 @@ class History(RuleBasedStateMachine):
     def check_replay(self) -> None:
         """Deciding the log again leads to the same log."""
         found = replay(self.core.events)
-        assert found.divergence is None, found.divergence.lines()
+        assert found.divergence is None, found.divergence.to_diff()
 
     def check_remembering(self) -> None:
         """Asking at every event changes nothing."""
@@ -288,7 +288,7 @@ def test_every_snapshot_of_a_long_history_gives_equal_states() -> None:
     state = State()
     for at, event in enumerate(core.events, 1):
         state = fold(state, [event])
-        restored = state_from(snapshot_of(state))
+        restored = parse_snapshot(to_snapshot(state))
         assert restored == state, at
         assert fold(restored, core.events[at:]) == core.state, at
 

@@ -12,8 +12,8 @@ import pytest
 
 from broker.contract.agent_state import TERMINAL_STATES, is_settled
 from broker.contract.events import ConversationCreated
-from broker.log.invariants import violations
-from broker.log.status import status_of
+from broker.log.invariants import find_violations
+from broker.log.status import fold_status
 from controller_worker.core.effects import Rest
 from controller_worker.loop.replay import replay
 from tests.controller_parts import CID, check_snapshots
@@ -37,7 +37,7 @@ def checked(seed: int) -> None:
     end(history)
     check_snapshots(history)
     divergence = replay(history.events).divergence
-    assert divergence is None, "\n".join(divergence.lines())
+    assert divergence is None, "\n".join(divergence.to_diff())
     for at in Random(seed).sample(range(2, len(history.events) + 1), FORKS):
         fork = forked(history, at, seed)
         fork.come_to_rest()
@@ -46,14 +46,14 @@ def checked(seed: int) -> None:
 
 def check(history: MixedHistory) -> None:
     """At any time: the log alone tells where the conversation stands, and no action has two results."""
-    assert violations(history.events, conversation_id=CID, is_over=False) == []
+    assert find_violations(history.events, conversation_id=CID, is_over=False) == []
     states = history.states()
     assert all(one != other for one, other in pairwise(states)), states
     assert len(history.dispatched) == len(set(history.dispatched))
     if history.state.lifecycle.agent_state in TERMINAL_STATES:
         assert history.state.tools.pending == ()
     if history.wants() == Rest():
-        stands = status_of(history.events)
+        stands = fold_status(history.events)
         assert (stands.state, stands.is_unanswered) == (history.state.lifecycle.agent_state, False)
 
 
@@ -62,7 +62,7 @@ def end(history: MixedHistory) -> None:
     history.say("and now end it")
     history.come_to_rest()
     assert is_settled(history.state.lifecycle.agent_state)
-    assert violations(history.events, conversation_id=CID) == []
+    assert find_violations(history.events, conversation_id=CID) == []
     check(history)
 
 

@@ -22,10 +22,10 @@ from broker.contract.events import (
     with_id,
 )
 from broker.contract.observations import AgentStateChangedObservation, SuccessObservation
-from broker.log.export import event_line, events_from_lines
+from broker.log.export import parse_lines, render_event_line
 from broker.runtime.errors import CorruptEntry, UsageError
 from controller_worker.core.announcement import end_in_error
-from controller_worker.core.concerns.delegation import STARTED, answering
+from controller_worker.core.concerns.delegation import STARTED, to_answer
 from controller_worker.loop.replay import replay
 from tests.controller_parts import Core, bash, call, finish, started
 
@@ -33,7 +33,7 @@ GOLDEN = sorted(Path(__file__).with_name("golden").glob("*.jsonl"))
 
 
 def recorded(path: Path) -> list[Event]:
-    return events_from_lines(path.read_text().splitlines(), source=path.name)
+    return parse_lines(path.read_text().splitlines(), source=path.name)
 
 
 def finished() -> list[Event]:
@@ -55,7 +55,7 @@ def test_a_golden_log_is_decided_as_it_was(path: Path) -> None:
     """Recorded by earlier versions from real workers; a version that decides otherwise must say so in docs/replay.md."""
     events = recorded(path)
     found = replay(events)
-    assert found.divergence is None, "\n".join(found.divergence.lines())
+    assert found.divergence is None, "\n".join(found.divergence.to_diff())
     assert found.events == len(events)
     assert found.decided > len(events) / 3
     assert not found.is_waiting
@@ -75,7 +75,7 @@ def test_changed_decision_is_named_with_both() -> None:
     found = replay(changed(finished(), 11, final_thought="not done at all"))
     assert found.divergence is not None
     assert (found.events, found.divergence.event_id) == (10, 11)
-    lines = found.divergence.lines()
+    lines = found.divergence.to_diff()
     assert lines[0] == "event 11: the controller decides to ask the model for step 3"
     assert '- "final_thought": "not done at all",' in lines
     assert '+ "final_thought": "done",' in lines
@@ -88,7 +88,7 @@ def test_an_end_that_nobody_decided_is_found() -> None:
     assert found.divergence is not None
     assert found.divergence.event_id == 10
     assert found.divergence.decided is None
-    assert found.divergence.lines()[0] == "event 10: the controller decides to ask the model for step 2"
+    assert found.divergence.to_diff()[0] == "event 10: the controller decides to ask the model for step 2"
 
 
 def test_a_second_reply_to_one_step_is_found() -> None:
@@ -135,7 +135,7 @@ def delegated() -> list[Event]:
     core = started(agent=AgentSpec(enable_delegation=True))
     core.reply(delegate("waited-for"), delegate("aside", background=True))
     begun = SuccessObservation(content=STARTED.format(agent="CodeActAgent", id=9))
-    core.append(answering(core.state.delegation.delegates[1], begun))
+    core.append(to_answer(core.state.delegation.delegates[1], begun))
     for delegate_id in (9, 8):
         core.put(
             DelegateEnded(
@@ -159,7 +159,7 @@ def delegate(call_id: str, **arguments: Any) -> ModelToolCall:
 def test_delegates_are_redecided_with_results_from_the_log() -> None:
     events = delegated()
     found = replay(events)
-    assert found.divergence is None, found.divergence.lines()
+    assert found.divergence is None, found.divergence.to_diff()
     # All but the creation, the task, two replies, the start in the background and two reports.
     assert found.decided == 17 - 7
 
@@ -187,7 +187,7 @@ def test_outside_error_ends_waits_for_tools_and_delegates() -> None:
     core.commit(end_in_error(core.state, "DeckhandsError: The conversation crashed its worker 3 times in a row."))
     assert core.states()[-1] == "error"
     found = replay(core.events)
-    assert found.divergence is None, found.divergence.lines()
+    assert found.divergence is None, found.divergence.to_diff()
 
 
 def test_a_result_that_no_delegate_has_reported_is_found() -> None:
@@ -205,13 +205,13 @@ def test_a_log_without_its_beginning_is_refused() -> None:
 
 
 def test_a_line_that_is_missing_is_named() -> None:
-    lines = [event_line(event) for event in finished()]
-    with pytest.raises(CorruptEntry, match="Line 3 of x holds event 4"):
-        events_from_lines([*lines[:2], *lines[3:]], source="x")
+    lines = [render_event_line(event) for event in finished()]
+    with pytest.raises(CorruptEntry, match="Line 3 of x has event 4"):
+        parse_lines([*lines[:2], *lines[3:]], source="x")
 
 
 def test_as_a_process_it_reads_lines_and_prints_a_report() -> None:
-    lines = "\n".join(map(event_line, finished()))
+    lines = "\n".join(map(render_event_line, finished()))
     done = subprocess.run(
         [sys.executable, "-m", "controller_worker.loop.replay"], input=lines, capture_output=True, text=True, check=True
     )

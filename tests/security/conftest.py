@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from tests.door_parts import producer  # noqa: F401  (a fixture)
+from tests.ingress_parts import producer  # noqa: F401  (a fixture)

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.integration.workspace_hosts import Terminal
-from tool_worker.sandbox.sandbox import interpreter
+from tool_worker.sandbox.sandbox import find_interpreter
 
 CANARY = "canary-of-a-neighbour"
 IS_ROOT = os.getuid() == 0
@@ -106,7 +106,7 @@ class World:
         files = [str(path) for path in self.files if path not in given]
         folders = [str(path.parent) for path in self.files if path not in given]
         known = json.dumps({"canary": CANARY, "files": files, "folders": folders})
-        command = f"{interpreter()} -I -S - {shlex.quote(known)} <<'END'\n{PROBE}\nEND"
+        command = f"{find_interpreter()} -I -S - {shlex.quote(known)} <<'END'\n{PROBE}\nEND"
         answer = await run(command, blocking=True, timeout=60)
         assert answer.exit_code == 0, answer.content
         found: list[str] = json.loads(answer.content)

@@ -85,7 +85,7 @@ def _command(chance: random.Random, conversations: list[str], workers: list[str]
         case 19 | 20:
             return _against_a_worker(chance, chance.choice(workers), cid)
         case 21 | 22 | 23:
-            return _against_doors(chance, cid)
+            return _against_ingresses(chance, cid)
     return _against_a_conversation(chance, chance.choice(conversations))
 
 
@@ -104,7 +104,7 @@ def _against_a_worker(chance: random.Random, worker: str, cid: bytes) -> Command
     return ("SET", f"{base}:{chance.choice(OF_A_WORKER)}", _bytes(chance))
 
 
-def _against_doors(chance: random.Random, cid: bytes) -> Command:
+def _against_ingresses(chance: random.Random, cid: bytes) -> Command:
     task = chance.choice((b"task-1", b"task-2", _bytes(chance)))
     match chance.randint(0, 8):
         case 0 | 1 | 2:

@@ -16,12 +16,12 @@ from broker.contract.file_events import FileReadAction
 from broker.contract.observations import CmdOutputObservation
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery
 from broker.log.event_log import EventLog
-from broker.secrets.masking import MASK, forms
+from broker.secrets.masking import MASK, find_forms
 from broker.secrets.secrets import Secrets
 from broker.store.store import Store
 from deckhands.client.client import Client
 from deckhands.client.reading.rendering import Renderer
-from deckhands.client.runs.records import event_line
+from deckhands.client.runs.records import render_event_line
 from tests.integration.workspace_hosts import opened
 from tests.stores import RealServer
 from tool_worker.worker.executor import Executor
@@ -44,7 +44,7 @@ class Bench:
         """Append an action as it is, carry it out, and return its observation."""
         await EventLog(self.store).append(CID, [action])
         action = (await self.log.read(CID))[-1]
-        entry = await self.log.entry(CID, action.id)
+        entry = await self.log.load_entry(CID, action.id)
         await self.executor.execute(ActionDelivery(CID, action.id, entry, WorkspaceSpec(), ""), ActionClaimed(1))
         return (await self.log.read(CID))[-1]
 
@@ -83,7 +83,7 @@ COMMANDS = {
 
 
 def leaks(text: bytes) -> list[str]:
-    return [form for form in forms(CANARY) if form.encode() in text]
+    return [form for form in find_forms(CANARY) if form.encode() in text]
 
 
 async def everything_in(store: Store) -> bytes:
@@ -138,7 +138,7 @@ async def test_no_sink_has_it(
         sinks = {
             "store": await everything_in(bench.store),
             "events": json.dumps([event.wire() for event in events], default=str, ensure_ascii=False).encode(),
-            "export": "\n".join(event_line(event) for event in events).encode(),
+            "export": "\n".join(render_event_line(event) for event in events).encode(),
             "terminal": "\n".join(
                 line for event in events for line in Renderer(is_coloured=False).lines(event)
             ).encode(),

@@ -13,7 +13,7 @@ from broker.tools.bash_syntax import MAX_PIPES
 from controller_worker.agents.browsing import BrowsingAgent
 from controller_worker.core.stuck_detector import SLEEPS
 from controller_worker.providers.messages.fn_call_text import read_calls
-from controller_worker.security.shell_analyzer import shell_risk
+from controller_worker.security.shell_analyzer import rate_shell
 from tool_worker.host.search.file_search import path_regex
 
 
@@ -33,7 +33,7 @@ def test_blank_lines_of_a_command_that_may_sleep(text: str) -> None:
     ],
 )
 def test_the_risk_of_a_command(command: str, risk: ActionSecurityRisk) -> None:
-    assert shell_risk(command, "/workspace") == risk
+    assert rate_shell(command, "/workspace") == risk
 
 
 @pytest.mark.parametrize("text", ["<function=" * 100_000, "<function=a" * 90_000 + ">"])

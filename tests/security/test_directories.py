@@ -14,16 +14,16 @@ import pytest
 
 from broker.contract.specs import WorkspaceSpec
 from broker.runtime.errors import DeckhandsError, UsageError
-from broker.runtime.settings import joined_paths
-from broker.secrets.secrets import key_in
-from deckhands.client.named_directory import own_directory
+from broker.runtime.settings import join_paths
+from broker.secrets.secrets import load_key_file
+from deckhands.client.named_directory import resolve_local_directory
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security.directory_world import IS_ROOT, World, mounted, world
 from tool_worker.errors import WorkspaceRefused
-from tool_worker.sandbox.sandbox import interpreter
-from tool_worker.settings import tool_settings
+from tool_worker.sandbox.sandbox import find_interpreter
+from tool_worker.settings import load_tool_settings
 from tool_worker.workspace.named_directories import NamedDirectories
-from tool_worker.workspace.node_identity import identity_of
+from tool_worker.workspace.node_identity import read_or_create_identity
 from tool_worker.workspace.workspaces import Workspaces
 
 BOUND = "bound, and nothing is reached"
@@ -138,12 +138,12 @@ def outcomes() -> Iterator[tuple[dict[str, str], dict[str, str]]]:
         if IS_ROOT:
             closing.enter_context(mounted(made))
         waiting = closing.enter_context(
-            subprocess.Popen([interpreter(), "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE, cwd=made.outside)
+            subprocess.Popen([find_interpreter(), "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE, cwd=made.outside)
         )
         descriptor = os.open(made.roots / "good", os.O_RDONLY | os.O_DIRECTORY)
         closing.callback(os.close, descriptor)
         cases = asked_for(made, waiting, descriptor)
-        named = tool_settings(made.environment).named
+        named = load_tool_settings(made.environment).named
 
         async def every() -> dict[str, str]:
             async with opened(made.node, sandbox="bwrap", named=named) as workspaces:
@@ -230,16 +230,16 @@ async def test_person_may_name_only_directories_of_theirs() -> None:
         (made.home / "new").mkdir()
         for path in {*SYSTEM} - {str(Path.home())}:
             with pytest.raises(UsageError, match=r"may not be a workspace|cannot be used|does not exist"):
-                own_directory(Path(path), made.environment)
+                resolve_local_directory(Path(path), made.environment)
         for name, is_taken in PERSONS.items():
             path = made.top / name
             if not is_taken:
                 with pytest.raises(UsageError, match=r"may not be a workspace|cannot be used|is not a dir|not exist"):
-                    own_directory(path, made.environment)
+                    resolve_local_directory(path, made.environment)
                 continue
-            directory = own_directory(path, made.environment)
-            environment = {**made.environment, "DECKHANDS_WORKSPACE_ROOTS": joined_paths([directory])}
-            named = tool_settings(environment).named
+            directory = resolve_local_directory(path, made.environment)
+            environment = {**made.environment, "DECKHANDS_WORKSPACE_ROOTS": join_paths([directory])}
+            named = load_tool_settings(environment).named
             async with opened(made.node, sandbox="bwrap", named=named) as workspaces:
                 assert await outcome(made, workspaces, "persons", str(directory)) == BOUND
 
@@ -260,20 +260,20 @@ def test_where_the_home_lies_is_no_secret_of_a_link(tmp_path: Path, way: str) ->
         home.symlink_to(real)  # an agent could put another home in the place of the link
     home.resolve().mkdir(exist_ok=True)
     with pytest.raises(UsageError, match=f"may not be a workspace: it holds {home}, which is Deckhands' own"):
-        own_directory(named, {"DECKHANDS_HOME": str(home)})
+        resolve_local_directory(named, {"DECKHANDS_HOME": str(home)})
 
 
 @pytest.mark.parametrize("root", ["/", "/etc", "/usr/share", "relative", "/nowhere/at/all", "/etc/passwd", "/var/lib"])
 def test_roots_that_cannot_be_used_are_named(root: str) -> None:
     with pytest.raises(UsageError, match=f"The workspace root {root} cannot be used"):
-        tool_settings({"DECKHANDS_WORKSPACE_ROOTS": root})
+        load_tool_settings({"DECKHANDS_WORKSPACE_ROOTS": root})
 
 
 def test_roots_are_what_they_lead_to(tmp_path: Path) -> None:
     (tmp_path / "with:colon").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "with:colon")
-    roots = joined_paths([tmp_path / "link", tmp_path / "with:colon", tmp_path])
-    assert tool_settings({"DECKHANDS_WORKSPACE_ROOTS": roots}).named.roots == (
+    roots = join_paths([tmp_path / "link", tmp_path / "with:colon", tmp_path])
+    assert load_tool_settings({"DECKHANDS_WORKSPACE_ROOTS": roots}).named.roots == (
         tmp_path / "with:colon",
         tmp_path / "with:colon",
         tmp_path,
@@ -283,7 +283,7 @@ def test_roots_are_what_they_lead_to(tmp_path: Path) -> None:
 def installation(path: Path) -> Path:
     """A home of Deckhands with a store in it, as another user or another DECKHANDS_HOME has one."""
     (path / "cluster" / "valkey").mkdir(parents=True)
-    key_in(path / "secret.key", is_made=True)
+    load_key_file(path / "secret.key", is_made=True)
     for name in ("server.lock", "password"):
         (path / "cluster" / "valkey" / name).touch(mode=0o600)
     return path
@@ -302,7 +302,7 @@ def test_other_installations_are_recognised(tmp_path: Path, kind: str) -> None:
         for name in ("server.lock", "password"):
             (theirs / name).touch(mode=0o600)
     elif kind == "node":
-        identity_of(theirs)
+        read_or_create_identity(theirs)
     else:
         (theirs / "server.key").touch(mode=0o600)
         (theirs / "server.key").write_text(f"dh_{'a' * 12}_{'b' * 43}\n")
@@ -310,16 +310,16 @@ def test_other_installations_are_recognised(tmp_path: Path, kind: str) -> None:
     link = tmp_path / "link"
     link.symlink_to(theirs)
     environment = {"DECKHANDS_HOME": str(mine), "DECKHANDS_WORKSPACE_ROOTS": str(tmp_path)}
-    named = tool_settings(environment).named
+    named = load_tool_settings(environment).named
     for path in (theirs, theirs / "below", theirs / "below" / "it", project, project / "src", link, link / "below"):
         with pytest.raises(
             UsageError, match=r"may not be a workspace: it (is a part of|holds) .* directory of Deckhands"
         ):
-            own_directory(path, environment)
+            resolve_local_directory(path, environment)
         with pytest.raises(WorkspaceRefused, match=r"directory of Deckhands|symbolic link"):
             named.open(str(path))
     named.open(str(project / "src" / "deep")).close()
-    assert own_directory(project / "src" / "deep", environment) == project / "src" / "deep"
+    assert resolve_local_directory(project / "src" / "deep", environment) == project / "src" / "deep"
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root may mount")
@@ -333,7 +333,7 @@ def test_other_installation_is_recognised_through_a_mount(tmp_path: Path) -> Non
         subprocess.run(["mount", "--bind", source, shown], check=True)
         try:
             with pytest.raises(WorkspaceRefused, match="directory of Deckhands"):
-                tool_settings(environment).named.open(str(shown))
+                load_tool_settings(environment).named.open(str(shown))
         finally:
             subprocess.run(["umount", shown], check=True)
 
@@ -346,7 +346,7 @@ def test_a_file_of_another_user_closes_no_directory(tmp_path: Path) -> None:
     (project / "secret.key").chmod(0o644)
     (project / "cluster" / "valkey").mkdir(parents=True)
     shared.chmod(0o1777)
-    key_in(shared / "secret.key", is_made=True)
+    load_key_file(shared / "secret.key", is_made=True)
     environment = {"DECKHANDS_HOME": str(tmp_path / "mine")}
-    assert own_directory(project, environment) == project
-    assert own_directory(shared / "below", environment) == shared / "below"
+    assert resolve_local_directory(project, environment) == project
+    assert resolve_local_directory(shared / "below", environment) == shared / "below"

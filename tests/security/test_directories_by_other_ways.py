@@ -21,16 +21,16 @@ from broker.contract.specs import Tenancy
 from broker.runtime.errors import DeckhandsError
 from deckhands.client.client import Client
 from deckhands.client.task_files.submission import submit
-from deckhands.client.task_files.task_file import opened as opened_tasks
+from deckhands.client.task_files.task_file import open_task_file as opened_tasks
 from deckhands.client.tasks.spec import TaskSpec
-from deckhands.ingress.desk import conversation_of_task
-from deckhands.operations.jobs.ticking import begin_due
-from deckhands.operations.schedules.book import ScheduleBook
+from deckhands.ingress.context import derive_task_conversation_id
+from deckhands.operations.jobs.scheduler import start_due
+from deckhands.operations.schedules.repository import ScheduleRepository
 from deckhands.operations.schedules.schedule import Schedule
 from tests.archive_parts import retired
-from tests.door_parts import Producer, all_present
 from tests.faults.harness import FaultCluster
 from tests.inbox_parts import put, replies
+from tests.ingress_parts import Producer, all_present
 from tests.polling import unhurried, until
 from tests.security.directory_world import CANARY, World, world
 from tests.security.test_directory_races import flipping
@@ -49,7 +49,7 @@ DIRECTORIES = (
     *("roots/../home", "roots/good/../../home", "roots/loop", "roots/fifo", "roots/file", "roots/taken"),
     *("roots/taken/inner", "roots/new\nline", "roots/good\0/../../home", "roots-beside", "roots/bytes-\udcff"),
 )
-WAYS = ("door", "inbox", "file", "log")
+WAYS = ("ingress", "inbox", "file", "log")
 COPIED = (
     *("link", "link/secret.key", "to-root/etc/shadow", "to-neighbour", "to-neighbour/file", "../../home/secret.key"),
     *("{top}/home/secret.key", "inner/../../../home", "to-node", "..", "/", ".", "link/cluster/../secret.key"),
@@ -64,7 +64,7 @@ class Ways:
         self.cluster, self.made, self.client, self.root = cluster, made, cluster.client, cluster.root
         self.producer = Producer(cluster)
         self.names = cluster.client.store.all_shards[0]
-        self.book = ScheduleBook(cluster.client.store, cluster.client.secrets)
+        self.book = ScheduleRepository(cluster.client.store, cluster.client.secrets)
         self.model = f"scripted/{cluster.root / 'look.json'}"
         self.number = 0
         self.opened = ""
@@ -77,7 +77,7 @@ class Ways:
         environment["DECKHANDS_SANDBOX"] = "bwrap"
         self.cluster.start_controller()
         self.cluster.start_tool(**environment)
-        self.cluster.start_door()
+        self.cluster.start_ingress()
         await all_present(self.cluster)
         (self.made.roots / "taken" / "inner").mkdir(parents=True)
         (self.made.roots / "taken" / "file").write_text(CANARY)
@@ -90,10 +90,10 @@ class Ways:
         self.number += 1
         return {"model": self.model, "workspace": workspace}
 
-    async def by_door(self, workspace: str) -> str | None:
+    async def by_ingress(self, workspace: str) -> str | None:
         result = self.producer.send("run", "look", kwargs=self.request(workspace))
         await until(result.ready, limit=unhurried(60.0), what="the result of a task")
-        return await self.begun(conversation_of_task(result.id))
+        return await self.begun(derive_task_conversation_id(result.id))
 
     async def by_inbox(self, workspace: str) -> str | None:
         request, store = self.request(workspace), self.client.store
@@ -132,8 +132,8 @@ class Ways:
                 await self.book.add(Schedule(name=names[-1], cron="* * * * *"), wanted)
                 score = int(due.timestamp() * 1000)
                 await self.client.store.connection.call("ZADD", self.names.schedules_due, score, names[-1])
-        await begin_due(self.client, self.book, now)
-        begun = {entry.schedule.name: entry.standing.conversation_id for entry in await self.book.all()}
+        await start_due(self.client, self.book, now)
+        begun = {entry.schedule.name: entry.status.conversation_id for entry in await self.book.all()}
         return [begun.get(name) or None for name in names]
 
     async def by_log(self, workspace: str, tenant: str = "") -> str | None:
@@ -161,7 +161,7 @@ class Ways:
         self.number += 1
         name, is_source = f"{way}-{self.number}", workspace.startswith("git+")
         try:
-            spec = TaskSpec.parse({"task": "look", "workspace": workspace}).place() if is_source else None
+            spec = TaskSpec.parse({"task": "look", "workspace": workspace}).workspace_spec() if is_source else None
             created = ConversationCreated(
                 conversation_id=name,
                 agent=AgentSpec(llm=LLMSpec(model=self.model)),
@@ -169,7 +169,7 @@ class Ways:
                 tenancy=Tenancy(tenant=tenant),
             )
             if is_over:
-                await self.client.log.adopt(created, [user("x"), state("running"), state("finished")], key=name)
+                await self.client.log.create_from(created, [user("x"), state("running"), state("finished")], key=name)
             else:
                 await self.client.log.create(created, [], key=name)
         except (DeckhandsError, ValueError):

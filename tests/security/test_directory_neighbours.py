@@ -20,7 +20,7 @@ from broker.store.store import Store
 from tests.integration.workspace_hosts import opened
 from tests.security.directory_world import IS_ROOT, World, world
 from tool_worker.errors import WorkspaceRefused
-from tool_worker.settings import tool_settings
+from tool_worker.settings import load_tool_settings
 from tool_worker.worker.executor import Executor
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.launch.binding import Binding
@@ -48,7 +48,7 @@ def made() -> Iterator[World]:
 
 @pytest.fixture
 def bindings(made: World) -> Bindings:
-    return Bindings(made.node, tool_settings(made.environment).named)
+    return Bindings(made.node, load_tool_settings(made.environment).named)
 
 
 def bind(bindings: Bindings, made: World, conversation_id: str, directory: Path, tenant: str) -> None:
@@ -97,7 +97,7 @@ def test_another_name_for_a_directory_that_is_taken_is_taken(made: World, bindin
 
 
 async def test_of_many_who_ask_at_once_one_tenant_gets_it(made: World) -> None:
-    named = tool_settings(made.environment).named
+    named = load_tool_settings(made.environment).named
     directory = made.roots / "good"
 
     def asked(number: int) -> str | None:
@@ -132,7 +132,7 @@ class Node:
         await self.log.append(conversation_id, [CmdRunAction(command=command)])
         action = (await self.log.read(conversation_id))[-1]
         spec = WorkspaceSpec(path=str(path))
-        entry = await self.log.entry(conversation_id, action.id)
+        entry = await self.log.load_entry(conversation_id, action.id)
         delivery = ActionDelivery(conversation_id, action.id, entry, spec, "")
         await self.executor.execute(delivery, ActionClaimed(1))
         answer = (await self.log.read(conversation_id))[-1]
@@ -153,7 +153,7 @@ async def test_delegates_and_forks_share_but_other_tenants_do_not(made: World, m
     ):
         await log.create(created)
     await log.fork("origin", ConversationCreated(conversation_id="fork", tenancy=acme, forked_from="origin@1"), at=1)
-    async with opened(made.node, sandbox="bwrap", named=tool_settings(made.environment).named) as workspaces:
+    async with opened(made.node, sandbox="bwrap", named=load_tool_settings(made.environment).named) as workspaces:
         node = Node(log, Executor(log, workspaces, worker_id="tool-1"))
         for conversation_id in ("origin", "delegate", "fork"):
             answer = await node.run(conversation_id, f"echo {conversation_id} >> log; cat log", good)

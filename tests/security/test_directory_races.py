@@ -17,7 +17,7 @@ from broker.runtime.errors import DeckhandsError
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security.directory_world import World, world
 from tool_worker.errors import WorkspaceRefused, WorkspaceUnavailable
-from tool_worker.settings import tool_settings
+from tool_worker.settings import load_tool_settings
 from tool_worker.worker import packing
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.launch.host_folder import HostFolder
@@ -44,7 +44,7 @@ class Swapping(NodeCapacity):
         super().__init__()
         self._swap = swap
 
-    def shortage(self) -> None:
+    def find_shortage(self) -> None:
         for old, new in self._swap:
             old.rename(new)
         self._swap.clear()
@@ -75,14 +75,14 @@ def flipping(here: Path, there: Path) -> Iterator[None]:
 async def test_replaced_directory_is_not_entered_before_binding(made: World, sandbox: str, other: str) -> None:
     swapped = made.roots / "swapped"
     room = Swapping([(swapped, made.roots / "kept"), (made.roots / other, swapped)])
-    named = tool_settings(made.environment).named
+    named = load_tool_settings(made.environment).named
     async with opened(made.node, sandbox=sandbox, named=named, capacity=room) as workspaces:
         # Another directory below a root may be used, but is not the one that was looked at.
         error = WorkspaceUnavailable if other == "good" else WorkspaceRefused
         with pytest.raises(error):
             await workspaces.open("victim", WorkspaceSpec(path=str(swapped)))
     if other == "good":
-        log = HostFolder(made.node, "victim").log_tail()
+        log = HostFolder(made.node, "victim").read_log_tail()
         assert log == "the workspace was replaced by another directory"
 
 
@@ -91,7 +91,7 @@ async def test_replaced_directory_is_not_entered_before_binding(made: World, san
 )
 async def test_no_opening_gets_out_while_names_are_swapped(made: World, other: str) -> None:
     swapped, came = made.roots / "swapped", []
-    named = tool_settings(made.environment).named
+    named = load_tool_settings(made.environment).named
     async with opened(made.node, sandbox="bwrap", named=named) as workspaces:
         with flipping(swapped, made.roots / other):
             for number in range(OPENINGS):
@@ -110,7 +110,7 @@ async def test_no_opening_gets_out_while_names_are_swapped(made: World, other: s
 def test_files_are_carried_from_the_directory_that_was_looked_at(made: World) -> None:
     swapped = made.roots / "swapped"
     root = made.node
-    bindings = Bindings(root, tool_settings(made.environment).named)
+    bindings = Bindings(root, load_tool_settings(made.environment).named)
     folder = HostFolder(root, "carried")
     folder.create()
     from tests.security.test_directory_neighbours import bound_to

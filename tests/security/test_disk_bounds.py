@@ -12,7 +12,7 @@ from tool_worker.worker.node.disk_bounds import DiskBounds
 from tool_worker.worker.node.usage_bounds import TERMINALS, WATCHERS, UsageBounds
 from tool_worker.workspace.files.file_tree import TreeLimits
 from tool_worker.workspace.launch.host_folder import HostFolder
-from tool_worker.workspace.resource_usage import ResourceUsage, descendants
+from tool_worker.workspace.resource_usage import ResourceUsage, iter_descendants
 
 CID = "filling"
 MIB = 2**20
@@ -78,7 +78,7 @@ async def test_bounded_or_constant_usage_is_left_alone(tmp_path: Path) -> None:
             await looking.sweep()
         assert looking.take_notice(CID) == ""
         assert (await run("kill -0 $(cat job) && echo lives")).content == "lives"
-        assert list(descendants(main_pid(tmp_path, CID)))
+        assert list(iter_descendants(main_pid(tmp_path, CID)))
 
 
 async def test_workspace_with_many_files_takes_no_others_turn(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ async def test_workspace_with_many_files_takes_no_others_turn(tmp_path: Path) ->
             run = Terminal(await workspaces.open(name))
             files = 5 if name == CID else 500
             await run(f"for i in $(seq {files}); do : > $i; done; sleep 1000 &")
-        assert disk.begin_sweep(names) == names
+        assert disk.start_sweep(names) == names
         for name in names:
-            disk.writers(HostFolder(tmp_path, name), main_pid(tmp_path, name))
-        assert disk.begin_sweep(names)[:2] == ["crowded-3", CID]
+            disk.find_writers(HostFolder(tmp_path, name), main_pid(tmp_path, name))
+        assert disk.start_sweep(names)[:2] == ["crowded-3", CID]

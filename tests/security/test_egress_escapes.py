@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.allowed_hosts import host_rules
+from broker.contract.allowed_hosts import parse_host_rules
 from broker.contract.specs import WorkspaceSpec
 from broker.runtime.addresses import AddressRules
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security import egress_client
 from tool_worker.sandbox.egress.proxy import EgressProxy, EgressRules
-from tool_worker.sandbox.sandbox import interpreter
+from tool_worker.sandbox.sandbox import find_interpreter
 from tool_worker.workspace.launch.egress_gate import EgressGate
 
 ALLOWED, FORBIDDEN = "127.0.0.2", "127.0.0.1"
@@ -160,7 +160,7 @@ async def answers(root: Path, requests: dict[str, str], allow: Sequence[str]) ->
         shutil.copy(egress_client.__file__, workspace)
         written = {name: base64.b64encode(text.encode()).decode() for name, text in requests.items()}
         (workspace / "requests.json").write_text(json.dumps(written))
-        command = f"{interpreter()} -I -S egress_client.py requests.json > answers.json"
+        command = f"{find_interpreter()} -I -S egress_client.py requests.json > answers.json"
         answer = await run(command, blocking=True, timeout=LIMIT_SECONDS)
         assert (answer.content, answer.exit_code) == ("", 0)
         return json.loads((workspace / "answers.json").read_text())
@@ -219,7 +219,7 @@ async def asked(proxy: EgressProxy, request: str) -> bytes:
 
 
 def proxy(resolve: Flipping, port: int) -> EgressProxy:
-    rules = EgressRules(host_rules([f"*:{port}"]), AddressRules.parse([f"{ALLOWED}/32"]), connections=2)
+    rules = EgressRules(parse_host_rules([f"*:{port}"]), AddressRules.parse([f"{ALLOWED}/32"]), connections=2)
     return EgressProxy(rules, lambda *_: None, resolve)
 
 

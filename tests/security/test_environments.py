@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.runtime.environment import BEAT, DOOR, JOBS, TOOLS, worker_environment
+from broker.runtime.environment import BEAT, INGRESS, JOBS, TOOLS, make_worker_environment
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 from tests.polling import until
 from tool_worker.settings import ToolVariables
-from tool_worker.workspace.files.staging import remove
+from tool_worker.workspace.files.staging import remove_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS = {
@@ -48,8 +48,8 @@ PRINTING = ("/bin/sh", "-c", "env; exec sleep 600")
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
-    commands = dict.fromkeys(("controller", "tools", "door", "jobs", "beat"), PRINTING)
-    spec = ClusterSpec(tmp_path, doors=1, jobs=1, beats=1, environment=NEEDED | SECRETS, commands=commands)
+    commands = dict.fromkeys(("controller", "tools", "ingress", "jobs", "beat"), PRINTING)
+    spec = ClusterSpec(tmp_path, ingresses=1, jobs=1, beats=1, environment=NEEDED | SECRETS, commands=commands)
     running = Cluster(spec)
     await running.start()
     yield running
@@ -72,17 +72,17 @@ def test_operators_variables_are_passed_except_model_settings(tmp_path: Path) ->
     servers = {"x": {"url": "https://x", "headers": {"Authorization": "Bearer ${GITHUB_TOKEN}", "X": "${LLM_API_KEY}"}}}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
     given = SECRETS | {"DECKHANDS_PASS_ENV": "AWS_*, PGPASSWORD,LLM_*", "DECKHANDS_MCP": str(tmp_path / "mcp.json")}
-    assert set(worker_environment(TOOLS, given)) == {
+    assert set(make_worker_environment(TOOLS, given)) == {
         *("AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "GITHUB_TOKEN", "DECKHANDS_PASS_ENV", "DECKHANDS_MCP"),
     }
     assert ToolVariables.from_env({"DECKHANDS_PASS_ENV": "AWS_*"}).pass_env == "AWS_*"
 
 
-@pytest.mark.parametrize("role", [DOOR, JOBS, BEAT])
+@pytest.mark.parametrize("role", [INGRESS, JOBS, BEAT])
 def test_what_tools_are_given_is_passed_to_no_other_role(role: str, tmp_path: Path) -> None:
     (tmp_path / "mcp.json").write_text("${GITHUB_TOKEN}")
     passed = {"DECKHANDS_PASS_ENV": "AWS_*,PGPASSWORD", "DECKHANDS_MCP": str(tmp_path / "mcp.json")}
-    assert worker_environment(role, SECRETS | passed) == passed
+    assert make_worker_environment(role, SECRETS | passed) == passed
 
 
 @pytest.mark.parametrize(
@@ -99,30 +99,30 @@ def test_jobs_get_the_variables_of_the_archive_s_cloud(place: str, passed: set[s
     given = SECRETS | {"DECKHANDS_ARCHIVE": place, "FSSPEC_OTHER": "x"}
     is_fsspec = place.partition("://")[0] in ("s3", "gcs", "other")
     wanted = {"DECKHANDS_ARCHIVE", *passed, *(["FSSPEC_OTHER"] if is_fsspec else [])}
-    assert set(worker_environment(JOBS, given)) == wanted
-    assert set(worker_environment(DOOR, given)) == {"DECKHANDS_ARCHIVE"}
-    assert set(worker_environment(TOOLS, given)) == {"DECKHANDS_ARCHIVE"}
+    assert set(make_worker_environment(JOBS, given)) == wanted
+    assert set(make_worker_environment(INGRESS, given)) == {"DECKHANDS_ARCHIVE"}
+    assert set(make_worker_environment(TOOLS, given)) == {"DECKHANDS_ARCHIVE"}
 
 
 def test_tool_workers_get_the_variables_of_the_checkpoints_cloud() -> None:
     given = {"DECKHANDS_CHECKPOINTS": "s3://bucket/folder", "FSSPEC_OTHER": "x"}
-    assert set(worker_environment(TOOLS, SECRETS | given)) == {*given, "AWS_SECRET_ACCESS_KEY"}
+    assert set(make_worker_environment(TOOLS, SECRETS | given)) == {*given, "AWS_SECRET_ACCESS_KEY"}
 
 
 def test_tool_workers_get_the_variables_that_programs_need() -> None:
     given = {"NODE_EXTRA_CA_CERTS": "/ca.pem", "PLAYWRIGHT_BROWSERS_PATH": "/browsers", "TEMP": "/t", "TMP": "/t"}
-    assert worker_environment(TOOLS, SECRETS | given) == given
+    assert make_worker_environment(TOOLS, SECRETS | given) == given
 
 
 def test_a_beat_gets_no_key_and_no_store() -> None:
     given = dict.fromkeys(("DECKHANDS_URL", "DECKHANDS_SECRET_KEY", "DECKHANDS_SECRET_KEY_FILE"), "x")
-    assert worker_environment(BEAT, given | {"DECKHANDS_CELERY_URL": "y"}) == {"DECKHANDS_CELERY_URL": "y"}
+    assert make_worker_environment(BEAT, given | {"DECKHANDS_CELERY_URL": "y"}) == {"DECKHANDS_CELERY_URL": "y"}
 
 
 def test_a_file_of_servers_that_cannot_be_read_names_nothing(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff${GITHUB_TOKEN}")
     for name in ("missing", "bytes"):
-        assert set(worker_environment(TOOLS, SECRETS | {"DECKHANDS_MCP": str(tmp_path / name)})) <= {
+        assert set(make_worker_environment(TOOLS, SECRETS | {"DECKHANDS_MCP": str(tmp_path / name)})) <= {
             "DECKHANDS_MCP",
             "GITHUB_TOKEN",
         }
@@ -135,7 +135,7 @@ def test_what_clears_up_after_agents_knows_nothing(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.setenv("GITHUB_TOKEN", "canary")
     (tmp_path / "doomed" / "folder").mkdir(parents=True)
-    remove(tmp_path / "doomed")
+    remove_tree(tmp_path / "doomed")
     assert not (tmp_path / "doomed").exists()
     assert not (tmp_path / "seen").exists() or "canary" not in (tmp_path / "seen").read_text()
 

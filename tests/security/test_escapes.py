@@ -18,8 +18,8 @@ import pytest
 
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security import escape_probes
-from tool_worker.sandbox.docker import Containers
-from tool_worker.sandbox.sandbox import interpreter
+from tool_worker.sandbox.docker import ContainerSettings
+from tool_worker.sandbox.sandbox import find_interpreter
 
 PROBES = list(escape_probes.probes())
 IS_ROOT = os.getuid() == 0
@@ -37,7 +37,7 @@ def targets(folder: Path) -> Iterator[dict[str, str]]:
     secret = folder / "secret"
     secret.write_text("canary")
     name = f"deckhands-escape-probe-{os.getpid()}"  # the machine has one space of such names
-    waiting = [interpreter(), "-I", "-S", "-c", "import sys; sys.stdin.read()", "argument-canary"]
+    waiting = [find_interpreter(), "-I", "-S", "-c", "import sys; sys.stdin.read()", "argument-canary"]
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.socket(socket.AF_UNIX) as named,
@@ -72,7 +72,7 @@ def prepared(workspace: Path, settings: dict[str, str]) -> None:
 def reached(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     root = tmp_path_factory.mktemp("node")
     with targets(root / "targets") as settings:
-        return asyncio.run(tried(root / "node", settings, interpreter(), sandbox="bwrap"))
+        return asyncio.run(tried(root / "node", settings, find_interpreter(), sandbox="bwrap"))
 
 
 async def tried(root: Path, settings: dict[str, str], python: str, **sandbox: Any) -> dict[str, str | None]:
@@ -96,7 +96,7 @@ def test_none_of_them_leads_out_of_a_container(tmp_path: Path) -> None:
     from tests.docker_image import image
 
     with targets(tmp_path / "targets") as settings:
-        containers = Containers((image(),))
+        containers = ContainerSettings((image(),))
         found = asyncio.run(tried(tmp_path / "node", settings, "python3", sandbox="docker", containers=containers))
     assert len(found) == len(PROBES)
     assert {name: reached for name, reached in found.items() if reached is not None} == {}

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from deckhands.evaluation.datasets.check_programs import COMMAND, named_tests
+from deckhands.evaluation.datasets.check_programs import COMMAND, build_test_check
 from deckhands.evaluation.datasets.dataset import read_dataset
-from deckhands.evaluation.datasets.file_trees import File, texts, tree_of
+from deckhands.evaluation.datasets.file_trees import TreeFile, read_tree, to_tree
 from deckhands.evaluation.datasets.human_eval import human_eval_instance
 from deckhands.evaluation.datasets.instances import Instance
-from deckhands.evaluation.datasets.shipped import DIRECTORY, shipped_instance
-from deckhands.evaluation.scoring import work_of
+from deckhands.evaluation.datasets.shipped import DIRECTORY, read_shipped_instance
+from deckhands.evaluation.scoring import compute_work
 from tests.dataset_parts import HUMAN_EVAL, checked, harbor_task, mirror_in, swe_rows, write_rows
 
 RIGHT = "def add(a, b):\n    return a + b\n"
@@ -166,15 +166,15 @@ def cases(names: Iterable[str], *shown: str) -> list[ParameterSet]:
 
 
 def of_command(check: str) -> Instance:
-    hidden = texts({"hidden_tests/test_calc.py": UNITTEST})
-    return Instance("calc", "Repair it.", workspace=texts({"calc.py": WRONG}), hidden=hidden, check=check)
+    hidden = to_tree({"hidden_tests/test_calc.py": UNITTEST})
+    return Instance("calc", "Repair it.", workspace=to_tree({"calc.py": WRONG}), hidden=hidden, check=check)
 
 
 def of_tests(kind: str) -> Instance:
-    hidden = texts({"hidden_tests/test_calc.py": PYTEST if kind == "pytest" else UNITTEST})
+    hidden = to_tree({"hidden_tests/test_calc.py": PYTEST if kind == "pytest" else UNITTEST})
     asked = {"isolated": kind == "isolated", "limit_seconds": 20}
-    whole = named_tests(hidden, ("hidden_tests/test_calc.py",), **asked)
-    return Instance("calc", "Repair it.", workspace=texts({"calc.py": WRONG}), hidden=whole, check=COMMAND)
+    whole = build_test_check(hidden, ("hidden_tests/test_calc.py",), **asked)
+    return Instance("calc", "Repair it.", workspace=to_tree({"calc.py": WRONG}), hidden=whole, check=COMMAND)
 
 
 def is_resolved(instance: Instance, folder: Path, changes: dict[str, str]) -> bool:
@@ -198,21 +198,21 @@ def test_files_decide_nothing_in_named_tests(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("name", LEFT_BEHIND)
 def test_a_file_that_decides_what_runs_is_left_out(name: str) -> None:
     instance = of_tests("unittest")
-    begun_with, hidden = instance.files(), tree_of(instance.hidden)
-    work = work_of(begun_with, {**begun_with, name: File(b"x")}, hidden)
+    begun_with, hidden = instance.files(), read_tree(instance.hidden)
+    work = compute_work(begun_with, {**begun_with, name: TreeFile(b"x")}, hidden)
     assert work.tree == begun_with
     assert work.left_out == (() if name in hidden else (name,))
 
 
 def test_module_run_by_the_check_is_excluded() -> None:
-    found = {"runner.py": File(b"x"), "other.py": File(b"x")}
-    assert work_of({}, found, {}, "python3 -m runner --all").left_out == ("runner.py",)
-    assert work_of({"runner.py": File(b"")}, found, {}, "python3 -m runner --all").left_out == ()
+    found = {"runner.py": TreeFile(b"x"), "other.py": TreeFile(b"x")}
+    assert compute_work({}, found, {}, "python3 -m runner --all").left_out == ("runner.py",)
+    assert compute_work({"runner.py": TreeFile(b"")}, found, {}, "python3 -m runner --all").left_out == ()
 
 
 def test_files_named_like_modules_count_in_other_languages() -> None:
-    found = {"string.c": File(b"x"), "calendar/index.js": File(b"x"), "lib/json.py": File(b"x")}
-    assert work_of({}, found, {}).left_out == ()
+    found = {"string.c": TreeFile(b"x"), "calendar/index.js": TreeFile(b"x"), "lib/json.py": TreeFile(b"x")}
+    assert compute_work({}, found, {}).left_out == ()
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def shipped(name: str) -> Instance:
     about = tomllib.loads((DIRECTORY / name / "instance.toml").read_text())
     if any(shutil.which(program) is None for program in about["needs"]):
         pytest.skip(f"needs {about['needs']}")
-    return shipped_instance(DIRECTORY / name, about)
+    return read_shipped_instance(DIRECTORY / name, about)
 
 
 IN_NODE = {

@@ -22,7 +22,7 @@ from broker.runtime.errors import DeckhandsError, UsageError
 from deckhands.client.archive.archive import Archive
 from deckhands.client.archive.archived_file import MAX_DIRECTORY_BYTES, MAX_EVENTS_BYTES, MAX_MEMBER_BYTES, ArchivedFile
 from deckhands.client.archive.errors import CorruptArchive
-from deckhands.client.archive.place import ArchivePlace
+from deckhands.client.archive.storage import ArchiveStorage
 from deckhands.client.client import Client
 from tests.archive_parts import begin_ended, retired
 from tests.stores import RealServer, emptied
@@ -43,7 +43,7 @@ async def client(valkey_server: RealServer, tmp_path: Path) -> AsyncIterator[Cli
 
 def path_of(client: Client) -> Path:
     assert client.archive is not None
-    return Path(ArchivePlace(client.archive.url).path(NAME))
+    return Path(ArchiveStorage(client.archive.url).path(NAME))
 
 
 def members(path: Path) -> dict[str, bytes]:
@@ -259,14 +259,14 @@ async def test_bytes_of_every_kind_raise_expected_errors_or_read_equal(client: C
     for number in range(count):
         path.write_bytes(_damaged(whole, draw))
         try:
-            events = await archive.checked(NAME)
+            events = await archive.read_checked(NAME)
         except CorruptArchive:
             continue
         assert events == before, f"seed {soak_seed}, file {number}"
 
 
 def test_ids_reach_no_other_path(tmp_path: Path) -> None:
-    place = ArchivePlace(str(tmp_path / "archive"))
+    place = ArchiveStorage(str(tmp_path / "archive"))
     for name in ("../../x", "a/b", "..", "a\0b", "", "x" * 300):
         with pytest.raises(UsageError):
             place.path(name)

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from broker.coordination.membership import Member, Membership, members
-from broker.coordination.unreadable import Unreadable
+from broker.coordination.membership import ClusterMember, Membership, list_members
+from broker.coordination.quarantine import Quarantine
 from broker.runtime.errors import CorruptEntry, StoreRefused, UsageError
 from broker.store import keys
 from broker.store.store import Store
 from deckhands.client.tasks.spec import TaskSpec
-from deckhands.operations.schedules.book import ScheduleBook
+from deckhands.operations.schedules.repository import ScheduleRepository
 from deckhands.operations.schedules.schedule import Schedule
-from tests.door_parts import Producer, saying
 from tests.faults.harness import FaultCluster, Worker, steps
 from tests.inbox_parts import put, replies
+from tests.ingress_parts import Producer, saying
 from tests.integration.test_keys_page import pattern_of
 from tests.polling import unhurried, until
 from tests.security.hostile_entries import ROOT, TYPED, hostile_commands
@@ -39,7 +39,7 @@ concurrency = 100
 
 
 class Crew:
-    """Two workers of each kind, a door, a worker of jobs and a beat, and somebody who can write to their store."""
+    """Two workers of each kind, an ingress, a worker of jobs and a beat, and somebody who can write to their store."""
 
     def __init__(self, cluster: FaultCluster) -> None:
         self.cluster = cluster
@@ -55,18 +55,18 @@ class Crew:
             self.processes[name] = self.cluster.start_controller(name, DECKHANDS_QUOTAS=QUOTAS)
         for name in ("t1", "t2"):
             self.processes[name] = self.cluster.start_tool(name)
-        self.processes["d1"] = self.cluster.start_door("d1")
+        self.processes["d1"] = self.cluster.start_ingress("d1")
         self.processes["j1"] = self.cluster.start_jobs("j1")
         self.processes["b1"] = self.cluster.start_beat("b1")
         await self.work()
 
-    async def members(self) -> list[Member]:
+    async def members(self) -> list[ClusterMember]:
         """The workers; what was overwritten is moved out of the way by their sweeps."""
-        found: list[Member] = []
+        found: list[ClusterMember] = []
 
         async def are_known() -> bool:
             with suppress(StoreRefused):
-                found[:] = await members(self.store)
+                found[:] = await list_members(self.store)
             return bool(found)
 
         await until(are_known, what="workers")
@@ -92,7 +92,7 @@ class Crew:
         await self.cluster.check(ids, commands=2)
         self.check_alive()
 
-    async def work_by_doors(self) -> None:
+    async def work_by_ingresses(self) -> None:
         """Carry out a task of Celery's, one that begins later, and an entry of the inbox."""
         producer = self.producer
         now, later = producer.run(turns=saying("now")), producer.run(turns=saying("later"), countdown=0.1)
@@ -108,7 +108,7 @@ class Crew:
 
     async def work_by_schedule(self) -> None:
         """Carry out what a schedule begins, which a beat and a worker of jobs see to."""
-        book, names = ScheduleBook(self.store, self.cluster.client.secrets), self.store.all_shards[0]
+        book, names = ScheduleRepository(self.store, self.cluster.client.secrets), self.store.all_shards[0]
         request = TaskSpec.parse({"task": "look", **self.producer.options(saying("on schedule"))})
 
         async def is_written() -> bool:  # what stands in its place is moved away by the job
@@ -120,12 +120,12 @@ class Crew:
 
         async def has_begun() -> bool:
             with suppress(StoreRefused, CorruptEntry):
-                return (await book.entry("honest")).standing.begun > 0
+                return (await book.entry("honest")).status.begun > 0
             return False
 
         await until(is_written, limit=unhurried(60.0), what="a place for a schedule")
         await until(has_begun, limit=unhurried(60.0), what="the first tick of a schedule")
-        await self.cluster.settle([(await book.entry("honest")).standing.conversation_id])
+        await self.cluster.settle([(await book.entry("honest")).status.conversation_id])
         await book.remove("honest")
         self.check_alive()
 
@@ -169,19 +169,21 @@ async def test_an_entry_without_its_fields_is_put_aside(crew: Crew) -> None:
             await crew.write("XADD", f"{ROOT}:act:{route}", "*", *fields)
     for fields in (("foo", "bar"), ("c", b"\xff"), ("c", "../x"), ("", "")):
         await crew.write("XADD", f"{ROOT}:ready", "*", *fields)
-    found = Unreadable(crew.store)
+    found = Quarantine(crew.store)
 
     async def all_are_aside() -> bool:
         crew.check_alive()
-        return len(await found.all()) >= 2 * len(odd) + 4
+        return len(await found.list_items()) >= 2 * len(odd) + 4
 
     await until(all_are_aside, what="entries put aside")
-    assert {entry.key for entry in await found.all()} == {
+    assert {entry.key for entry in await found.list_items()} == {
         f"{ROOT}:act:pool:bash",
         f"{ROOT}:act:node:node1",
         f"{ROOT}:ready",
     }
-    assert 'cannot be read and was put aside: "it has no field' in crew.cluster.log_of("t1") + crew.cluster.log_of("t2")
+    assert 'cannot be read and was quarantined: "it has no field' in crew.cluster.log_of("t1") + crew.cluster.log_of(
+        "t2"
+    )
     await crew.work()
 
 
@@ -190,14 +192,14 @@ async def test_unreadable_entries_of_a_dead_worker_do_not_block_burial(crew: Cre
     for name in ("t1", "t2"):
         crew.cluster.kill(name)
         del crew.processes[name]
-    ghost = (await members(crew.store))[0].worker_id
+    ghost = (await list_members(crew.store))[0].worker_id
     for fields in (("foo", "bar"), ("a", "1"), ("c", "x"), ("x", "close"), ("c", b"\xff", "a", b"\xfe", "e", "x")):
         await crew.write("XADD", f"{ROOT}:act:pool:bash", "*", *fields)
     await crew.write("XREADGROUP", "GROUP", "tools", ghost, "COUNT", 100, "STREAMS", f"{ROOT}:act:pool:bash", ">")
 
     async def is_buried() -> bool:
         crew.check_alive()
-        return all(member.role != "tool" for member in await members(crew.store))
+        return all(member.role != "tool" for member in await list_members(crew.store))
 
     await until(is_buried, what="burial of the tool workers")
     crew.processes["t3"] = crew.cluster.start_tool("t3")
@@ -206,15 +208,15 @@ async def test_unreadable_entries_of_a_dead_worker_do_not_block_burial(crew: Cre
 
 @pytest.mark.parametrize("name", [*TYPED, "act:pool:bash", "act:node:node1"])
 async def test_key_of_another_type_is_moved_aside(valkey_store: Store, name: str) -> None:
-    role = "door" if name == "revoked" else "tool"  # which only doors need
+    role = "ingress" if name == "revoked" else "tool"  # which only ingresses need
     worker = Membership(valkey_store, "w", role, streams=[[f"{ROOT}:act:pool:bash", f"{ROOT}:act:node:node1"]])
     await worker.register()
     await valkey_store.connection.call("SET", f"{ROOT}:{name}", "a string")
-    if await worker.tick(1) is None:
+    if await worker.beat(1) is None:
         await worker.register()
-    assert await worker.tick(2) is not None
+    assert await worker.beat(2) is not None
     assert await valkey_store.connection.call("GET", f"{ROOT}:{name}:unreadable") == b"a string"
-    (entry,) = await Unreadable(valkey_store).all()
+    (entry,) = await Quarantine(valkey_store).list_items()
     assert entry.key == f"{ROOT}:{name}"
     assert entry.why.startswith("it was a string, not a ")
 
@@ -237,7 +239,7 @@ async def test_no_hostile_entry_ends_a_worker(crew: Crew, count: int) -> None:
     assert written > 0.7 * count, written
     await until(crew.is_swept, what="keys of the right types")
     await crew.work()
-    await crew.work_by_doors()
+    await crew.work_by_ingresses()
     await crew.work_by_schedule()
 
 

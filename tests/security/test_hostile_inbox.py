@@ -1,4 +1,4 @@
-"""Whatever a producer adds to the inbox is answered or put aside, and ends no door."""
+"""Whatever a producer adds to the inbox is answered or put aside, and ends no ingress."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from broker.runtime.errors import StoreRefused
 from broker.store import keys
-from deckhands.client.tasks.tasks import conversation_id_of
-from tests.door_parts import Producer, saying
+from deckhands.client.tasks.tasks import derive_conversation_id
 from tests.inbox_parts import put, replies
+from tests.ingress_parts import Producer, saying
 from tests.polling import unhurried, until
 
 SEED = 20261125
@@ -75,15 +75,15 @@ def _request(chance: random.Random) -> bytes:
 @pytest.mark.parametrize(
     "count", [pytest.param(2_000, id="some"), pytest.param(20_000, id="many", marks=pytest.mark.slow)]
 )
-async def test_no_hostile_entry_ends_a_door(producer: Producer, count: int) -> None:
+async def test_no_hostile_entry_ends_an_ingress(producer: Producer, count: int) -> None:
     print(f"seed {SEED}")
     cluster, store = producer.cluster, producer.cluster.client.store
     call = store.connection.call
     others = (("SET", "string", "x"), ("HSET", "hash", "x", "y"), ("SADD", "set", "x"))
     for command, name, *rest in others:
-        await call(command, keys.replies(name), *rest)
+        await call(command, keys.replies_key(name), *rest)
     for name in ("taken", "a"):
-        await call("SET", store.keys(conversation_id_of(f"inbox:shop:{name}")).caller, "no hash")
+        await call("SET", store.keys(derive_conversation_id(f"inbox:shop:{name}")).caller, "no hash")
     entries = list(hostile_entries(SEED, count))
     for at in range(0, count, AT_ONCE):
         await store.connection.call_many([("XADD", keys.INBOX, "*", *fields) for fields in entries[at : at + AT_ONCE]])
@@ -104,4 +104,4 @@ async def test_no_hostile_entry_ends_a_door(producer: Producer, count: int) -> N
         await until(is_settled, limit=unhurried(60.0), what=f"both answers to {name}")
     assert cluster.workers["d1"].poll() is None
     with pytest.raises(StoreRefused, match="WRONGTYPE"):
-        await call("XLEN", f"{keys.replies('string')}:unreadable")
+        await call("XLEN", f"{keys.replies_key('string')}:unreadable")

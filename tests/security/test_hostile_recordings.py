@@ -14,7 +14,7 @@ import pytest
 
 from broker.contract.codec import decode, to_entry
 from broker.contract.events import Event
-from broker.log.invariants import violations
+from broker.log.invariants import find_violations
 from broker.runtime.errors import UsageError
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State
@@ -39,7 +39,7 @@ def read(folder: Path, trajectory: Any) -> tuple[list[Event], list[str]]:
     for event in events:
         assert decode(to_entry(event.wire())[0], event.id).kind == event.kind
         json.dumps(event.export(), allow_nan=False)
-    assert violations(events, conversation_id="c1", is_over=False) == []
+    assert find_violations(events, conversation_id="c1", is_over=False) == []
     assert fold(State(), events).tools.pending == ()
     messages(events)
     return events, list(findings.lines())
@@ -263,7 +263,7 @@ def test_every_shape_costs_at_most_a_few_events(tmp_path: Path) -> None:
             file.write_text(json.dumps(changed))
             events, findings = read_sdk_directory(tmp_path, "c1")
             assert findings.fault_count <= 4, (place, path, value)
-            assert violations(events, conversation_id="c1", is_over=False) == []
+            assert find_violations(events, conversation_id="c1", is_over=False) == []
             assert fold(State(), events).tools.pending == ()
             for event in events:
                 to_entry(event.wire())

@@ -1,7 +1,7 @@
 """Whatever the store holds of schedules, the others begin, and the job that begins them ends well.
 
 Who may forge it: all who can write to the store as `jobs` or with every right, such as a jobs worker that was taken
-over. Clients write schedules through `ScheduleBook`, which checks them.
+over. Clients write schedules through `ScheduleRepository`, which checks them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from broker.contract.timing import MAX_SECONDS
-from broker.coordination.unreadable import Unreadable
-from deckhands.operations.jobs.ticking import tick
-from deckhands.operations.schedules.schedule import MAX_MISSED, Schedule, Standing, due_of
+from broker.coordination.quarantine import Quarantine
+from deckhands.operations.jobs.scheduler import start_due_schedules
+from deckhands.operations.schedules.schedule import MAX_MISSED, Schedule, ScheduleStatus, find_due
 from tests.integration.test_schedules import NAME, NOON, Cluster, cluster  # noqa: F401  (a fixture)
 
 SEED = 20261126
@@ -58,7 +58,8 @@ def hostile_schedules(seed: int, count: int) -> list[tuple[str, str, Any]]:
     while len(found) < count:
         schedule = text_of(**{name: chance.choice(ODD) for name in chance.sample(sorted(FIELDS), chance.randint(0, 2))})
         standing = {
-            name: chance.choice(ODD) for name in chance.sample(sorted(Standing.model_fields), chance.randint(0, 3))
+            name: chance.choice(ODD)
+            for name in chance.sample(sorted(ScheduleStatus.model_fields), chance.randint(0, 3))
         }
         standing["queued"] = chance.choice(
             (standing.get("queued"), ["0001-01-01T00:00:00"], ["9999-12-31T23:59:59Z"] * 3)
@@ -73,7 +74,7 @@ async def test_no_forged_schedule_keeps_another_from_its_turn(cluster: Cluster) 
     forged = hostile_schedules(SEED, 200)
     for number, (schedule, standing, score) in enumerate(forged):
         await call("HSET", names.schedules, f"forged-{number}", schedule)
-        await call("HSET", names.schedules_standing, f"forged-{number}", standing)
+        await call("HSET", names.schedules_status, f"forged-{number}", standing)
         await call("ZADD", names.schedules_due, score, f"forged-{number}")
     for name in (b"\xff", b"", b"../x", b"a:b"):
         await call("ZADD", names.schedules_due, "-inf", name)
@@ -83,7 +84,7 @@ async def test_no_forged_schedule_keeps_another_from_its_turn(cluster: Cluster) 
     for _ in range(2):
         await cluster.tick()
     entry = await cluster.book.entry(NAME)
-    assert (entry.standing.last_tick, entry.standing.begun) == (due, 1)
+    assert (entry.status.last_tick, entry.status.begun) == (due, 1)
     assert NAME in [entry.schedule.name for entry in await cluster.book.all()]
 
 
@@ -95,8 +96,8 @@ async def test_schedule_key_of_another_type_is_moved_aside(cluster: Cluster, key
     await call("DEL", name)
     await call("SET", name, "a string")
     for _ in range(2):
-        await tick(cluster.services)
-    assert [kept.key for kept in await Unreadable(cluster.store).all()] == [name]
+        await start_due_schedules(cluster.services)
+    assert [kept.key for kept in await Quarantine(cluster.store).list_items()] == [name]
     kept = [entry.schedule.name for entry in await cluster.book.all()]
     assert kept == ([] if key == "schedules" else [NAME])
     if kept:  # it comes due again
@@ -105,7 +106,7 @@ async def test_schedule_key_of_another_type_is_moved_aside(cluster: Cluster, key
 
 def test_ancient_tick_is_followed_by_the_right_one() -> None:
     schedule = Schedule(name=NAME, cron="* * * * *", catch_up_seconds=MAX_SECONDS)
-    found = due_of(schedule, datetime(1971, 1, 1, tzinfo=UTC), NOON)
+    found = find_due(schedule, datetime(1971, 1, 1, tzinfo=UTC), NOON)
     assert (found.tick, found.next) == (NOON, NOON + timedelta(minutes=1))
     assert found.missed == MAX_MISSED - 1  # more are not gone through, on the loop of a worker
 
@@ -113,4 +114,4 @@ def test_ancient_tick_is_followed_by_the_right_one() -> None:
 async def test_a_request_with_half_a_character_can_be_kept(cluster: Cluster) -> None:  # noqa: F811
     await cluster.add({"workspace": {"path": "/half \ud83d"}})
     entry = await cluster.book.entry(NAME)
-    assert cluster.book.request_of(entry.schedule).place().path == "/half \ufffd"
+    assert cluster.book.load_request(entry.schedule).workspace_spec().path == "/half \ufffd"

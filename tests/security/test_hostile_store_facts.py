@@ -12,7 +12,7 @@ import pytest
 
 from broker.runtime.errors import StoreMisconfigured, StoreReplaced
 from broker.store import keys
-from broker.store.function_libraries import own_version
+from broker.store.function_library import own_version
 from broker.store.store import Store, open_store
 from tests.stores import RealServer, emptied
 

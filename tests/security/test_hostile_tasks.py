@@ -1,4 +1,4 @@
-"""Whatever arrives in the door's queue is refused or dropped, ends no door, and begins nothing twice."""
+"""Whatever arrives in the ingress's queue is refused or dropped, ends no ingress, and begins nothing twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.door_parts import Producer, producer, saying  # noqa: F401  (a fixture)
+from tests.ingress_parts import Producer, producer, saying  # noqa: F401  (a fixture)
 from tests.polling import unhurried, until
 from tests.security.hostile_messages import (
     COMMANDS,
@@ -66,7 +66,7 @@ def hostile_calls(seed: int, count: int) -> Iterator[str]:
         pytest.param(5_000, id="many", marks=[pytest.mark.slow, pytest.mark.timeout(1_800)]),
     ],
 )
-async def test_no_hostile_task_or_command_ends_a_door(producer: Producer, count: int) -> None:  # noqa: F811
+async def test_no_hostile_task_or_command_ends_an_ingress(producer: Producer, count: int) -> None:  # noqa: F811
     print(f"seed {SEED}")
     broker = producer.app.backend.client
     channel = f"/{broker.connection_pool.connection_kwargs.get('db', 0)}.celery.pidbox"
@@ -81,7 +81,7 @@ async def test_no_hostile_task_or_command_ends_a_door(producer: Producer, count:
     await still_serves(producer)
 
 
-async def test_no_damaged_result_or_key_ends_a_door(producer: Producer) -> None:  # noqa: F811
+async def test_no_damaged_result_or_key_ends_an_ingress(producer: Producer) -> None:  # noqa: F811
     """What is said of a task that runs is damaged meanwhile; so is what is kept of those under way."""
     broker = producer.app.backend.client
     for number, value in enumerate(RESULTS):
@@ -100,7 +100,7 @@ async def test_no_damaged_result_or_key_ends_a_door(producer: Producer) -> None:
 
 
 @pytest.mark.parametrize("kind", [None, "xstarmap"])
-async def test_no_errback_is_called_with_the_rights_of_a_door(producer: Producer, kind: str | None) -> None:  # noqa: F811
+async def test_no_errback_is_called_with_the_rights_of_an_ingress(producer: Producer, kind: str | None) -> None:  # noqa: F811
     """A request that is refused has `celery.starmap` as its errback, which would send what it maps."""
     broker = producer.app.backend.client
     key = "celery-task-meta-victim" if kind is None else "mapped"
@@ -132,10 +132,10 @@ def message_of(name: str, task_id: str, options: dict[str, Any]) -> str:
 
 async def drained(producer: Producer, *, limit: float) -> None:  # noqa: F811
     """Wait until nothing is queued or under way."""
-    broker, door = producer.app.backend.client, producer.cluster.workers["d1"]
+    broker, ingress = producer.app.backend.client, producer.cluster.workers["d1"]
 
     def is_drained() -> bool:
-        assert door.poll() is None, producer.cluster.log_of("d1")[-2_000:]
+        assert ingress.poll() is None, producer.cluster.log_of("d1")[-2_000:]
         return not broker.llen("deckhands") and not broker.hlen("deckhands:unacked")
 
     try:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from broker.coordination.unreadable import Unreadable
+from broker.coordination.quarantine import Quarantine
 from broker.store import keys
 from broker.store.store import Store
-from deckhands.ingress.desk import Desk
-from deckhands.ingress.inbox import Inbox
+from deckhands.ingress.context import IngressContext
+from deckhands.ingress.inbox import InboxReader
 from tests.integration.test_inbox_edges import NoResults, serving, until_empty
 
 CANARY = "c4n4ry-of-the-inbox"
@@ -38,8 +38,8 @@ async def test_secrets_of_an_unusable_entry_are_not_kept(
     valkey_store: Store, fields: Mapping[str, str], is_shown: bool
 ) -> None:
     await valkey_store.connection.call("XADD", keys.INBOX, "*", *(part for item in fields.items() for part in item))
-    async with serving(Inbox(Desk(valkey_store, NoResults()), "d1").read()):  # type: ignore[arg-type]
+    async with serving(InboxReader(IngressContext(valkey_store, NoResults()), "d1").read()):  # type: ignore[arg-type]
         await until_empty(valkey_store)
-    (kept,) = await Unreadable(valkey_store).all()
+    (kept,) = await Quarantine(valkey_store).list_items()
     assert CANARY not in kept.held
     assert ("task" in kept.held) is is_shown

@@ -22,31 +22,31 @@ from pydantic import ValidationError
 from broker.contract.actions import MessageAction
 from broker.contract.condenser_specs import CondenserPipelineSpec, LLMSummarizingCondenserSpec
 from broker.contract.events import AgentSpec, EventSource, LLMSpec, ModelSwitched
-from broker.contract.offered_models import OFFERED_MODELS, ModelNotOffered, named_models
+from broker.contract.offered_models import OFFERED_MODELS, ModelNotOffered, find_model_names
 from broker.contract.policies import LoopPolicy
 from broker.contract.specs import CriticSpec, GoalSpec, PlanSpec, Tenancy
 from broker.coordination.membership import Membership
 from broker.runtime.clock import SystemClock
 from broker.runtime.errors import DeckhandsError
 from broker.store.store import Store
-from controller_worker.agents.registry import known_agents
+from controller_worker.agents.registry import list_agents
 from controller_worker.model.models import Models
 from controller_worker.providers.errors import LLMConfigError
 from controller_worker.providers.llm import ModelRequest
 from controller_worker.providers.messages.messages import TextPart
 from deckhands.client.changing import Change
 from deckhands.client.conversation.async_conversation import AsyncConversation
-from deckhands.client.tasks.inputs import agent_in
+from deckhands.client.tasks.inputs import to_agent_spec
 from deckhands.client.tasks.spec import TaskSpec
-from deckhands.ingress.desk import conversation_of_task
-from deckhands.operations.jobs.ticking import begin_due, conversation_of
-from deckhands.operations.schedules.book import ScheduleBook
+from deckhands.ingress.context import derive_task_conversation_id
+from deckhands.operations.jobs.scheduler import derive_conversation_id, start_due
+from deckhands.operations.schedules.repository import ScheduleRepository
 from deckhands.operations.schedules.schedule import Schedule
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serve_in_loop
-from tests.door_parts import Producer
 from tests.faults.harness import FaultCluster
 from tests.inbox_parts import put, replies
+from tests.ingress_parts import Producer
 from tests.polling import until
 from tests.server_parts import add_key
 
@@ -97,7 +97,7 @@ def test_every_way_to_name_a_model_is_found() -> None:
         loop_policy=LoopPolicy(fallback_model="e"),
         delegates={"x": AgentSpec(llm=LLMSpec(model="f"))},
     )
-    assert set(named_models(spec)) == set("abcdef")
+    assert set(find_model_names(spec)) == set("abcdef")
 
 
 async def test_scripts_lie_below_the_directory(tmp_path: Path) -> None:
@@ -110,13 +110,13 @@ async def test_scripts_lie_below_the_directory(tmp_path: Path) -> None:
     os.mkfifo(scripts / "pipe")
     offered = models(tmp_path, LLM_SCRIPTS_DIR=str(scripts))
     for name in ("in.json", f"{scripts}/in.json"):
-        client, _ = await offered.of(offered.choose(LLMSpec(model=f"scripted/{name}"), "acme"))
+        client, _ = await offered.get_client(offered.choose(LLMSpec(model=f"scripted/{name}"), "acme"))
         await client.aclose()
     refused = ("link.json", "device", "pipe", "../outside.json", f"{scripts}/../outside.json", "/dev/ptmx", ".", "\0")
     for name in refused:
         for prefix in ("scripted/", "replay/"):
             with pytest.raises(LLMConfigError):
-                await offered.of(offered.choose(LLMSpec(model=prefix + name), "acme"))
+                await offered.get_client(offered.choose(LLMSpec(model=prefix + name), "acme"))
 
 
 LOCAL_PORTS = (1234, 4000, 5000, 8000, 8080, 9997, 11434)
@@ -237,7 +237,7 @@ async def test_no_way_to_name_a_model_leads_beyond_the_table(world: World) -> No
     client, cluster, limit = world.cluster.client, world.cluster, asyncio.Semaphore(16)
     begun: dict[str, tuple[str, str]] = {}
     (cluster.root / "work").mkdir()
-    cluster.start_door()
+    cluster.start_ingress()
     good = [await client.submit("canary task", model=world.good, tenancy=ACME) for _ in range(3)]
     agents = ("model", "SDK agent", "condenser", "critic", "loop policy", "delegate", "condenser of a pipeline", "plan")
 
@@ -321,20 +321,20 @@ class _Entrances:
                 begun[answer.json()["conversation_id"]] = "HTTP", name
 
     async def queue(self, begun: dict[str, tuple[str, str]]) -> None:
-        """Send a Celery task and an entry of the inbox for each name, and wait until the door has taken them."""
+        """Send a Celery task and an entry of the inbox for each name, and wait until the ingress has taken them."""
         store = self.world.cluster.client.store
         for number, name in enumerate(self.names):
             options = {"model": name, "tenant": "acme"}
             self.results.append(self.producer.send("run", "canary task", kwargs=options))
             await put(store, {"id": str(number), "task": "canary task", **options})
         for result, name in zip(self.results, self.names, strict=True):
-            conversation_id = conversation_of_task(result.id)
+            conversation_id = derive_task_conversation_id(result.id)
             meta = store.keys(conversation_id).meta
 
             async def is_taken(result: AsyncResult = result, meta: str = meta) -> bool:
                 return bool(await store.connection.call("EXISTS", meta)) or result.state == "FAILURE"
 
-            await until(is_taken, limit=60.0, what="a task that the door has taken")
+            await until(is_taken, limit=60.0, what="a task that the ingress has taken")
             if await store.connection.call("EXISTS", meta):
                 begun[conversation_id] = "Celery", name
         await until(self._answered, limit=60.0, what="an answer to each entry")
@@ -349,15 +349,15 @@ class _Entrances:
 
     async def schedule(self, begun: dict[str, tuple[str, str]]) -> None:
         client = self.world.cluster.client
-        book, due = ScheduleBook(client.store, client.secrets), None
+        book, due = ScheduleRepository(client.store, client.secrets), None
         for number, name in enumerate(self.names):
             with suppress(DeckhandsError, ValidationError):
                 request = TaskSpec(task="canary task", tenant="acme", model=name)
                 due = await book.add(Schedule(name=f"s{number}", cron="0 6 1 1 *"), request)
         assert due is not None
-        await begin_due(client, book, due)
+        await start_due(client, book, due)
         for number, name in enumerate(self.names):
-            conversation_id = conversation_of(f"s{number}", due)
+            conversation_id = derive_conversation_id(f"s{number}", due)
             if await client.store.connection.call("EXISTS", client.store.keys(conversation_id).meta):
                 begun[conversation_id] = "schedule", name
 
@@ -365,7 +365,7 @@ class _Entrances:
         lines, path = [], self.world.cluster.root / "tasks.jsonl"
         for number, name in enumerate(self.names):
             with suppress(DeckhandsError, ValidationError):
-                agent_in(None, TaskSpec(task="canary task", model=name).model)
+                to_agent_spec(None, TaskSpec(task="canary task", model=name).model)
                 lines.append(json.dumps({"id": str(number), "task": "canary task", "model": name}))
         path.write_text("\n".join(lines) + "\n")
         done = await asyncio.to_thread(
@@ -413,7 +413,7 @@ async def gateway(valkey_store: Store, tmp_path: Path) -> Gateway:
     """A server beside a controller worker that says what it offers."""
     offered = models(tmp_path, LLM_SCRIPTS_DIR=str(tmp_path))
     about = {OFFERED_MODELS: offered.table.model_dump_json(), "models": "\n".join(offered.offered)}
-    about["agents"] = ",".join(known_agents())
+    about["agents"] = ",".join(list_agents())
     await Membership(valkey_store, "c1", "controller", about=about, ttl_seconds=3600.0).register()
     return Gateway(valkey_store, "", options=ServerOptions(port=0))
 
@@ -453,7 +453,7 @@ async def test_each_entrance_refuses_a_model_that_is_not_offered(gateway: Gatewa
         "recover": lambda: client.recover(begun, option=1, model=name),
         "change": lambda: client.change(begun, Change(), model=name),
         "change of the agent": lambda: client.change(begun, Change(agent=AgentSpec(llm=LLMSpec(model=name)))),
-        "schedule": lambda: ScheduleBook(client.store, client.secrets).add(
+        "schedule": lambda: ScheduleRepository(client.store, client.secrets).add(
             Schedule(name="nightly", cron="0 6 1 1 *"), request
         ),
     }

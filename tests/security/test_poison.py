@@ -10,9 +10,9 @@ import pytest
 
 from tests.integration.workspace_hosts import Terminal, gone, main_pid, opened
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
-from tool_worker.workspace.launch.session_programs import session_programs
+from tool_worker.workspace.launch.session_programs import find_session_programs
 from tool_worker.workspace.opening.changes import Changes
-from tool_worker.workspace.opening.repositories import Repositories
+from tool_worker.workspace.opening.repositories import SandboxedGit
 
 CID = "conversation"
 PYTHON = "import os; os.close(os.open('/workspace/ran-{0}', os.O_CREAT | os.O_WRONLY))"
@@ -68,7 +68,7 @@ async def poisoned(tmp_path: Path) -> Path:
 
 
 async def test_later_host_runs_none_of_the_poison(poisoned: Path, tmp_path: Path) -> None:
-    programs = session_programs(["ipython"])
+    programs = find_session_programs(["ipython"])
     async with opened(tmp_path, sandbox="bwrap", programs=programs) as workspaces:
         workspace = await workspaces.open(CID)
         run = Terminal(workspace)
@@ -84,11 +84,11 @@ async def test_later_host_runs_none_of_the_poison(poisoned: Path, tmp_path: Path
 
 
 async def test_what_was_changed_is_told_without_running_any_of_it(poisoned: Path, tmp_path: Path) -> None:
-    repositories = Repositories(BubblewrapSandbox(tmp_path / ".sandbox"))
-    patch = (await Changes(repositories).since(poisoned, None, limit_bytes=2**20)).content
+    repositories = SandboxedGit(BubblewrapSandbox(tmp_path / ".sandbox"))
+    patch = (await Changes(repositories).compare(poisoned, None, limit_bytes=2**20)).content
     assert b"+text" in patch
     base = tmp_path / "base"
     base.mkdir()
     await repositories.record(poisoned, base)
-    assert (await Changes(repositories).since(poisoned, base, limit_bytes=2**20)).left_out == ()
+    assert (await Changes(repositories).compare(poisoned, base, limit_bytes=2**20)).left_out == ()
     assert ran(poisoned) == set()

@@ -40,7 +40,7 @@ def probe(model: Path, env: dict[str, str], *requests: tuple[str, str]) -> list[
 
 def test_agent_cannot_list_or_delete_through_up_web(tmp_path: Path) -> None:
     home, port, model = tmp_path / "home", free_port(), tmp_path / "probe.json"
-    few = ("--doors", "0", "--web", "--web-port", str(port), "--sandbox", "bwrap")
+    few = ("--ingresses", "0", "--web", "--web-port", str(port), "--sandbox", "bwrap")
     with cluster(home, *few, BROWSER="/bin/true", LLM_MODEL=f"scripted/{model}") as running:
         assert running.stderr is not None
         address = next(line for line in running.stderr if "The page is" in line).split()[-1]
@@ -71,7 +71,7 @@ def test_agent_cannot_list_or_delete_through_up_web(tmp_path: Path) -> None:
 
 def test_server_without_keys_makes_one_for_this_machine(tmp_path: Path) -> None:
     home, port = tmp_path / "home", free_port()
-    with cluster(home, "--controllers", "0", "--tools", "0", "--doors", "0"):
+    with cluster(home, "--controllers", "0", "--tools", "0", "--ingresses", "0"):
         env, found = environment(home), set()
         for _ in range(2):
             with started("serve", "--port", str(port), env=env) as serving:
@@ -97,7 +97,7 @@ def test_server_without_keys_makes_one_for_this_machine(tmp_path: Path) -> None:
 def test_metrics_need_a_token_also_on_loopback(tmp_path: Path) -> None:
     home, port = tmp_path / "home", free_port()
     with (
-        cluster(home, "--controllers", "0", "--tools", "0", "--doors", "0"),
+        cluster(home, "--controllers", "0", "--tools", "0", "--ingresses", "0"),
         started("metrics", "--port", str(port), env=environment(home)) as serving,
     ):
         assert serving.stderr is not None

@@ -10,13 +10,13 @@ from celery import Celery
 from celery.utils.collections import AttributeDict
 
 from broker.celery.app import make_app
-from broker.celery.remote_control import BEHIND_A_PASSWORD, LOOKING
+from broker.celery.remote_control import PASSWORD_COMMANDS, READ_ONLY_COMMANDS
 from tests.faults.harness import FaultCluster
 from tests.polling import until
 from tests.security.hostile_messages import COMMANDS, plain_command
 from tests.stores import RealServer, emptied
 
-REFUSED = sorted(name for name in set(COMMANDS) - LOOKING - {"drain", "conversations"} if name)
+REFUSED = sorted(name for name in set(COMMANDS) - READ_ONLY_COMMANDS - {"drain", "conversations"} if name)
 
 
 async def test_broker_without_a_password_controls_no_worker(tmp_path: Path, valkey_server: RealServer) -> None:
@@ -50,7 +50,7 @@ async def test_broker_without_a_password_controls_no_worker(tmp_path: Path, valk
 def test_a_password_of_the_broker_opens_what_stops_and_steers(url: str, *, may_steer: bool) -> None:
     app = make_app("controller", url)
     allowed = app.control.mailbox.Node("worker", state=AttributeDict(app=app)).allowed
-    assert BEHIND_A_PASSWORD.isdisjoint(allowed) is not may_steer
+    assert PASSWORD_COMMANDS.isdisjoint(allowed) is not may_steer
     assert {"ping", "stats", "conversations", "drain"} <= allowed
     assert {"pool_restart", "add_consumer", "cancel_consumer", "revoke", "rate_limit"}.isdisjoint(allowed)
 

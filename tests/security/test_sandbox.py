@@ -21,9 +21,9 @@ from tests.integration.workspace_hosts import Terminal, alive, opened, processes
 from tests.trees import let_everybody_through
 from tool_worker.errors import SandboxUnavailable, SandboxUnsafe
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
-from tool_worker.sandbox.choice import best_sandbox, named_sandbox, sandboxes
+from tool_worker.sandbox.choice import find_best_sandbox, find_sandbox, make_sandboxes
 from tool_worker.sandbox.none import NoSandbox
-from tool_worker.sandbox.sandbox import Enclosure, ResourceLimits, interpreter
+from tool_worker.sandbox.sandbox import Enclosure, ResourceLimits, find_interpreter
 from tool_worker.sandbox.selftest import require_safe, run_self_test
 from tool_worker.workspace.workspaces import Workspaces
 
@@ -67,9 +67,9 @@ async def run(workspaces: Workspaces) -> Terminal:
 
 def test_the_best_sandbox_of_this_machine_holds(tmp_path: Path) -> None:
     no_image = "no image is named (DECKHANDS_DOCKER_IMAGES)"
-    reasons = {name: sandbox.reason_unavailable() for name, sandbox in sandboxes(tmp_path).items()}
+    reasons = {name: sandbox.reason_unavailable() for name, sandbox in make_sandboxes(tmp_path).items()}
     assert reasons == {"bwrap": None, "docker": no_image, "none": None}
-    report = run_self_test(best_sandbox(tmp_path))
+    report = run_self_test(find_best_sandbox(tmp_path))
     assert report.sandbox == "bwrap"
     assert {result.name for result in report.results} == PROBES
     assert report.escapes == ()
@@ -79,7 +79,7 @@ def test_the_best_sandbox_of_this_machine_holds(tmp_path: Path) -> None:
 def test_where_none_works_nothing_runs_and_the_reason_is_told(tmp_path: Path) -> None:
     (tmp_path / "node").touch()
     with pytest.raises(SandboxUnavailable, match=r"bwrap does not work here: .*Not a directory") as raised:
-        named_sandbox("auto", tmp_path / "node" / ".sandbox")
+        find_sandbox("auto", tmp_path / "node" / ".sandbox")
     assert "Install" not in str(raised.value)  # what is in the way is another thing
     assert "DECKHANDS_SANDBOX=none" in str(raised.value)
 
@@ -121,7 +121,7 @@ def test_the_self_test_finds_a_single_hole(tmp_path: Path) -> None:
 @pytest.mark.skipif(not IS_ROOT, reason="only root's user id opens kernel settings without a capability")
 def test_kernel_settings_need_the_mounts_that_cover_them(tmp_path: Path, bwrap: BubblewrapSandbox) -> None:
     opens = "import os; os.close(os.open('/proc/sys/kernel/core_pattern', os.O_WRONLY))"
-    program = [interpreter(), "-I", "-S", "-c", opens]
+    program = [find_interpreter(), "-I", "-S", "-c", opens]
     options = list(bwrap.options(Enclosure(tmp_path, "/workspace")))
     covered = subprocess.run(bwrap.command(program, options), env={}, check=False, capture_output=True)
     assert b"Read-only file system" in covered.stderr
@@ -131,12 +131,12 @@ def test_kernel_settings_need_the_mounts_that_cover_them(tmp_path: Path, bwrap: 
 
 
 def test_sandboxes_that_there_are_not(tmp_path: Path) -> None:
-    assert [*sandboxes(tmp_path)] == ["bwrap", "docker", "none"]
+    assert [*make_sandboxes(tmp_path)] == ["bwrap", "docker", "none"]
     with pytest.raises(SandboxUnavailable, match="There is no sandbox 'chroot'"):
-        named_sandbox("chroot", tmp_path)
+        find_sandbox("chroot", tmp_path)
     with pytest.raises(SandboxUnavailable, match=r"docker does not work on this machine: no image is named"):
-        named_sandbox("docker", tmp_path)
-    assert named_sandbox("none", tmp_path).name == "none"
+        find_sandbox("docker", tmp_path)
+    assert find_sandbox("none", tmp_path).name == "none"
 
 
 def test_a_sandbox_that_does_not_work_says_why(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ async def test_with_network_the_machine_is_reached_and_nothing_else_changes(work
 
 
 async def test_only_processes_of_the_workspace_are_seen(run: Terminal) -> None:
-    assert (await run("ps -e -o comm=")).content.split() == [Path(interpreter()).name, "bash", "ps"]
+    assert (await run("ps -e -o comm=")).content.split() == [Path(find_interpreter()).name, "bash", "ps"]
     assert (await run("hostname; id -un")).content == "workspace\nagent"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from controller_worker.loop.sdk.launch import can_sandbox
-from controller_worker.loop.sdk.runner import Line, Runner
+from controller_worker.loop.sdk.runner import Line, SdkRunner
 
 PROBE = """
 import json, os, socket, sys
@@ -43,7 +43,7 @@ said.sendall(json.dumps(found).encode() + b"\\n")
 async def probed(asked: dict[str, Any], *, is_sandboxed: bool) -> dict[str, Any]:
     said: asyncio.Future[Line] = asyncio.get_running_loop().create_future()
     endings: set[asyncio.Task[None]] = set()
-    runner = Runner(on_line=said.set_result, on_end=lambda _: None, endings=endings)
+    runner = SdkRunner(on_line=said.set_result, on_end=lambda _: None, endings=endings)
     await runner.start((sys.executable, "-I", "-c", PROBE, json.dumps(asked)), is_sandboxed=is_sandboxed)
     try:
         return dict(await asyncio.wait_for(said, 30.0))

@@ -21,7 +21,7 @@ from tests.security.test_bounds import MEGABYTE, needs_groups
 from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.worker.executor import Executor
 from tool_worker.worker.node.usage_bounds import UsageBounds
-from tool_worker.workspace.resource_usage import ResourceUsage, workspace_usage
+from tool_worker.workspace.resource_usage import ResourceUsage, measure_usage
 from tool_worker.workspace.workspaces import Workspaces
 
 HOLDING = r"""
@@ -95,7 +95,7 @@ def is_holding(root: Path, name: str) -> bool:
 def held_in(root: Path, name: str) -> ResourceUsage:
     pid = main_pid(root, name)
     assert pid is not None
-    return workspace_usage(pid, [root / name / "workspace"]).total
+    return measure_usage(pid, [root / name / "workspace"]).total
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ async def test_the_model_is_told_what_was_ended(memory_store: Store, tmp_path: P
         await log.append("conversation", [CmdRunAction(command="echo on")])
         action = (await log.read("conversation"))[-1]
         delivery = ActionDelivery(
-            "conversation", action.id, await log.entry("conversation", action.id), WorkspaceSpec(), ""
+            "conversation", action.id, await log.load_entry("conversation", action.id), WorkspaceSpec(), ""
         )
         await executor.execute(delivery, ActionClaimed(1))
         answer = (await log.read("conversation"))[-1]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.coordination.membership import members
+from broker.coordination.membership import list_members
 from tests.faults.harness import FaultCluster
 
 NO_CAPABILITIES = ("setpriv", "--inh-caps=-all", "--bounding-set=-all") if os.getuid() == 0 else ()
@@ -42,7 +42,7 @@ def seen_by_a_program_of_the_same_user(pid: int) -> list[str]:
 
 async def until_at_work(cluster: FaultCluster) -> None:
     async def all_beat() -> bool:
-        return len(await members(cluster.client.store)) == len(cluster.workers)
+        return len(await list_members(cluster.client.store)) == len(cluster.workers)
 
     await cluster.until(all_beat)
 

@@ -158,8 +158,8 @@ async def _world(plan: Plan, cluster: Cluster, outcome: Outcome, person: Person)
         outcome.leftovers = await _leftovers(store)
     with contextlib.suppress(StoreError, UnknownConversation):
         outcome.events = await EventLog(store).read(CID)
-        outcome.row = await Conversations(store).row(CID)
-        for row in await Conversations(store).recent():
+        outcome.row = await Conversations(store).load_row(CID)
+        for row in await Conversations(store).list_recent():
             if row.conversation_id != CID:
                 outcome.others[row.conversation_id] = await EventLog(store).read(row.conversation_id)
         outcome.snapshot = await store.connection.call("GET", store.keys(CID).snapshot)
@@ -173,14 +173,14 @@ async def _person(store: Store, seen: list[Event], settled: asyncio.Future[None]
     status = Status()
     async for event in log.tail(CID):
         seen.append(event)
-        status = status.after(event)
+        status = status.apply(event)
         if isinstance(event, CmdOutputObservation):
             await log.append(CID, [said(MESSAGES[1])], key="more")
         elif isinstance(event, ModelReply) and event.iteration == 2:
             await log.append(CID, [_asked(AgentState.PAUSED)], key="pause")
         elif isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.PAUSED:
             await log.append(CID, [_asked(AgentState.RUNNING)], key="resume")
-        if status.is_terminal and event.id == await log.last_id(CID):
+        if status.is_terminal and event.id == await log.load_last_id(CID):
             break
     if not settled.done():
         settled.set_result(None)

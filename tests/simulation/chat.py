@@ -18,11 +18,11 @@ from broker.contract.actions import MessageAction
 from broker.contract.codec import decode
 from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource
 from broker.contract.observations import CmdOutputObservation, EventsLostObservation
-from broker.coordination.wakeups import wake
+from broker.coordination.wakeups import wake_conversations
 from broker.log.event_log import EventLog
-from broker.log.invariants import violations
-from broker.log.lost_tails import followed
-from broker.log.status import Status, status_of
+from broker.log.invariants import find_violations
+from broker.log.lost_tails import tail_recording_gaps
+from broker.log.status import Status, fold_status
 from broker.runtime.errors import EventsLost, UnknownConversation
 from broker.store.store import Store
 from tests.simulation.canonical import bash, said
@@ -183,16 +183,16 @@ async def _talk(store: Store, cid: str, chat: Chat, outcome: ChatOutcome) -> Non
 
 async def _talked(log: EventLog, cid: str, chat: Chat, patience: asyncio.Timeout | None) -> bool:
     status, unsaid = Status(), [f"message {number + 1}" for number in range(chat.rounds)]
-    async for event in followed(log, cid, after=0, decode=decode):
-        status = status.after(event)
+    async for event in tail_recording_gaps(log, cid, after=0, decode=decode):
+        status = status.apply(event)
         if patience is not None:
             patience.reschedule(asyncio.get_running_loop().time() + PATIENCE_SECONDS)
         if isinstance(event, MessageAction) and event.content in unsaid:
             unsaid.remove(event.content)
         if chat.has_early_bell and isinstance(event, CmdOutputObservation) and event.command == "one":
-            await wake(log.store, [cid])
+            await wake_conversations(log.store, [cid])
         # A store that has come back may have less than what was seen, and get the very same events again.
-        if status.is_settled and event.id >= await log.last_id(cid):
+        if status.is_settled and event.id >= await log.load_last_id(cid):
             if not unsaid:
                 return True
             await log.append(cid, [said(unsaid[0])], key=unsaid[0])
@@ -203,13 +203,13 @@ async def _ring(store: Store, chat: Chat) -> None:
     random = Random(chat.seed)
     while True:
         await asyncio.sleep(random.random() * BELL_SECONDS)
-        await wake(store, [cid for cid in chat.ids if random.random() < 0.5])
+        await wake_conversations(store, [cid for cid in chat.ids if random.random() < 0.5])
 
 
 def broken_chat(outcome: ChatOutcome) -> list[str]:
     """Return what does not hold, each with the id of its invariant where it has one."""
     if outcome.failure:
-        stand = {cid: str(status_of(events).state) for cid, events in outcome.logs.items()}
+        stand = {cid: str(fold_status(events).state) for cid, events in outcome.logs.items()}
         return [f"I1: {outcome.failure}; {stand}"]
     found = [line for cid, events in outcome.logs.items() for line in _broken_log(outcome, cid, events)]
     actions = {(cid, event.id) for cid, events in outcome.logs.items() for event in events if event.runnable}
@@ -220,7 +220,7 @@ def broken_chat(outcome: ChatOutcome) -> list[str]:
 
 
 def _broken_log(outcome: ChatOutcome, cid: str, events: list[Event]) -> Iterator[str]:
-    yield from (f"{each.invariant}: {cid}: {each.text}" for each in violations(events, conversation_id=cid))
+    yield from (f"{each.invariant}: {cid}: {each.text}" for each in find_violations(events, conversation_id=cid))
     texts = Counter(e.content for e in events if isinstance(e, MessageAction) and e.source is EventSource.USER)
     expected = Counter(f"message {number + 1}" for number in range(outcome.chat.rounds))
     has_gap = any(isinstance(event, EventsLostObservation) for event in events)

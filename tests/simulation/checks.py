@@ -9,9 +9,9 @@ from itertools import pairwise
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import EventSource, ModelCallFailed, ModelReply
-from broker.log.invariants import violations
+from broker.log.invariants import find_violations
 from controller_worker.core.controller import fold
-from controller_worker.core.state import State, state_from
+from controller_worker.core.state import State, parse_snapshot
 from tests.simulation.canonical import CID, MESSAGES, Outcome
 from tests.simulation.faults import Fault
 from tests.simulation.recovery import longest_allowed, waits
@@ -40,7 +40,9 @@ def always_broken(outcome: Outcome) -> list[str]:
     if outcome.failure:
         return [f"I1: {outcome.failure}; {_where(outcome)}"]
     assert outcome.row is not None
-    found = violations(outcome.events, conversation_id=CID, last_event_id=outcome.row.last_event_id, seen=outcome.seen)
+    found = find_violations(
+        outcome.events, conversation_id=CID, last_event_id=outcome.row.last_event_id, seen=outcome.seen
+    )
     if is_given_up(outcome) and _is_unread(outcome):
         found = [violation for violation in found if violation.invariant != "I4"]
     return [
@@ -134,7 +136,7 @@ def _snapshot(outcome: Outcome) -> Iterator[str]:
     assert outcome.row is not None
     if outcome.row.state != whole.lifecycle.agent_state:
         yield f"I7: the index says {outcome.row.state}, the log {whole.lifecycle.agent_state}"
-    kept = state_from(outcome.snapshot)
+    kept = parse_snapshot(outcome.snapshot)
     if kept is not None and fold(kept, outcome.events[kept.version :]) != whole:
         yield f"I7: the snapshot at {kept.version} and what follows do not give the state"
 

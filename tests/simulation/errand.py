@@ -21,7 +21,7 @@ from broker.contract.observations import AgentDelegateObservation, AgentStateCha
 from broker.contract.policies import ConfirmationPolicy
 from broker.contract.specs import CriticSpec, GoalSpec, MemorySpec
 from broker.log.event_log import EventLog
-from broker.log.invariants import violations
+from broker.log.invariants import find_violations
 from broker.log.status import Status
 from broker.store.store import Store
 from controller_worker.core.controller import fold
@@ -82,10 +82,10 @@ def sender(folder: Path) -> Person:
         status = Status()
         async for event in log.tail(CID):
             seen.append(event)
-            status = status.after(event)
+            status = status.apply(event)
             if isinstance(event, AgentStateChangedObservation) and event.action_id is not None:
                 await log.append(CID, [_confirmed(event.action_id)], key=f"answer {event.id}")
-            if status.is_terminal and event.id == await log.last_id(CID):
+            if status.is_terminal and event.id == await log.load_last_id(CID):
                 break
         if not settled.done():
             settled.set_result(None)
@@ -121,10 +121,10 @@ def _errand(outcome: Outcome) -> Iterator[str]:
     for conversation_id, events in {CID: outcome.events, **outcome.others}.items():
         divergence = replay(events).divergence
         if divergence is not None:
-            yield f"I7: {conversation_id} would be decided otherwise: {divergence.lines()}"
+            yield f"I7: {conversation_id} would be decided otherwise: {divergence.to_diff()}"
     for conversation_id, events in outcome.others.items():
         yield from (
-            f"{broken.invariant}: {broken.text}" for broken in violations(events, conversation_id=conversation_id)
+            f"{broken.invariant}: {broken.text}" for broken in find_violations(events, conversation_id=conversation_id)
         )
         state = fold(State(), events)
         is_lost = "crashed its worker" in state.lifecycle.last_error and has_lost_too_many(outcome)

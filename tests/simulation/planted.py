@@ -14,7 +14,7 @@ import msgpack
 from broker.contract.codec import decode
 from broker.testing.keyspace import Arguments
 from controller_worker.core.controller import fold
-from controller_worker.core.state import State, snapshot_of, state_from
+from controller_worker.core.state import State, parse_snapshot, to_snapshot
 from tests.simulation.wire import Commands, Execute, Send, StoreBug
 
 BASE, SHARD, CID, NAMED = 3, 4, 5, 6
@@ -190,9 +190,9 @@ def forget_parked(execute: Execute, command: Arguments) -> Any:
 def leave_last_event_out_of_snapshots(execute: Execute, command: Arguments) -> Any:
     """A snapshot has the state before the event that it says it ends with."""
     if _is_call(command, b"deck_snapshot"):
-        state = state_from(command[7])
+        state = parse_snapshot(command[7])
         assert state is not None
         entries = execute([b"XRANGE", command[BASE] + b":events", b"-", b"%d-0" % (state.version - 1)])
         events = [decode(fields[1], number) for number, (_, fields) in enumerate(entries, 1)]
-        command = [*command[:7], snapshot_of(replace(fold(State(), events), version=state.version)), *command[8:]]
+        command = [*command[:7], to_snapshot(replace(fold(State(), events), version=state.version)), *command[8:]]
     return execute(command)

@@ -40,7 +40,7 @@ def waits(written: Sequence[Written], logs: Mapping[str, Sequence[Event]]) -> It
             if append.first_id > 1 and not (status.is_settled or status.state is AgentState.RATE_LIMITED):
                 yield Wait(append.at - before, conversation_id, append.first_id - 1)
             for event in events[append.first_id - 1 : append.last_id]:
-                status = status.after(event)
+                status = status.apply(event)
             before = append.at
 
 

@@ -18,13 +18,13 @@ from broker.store.store import Store, open_store
 from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection
 from controller_worker.loop.consumer import ControllerConsumer
-from controller_worker.settings import controller_settings
+from controller_worker.settings import load_controller_settings
 from tests.simulation.faults import Fault
 from tests.simulation.sealed import sealed
 from tests.simulation.simulated_host import Node, SimulatedWorkspaces
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
 from tests.simulation.wire import Bug, NotingServer, ProcessConnection, Wire
-from tool_worker.settings import tool_settings
+from tool_worker.settings import load_tool_settings
 from tool_worker.worker.consumer import ToolConsumer
 
 RESTART_SECONDS = 0.3
@@ -109,16 +109,16 @@ class Cluster:
 
     async def controller(self, store: Store) -> None:
         """Be a controller worker: one life after the other, as often as it is presumed dead."""
-        consumer = ControllerConsumer(controller_settings(self.environment))
+        consumer = ControllerConsumer(load_controller_settings(self.environment))
         services = consumer.services(store)
         while True:
-            incarnation = await consumer.begin(services)
+            incarnation = await consumer.start_session(services)
             await incarnation.run(asyncio.Event(), on_beat=lambda _: None)
 
     async def tools(self, store: Store) -> None:
         """Be a tool worker of the one node."""
-        consumer = ToolConsumer(tool_settings({"DECKHANDS_NODE": "node-1", "DECKHANDS_NODE_DIR": self.node_dir}))
+        consumer = ToolConsumer(load_tool_settings({"DECKHANDS_NODE": "node-1", "DECKHANDS_NODE_DIR": self.node_dir}))
         workspaces: Any = SimulatedWorkspaces(self.node)
         while True:
-            incarnation = consumer.begin(store, workspaces)
+            incarnation = consumer.start_session(store, workspaces)
             await incarnation.run(asyncio.Event(), on_beat=lambda _: None)

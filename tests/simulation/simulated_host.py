@@ -16,9 +16,9 @@ from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
 from tool_worker.errors import HostLost
 from tool_worker.host import protocol
 from tool_worker.host.configuration import HostConfiguration
-from tool_worker.host.egress import Egress
+from tool_worker.host.egress import HostEgress
 from tool_worker.host.journal import Journal
-from tool_worker.host.server import Server
+from tool_worker.host.server import HostServer
 from tool_worker.host.shell.bash_call import BashCall
 from tool_worker.sandbox.none import NoSandbox
 from tool_worker.workspace.launch.host_connection import HostConnection
@@ -84,7 +84,7 @@ class Client:
         self.is_open = True
 
 
-class SimulatedHost(Server):
+class SimulatedHost(HostServer):
     """The host of one workspace: everything of the real one but its sockets and its shell."""
 
     def __init__(self, node: Node, conversation_id: str, journal: Journal) -> None:
@@ -105,10 +105,10 @@ class SimulatedHost(Server):
             idle_seconds=FOR_EVER_SECONDS,
             resource_limits={},
         )
-        self._egress = Egress(0)
+        self._egress = HostEgress(0)
         self._clients, self._executions, self._queue, self._programs = set(), {}, [], {}
         self._unattached, self._idle = host_loop.timer(host_loop.stop), host_loop.timer(host_loop.stop)
-        self._next = host_loop.timer(self._begin_next)
+        self._next = host_loop.timer(self._start_next)
 
     def accept(self) -> tuple[asyncio.StreamReader, Any]:
         """Return both ends of a connection, as the client has them."""

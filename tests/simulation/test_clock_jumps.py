@@ -78,7 +78,7 @@ class SkewedCluster(Cluster):
 
         def ends(event: Event) -> bool:
             nonlocal status
-            status = status.after(event)
+            status = status.apply(event)
             return status.is_terminal
 
         await self.until(ends)

@@ -24,7 +24,7 @@ async def bury(store: Store, worker_id: str) -> None:
     other = Membership(store, "tool-other", "tool")
     await other.register()
     await store.connection.call("ZADD", names.workers, 1, worker_id)
-    assert await other.tick(0) is not None
+    assert await other.beat(0) is not None
     assert await store.connection.call("ZSCORE", names.workers, worker_id) is None
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from broker.contract.events import ConversationCreated
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
-from broker.coordination.ownership import Claimed, Owners
+from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.log.event_log import EventLog
 from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
 from tests.simulation import planted
@@ -130,11 +130,11 @@ def unrung_after_burial(bug: Bug | None) -> list[str]:
         ids = [f"conversation-{number}" for number in range(OWNED)]
         for cid in ids:
             await log.create(ConversationCreated(conversation_id=cid), key=cid)
-            assert isinstance(await owners.claim(cid, "controller-dead"), Claimed)
+            assert isinstance(await owners.claim(cid, "controller-dead"), ClaimedConversation)
         await asyncio.sleep(HEARTBEAT_TTL_SECONDS + 1)
         await living.register()
         for _ in range(10):
-            assert await living.tick(0) is not None
+            assert await living.beat(0) is not None
             await asyncio.sleep(HEARTBEAT_SECONDS)
         entries = {cid: await store.connection.call("HGET", store.keys(cid).meta, "ready_id") for cid in ids}
         return [cid for cid, entry in entries.items() if entry is None]

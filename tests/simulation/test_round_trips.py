@@ -20,9 +20,9 @@ import pytest
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConversationCreated, Event, ModelReply
 from broker.log.event_log import EventLog
-from broker.log.status import status_of
+from broker.log.status import fold_status
 from broker.runtime.settings import BrokerSettings
-from broker.secrets.secrets import Secrets, secret_key
+from broker.secrets.secrets import Secrets, load_secret_key
 from tests.simulation.canonical import CID, bash, said
 from tests.simulation.simulated_cluster import Cluster
 
@@ -64,7 +64,7 @@ def round_trips(
         cluster.start("controller", cluster.controller)
         cluster.start("tools", cluster.tools)
         log = EventLog(store)
-        held = Secrets(store, lambda: secret_key(BrokerSettings.from_env(), is_made=True))
+        held = Secrets(store, lambda: load_secret_key(BrokerSettings.from_env(), is_made=True))
         for name, value in (secrets or {}).items():
             await held.put(CID, name, value)
         created = ConversationCreated(conversation_id=CID, agent=AgentSpec(tool_concurrency=2))
@@ -72,11 +72,11 @@ def round_trips(
         async with asyncio.timeout(600):
             async for event in log.tail(CID):
                 events.append(event)
-                if status_of(events).is_terminal:
+                if fold_status(events).is_terminal:
                     return
 
     cluster.run(world())
-    assert status_of(events).state is AgentState.FINISHED
+    assert fold_status(events).state is AgentState.FINISHED
     appended = [
         next(written.at for written in cluster.server.written if written.first_id <= event.id <= written.last_id)
         for event in events

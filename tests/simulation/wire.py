@@ -24,7 +24,7 @@ from broker.store.connection import Argument, Connection
 from broker.testing.keyspace import Arguments
 from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
-from broker.testing.streams import Read
+from broker.testing.streams import StreamRead
 from tests.simulation.faults import STOPPED_SECONDS, Fault
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
 
@@ -189,12 +189,12 @@ class NotingServer(MemoryServer):
         """Refuse to change anything, or no longer."""
         self._refuses_writes = is_refusing
 
-    def block(self, read: Read) -> asyncio.Future[Any]:
+    def start_read(self, read: StreamRead) -> asyncio.Future[Any]:
         if self._refuses_writes and read.group:
             refused = asyncio.get_running_loop().create_future()
             refused.set_result(ReplyError(REFUSED))
             return refused
-        return super().block(read)
+        return super().start_read(read)
 
     def execute(self, command: Arguments) -> Any:
         if self._refuses_writes and command[0] not in READS and command[:2] != [b"FCALL", b"deck_now"]:

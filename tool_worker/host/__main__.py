@@ -33,8 +33,8 @@ def main() -> None:
     )
     from tool_worker.host.hardening import harden, restrict_writes
     from tool_worker.host.journal import Journal
-    from tool_worker.host.loop import Loop
-    from tool_worker.host.server import Server
+    from tool_worker.host.loop import EventLoop
+    from tool_worker.host.server import HostServer
 
     with open(0, "rb", closefd=False) as source:
         configuration = HostConfiguration.decode(source.read())
@@ -60,8 +60,8 @@ def main() -> None:
     listener = socket.socket(fileno=LISTENER_FD)
     listener.setblocking(False)
     os.set_inheritable(LISTENER_FD, False)
-    loop = Loop()
-    server = Server(loop, configuration, listener, Journal(JOURNAL_FD, boot_id), score)
+    loop = EventLoop()
+    server = HostServer(loop, configuration, listener, Journal(JOURNAL_FD, boot_id), score)
     try:
         loop.run()
     finally:

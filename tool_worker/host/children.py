@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from tool_worker.host.compiled import signal
-from tool_worker.host.loop import Loop
+from tool_worker.host.loop import EventLoop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,14 +53,14 @@ class OomScore:
 class Children:
     """Starts children, reaps them and passes their exit statuses to callbacks."""
 
-    def __init__(self, loop: Loop, score: OomScore) -> None:
+    def __init__(self, loop: EventLoop, score: OomScore) -> None:
         self._score = score
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._wakeups, theirs = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
         # The handler does nothing: the byte that the interpreter writes to the pipe wakes the loop.
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        loop.on_readable(self._wakeups, self._woken)
+        loop.on_readable(self._wakeups, self._on_wakeup)
 
     @property
     def watched(self) -> frozenset[int]:
@@ -107,6 +107,6 @@ class Children:
             if callback := self._callbacks.pop(pid, None):
                 callback(exit_code if exit_code >= 0 else 128 - exit_code)
 
-    def _woken(self) -> None:
+    def _on_wakeup(self) -> None:
         os.read(self._wakeups, 4096)
         self.reap()

@@ -18,12 +18,12 @@ else:
     import _signal as signal
     import _socket as socket
 
-__all__ = ["accepted", "c_library", "signal", "socket"]
+__all__ = ["accept", "c_library", "signal", "socket"]
 
 _C_LIBRARY = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None: this program itself
 
 
-def accepted(listener: socket.socket) -> socket.socket:
+def accept(listener: socket.socket) -> socket.socket:
     """Accept a connection.
 
     Raises:

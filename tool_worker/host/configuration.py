@@ -103,7 +103,7 @@ class HostConfiguration:
             **self.sessions,
         }
 
-    def given_to(self, tool: str) -> dict[str, object]:
+    def fields_for(self, tool: str) -> dict[str, object]:
         """Return the fields about the workspace that every call of this tool's program receives."""
         variables = {"variables": self.environment} if tool == "acp" else {}
         return {"memory": self.memory, **variables}

@@ -25,7 +25,7 @@ class Descendant:
         self.started = started
 
 
-def present_tick() -> int:
+def current_tick() -> int:
     """Return the current time in the kernel's clock of process start times, in ticks."""
     return int(clock_gettime(CLOCK_BOOTTIME) * _TICKS_PER_SECOND)
 
@@ -34,7 +34,7 @@ def live_descendants(root: int) -> list[Descendant]:
     """Return the live descendants of `root`, without `root` itself."""
     children_of: dict[int, list[Descendant]] = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and (entry := _read(name)):
+        if name.isdigit() and (entry := _read_entry(name)):
             children_of.setdefault(entry.parent, []).append(entry)
     found: list[Descendant] = []
     waiting = [root]
@@ -65,7 +65,7 @@ def kill_marked(root: int, variable: str) -> None:
             kill(entry.pid)
 
 
-def started_since(root: int, tick: int, spared: frozenset[int]) -> list[int]:
+def find_started_since(root: int, tick: int, spared: frozenset[int]) -> list[int]:
     """Return the descendants of `root` that started at this tick or later.
 
     Args:
@@ -83,7 +83,7 @@ def started_since(root: int, tick: int, spared: frozenset[int]) -> list[int]:
     return found
 
 
-def children(pid: int) -> frozenset[int]:
+def find_children(pid: int) -> frozenset[int]:
     """Return the children of a process; empty if the kernel was built without that list."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
@@ -101,7 +101,7 @@ def command_line(pid: int) -> bytes:
         return b""
 
 
-def handles(pid: int, number: signal.Signals) -> bool:
+def handles_signal(pid: int, number: signal.Signals) -> bool:
     """Return whether a process catches or ignores a signal, so that the signal does not simply end it."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
@@ -119,7 +119,7 @@ def kill(pid: int) -> None:
         return
 
 
-def _read(name: str) -> Descendant | None:
+def _read_entry(name: str) -> Descendant | None:
     try:
         with open(f"/proc/{name}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

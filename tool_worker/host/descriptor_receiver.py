@@ -17,8 +17,8 @@ import os
 import struct
 import sys
 
-_OUT_OF_THE_WAY = 64
-_MOST = 16
+_FIRST_FREE_FD = 64
+_MAX_DESCRIPTORS = 16
 _FILTER_FD = 8
 """As in `configuration`."""
 _FILTER_LIMIT_BYTES = 1 << 16
@@ -28,7 +28,7 @@ _PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
 
 
-class _Program(ctypes.Structure):
+class _FilterProgram(ctypes.Structure):
     _fields_ = (("instructions", ctypes.c_ushort), ("beginning", ctypes.c_char_p))
 
 
@@ -37,20 +37,20 @@ def main() -> None:
     entrance, *host = sys.argv[1:]
     giver = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     giver.connect(entrance)
-    numbers, rights, _, _ = giver.recvmsg(_MOST, socket.CMSG_SPACE(_MOST * 4))
+    numbers, rights, _, _ = giver.recvmsg(_MAX_DESCRIPTORS, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4))
     received = struct.unpack(f"{len(numbers)}i", rights[0][2])
     # Move them above all target numbers first; otherwise one `dup2` could overwrite the source of another.
-    given = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _OUT_OF_THE_WAY) for descriptor in received]
+    given = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FIRST_FREE_FD) for descriptor in received]
     giver.send(b".")
     giver.close()
     for descriptor, target in zip(given, numbers, strict=True):
         os.dup2(descriptor, target)
         os.close(descriptor)
-    refuse_calls(os.read(_FILTER_FD, _FILTER_LIMIT_BYTES))
+    apply_filter(os.read(_FILTER_FD, _FILTER_LIMIT_BYTES))
     os.execve(sys.executable, [sys.executable, "-I", "-S", *host], {})  # noqa: S606  (the host's own module)
 
 
-def refuse_calls(program: bytes) -> None:
+def apply_filter(program: bytes) -> None:
     """Apply a system call filter to this process and all that it starts; an empty filter refuses nothing.
 
     Raises:
@@ -59,7 +59,7 @@ def refuse_calls(program: bytes) -> None:
     if not program:
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    filtered = _Program(len(program) // _INSTRUCTION_BYTES, program)
+    filtered = _FilterProgram(len(program) // _INSTRUCTION_BYTES, program)
     for arguments in (
         (_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
         (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(filtered), 0, 0),

@@ -17,7 +17,7 @@ BACKLOG = 128
 KEPT_REFUSALS = 20
 
 
-class Egress:
+class HostEgress:
     """Lends the listening socket, and collects the proxy's refusals until the next result.
 
     Args:

@@ -85,22 +85,22 @@ def restrict_writes(directories: list[str]) -> bool:
     scopes = _OUTSIDE_ABSTRACT_SOCKETS | _OUTSIDE_SIGNALS if version >= 6 else 0
     # An older kernel rejects a structure with unknown fields. The fields are: files, network, scopes.
     ruleset = pack("=QQQ", handled, 0, scopes)[: 24 if version >= 6 else 8]
-    rules = _checked(c_library("syscall", _CREATE_RULESET, ruleset, len(ruleset), 0))
+    rules = _check_result(c_library("syscall", _CREATE_RULESET, ruleset, len(ruleset), 0))
     try:
         for directory in directories:
             opened = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 beneath = pack("=Qi", handled & ~_MAKE_DEVICES, opened)
-                _checked(c_library("syscall", _ADD_RULE, rules, _PATH_BENEATH, beneath, 0))
+                _check_result(c_library("syscall", _ADD_RULE, rules, _PATH_BENEATH, beneath, 0))
             finally:
                 os.close(opened)
-        _checked(c_library("syscall", _RESTRICT_SELF, rules, 0))
+        _check_result(c_library("syscall", _RESTRICT_SELF, rules, 0))
     finally:
         os.close(rules)
     return True
 
 
-def _checked(answer: int) -> int:
+def _check_result(answer: int) -> int:
     if answer < 0:
         raise OSError("the kernel refuses the Landlock rules for this process")
     return answer

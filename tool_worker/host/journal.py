@@ -153,7 +153,7 @@ class Journal:
                 end = file.tell()
 
 
-def bounded(result: dict[str, object], limit_chars: int) -> dict[str, object]:
+def truncate_result(result: dict[str, object], limit_chars: int) -> dict[str, object]:
     """Truncate the model's text (`content`) to `limit_chars`, and drop other long texts, which are useless in part."""
     bounded = dict(result)
     for name in _KEPT_TEXTS:

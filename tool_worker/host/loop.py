@@ -32,7 +32,7 @@ class Timer:
         self.due = due
 
 
-class Loop:
+class EventLoop:
     """Runs callbacks when descriptors are ready or timers are due.
 
     Args:
@@ -120,7 +120,7 @@ class BufferedWriter:
     Does not: report a closed reader; reading from the same peer detects that.
     """
 
-    def __init__(self, loop: Loop, fd: int) -> None:
+    def __init__(self, loop: EventLoop, fd: int) -> None:
         self._loop = loop
         self._fd = fd
         self._waiting = bytearray()

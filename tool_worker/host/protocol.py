@@ -90,7 +90,7 @@ def decode(line: bytes) -> dict[str, object]:
     return message
 
 
-class Refused(Exception):
+class HostRequestRefused(Exception):
     """A request is refused; it has started nothing."""
 
     def __init__(self, code: str, message: str, *, is_retryable: bool = False) -> None:
@@ -106,7 +106,7 @@ def action_id_of(message: dict[str, object]) -> int:
     """
     action_id = message.get("action_id")
     if not isinstance(action_id, int) or isinstance(action_id, bool) or action_id < 0:
-        raise Refused("bad_arguments", "`action_id` is not a number from 0 on")
+        raise HostRequestRefused("bad_arguments", "`action_id` is not a number from 0 on")
     return action_id
 
 
@@ -118,9 +118,9 @@ def fingerprint_in(message: dict[str, object]) -> str:
     """
     found = message.get("fingerprint", "")
     if not isinstance(found, str) or len(found) > FINGERPRINT_LIMIT_CHARS or (found and not found.isalnum()):
-        raise Refused("bad_arguments", "`fingerprint` is not made of up to 64 letters and digits")
+        raise HostRequestRefused("bad_arguments", "`fingerprint` is not made of up to 64 letters and digits")
     if not found.isascii():
-        raise Refused("bad_arguments", "`fingerprint` is not in ASCII")
+        raise HostRequestRefused("bad_arguments", "`fingerprint` is not in ASCII")
     return found
 
 

@@ -14,14 +14,14 @@ import os
 
 from tool_worker.host import protocol
 from tool_worker.host.children import Children, OomScore
-from tool_worker.host.compiled import accepted, signal, socket
+from tool_worker.host.compiled import accept, signal, socket
 from tool_worker.host.configuration import HISTORY_FD, HostConfiguration
 from tool_worker.host.descendants import kill_descendants, live_descendants
-from tool_worker.host.egress import Egress
-from tool_worker.host.journal import LONG_TEXT_CHARS, SHORT_TEXT_CHARS, Journal, JournalError, bounded
+from tool_worker.host.egress import HostEgress
+from tool_worker.host.journal import LONG_TEXT_CHARS, SHORT_TEXT_CHARS, Journal, JournalError, truncate_result
 from tool_worker.host.json_text import dumps
-from tool_worker.host.loop import BufferedWriter, Loop
-from tool_worker.host.protocol import Refused, action_id_of, fingerprint_in
+from tool_worker.host.loop import BufferedWriter, EventLoop
+from tool_worker.host.protocol import HostRequestRefused, action_id_of, fingerprint_in
 from tool_worker.host.shell.bash_call import BashCall, BashCallError
 from tool_worker.host.shell.terminals import Terminals
 
@@ -39,10 +39,10 @@ END_LIMIT_SECONDS = 2.0
 CHECK_SECONDS = 10.0
 
 
-class Client:
+class HostClient:
     """One attached tool worker."""
 
-    def __init__(self, loop: Loop, connection: socket.socket) -> None:
+    def __init__(self, loop: EventLoop, connection: socket.socket) -> None:
         self.connection = connection
         self.lines = protocol.Lines()
         self.writer = BufferedWriter(loop, connection.fileno())
@@ -62,15 +62,15 @@ class Execution:
         self.fingerprint = fingerprint
         self.call = call
         self.session: BashSession | SessionCall | None = None
-        self.waiting: list[tuple[Client, object]] = []
+        self.waiting: list[tuple[HostClient, object]] = []
 
 
-class Server:
+class HostServer:
     """Serves one workspace until it is closed, is idle for `idle_seconds`, or has no client for `ttl_seconds`."""
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         configuration: HostConfiguration,
         listener: socket.socket,
         journal: Journal,
@@ -83,8 +83,8 @@ class Server:
         self._children = Children(loop, score)
         self._terminals = Terminals(loop, self._children, configuration)
         self._files: FileTools | None = None
-        self._egress = Egress(configuration.egress_port)
-        self._clients: set[Client] = set()
+        self._egress = HostEgress(configuration.egress_port)
+        self._clients: set[HostClient] = set()
         self._executions: dict[int, Execution] = {}
         self._queue: list[Execution] = []
         self._programs: dict[str, SessionProgram] = {}
@@ -93,7 +93,7 @@ class Server:
             self._terminals.main.announce_new_shell()
         self._unattached = loop.timer(loop.stop)
         self._idle = loop.timer(self._end_if_resting)
-        self._next = loop.timer(self._begin_next)
+        self._next = loop.timer(self._start_next)
         loop.on_readable(listener.fileno(), self._accept)
         self._note_activity()
 
@@ -112,19 +112,19 @@ class Server:
 
     def _accept(self) -> None:
         try:
-            connection = accepted(self._listener)
+            connection = accept(self._listener)
         except OSError:
             return
         if len(self._clients) >= CLIENT_LIMIT:
             connection.close()
             return
         connection.setblocking(False)
-        client = Client(self._loop, connection)
+        client = HostClient(self._loop, connection)
         self._clients.add(client)
         self._loop.on_readable(connection.fileno(), lambda: self._read(client))
         self._note_activity()
 
-    def _read(self, client: Client) -> None:
+    def _read(self, client: HostClient) -> None:
         try:
             chunk = client.connection.recv(65536)
             lines = client.lines.feed(chunk)
@@ -137,7 +137,7 @@ class Server:
         except (OSError, protocol.ProtocolError):
             self._disconnect(client)
 
-    def _disconnect(self, client: Client) -> None:
+    def _disconnect(self, client: HostClient) -> None:
         if client.is_open:
             client.is_open = False
             self._clients.discard(client)
@@ -176,21 +176,21 @@ class Server:
             self._loop.stop()
         return is_closing
 
-    def _reply(self, client: Client, request: object, fields: dict[str, object]) -> None:
+    def _reply(self, client: HostClient, request: object, fields: dict[str, object]) -> None:
         self._send(client, protocol.encode({"request": request, **fields}))
 
-    def _reply_result(self, client: Client, request: object, body: bytes, *, is_replayed: bool) -> None:
+    def _reply_result(self, client: HostClient, request: object, body: bytes, *, is_replayed: bool) -> None:
         # The body is JSON already and is sent as the journal has it.
         head = {"request": request, "state": protocol.RECORDED, "is_replayed": is_replayed}
         self._send(client, protocol.encode(head)[:-2] + b',"result":' + body + b"}\n")
 
-    def _send(self, client: Client, line: bytes) -> None:
+    def _send(self, client: HostClient, line: bytes) -> None:
         if client.is_open:
             client.writer.write(line)
             if client.writer.waiting_bytes > UNREAD_LIMIT_BYTES:
                 self._disconnect(client)
 
-    def _serve(self, client: Client, message: dict[str, object]) -> None:
+    def _serve(self, client: HostClient, message: dict[str, object]) -> None:
         request = message.get("request")
         try:
             operation = message.get("op")
@@ -218,8 +218,8 @@ class Server:
                 self._loop.stop()
             else:
                 text = f"there is no operation {operation!r}"
-                raise Refused("unknown_operation", text)  # noqa: TRY301  (one way out for all refusals)
-        except Refused as refusal:
+                raise HostRequestRefused("unknown_operation", text)  # noqa: TRY301  (one way out for all refusals)
+        except HostRequestRefused as refusal:
             self._reply(client, request, {"error": refusal.answer})
 
     def _ping_reply(self) -> dict[str, object]:
@@ -232,10 +232,10 @@ class Server:
             "has_egress": self._egress.proxy is not None,
         }
 
-    def _lend_listener(self, client: Client, request: object) -> None:
+    def _lend_listener(self, client: HostClient, request: object) -> None:
         """Make this client the egress proxy: it gets the listening socket and no longer counts as a tool worker."""
         if not self._egress.lend(client, client.connection, protocol.encode({"request": request})):
-            raise Refused("no_egress", "this workspace has no way out")
+            raise HostRequestRefused("no_egress", "this workspace has no way out")
         self._clients.discard(client)
         self._note_activity()
 
@@ -245,7 +245,7 @@ class Server:
         known = execution.fingerprint if execution is not None else self._journal.fingerprint(action_id)
         return bool(fingerprint and known and fingerprint != known)
 
-    def _status(self, client: Client, request: object, action_id: int, fingerprint: str) -> None:
+    def _status(self, client: HostClient, request: object, action_id: int, fingerprint: str) -> None:
         if self._is_other(action_id, fingerprint):
             self._reply(client, request, {"state": protocol.OTHER, "is_certain": True})
             return
@@ -260,7 +260,7 @@ class Server:
             state = protocol.UNKNOWN
         self._reply(client, request, {"state": state, "is_certain": self._journal.is_certain})
 
-    def _run(self, client: Client, request: object, message: dict[str, object]) -> None:
+    def _run(self, client: HostClient, request: object, message: dict[str, object]) -> None:
         action_id = action_id_of(message)
         body = self._journal.result(action_id)
         if self._is_other(action_id, fingerprint_in(message)):
@@ -272,13 +272,13 @@ class Server:
         elif self._journal.has_started(action_id) and not message.get("may_repeat"):
             self._reply(client, request, {"state": protocol.UNKNOWN})
         else:
-            self._begin(client, request, action_id, message)
+            self._start_action(client, request, action_id, message)
 
-    def _begin(self, client: Client, request: object, action_id: int, message: dict[str, object]) -> None:
+    def _start_action(self, client: HostClient, request: object, action_id: int, message: dict[str, object]) -> None:
         tool = message.get("tool")
         arguments = message.get("arguments")
         if not isinstance(arguments, dict):
-            raise Refused("bad_arguments", "`arguments` is not an object")
+            raise HostRequestRefused("bad_arguments", "`arguments` is not an object")
         fingerprint = fingerprint_in(message)
         if tool in ("edit", "patch", "read", "write"):
             self._record_start(action_id, fingerprint)
@@ -286,35 +286,35 @@ class Server:
         elif isinstance(tool, str) and tool in self._configuration.programs:
             self._ask_program(client, request, Execution(action_id, fingerprint, None), tool, arguments)
         elif tool != "bash":
-            raise Refused(
+            raise HostRequestRefused(
                 "unknown_tool",
                 f"the workspace has no tool {tool!r}: its tool worker does not serve a pool of that name",
             )
         elif len(self._queue) >= QUEUE_LIMIT:
-            raise Refused("too_many_actions", f"{QUEUE_LIMIT} commands are waiting", is_retryable=True)
+            raise HostRequestRefused("too_many_actions", f"{QUEUE_LIMIT} commands are waiting", is_retryable=True)
         else:
             try:
                 default = self._configuration.no_change_timeout_seconds
                 call = BashCall(**{"command": None, "no_change_timeout": default, **arguments})
             except (BashCallError, TypeError) as error:
-                raise Refused("bad_arguments", str(error)) from error
+                raise HostRequestRefused("bad_arguments", str(error)) from error
             execution = Execution(action_id, fingerprint, call)
             execution.waiting.append((client, request))
             self._executions[action_id] = execution
             self._queue.append(execution)
-            self._begin_next()
+            self._start_next()
 
     def _ask_program(
-        self, client: Client, request: object, execution: Execution, tool: str, arguments: dict[str, object]
+        self, client: HostClient, request: object, execution: Execution, tool: str, arguments: dict[str, object]
     ) -> None:
         program = self._program(tool)
         if program.is_full:
-            raise Refused("too_many_actions", f"too many calls wait for {tool}", is_retryable=True)
+            raise HostRequestRefused("too_many_actions", f"too many calls wait for {tool}", is_retryable=True)
         execution.waiting.append((client, request))
         self._executions[execution.action_id] = execution
         execution.session = program.ask(
-            {**arguments, "cwd": self._terminals.main.working_dir, **self._configuration.given_to(tool)},
-            lambda: self._record_begin(execution),
+            {**arguments, "cwd": self._terminals.main.working_dir, **self._configuration.fields_for(tool)},
+            lambda: self._journal_start(execution),
             lambda result: self._finish(execution, result),
         )
 
@@ -328,7 +328,7 @@ class Server:
         return self._programs[tool]
 
     def _use_files(
-        self, client: Client, request: object, action_id: int, tool: str, arguments: dict[str, object]
+        self, client: HostClient, request: object, action_id: int, tool: str, arguments: dict[str, object]
     ) -> None:
         if self._files is None:
             from tool_worker.host.editor.file_tools import FileTools
@@ -351,7 +351,7 @@ class Server:
             lambda found: self._finish(execution, with_problems(result, found)),
         )
 
-    def _begin_next(self) -> None:
+    def _start_next(self) -> None:
         """Start waiting commands: one at a time per terminal; a static command has a separate shell."""
         for execution in list(self._queue):
             assert execution.call is not None
@@ -361,14 +361,14 @@ class Server:
             self._launch(execution, execution.call)
 
     def _launch(self, execution: Execution, call: BashCall) -> None:
-        if self._record_begin(execution):
+        if self._journal_start(execution):
             execution.session = self._terminals.begin(call, lambda result: self._finish(execution, result))
 
-    def _record_begin(self, execution: Execution) -> bool:
+    def _journal_start(self, execution: Execution) -> bool:
         """Record the start in the journal; if that fails, reply to the waiting clients that nothing was started."""
         try:
             self._record_start(execution.action_id, execution.fingerprint)
-        except Refused as refusal:
+        except HostRequestRefused as refusal:
             self._forget(execution)
             for client, request in execution.waiting:
                 self._reply(client, request, {"error": refusal.answer})
@@ -404,13 +404,13 @@ class Server:
             self._journal.record_start(action_id, fingerprint)
         except JournalError as error:
             text = f"the action cannot be journalled: {error}"
-            raise Refused("journal_unavailable", text, is_retryable=True) from error
+            raise HostRequestRefused("journal_unavailable", text, is_retryable=True) from error
 
     def _record_result(self, action_id: int, result: dict[str, object]) -> bytes:
         is_full = self._journal.size_bytes > JOURNAL_LIMIT_BYTES
         refused = self._egress.take_refusals()
         result = {**result, "refused": refused} if refused else result
-        body = dumps(bounded(result, SHORT_TEXT_CHARS if is_full else LONG_TEXT_CHARS)).encode("ascii")
+        body = dumps(truncate_result(result, SHORT_TEXT_CHARS if is_full else LONG_TEXT_CHARS)).encode("ascii")
         self._journal.record_result(action_id, body)
         return body
 

@@ -22,7 +22,7 @@ from tool_worker.host import protocol
 from tool_worker.host.compiled import signal
 from tool_worker.host.descendants import kill, kill_descendants, kill_marked
 from tool_worker.host.hardening import lower_limits
-from tool_worker.host.loop import BufferedWriter, Loop
+from tool_worker.host.loop import BufferedWriter, EventLoop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class SessionProgram:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         children: Children,
         configuration: HostConfiguration,
         *,
@@ -90,7 +90,7 @@ class SessionProgram:
         self._number = 0
         self._call: SessionCall | None = None
         self._queue: deque[SessionCall] = deque()
-        self._limit = loop.timer(self._too_late)
+        self._limit = loop.timer(self._on_timeout)
         self._notice = NEW_SESSION.format(name) if follows_another and name in configuration.sessions else ""
 
     @property
@@ -112,7 +112,7 @@ class SessionProgram:
         """
         call = SessionCall(self, arguments, begin, finish)
         self._queue.append(call)
-        self._begin_next()
+        self._start_next()
         return call
 
     def interrupt(self, call: SessionCall) -> bool:
@@ -131,7 +131,7 @@ class SessionProgram:
         self._call = None
         self._end_program()
 
-    def _begin_next(self) -> None:
+    def _start_next(self) -> None:
         while self._call is None and self._queue:
             call = self._queue.popleft()
             if not call.begin():
@@ -172,7 +172,7 @@ class SessionProgram:
         self._lines = protocol.Lines()
         self._loop.on_readable(ours.fileno(), self._read)
         pid = self._pid
-        self._children.watch(pid, lambda _: self._exited(pid))
+        self._children.watch(pid, lambda _: self._on_exit(pid))
         return True
 
     def _read(self) -> None:
@@ -181,15 +181,15 @@ class SessionProgram:
             chunk = self._connection.recv(65536)
             lines = self._lines.feed(chunk)
             for line in lines:
-                self._take(protocol.decode(line))
+                self._handle_message(protocol.decode(line))
         except BlockingIOError:
             return
         except (OSError, protocol.ProtocolError):
             chunk = b""
         if not chunk and self._connection is not None:
-            self._lost("ended")
+            self._handle_loss("ended")
 
-    def _take(self, message: dict[str, object]) -> None:
+    def _handle_message(self, message: dict[str, object]) -> None:
         result = message.get("result")
         if self._call is None or message.get("call") != self._number or not isinstance(result, dict):
             return  # the late answer to a call that was given up
@@ -203,25 +203,25 @@ class SessionProgram:
         if self._writer is not None:
             self._writer.write(protocol.encode(message))
 
-    def _too_late(self) -> None:
-        self._lost("did not stop in time and was killed")
+    def _on_timeout(self) -> None:
+        self._handle_loss("did not stop in time and was killed")
 
-    def _exited(self, pid: int) -> None:
+    def _on_exit(self, pid: int) -> None:
         if pid != self._pid:
             return  # a program that this host has killed
         self._pid = 0
         if self._connection is not None:
             self._read()
         if self._connection is not None:
-            self._lost("ended")
+            self._handle_loss("ended")
 
-    def _lost(self, how: str) -> None:
+    def _handle_loss(self, how: str) -> None:
         self._end_program()
         if self._call is not None:
             self._answer(f"ERROR: {self._name} {how}. Its state is lost; the next call starts a new one.")
         else:
             self._notice = f"[{self._name} had ended. This is a new one; the old state is lost.]\n"
-        self._begin_next()
+        self._start_next()
 
     def _end_program(self) -> None:
         self._limit.set(None)
@@ -249,7 +249,7 @@ class SessionProgram:
         self._limit.set(None)
         assert call is not None
         call.finish(result)
-        self._begin_next()
+        self._start_next()
 
 
 def _remove(folder: str) -> None:

@@ -24,19 +24,19 @@ from pathlib import Path, PurePosixPath
 
 from tool_worker.sandbox.sandbox import (
     HOST_CODE,
-    OWN_PACKAGES,
-    OWN_PROGRAMS,
     PACKAGE_ROOT,
     PLAIN_TERMINAL,
     SYSTEM_PATH,
+    USER_PACKAGES,
+    USER_PROGRAMS,
     Capabilities,
     Enclosure,
     HostDescriptors,
-    interpreter,
-    interpreter_prefixes,
+    find_interpreter,
+    list_interpreter_prefixes,
 )
-from tool_worker.sandbox.seccomp import system_call_filter
-from tool_worker.sandbox.system_files import COPIED, HOME, HOST_NAME, OF_NETWORK, OWN, USER_ID, EtcCopies
+from tool_worker.sandbox.seccomp import make_system_call_filter
+from tool_worker.sandbox.system_files import COPIED, HOME, HOST_NAME, NETWORK_FILES, OWN_FILES, USER_ID, EtcCopies
 
 TEMPORARY = ("/tmp", HOME)  # noqa: S108  (these are mounts inside the sandbox)
 WRAPPER_COMMAND = "bwrap"
@@ -63,7 +63,7 @@ class BubblewrapSandbox:
     code_root = "/run/deckhands"
     capabilities = Capabilities(confines_programs=True, uses_control_groups=True)
     reach = "their own workspace, and where a conversation was given the network, the machine's with its own ports"
-    system_call_filter = system_call_filter()
+    system_call_filter = make_system_call_filter()
 
     def __init__(self, files: Path) -> None:
         self._files = files
@@ -71,12 +71,12 @@ class BubblewrapSandbox:
 
     def reason_unavailable(self) -> str | None:
         """See `Sandbox.reason_unavailable`."""
-        if not Path(_executable()).exists():
+        if not Path(_find_executable()).exists():
             return "bwrap is not installed"
         try:
             self._files.mkdir(parents=True, exist_ok=True)
             options = self.options(Enclosure(self._files, "/workspace"))
-            trial = self.command([interpreter(), "-I", "-S", "-c", "pass"], options)
+            trial = self.command([find_interpreter(), "-I", "-S", "-c", "pass"], options)
             subprocess.run(trial, env={}, check=True, capture_output=True, timeout=TRIAL_LIMIT_SECONDS)  # noqa: S603
         except subprocess.CalledProcessError as error:
             return f"bwrap does not work here: {error.stderr.decode('utf-8', 'replace').strip()}"
@@ -88,9 +88,9 @@ class BubblewrapSandbox:
         """See `Sandbox.shell_environment`."""
         return {
             **PLAIN_TERMINAL,
-            **OWN_PACKAGES,
+            **USER_PACKAGES,
             # Ours comes last: a system without Python gets the host's, which must not hide the system's own.
-            "PATH": f"{HOME}/{OWN_PROGRAMS}:{SYSTEM_PATH}:{Path(interpreter()).parent}",
+            "PATH": f"{HOME}/{USER_PROGRAMS}:{SYSTEM_PATH}:{Path(find_interpreter()).parent}",
             "HOME": HOME,
             "USER": "agent",
             "SHELL": "/bin/bash",
@@ -112,13 +112,13 @@ class BubblewrapSandbox:
 
     def options(self, enclosure: Enclosure) -> Sequence[str]:
         """See `Sandbox.options`."""
-        executable = _executable()
+        executable = _find_executable()
         return [
             *_namespaces(executable, enclosure),
             *_system(),
             *self._etc(enclosure),
             *_temporary(executable, enclosure),
-            *_binds(enclosure),
+            *_list_binds(enclosure),
             *("--remount-ro", "/", "--chdir", enclosure.mount_at),
         ]
 
@@ -127,10 +127,10 @@ class BubblewrapSandbox:
     ) -> Sequence[str]:
         """See `Sandbox.command`."""
         if not isinstance(descriptors, HostDescriptors):
-            filtered = () if descriptors is None else _filtered(descriptors)
-            return [_executable(), *options, *filtered, "--", *program]
+            filtered = () if descriptors is None else _make_filter_option(descriptors)
+            return [_find_executable(), *options, *filtered, "--", *program]
         told = ("--info-fd", str(descriptors.pid), "--args", str(descriptors.options), "--as-pid-1")
-        return [_executable(), *told, *_filtered(descriptors.system_calls), "--", *program]
+        return [_find_executable(), *told, *_make_filter_option(descriptors.system_calls), "--", *program]
 
     def kill_stragglers(self, host_id: str) -> None:
         """See `Sandbox.kill_stragglers`."""
@@ -139,20 +139,20 @@ class BubblewrapSandbox:
         copy = self._etc_copies.current()
         # One mount, unless other mounts lie below: no mount point can be created in a read-only mount.
         is_shared = any(path.is_relative_to("/etc") for path in (Path(enclosure.mount_at), *enclosure.read_only))
-        for name in OWN if is_shared else ("",):
+        for name in OWN_FILES if is_shared else ("",):
             yield from ("--ro-bind", str(copy / name), str(Path("/etc", name)))
         for name in COPIED if is_shared else ():
             yield from ("--ro-bind-try", str(copy / name), str(Path("/etc", name)))
-        for name in OF_NETWORK if enclosure.has_network else ():
+        for name in NETWORK_FILES if enclosure.has_network else ():
             yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
 
 
-def _filtered(descriptor: int) -> tuple[str, ...]:
+def _make_filter_option(descriptor: int) -> tuple[str, ...]:
     return ("--seccomp", str(descriptor)) if BubblewrapSandbox.system_call_filter else ()
 
 
 @functools.cache
-def _executable() -> str:
+def _find_executable() -> str:
     """Return the path of bwrap: the system's, or that of a package installed with our Python."""
     beside_python = Path(sys.executable).parent
     return shutil.which("bwrap", path=f"{SYSTEM_PATH}:{beside_python}") or "/usr/bin/bwrap"
@@ -165,7 +165,7 @@ def _namespaces(executable: str, enclosure: Enclosure) -> Iterator[str]:
         yield "--unshare-net"
     if enclosure.ends_with_starter:
         yield "--die-with-parent"
-    if "--disable-userns" in _options(executable):
+    if "--disable-userns" in _find_options(executable):
         yield "--disable-userns"
 
 
@@ -187,7 +187,7 @@ def _system() -> Iterator[str]:
 
 
 def _temporary(executable: str, enclosure: Enclosure) -> Iterator[str]:
-    size = ["--size", str(enclosure.temporary_bytes)] if "--size" in _options(executable) else []
+    size = ["--size", str(enclosure.temporary_bytes)] if "--size" in _find_options(executable) else []
     kept = (enclosure.temporary, enclosure.home, None)
     for path, source in zip((*TEMPORARY, "/dev/shm"), kept, strict=True):  # noqa: S108  (a mount inside the sandbox)
         yield from (*size, "--tmpfs", path) if source is None else ("--bind", str(source), path)
@@ -200,11 +200,11 @@ def _has_mounts_below(directory: str, enclosure: Enclosure) -> bool:
     bwrap creates mount points before it leaves the old root. A link left by an agent in place of a directory on the way
     would redirect it to the outside.
     """
-    targets = map(PurePosixPath, map(str, (enclosure.mount_at, *interpreter_prefixes(), *enclosure.read_only)))
+    targets = map(PurePosixPath, map(str, (enclosure.mount_at, *list_interpreter_prefixes(), *enclosure.read_only)))
     return any(target.is_relative_to(directory) for target in targets)
 
 
-def _binds(enclosure: Enclosure) -> Iterator[str]:
+def _list_binds(enclosure: Enclosure) -> Iterator[str]:
     """Yield the mounts of directories, outer ones first, so that none covers one inside it."""
     package = PACKAGE_ROOT / "tool_worker"
     code = PurePosixPath(BubblewrapSandbox.code_root, "tool_worker")
@@ -212,29 +212,29 @@ def _binds(enclosure: Enclosure) -> Iterator[str]:
         (PurePosixPath(enclosure.mount_at), "--bind", enclosure.workspace),
         *((code / name, "--ro-bind", package / name) for name in HOST_CODE),
     ]
-    for path in _readable(enclosure):
+    for path in _list_readable(enclosure):
         binds += [(PurePosixPath(path), "--ro-bind", path)]
         # These are mounted too, so that programs cannot replace a mount point by a link for later sandboxes.
-        binds += [(PurePosixPath(way), "--bind", way) for way in _own_parts(enclosure, path)[1:]]
-    for target, option, source in sorted(dict.fromkeys(binds), key=_depth):
+        binds += [(PurePosixPath(way), "--bind", way) for way in _list_own_parts(enclosure, path)[1:]]
+    for target, option, source in sorted(dict.fromkeys(binds), key=_sort_key):
         yield from (option, str(source), str(target))
 
 
-def _depth(bind: tuple[PurePosixPath, str, Path]) -> tuple[int, bool]:
+def _sort_key(bind: tuple[PurePosixPath, str, Path]) -> tuple[int, bool]:
     """Sort key of mounts: outer ones first, and for the same path the read-only one last."""
     return len(bind[0].parts), bind[1] != "--bind"
 
 
-def _readable(enclosure: Enclosure) -> Iterator[Path]:
+def _list_readable(enclosure: Enclosure) -> Iterator[Path]:
     """Yield the readable paths besides the system, without those behind a link that an agent may have created."""
-    for path in dict.fromkeys((*interpreter_prefixes(), *enclosure.read_only)):
+    for path in dict.fromkeys((*list_interpreter_prefixes(), *enclosure.read_only)):
         if path.is_relative_to("/usr"):
             continue
-        if not any(way.is_symlink() for way in _own_parts(enclosure, path)):
+        if not any(way.is_symlink() for way in _list_own_parts(enclosure, path)):
             yield path
 
 
-def _own_parts(enclosure: Enclosure, path: Path) -> Sequence[Path]:
+def _list_own_parts(enclosure: Enclosure, path: Path) -> Sequence[Path]:
     """Return a path and its parent directories, as far as they lie inside a workspace."""
     if enclosure.mount_at != str(enclosure.workspace):
         return ()
@@ -243,7 +243,7 @@ def _own_parts(enclosure: Enclosure, path: Path) -> Sequence[Path]:
 
 
 @functools.cache
-def _options(executable: str) -> frozenset[str]:
+def _find_options(executable: str) -> frozenset[str]:
     """Return the options of the installed version: 0.6 has neither `--size` nor `--disable-userns`."""
     help_text = subprocess.run(  # noqa: S603
         [executable, "--help"], env={}, capture_output=True, check=True, timeout=TRIAL_LIMIT_SECONDS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tool_worker.errors import SandboxUnavailable
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
-from tool_worker.sandbox.docker import Containers, DockerSandbox
+from tool_worker.sandbox.docker import ContainerSettings, DockerSandbox
 from tool_worker.sandbox.none import NoSandbox
 from tool_worker.sandbox.sandbox import Sandbox
 
@@ -17,25 +17,25 @@ AUTO = "auto"
 CAPABILITIES = {sandbox.name: sandbox.capabilities for sandbox in (BubblewrapSandbox, DockerSandbox, NoSandbox)}
 
 
-def sandboxes(files: Path, containers: Containers | None = None) -> dict[str, Sandbox]:
+def make_sandboxes(files: Path, containers: ContainerSettings | None = None) -> dict[str, Sandbox]:
     """Return the sandboxes by name, in the order in which `auto` tries them.
 
     Args:
         files: Directory in which they may keep their files.
         containers: The operator's settings for containers.
     """
-    in_order: list[Sandbox] = [BubblewrapSandbox(files), DockerSandbox(containers or Containers()), NoSandbox()]
+    in_order: list[Sandbox] = [BubblewrapSandbox(files), DockerSandbox(containers or ContainerSettings()), NoSandbox()]
     return {sandbox.name: sandbox for sandbox in in_order}
 
 
-def best_sandbox(files: Path, containers: Containers | None = None) -> Sandbox:
+def find_best_sandbox(files: Path, containers: ContainerSettings | None = None) -> Sandbox:
     """Return the first sandbox that works on this machine and confines programs.
 
     Raises:
         SandboxUnavailable: no sandbox works.
     """
     reasons = []
-    for sandbox in sandboxes(files, containers).values():
+    for sandbox in make_sandboxes(files, containers).values():
         if not sandbox.capabilities.confines_programs:
             continue
         reason = sandbox.reason_unavailable()
@@ -49,15 +49,15 @@ def best_sandbox(files: Path, containers: Containers | None = None) -> Sandbox:
     )
 
 
-def named_sandbox(name: str, files: Path, containers: Containers | None = None) -> Sandbox:
+def find_sandbox(name: str, files: Path, containers: ContainerSettings | None = None) -> Sandbox:
     """Return the sandbox with this name; `auto` is the best one.
 
     Raises:
         SandboxUnavailable: no sandbox has this name, or it does not work on this machine.
     """
     if name == AUTO:
-        return best_sandbox(files, containers)
-    sandbox = sandboxes(files, containers).get(name)
+        return find_best_sandbox(files, containers)
+    sandbox = make_sandboxes(files, containers).get(name)
     if sandbox is None:
         raise SandboxUnavailable(f"There is no sandbox {name!r}.", remedy="Use auto, bwrap, docker or none.")
     if reason := sandbox.reason_unavailable():

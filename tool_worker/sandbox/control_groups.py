@@ -63,12 +63,12 @@ class ControlGroups:
         reasons = []
         if "" in paths:
             parent = root / paths[""].lstrip("/")
-            if (reason := _refusal(parent, "cgroup.subtree_control")) is None:
+            if (reason := _find_refusal(parent, "cgroup.subtree_control")) is None:
                 return cls((parent,), 2)
             reasons.append(reason)
         if all(name in paths for name in CONTROLLERS):
             parents = tuple(root / name / paths[name].lstrip("/") for name in CONTROLLERS)
-            refusals = [_refusal(parent, None) for parent in parents]
+            refusals = [_find_refusal(parent, None) for parent in parents]
             if refusals == [None, None]:
                 return cls(parents, 1)
             reasons += [refusal for refusal in refusals if refusal]
@@ -124,7 +124,7 @@ def _fill(group: Path, pids: Iterable[int], limits: GroupLimits) -> None:
             (group / "cgroup.procs").write_text(str(pid))
 
 
-def _refusal(parent: Path, control: str | None) -> str | None:
+def _find_refusal(parent: Path, control: str | None) -> str | None:
     """Create a trial group in a directory. Return the reason if that fails."""
     trial = parent / f"{TRIAL_PREFIX}{os.getpid()}-{threading.get_ident()}"
     try:

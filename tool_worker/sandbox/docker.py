@@ -24,21 +24,21 @@ from pathlib import Path
 from tool_worker.errors import SandboxUnavailable, WorkspaceRefused
 from tool_worker.sandbox.sandbox import (
     HOST_CODE,
-    OWN_PACKAGES,
-    OWN_PROGRAMS,
     PACKAGE_ROOT,
     PLAIN_TERMINAL,
     SYSTEM_PATH,
+    USER_PACKAGES,
+    USER_PROGRAMS,
     Capabilities,
     Enclosure,
     HostDescriptors,
-    interpreter,
+    find_interpreter,
 )
 
 HOME = "/home/agent"
 HOST_NAME = "workspace"
 ENTRANCE = "/run/deckhands/entrance"
-ROOTS_STAND_IN = 1000
+ROOT_SUBSTITUTE_UID = 1000
 """The owner of directories created while running as root."""
 LIMIT_SECONDS = 60.0
 LABEL = "deckhands"
@@ -56,7 +56,7 @@ _WITHOUT_ENVIRONMENT = "import os,sys; os.execve(sys.executable, [sys.executable
 
 
 @dataclass(frozen=True, slots=True)
-class Containers:
+class ContainerSettings:
     """The operator's settings for containers.
 
     Attributes:
@@ -69,7 +69,7 @@ class Containers:
     engine: str = ""
     cpus: float | None = None
 
-    def chosen(self, image: str) -> str:
+    def choose_image(self, image: str) -> str:
         """Return the image to use.
 
         Raises:
@@ -99,7 +99,7 @@ class DockerSandbox:
     reach = "their own workspace and container; where a conversation was given the network, that of the engine's bridge"
     system_call_filter = b""  # the engine brings its own; the host adds ours (see `host/descriptor_receiver`)
 
-    def __init__(self, containers: Containers) -> None:
+    def __init__(self, containers: ContainerSettings) -> None:
         self._containers = containers
 
     def reason_unavailable(self) -> str | None:
@@ -114,15 +114,15 @@ class DockerSandbox:
             if not self._ask("image", "ls", "--quiet", image).strip():
                 return f"the engine has no image {image}: docker pull {image}"
         except (OSError, subprocess.SubprocessError) as error:
-            return f"no docker engine answers: {_reason(error)}"
+            return f"no docker engine answers: {_render_reason(error)}"
         return None
 
     def shell_environment(self, enclosure: Enclosure) -> Mapping[str, str]:  # noqa: ARG002  (the protocol's)
         """See `Sandbox.shell_environment`."""
         return {
             **PLAIN_TERMINAL,
-            **OWN_PACKAGES,
-            "PATH": f"{HOME}/{OWN_PROGRAMS}:{SYSTEM_PATH}",
+            **USER_PACKAGES,
+            "PATH": f"{HOME}/{USER_PROGRAMS}:{SYSTEM_PATH}",
             "HOME": HOME,
             "USER": "agent",
             "SHELL": "/bin/bash",
@@ -147,14 +147,14 @@ class DockerSandbox:
         Raises:
             WorkspaceRefused: the directory is root's, or the image may not be used.
         """
-        image = self._containers.chosen(enclosure.image)
-        return [*self._bounds(enclosure), *_mounts(enclosure), *_labels(enclosure), "--", image]
+        image = self._containers.choose_image(enclosure.image)
+        return [*self._bounds(enclosure), *_make_mounts(enclosure), *_make_labels(enclosure), "--", image]
 
     def command(
         self, program: Sequence[str], options: Sequence[str], descriptors: HostDescriptors | int | None = None
     ) -> Sequence[str]:
         """See `Sandbox.command`."""
-        own = ["python3", *program[1:]] if program[0] == interpreter() else list(program)
+        own = ["python3", *program[1:]] if program[0] == find_interpreter() else list(program)
         if isinstance(descriptors, HostDescriptors):
             arriving = ["python3", "-I", "-S", f"{self.code_root}/tool_worker/host/descriptor_receiver.py", ENTRANCE]
             return [*self._engine(), "run", "--detach", *options, *arriving, *own[1:]]
@@ -181,7 +181,7 @@ class DockerSandbox:
                 self._ask("rm", "--force", *victims)
         except (OSError, subprocess.SubprocessError) as error:
             # A container that removes itself meanwhile is fine.
-            if "is already in progress" not in (text := _reason(error)) and "No such container" not in text:
+            if "is already in progress" not in (text := _render_reason(error)) and "No such container" not in text:
                 raise SandboxUnavailable(f"Cannot remove containers: {text}") from error
 
     def _ask(self, *arguments: str) -> str:
@@ -194,7 +194,7 @@ class DockerSandbox:
         return [executable, *(("--host", self._containers.engine) if self._containers.engine else ())]
 
     def _bounds(self, enclosure: Enclosure) -> Iterator[str]:
-        user, group = _owner(enclosure)
+        user, group = _find_owner(enclosure)
         yield from ("--rm", "--pull", "never", "--user", f"{user}:{group}", "--hostname", HOST_NAME)
         yield from ("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--read-only", "--ipc", "private")
         yield from ("--log-driver", "none", "--ulimit", "core=0", "--entrypoint", "")
@@ -214,26 +214,26 @@ class DockerSandbox:
             if source is None:
                 yield from ("--tmpfs", f"{path}:{size},{modes[path]}")
             else:
-                _give(source, user, group)
-                yield from _mount(source, path, is_writable=True)
+                _change_owner(source, user, group)
+                yield from _make_mount(source, path, is_writable=True)
         yield from ("--shm-size", str(enclosure.temporary_bytes))
         for name in enclosure.environment_names:
             yield from ("--env", name)
 
 
-def _mounts(enclosure: Enclosure) -> Iterator[str]:
+def _make_mounts(enclosure: Enclosure) -> Iterator[str]:
     package = PACKAGE_ROOT / "tool_worker"
     code = f"{DockerSandbox.code_root}/tool_worker"
-    yield from _mount(enclosure.workspace, enclosure.mount_at, is_writable=True)
+    yield from _make_mount(enclosure.workspace, enclosure.mount_at, is_writable=True)
     for name in HOST_CODE:
-        yield from _mount(package / name, f"{code}/{name}")
+        yield from _make_mount(package / name, f"{code}/{name}")
     for path in enclosure.read_only:
-        yield from _mount(path, str(path))
+        yield from _make_mount(path, str(path))
     if enclosure.entrance is not None:
-        yield from _mount(enclosure.entrance, ENTRANCE)
+        yield from _make_mount(enclosure.entrance, ENTRANCE)
 
 
-def _mount(source: Path, target: str, *, is_writable: bool = False) -> tuple[str, str]:
+def _make_mount(source: Path, target: str, *, is_writable: bool = False) -> tuple[str, str]:
     # The engine parses the option as comma-separated values.
     if set(f"{source}{target}") & set(',"\r\n'):
         raise WorkspaceRefused(
@@ -242,12 +242,12 @@ def _mount(source: Path, target: str, *, is_writable: bool = False) -> tuple[str
     return "--mount", f"type=bind,source={source},target={target}{'' if is_writable else ',readonly'}"
 
 
-def _labels(enclosure: Enclosure) -> Iterator[str]:
+def _make_labels(enclosure: Enclosure) -> Iterator[str]:
     for name, value in enclosure.labels.items():
         yield from ("--label", f"{LABEL}.{name}={value}")
 
 
-def _owner(enclosure: Enclosure) -> tuple[int, int]:
+def _find_owner(enclosure: Enclosure) -> tuple[int, int]:
     """Return the user that a container runs as: the owner of its directory, which we first give away if it is ours."""
     directory = enclosure.workspace
     found = directory.stat()
@@ -258,11 +258,11 @@ def _owner(enclosure: Enclosure) -> tuple[int, int]:
             f"{directory} belongs to root, and no program in a container may run as root.",
             remedy="Give it to another user.",
         )
-    _give(directory, ROOTS_STAND_IN, ROOTS_STAND_IN)
-    return ROOTS_STAND_IN, ROOTS_STAND_IN
+    _change_owner(directory, ROOT_SUBSTITUTE_UID, ROOT_SUBSTITUTE_UID)
+    return ROOT_SUBSTITUTE_UID, ROOT_SUBSTITUTE_UID
 
 
-def _give(directory: Path, user: int, group: int) -> None:
+def _change_owner(directory: Path, user: int, group: int) -> None:
     """Change the owner of a directory of ours and its content to a user, unless it is theirs."""
     found = directory.stat()
     if (found.st_uid, found.st_gid) == (user, group) or os.geteuid() != 0:
@@ -274,6 +274,6 @@ def _give(directory: Path, user: int, group: int) -> None:
         os.chown(folder, user, group, follow_symlinks=False)
 
 
-def _reason(error: Exception) -> str:
+def _render_reason(error: Exception) -> str:
     stderr = getattr(error, "stderr", None)
     return stderr.decode("utf-8", "replace").strip() if stderr else str(error)

@@ -26,14 +26,14 @@ from tool_worker.sandbox.sandbox import (
     Capabilities,
     Enclosure,
     HostDescriptors,
-    interpreter,
+    find_interpreter,
 )
 
 DEATH_LIMIT_SECONDS = 5.0
 """The longest wait for a killed process."""
 
 
-def temporary_directory(host_id: str) -> Path:
+def find_temporary_directory(host_id: str) -> Path:
     """Return the directory for a host's temporary files. The path is short, because they include sockets."""
     return Path(tempfile.gettempdir(), f"deckhands-{host_id[:16]}")
 
@@ -56,7 +56,7 @@ class NoSandbox:
         account = pwd.getpwuid(os.getuid())
         return {
             **PLAIN_TERMINAL,
-            "PATH": f"{SYSTEM_PATH}:{Path(interpreter()).parent}",
+            "PATH": f"{SYSTEM_PATH}:{Path(find_interpreter()).parent}",
             "HOME": account.pw_dir,
             "USER": account.pw_name,
             "SHELL": "/bin/bash",
@@ -101,4 +101,4 @@ class NoSandbox:
                         signal.pidfd_send_signal(killed[-1], signal.SIGKILL)
             for process in killed:
                 select.select([process], [], [], DEATH_LIMIT_SECONDS)
-        shutil.rmtree(temporary_directory(host_id), ignore_errors=True)
+        shutil.rmtree(find_temporary_directory(host_id), ignore_errors=True)

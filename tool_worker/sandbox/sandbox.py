@@ -25,10 +25,10 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Keep programs from waiting for a key in a pager and from drawing on an invisible screen.
 PLAIN_TERMINAL = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "LANG": "C.UTF-8"}
 
-OWN_PROGRAMS = ".local/bin"
+USER_PROGRAMS = ".local/bin"
 """The directory below the home where pip installs commands."""
 # Safe, because the agent's packages cannot break the system: its directories are read-only.
-OWN_PACKAGES = {"PIP_BREAK_SYSTEM_PACKAGES": "1"}
+USER_PACKAGES = {"PIP_BREAK_SYSTEM_PACKAGES": "1"}
 
 TEMPORARY_LIMIT_BYTES = 2 * 2**30
 
@@ -215,13 +215,13 @@ class Sandbox(Protocol):
 
 
 @functools.cache
-def interpreter() -> str:
+def find_interpreter() -> str:
     """Return the real path of the running Python, outside any virtual environment."""
     return os.path.realpath(sys.executable)
 
 
 @functools.cache
-def interpreter_prefixes() -> tuple[Path, ...]:
+def list_interpreter_prefixes() -> tuple[Path, ...]:
     """Return the directories that this Python needs to start, with links and with links resolved."""
-    found = [Path(sys.base_prefix), Path(sys.base_exec_prefix), Path(interpreter()).parent.parent]
+    found = [Path(sys.base_prefix), Path(sys.base_exec_prefix), Path(find_interpreter()).parent.parent]
     return tuple(dict.fromkeys([*found, *(path.resolve() for path in found)]))

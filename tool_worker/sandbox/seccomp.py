@@ -43,9 +43,9 @@ SOCKET_FAMILIES = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10}
 REFUSED_TERMINAL_REQUESTS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}
 """Requests that inject text into a terminal as if it had been typed."""
 
-OF_ONE_PROCESS = ("prlimit64", "sched_setparam", "sched_setscheduler", "sched_setattr", "sched_setaffinity")
+PROCESS_CALLS = ("prlimit64", "sched_setparam", "sched_setscheduler", "sched_setattr", "sched_setaffinity")
 """System calls whose first argument is a process."""
-OF_SOME_PROCESSES = {"setpriority": 2, "ioprio_set": 3}
+PROCESS_SET_CALLS = {"setpriority": 2, "ioprio_set": 3}
 """System calls whose second argument is a process, group or user, by the kind in the first. This kind is a user."""
 HOST_PID = 1
 
@@ -53,7 +53,7 @@ MODE_AT = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "
 MODE_OF_NEW_AT = {"open": 2, "openat": 3}
 """The position of the mode, directly after the flags. It exists only if a flag creates a file."""
 SET_ID_BITS = 0o6000
-MAKING_FLAGS = 0o20000100  # O_CREAT, O_TMPFILE
+CREATION_FLAGS = 0o20000100  # O_CREAT, O_TMPFILE
 
 UNKNOWN = ("clone3", "openat2")
 
@@ -123,15 +123,15 @@ _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _Instruction = tuple[int, int, int, int]
 
 
-def system_call_filter(machine: str = platform.machine()) -> bytes:
+def make_system_call_filter(machine: str = platform.machine()) -> bytes:
     """Return the filter for a kind of machine; empty if its numbers are not known here."""
     architecture = ARCHITECTURES.get(machine)
     if architecture is None:
         return b""
-    return b"".join(_FORM.pack(*instruction) for instruction in _program(architecture))
+    return b"".join(_FORM.pack(*instruction) for instruction in _make_program(architecture))
 
 
-def _program(architecture: Architecture) -> Iterator[_Instruction]:
+def _make_program(architecture: Architecture) -> Iterator[_Instruction]:
     numbers = architecture.numbers
     yield _load(_ARCHITECTURE_AT)
     # Programs for another kind of machine, such as 32-bit ones, use other numbers. For them every call is unknown.
@@ -160,9 +160,9 @@ def _program(architecture: Architecture) -> Iterator[_Instruction]:
 
 def _host_rules(numbers: dict[str, int]) -> Iterator[_Instruction]:
     of_host = _when(HOST_PID, [_fail(errno.EPERM)])
-    for name in OF_ONE_PROCESS:
+    for name in PROCESS_CALLS:
         yield from _when(numbers[name], [_load(_argument(0)), *of_host, _allow()])
-    for name, whole_user in OF_SOME_PROCESSES.items():
+    for name, whole_user in PROCESS_SET_CALLS.items():
         of_user = _when(whole_user, [_fail(errno.EPERM)])
         yield from _when(numbers[name], [_load(_argument(0)), *of_user, _load(_argument(1)), *of_host, _allow()])
 
@@ -172,7 +172,7 @@ def _mode_rules(numbers: dict[str, int]) -> Iterator[_Instruction]:
     for name, position in MODE_AT.items():
         if name in numbers:
             yield from _when(numbers[name], [_load(_argument(position)), *judged])
-    making = [(_ANY_BIT, 1, 0, MAKING_FLAGS), _allow()]
+    making = [(_ANY_BIT, 1, 0, CREATION_FLAGS), _allow()]
     for name, position in MODE_OF_NEW_AT.items():
         if name in numbers:
             flags = _load(_argument(position - 1))

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tool_worker.errors import SandboxUnavailable, SandboxUnsafe
-from tool_worker.sandbox.sandbox import Enclosure, Sandbox, interpreter
-from tool_worker.sandbox.spawning import in_memory
+from tool_worker.sandbox.sandbox import Enclosure, Sandbox, find_interpreter
+from tool_worker.sandbox.spawning import open_in_memory
 
 LIMIT_SECONDS = 20.0
 LEFT_SECONDS = 600.0
@@ -56,23 +56,23 @@ def run_self_test(sandbox: Sandbox) -> SelfTestReport:
     Raises:
         SandboxUnavailable: the probes could not run in it.
     """
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, _targets(Path(folder)) as settings:
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, _set_up_targets(Path(folder)) as settings:
         _remove_left(Path(folder).lstat().st_mtime - LEFT_SECONDS)
         workspace = Path(folder, "workspace")
         workspace.mkdir()
         probes = workspace / _PROBES.name
         probes.write_bytes(_PROBES.read_bytes())
         mount_at = "/workspace" if sandbox.capabilities.confines_programs else str(workspace)
-        program = [interpreter(), "-I", "-S", f"{mount_at}/{probes.name}", json.dumps(settings)]
+        program = [find_interpreter(), "-I", "-S", f"{mount_at}/{probes.name}", json.dumps(settings)]
         enclosure = Enclosure(workspace, mount_at, is_own=True, labels={"host": settings["argument"]})
         try:
             ended = run_confined(sandbox, program, enclosure)
             reached = json.loads(ended.stdout)
         except subprocess.CalledProcessError as error:
-            raise _not_run(sandbox, error.stderr.decode("utf-8", "replace").strip()) from error
+            raise _make_not_run(sandbox, error.stderr.decode("utf-8", "replace").strip()) from error
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             sandbox.kill_stragglers(settings["argument"])
-            raise _not_run(sandbox, str(error)) from error
+            raise _make_not_run(sandbox, str(error)) from error
     return SelfTestReport(sandbox.name, tuple(ProbeResult(name, target) for name, target in reached.items()))
 
 
@@ -83,7 +83,7 @@ def run_confined(sandbox: Sandbox, program: Sequence[str], enclosure: Enclosure)
         subprocess.SubprocessError, OSError: it could not start, failed, or did not end within 20 seconds.
     """
     with ExitStack() as closing:
-        descriptor = in_memory(closing, sandbox.system_call_filter)
+        descriptor = open_in_memory(closing, sandbox.system_call_filter)
         return subprocess.run(  # noqa: S603  (our own interpreter and our own program)
             sandbox.command(program, sandbox.options(enclosure), descriptor),
             env={},
@@ -106,7 +106,7 @@ def require_safe(report: SelfTestReport) -> None:
         raise SandboxUnsafe(f"The sandbox {report.sandbox} failed its self-test: {found}.")
 
 
-def _not_run(sandbox: Sandbox, reason: str) -> SandboxUnavailable:
+def _make_not_run(sandbox: Sandbox, reason: str) -> SandboxUnavailable:
     return SandboxUnavailable(f"The self-test cannot run in the sandbox {sandbox.name}: {reason}")
 
 
@@ -120,13 +120,13 @@ def _remove_left(newest: float) -> None:
 
 
 @contextmanager
-def _targets(folder: Path) -> Iterator[dict[str, str]]:
+def _set_up_targets(folder: Path) -> Iterator[dict[str, str]]:
     """Create the probes' targets: a process with a secret, a file and a listening port."""
     canary = secrets.token_hex(16)
     argument = secrets.token_hex(16)
     outside = folder / "outside"
     outside.touch()
-    waiting = [interpreter(), "-I", "-S", "-c", "import sys; sys.stdin.read()", argument]
+    waiting = [find_interpreter(), "-I", "-S", "-c", "import sys; sys.stdin.read()", argument]
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         subprocess.Popen(waiting, stdin=subprocess.PIPE, env={"SECRET": canary}) as target,  # noqa: S603

@@ -44,14 +44,14 @@ def spawn(command: Sequence[str], descriptors: Mapping[int, int]) -> int:
         )
 
 
-def opened(closing: ExitStack, path: Path, flags: int) -> int:
+def open_private(closing: ExitStack, path: Path, flags: int) -> int:
     """Open a file that no other user can access. Return its descriptor."""
     descriptor = os.open(path, flags, 0o600)
     closing.callback(os.close, descriptor)
     return descriptor
 
 
-def in_memory(closing: ExitStack, content: bytes) -> int:
+def open_in_memory(closing: ExitStack, content: bytes) -> int:
     """Return a descriptor from which these bytes can be read."""
     descriptor = os.memfd_create("deckhands")
     closing.callback(os.close, descriptor)

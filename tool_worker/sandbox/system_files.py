@@ -31,10 +31,10 @@ COPIED = (
     *("alternatives", "crypto-policies", "fonts", "ld.so.cache", "localtime", "mime.types", "os-release"),
     *("pki/ca-trust", "pki/tls/certs", "services", "ssl/certs", "ssl/openssl.cnf"),
 )
-OF_NETWORK = ("resolv.conf", "gai.conf", "host.conf")
+NETWORK_FILES = ("resolv.conf", "gai.conf", "host.conf")
 """Mounted from the machine if there is a network, as they change while it runs. The copy has empty mount points."""
 
-OWN = {
+OWN_FILES = {
     "passwd": f"root:x:0:0:root:/root:/bin/false\nagent:x:{USER_ID}:{USER_ID}:agent:{HOME}:/bin/bash\n"
     "nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
     "group": f"root:x:0:\nagent:x:{USER_ID}:\nnogroup:x:65534:\n",
@@ -66,13 +66,13 @@ class EtcCopies:
             OSError: it cannot be created.
         """
         if self._copy is None or any(_stamp(path) != stamp for path, stamp in self._stamps.items()):
-            stamps = {path: _stamp(path) for path in _watched(self._machine)}
-            self._copy = own_etc(self._files, self._machine)
+            stamps = {path: _stamp(path) for path in _list_watched(self._machine)}
+            self._copy = make_etc_copy(self._files, self._machine)
             self._stamps = stamps | {self._copy: _stamp(self._copy)}
         return self._copy
 
 
-def own_etc(files: Path, machine: Path) -> Path:
+def make_etc_copy(files: Path, machine: Path) -> Path:
     """Return the copy of the machine's current /etc. Create it if missing.
 
     Raises:
@@ -124,25 +124,25 @@ def _fill(draft: Path, machine: Path) -> None:
         source = machine / name
         target = draft / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if not _may_be_read(source):
+        if not _is_readable(source):
             continue
         if source.is_dir():
-            shutil.copytree(source, target, symlinks=True, ignore=_unfit)
+            shutil.copytree(source, target, symlinks=True, ignore=_list_unfit)
         else:
             shutil.copy2(source, target)
-    for name in OF_NETWORK:
+    for name in NETWORK_FILES:
         (draft / name).touch()
-    for name, text in OWN.items():
+    for name, text in OWN_FILES.items():
         (draft / name).write_text(text)
 
 
-def _unfit(folder: str, names: list[str]) -> list[str]:
+def _list_unfit(folder: str, names: list[str]) -> list[str]:
     """Return the names not to copy: all except links and files and directories that every user may read."""
     paths = (Path(folder, name) for name in names)
-    return [path.name for path in paths if not path.is_symlink() and not _may_be_read(path)]
+    return [path.name for path in paths if not path.is_symlink() and not _is_readable(path)]
 
 
-def _may_be_read(path: Path) -> bool:
+def _is_readable(path: Path) -> bool:
     """Return whether a file or directory exists that every user, including ours, may read."""
     if not (path.is_file() or path.is_dir()):
         return False
@@ -150,7 +150,7 @@ def _may_be_read(path: Path) -> bool:
     return path.stat().st_mode & needed == needed and os.access(path, os.R_OK)
 
 
-def _watched(machine: Path) -> Iterator[Path]:
+def _list_watched(machine: Path) -> Iterator[Path]:
     """Yield the paths whose status changes when a file or a link is replaced."""
     for name in COPIED:
         yield machine / name
@@ -168,7 +168,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def _digest(machine: Path) -> str:
     """Return a name for the current state of the files. Any change gives another name."""
-    digest = hashlib.sha256(repr((OWN, OF_NETWORK)).encode())
+    digest = hashlib.sha256(repr((OWN_FILES, NETWORK_FILES)).encode())
     for name in COPIED:
         top = (machine / name).resolve()
         inner = sorted(Path(folder, entry) for folder, _, files in os.walk(top) for entry in ("", *files))

@@ -27,35 +27,35 @@ CALL_SECONDS = 120.0
 """Time limit for the program's own answer."""
 
 
-class Prompt(Tool):
+class PromptAgent(Tool):
     """Prompt an agent, or let it continue."""
 
     action = AcpTurnAction
 
     def request(self, action: AcpTurnAction) -> HostRequest:
         """See `Tool.request`."""
-        return _request(action, {"prompt": action.prompt})
+        return _make_request(action, {"prompt": action.prompt})
 
     def observe(self, action: AcpTurnAction, result: Mapping[str, Any]) -> Observation:
         """See `Tool.observe`."""
-        return _observation(action.session_id, result)
+        return _make_observation(action.session_id, result)
 
 
-class Permit(Tool):
+class PermitAgentCall(Tool):
     """Let an agent make a call."""
 
     action = AcpPermissionAction
 
     def request(self, action: AcpPermissionAction) -> HostRequest:
         """See `Tool.request`."""
-        return _request(action, {})
+        return _make_request(action, {})
 
     def observe(self, action: AcpPermissionAction, result: Mapping[str, Any]) -> Observation:
         """See `Tool.observe`."""
-        return _observation(action.session_id, result)
+        return _make_observation(action.session_id, result)
 
 
-def _request(action: AcpTurnAction | AcpPermissionAction, more: Mapping[str, Any]) -> HostRequest:
+def _make_request(action: AcpTurnAction | AcpPermissionAction, more: Mapping[str, Any]) -> HostRequest:
     arguments = {
         "command": action.command,
         "session_id": action.session_id,
@@ -67,30 +67,33 @@ def _request(action: AcpTurnAction | AcpPermissionAction, more: Mapping[str, Any
     return HostRequest("acp", {**arguments, **more})
 
 
-def _observation(session_id: str, result: Mapping[str, Any]) -> Observation:
+def _make_observation(session_id: str, result: Mapping[str, Any]) -> Observation:
     if result.get("is_error"):
         return ErrorObservation(content=str(result.get("content")), error_id="session_ended")
     try:
-        return AcpObservation.model_validate(_plain(dict(result["report"])))
+        return AcpObservation.model_validate(_to_plain(dict(result["report"])))
     except (ValidationError, ValueError, TypeError, KeyError) as error:
         reason = replace_surrogates(f"The report of the agent cannot be recorded: {type(error).__name__}.")
         return AcpObservation(state="failed", session_id=session_id, code="malformed_reply", reason=reason)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Return a value that the log can store; drops a call's arguments if they cannot be stored."""
     if isinstance(value, str):
         return replace_surrogates(value)
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {str(name): _arguments(item) if name == "arguments" else _plain(item) for name, item in value.items()}
+        return {
+            str(name): _to_plain_arguments(item) if name == "arguments" else _to_plain(item)
+            for name, item in value.items()
+        }
     return value
 
 
-def _arguments(value: Any) -> dict[str, Any]:
+def _to_plain_arguments(value: Any) -> dict[str, Any]:
     try:
         return dict(to_plain_json(value))
     except (ValueError, TypeError, RecursionError):

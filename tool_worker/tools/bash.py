@@ -74,7 +74,7 @@ class ExecuteCommand(Tool):
             {
                 "command": action.command.strip(),
                 "is_input": False,
-                "timeout": _limit(action),
+                "timeout": _limit_timeout(action),
                 "blocking": True,
                 "cwd": None,
                 "is_static": True,
@@ -86,9 +86,9 @@ class ExecuteCommand(Tool):
         exit_code = CmdOutputMetadata.model_validate(result["metadata"]).exit_code
         content = truncate_content(result["content"], MAX_COMMAND_OUTPUT_CHARS)
         if result["state"] == "hard_timeout":
-            content += KILLED.format(seconds=_limit(action))
+            content += KILLED.format(seconds=_limit_timeout(action))
         return CommandExecutedObservation(content=content, exit_code=exit_code)
 
 
-def _limit(action: ExecuteCommandAction) -> float:
+def _limit_timeout(action: ExecuteCommandAction) -> float:
     return min(max(action.timeout, 0.1), MAX_TIMEOUT_SECONDS)

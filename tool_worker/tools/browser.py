@@ -30,11 +30,11 @@ class OpenPage(Tool):
     def request(self, action: BrowseURLAction) -> HostRequest:
         """See `Tool.request`."""
         form = "tree" if action.return_axtree else "text"
-        return _request(f"goto({action.url!r})", action.timeout, form)
+        return _make_request(f"goto({action.url!r})", action.timeout, form)
 
     def observe(self, action: BrowseURLAction, result: Mapping[str, Any]) -> Observation:
         """See `Tool.observe`."""
-        return _observation(result, "browse", f"goto({action.url!r})")
+        return _make_observation(result, "browse", f"goto({action.url!r})")
 
 
 class ActInBrowser(Tool):
@@ -44,18 +44,18 @@ class ActInBrowser(Tool):
 
     def request(self, action: BrowseInteractiveAction) -> HostRequest:
         """See `Tool.request`."""
-        return _request(action.browser_actions, action.timeout, "tree")
+        return _make_request(action.browser_actions, action.timeout, "tree")
 
     def observe(self, action: BrowseInteractiveAction, result: Mapping[str, Any]) -> Observation:
         """See `Tool.observe`."""
-        return _observation(result, "browse_interactive", action.browser_actions)
+        return _make_observation(result, "browse_interactive", action.browser_actions)
 
 
-def _request(actions: str, timeout: float | None, form: str) -> HostRequest:
+def _make_request(actions: str, timeout: float | None, form: str) -> HostRequest:
     return HostRequest("browser", {"actions": actions, "timeout": timeout or DEFAULT_TIMEOUT_SECONDS, "form": form})
 
 
-def _observation(result: Mapping[str, Any], trigger: str, actions: str) -> Observation:
+def _make_observation(result: Mapping[str, Any], trigger: str, actions: str) -> Observation:
     content = str(result.get("content", ""))
     if result.get("is_error"):
         return ErrorObservation(content=content, error_id="session_ended")

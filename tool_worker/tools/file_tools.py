@@ -104,8 +104,8 @@ class EditFile(Tool):
             content=result["content"],
             path=result.get("path") or action.path,
             prev_exist=bool(result.get("prev_exist")),
-            old_content=_if_small(result.get("old_content")),
-            new_content=_if_small(result.get("new_content")),
+            old_content=_keep_if_small(result.get("old_content")),
+            new_content=_keep_if_small(result.get("new_content")),
             diff=result.get("diff"),
             impl_source=action.impl_source,
         )
@@ -129,7 +129,7 @@ class ApplyPatch(Tool):
         )
 
 
-def _if_small(content: str | None) -> str | None:
+def _keep_if_small(content: str | None) -> str | None:
     return content if content is None or len(content) <= MAX_KEPT_CHARS else None
 
 

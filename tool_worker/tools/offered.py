@@ -31,9 +31,9 @@ from broker.contract import (
     truncate_content,
 )
 from broker.coordination import ActionClaimed, ActionReclaimed
-from broker.runtime import UsageError, find_missing_variable, say_how_to_pass
+from broker.runtime import UsageError, explain_passing, find_missing_variable
 from broker.secrets import Masker
-from broker.tools import CustomTool, Runner, ToolContext, ToolFailed, ToolFailure, as_custom_tool, entry_points
+from broker.tools import CustomTool, ToolContext, ToolFailed, ToolFailure, ToolRunner, as_custom_tool, entry_points
 
 ENTRY_POINTS = "deckhands.tools"
 UNKNOWN_TEXT = (
@@ -112,9 +112,9 @@ class OfferedTools:
             context: Identifies the call to the tool, and carries the request to stop.
         """
         context = context or ToolContext(conversation_id, action.id)
-        tool = await self._found(action.tool or action.name)
+        tool = await self._find_tool(action.tool or action.name)
         if tool is None:
-            why = self._reason(action.tool or action.name)
+            why = self._explain_missing(action.tool or action.name)
             text = f"{why} Nothing was called. Continue without it, or tell the user."
             return ErrorObservation(content=text, error_id="no_such_tool")
         if action.fingerprint and action.fingerprint != tool.offer.fingerprint:
@@ -124,14 +124,14 @@ class OfferedTools:
             )
             return ErrorObservation(content=text, error_id="tool_changed")
         try:
-            arguments = tool.arguments(action.arguments)
+            arguments = tool.parse_arguments(action.arguments)
             if isinstance(claim, ActionReclaimed) and tool.offer.outcome is not OutcomePolicy.IDEMPOTENT:
                 if tool.check is None:
                     return OutcomeUnknownObservation(content=UNKNOWN_TEXT)
-                found = await _answer(tool, tool.check, arguments, context)
+                found = await _run_tool(tool, tool.check, arguments, context)
                 if found is not None:
-                    return _observation(action, found)
-            return _observation(action, await _answer(tool, tool.run, arguments, context))
+                    return _to_observation(action, found)
+            return _to_observation(action, await _run_tool(tool, tool.run, arguments, context))
         except ToolFailed as error:
             return ErrorObservation(content=_cut(str(error)), error_id=error.code)
         except TimeoutError:
@@ -143,17 +143,17 @@ class OfferedTools:
             text = f"The tool {action.name} failed: {type(error).__name__}: {error}"
             if variable := find_missing_variable(error):
                 text = f"The tool {action.name} reads the environment variable {variable}, which its worker lacks. "
-                text += say_how_to_pass(variable)
+                text += explain_passing(variable)
             return ErrorObservation(content=_cut(text), error_id=ToolFailed.code)
 
-    def _reason(self, key: str) -> str:
+    def _explain_missing(self, key: str) -> str:
         server, mark, name = key.partition("/")
         is_known = mark and f"{server}/" in self._expected and self._expected[f"{server}/"].is_set()
         if is_known:
             return f"The MCP server {server} no longer has the tool {name}."
         return f"This worker has no tool {key!r}."
 
-    async def _found(self, key: str) -> CustomTool | None:
+    async def _find_tool(self, key: str) -> CustomTool | None:
         for prefix, is_known in self._expected.items():
             if key.startswith(prefix):
                 with suppress(TimeoutError):
@@ -162,7 +162,7 @@ class OfferedTools:
         return self._tools.get(key)
 
 
-def found_tools(named: Iterable[str], pools: Iterable[str], *, masker: Masker | None = None) -> OfferedTools:
+def load_tools(named: Iterable[str], pools: Iterable[str], *, masker: Masker | None = None) -> OfferedTools:
     """Load the tools of installed packages (entry points `deckhands.tools`) and the named ones.
 
     A tool that cannot be loaded is logged and recorded as a failure: the worker serves the others, and users who ask
@@ -174,7 +174,7 @@ def found_tools(named: Iterable[str], pools: Iterable[str], *, masker: Masker | 
         masker: Masks the worker's secrets in the reasons of failures.
     """
     sources: list[tuple[str, Callable[[], Any], str]] = [
-        (name, partial(_named_tool, name), REMEDY_OF_NAMED) for name in named
+        (name, partial(_import_tool, name), REMEDY_OF_NAMED) for name in named
     ]
     sources += [
         (f"the entry point {point.name} of {ENTRY_POINTS}", point.load, REMEDY_OF_PACKAGE)
@@ -190,14 +190,14 @@ def found_tools(named: Iterable[str], pools: Iterable[str], *, masker: Masker | 
             remedy = usual_remedy
             if variable := find_missing_variable(error):
                 reason = f"It reads the environment variable {variable}, which this worker lacks."
-                remedy = say_how_to_pass(variable)
-            reason = masker.text(reason) if masker else reason
+                remedy = explain_passing(variable)
+            reason = masker.mask_text(reason) if masker else reason
             failures.append(ToolFailure(source=source, reason=reason, remedy=remedy))
     served = {"", *pools}
     return OfferedTools([tool for tool in tools if tool.offer.pool in served], failures)
 
 
-def _named_tool(name: str) -> Any:
+def _import_tool(name: str) -> Any:
     module, _, attribute = name.partition(":")
     found: Any = importlib.import_module(module)
     for part in attribute.split("."):
@@ -205,15 +205,15 @@ def _named_tool(name: str) -> Any:
     return found
 
 
-async def _answer(tool: CustomTool, run: Runner, arguments: Any, context: ToolContext) -> Any:
+async def _run_tool(tool: CustomTool, run: ToolRunner, arguments: Any, context: ToolContext) -> Any:
     async with asyncio.timeout(tool.timeout_seconds):
         if inspect.iscoroutinefunction(run):
             return await run(arguments, context)
-        found = await in_own_thread(run, arguments, context)
+        found = await run_in_own_thread(run, arguments, context)
         return await found if inspect.isawaitable(found) else found
 
 
-def _observation(action: OfferedToolAction, found: Any) -> Observation:
+def _to_observation(action: OfferedToolAction, found: Any) -> Observation:
     """Turn a tool's return value into an observation whose texts have at most `MAX_ANSWER_CHARS`.
 
     A string is the content. A model or an object is data, and its field `content`, if any, is the text for the model;
@@ -221,7 +221,7 @@ def _observation(action: OfferedToolAction, found: Any) -> Observation:
     """
     if isinstance(found, Observation):
         images: Sequence[str] = getattr(found, "image_urls", None) or ()
-        kept_images = fitting_images(images)
+        kept_images = choose_images(images)
         changes: dict[str, Any] = {"content": _cut(found.content)} if len(found.content) > MAX_ANSWER_CHARS else {}
         if len(kept_images) < len(images):
             note = f"\n[{len(images) - len(kept_images)} of {len(images)} images are left out.]"
@@ -243,7 +243,7 @@ def _observation(action: OfferedToolAction, found: Any) -> Observation:
         raise ToolFailed(f"The tool {action.name} answered with something that is not data: {error}") from error
 
 
-def fitting_images(images: Iterable[str]) -> tuple[str, ...]:
+def choose_images(images: Iterable[str]) -> tuple[str, ...]:
     """Return the first images, within the limits of number and total size."""
     kept: list[str] = []
     chars = 0
@@ -259,7 +259,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_ANSWER_CHARS else truncate_content(text, MAX_ANSWER_CHARS)
 
 
-async def in_own_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+async def run_in_own_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a function in a new thread and return its result.
 
     The call starts immediately, however many others block. A call that never ends takes no thread of the loop's pool

@@ -7,7 +7,7 @@ from broker.runtime import import_modules
 from tool_worker.tools.tool import Tool
 
 
-def tool_for(kind: str) -> Tool | None:
+def find_tool(kind: str) -> Tool | None:
     """Return the tool for a kind of action; None if this worker has none."""
     return Tool.OF_KIND.get(kind)
 

@@ -51,9 +51,9 @@ class Tool(Protocol):
         ...
 
 
-def answering(action: Action, observation: Observation) -> Observation:
+def to_answer(action: Action, observation: Observation) -> Observation:
     """Return the observation with the action's cause, source and tool call."""
-    return action.as_answer(observation).model_copy(
+    return action.to_answer(observation).model_copy(
         update={
             "cause": action.id,
             "source": action.source,
@@ -62,7 +62,7 @@ def answering(action: Action, observation: Observation) -> Observation:
     )
 
 
-def instead_of(observation: Observation, text: str, error: DeckhandsError) -> Observation:
+def make_replacement(observation: Observation, text: str, error: DeckhandsError) -> Observation:
     """Return a replacement for an observation that cannot be appended, as the answer to the same call."""
     changes = {"cause": observation.cause, "tool_call_metadata": observation.tool_call_metadata}
     is_of_person = isinstance(observation, CommandExecutedObservation)

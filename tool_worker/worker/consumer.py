@@ -1,6 +1,6 @@
 """The consumer of a tool worker: reads the action streams of its pools and its node, and runs their actions.
 
-Holds: at most `concurrency` actions run at once, plus a few interactive ones (see `Places`). When this worker's
+Holds: at most `concurrency` actions run at once, plus a few interactive ones (see `Slots`). When this worker's
 heartbeat lapses, its unanswered deliveries go to other workers. A worker that was swept leaves its running actions to
 their workspace hosts and starts over under a new name.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from broker.celery import cancel_when
 from broker.contract import TERMINAL_STATES, checksum_of
 from broker.coordination import (
-    CANNOT_BE_READ,
+    PARSE_ERRORS,
     ActionDelivery,
     ActionQueue,
     ActionReclaimed,
@@ -28,12 +28,12 @@ from broker.coordination import (
     Membership,
     NodeOffer,
     NotServed,
-    Places,
+    Slots,
     StoredFiles,
+    SuspectTurns,
     Transfers,
-    Turns,
 )
-from broker.log import Conversations, EventLog, check_remembered, name_gap
+from broker.log import Conversations, EventLog, check_event_exists, record_gap
 from broker.runtime import (
     ACTION,
     CONVERSATION,
@@ -42,22 +42,22 @@ from broker.runtime import (
     OwnershipLost,
     StoreRefused,
     UnknownConversation,
-    about,
     failpoint,
-    joined_paths,
+    join_paths,
+    make_extra,
     new_worker_id,
 )
 from broker.secrets import Masker, Secrets
 from broker.store import Store, open_store
 from broker.tools import SANDBOX, ToolFailure, ToolFailures, ToolOffers
 from tool_worker.settings import ToolSettings
-from tool_worker.tools import McpServers, OfferedTools, SandboxedLaunch, found_tools
+from tool_worker.tools import McpServers, OfferedTools, SandboxedLaunch, load_tools
 from tool_worker.worker.executor import Executor
 from tool_worker.worker.node.disk_bounds import DiskBounds
-from tool_worker.worker.node.quota import Quota
+from tool_worker.worker.node.quota import WorkspaceQuota
 from tool_worker.worker.node.reaper import Reaper
 from tool_worker.worker.node.usage_bounds import TERMINALS, WATCHERS, UsageBounds
-from tool_worker.worker.placing import MAX_WAITING, WAIT_SECONDS, Placing, offer_of
+from tool_worker.worker.placement import MAX_WAITING, WAIT_SECONDS, NodePlacement, build_node_offer
 from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace import (
     BASES,
@@ -68,18 +68,18 @@ from tool_worker.workspace import (
     ResourceUsage,
     WorkspaceOpener,
     Workspaces,
-    identity_of,
-    only_here,
+    check_served_only_here,
+    choose_git_sandbox,
+    find_session_programs,
+    read_or_create_identity,
     retire,
-    sandbox_of_git,
-    session_programs,
 )
 
 READ_AT_ONCE = 8
 
 _log = logging.getLogger(__name__)
-LIMIT_SECONDS = 2.0
-AT_ONCE = 16
+END_FINISHED_SECONDS = 2.0
+ENDS_AT_ONCE = 16
 
 
 class ToolConsumer:
@@ -88,10 +88,10 @@ class ToolConsumer:
     def __init__(self, settings: ToolSettings) -> None:
         self._settings = settings
         variables = settings.variables
-        self._masker = Masker((*_secrets_of(settings), *settings.private_values))
-        self._offered = found_tools(settings.tools, settings.pools, masker=self._masker)
-        self._programs = session_programs(settings.pools, chromium=variables.chromium, sandbox=variables.sandbox)
-        self._incarnation: Incarnation | None = None
+        self._masker = Masker((*_list_secrets(settings), *settings.private_values))
+        self._offered = load_tools(settings.tools, settings.pools, masker=self._masker)
+        self._programs = find_session_programs(settings.pools, chromium=variables.chromium, sandbox=variables.sandbox)
+        self._session: ToolWorkerSession | None = None
         self._identity = ""
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -116,8 +116,8 @@ class ToolConsumer:
         store = await open_store(variables.url, shards=variables.shards, patience_seconds=None, opening_seconds=None)
         for warning in store.warnings:
             _log.error("%s", warning)
-        self._identity = identity_of(settings.node_dir)
-        await only_here(store, settings.node, self._identity)
+        self._identity = read_or_create_identity(settings.node_dir)
+        await check_served_only_here(store, settings.node, self._identity)
         launch = SandboxedLaunch(
             variables.sandbox,
             settings.node_dir,
@@ -131,13 +131,13 @@ class ToolConsumer:
         publish = ToolOffers(store).publish
         offering = [asyncio.create_task(task(publish), name="offer mcp") for task in (servers.offer, servers.follow)]
         announcing = asyncio.create_task(self._announce_sandbox(workspaces, report))
-        offer = await asyncio.to_thread(offer_of, settings)
+        offer = await asyncio.to_thread(build_node_offer, settings)
         try:
             while not stop.is_set():
-                incarnation = self.begin(store, workspaces, offer)
+                incarnation = self.start_session(store, workspaces, offer)
                 with HeartbeatThread(variables.url, incarnation.membership) as heartbeat_thread:
                     async with incarnation.membership.handing_back():
-                        await incarnation.run(stop, on_beat=heartbeat_thread.loop_turned)
+                        await incarnation.run(stop, on_beat=heartbeat_thread.record_turn)
             if variables.workspace_ends_with_worker:
                 await end_finished(store, workspaces, settings.node_dir)
         finally:
@@ -148,35 +148,35 @@ class ToolConsumer:
             await store.aclose()
 
     async def _report_failures(self, store: Store) -> None:
-        if self._incarnation is not None:  # without a session, the next one reports when it starts
-            await ToolFailures(store).report(self._incarnation.worker_id, self._offered.failures)
+        if self._session is not None:  # without a session, the next one reports when it starts
+            await ToolFailures(store).report(self._session.worker_id, self._offered.failures)
 
     async def _announce_sandbox(self, workspaces: Workspaces, report: Callable[[], Awaitable[None]]) -> None:
         """Log which sandbox is in force and what programs can still reach, before the first command needs it."""
         try:
-            sandbox = await workspaces.demanded_sandbox()
+            sandbox = await workspaces.get_demanded_sandbox()
         except DeckhandsError as error:
             _log.error("no sandbox is in force, so commands of agents are refused: %s", error)
-            reason = self._masker.text(error.message)
+            reason = self._masker.mask_text(error.message)
             self._offered.fail(ToolFailure(source=SANDBOX, reason=reason, remedy=error.remedy))
             await report()
         else:
             _log.info("the sandbox is %s; commands of agents reach %s", sandbox.name, sandbox.reach)
 
-    def begin(self, store: Store, workspaces: Workspaces, offer: NodeOffer | None = None) -> Incarnation:
+    def start_session(self, store: Store, workspaces: Workspaces, offer: NodeOffer | None = None) -> ToolWorkerSession:
         """Register under a new worker name; called by `run`, and by simulations with their own store and workspaces."""
-        self._incarnation = Incarnation(
+        self._session = ToolWorkerSession(
             store, workspaces, self._offered, self._settings, identity=self._identity, offer=offer
         )
-        return self._incarnation
+        return self._session
 
     def conversation_ids(self) -> list[str]:
         """Return the conversations whose actions are running here. Thread-safe."""
-        return self._incarnation.conversation_ids() if self._incarnation is not None else []
+        return self._session.conversation_ids() if self._session is not None else []
 
     def report(self) -> Mapping[str, Any]:
         """See `LoopService.report`."""
-        incarnation = self._incarnation
+        incarnation = self._session
         return {
             "role": "tool",
             "node": self._settings.node,
@@ -189,14 +189,14 @@ class ToolConsumer:
 
 
 @dataclass(frozen=True, slots=True)
-class InHand:
+class InFlightAction:
     """An action that this worker is running, and its stream entry."""
 
     place: str
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Incarnation:
+class ToolWorkerSession:
     """The worker's session under one worker name, from registration until it stops or is swept."""
 
     def __init__(
@@ -212,9 +212,9 @@ class Incarnation:
         self.worker_id = new_worker_id("tool")
         self.running: set[asyncio.Task[None]] = set()
         self.progress = 0
-        self._in_hand: dict[tuple[str, int, str], InHand] = {}
+        self._in_flight: dict[tuple[str, int, str], InFlightAction] = {}
         self._connects = store.connection.connects
-        self._turns = Turns()
+        self._turns = SuspectTurns()
         self._store = store
         self._settings = settings
         self._workspaces = workspaces
@@ -237,14 +237,14 @@ class Incarnation:
                 "node": settings.node,
                 "directory": identity,
                 "pools": ",".join(settings.pools),
-                "workspace_roots": joined_paths(settings.named.roots),
+                "workspace_roots": join_paths(settings.named.roots),
                 "node_patience_ms": str(int(settings.variables.node_lost_seconds * 1000)),
                 **({"offer": offer.model_dump_json()} if offer is not None else {}),
             },
             ttl_seconds=settings.variables.heartbeat_ttl_seconds,
         )
-        self._log = log = EventLog(store, Secrets(store, settings.secret_key, own=_secrets_of(settings)))
-        sandbox = partial(sandbox_of_git, workspaces.demanded_sandbox, settings.node_dir / ".sandbox")
+        self._log = log = EventLog(store, Secrets(store, settings.secret_key, own=_list_secrets(settings)))
+        sandbox = partial(choose_git_sandbox, workspaces.get_demanded_sandbox, settings.node_dir / ".sandbox")
         limits = settings.workspace_limits
         opener = WorkspaceOpener(
             log,
@@ -255,10 +255,10 @@ class Incarnation:
             gate=settings.gate,
             roots=settings.repository_roots,
         )
-        checkpointing = _checkpointing(log, settings, opener)
+        checkpointing = _make_checkpointing(log, settings, opener)
         bindings = Bindings(settings.node_dir, settings.named)
         transfer_service = TransferService(Transfers(store), settings.node_dir, checkpointing, sandbox, bindings)
-        self._held = UsageBounds(
+        self._usage_bounds = UsageBounds(
             settings.node_dir, ResourceUsage(limits.bytes, TERMINALS, WATCHERS), DiskBounds(limits)
         )
         self._executor = Executor(
@@ -269,14 +269,14 @@ class Incarnation:
             checkpointing=checkpointing,
             opener=opener,
             transfer_service=transfer_service,
-            quota=Quota(settings.node_dir, limits),
-            held=self._held,
+            quota=WorkspaceQuota(settings.node_dir, limits),
+            held=self._usage_bounds,
             figures=self.membership.figures,
         )
         self._reaper = Reaper(store, settings.node_dir, settings.variables.workspace_keep_seconds)
-        self._places = Places(settings.variables.concurrency)
-        self._placing = Placing(store, offer, settings.named.roots)
-        self._unplaced: set[asyncio.Task[None]] = set()
+        self._slots = Slots(settings.variables.concurrency)
+        self._placement = NodePlacement(store, offer, settings.named.roots)
+        self._forwarding: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
         """Process actions until stopped or swept; `on_beat` receives the progress at each beat."""
@@ -287,14 +287,16 @@ class Incarnation:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._beat(on_beat)), group.create_task(self._reaper.run())]
-                tasks += map(group.create_task, (self._held.run(), offers.keep(lambda: self._offered.offers)))
+                tasks += map(
+                    group.create_task, (self._usage_bounds.run(), offers.keep_published(lambda: self._offered.offers))
+                )
                 tasks += [group.create_task(self._read(queue)) for queue in self._queues]
                 group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:
             _log.warning("%s was presumed dead; starting over", self.worker_id)
-            await self._look_again()
+            await self._check_after_reconnect()
         finally:
-            for task in (*self.running, *self._unplaced):
+            for task in (*self.running, *self._forwarding):
                 task.cancel()  # the workspace host continues; the worker that takes the action over collects the result
             for queue in self._queues:
                 await queue.aclose()
@@ -307,36 +309,36 @@ class Incarnation:
             failpoint("tool.beat")
             on_beat(self.progress)
             self.membership.figures.set(running=len(self.running), refused_hosts=self.refusals)
-            if await self.membership.tick(self.progress) is None:
+            if await self.membership.beat(self.progress) is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
-            await self._look_again()
+            await self._check_after_reconnect()
             await self._workspaces.detach_idle()
-            await self.membership.pause()
+            await self.membership.wait_for_next_beat()
 
-    async def _look_again(self) -> None:
+    async def _check_after_reconnect(self) -> None:
         """After a reconnect to the store, record in each log if it has lost an action that is in flight here."""
         connects = self._store.connection.connects
         if connects == self._connects:
             return
         self._connects = connects
-        for conversation_id, action_id, checksum in list(self._in_hand):
+        for conversation_id, action_id, checksum in list(self._in_flight):
             try:
                 try:
-                    await check_remembered(self._store, conversation_id, action_id, checksum)
+                    await check_event_exists(self._store, conversation_id, action_id, checksum)
                 except EventsLost as lost:
-                    await name_gap(self._log, lost, noticed_by="the tool worker that carries it out")
+                    await record_gap(self._log, lost, noticed_by="the tool worker that carries it out")
             # damaged keys affect only their own conversation
-            except (UnknownConversation, StoreRefused, *CANNOT_BE_READ) as error:
+            except (UnknownConversation, StoreRefused, *PARSE_ERRORS) as error:
                 _log.warning(
                     "cannot check conversation %s after a reconnect: %s",
                     conversation_id,
                     error,
-                    extra=about(conversation_id),
+                    extra=make_extra(conversation_id),
                 )
 
     def conversation_ids(self) -> list[str]:
         """Return the conversations with actions in flight here. Thread-safe."""
-        return sorted({conversation_id for conversation_id, _, _ in list(self._in_hand)})
+        return sorted({conversation_id for conversation_id, _, _ in list(self._in_flight)})
 
     @property
     def refusals(self) -> int:
@@ -345,37 +347,37 @@ class Incarnation:
 
     async def _read(self, queue: ActionQueue) -> None:
         while True:
-            free = await self._places.wait(is_first=queue.is_first)
+            free = await self._slots.wait(is_first=queue.is_first)
             for delivery in await queue.read(limit=min(free, READ_AT_ONCE)):
-                if isinstance(delivery, ActionDelivery) and self._placing.is_for_another(delivery):
-                    self._place(queue, delivery)
+                if isinstance(delivery, ActionDelivery) and self._placement.needs_other_node(delivery):
+                    self._forward(queue, delivery)
                     continue
-                await self._places.wait(is_first=queue.is_first)
-                self._places.take(is_first=queue.is_first)
+                await self._slots.wait(is_first=queue.is_first)
+                self._slots.take(is_first=queue.is_first)
                 task = asyncio.create_task(self._take(queue, delivery))
                 self.running.add(task)
-                task.add_done_callback(partial(self._done, queue))
+                task.add_done_callback(partial(self._on_done, queue))
 
-    def _place(self, queue: ActionQueue, delivery: ActionDelivery) -> None:
+    def _forward(self, queue: ActionQueue, delivery: ActionDelivery) -> None:
         """Forward an action in a separate task. While it waits for a node, it takes no concurrency slot."""
-        wait_seconds = WAIT_SECONDS if len(self._unplaced) < MAX_WAITING else 0.0
-        task = asyncio.create_task(self._hand_on(queue, delivery, wait_seconds))
-        self._unplaced.add(task)
-        task.add_done_callback(self._placed)
+        wait_seconds = WAIT_SECONDS if len(self._forwarding) < MAX_WAITING else 0.0
+        task = asyncio.create_task(self._find_node_and_take(queue, delivery, wait_seconds))
+        self._forwarding.add(task)
+        task.add_done_callback(self._on_forwarded)
 
-    def _placed(self, task: asyncio.Task[None]) -> None:
-        self._unplaced.discard(task)
+    def _on_forwarded(self, task: asyncio.Task[None]) -> None:
+        self._forwarding.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("an action failed here and will be redelivered", exc_info=error)
 
-    async def _hand_on(self, queue: ActionQueue, delivery: ActionDelivery, wait_seconds: float) -> None:
-        refusal = await self._placing.find(delivery, wait_seconds=wait_seconds)
-        async with self._places.one(is_first=queue.is_first):
+    async def _find_node_and_take(self, queue: ActionQueue, delivery: ActionDelivery, wait_seconds: float) -> None:
+        refusal = await self._placement.wait_for_node(delivery, wait_seconds=wait_seconds)
+        async with self._slots.hold(is_first=queue.is_first):
             await self._take(queue, delivery, refusal)
 
-    def _done(self, queue: ActionQueue, task: asyncio.Task[None]) -> None:
+    def _on_done(self, queue: ActionQueue, task: asyncio.Task[None]) -> None:
         self.running.discard(task)
-        self._places.give(is_first=queue.is_first)
+        self._slots.release(is_first=queue.is_first)
         self.progress += 1
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("an action failed here and will be redelivered", exc_info=error)
@@ -389,22 +391,22 @@ class Incarnation:
         if isinstance(delivery, ControlDelivery):
             await self._executor.execute_control(delivery)
             if delivery.order == "close":
-                await self._reaper.note(delivery.conversation_id)
+                await self._reaper.mark_if_deleted(delivery.conversation_id)
             await queue.acknowledge(delivery)
             return
         action = (delivery.conversation_id, delivery.action_id, checksum_of(delivery.entry))
-        while (in_hand := self._in_hand.get(action)) is not None:
-            if in_hand.place == delivery.place:
+        while (in_hand := self._in_flight.get(action)) is not None:
+            if in_hand.place == delivery.location:
                 return
             # A copy: this worker may have been presumed dead. Only the claim shows whether the copy is needed.
             await in_hand.is_over.wait()
-        self._in_hand[action] = in_hand = InHand(delivery.place)
+        self._in_flight[action] = in_hand = InFlightAction(delivery.location)
         try:
             try:
                 # If no node serves the action, any worker may answer it, and the workspace stays bound to no node.
                 claim = await queue.claim(delivery if refusal is None else replace(delivery, is_anywhere=True))
             except EventsLost as lost:
-                await name_gap(self._log, lost, noticed_by="the tool worker that was to carry it out")
+                await record_gap(self._log, lost, noticed_by="the tool worker that was to carry it out")
                 return
             deaths = claim.attempt - 1 if isinstance(claim, ActionReclaimed) else 0
             attribution = CrashAttribution(
@@ -412,15 +414,15 @@ class Incarnation:
             )
             await self._executor.execute(delivery, claim, attribution, refusal=refusal)
         finally:
-            del self._in_hand[action]
+            del self._in_flight[action]
             in_hand.is_over.set()
 
 
-def _secrets_of(settings: ToolSettings) -> tuple[str, ...]:
+def _list_secrets(settings: ToolSettings) -> tuple[str, ...]:
     return tuple(secret for server in settings.mcp_servers for secret in server.secrets)
 
 
-def _checkpointing(log: EventLog, settings: ToolSettings, opener: WorkspaceOpener) -> Checkpointing:
+def _make_checkpointing(log: EventLog, settings: ToolSettings, opener: WorkspaceOpener) -> Checkpointing:
     """Create the node's checkpointing from its settings."""
     place = settings.variables.checkpoints
     every = settings.variables.checkpoint_every
@@ -444,19 +446,19 @@ async def end_finished(store: Store, workspaces: Workspaces, root: Path) -> None
     gives up after two seconds.
     """
     conversations = Conversations(store)
-    room = asyncio.Semaphore(AT_ONCE)
+    room = asyncio.Semaphore(ENDS_AT_ONCE)
 
     async def end(conversation_id: str) -> None:
         async with room:
             try:
-                row = await conversations.row(conversation_id)
+                row = await conversations.load_row(conversation_id)
             except UnknownConversation:
                 return
             if row.is_closed or row.state in TERMINAL_STATES:
                 await retire(HostFolder(root, conversation_id), may_kill=False)
 
     try:
-        async with asyncio.timeout(LIMIT_SECONDS):
+        async with asyncio.timeout(END_FINISHED_SECONDS):
             living = [found.conversation_id for found in workspaces.list() if found.is_alive]
             await asyncio.gather(*(end(conversation_id) for conversation_id in living))
     except (OSError, TimeoutError, DeckhandsError) as error:

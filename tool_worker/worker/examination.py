@@ -23,19 +23,19 @@ from tool_worker.host.sessions.programs import PROGRAMS
 from tool_worker.sandbox import (
     AUTO,
     CAPABILITIES,
-    Containers,
+    ContainerSettings,
     ControlGroups,
     Sandbox,
+    make_sandboxes,
+    make_system_call_filter,
     run_self_test,
-    sandboxes,
-    system_call_filter,
 )
-from tool_worker.settings import ToolSettings, tool_settings
-from tool_worker.workspace import NodeCapacity, session_programs
+from tool_worker.settings import ToolSettings, load_tool_settings
+from tool_worker.workspace import NodeCapacity, find_session_programs
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MachineFinding:
     """The result of one check.
 
     Attributes:
@@ -51,7 +51,7 @@ class Finding:
     detail: str
 
 
-def examine(demanded: str = AUTO, containers: Containers | None = None) -> list[Finding]:
+def examine(demanded: str = AUTO, containers: ContainerSettings | None = None) -> list[MachineFinding]:
     """Check the sandboxes and the other protections of this machine. Takes about a second.
 
     Args:
@@ -59,68 +59,68 @@ def examine(demanded: str = AUTO, containers: Containers | None = None) -> list[
         containers: Settings of containers; without images, the `docker` sandbox is not checked.
     """
     with tempfile.TemporaryDirectory(prefix="deckhands-examination-") as folder:
-        found = sandboxes(Path(folder), containers).values()
+        found = make_sandboxes(Path(folder), containers).values()
         confining = [sandbox for sandbox in found if sandbox.capabilities.confines_programs]
         needed = next((sandbox for sandbox in confining if sandbox.name == demanded), confining[0])
         findings = [
-            _sandbox(sandbox, is_needed=sandbox is needed)
+            _check_sandbox(sandbox, is_needed=sandbox is needed)
             for sandbox in confining
             if not sandbox.capabilities.runs_images or (containers and containers.images)
         ]
-    return [*findings, _filter(), _landlock(), _groups(), _room(demanded)]
+    return [*findings, _check_filter(), _check_landlock(), _check_control_groups(), _check_room(demanded)]
 
 
-def examine_programs(settings: ToolSettings) -> list[Finding]:
+def examine_programs(settings: ToolSettings) -> list[MachineFinding]:
     """Check for the programs that the pools in these settings need."""
     findings = []
     for pool in (pool for pool in settings.pools if pool in PROGRAMS):
         try:
-            session_programs([pool], chromium=settings.variables.chromium, sandbox=settings.variables.sandbox)
-            finding = Finding(f"pool {pool}", is_good=True, is_needed=True, detail="can be served")
+            find_session_programs([pool], chromium=settings.variables.chromium, sandbox=settings.variables.sandbox)
+            finding = MachineFinding(f"pool {pool}", is_good=True, is_needed=True, detail="can be served")
         except UsageError as error:
-            finding = Finding(f"pool {pool}", is_good=False, is_needed=True, detail=str(error))
+            finding = MachineFinding(f"pool {pool}", is_good=False, is_needed=True, detail=str(error))
         findings.append(finding)
     return findings
 
 
-def _sandbox(sandbox: Sandbox, *, is_needed: bool) -> Finding:
+def _check_sandbox(sandbox: Sandbox, *, is_needed: bool) -> MachineFinding:
     name = f"sandbox {sandbox.name}"
     reason = sandbox.reason_unavailable()
     if reason is not None:
-        return Finding(name, is_good=False, is_needed=is_needed, detail=reason)
+        return MachineFinding(name, is_good=False, is_needed=is_needed, detail=reason)
     try:
         report = run_self_test(sandbox)
     except SandboxUnavailable as error:
-        return Finding(name, is_good=False, is_needed=is_needed, detail=str(error))
+        return MachineFinding(name, is_good=False, is_needed=is_needed, detail=str(error))
     escapes = ", ".join(f"{result.name} ({result.reached})" for result in report.escapes)
     detail = f"got out: {escapes}" if escapes else f"holds: {len(report.results)} attempts to get out were stopped"
-    return Finding(name, is_good=not escapes, is_needed=is_needed, detail=detail)
+    return MachineFinding(name, is_good=not escapes, is_needed=is_needed, detail=detail)
 
 
-def _filter() -> Finding:
+def _check_filter() -> MachineFinding:
     machine = platform.machine()
-    size = len(system_call_filter(machine))
+    size = len(make_system_call_filter(machine))
     detail = f"{size // 8} instructions" if size else f"not known for {machine}: programs may make every system call"
-    return Finding("system call filter", is_good=size > 0, is_needed=False, detail=detail)
+    return MachineFinding("system call filter", is_good=size > 0, is_needed=False, detail=detail)
 
 
-def _landlock() -> Finding:
+def _check_landlock() -> MachineFinding:
     version = landlock_version()
     if version >= MINIMUM_ABI:
-        return Finding("Landlock", is_good=True, is_needed=False, detail=f"version {version}")
+        return MachineFinding("Landlock", is_good=True, is_needed=False, detail=f"version {version}")
     detail = "the kernel has none, or an old one: what programs may write is bounded by mounts alone"
-    return Finding("Landlock", is_good=False, is_needed=False, detail=detail)
+    return MachineFinding("Landlock", is_good=False, is_needed=False, detail=detail)
 
 
-def _groups() -> Finding:
+def _check_control_groups() -> MachineFinding:
     found = ControlGroups.find()
     if isinstance(found, str):
         detail = f"{found}: memory is bounded for each process alone, processes not at all if the tool worker is root"
-        return Finding("control groups", is_good=False, is_needed=False, detail=detail)
-    return Finding("control groups", is_good=True, is_needed=False, detail=f"version {found.version}")
+        return MachineFinding("control groups", is_good=False, is_needed=False, detail=detail)
+    return MachineFinding("control groups", is_good=True, is_needed=False, detail=f"version {found.version}")
 
 
-def _room(demanded: str) -> Finding:
+def _check_room(demanded: str) -> MachineFinding:
     try:
         for descriptor in os.openpty():
             os.close(descriptor)
@@ -128,15 +128,15 @@ def _room(demanded: str) -> Finding:
         # Confining sandboxes have their own terminals.
         detail = f"no terminal can be opened, which a shell without a sandbox needs: {error}"
         is_needed = demanded in CAPABILITIES and not CAPABILITIES[demanded].confines_programs
-        return Finding("room for sessions", is_good=False, is_needed=is_needed, detail=detail)
+        return MachineFinding("room for sessions", is_good=False, is_needed=is_needed, detail=detail)
     is_short = NodeCapacity().is_short()
     detail = "less than a tenth of the terminals or of the memory is free" if is_short else "terminals and memory"
-    return Finding("room for sessions", is_good=not is_short, is_needed=False, detail=detail)
+    return MachineFinding("room for sessions", is_good=not is_short, is_needed=False, detail=detail)
 
 
 def main() -> None:
     """Print the findings."""
-    settings = tool_settings()
+    settings = load_tool_settings()
     findings = [*examine(settings.variables.sandbox, settings.containers), *examine_programs(settings)]
     sys.stdout.write(json.dumps([asdict(finding) for finding in findings]) + "\n")
 

@@ -24,7 +24,7 @@ from broker.coordination import (
 from broker.log import EventLog
 from broker.runtime import DeckhandsError, Tracing, make_chain, open_tracing
 from tool_worker.tools import OfferedTools
-from tool_worker.worker.node.quota import Quota
+from tool_worker.worker.node.quota import WorkspaceQuota
 from tool_worker.worker.node.usage_bounds import UsageBounds
 from tool_worker.worker.steps.action_run import ActionRun
 from tool_worker.worker.steps.answers import answer_failures, limit_attempts, read_action, refuse, require_confirmation
@@ -54,7 +54,7 @@ class Executor:
         checkpointing: Checkpointing | None = None,
         opener: WorkspaceOpener | None = None,
         transfer_service: TransferService | None = None,
-        quota: Quota | None = None,
+        quota: WorkspaceQuota | None = None,
         held: UsageBounds | None = None,
         figures: Figures | None = None,
         spans: Tracing | None = None,
@@ -148,7 +148,7 @@ class Executor:
     async def execute_control(self, order: ControlDelivery) -> None:
         """Stop a running action, or end a workspace. Idempotent."""
         if order.order in ("close", "cancel"):
-            self._stop_orders.note(order.conversation_id, order.action_id)
+            self._stop_orders.record(order.conversation_id, order.action_id)
         if order.order == "close":
             await self._workspaces.close(order.conversation_id)
             if self._checkpointing is not None:

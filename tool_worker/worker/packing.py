@@ -18,9 +18,19 @@ import zstandard
 
 from broker.coordination import MAX_COPY_BYTES, MAX_COPY_FILES, FileEntry, TransferAnswer, TransferRequest
 from tool_worker.errors import FileUnfit, WorkspaceTooLarge
-from tool_worker.workspace import FILE, LINK, SPECIAL_BITS, Directory, Entry, TreeLimits, Unpacking, entries, listed
+from tool_worker.workspace import (
+    FILE,
+    LINK,
+    SPECIAL_BITS,
+    Directory,
+    TreeEntry,
+    TreeLimits,
+    Unpacking,
+    iter_entries,
+    list_entries,
+)
 
-LIMITS = TreeLimits(files=MAX_COPY_FILES, bytes=MAX_COPY_BYTES)
+TRANSFER_LIMITS = TreeLimits(files=MAX_COPY_FILES, bytes=MAX_COPY_BYTES)
 """Limits of one transfer, uncompressed."""
 IN_PARTS = "Transfer a part of it."
 MAX_NAMED = 20
@@ -43,23 +53,23 @@ def pack(root: Directory, path: str, target: IO[bytes]) -> TransferAnswer:
         zstandard.ZstdCompressor(level=3).stream_writer(target, closefd=False) as stream,
         tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive,
     ):
-        for entry_name, entry, descriptor in _found(root, path, name):
+        for entry_name, entry, descriptor in _iter_entries(root, path, name):
             archive.members = []  # type: ignore[attr-defined]  # a hundred thousand of them would stay in memory
             files += 1
-            size += _add(archive, entry_name, entry, descriptor, room=LIMITS.bytes - size)
+            size += _add_entry(archive, entry_name, entry, descriptor, room=TRANSFER_LIMITS.bytes - size)
             if _has_special_bits(entry) and len(without_bits) < MAX_NAMED:
                 without_bits.append(entry_name.encode(errors="replace").decode()[:MAX_NAMED_CHARS])
     return TransferAnswer(files=files, size_bytes=size, without_bits=tuple(without_bits))
 
 
-def listing(root: Directory, path: str) -> TransferAnswer:
+def list_directory(root: Directory, path: str) -> TransferAnswer:
     """Return the entries of a workspace directory.
 
     Raises:
         OSError: The path does not exist, is not a directory, or leads out of the workspace.
     """
-    with Directory.inside(root, path) as directory:
-        found = listed(directory)
+    with Directory.open_inside(root, path) as directory:
+        found = list_entries(directory)
     named = tuple(
         FileEntry(
             name=os.fsencode(entry.path).decode(errors="backslashreplace"), kind=entry.kind, size_bytes=entry.size
@@ -81,22 +91,22 @@ def unpack(root: Directory, request: TransferRequest, content: IO[bytes], noted:
     """
     parts = [part for part in request.path.split("/") if part not in ("", ".")]
     is_inside = request.is_inside or not parts or _is_directory(root, "/".join(parts))
-    is_inside = _first_choice(noted, is_inside=is_inside)
+    is_inside = _read_or_note_choice(noted, is_inside=is_inside)
     rename = None if is_inside else parts.pop()
     if rename == "..":
         raise FileUnfit(f"{request.path} leads out of the workspace.")
     try:
         with (
             zstandard.ZstdDecompressor().stream_reader(content) as plain,
-            Directory.inside(root, _made(root, parts)) as directory,
+            Directory.open_inside(root, _make_directories(root, parts)) as directory,
         ):
-            done = Unpacking(directory, LIMITS, rename_first=rename).unpack_stream(plain)
+            done = Unpacking(directory, TRANSFER_LIMITS, rename_first=rename).unpack_stream(plain)
     except zstandard.ZstdError as error:
         raise FileUnfit(f"The upload is damaged: {error}") from error
     return TransferAnswer(files=done.files, size_bytes=done.size_bytes)
 
 
-def _first_choice(noted: Path, *, is_inside: bool) -> bool:
+def _read_or_note_choice(noted: Path, *, is_inside: bool) -> bool:
     earlier = noted.read_text() if noted.exists() else ""
     if earlier not in ("inside", "instead"):
         noted.write_text("inside" if is_inside else "instead")
@@ -104,30 +114,32 @@ def _first_choice(noted: Path, *, is_inside: bool) -> bool:
     return earlier == "inside"
 
 
-def _found(root: Directory, path: str, name: str) -> Iterator[tuple[str, Entry | os.stat_result, int]]:
+def _iter_entries(root: Directory, path: str, name: str) -> Iterator[tuple[str, TreeEntry | os.stat_result, int]]:
     """Yield each entry to pack: its name in the archive, its metadata, and a file's descriptor, else -1."""
     if not _is_directory(root, path):
-        with root.opened_file(path) as descriptor:
+        with root.open_file(path) as descriptor:
             yield name, os.fstat(descriptor), descriptor
         return
-    with Directory.inside(root, path) as directory:
+    with Directory.open_inside(root, path) as directory:
         yield name, os.fstat(directory.descriptor), -1
-        for entry in entries(directory, LIMITS):
+        for entry in iter_entries(directory, TRANSFER_LIMITS):
             if entry.kind != FILE:
                 yield f"{name}/{entry.path}", entry, -1
                 continue
-            with suppress(OSError, FileUnfit), directory.opened_file(entry.path, follows_links=False) as descriptor:
+            with suppress(OSError, FileUnfit), directory.open_file(entry.path, follows_links=False) as descriptor:
                 yield f"{name}/{entry.path}", os.fstat(descriptor), descriptor
 
 
-def _has_special_bits(entry: Entry | os.stat_result) -> bool:
-    return bool(entry.special_bits if isinstance(entry, Entry) else entry.st_mode & SPECIAL_BITS)
+def _has_special_bits(entry: TreeEntry | os.stat_result) -> bool:
+    return bool(entry.special_bits if isinstance(entry, TreeEntry) else entry.st_mode & SPECIAL_BITS)
 
 
-def _add(archive: tarfile.TarFile, name: str, entry: Entry | os.stat_result, descriptor: int, *, room: int) -> int:
+def _add_entry(
+    archive: tarfile.TarFile, name: str, entry: TreeEntry | os.stat_result, descriptor: int, *, room: int
+) -> int:
     """Add an entry to a tar file and return the size of its content, at most `room` bytes."""
     header = tarfile.TarInfo(name)
-    if isinstance(entry, Entry):
+    if isinstance(entry, TreeEntry):
         header.mode, header.mtime = entry.mode, entry.mtime_ns // 10**9
         header.type = tarfile.SYMTYPE if entry.kind == LINK else tarfile.DIRTYPE
         header.linkname = entry.target
@@ -140,7 +152,7 @@ def _add(archive: tarfile.TarFile, name: str, entry: Entry | os.stat_result, des
     assert isinstance(entry, os.stat_result)
     header.size = entry.st_size
     if header.size > room:  # the file has grown since it was counted, or was requested by itself
-        raise WorkspaceTooLarge(f"It has more than {LIMITS.bytes:,} bytes.", remedy=IN_PARTS)
+        raise WorkspaceTooLarge(f"It has more than {TRANSFER_LIMITS.bytes:,} bytes.", remedy=IN_PARTS)
     with os.fdopen(os.dup(descriptor), "rb") as file:
         archive.addfile(header, cast("IO[bytes]", _PaddedFile(file)))
     return header.size
@@ -167,10 +179,10 @@ def _is_directory(root: Directory, path: str) -> bool:
         os.close(descriptor)
 
 
-def _made(root: Directory, parts: list[str]) -> str:
+def _make_directories(root: Directory, parts: list[str]) -> str:
     """Create a directory with its parents and return its path; follows links that stay inside the workspace."""
     for end in range(1, len(parts) + 1):
         if not _is_directory(root, "/".join(parts[:end])):
-            with Directory.inside(root, "/".join(parts[: end - 1]) or ".") as parent:
+            with Directory.open_inside(root, "/".join(parts[: end - 1]) or ".") as parent:
                 os.mkdir(parts[end - 1], 0o755, dir_fd=parent.descriptor)
     return "/".join(parts) or "."

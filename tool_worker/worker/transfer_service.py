@@ -37,14 +37,14 @@ from broker.coordination import (
 from broker.runtime import Clock, DeckhandsError, OutcomeUnknown, StoreUnavailable, SystemClock
 from tool_worker.errors import FileUnfit, SourceUnusable, WorkspaceLost, WorkspaceTooLarge
 from tool_worker.sandbox import Sandbox
-from tool_worker.worker.packing import listing, pack, unpack
-from tool_worker.workspace import Bindings, Changes, Checkpointing, HostFolder, Patch, Repositories, require_git
+from tool_worker.worker.packing import list_directory, pack, unpack
+from tool_worker.workspace import Bindings, Changes, Checkpointing, HostFolder, Patch, SandboxedGit, require_git
 
 MAX_NAMES_LEFT_OUT = 1_000
 MAX_NAME_CHARS = 300
 _log = logging.getLogger(__name__)
-PREFIX = ".transfer-"
-STALE_SECONDS = 3600.0
+SPOOL_PREFIX = ".transfer-"
+SPOOL_STALE_SECONDS = 3600.0
 MAX_SPOOLS = 4
 """Limit of spools per conversation."""
 RESERVE_BYTES = 256 * 2**20
@@ -56,7 +56,7 @@ class TransferService:
 
     Args:
         root: Directory of the node's workspaces.
-        sandbox: Returns the node's sandbox, see `Workspaces.demanded_sandbox`.
+        sandbox: Returns the node's sandbox, see `Workspaces.get_demanded_sandbox`.
         bindings: Opens the workspaces' directories.
     """
 
@@ -79,18 +79,18 @@ class TransferService:
 
     async def transfer(self, conversation_id: str, token: str) -> None:
         """Serve one request and answer it. Idempotent."""
-        request = await self._transfers.request(conversation_id, token)
+        request = await self._transfers.load_request(conversation_id, token)
         if request is None:
             # a worker answered it and died before it removed the note
-            self._noted(conversation_id, token).unlink(missing_ok=True)
+            self._note_path(conversation_id, token).unlink(missing_ok=True)
             return
-        await self._transfers.begin(conversation_id, token)
+        await self._transfers.mark_started(conversation_id, token)
         content: bytes | None = None
         try:
             if request.what in ("upload_part", "download_part", "end"):
-                answer, content = await self._part(conversation_id, token, request)
+                answer, content = await self._transfer_part(conversation_id, token, request)
             else:
-                answer, content = await self._carried(conversation_id, token, request)
+                answer, content = await self._perform(conversation_id, token, request)
         except (StoreUnavailable, OutcomeUnknown):
             raise
         except DeckhandsError as error:
@@ -103,14 +103,14 @@ class TransferService:
             _log.exception("transfer of %s failed", conversation_id)
             answer = TransferAnswer(error=f"{type(error).__name__}: {error}", code="transfer_failed")
         await self._transfers.answer(conversation_id, token, answer, content)
-        self._noted(conversation_id, token).unlink(missing_ok=True)
+        self._note_path(conversation_id, token).unlink(missing_ok=True)
 
-    def _noted(self, conversation_id: str, token: str) -> Path:
+    def _note_path(self, conversation_id: str, token: str) -> Path:
         """Return the path of the note that tells a later worker how the upload was started."""
         name = hashlib.sha256(token.encode()).hexdigest()[:16]
         return self._root / conversation_id / f".upload-{name}"
 
-    async def _carried(
+    async def _perform(
         self, conversation_id: str, token: str, request: TransferRequest
     ) -> tuple[TransferAnswer, bytes | None]:
         folder = HostFolder(self._root, conversation_id)
@@ -118,31 +118,31 @@ class TransferService:
         if not directory.is_dir():
             raise WorkspaceLost("The workspace is not on this node yet.", remedy="Try again after the next action.")
         if request.what == "upload":
-            content = b"" if request.transfer else await self._transfers.content(conversation_id, token)
-            noted = self._noted(conversation_id, token)
-            done = await asyncio.to_thread(self._unpacked, folder, request, content, noted)
+            content = b"" if request.transfer else await self._transfers.load_content(conversation_id, token)
+            noted = self._note_path(conversation_id, token)
+            done = await asyncio.to_thread(self._unpack, folder, request, content, noted)
             self._checkpointing.note_change(conversation_id)
             return done, None
         if request.what == "download":
-            return await asyncio.to_thread(self._packed, folder, request.path, token)
+            return await asyncio.to_thread(self._pack, folder, request.path, token)
         if request.what == "list":
-            return await asyncio.to_thread(self._listed, folder, request.path), None
+            return await asyncio.to_thread(self._list, folder, request.path), None
         if request.what == "checkpoint":
-            return await self._checkpoint(conversation_id, is_ours=directory == folder.workspace), None
+            return await self._save_checkpoint(conversation_id, is_ours=directory == folder.workspace), None
         if directory != folder.workspace:
             raise SourceUnusable(
                 f"The workspace is your own directory {directory}; its original state is not known here.",
                 remedy="Compare it with your own version control, such as git.",
             )
         async with self._comparing:
-            patch = await self._patch(conversation_id, directory)
+            patch = await self._make_patch(conversation_id, directory)
         content = patch.content
         files = content.count(b"\ndiff --git ") + content.startswith(b"diff --git ")
         names = tuple(ascii(name)[1:-1][:MAX_NAME_CHARS] for name in patch.left_out[:MAX_NAMES_LEFT_OUT])
         left_out = {"left_out": names, "left_out_count": len(patch.left_out)}
         return TransferAnswer(files=files, size_bytes=len(content), **left_out), content
 
-    async def _part(
+    async def _transfer_part(
         self, conversation_id: str, token: str, request: TransferRequest
     ) -> tuple[TransferAnswer, bytes | None]:
         """Store or return one part of a long transfer, or drop the transfer."""
@@ -155,17 +155,17 @@ class TransferService:
             return TransferAnswer(), None
         if request.what == "download_part":
             return TransferAnswer(), await asyncio.to_thread(spools.read, conversation_id, transfer, request.part)
-        content = await self._transfers.content(conversation_id, token)
+        content = await self._transfers.load_content(conversation_id, token)
         await asyncio.to_thread(spools.write, conversation_id, transfer, request.part, content)
         return TransferAnswer(), None
 
-    def _packed(self, folder: HostFolder, path: str, token: str) -> tuple[TransferAnswer, bytes | None]:
+    def _pack(self, folder: HostFolder, path: str, token: str) -> tuple[TransferAnswer, bytes | None]:
         """Pack the requested files. A long archive stays here and is fetched in parts."""
         spools = self._spools
         conversation_id = folder.conversation_id
-        with self._bindings.open(folder, folder.read_binding()) as root, spools.packing(conversation_id, token) as file:
+        with self._bindings.open(folder, folder.read_binding()) as root, spools.create(conversation_id, token) as file:
             done = pack(root, path, file)
-        with spools.opened(conversation_id, token) as packed:
+        with spools.open(conversation_id, token) as packed:
             size = os.fstat(packed.fileno()).st_size
             if size > MAX_STORED_FILE_BYTES:
                 digest = hashlib.file_digest(packed, "sha256").hexdigest()
@@ -174,20 +174,20 @@ class TransferService:
         spools.drop(conversation_id, token)
         return done, content
 
-    def _listed(self, folder: HostFolder, path: str) -> TransferAnswer:
+    def _list(self, folder: HostFolder, path: str) -> TransferAnswer:
         with self._bindings.open(folder, folder.read_binding()) as root:
-            return listing(root, path)
+            return list_directory(root, path)
 
-    def _unpacked(self, folder: HostFolder, request: TransferRequest, content: bytes, noted: Path) -> TransferAnswer:
+    def _unpack(self, folder: HostFolder, request: TransferRequest, content: bytes, noted: Path) -> TransferAnswer:
         with ExitStack() as stack:
             packed: IO[bytes] = io.BytesIO(content)
             if request.transfer:
                 sent = (request.transfer, request.size_bytes, request.digest)
-                packed = stack.enter_context(self._spools.whole(folder.conversation_id, *sent))
+                packed = stack.enter_context(self._spools.open_complete(folder.conversation_id, *sent))
             root = stack.enter_context(self._bindings.open(folder, folder.read_binding()))
             return unpack(root, request, packed, noted)
 
-    async def _checkpoint(self, conversation_id: str, *, is_ours: bool) -> TransferAnswer:
+    async def _save_checkpoint(self, conversation_id: str, *, is_ours: bool) -> TransferAnswer:
         if not is_ours:
             raise SourceUnusable(
                 "The workspace is your own directory; no checkpoints of it are saved.",
@@ -201,13 +201,13 @@ class TransferService:
             )
         return TransferAnswer(files=saved.files, size_bytes=saved.size_bytes)
 
-    async def _patch(self, conversation_id: str, directory: Path) -> Patch:
+    async def _make_patch(self, conversation_id: str, directory: Path) -> Patch:
         require_git()
-        base = await self._checkpointing.original(conversation_id)
+        base = await self._checkpointing.find_original(conversation_id)
         if base is None and await self._checkpointing.has_source(conversation_id):
             raise SourceUnusable("The original state of the workspace is not known here.", remedy="Download the files.")
-        changes = Changes(Repositories(await self._sandbox()))
-        return await changes.since(directory, base, limit_bytes=MAX_STORED_FILE_BYTES)
+        changes = Changes(SandboxedGit(await self._sandbox()))
+        return await changes.compare(directory, base, limit_bytes=MAX_STORED_FILE_BYTES)
 
 
 class TransferSpools:
@@ -240,13 +240,15 @@ class TransferSpools:
             os.close(descriptor)
 
     @contextmanager
-    def whole(self, conversation_id: str, transfer: str, size_bytes: int, digest: str) -> Iterator[BufferedReader]:
+    def open_complete(
+        self, conversation_id: str, transfer: str, size_bytes: int, digest: str
+    ) -> Iterator[BufferedReader]:
         """Open a complete upload.
 
         Raises:
             FileUnfit: Parts are missing, or the content does not match the digest.
         """
-        with self.opened(conversation_id, transfer) as file:
+        with self.open(conversation_id, transfer) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
             if os.fstat(file.fileno()).st_size != size_bytes or found != digest:
                 raise FileUnfit("The upload is not what was sent.", remedy="Start it again.")
@@ -254,14 +256,14 @@ class TransferSpools:
             yield file
 
     @contextmanager
-    def packing(self, conversation_id: str, transfer: str) -> Iterator[IO[bytes]]:
+    def create(self, conversation_id: str, transfer: str) -> Iterator[IO[bytes]]:
         """Yield a file for the content of a download. It gets its final name on success and is removed on failure."""
         path = self._path(conversation_id, transfer)
         self._make_room(path.parent)
         draft = path.with_name(f"{path.name}.{os.getpid()}")
         try:
             with draft.open("w+b") as file:
-                yield cast("IO[bytes]", _Bounded(file, lambda: self.check_room(path.parent)))
+                yield cast("IO[bytes]", _RoomCheckedFile(file, lambda: self.check_room(path.parent)))
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
@@ -272,13 +274,13 @@ class TransferSpools:
         Raises:
             FileUnfit: The transfer does not exist.
         """
-        with self.opened(conversation_id, transfer) as file:
+        with self.open(conversation_id, transfer) as file:
             os.utime(file.fileno())
             file.seek(part * PART_BYTES)
             return file.read(PART_BYTES)
 
     @contextmanager
-    def opened(self, conversation_id: str, transfer: str) -> Iterator[BufferedReader]:
+    def open(self, conversation_id: str, transfer: str) -> Iterator[BufferedReader]:
         """Open the spool file of a transfer.
 
         Raises:
@@ -306,7 +308,7 @@ class TransferSpools:
 
     def _path(self, conversation_id: str, transfer: str) -> Path:
         name = hashlib.sha256(transfer.encode()).hexdigest()[:32]
-        return self._root / conversation_id / f"{PREFIX}{name}"
+        return self._root / conversation_id / f"{SPOOL_PREFIX}{name}"
 
     def _make_room(self, folder: Path) -> None:
         """Remove stale transfers.
@@ -315,9 +317,9 @@ class TransferSpools:
             WorkspaceTooLarge: Too many other transfers are in use.
         """
         used = 0
-        for path in folder.glob(f"{PREFIX}*"):
+        for path in folder.glob(f"{SPOOL_PREFIX}*"):
             with suppress(FileNotFoundError):
-                if self._clock.now().timestamp() - path.stat().st_mtime > STALE_SECONDS:
+                if self._clock.now().timestamp() - path.stat().st_mtime > SPOOL_STALE_SECONDS:
                     path.unlink()
                 else:
                     used += 1
@@ -326,7 +328,7 @@ class TransferSpools:
             raise WorkspaceTooLarge(text, remedy="Try again when they are, or in an hour.")
 
 
-class _Bounded:
+class _RoomCheckedFile:
     """A file that may grow only while the disk has room."""
 
     def __init__(self, file: IO[bytes], check: Callable[[], None]) -> None:

@@ -25,7 +25,7 @@ from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.named_directories import NamedDirectories
 from tool_worker.workspace.node_identity import FOLDER
 
-_Named = tuple[str, str]
+_NamedDirectory = tuple[str, str]
 """A directory, and the tenant of the conversation that named it."""
 
 
@@ -40,7 +40,7 @@ class Bindings:
     def __init__(self, root: Path, named: NamedDirectories) -> None:
         self._root = root.absolute()
         self._named = named
-        self._known: dict[str, _Named | None] = {}
+        self._known: dict[str, _NamedDirectory | None] = {}
 
     def bind(self, folder: HostFolder, binding: Binding) -> Directory:
         """Bind a workspace if this is allowed, and return its opened directory.
@@ -54,8 +54,8 @@ class Bindings:
             return directory
         directory = self._open_named(binding)
         try:
-            with self._alone():
-                self._refuse_another_tenants(folder, binding)
+            with self._hold_naming_lock():
+                self._check_tenant(folder, binding)
                 folder.write_binding(binding)
         except BaseException:
             directory.close()
@@ -82,14 +82,16 @@ class Bindings:
     def _open_named(self, binding: Binding) -> Directory:
         return self._named.open(binding.path, self._root)
 
-    def _refuse_another_tenants(self, folder: HostFolder, binding: Binding) -> None:
-        mounts = Mounts.now()
-        wanted = mounts.location(Path(binding.path))
-        others = {used for conversation_id, used in self._found().items() if conversation_id != folder.conversation_id}
+    def _check_tenant(self, folder: HostFolder, binding: Binding) -> None:
+        mounts = Mounts.current()
+        wanted = mounts.locate(Path(binding.path))
+        others = {
+            used for conversation_id, used in self._find_named().items() if conversation_id != folder.conversation_id
+        }
         for path, tenant in others:
             if tenant == binding.tenant:
                 continue
-            used = mounts.location(Path(path))
+            used = mounts.locate(Path(path))
             if wanted.is_in(used) or used.is_in(wanted):
                 raise WorkspaceRefused(
                     f"The directory {binding.path} may not be a workspace: a conversation of another tenant works in "
@@ -97,7 +99,7 @@ class Bindings:
                     remedy="Name another directory.",
                 )
 
-    def _found(self) -> dict[str, _Named]:
+    def _find_named(self) -> dict[str, _NamedDirectory]:
         """Return the conversations of this node that work in a named directory."""
         names = set(os.listdir(self._root))  # noqa: PTH208  (only names are needed)
         for gone in self._known.keys() - names:
@@ -112,7 +114,7 @@ class Bindings:
         return {name: known for name, known in self._known.items() if known is not None}
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _hold_naming_lock(self) -> Iterator[None]:
         """Hold the node's lock for binding workspaces to named directories."""
         (self._root / FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self._root / FOLDER / "naming.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

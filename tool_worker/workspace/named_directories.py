@@ -17,7 +17,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from broker.secrets import fault, name_fault
+from broker.secrets import find_fault, find_name_fault
 from tool_worker.errors import WorkspaceLost, WorkspaceRefused
 from tool_worker.workspace.files.openat2_paths import Directory
 
@@ -33,7 +33,7 @@ class NamedDirectories:
 
     Args:
         roots: Absolute paths without links; if empty, no directory may be named.
-        private: Our own directories, see `broker.secrets.private_directories.private_paths`.
+        private: Our own directories, see `broker.secrets.private_directories.find_private_paths`.
     """
 
     def __init__(self, roots: Iterable[Path] = (), private: Iterable[Path] = ()) -> None:
@@ -55,29 +55,29 @@ class NamedDirectories:
             WorkspaceRefused: The directory may not be a workspace.
             WorkspaceLost: The directory does not exist.
         """
-        if found := name_fault(name):
-            raise _refused(name, found)
+        if found := find_name_fault(name):
+            raise _make_refusal(name, found)
         path = PurePosixPath(name)
         if not path.is_absolute() or ".." in path.parts:
-            raise _refused(name, "it is not an absolute path without `..`")
+            raise _make_refusal(name, "it is not an absolute path without `..`")
         if not any(path.is_relative_to(root) for root in self.roots):
             roots = f" ({', '.join(map(str, self.roots))})" if self.roots else "; it has none"
             reason = f"it is below none of this node's workspace roots{roots}"
-            raise _refused(name, reason, remedy=ASK_THE_OPERATOR)
-        directory = _opened(str(path))
+            raise _make_refusal(name, reason, remedy=ASK_THE_OPERATOR)
+        directory = _open_directory(str(path))
         try:
             # By the descriptor: if the directory is moved meanwhile, the check follows it.
             place = Path(f"/proc/self/fd/{directory.descriptor}").readlink()
-            found = fault(place, (*self._private, *also_private))
+            found = find_fault(place, (*self._private, *also_private))
         except OSError as error:
             found = f"it cannot be looked at ({error.strerror})"
         if found:
             directory.close()
-            raise _refused(name, found)
+            raise _make_refusal(name, found)
         return directory
 
 
-def unwritable_notice(directory: Directory, path: str, *, is_confined: bool) -> str:
+def make_unwritable_notice(directory: Directory, path: str, *, is_confined: bool) -> str:
     """Return the notice for a directory that the workspace's programs cannot write to, or "" if they can.
 
     Args:
@@ -99,31 +99,34 @@ def unwritable_notice(directory: Directory, path: str, *, is_confined: bool) -> 
     name = shlex.quote(path)
     remedy = f"chmod -R u+rwX {name}" if found.st_uid == user else f"chown -R {user} {name}"
     return (
-        f"[The programs of this workspace cannot write to {_shown(path)}: it belongs to user {found.st_uid}, and they "
+        f"[The programs of this workspace cannot write to {_shorten(path)}: it belongs to user {found.st_uid}, and "
+        "they "
         f"run as user {user}. Reading works. Tell the person: outside of the workspace, `{remedy}` changes that.]"
     )
 
 
-def _opened(name: str) -> Directory:
+def _open_directory(name: str) -> Directory:
     try:
-        return Directory.without_links(Path(name))
+        return Directory.open_without_links(Path(name))
     except FileNotFoundError as error:
         raise WorkspaceLost(
             f"The directory {name} of the workspace is not there.", remedy="Make it, or start another conversation."
         ) from error
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise _refused(name, "a part of its path is a symbolic link", remedy="Name it by where it is.") from error
+            raise _make_refusal(
+                name, "a part of its path is a symbolic link", remedy="Name it by where it is."
+            ) from error
         if error.errno == errno.ENOTDIR:
-            raise _refused(name, "it is not a directory") from error
-        raise _refused(name, f"it cannot be opened ({os.strerror(error.errno or 0)})") from error
+            raise _make_refusal(name, "it is not a directory") from error
+        raise _make_refusal(name, f"it cannot be opened ({os.strerror(error.errno or 0)})") from error
 
 
-def _refused(name: str, reason: str, *, remedy: str = NAME_ANOTHER) -> WorkspaceRefused:
-    return WorkspaceRefused(f"The directory {_shown(name)} may not be a workspace: {reason}.", remedy=remedy)
+def _make_refusal(name: str, reason: str, *, remedy: str = NAME_ANOTHER) -> WorkspaceRefused:
+    return WorkspaceRefused(f"The directory {_shorten(name)} may not be a workspace: {reason}.", remedy=remedy)
 
 
-def _shown(name: str) -> str:
+def _shorten(name: str) -> str:
     """Return a name as one line of limited length."""
-    shown = name if not name_fault(name) else ascii(name)
+    shown = name if not find_name_fault(name) else ascii(name)
     return shown if len(shown) <= 300 else f"{shown[:200]}…"

@@ -23,7 +23,7 @@ from tool_worker.errors import WorkspaceUnavailable
 from tool_worker.workspace.launch.host_connection import HostConnection
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.launch.host_launch import wait_until_dead
-from tool_worker.workspace.resource_usage import descendants, workspace_usage
+from tool_worker.workspace.resource_usage import iter_descendants, measure_usage
 
 SPARE_TERMINALS = 0.1
 SPARE_MEMORY = 0.1
@@ -49,9 +49,9 @@ class NodeCapacity:
 
     def is_short(self) -> bool:
         """Whether any resource is scarce; see `shortage`."""
-        return self.shortage() is not None
+        return self.find_shortage() is not None
 
-    def shortage(self) -> Callable[[HostFolder], int] | None:
+    def find_shortage(self) -> Callable[[HostFolder], int] | None:
         """Return a function that measures a session's use of the scarce resource; None if nothing is scarce.
 
         Scarce means: less than a tenth of the terminals or of the memory is free, or no inotify instance. A resource
@@ -62,26 +62,26 @@ class NodeCapacity:
             terminals = {name: int((folder / name).read_text()) for name in ("nr", "max", "reserve")}
             # The reserve is only for terminals outside of containers and sandboxes.
             if terminals["nr"] >= (1 - SPARE_TERMINALS) * (terminals["max"] - terminals["reserve"]):
-                return _terminals
+                return _count_terminals
         with suppress(OSError, ValueError, KeyError):
             lines = (self._proc / "meminfo").read_text().splitlines()
             kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
             if kilobytes["MemAvailable"] < SPARE_MEMORY * kilobytes["MemTotal"]:
-                return _memory
-        return None if _is_inotify_left() else _watchers
+                return _measure_memory
+        return None if _has_inotify_left() else _count_watchers
 
 
 async def free_capacity(folders: Iterable[HostFolder], held: Callable[[HostFolder], int]) -> int:
     """End a sixteenth of the live sessions, at least one: greedy ones first, then the least recently used.
 
     Args:
-        held: Returns a session's use of the scarce resource, see `NodeCapacity.shortage`.
+        held: Returns a session's use of the scarce resource, see `NodeCapacity.find_shortage`.
 
     Returns:
         How many sessions ended; fewer if the others are busy.
     """
-    living = sorted((folder for folder in folders if folder.is_alive), key=HostFolder.last_used)
-    greedy = await asyncio.to_thread(_greedy, living, held)
+    living = sorted((folder for folder in folders if folder.is_alive), key=HostFolder.read_last_used)
+    greedy = await asyncio.to_thread(_find_greedy, living, held)
     needed = len(living) // ENDED_SHARE + 1
     ended = 0
     for candidates, may_kill in ((greedy, True), (living, False), (living, True)):
@@ -92,36 +92,40 @@ async def free_capacity(folders: Iterable[HostFolder], held: Callable[[HostFolde
     return ended
 
 
-def _greedy(living: list[HostFolder], held: Callable[[HostFolder], int]) -> list[HostFolder]:
+def _find_greedy(living: list[HostFolder], held: Callable[[HostFolder], int]) -> list[HostFolder]:
     """Return the sessions that use far more than the median, the largest consumer first."""
     amounts = {folder: held(folder) for folder in living}
     most = max(GREEDY_FACTOR * statistics.median_low(amounts.values()), ORDINARY[held]) if amounts else 0
     return sorted((folder for folder in living if amounts[folder] > most), key=lambda folder: -amounts[folder])
 
 
-def _terminals(folder: HostFolder) -> int:
-    return workspace_usage(pid, ()).total.terminals if (pid := folder.main_pid()) else 0
+def _count_terminals(folder: HostFolder) -> int:
+    return measure_usage(pid, ()).total.terminals if (pid := folder.read_main_pid()) else 0
 
 
-def _watchers(folder: HostFolder) -> int:
-    return workspace_usage(pid, ()).total.watchers if (pid := folder.main_pid()) else 0
+def _count_watchers(folder: HostFolder) -> int:
+    return measure_usage(pid, ()).total.watchers if (pid := folder.read_main_pid()) else 0
 
 
-def _memory(folder: HostFolder) -> int:
+def _measure_memory(folder: HostFolder) -> int:
     """Return the memory of a session's programs that is not backed by a file on disk."""
     pages = 0
-    for pid in descendants(folder.main_pid() or 0):
+    for pid in iter_descendants(folder.read_main_pid() or 0):
         with suppress(OSError, ValueError, IndexError):
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
             pages += sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
     return pages * 1024
 
 
-ORDINARY: dict[Callable[[HostFolder], int], int] = {_terminals: 8, _watchers: 8, _memory: 256 * 2**20}
+ORDINARY: dict[Callable[[HostFolder], int], int] = {
+    _count_terminals: 8,
+    _count_watchers: 8,
+    _measure_memory: 256 * 2**20,
+}
 """Amounts that a session may hold without being greedy."""
 
 
-def _is_inotify_left() -> bool:
+def _has_inotify_left() -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = libc.inotify_init1(os.O_CLOEXEC)
     if descriptor < 0:

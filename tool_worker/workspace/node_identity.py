@@ -16,7 +16,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from broker.coordination import HEARTBEAT_SECONDS, Member, members
+from broker.coordination import HEARTBEAT_SECONDS, ClusterMember, list_members
 from broker.runtime import HEARTBEAT_TTL_SECONDS, UsageError, new_key
 from broker.store import Store
 
@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 3 * HEARTBEAT_TTL_SECONDS
 """A killed worker stays visible for a moment, and its successor may have a new disk."""
 
 
-def identity_of(node_dir: Path) -> str:
+def read_or_create_identity(node_dir: Path) -> str:
     """Return the identity of a node's directory, creating it if missing; "" if it cannot be written."""
     kept = node_dir / FOLDER / "identity"
     try:
@@ -40,14 +40,14 @@ def identity_of(node_dir: Path) -> str:
         return ""  # later uses of the directory report the error
 
 
-async def only_here(store: Store, node: str, identity: str) -> None:
+async def check_served_only_here(store: Store, node: str, identity: str) -> None:
     """Check that no other worker serves this node from another directory; wait for one that may be dead.
 
     Raises:
         UsageError: Another worker does.
     """
     waited = 0.0
-    while other := serves_elsewhere(await members(store), node, identity):
+    while other := find_worker_elsewhere(await list_members(store), node, identity):
         if waited >= PATIENCE_SECONDS:
             raise UsageError(
                 f"The node {node!r} is served from another directory, by {other.worker_id}.",
@@ -57,7 +57,7 @@ async def only_here(store: Store, node: str, identity: str) -> None:
         waited += HEARTBEAT_SECONDS
 
 
-def serves_elsewhere(found: Sequence[Member], node: str, identity: str) -> Member | None:
+def find_worker_elsewhere(found: Sequence[ClusterMember], node: str, identity: str) -> ClusterMember | None:
     """Return a live worker that serves the node from a directory with another identity; None if there is none."""
     for member in found:
         theirs = member.about.get("directory", "")

@@ -64,7 +64,7 @@ class OpenWorkspace:
         """Return what the host knows of an action; see `HostConnection.status`."""
         return await self.connection.status(action_id, fingerprint=fingerprint)
 
-    async def newest(self) -> tuple[int, str] | None:
+    async def find_newest(self) -> tuple[int, str] | None:
         """Return the highest action id that ever started here, with its fingerprint; None if none did."""
         return (await self.connection.ping()).newest
 

@@ -88,7 +88,7 @@ class WorkspaceUsage:
             self._amounts[thing[0]] -= amount if self._counts[thing] == 0 else 0
 
 
-def workspace_usage(
+def measure_usage(
     main_pid: int, directories: Iterable[Path], descriptors_limit: int = DESCRIPTORS_LIMIT
 ) -> WorkspaceUsage:
     """Measure all processes below a host.
@@ -101,7 +101,7 @@ def workspace_usage(
         with suppress(OSError):
             devices.add(directory.stat().st_dev)
     holders, left = [], descriptors_limit
-    for pid in descendants(main_pid):
+    for pid in iter_descendants(main_pid):
         with suppress(OSError):  # the process has ended
             names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208  (a path object per file would cost more than the check)
             left -= len(names)
@@ -109,12 +109,12 @@ def workspace_usage(
             for name in names if left >= 0 else ():
                 with suppress(OSError):
                     things.update(_thing(pid, name, devices))
-            things.update(_mapped(pid, devices))
-            holders.append(ProgramUsage(pid, start_tick(pid), things))
+            things.update(_find_mapped(pid, devices))
+            holders.append(ProgramUsage(pid, read_start_tick(pid), things))
     return WorkspaceUsage(holders)
 
 
-def descendants(main_pid: int) -> Iterator[int]:
+def iter_descendants(main_pid: int) -> Iterator[int]:
     """Yield the process ids below a process. The kernel lists a child with the thread that started it."""
     waiting = [main_pid]
     while waiting:
@@ -127,7 +127,7 @@ def descendants(main_pid: int) -> Iterator[int]:
                     waiting += found
 
 
-def start_tick(pid: int) -> int:
+def read_start_tick(pid: int) -> int:
     """Return the start time of a process, in kernel ticks.
 
     Raises:
@@ -158,7 +158,7 @@ def _by_status(found: os.stat_result, devices: set[int]) -> _Things:
     return {}
 
 
-def _mapped(pid: int, devices: set[int]) -> _Things:
+def _find_mapped(pid: int, devices: set[int]) -> _Things:
     """Return the deleted files that a process has mapped; only root can inspect mappings."""
     things: _Things = {}
     # Not by `splitlines`: in a name, the kernel escapes a line feed, but no other line separator.

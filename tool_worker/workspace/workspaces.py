@@ -20,9 +20,9 @@ from pathlib import Path, PurePosixPath
 
 from broker.contract import WorkspaceSpec
 from broker.runtime import check_conversation_id
-from tool_worker.completion import to_completion
+from tool_worker.completion import wait_to_completion
 from tool_worker.errors import HostLost, WorkspaceUnavailable
-from tool_worker.sandbox import AUTO, Containers, ControlGroups, ResourceLimits, Sandbox
+from tool_worker.sandbox import AUTO, ContainerSettings, ControlGroups, ResourceLimits, Sandbox
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.launch.binding import MOUNT_AT, Binding
@@ -30,10 +30,10 @@ from tool_worker.workspace.launch.egress_gate import EgressGate
 from tool_worker.workspace.launch.host_connection import HostConnection
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.launch.host_launch import (
-    bound_host,
-    bounding,
     end_host,
     interrupt_host,
+    limit_host,
+    limit_while_starting,
     reap,
     start_host,
     wait_until_dead,
@@ -41,7 +41,7 @@ from tool_worker.workspace.launch.host_launch import (
 from tool_worker.workspace.launch.host_plan import GitIdentity, HostPlans
 from tool_worker.workspace.launch.session_programs import SessionPrograms
 from tool_worker.workspace.launch.verified_sandboxes import VerifiedSandboxes
-from tool_worker.workspace.named_directories import NamedDirectories, unwritable_notice
+from tool_worker.workspace.named_directories import NamedDirectories, make_unwritable_notice
 from tool_worker.workspace.node_capacity import NodeCapacity, free_capacity
 from tool_worker.workspace.open_workspace import OPEN_ATTEMPTS, OpenWorkspace
 
@@ -106,7 +106,7 @@ class Workspaces:
         programs: SessionPrograms | None = None,
         limits: ResourceLimits | None = None,
         gate: EgressGate | None = None,
-        containers: Containers | None = None,
+        containers: ContainerSettings | None = None,
         capacity: NodeCapacity | None = None,
         named: NamedDirectories | None = None,
         git_identity: GitIdentity | None = None,
@@ -131,7 +131,7 @@ class Workspaces:
             git_identity=git_identity or GitIdentity(),
         )
         self._attached: dict[str, _Attached] = {}
-        self._sandboxes = VerifiedSandboxes(sandbox, self._root, containers or Containers())
+        self._sandboxes = VerifiedSandboxes(sandbox, self._root, containers or ContainerSettings())
         self._started: set[int] = set()
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
         self._freeing_capacity = asyncio.Lock()
@@ -168,14 +168,14 @@ class Workspaces:
                 await attached.connection.detach()
                 attached.connection = None
             if attached.binding is not None and spec is not None:
-                attached.binding.require_same(spec)
+                attached.binding.check_spec(spec)
             if attached.connection is None:
                 folder = HostFolder(self._root, conversation_id)
                 folder.create()
-                async with folder.opening():
+                async with folder.hold_opening_lock():
                     attached.binding, directory = await self._bind(folder, spec, tenant)
                     with directory:
-                        attached.notice = self._notice(folder, attached.binding, directory)
+                        attached.notice = self._make_notice(folder, attached.binding, directory)
                         attached.connection = await self._attach(folder, attached.binding, directory)
             binding = attached.binding
             connection = attached.connection
@@ -189,7 +189,7 @@ class Workspaces:
                 conversation_id,
                 connection,
                 lambda: self._reopen(conversation_id),
-                is_confined=self._sandboxes.known(binding.sandbox).capabilities.confines_programs,
+                is_confined=self._sandboxes.get_unverified(binding.sandbox).capabilities.confines_programs,
             )
 
     def take_notice(self, conversation_id: str) -> str:
@@ -198,13 +198,13 @@ class Workspaces:
         notice, attached.notice = attached.notice, ""
         return notice
 
-    def _notice(self, folder: HostFolder, binding: Binding, directory: Directory) -> str:
-        can = self._sandboxes.known(binding.sandbox).capabilities
+    def _make_notice(self, folder: HostFolder, binding: Binding, directory: Directory) -> str:
+        can = self._sandboxes.get_unverified(binding.sandbox).capabilities
         if not binding.is_named(folder.workspace) or can.runs_images:  # a container runs as the owner
             return ""
-        return unwritable_notice(directory, binding.path, is_confined=can.confines_programs)
+        return make_unwritable_notice(directory, binding.path, is_confined=can.confines_programs)
 
-    async def demanded_sandbox(self) -> Sandbox:
+    async def get_demanded_sandbox(self) -> Sandbox:
         """Return the sandbox of conversations that name none, after its self-test. Idempotent.
 
         Raises:
@@ -231,10 +231,10 @@ class Workspaces:
         attached = self._attached.setdefault(conversation_id, _Attached())
         async with attached.turn:
             if folder.exists:
-                async with folder.opening():
+                async with folder.hold_opening_lock():
                     binding = folder.read_binding()
                     if binding is not None:
-                        await end_host(folder, self._sandboxes.known(binding.sandbox), binding.host_id)
+                        await end_host(folder, self._sandboxes.get_unverified(binding.sandbox), binding.host_id)
             # Last: the host uses the connection to answer pending actions.
             if attached.connection is not None:
                 await attached.connection.detach()
@@ -243,7 +243,7 @@ class Workspaces:
 
     def list(self) -> tuple[WorkspaceState, ...]:
         """Return all workspaces that were ever opened on this node, sorted by conversation id."""
-        return tuple(self._states())
+        return tuple(self._iter_states())
 
     async def detach_idle(self, idle_seconds: float = DETACH_SECONDS) -> None:
         """Detach from hosts that were idle for this long; a host's time to live starts when it is detached."""
@@ -266,7 +266,7 @@ class Workspaces:
                 attached.connection = None
         await self._reap()
 
-    def _states(self) -> Iterator[WorkspaceState]:
+    def _iter_states(self) -> Iterator[WorkspaceState]:
         if not self._root.is_dir():
             return
         for entry in sorted(self._root.iterdir()):
@@ -287,17 +287,17 @@ class Workspaces:
         if binding is None:
             binding = await self._new_binding(folder, spec or WorkspaceSpec())
         elif spec is not None:
-            binding.require_same(spec)
+            binding.check_spec(spec)
         is_whose_unknown = binding.tenant is None and binding.is_named(folder.workspace) and tenant is not None
         if is_whose_unknown:
             assert tenant is not None
             binding = replace(binding, tenant=await tenant())
         open_directory = self._bindings.open if is_bound and not is_whose_unknown else self._bindings.bind
-        return binding, await _opened(partial(open_directory, folder, binding))
+        return binding, await _open_in_thread(partial(open_directory, folder, binding))
 
     async def _new_binding(self, folder: HostFolder, spec: WorkspaceSpec) -> Binding:
         chosen = await self._sandboxes.get(spec.sandbox)
-        image = self._sandboxes.image(chosen, spec.image)
+        image = self._sandboxes.choose_image(chosen, spec.image)
         is_confined = chosen.capabilities.confines_programs
         self._gate.check(spec.allow, has_network=spec.network, is_confined=is_confined)
         if spec.path is None:
@@ -326,7 +326,7 @@ class Workspaces:
                 async with self._starting:
                     await self._free_capacity()
                     await self._start(folder, binding, directory, alive_fd)
-                    async with bounding(partial(self._bound, folder, binding)):
+                    async with limit_while_starting(partial(self._limit, folder, binding)):
                         return await self._connect(folder, binding)
             except (OSError, HostLost) as error:
                 # A host that is ending still holds its lock but accepts no connections.
@@ -334,23 +334,26 @@ class Workspaces:
                 if not await wait_until_dead(folder, ENDING_LIMIT_SECONDS):
                     break
         # if this fails, its error is more specific
-        (await _opened(partial(self._bindings.open, folder, binding))).close()
-        text = f"The host of {folder.conversation_id} cannot be reached: {failure} {folder.log_tail()}"
+        (await _open_in_thread(partial(self._bindings.open, folder, binding))).close()
+        text = f"The host of {folder.conversation_id} cannot be reached: {failure} {folder.read_log_tail()}"
         raise WorkspaceUnavailable(text.strip()) from failure
 
     async def _connect(self, folder: HostFolder, binding: Binding) -> HostConnection:
         """Connect to a host, and put it into its control group if that is not done yet."""
         connection = await HostConnection.attach(folder.conversation_id, folder.connect())
         try:
-            await asyncio.to_thread(self._bound, folder, binding)
+            await asyncio.to_thread(self._limit, folder, binding)
         except BaseException:
             await connection.detach()
             raise
         return connection
 
-    def _bound(self, folder: HostFolder, binding: Binding) -> None:
-        if self._groups is not None and self._sandboxes.known(binding.sandbox).capabilities.uses_control_groups:
-            bound_host(folder, self._groups, binding.host_id, self._limits)
+    def _limit(self, folder: HostFolder, binding: Binding) -> None:
+        if (
+            self._groups is not None
+            and self._sandboxes.get_unverified(binding.sandbox).capabilities.uses_control_groups
+        ):
+            limit_host(folder, self._groups, binding.host_id, self._limits)
 
     async def _start(self, folder: HostFolder, binding: Binding, directory: Directory, alive_fd: int) -> None:
         """Start a host and pass it the lock; closes our descriptor of the lock."""
@@ -358,20 +361,20 @@ class Workspaces:
             await self._reap()
             sandbox = await self._sandboxes.get(binding.sandbox)
             enclosure, configuration = self._plans.plan(binding, folder, directory, sandbox)
-            if folder.main_pid() is not None:
+            if folder.read_main_pid() is not None:
                 await asyncio.to_thread(sandbox.kill_stragglers, binding.host_id)
             if sandbox.capabilities.inherits_descriptors:
                 started = start_host(folder, sandbox, enclosure, configuration, alive_fd)
             else:
                 starting = asyncio.to_thread(start_host, folder, sandbox, enclosure, configuration, alive_fd)
-                started = await to_completion(starting)
+                started = await wait_to_completion(starting)
             self._started.add(started)
         finally:
             os.close(alive_fd)
 
     async def _free_capacity(self) -> None:
         async with self._freeing_capacity:
-            if (held := self._capacity.shortage()) is not None:
+            if (held := self._capacity.find_shortage()) is not None:
                 await free_capacity((HostFolder(self._root, entry.name) for entry in self._root.iterdir()), held)
 
     async def _reap(self) -> None:
@@ -382,16 +385,16 @@ class Workspaces:
             await asyncio.to_thread(self._groups.drop_empty)
 
 
-async def _opened(open_directory: Callable[[], Directory]) -> Directory:
+async def _open_in_thread(open_directory: Callable[[], Directory]) -> Directory:
     opening = asyncio.ensure_future(asyncio.to_thread(open_directory))
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
         # The thread cannot be cancelled, so its directory is closed once it is open.
-        opening.add_done_callback(_close)
+        opening.add_done_callback(_close_result)
         raise
 
 
-def _close(opening: asyncio.Future[Directory]) -> None:
+def _close_result(opening: asyncio.Future[Directory]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()

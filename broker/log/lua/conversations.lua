@@ -30,7 +30,7 @@ local function begin_deletion(keys, args)
   local last, owner = store.get(meta, 'last_id'), store.get(meta, 'owner')
   if not last then return {'missing'} end
   if owner and store.alive(shard, owner) then return {'owned', owner} end
-  if store.get(meta, 'awaited') then return {'owned', 'a door, which has to tell its caller'} end
+  if store.get(meta, 'awaited') then return {'owned', 'an ingress, which has to tell its caller'} end
   if last ~= args[2] then return {'news', tonumber(last)} end
   redis.call('HSET', meta, 'closed', '1', 'deleted', '1')
   return {'begun'}

@@ -14,7 +14,7 @@ function groups.find(shard, stream, name)
   return nil
 end
 
-groups.CONTROLLERS, groups.TOOLS, groups.DOORS = 'controllers', 'tools', 'doors'
+groups.CONTROLLERS, groups.TOOLS, groups.INGRESSES = 'controllers', 'tools', 'ingresses'
 
 function groups.make(shard, stream, name)
   if not groups.find(shard, stream, name) then redis.call('XGROUP', 'CREATE', stream, name, '0', 'MKSTREAM') end

@@ -18,7 +18,7 @@ function kinds.keep(shard)
 end
 
 function kinds.keep_of_role(shard, role)
-  if role ~= 'door' or shard ~= FIRST_SHARD then return end
+  if role ~= 'ingress' or shard ~= FIRST_SHARD then return end
   for name, kind in pairs(KINDS_OF_THE_FIRST) do store.is_there(shard, shard .. ':' .. name, kind) end
 end
 

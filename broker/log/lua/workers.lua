@@ -46,7 +46,7 @@ local function register(keys, args)
   kinds.keep_of_role(shard, role)
   groups.make(shard, shard .. ':ready', groups.CONTROLLERS)
   for i = 5, 4 + tonumber(args[4]) do groups.make(shard, args[i], groups.TOOLS) end
-  if role == 'door' then groups.make(shard, shard .. ':notices', groups.DOORS) end
+  if role == 'ingress' then groups.make(shard, shard .. ':notices', groups.INGRESSES) end
   note_facts(about, args, 3)
   if store.get(about, 'interactive') then groups.make(shard, shard .. ':ready:interactive', groups.CONTROLLERS) end
   local wall = store.wall_ms()
@@ -128,7 +128,7 @@ local function tick(keys, args)
 
   lost_nodes.maintain_nodes(shard, me .. ':about', now)
   local role = store.get(me .. ':about', 'role')
-  if role == 'door' then groups.make(shard, shard .. ':notices', groups.DOORS) end
+  if role == 'ingress' then groups.make(shard, shard .. ':notices', groups.INGRESSES) end
   maintain_stream(shard, shard .. ':ready', groups.CONTROLLERS)
   if redis.call('EXISTS', shard .. ':ready:interactive') == 1 then
     maintain_stream(shard, shard .. ':ready:interactive', groups.CONTROLLERS)

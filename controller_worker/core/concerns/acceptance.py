@@ -29,12 +29,12 @@ from broker.contract import (
     Observation,
     OutputSpec,
 )
-from broker.tools import problems_of
+from broker.tools import find_violations
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
-from controller_worker.core.concerns.limits import cost_limit_reached
+from controller_worker.core.concerns.limits import find_reached_cost_limit
 from controller_worker.core.effects import Append, CallModel, Effect
-from controller_worker.core.requests import is_message_of_person
+from controller_worker.core.requests import is_user_message
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
@@ -81,7 +81,7 @@ class Acceptance:
     corrections: int = 0
 
 
-def examined(events: Iterable[Event], output: OutputSpec | None) -> tuple[Event, ...]:
+def check_outputs(events: Iterable[Event], output: OutputSpec | None) -> tuple[Event, ...]:
     """Return the events of a turn, with a refusal after each finish that does not fit its schema."""
     if output is None:
         return tuple(events)
@@ -89,42 +89,42 @@ def examined(events: Iterable[Event], output: OutputSpec | None) -> tuple[Event,
     refusals: list[Event] = []
     for event in events:
         found.append(event)
-        problems = problems_of(event.outputs, output.json_schema) if isinstance(event, AgentFinishAction) else []
+        problems = find_violations(event.outputs, output.json_schema) if isinstance(event, AgentFinishAction) else []
         if problems:
             text = REFUSED_BY_SCHEMA.format(problems="\n".join(f"- {problem}" for problem in problems))
             refusals.append(FinishRefusedObservation(content=text, reason="output"))
     return (*found, *refusals)
 
 
-def wants_check(state: State) -> bool:
+def needs_check(state: State) -> bool:
     """Return whether the agent's finish must be checked before it counts."""
-    goal = _goal_of_finish(state)
+    goal = _find_goal(state)
     return goal is not None and goal.check is not None and not state.acceptance.is_checked
 
 
-def wants_verdict(state: State) -> bool:
+def needs_verdict(state: State) -> bool:
     """Return whether a critic must be asked before the agent's finish counts."""
-    goal = _goal_of_finish(state)
+    goal = _find_goal(state)
     return goal is not None and goal.critic is not None and (goal.check is None or state.acceptance.is_checked)
 
 
-def _goal_of_finish(state: State) -> GoalSpec | None:
+def _find_goal(state: State) -> GoalSpec | None:
     is_finish = state.lifecycle.ending is AgentState.FINISHED and not state.acceptance.is_accepted
     return state.setup.agent.goal if is_finish else None
 
 
 def is_check(state: State, action: Action) -> bool:
     """Return whether this action is the pending check."""
-    return isinstance(action, CmdRunAction) and action.source is EventSource.ENVIRONMENT and wants_check(state)
+    return isinstance(action, CmdRunAction) and action.source is EventSource.ENVIRONMENT and needs_check(state)
 
 
-def refuses(state: State, event: Observation) -> bool:
+def is_refusal(state: State, event: Observation) -> bool:
     """Return whether this observation refuses a finish: a failed check, a bad verdict, a hook or a schema."""
     match event:
         case FinishRefusedObservation():
             return state.lifecycle.ending is AgentState.FINISHED
         case FinishVerdictObservation():
-            return wants_verdict(state) and not event.is_accepted
+            return needs_verdict(state) and not event.is_accepted
     return 0 != state.acceptance.check_id == event.cause and not _has_passed(event)
 
 
@@ -144,7 +144,7 @@ def _after_refusal(acceptance: Acceptance, event: FinishRefusedObservation, stat
 
 
 def _after_verdict(acceptance: Acceptance, event: FinishVerdictObservation, state: State) -> Acceptance:
-    if not wants_verdict(state):  # a user's message took the finish back
+    if not needs_verdict(state):  # a user's message took the finish back
         return acceptance
     if event.is_accepted:
         return evolve(acceptance, is_accepted=True)
@@ -167,10 +167,10 @@ def _after_command(acceptance: Acceptance, event: CmdRunAction, state: State) ->
 
 def _after_message(acceptance: Acceptance, event: MessageAction, state: State) -> Acceptance:
     """Reset at a user's message: the next finish is a new one."""
-    return Acceptance() if is_message_of_person(event) else acceptance
+    return Acceptance() if is_user_message(event) else acceptance
 
 
-def check(state: State) -> Append:
+def make_check(state: State) -> Append:
     """Return the check as an action in a separate shell."""
     goal = state.setup.agent.goal
     assert goal is not None
@@ -209,9 +209,9 @@ def end_corrections(state: State, now: datetime) -> Effect | None:
 
 def ask_critic(state: State, now: datetime) -> Effect | None:
     """Call the critic, which does not count as a step; end the work if no further cost is allowed."""
-    if not wants_verdict(state):
+    if not needs_verdict(state):
         return None
-    refusal = cost_limit_reached(state)
+    refusal = find_reached_cost_limit(state)
     if refusal is not None:
         return announce(state, AgentState.ERROR, refusal.text, code=refusal.code)
     return CallModel(state.usage.iteration + 1, state.calls.attempt + 1)

@@ -32,7 +32,7 @@ from broker.log import ANSWERS
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Append, CarryOut, Effect
-from controller_worker.core.pending import PendingAction, may_run
+from controller_worker.core.pending import PendingAction, find_runnable
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
@@ -50,7 +50,7 @@ FIXED_FIELDS = frozenset({"kind", "id", "timestamp", "source", "cause", "blobs",
 
 
 @dataclass(frozen=True)
-class Confirmation:
+class ConfirmationProgress:
     """The progress of the question about an action.
 
     Attributes:
@@ -75,19 +75,23 @@ def is_answer(state: State, event: ChangeAgentStateAction) -> bool:
     return event.agent_state in ANSWERS and is_asked and is_about_it
 
 
-def _after_state_change(confirmation: Confirmation, change: AgentStateChangedObservation, state: State) -> Confirmation:
+def _after_state_change(
+    confirmation: ConfirmationProgress, change: AgentStateChangedObservation, state: State
+) -> ConfirmationProgress:
     if change.action_id == confirmation.asked_id:
         return confirmation
     return evolve(confirmation, asked_id=change.action_id)
 
 
-def _after_request(confirmation: Confirmation, request: ChangeAgentStateAction, state: State) -> Confirmation:
+def _after_request(
+    confirmation: ConfirmationProgress, request: ChangeAgentStateAction, state: State
+) -> ConfirmationProgress:
     if not is_answer(state, request):
         return confirmation
     return evolve(confirmation, answer_id=request.id, reason=request.reason or None)
 
 
-def _after_action(confirmation: Confirmation, action: RiskyAction, state: State) -> Confirmation:
+def _after_action(confirmation: ConfirmationProgress, action: RiskyAction, state: State) -> ConfirmationProgress:
     is_confirmed = action.replaces is not None and action.confirmation_state is not ConfirmationStatus.REJECTED
     return evolve(confirmation, confirmed_id=action.id) if is_confirmed else confirmation
 
@@ -108,24 +112,24 @@ def carry_out_answer(state: State, now: datetime) -> Effect | None:
 def end_confirmation(state: State, now: datetime) -> Effect | None:
     """Return to work after the confirmed copy has run. In a fork that starts in a rejected turn, settle its rest."""
     if state.lifecycle.agent_state is AgentState.USER_REJECTED:
-        return _rest_of_rejection(state)
+        return _finish_rejection(state)
     is_confirmed = state.lifecycle.agent_state is AgentState.USER_CONFIRMED
-    if is_confirmed and state.confirmation.confirmed_id not in may_run(state):
+    if is_confirmed and state.confirmation.confirmed_id not in find_runnable(state):
         return announce(state, AgentState.RUNNING)
     return None
 
 
-def _rest_of_rejection(state: State) -> Append:
+def _finish_rejection(state: State) -> Append:
     reason = state.confirmation.reason
-    events: list[Event] = [_rejection(pending, _why(reason)) for pending in state.tools.pending]
+    events: list[Event] = [_make_rejection(pending, _render_reason(reason)) for pending in state.tools.pending]
     answers = tuple((n, pending.id) for n, pending in enumerate(state.tools.pending))
-    events.append(_after_rejection(reason))
+    events.append(_make_state_after_rejection(reason))
     return Append(tuple(events), answers)
 
 
-def carried_out(state: State, action: RiskyAction, answer: ChangeAgentStateAction) -> Append:
+def apply_answer(state: State, action: RiskyAction, answer: ChangeAgentStateAction) -> Append:
     """Return the events that carry out a user's answer."""
-    copy = _copy_of(action, answer)
+    copy = _make_confirmed_copy(action, answer)
     if answer.agent_state is AgentState.USER_CONFIRMED and copy is not None:
         return Append((copy, AgentStateChangedObservation(agent_state=AgentState.USER_CONFIRMED)))
     rejected = action.model_copy(
@@ -133,41 +137,41 @@ def carried_out(state: State, action: RiskyAction, answer: ChangeAgentStateActio
     )
     is_rejected = answer.agent_state is AgentState.USER_REJECTED
     reason = answer.reason if is_rejected else None
-    why = _why(reason) if is_rejected else f"{REJECTED} (The edited action is invalid.)"
+    why = _render_reason(reason) if is_rejected else f"{REJECTED} (The edited action is invalid.)"
     first = PendingAction(state.version + 1, action.tool_call_metadata)
     events: list[Event] = [rejected, AgentStateChangedObservation(agent_state=AgentState.USER_REJECTED)]
-    events += [_rejection(first, why)]
+    events += [_make_rejection(first, why)]
     rest = [pending for pending in state.tools.pending if pending.id != action.id]
     answers = tuple((len(events) + n, pending.id) for n, pending in enumerate(rest))
-    events += [_rejection(pending, NOT_REACHED) for pending in rest]
-    events.append(_after_rejection(reason))
+    events += [_make_rejection(pending, NOT_REACHED) for pending in rest]
+    events.append(_make_state_after_rejection(reason))
     return Append(tuple(events), answers=((2, first.id), *answers))
 
 
-def _why(reason: str | None) -> str:
+def _render_reason(reason: str | None) -> str:
     return REJECTED_WITH_REASON.format(reason=reason) if reason else REJECTED
 
 
-def _after_rejection(reason: str | None) -> AgentStateChangedObservation:
+def _make_state_after_rejection(reason: str | None) -> AgentStateChangedObservation:
     """Let the agent continue if the rejection has a reason; otherwise wait for the user's message."""
     return AgentStateChangedObservation(agent_state=AgentState.RUNNING if reason else AgentState.AWAITING_USER_INPUT)
 
 
-def answered_otherwise(state: State, *, first_position: int) -> Append:
+def reject_for_message(state: State, *, first_position: int) -> Append:
     """Return the events that settle a turn's actions when a message comes instead of a confirmation; often none.
 
     Args:
         first_position: number of events appended before these.
     """
     waiting = state.tools.pending if state.tools.pending and state.tools.pending[0].is_awaiting else ()
-    events = tuple(_rejection(pending, ANSWERED_OTHERWISE) for pending in waiting)
+    events = tuple(_make_rejection(pending, ANSWERED_OTHERWISE) for pending in waiting)
     return Append(events, tuple((first_position + n, pending.id) for n, pending in enumerate(waiting)))
 
 
 _CLEARED = {"id": 0, "timestamp": None, "thought": ""}
 
 
-def _copy_of(action: RiskyAction, answer: ChangeAgentStateAction) -> RiskyAction | None:
+def _make_confirmed_copy(action: RiskyAction, answer: ChangeAgentStateAction) -> RiskyAction | None:
     """Return the confirmed action, or None if the edit turned it into a different one."""
     confirmed = {**_CLEARED, "confirmation_state": ConfirmationStatus.CONFIRMED, "replaces": action.id}
     if not answer.edited:
@@ -181,7 +185,7 @@ def _copy_of(action: RiskyAction, answer: ChangeAgentStateAction) -> RiskyAction
         return None
 
 
-def _rejection(pending: PendingAction, text: str) -> UserRejectObservation:
+def _make_rejection(pending: PendingAction, text: str) -> UserRejectObservation:
     return UserRejectObservation(content=text, cause=pending.id, tool_call_metadata=pending.tool_call_metadata)
 
 

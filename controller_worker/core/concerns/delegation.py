@@ -37,8 +37,8 @@ from broker.contract import (
     codec,
 )
 from controller_worker.core.concern import Concern, evolve
-from controller_worker.core.concerns.limits import steps_used, tokens_used
-from controller_worker.core.effects import Append, AwaitDelegates, Effect, Errand, StartDelegate, TellDelegates
+from controller_worker.core.concerns.limits import count_steps, count_tokens
+from controller_worker.core.effects import Append, AwaitDelegates, Effect, NotifyDelegates, SideEffect, StartDelegate
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
@@ -49,7 +49,7 @@ STARTED = (
     "The delegate {agent} (number {id}) is working in the background. You will get its result as soon as it has "
     "finished."
 )
-GOES_ON = (
+STILL_RUNNING = (
     "The delegate {agent} (number {id}) keeps working in the background. You will get its result as soon as it has "
     "finished."
 )
@@ -59,7 +59,7 @@ NOTHING_LEFT = "The delegate was not started: its parent has no {what} left to g
 REPORTED_BYTES = 2**20
 """Approximate limit on the reports in one append; a longer report gets its own append."""
 NOTHING: dict[str, Any] = {"iterations": 0, "budget_usd": None, "tokens": None}
-ORDERS = {
+ORDERED_STATES = {
     AgentState.PAUSED: AgentState.PAUSED,
     AgentState.STOPPED: AgentState.STOPPED,
     AgentState.ERROR: AgentState.STOPPED,
@@ -109,7 +109,7 @@ class Delegate:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class DelegateOrder:
     """The state that the delegates are to take, and the event in the parent's log that asks for it.
 
     Attributes:
@@ -137,21 +137,21 @@ class Delegation:
     delegates: tuple[Delegate, ...] = ()
     iterations: int = 0
     spent_usd: float = 0.0
-    order: Order | None = None
+    order: DelegateOrder | None = None
 
 
 def _after_action(delegation: Delegation, action: AgentDelegateAction, state: State) -> Delegation:
-    return evolve(delegation, delegates=(*delegation.delegates, _delegate_of(state, action)))
+    return evolve(delegation, delegates=(*delegation.delegates, _make_delegate(state, action)))
 
 
-def _delegate_of(state: State, action: AgentDelegateAction) -> Delegate:
+def _make_delegate(state: State, action: AgentDelegateAction) -> Delegate:
     """Return the delegate that an action asks for, with its share of the remaining limits."""
     metadata = action.tool_call_metadata
     turn_id = metadata.reply_id if metadata else action.id
     # the parent keeps one share for the rest of its work
     shares = (metadata.total_calls_in_response if metadata else 1) + 1
     before = [delegate for delegate in state.delegation.delegates if delegate.turn_id != turn_id]
-    left = state.usage.max_iterations - steps_used(state) - sum(delegate.iterations for delegate in before)
+    left = state.usage.max_iterations - count_steps(state) - sum(delegate.iterations for delegate in before)
     budget = None
     tokens = None
     if state.usage.max_budget_usd is not None:
@@ -159,7 +159,7 @@ def _delegate_of(state: State, action: AgentDelegateAction) -> Delegate:
         budget = (state.usage.max_budget_usd - state.usage.cost_usd - reserved) / shares
     if state.usage.max_tokens is not None:
         tokens = (
-            state.usage.max_tokens - tokens_used(state) - sum(delegate.tokens or 0 for delegate in before)
+            state.usage.max_tokens - count_tokens(state) - sum(delegate.tokens or 0 for delegate in before)
         ) // shares
     delegate = Delegate(
         id=action.id,
@@ -172,10 +172,10 @@ def _delegate_of(state: State, action: AgentDelegateAction) -> Delegate:
         budget_usd=budget,
         tokens=tokens,
     )
-    return _examined(state, delegate, action)
+    return _check_delegate(state, delegate, action)
 
 
-def _examined(state: State, delegate: Delegate, action: AgentDelegateAction) -> Delegate:
+def _check_delegate(state: State, delegate: Delegate, action: AgentDelegateAction) -> Delegate:
     """Return the delegate, with a refusal if it cannot be started."""
     refusal = ""
     if not str(action.inputs.get("task") or "").strip():
@@ -191,17 +191,17 @@ def _examined(state: State, delegate: Delegate, action: AgentDelegateAction) -> 
     return evolve(delegate, refusal=refusal)
 
 
-def steps_reserved(state: State) -> int:
+def count_reserved_steps(state: State) -> int:
     """Return the iterations that delegates may still use."""
     return sum(delegate.iterations for delegate in state.delegation.delegates if not delegate.refusal)
 
 
-def usd_reserved(state: State) -> float:
+def sum_reserved_usd(state: State) -> float:
     """Return the USD that delegates may still spend."""
     return sum(delegate.budget_usd or 0.0 for delegate in state.delegation.delegates if not delegate.refusal)
 
 
-def tokens_reserved(state: State) -> int:
+def count_reserved_tokens(state: State) -> int:
     """Return the tokens that delegates may still use."""
     return sum(delegate.tokens or 0 for delegate in state.delegation.delegates if not delegate.refusal)
 
@@ -213,9 +213,9 @@ def _after_end(delegation: Delegation, event: DelegateEnded, state: State) -> De
         return delegation
     if not ended.is_forgotten:
         end = DelegateEnd(event.conversation_id, event.content, event.outputs)
-        delegation = _with(delegation, ended.id, end=end, **NOTHING)
+        delegation = _update_delegate(delegation, ended.id, end=end, **NOTHING)
     else:
-        delegation = _without(delegation, ended.id)
+        delegation = _remove_delegate(delegation, ended.id)
     return evolve(
         delegation,
         iterations=delegation.iterations + event.iterations,
@@ -228,14 +228,14 @@ def _after_observation(delegation: Delegation, observation: Observation, state: 
     if not delegation.delegates:
         return delegation
     if isinstance(observation, AgentDelegateObservation) and observation.delegate_id is not None:
-        return _without(delegation, observation.delegate_id)
+        return _remove_delegate(delegation, observation.delegate_id)
     answered = _find(delegation, observation.cause)
     if answered is None:
         return delegation
     # A refused delegate was never started. A stop may answer its action before the refusal does.
     if answered.refusal or (isinstance(observation, ErrorObservation) and observation.error_id == NOT_STARTED):
-        return _without(delegation, answered.id)
-    return _with(delegation, answered.id, is_answered=True)
+        return _remove_delegate(delegation, answered.id)
+    return _update_delegate(delegation, answered.id, is_answered=True)
 
 
 def _after_state_change(delegation: Delegation, change: AgentStateChangedObservation, state: State) -> Delegation:
@@ -244,20 +244,20 @@ def _after_state_change(delegation: Delegation, change: AgentStateChangedObserva
         return delegation
     was = state.lifecycle.agent_state
     now = change.agent_state
-    if now in ORDERS:
-        if ORDERS[now] is AgentState.STOPPED:  # they use nothing more
+    if now in ORDERED_STATES:
+        if ORDERED_STATES[now] is AgentState.STOPPED:  # they use nothing more
             delegation = evolve(delegation, delegates=tuple(evolve(one, **NOTHING) for one in delegation.delegates))
-        return evolve(delegation, order=Order(ORDERS[now], change.id))
+        return evolve(delegation, order=DelegateOrder(ORDERED_STATES[now], change.id))
     if now is AgentState.RUNNING and was is AgentState.PAUSED:
-        return evolve(delegation, order=Order(AgentState.RUNNING, change.id))
+        return evolve(delegation, order=DelegateOrder(AgentState.RUNNING, change.id))
     return delegation
 
 
 def _after_loss(delegation: Delegation, event: EventsLostObservation, state: State) -> Delegation:
     """Resume the delegates paused by lost events, unless the log still has a reason for the pause."""
-    if not delegation.delegates or state.lifecycle.agent_state in ORDERS:
+    if not delegation.delegates or state.lifecycle.agent_state in ORDERED_STATES:
         return delegation
-    return evolve(delegation, order=Order(AgentState.RUNNING, event.id, takes_back=True))
+    return evolve(delegation, order=DelegateOrder(AgentState.RUNNING, event.id, takes_back=True))
 
 
 def _after_interruption(delegation: Delegation, event: InterruptedObservation, state: State) -> Delegation:
@@ -265,17 +265,17 @@ def _after_interruption(delegation: Delegation, event: InterruptedObservation, s
     if not delegation.delegates:
         return delegation
     delegates = tuple(evolve(one, **NOTHING) for one in delegation.delegates)
-    return evolve(delegation, delegates=delegates, order=Order(AgentState.STOPPED, event.id))
+    return evolve(delegation, delegates=delegates, order=DelegateOrder(AgentState.STOPPED, event.id))
 
 
-def rolled_back(delegation: Delegation, event: RolledBackObservation) -> Delegation:
+def roll_back(delegation: Delegation, event: RolledBackObservation) -> Delegation:
     """Return the part after a rollback: the delegates of the rolled-back work stop and are not reported."""
     kept = tuple(one for one in delegation.delegates if one.id < event.start_id)
     left = [one for one in delegation.delegates if one.id >= event.start_id and one.end is None and not one.refusal]
     if not left:
         return evolve(delegation, delegates=kept)
     forgotten = tuple(evolve(one, is_answered=True, is_forgotten=True, **NOTHING) for one in left)
-    order = Order(AgentState.STOPPED, event.id, since=event.start_id)
+    order = DelegateOrder(AgentState.STOPPED, event.id, since=event.start_id)
     return evolve(delegation, delegates=(*kept, *forgotten), order=order)
 
 
@@ -288,14 +288,14 @@ def report_ends(state: State, now: datetime) -> Effect | None:
 
     def answer(delegate: Delegate, observation: Observation) -> None:
         answers.append((len(events), delegate.id))
-        events.append(answering(delegate, observation))
+        events.append(to_answer(delegate, observation))
 
-    goes_on: set[int] = set()  # turns that waited for any one delegate; the others go on in the background
+    goes_on: set[int] = set()  # turns that waited for any one delegate; the others continue in the background
     for delegate in state.delegation.delegates:
         if delegate.refusal:
             report: Observation = ErrorObservation(content=delegate.refusal, error_id=NOT_STARTED)
         elif delegate.end is not None:
-            report = _end_of(delegate, delegate.end)
+            report = _make_end_report(delegate, delegate.end)
         else:
             continue
         size_bytes += len(codec.pack(report.wire()))
@@ -309,25 +309,25 @@ def report_ends(state: State, now: datetime) -> Effect | None:
             # In the same append: later events cannot show that the turn does not wait for the others.
             if delegate.end is not None and delegate.is_any and delegate.turn_id not in goes_on:
                 goes_on.add(delegate.turn_id)
-                for other in _others_at_work(state, delegate):
-                    text = GOES_ON.format(agent=other.agent, id=other.id)
+                for other in _find_running_siblings(state, delegate):
+                    text = STILL_RUNNING.format(agent=other.agent, id=other.id)
                     answer(other, SuccessObservation(content=text))
     return Append(tuple(events), tuple(answers), is_partial=is_partial) if events else None
 
 
-def errands(state: State) -> Iterator[Errand]:
+def find_side_effects(state: State) -> Iterator[SideEffect]:
     """Yield the delegates to start again and the order to pass on. They are independent of the next decision."""
     for delegate in state.delegation.delegates:
         if delegate.is_answered and delegate.end is None and delegate.iterations > 0:
             yield StartDelegate(delegate.id)
     order = state.delegation.order
     if order is not None:
-        yield TellDelegates(order.state, order.id, order.since, order.takes_back)
+        yield NotifyDelegates(order.state, order.id, order.since, order.takes_back)
 
 
 def await_delegates(state: State, now: datetime) -> Effect | None:
     """Start the delegates of the turn and wait for those that the step needs."""
-    waiting = unanswered(state)
+    waiting = find_unanswered(state)
     return AwaitDelegates(waiting) if waiting else None
 
 
@@ -337,19 +337,19 @@ def leave_room(state: State, now: datetime) -> Effect | None:
         return None
     usage = state.usage
     is_reserved = (
-        steps_used(state) + steps_reserved(state) >= usage.max_iterations
-        or (usage.max_budget_usd is not None and usage.cost_usd + usd_reserved(state) >= usage.max_budget_usd)
-        or (usage.max_tokens is not None and tokens_used(state) + tokens_reserved(state) >= usage.max_tokens)
+        count_steps(state) + count_reserved_steps(state) >= usage.max_iterations
+        or (usage.max_budget_usd is not None and usage.cost_usd + sum_reserved_usd(state) >= usage.max_budget_usd)
+        or (usage.max_tokens is not None and count_tokens(state) + count_reserved_tokens(state) >= usage.max_tokens)
     )
     return AwaitDelegates(()) if is_reserved else None
 
 
-def unanswered(state: State) -> tuple[int, ...]:
+def find_unanswered(state: State) -> tuple[int, ...]:
     """Return the ids of the delegates that the next step starts and waits for."""
     return tuple(delegate.id for delegate in state.delegation.delegates if not delegate.is_answered)
 
 
-def answering(delegate: Delegate, observation: Observation) -> Observation:
+def to_answer(delegate: Delegate, observation: Observation) -> Observation:
     """Return the observation as the answer to a delegate action."""
     return observation.model_copy(
         update={
@@ -360,7 +360,7 @@ def answering(delegate: Delegate, observation: Observation) -> Observation:
     )
 
 
-def _end_of(delegate: Delegate, end: DelegateEnd) -> AgentDelegateObservation:
+def _make_end_report(delegate: Delegate, end: DelegateEnd) -> AgentDelegateObservation:
     return AgentDelegateObservation(
         content=RESULT + end.content,
         outputs=end.outputs,
@@ -370,7 +370,7 @@ def _end_of(delegate: Delegate, end: DelegateEnd) -> AgentDelegateObservation:
     )
 
 
-def _others_at_work(state: State, delegate: Delegate) -> list[Delegate]:
+def _find_running_siblings(state: State, delegate: Delegate) -> list[Delegate]:
     """Return the other delegates of a turn that waits for any one; the turn no longer waits for them."""
     return [
         other
@@ -381,7 +381,7 @@ def _others_at_work(state: State, delegate: Delegate) -> list[Delegate]:
     ]
 
 
-def _place_of(delegation: Delegation, delegate_id: int) -> int:
+def _find_index(delegation: Delegation, delegate_id: int) -> int:
     """Return the index of a delegate, or its insertion point: delegates are in the order of the log."""
     return bisect_left(delegation.delegates, delegate_id, key=attrgetter("id"))
 
@@ -389,20 +389,20 @@ def _place_of(delegation: Delegation, delegate_id: int) -> int:
 def _find(delegation: Delegation, delegate_id: int | None) -> Delegate | None:
     if delegate_id is None:
         return None
-    place = _place_of(delegation, delegate_id)
+    place = _find_index(delegation, delegate_id)
     found = delegation.delegates[place : place + 1]
     return found[0] if found and found[0].id == delegate_id else None
 
 
-def _with(delegation: Delegation, delegate_id: int, **changes: Any) -> Delegation:
-    place = _place_of(delegation, delegate_id)
+def _update_delegate(delegation: Delegation, delegate_id: int, **changes: Any) -> Delegation:
+    place = _find_index(delegation, delegate_id)
     delegates = list(delegation.delegates)
     delegates[place] = evolve(delegates[place], **changes)
     return evolve(delegation, delegates=tuple(delegates))
 
 
-def _without(delegation: Delegation, delegate_id: int) -> Delegation:
-    place = _place_of(delegation, delegate_id)
+def _remove_delegate(delegation: Delegation, delegate_id: int) -> Delegation:
+    place = _find_index(delegation, delegate_id)
     delegates = delegation.delegates
     if _find(delegation, delegate_id) is None:
         return delegation

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from broker.contract import (
-    TAKEN_BACK,
+    ROLLED_BACK,
     TERMINAL_STATES,
     AgentState,
     AgentStateChangedObservation,
@@ -30,18 +30,18 @@ from broker.contract import (
     RolledBackObservation,
     is_settled,
 )
-from controller_worker.core.announcement import not_executed
+from controller_worker.core.announcement import make_not_executed
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns import start
 from controller_worker.core.concerns.acceptance import Acceptance
-from controller_worker.core.concerns.confirmation import Confirmation
-from controller_worker.core.concerns.delegation import rolled_back as delegation_before
+from controller_worker.core.concerns.confirmation import ConfirmationProgress
+from controller_worker.core.concerns.delegation import roll_back as delegation_before
 from controller_worker.core.concerns.greeting import Greeting
 from controller_worker.core.concerns.model_calls import ModelCalls
-from controller_worker.core.concerns.planning import Plan
+from controller_worker.core.concerns.planning import ProposedPlan
 from controller_worker.core.effects import Append, Effect
 from controller_worker.core.pending import PendingAction, Tools
-from controller_worker.core.requests import is_message_of_person
+from controller_worker.core.requests import is_user_message
 
 if TYPE_CHECKING:
     from controller_worker.core.concerns.delegation import Delegate
@@ -53,7 +53,7 @@ INTERRUPTED = (
 )
 
 
-STOPPED_BY_PERSON = ("The action was stopped by the person.", INTERRUPTED[1])
+STOPPED_BY_USER = ("The action was stopped by the person.", INTERRUPTED[1])
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,15 @@ class DoubleTexting:
 
 def is_at_rest(state: State) -> bool:
     """Return whether the agent is idle, so that a message starts new work."""
-    if state.inbox.last_message_id == 0 or start.waits(state.start):
+    if state.inbox.last_message_id == 0 or start.is_waiting(state.start):
         return True
     lifecycle = state.lifecycle
     return is_settled(lifecycle.agent_state) and lifecycle.requested is None and state.inbox.message is None
 
 
-def is_remembered(state: State, event: Event) -> bool:
+def should_remember(state: State, event: Event) -> bool:
     """Return whether to keep the state from before this event, because a message may roll back to it."""
-    if state.double_texting.policy != "rollback" or not is_message_of_person(event):
+    if state.double_texting.policy != "rollback" or not is_user_message(event):
         return False
     return is_at_rest(state) and state.inbox.message is None  # another message of the same task, before work starts
 
@@ -96,12 +96,12 @@ def _after_creation(texting: DoubleTexting, created: ConversationCreated, state:
 
 
 def _after_message(texting: DoubleTexting, message: MessageAction, state: State) -> DoubleTexting:
-    if not is_message_of_person(message):
+    if not is_user_message(message):
         return texting
     if texting.wanted:
         return evolve(texting, message_ids=(*texting.message_ids, message.id))
     if is_at_rest(state):
-        return evolve(texting, begun_id=message.id) if is_remembered(state, message) else texting
+        return evolve(texting, begun_id=message.id) if should_remember(state, message) else texting
     policy = message.double_texting or texting.policy
     if policy == "rollback" and not state.before:
         policy = "interrupt"
@@ -135,23 +135,23 @@ def end_turn(state: State, now: datetime) -> Effect | None:
         return None
     is_rollback = texting.wanted == "rollback"
     since = texting.begun_id if is_rollback else 0
-    answered = _unanswered(state, since)
-    text, error_id = STOPPED_BY_PERSON if texting.pause_id else INTERRUPTED
-    events: list[Event] = [not_executed(action, text, error_id) for action in answered]
+    answered = _find_unanswered(state, since)
+    text, error_id = STOPPED_BY_USER if texting.pause_id else INTERRUPTED
+    events: list[Event] = [make_not_executed(action, text, error_id) for action in answered]
     cancels = tuple(action.id for action in answered if isinstance(action, PendingAction))
     if is_rollback:
-        events.append(RolledBackObservation(content=TAKEN_BACK, start_id=since, kept=texting.message_ids))
+        events.append(RolledBackObservation(content=ROLLED_BACK, start_id=since, kept=texting.message_ids))
     else:
         events.append(InterruptedObservation(message_id=texting.pause_id or texting.message_ids[0]))
     return Append(tuple(events), tuple((n, action.id) for n, action in enumerate(answered)), cancels)
 
 
-def ends_call(event: Event) -> bool:
+def is_call_ending(event: Event) -> bool:
     """Return whether this event makes the reply to the current model call useless."""
     return isinstance(event, InterruptedObservation | RolledBackObservation)
 
 
-def rolled_back(state: State, event: RolledBackObservation) -> State:
+def roll_back(state: State, event: RolledBackObservation) -> State:
     """Return the state after an event that takes back a stretch of work."""
     before = state.before
     if before is None or state.double_texting.begun_id != event.start_id:  # written by another version of the core
@@ -180,9 +180,9 @@ def rolled_back(state: State, event: RolledBackObservation) -> State:
         greeting=Greeting() if is_chosen else before.greeting,  # its system message was taken back, too
         inbox=evolve(state.inbox, message=message, is_reply_outdated=True),
         tools=Tools(left),
-        confirmation=Confirmation(),
+        confirmation=ConfirmationProgress(),
         calls=ModelCalls(reply_id=before.calls.reply_id),
-        plan=before.plan if any(one.id == before.plan.action_id for one in left) else Plan(),
+        plan=before.plan if any(one.id == before.plan.action_id for one in left) else ProposedPlan(),
         acceptance=Acceptance(),
         loops=before.loops,
         delegation=delegation_before(state.delegation, event),
@@ -191,7 +191,7 @@ def rolled_back(state: State, event: RolledBackObservation) -> State:
     )
 
 
-def _unanswered(state: State, since: int) -> list[PendingAction | Delegate]:
+def _find_unanswered(state: State, since: int) -> list[PendingAction | Delegate]:
     """Return the actions that the turn waits for. Opening and survey of the workspace are not among them."""
     own = (state.opening.action_id, state.survey.action_id)
     pending = [one for one in state.tools.pending if one.id not in own]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from broker.contract import ConversationChanged, PlanAcceptedObservation, SystemMessageAction
 from controller_worker.core.concern import Concern
 from controller_worker.core.concerns.planning import is_handed_over
-from controller_worker.core.concerns.setup import agent_after
+from controller_worker.core.concerns.setup import apply_agent_change
 from controller_worker.core.effects import Effect, Greet, Rest
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def _after_plan(greeting: Greeting, event: PlanAcceptedObservation, state: State
 def _after_change(greeting: Greeting, change: ConversationChanged, state: State) -> Greeting:
     """Ask for another system message when a user changes the agent or the loop."""
     now = state.setup.agent
-    return Greeting() if agent_after(change, now).name != now.name else greeting
+    return Greeting() if apply_agent_change(change, now).name != now.name else greeting
 
 
 def greet(state: State, now: datetime) -> Effect | None:

@@ -22,13 +22,13 @@ from broker.contract import (
     RecallAction,
     RecallType,
     SkillFiles,
-    recalled_notes,
+    recall_notes,
 )
 from controller_worker.core.concern import Concern, evolve
-from controller_worker.core.concerns.confirmation import answered_otherwise
+from controller_worker.core.concerns.confirmation import reject_for_message
 from controller_worker.core.effects import Append, Effect, Recall, Rest
 from controller_worker.core.recall import recall
-from controller_worker.core.requests import is_message_of_person
+from controller_worker.core.requests import is_user_message
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
@@ -45,7 +45,7 @@ class UnansweredMessage:
 
 
 @dataclass(frozen=True)
-class Inbox:
+class MessageInbox:
     """The messages of users.
 
     Attributes:
@@ -60,23 +60,23 @@ class Inbox:
     is_reply_outdated: bool = False
 
 
-def _after_message(inbox: Inbox, message: MessageAction, state: State) -> Inbox:
+def _after_message(inbox: MessageInbox, message: MessageAction, state: State) -> MessageInbox:
     """Record a user's message.
 
     Differs: messages that arrive together share the recall of the latest one, because one reply answers them.
     """
-    if not is_message_of_person(message):
+    if not is_user_message(message):
         return inbox
     is_first = inbox.last_message_id == 0 or (inbox.message is not None and inbox.message.is_first)
     unanswered = UnansweredMessage(message.id, message.content, message.timestamp, is_first)
     return evolve(inbox, message=unanswered, last_message_id=message.id)
 
 
-def _after_recall(inbox: Inbox, recall: RecallAction, state: State) -> Inbox:
+def _after_recall(inbox: MessageInbox, recall: RecallAction, state: State) -> MessageInbox:
     return evolve(inbox, message=None)
 
 
-def _after_reply(inbox: Inbox, reply: ModelReply, state: State) -> Inbox:
+def _after_reply(inbox: MessageInbox, reply: ModelReply, state: State) -> MessageInbox:
     is_outdated = inbox.last_message_id > reply.seen_id
     if reply.service != "agent" or is_outdated == inbox.is_reply_outdated:
         return inbox
@@ -88,7 +88,7 @@ def recall_message(state: State, now: datetime) -> Effect | None:
     if state.inbox.message is None:
         return None
     needs_reading = state.survey.answer_id or state.setup.agent.memory is not None
-    return Recall(state.survey.answer_id) if needs_reading else recalled(state)
+    return Recall(state.survey.answer_id) if needs_reading else make_recall(state)
 
 
 def rest_until_message(state: State, now: datetime) -> Effect | None:
@@ -96,7 +96,7 @@ def rest_until_message(state: State, now: datetime) -> Effect | None:
     return Rest() if state.inbox.last_message_id == 0 else None
 
 
-def recalled(state: State, skills: SkillFiles = NO_SKILLS, notes: Sequence[Note] = ()) -> Append:
+def make_recall(state: State, skills: SkillFiles = NO_SKILLS, notes: Sequence[Note] = ()) -> Append:
     """Return the recall of the latest message, and the events that settle actions for which it replaces an answer.
 
     Args:
@@ -104,13 +104,13 @@ def recalled(state: State, skills: SkillFiles = NO_SKILLS, notes: Sequence[Note]
         notes: all of the notebook.
     """
     assert state.inbox.message is not None
-    found = recalled_notes(notes, state.inbox.message.content, is_first=state.inbox.message.is_first)
-    events = _recall_events(state, state.inbox.message, skills, found)
-    rejected = answered_otherwise(state, first_position=len(events))
+    found = recall_notes(notes, state.inbox.message.content, is_first=state.inbox.message.is_first)
+    events = _make_recall_events(state, state.inbox.message, skills, found)
+    rejected = reject_for_message(state, first_position=len(events))
     return Append((*events, *rejected.events), rejected.answers)
 
 
-def _recall_events(
+def _make_recall_events(
     state: State, message: UnansweredMessage, skills: SkillFiles, notes: Sequence[Note]
 ) -> tuple[Event, ...]:
     """Return the recall action, the start of the work, and the recalled knowledge (OpenHands 1.6)."""

@@ -31,10 +31,10 @@ from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns import acceptance, delegation, opening
 from controller_worker.core.concerns.confirmation import is_answer
-from controller_worker.core.concerns.loops import recovered_to
+from controller_worker.core.concerns.loops import find_recovered_state
 from controller_worker.core.concerns.model_calls import is_overflow
 from controller_worker.core.effects import Effect, Rest
-from controller_worker.core.requests import is_message_of_person
+from controller_worker.core.requests import is_user_message
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
@@ -72,8 +72,8 @@ def _after_failure(lifecycle: Lifecycle, failure: ModelCallFailed, state: State)
 
 
 def _after_message(lifecycle: Lifecycle, message: MessageAction, state: State) -> Lifecycle:
-    if is_message_of_person(message):
-        return evolve(lifecycle, ending=None, requested=_unless_current(lifecycle, AgentState.RUNNING))
+    if is_user_message(message):
+        return evolve(lifecycle, ending=None, requested=_drop_if_current(lifecycle, AgentState.RUNNING))
     if message.wait_for_response:
         return _end_turn(lifecycle, message, state, AgentState.AWAITING_USER_INPUT)
     return lifecycle
@@ -89,15 +89,15 @@ def _after_reject(lifecycle: Lifecycle, reject: AgentRejectAction, state: State)
 
 def _after_request(lifecycle: Lifecycle, request: ChangeAgentStateAction, state: State) -> Lifecycle:
     if request.agent_state in REQUESTABLE_STATES:
-        return evolve(lifecycle, requested=_unless_current(lifecycle, request.agent_state))
+        return evolve(lifecycle, requested=_drop_if_current(lifecycle, request.agent_state))
     return evolve(lifecycle, requested=request.agent_state) if is_answer(state, request) else lifecycle
 
 
 def _after_loop(lifecycle: Lifecycle, event: LoopDetectionObservation, state: State) -> Lifecycle:
     if not state.loops.recovery:
         return lifecycle
-    wanted = lifecycle.requested or recovered_to(state)
-    return evolve(lifecycle, requested=_unless_current(lifecycle, wanted))
+    wanted = lifecycle.requested or find_recovered_state(state)
+    return evolve(lifecycle, requested=_drop_if_current(lifecycle, wanted))
 
 
 def _after_change(lifecycle: Lifecycle, change: AgentStateChangedObservation, state: State) -> Lifecycle:
@@ -120,16 +120,16 @@ def _after_change(lifecycle: Lifecycle, change: AgentStateChangedObservation, st
 
 
 def _after_observation(lifecycle: Lifecycle, observation: Observation, state: State) -> Lifecycle:
-    if acceptance.refuses(state, observation):
+    if acceptance.is_refusal(state, observation):
         return evolve(lifecycle, ending=None)
-    failure = opening.failure_of(state, observation)
+    failure = opening.find_failure(state, observation)
     if failure is None:
         return lifecycle
     reason, code = failure
     return evolve(lifecycle, ending=AgentState.ERROR, last_error=reason, error_code=code)
 
 
-def _unless_current(lifecycle: Lifecycle, wanted: AgentState) -> AgentState | None:
+def _drop_if_current(lifecycle: Lifecycle, wanted: AgentState) -> AgentState | None:
     """Return the state to request. A request for the current state only cancels an earlier request."""
     return None if wanted is lifecycle.agent_state else wanted
 
@@ -153,11 +153,11 @@ def announce_request(state: State, now: datetime) -> Effect | None:
 def end_turn(state: State, now: datetime) -> Effect | None:
     """Announce how the agent ends its turn. A finish is checked first if a check is required."""
     lifecycle = state.lifecycle
-    if lifecycle.ending is None or not _has_ended(state):
+    if lifecycle.ending is None or not _can_announce_end(state):
         return None
-    if acceptance.wants_check(state):
-        return acceptance.check(state) if lifecycle.agent_state is AgentState.RUNNING else Rest()
-    if acceptance.wants_verdict(state):
+    if acceptance.needs_check(state):
+        return acceptance.make_check(state) if lifecycle.agent_state is AgentState.RUNNING else Rest()
+    if acceptance.needs_verdict(state):
         return None
     return announce(state, lifecycle.ending, lifecycle.last_error, code=lifecycle.error_code)
 
@@ -168,12 +168,12 @@ def rest_unless_working(state: State, now: datetime) -> Effect | None:
     return None if is_working else Rest()
 
 
-def _has_ended(state: State) -> bool:
+def _can_announce_end(state: State) -> bool:
     """Return whether the end of the turn can be announced. Unless it is an error, the turn's other calls come first."""
     if state.lifecycle.agent_state not in (AgentState.RUNNING, AgentState.PAUSED):
         return False
     is_error = state.lifecycle.ending is AgentState.ERROR
-    return is_error or not (state.tools.pending or delegation.unanswered(state))
+    return is_error or not (state.tools.pending or delegation.find_unanswered(state))
 
 
 LIFECYCLE = Concern(

@@ -24,7 +24,7 @@ from broker.contract import (
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Effect
-from controller_worker.core.latest_calls import LatestCall, noted
+from controller_worker.core.latest_calls import LatestCall, add_call
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
@@ -49,7 +49,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Usage:
+class ConversationUsage:
     """The usage of a conversation, including its ended delegates, and its limits.
 
     Attributes:
@@ -77,18 +77,18 @@ class Usage:
     forked: datetime | None = None
 
 
-def _after_event(usage: Usage, event: Event, state: State) -> Usage:
+def _after_event(usage: ConversationUsage, event: Event, state: State) -> ConversationUsage:
     """Note the inherited cost of a fork, at the first event that it does not share."""
     if 0 < state.version == state.setup.forked_at:
         return evolve(usage, inherited_usd=usage.cost_usd - state.delegation.spent_usd)
     return usage
 
 
-def _after_creation(usage: Usage, created: ConversationCreated, state: State) -> Usage:
+def _after_creation(usage: ConversationUsage, created: ConversationCreated, state: State) -> ConversationUsage:
     limits = created.limits
     if created.id > 1:
         return _after_event(usage, created, state)
-    return Usage(
+    return ConversationUsage(
         max_iterations=limits.max_iterations,
         max_budget_usd=limits.max_budget_usd,
         max_tokens=limits.max_tokens,
@@ -96,12 +96,12 @@ def _after_creation(usage: Usage, created: ConversationCreated, state: State) ->
     )
 
 
-def _after_reply(usage: Usage, reply: ModelReply, state: State) -> Usage:
+def _after_reply(usage: ConversationUsage, reply: ModelReply, state: State) -> ConversationUsage:
     usage = _after_event(usage, reply, state)
     return evolve(
         usage,
         iteration=usage.iteration + (reply.service == "agent"),
-        latest=noted(usage.latest, reply),
+        latest=add_call(usage.latest, reply),
         cost_usd=usage.cost_usd + (reply.cost_usd or 0.0),
         has_unknown_cost=usage.has_unknown_cost or reply.cost_usd is None,
         prompt_tokens=usage.prompt_tokens + reply.usage.prompt_tokens,
@@ -109,7 +109,7 @@ def _after_reply(usage: Usage, reply: ModelReply, state: State) -> Usage:
     )
 
 
-def _after_delegate(usage: Usage, ended: DelegateEnded, state: State) -> Usage:
+def _after_delegate(usage: ConversationUsage, ended: DelegateEnded, state: State) -> ConversationUsage:
     usage = _after_event(usage, ended, state)
     if not any(delegate.id == ended.delegate_id for delegate in state.delegation.delegates):
         return usage
@@ -122,7 +122,7 @@ def _after_delegate(usage: Usage, ended: DelegateEnded, state: State) -> Usage:
     )
 
 
-def _after_limits(usage: Usage, change: ConversationChanged, state: State) -> Usage:
+def _after_limits(usage: ConversationUsage, change: ConversationChanged, state: State) -> ConversationUsage:
     """Set other limits. If time is being counted, restart it now."""
     usage = _after_event(usage, change, state)
     if change.limits is None:
@@ -131,7 +131,7 @@ def _after_limits(usage: Usage, change: ConversationChanged, state: State) -> Us
     deadline = None
     is_counting = state.lifecycle.agent_state is AgentState.RUNNING or state.lifecycle.agent_state in _RESTS_MEANWHILE
     if limits.max_seconds is not None and is_counting and change.timestamp is not None:
-        deadline = _counted_from(usage, change.timestamp) + timedelta(seconds=limits.max_seconds)
+        deadline = _find_time_start(usage, change.timestamp) + timedelta(seconds=limits.max_seconds)
     return evolve(
         usage,
         max_iterations=limits.max_iterations,
@@ -142,54 +142,56 @@ def _after_limits(usage: Usage, change: ConversationChanged, state: State) -> Us
     )
 
 
-def _counted_from(usage: Usage, at: datetime) -> datetime:
+def _find_time_start(usage: ConversationUsage, at: datetime) -> datetime:
     """Return the start of the counted time: the given moment, or the time of the fork if that is later."""
     return at if usage.forked is None else max(at, usage.forked)
 
 
-def limit_reached(state: State) -> Refusal | None:
+def find_reached_limit(state: State) -> Refusal | None:
     """Return why the next step would exceed a limit, or None."""
-    steps = steps_used(state)
+    steps = count_steps(state)
     if _is_used_up(steps, state.usage.max_iterations):
         text = f"iteration. Current iteration: {steps}, max iteration: {state.usage.max_iterations}"
         return Refusal("max_iterations", REACHED + text)
-    return cost_limit_reached(state)
+    return find_reached_cost_limit(state)
 
 
-def cost_limit_reached(state: State) -> Refusal | None:
+def find_reached_cost_limit(state: State) -> Refusal | None:
     """Return why no further model call is allowed, for a step or anything else; None if it is allowed."""
     if state.usage.max_budget_usd is not None and state.usage.cost_usd >= state.usage.max_budget_usd:
-        return Refusal(BUDGET_CODE, budget_text(state))
-    if _is_used_up(tokens_used(state), state.usage.max_tokens):
-        tokens = f"Current tokens: {tokens_used(state)}, max tokens: {state.usage.max_tokens}"
+        return Refusal(BUDGET_CODE, render_budget_text(state))
+    if _is_used_up(count_tokens(state), state.usage.max_tokens):
+        tokens = f"Current tokens: {count_tokens(state)}, max tokens: {state.usage.max_tokens}"
         return Refusal("max_tokens", f"{REACHED}number of tokens for conversation. {tokens}")
     return None
 
 
-def budget_text(state: State) -> str:
+def render_budget_text(state: State) -> str:
     """Return the error text for a used-up budget, in OpenHands' words."""
     budget = f"Current budget: {state.usage.cost_usd:.2f}, max budget: {state.usage.max_budget_usd or 0:.2f}"
     return f"{REACHED}budget for conversation. {budget}"
 
 
-def is_out_of_time(state: State, now: datetime) -> Refusal | None:
+def find_reached_time_limit(state: State, now: datetime) -> Refusal | None:
     """Return why the work must end now, whatever is in flight; None while there is time."""
     if state.usage.deadline is None or now < state.usage.deadline:
         return None
     return Refusal("max_time", f"{REACHED}time for conversation. Max seconds: {state.setup.limits.max_seconds:g}")
 
 
-def steps_used(state: State) -> int:
+def count_steps(state: State) -> int:
     """Return the iterations counted against the limit: its own, and those of ended delegates."""
     return state.usage.iteration + state.delegation.iterations
 
 
-def tokens_used(state: State) -> int:
+def count_tokens(state: State) -> int:
     """Return the tokens of all model calls, in and out."""
     return state.usage.prompt_tokens + state.usage.completion_tokens
 
 
-def _after_state_change(usage: Usage, change: AgentStateChangedObservation, state: State) -> Usage:
+def _after_state_change(
+    usage: ConversationUsage, change: AgentStateChangedObservation, state: State
+) -> ConversationUsage:
     """When work starts or resumes, restart the time and raise each limit that was reached."""
     usage = _after_event(usage, change, state)
     if change.agent_state is not AgentState.RUNNING:
@@ -197,20 +199,20 @@ def _after_state_change(usage: Usage, change: AgentStateChangedObservation, stat
     was = state.lifecycle.agent_state
     limits = state.setup.limits
     if limits.max_seconds is not None and was not in _RESTS_MEANWHILE and change.timestamp is not None:
-        deadline = _counted_from(usage, change.timestamp) + timedelta(seconds=limits.max_seconds)
+        deadline = _find_time_start(usage, change.timestamp) + timedelta(seconds=limits.max_seconds)
         usage = evolve(usage, deadline=deadline)
     is_changed = usage.is_changed
     usage = evolve(usage, is_changed=False) if is_changed else usage
     if was is not AgentState.ERROR or is_changed:
         return usage
-    if not state.setup.headless and _is_used_up(steps_used(state), usage.max_iterations):
+    if not state.setup.headless and _is_used_up(count_steps(state), usage.max_iterations):
         usage = evolve(usage, max_iterations=usage.max_iterations + limits.max_iterations)
     # Less than the budget may be spent, because the next call would have cost more than the rest.
     is_spent = state.lifecycle.error_code == BUDGET_CODE or _is_used_up(usage.cost_usd, usage.max_budget_usd)
     if limits.max_budget_usd is not None and is_spent:
         usage = evolve(usage, max_budget_usd=usage.cost_usd + limits.max_budget_usd)
-    if limits.max_tokens is not None and _is_used_up(tokens_used(state), usage.max_tokens):
-        usage = evolve(usage, max_tokens=tokens_used(state) + limits.max_tokens)
+    if limits.max_tokens is not None and _is_used_up(count_tokens(state), usage.max_tokens):
+        usage = evolve(usage, max_tokens=count_tokens(state) + limits.max_tokens)
     return usage
 
 
@@ -218,15 +220,15 @@ def stop_in_time(state: State, now: datetime) -> Effect | None:
     """End the work when its time is up, whatever is in flight."""
     if state.lifecycle.agent_state not in (AgentState.RUNNING, AgentState.RATE_LIMITED, AgentState.USER_CONFIRMED):
         return None
-    return _refused(state, is_out_of_time(state, now))
+    return _refuse(state, find_reached_time_limit(state, now))
 
 
 def refuse_step(state: State, now: datetime) -> Effect | None:
     """End the work if its next step would exceed a limit."""
-    return _refused(state, limit_reached(state))
+    return _refuse(state, find_reached_limit(state))
 
 
-def _refused(state: State, refusal: Refusal | None) -> Effect | None:
+def _refuse(state: State, refusal: Refusal | None) -> Effect | None:
     return None if refusal is None else announce(state, AgentState.ERROR, refusal.text, code=refusal.code)
 
 

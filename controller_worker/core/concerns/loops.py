@@ -33,25 +33,25 @@ from broker.contract import (
 )
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
-from controller_worker.core.concerns.confirmation import answered_otherwise
-from controller_worker.core.concerns.tools import is_own_action, trace_of_action
+from controller_worker.core.concerns.confirmation import reject_for_message
+from controller_worker.core.concerns.tools import is_own_action, trace_action
 from controller_worker.core.effects import Append, Effect
-from controller_worker.core.pending import may_run, settled_by
-from controller_worker.core.requests import is_message_of_person
+from controller_worker.core.pending import find_runnable, find_settled
+from controller_worker.core.requests import is_user_message
 from controller_worker.core.stuck_detector import (
-    Loop,
+    DetectedLoop,
     RecentEvents,
     Trace,
-    after_wait,
+    add_action,
+    add_observation,
+    add_poll,
+    add_settled,
     find_loop,
+    forget_repeats,
+    has_equal_call,
     is_poll,
-    name_of_call,
-    stands_in,
-    traces_of_calls,
-    with_action,
-    with_observation,
-    with_poll,
-    with_settled,
+    make_call_name,
+    trace_calls,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ NUDGE = (
     "You have done the same thing {times} times with the same result. Doing it again will not help. Say what you have "
     "learned, then try another way, or finish and report what is in the way."
 )
-TAKEN_OUT = (
+REMOVED = (
     "You were in a loop. Your last steps have been removed from this conversation, but what they did in the workspace "
     "is still there. Do not try the same thing again; find another way."
 )
@@ -84,7 +84,7 @@ class Loops:
     """
 
     recent: RecentEvents = field(default_factory=RecentEvents)
-    found: Loop | None = None
+    found: DetectedLoop | None = None
     met: int = 0
     recovery: int = 0
     calls: tuple[tuple[str, Trace], ...] = ()
@@ -94,21 +94,21 @@ def _after_state_change(loops: Loops, change: AgentStateChangedObservation, stat
     if change.agent_state is AgentState.STOPPED:
         return evolve(loops, recovery=0, found=None)
     is_stuck = change.agent_state is AgentState.ERROR and change.code == STUCK_CODE
-    return evolve(loops, found=loop_of(state)) if is_stuck else loops
+    return evolve(loops, found=find_current_loop(state)) if is_stuck else loops
 
 
 def _after_detection(loops: Loops, event: LoopDetectionObservation, state: State) -> Loops:
     """Forget the repetitions: they no longer count."""
-    return Loops(met=loops.met) if loops.recovery else Loops(found=loop_of(state), met=loops.met + 1)
+    return Loops(met=loops.met) if loops.recovery else Loops(found=find_current_loop(state), met=loops.met + 1)
 
 
 def _after_choice(loops: Loops, choice: LoopRecoveryAction, state: State) -> Loops:
-    loop = chosen_loop(state, choice)
+    loop = find_chosen_loop(state, choice)
     return loops if loop is None else evolve(loops, found=loop, recovery=choice.option)
 
 
 def _after_message(loops: Loops, message: MessageAction, state: State) -> Loops:
-    if not is_message_of_person(message):
+    if not is_user_message(message):
         return _after_action(loops, message, state)
     recent = loops.recent if state.setup.headless else RecentEvents()
     return evolve(loops, recent=recent) if loops.recovery else Loops(recent)
@@ -117,21 +117,21 @@ def _after_message(loops: Loops, message: MessageAction, state: State) -> Loops:
 def _after_reply(loops: Loops, reply: ModelReply, state: State) -> Loops:
     if reply.service != "agent" or not state.setup.agent.enable_stuck_detection:
         return loops
-    calls = traces_of_calls(reply)
+    calls = trace_calls(reply)
     return evolve(loops, calls=calls) if calls or loops.calls else loops
 
 
 def _after_action(loops: Loops, action: Action, state: State) -> Loops:
     if action.runnable or is_own_action(state, action):  # a runnable action counts when its observation arrives
         return loops
-    trace = trace_of_action(state, action)
+    trace = trace_action(state, action)
     if trace is None:
         return loops
-    return evolve(loops, recent=with_action(loops.recent, action, trace, state.setup.agent.loop_policy))
+    return evolve(loops, recent=add_action(loops.recent, action, trace, state.setup.agent.loop_policy))
 
 
 def _after_observation(loops: Loops, observation: Observation, state: State) -> Loops:
-    settled = settled_by(state, observation)
+    settled = find_settled(state, observation)
     is_own = settled is not None and settled.id in (
         state.plan.action_id,
         state.opening.action_id,
@@ -143,23 +143,23 @@ def _after_observation(loops: Loops, observation: Observation, state: State) -> 
     policy = state.setup.agent.loop_policy
     recent = loops.recent
     if is_poll(observation):
-        return evolve(loops, recent=with_poll(recent))
-    refused = _refused_call(loops, observation)
+        return evolve(loops, recent=add_poll(recent))
+    refused = _find_refused_call(loops, observation)
     if refused is not None:
-        if stands_in(recent, refused):
+        if has_equal_call(recent, refused):
             return loops  # the model writes it twice before it reads the first error
-        recent = with_settled(recent, refused, policy)
+        recent = add_settled(recent, refused, policy)
     if settled is not None and settled.trace is not None:
-        recent = with_settled(after_wait(recent, settled.trace, observation), settled.trace, policy)
-    return evolve(loops, recent=with_observation(recent, observation, policy))
+        recent = add_settled(forget_repeats(recent, settled.trace, observation), settled.trace, policy)
+    return evolve(loops, recent=add_observation(recent, observation, policy))
 
 
-def _refused_call(loops: Loops, observation: Observation) -> Trace | None:
+def _find_refused_call(loops: Loops, observation: Observation) -> Trace | None:
     """Return the call that an error answers in place of an action; None for any other observation."""
     metadata = observation.tool_call_metadata
     if metadata is None or observation.cause is not None or not isinstance(observation, ErrorObservation):
         return None
-    name = name_of_call(observation)
+    name = make_call_name(observation)
     calls = (trace for called, trace in loops.calls if called == name and trace.turn_id == metadata.reply_id)
     return next(calls, None)
 
@@ -169,7 +169,7 @@ def _after_refusal(loops: Loops, refusal: FinishRefusedObservation, state: State
     return _after_observation(loops, refusal, state) if refusal.reason == "hook" else loops
 
 
-def loop_of(state: State) -> Loop | None:
+def find_current_loop(state: State) -> DetectedLoop | None:
     """Return the agent's current loop, or None."""
     return (
         find_loop(state.loops.recent, state.setup.agent.loop_policy)
@@ -180,7 +180,7 @@ def loop_of(state: State) -> Loop | None:
 
 def respond(state: State, now: datetime) -> Effect | None:
     """Apply the policy's response to a newly found loop."""
-    loop = loop_of(state)
+    loop = find_current_loop(state)
     if loop is None:
         return None
     policy = state.setup.agent.loop_policy
@@ -190,11 +190,11 @@ def respond(state: State, now: datetime) -> Effect | None:
         response = LoopResponse.FAIL  # an unattended delegate would keep its parent waiting
     if response is LoopResponse.FAIL:
         return announce(state, AgentState.ERROR, STUCK, code=STUCK_CODE)
-    found = _found(state, loop)
+    found = _make_detection(state, loop)
     if response is LoopResponse.PARK:
         return announce(state, AgentState.PAUSED, after=(found,))
     if response is LoopResponse.RESTART:
-        return Append((*_forgotten(state, loop, until=state.version), found.model_copy(update={"advice": TAKEN_OUT})))
+        return Append((*_hide_loop(state, loop, until=state.version), found.model_copy(update={"advice": REMOVED})))
     advice = NUDGE.format(times=loop.repeat_times)
     events: tuple[Event, ...] = (found.model_copy(update={"advice": advice}),)
     if response is LoopResponse.SWITCH_MODEL:
@@ -207,39 +207,43 @@ def recover(state: State, now: datetime) -> Effect | None:
     """Apply the user's recovery option: restart and wait or restart and resume once nothing runs, or stop at once."""
     option = state.loops.recovery
     loop = state.loops.found
-    if not option or (option != STOP and may_run(state)):
+    if not option or (option != STOP and find_runnable(state)):
         return None
     assert loop is not None
     if option == STOP:
         return announce(state, AgentState.STOPPED)
-    rejected = answered_otherwise(state, first_position=0)
-    wanted = recovered_to(state)
+    rejected = reject_for_message(state, first_position=0)
+    wanted = find_recovered_state(state)
     done = LoopDetectionObservation(
         content=f"Loop recovery completed: the events from {loop.start_id} on are out of the agent's sight.",
-        advice=TAKEN_OUT,
+        advice=REMOVED,
         is_over=True,
     )
-    events = (*rejected.events, *_forgotten(state, loop, until=state.version + len(rejected.events)), done)
+    events = (*rejected.events, *_hide_loop(state, loop, until=state.version + len(rejected.events)), done)
     if state.lifecycle.agent_state is not wanted:
         events = announce(state, wanted, after=events).events
     return Append(events, rejected.answers)
 
 
-def recovered_to(state: State) -> AgentState:
+def find_recovered_state(state: State) -> AgentState:
     """Return the state after the user's recovery option."""
     # Without a message there is nothing to continue with, as in the original.
     continues = state.loops.recovery == RESTART_WITH_MESSAGE and state.inbox.last_message_id > 0
     return AgentState.RUNNING if continues else AgentState.AWAITING_USER_INPUT
 
 
-def chosen_loop(state: State, choice: LoopRecoveryAction) -> Loop | None:
+def find_chosen_loop(state: State, choice: LoopRecoveryAction) -> DetectedLoop | None:
     """Return the loop that the user's recovery option applies to; None if there is no loop or no such option."""
     if choice.option == STOP and state.lifecycle.agent_state is AgentState.STOPPED:
         return None
-    return state.loops.found or loop_of(state) if choice.option in (RESTART, RESTART_WITH_MESSAGE, STOP) else None
+    return (
+        state.loops.found or find_current_loop(state)
+        if choice.option in (RESTART, RESTART_WITH_MESSAGE, STOP)
+        else None
+    )
 
 
-def _found(state: State, loop: Loop) -> LoopDetectionObservation:
+def _make_detection(state: State, loop: DetectedLoop) -> LoopDetectionObservation:
     kept = max(loop.start_id - 1, 0)
     return LoopDetectionObservation(
         content=f"Agent detected in a loop!\nLoop type: {loop.loop_type}\n"
@@ -249,7 +253,7 @@ def _found(state: State, loop: Loop) -> LoopDetectionObservation:
     )
 
 
-def _forgotten(state: State, loop: Loop, *, until: int) -> tuple[Event, ...]:
+def _hide_loop(state: State, loop: DetectedLoop, *, until: int) -> tuple[Event, ...]:
     """Hide the loop from the model, from its first event or from after the latest message."""
     start = max(loop.start_id, state.inbox.last_message_id + 1)
     if start > until:

@@ -35,11 +35,11 @@ from broker.contract import (
 from broker.log import WaitReason
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
-from controller_worker.core.concerns.acceptance import wants_verdict
-from controller_worker.core.concerns.loops import chosen_loop
+from controller_worker.core.concerns.acceptance import needs_verdict
+from controller_worker.core.concerns.loops import find_chosen_loop
 from controller_worker.core.effects import Append, CallModel, Effect, Park
-from controller_worker.core.failures import CONTEXT_WINDOW, state_while_waiting
-from controller_worker.core.requests import asks_to_run
+from controller_worker.core.failures import CONTEXT_WINDOW, find_waiting_state
+from controller_worker.core.requests import is_run_request
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
@@ -57,7 +57,7 @@ _MAY_CALL = (AgentState.RUNNING, AgentState.RATE_LIMITED)
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class RetryWait:
     """A wait before the next attempt: its reason and its end."""
 
     reason: str
@@ -87,7 +87,7 @@ class ModelCalls:
 
     reply_id: int = 0
     attempt: int = 0
-    wait: Wait | None = None
+    wait: RetryWait | None = None
     deferral: Deferral | None = None
     overflows: int = 0
     wants_condensation: bool = False
@@ -121,7 +121,7 @@ def _after_condensation_request(calls: ModelCalls, event: CondensationRequestAct
 
 
 def _after_recovery(calls: ModelCalls, choice: LoopRecoveryAction, state: State) -> ModelCalls:
-    return calls if chosen_loop(state, choice) is None else evolve(calls, attempt=0, wait=None)
+    return calls if find_chosen_loop(state, choice) is None else evolve(calls, attempt=0, wait=None)
 
 
 def _after_interruption(calls: ModelCalls, event: InterruptedObservation, state: State) -> ModelCalls:
@@ -130,7 +130,7 @@ def _after_interruption(calls: ModelCalls, event: InterruptedObservation, state:
 
 def _after_request(calls: ModelCalls, event: Event, state: State) -> ModelCalls:
     """End every wait when a user asks the agent to work."""
-    return evolve(calls, attempt=0, wait=None, overflows=0) if asks_to_run(event) else calls
+    return evolve(calls, attempt=0, wait=None, overflows=0) if is_run_request(event) else calls
 
 
 def is_overflow(state: State, failure: ModelCallFailed) -> bool:
@@ -139,18 +139,18 @@ def is_overflow(state: State, failure: ModelCallFailed) -> bool:
     overflows = state.calls.overflows
     if failure.code != CONTEXT_WINDOW or overflows >= MAX_OVERFLOWS:
         return False
-    return wants_verdict(state) or (agent.enable_history_truncation and handles_requests(agent.condenser))
+    return needs_verdict(state) or (agent.enable_history_truncation and handles_requests(agent.condenser))
 
 
 def _after_failure(calls: ModelCalls, failure: ModelCallFailed, state: State) -> ModelCalls:
     if is_overflow(state, failure):
         # A critic's question is not the View: it is shortened without a condensation.
-        wants_condensation = calls.wants_condensation or not wants_verdict(state)
+        wants_condensation = calls.wants_condensation or not needs_verdict(state)
         overflows = calls.overflows + 1
         return ModelCalls(calls.reply_id, overflows=overflows, wants_condensation=wants_condensation)
     if failure.retry_at is None:
         return evolve(calls, deferral=None, attempt=0, wait=None)
-    return evolve(calls, deferral=None, attempt=failure.attempt, wait=Wait(failure.code, failure.retry_at))
+    return evolve(calls, deferral=None, attempt=failure.attempt, wait=RetryWait(failure.code, failure.retry_at))
 
 
 def is_deferred(state: State) -> bool:
@@ -171,19 +171,19 @@ def end_rate_limit(state: State, now: datetime) -> Effect | None:
     """Wait out a rate limit, then announce that the conversation runs again."""
     if state.lifecycle.agent_state is not AgentState.RATE_LIMITED:
         return None
-    return _wait_left(state, now) or announce(state, AgentState.RUNNING)
+    return _find_wait(state, now) or announce(state, AgentState.RUNNING)
 
 
 def wait_for_retry(state: State, now: datetime) -> Effect | None:
     """Wait for the next attempt, in the state for such a wait."""
-    waiting = _wait_left(state, now)
+    waiting = _find_wait(state, now)
     if waiting is None:
         return None
-    shown = state_while_waiting(waiting.reason)
+    shown = find_waiting_state(waiting.reason)
     return waiting if shown is state.lifecycle.agent_state else announce(state, shown)
 
 
-def _wait_left(state: State, now: datetime) -> Park | None:
+def _find_wait(state: State, now: datetime) -> Park | None:
     wait = state.calls.wait
     deadline = state.usage.deadline
     if wait is None or now >= wait.until:
@@ -201,7 +201,7 @@ def call_model(state: State, now: datetime) -> Effect:
     return CallModel(state.usage.iteration + 1, state.calls.attempt + 1)
 
 
-def asks_again_at(state: State, now: datetime, *, is_refused: bool) -> datetime | None:
+def find_recheck_time(state: State, now: datetime, *, is_refused: bool) -> datetime | None:
     """Return when to check again for a lost action entry or a lost wake-up of a call."""
     if not (state.tools.pending or is_refused or is_deferred(state)):
         return None

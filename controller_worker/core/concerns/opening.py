@@ -28,7 +28,7 @@ from broker.contract import (
 )
 from controller_worker.core.concern import Concern
 from controller_worker.core.effects import Append, AwaitTools, Effect
-from controller_worker.core.requests import asks_to_run
+from controller_worker.core.requests import is_run_request
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
@@ -52,7 +52,7 @@ class Opening:
     has_failed: bool = False
 
 
-def wants_opening(state: State) -> bool:
+def needs_opening(state: State) -> bool:
     """Return whether the workspace must be opened now."""
     return (
         state.setup.workspace.source is not None
@@ -64,18 +64,18 @@ def wants_opening(state: State) -> bool:
 
 def is_opening(state: State, action: Action) -> bool:
     """Return whether this action is the opening in flight."""
-    return isinstance(action, OpenWorkspaceAction) and wants_opening(state)
+    return isinstance(action, OpenWorkspaceAction) and needs_opening(state)
 
 
 def open_workspace(state: State, now: datetime) -> Effect | None:
     """Ask a tool worker to open the workspace, then wait for its answer."""
-    if not wants_opening(state):
+    if not needs_opening(state):
         return None
     asked = state.opening.action_id
     return AwaitTools((asked,)) if asked else Append((OpenWorkspaceAction(),))
 
 
-def failure_of(state: State, event: Observation) -> tuple[str, str] | None:
+def find_failure(state: State, event: Observation) -> tuple[str, str] | None:
     """Return reason and code of a failed opening; None for any other observation.
 
     An opening with an unknown outcome is retried. One that a user stopped has not failed.
@@ -101,7 +101,7 @@ def _after_observation(opening: Opening, answer: Observation, state: State) -> O
 
 def _after_request(opening: Opening, event: Event, state: State) -> Opening:
     """Retry a failed opening when a user resumes the conversation."""
-    return Opening() if opening.has_failed and asks_to_run(event) else opening
+    return Opening() if opening.has_failed and is_run_request(event) else opening
 
 
 def _is_settled_well(opening: Opening, answer: Observation) -> bool:

@@ -33,7 +33,7 @@ ACCEPTED_WITH_CHANGES = "The plan was accepted with changes. Carry it out now as
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProposedPlan:
     """The plan under discussion, 0 for none, and whether a user has changed it."""
 
     action_id: int = 0
@@ -48,13 +48,13 @@ class TaskList:
     items: tuple[TaskItem, ...] = ()
 
 
-def _after_action(plan: Plan, action: PlanAction, state: State) -> Plan:
+def _after_action(plan: ProposedPlan, action: PlanAction, state: State) -> ProposedPlan:
     """Record the plan under discussion; a confirmed copy may be edited."""
-    return Plan(action.id, action.plan, action.replaces is not None and action.plan != plan.text)
+    return ProposedPlan(action.id, action.plan, action.replaces is not None and action.plan != plan.text)
 
 
-def _after_observation(plan: Plan, observation: Observation, state: State) -> Plan:
-    return Plan() if 0 != plan.action_id == observation.cause else plan
+def _after_observation(plan: ProposedPlan, observation: Observation, state: State) -> ProposedPlan:
+    return ProposedPlan() if 0 != plan.action_id == observation.cause else plan
 
 
 def _after_tracking(tasks: TaskList, action: TaskTrackingAction, state: State) -> TaskList:
@@ -66,7 +66,7 @@ def is_handed_over(state: State, observation: Observation) -> bool:
     return isinstance(observation, PlanAcceptedObservation) and observation.cause == state.plan.action_id
 
 
-def up_to_plan(state: State, ready: tuple[int, ...]) -> tuple[int, ...]:
+def select_up_to_plan(state: State, ready: tuple[int, ...]) -> tuple[int, ...]:
     """Return the actions that may run now: those before the plan; once these are answered, only the plan."""
     if state.plan.action_id not in ready:
         return ready
@@ -74,20 +74,20 @@ def up_to_plan(state: State, ready: tuple[int, ...]) -> tuple[int, ...]:
     return ready[:place] or ready[:1]
 
 
-def accepted(state: State) -> Append:
+def accept_plan(state: State) -> Append:
     """Return the events that settle an accepted plan."""
     plan = state.plan
     settled = next(pending for pending in state.tools.pending if pending.id == plan.action_id)
     observation = PlanAcceptedObservation(
         content=ACCEPTED_WITH_CHANGES.format(plan=plan.text) if plan.is_edited else ACCEPTED,
-        agent=executor_of(state.setup.agent).name,
+        agent=make_executor(state.setup.agent).name,
         cause=plan.action_id,
         tool_call_metadata=settled.tool_call_metadata,
     )
     return Append((observation,), answers=((0, plan.action_id),))
 
 
-def executor_of(agent: AgentSpec) -> AgentSpec:
+def make_executor(agent: AgentSpec) -> AgentSpec:
     """Return the agent that executes a planning agent's plan: the same specification under another name."""
     plan = agent.plan or PlanSpec()
     return agent.model_copy(update={"name": plan.executor, "llm": plan.llm or agent.llm, "plan": None})

@@ -19,7 +19,7 @@ from broker.contract import (
     sdk_of,
 )
 from controller_worker.core.concern import Concern, evolve
-from controller_worker.core.concerns.planning import executor_of, is_handed_over
+from controller_worker.core.concerns.planning import is_handed_over, make_executor
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
@@ -68,7 +68,7 @@ def _after_switch(setup: Setup, switch: ModelSwitched, state: State) -> Setup:
     return evolve(setup, agent=setup.agent.model_copy(update={"llm": llm}))
 
 
-def agent_after(change: ConversationChanged, agent: AgentSpec) -> AgentSpec:
+def apply_agent_change(change: ConversationChanged, agent: AgentSpec) -> AgentSpec:
     """Return the agent after a change. Its policy and its tools may also change."""
     agent = change.agent or agent
     if change.loop is None:
@@ -77,7 +77,7 @@ def agent_after(change: ConversationChanged, agent: AgentSpec) -> AgentSpec:
 
 
 def _after_change(setup: Setup, change: ConversationChanged, state: State) -> Setup:
-    agent = agent_after(change, setup.agent)
+    agent = apply_agent_change(change, setup.agent)
     policy = change.confirmation or agent.confirmation
     if change.analyzer is not None:
         policy = policy.model_copy(update={"analyzer": change.analyzer})
@@ -94,7 +94,7 @@ def _after_change(setup: Setup, change: ConversationChanged, state: State) -> Se
 def _after_plan(setup: Setup, accepted: PlanAcceptedObservation, state: State) -> Setup:
     if not is_handed_over(state, accepted):
         return setup
-    return evolve(setup, agent=executor_of(setup.agent), chosen_id=0)
+    return evolve(setup, agent=make_executor(setup.agent), chosen_id=0)
 
 
 SETUP = Concern(

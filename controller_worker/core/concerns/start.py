@@ -18,14 +18,14 @@ from broker.contract import (
     AgentState,
     AgentStateChangedObservation,
     ChangeAgentStateAction,
-    ConversationBegun,
     ConversationCreated,
+    ConversationStarted,
     MessageAction,
 )
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import AwaitStart, Effect, Rest
-from controller_worker.core.requests import asks_to_run, is_message_of_person
+from controller_worker.core.requests import is_run_request, is_user_message
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
@@ -34,7 +34,7 @@ WAITING, OVER, BEGUN = "waiting", "over", "begun"
 
 
 @dataclass(frozen=True)
-class Start:
+class ScheduledStart:
     """The progress of a conversation with a start time or an expiry.
 
     Attributes:
@@ -46,38 +46,38 @@ class Start:
     has_time: bool = False
 
 
-def _after_creation(start: Start, created: ConversationCreated, state: State) -> Start:
-    if created.id > 1 or not created.is_planned:
+def _after_creation(start: ScheduledStart, created: ConversationCreated, state: State) -> ScheduledStart:
+    if created.id > 1 or not created.has_start_window:
         return start
-    return Start(WAITING, created.not_before is not None)
+    return ScheduledStart(WAITING, created.not_before is not None)
 
 
-def _after_begun(start: Start, event: ConversationBegun, state: State) -> Start:
+def _after_begun(start: ScheduledStart, event: ConversationStarted, state: State) -> ScheduledStart:
     return evolve(start, standing=BEGUN) if start.standing == WAITING else start
 
 
-def _after_change(start: Start, change: AgentStateChangedObservation, state: State) -> Start:
+def _after_change(start: ScheduledStart, change: AgentStateChangedObservation, state: State) -> ScheduledStart:
     is_over = start.standing == WAITING and change.agent_state in TERMINAL_STATES
     return evolve(start, standing=OVER) if is_over else start
 
 
-def _after_request(start: Start, request: ChangeAgentStateAction, state: State) -> Start:
-    return evolve(start, standing=BEGUN) if waits(start) and asks_to_run(request) else start
+def _after_request(start: ScheduledStart, request: ChangeAgentStateAction, state: State) -> ScheduledStart:
+    return evolve(start, standing=BEGUN) if is_waiting(start) and is_run_request(request) else start
 
 
-def _after_message(start: Start, message: MessageAction, state: State) -> Start:
+def _after_message(start: ScheduledStart, message: MessageAction, state: State) -> ScheduledStart:
     """Start an expired or stopped conversation at a user's message. While it waits, a message belongs to its task."""
-    return evolve(start, standing=BEGUN) if start.standing == OVER and is_message_of_person(message) else start
+    return evolve(start, standing=BEGUN) if start.standing == OVER and is_user_message(message) else start
 
 
-def waits(start: Start) -> bool:
+def is_waiting(start: ScheduledStart) -> bool:
     """Return whether the conversation still waits for its start."""
     return start.standing in (WAITING, OVER)
 
 
 def await_start(state: State, now: datetime) -> Effect | None:
     """Do nothing before the start time, except for a user's requests."""
-    if not waits(state.start):
+    if not is_waiting(state.start):
         return None
     requested = state.lifecycle.requested
     shown = state.lifecycle.agent_state
@@ -91,7 +91,7 @@ START = Concern(
     "start",
     {
         ConversationCreated: _after_creation,
-        ConversationBegun: _after_begun,
+        ConversationStarted: _after_begun,
         AgentStateChangedObservation: _after_change,
         ChangeAgentStateAction: _after_request,
         MessageAction: _after_message,

@@ -35,7 +35,7 @@ from broker.contract import (
     SkillReader,
     SurveyAction,
     SurveyObservation,
-    skills_of,
+    parse_skills,
 )
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Append, AwaitTools, Effect
@@ -78,48 +78,48 @@ class Survey:
     scripts: tuple[str, ...] = ()
 
 
-def wants_survey(state: State) -> bool:
+def needs_survey(state: State) -> bool:
     """Return whether to survey the workspace before the first recall."""
     setup = state.setup
     return (
-        _begins(state)
+        _is_first_message(state)
         and (setup.workspace.path is not None or state.opening.is_open)
         and setup.agent.enable_workspace_skills
         and not state.survey.is_over
     )
 
 
-def wants_script(state: State) -> bool:
+def needs_script(state: State) -> bool:
     """Return whether a script of the repository must run, or be waited for, before the first recall."""
-    return _begins(state) and bool(state.survey.scripts)
+    return _is_first_message(state) and bool(state.survey.scripts)
 
 
-def _begins(state: State) -> bool:
+def _is_first_message(state: State) -> bool:
     message = state.inbox.message
     return message is not None and message.is_first and state.lifecycle.requested in (None, AgentState.RUNNING)
 
 
 def is_survey(state: State, action: Action) -> bool:
     """Return whether this action is the survey in flight."""
-    return isinstance(action, SurveyAction) and wants_survey(state)
+    return isinstance(action, SurveyAction) and needs_survey(state)
 
 
 def is_script(state: State, action: Action) -> bool:
     """Return whether this action is the script in flight."""
-    return isinstance(action, CmdRunAction) and action.source is EventSource.ENVIRONMENT and wants_script(state)
+    return isinstance(action, CmdRunAction) and action.source is EventSource.ENVIRONMENT and needs_script(state)
 
 
 def survey_workspace(state: State, now: datetime) -> Effect | None:
     """Survey the workspace and wait for the answer, then do the same with each script of the repository."""
-    is_surveying = wants_survey(state)
-    if not (is_surveying or wants_script(state)):
+    is_surveying = needs_survey(state)
+    if not (is_surveying or needs_script(state)):
         return None
     if state.survey.action_id:
         return AwaitTools((state.survey.action_id,))
-    return Append((SurveyAction() if is_surveying else _script(state.survey.scripts[0]),))
+    return Append((SurveyAction() if is_surveying else _make_script_action(state.survey.scripts[0]),))
 
 
-def _script(name: str) -> CmdRunAction:
+def _make_script_action(name: str) -> CmdRunAction:
     is_hook = name == HOOK_SCRIPT
     return CmdRunAction(
         command=INSTALL_HOOK if is_hook else f"source {name}",
@@ -131,7 +131,7 @@ def _script(name: str) -> CmdRunAction:
     )
 
 
-def _due_scripts(state: State, answer: Observation) -> tuple[str, ...]:
+def _find_due_scripts(state: State, answer: Observation) -> tuple[str, ...]:
     """Return the scripts to run; none for a delegate, because its parent's workspace is set up."""
     setup = state.setup
     if not isinstance(answer, SurveyObservation) or setup.delegate_level or not setup.agent.enable_cmd:
@@ -153,7 +153,7 @@ def _after_observation(survey: Survey, answer: Observation, state: State) -> Sur
     if isinstance(answer, OutcomeUnknownObservation) and survey.attempts < MAX_ATTEMPTS:
         return Survey(attempts=survey.attempts)
     is_answer = isinstance(answer, SurveyObservation) and answer.is_complete
-    answer_id, scripts = (answer.id, _due_scripts(state, answer)) if is_answer else (0, ())
+    answer_id, scripts = (answer.id, _find_due_scripts(state, answer)) if is_answer else (0, ())
     return Survey(0, survey.attempts, answer_id, is_over=True, scripts=scripts)
 
 
@@ -164,21 +164,21 @@ def _after_command(survey: Survey, action: CmdRunAction, state: State) -> Survey
 SURVEY = Concern("survey", {SurveyAction: _after_action, CmdRunAction: _after_command, Observation: _after_observation})
 
 
-def skills_from(answer: Observation) -> SkillFiles:
+def parse_survey_skills(answer: Observation) -> SkillFiles:
     """Return the skills in an answer, without damaged ones."""
-    return skills_of(_files(answer.content)) if isinstance(answer, SurveyObservation) else NO_SKILLS
+    return parse_skills(_parse_files(answer.content)) if isinstance(answer, SurveyObservation) else NO_SKILLS
 
 
-async def skills_read(answer: Observation) -> SkillFiles:
-    """Like `skills_from`, but yield to the event loop after each file."""
+async def parse_survey_skills_in_turns(answer: Observation) -> SkillFiles:
+    """Like `parse_survey_skills`, but yield to the event loop after each file."""
     reader = SkillReader()
-    for path, text in _files(answer.content) if isinstance(answer, SurveyObservation) else ():
+    for path, text in _parse_files(answer.content) if isinstance(answer, SurveyObservation) else ():
         reader.add(path, text)
         await asyncio.sleep(0)
-    return reader.read()
+    return reader.to_skill_files()
 
 
-def _files(output: str) -> Iterator[tuple[str, str]]:
+def _parse_files(output: str) -> Iterator[tuple[str, str]]:
     for line in output.splitlines():
         if not line.startswith(FILE_MARK):
             continue

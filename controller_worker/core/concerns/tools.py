@@ -24,8 +24,8 @@ from broker.contract import (
 from controller_worker.core.concern import Concern
 from controller_worker.core.concerns import acceptance, opening, planning, survey
 from controller_worker.core.effects import Append, AwaitTools, Effect
-from controller_worker.core.pending import PendingAction, Tools, may_run
-from controller_worker.core.stuck_detector import Trace, trace_of
+from controller_worker.core.pending import PendingAction, Tools, find_runnable
+from controller_worker.core.stuck_detector import Trace, trace_event
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
@@ -41,13 +41,13 @@ def is_own_action(state: State, action: Action) -> bool:
     )
 
 
-def trace_of_action(state: State, action: Action) -> Trace | None:
+def trace_action(state: State, action: Action) -> Trace | None:
     """Return the trace of an action for loop detection; None if detection is off or the action is hidden."""
     if not state.setup.agent.enable_stuck_detection or getattr(action, "hidden", False):
         return None
     if action.tool_call_metadata is not None:
-        return trace_of(action, action.tool_call_metadata.reply_id)
-    return trace_of(action, state.calls.reply_id if action.source is EventSource.AGENT else 0)
+        return trace_event(action, action.tool_call_metadata.reply_id)
+    return trace_event(action, state.calls.reply_id if action.source is EventSource.AGENT else 0)
 
 
 def _after_observation(tools: Tools, observation: Observation, state: State) -> Tools:
@@ -60,14 +60,14 @@ def _after_action(tools: Tools, action: Action, state: State) -> Tools:
         return Tools((*tools.pending, PendingAction(action.id)))
     if not action.runnable:
         return tools
-    pending = _pending(action, trace_of_action(state, action))
+    pending = _make_pending(action, trace_action(state, action))
     replaced = getattr(action, "replaces", None)
     if replaced is None:
         return Tools((*tools.pending, pending))
     return Tools(tuple(pending if other.id == replaced else other for other in tools.pending))
 
 
-def _pending(action: Action, trace: Trace | None) -> PendingAction:
+def _make_pending(action: Action, trace: Trace | None) -> PendingAction:
     status = getattr(action, "confirmation_state", ConfirmationStatus.CONFIRMED)
     is_rejected = status is ConfirmationStatus.REJECTED
     is_awaiting = is_rejected or status is ConfirmationStatus.AWAITING_CONFIRMATION
@@ -78,9 +78,9 @@ def await_tools(state: State, now: datetime) -> Effect | None:
     """Wait for the actions that may run; settle a plan that needs no confirmation; else ask for a confirmation."""
     if not state.tools.pending:
         return None
-    ready = planning.up_to_plan(state, may_run(state))
+    ready = planning.select_up_to_plan(state, find_runnable(state))
     if state.plan.action_id in ready:
-        return planning.accepted(state)
+        return planning.accept_plan(state)
     if ready:
         return AwaitTools(ready[: state.setup.agent.tool_concurrency])
     asked = state.tools.pending[0].id

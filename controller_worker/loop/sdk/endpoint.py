@@ -15,7 +15,7 @@ from typing import Any
 
 import h11
 
-from controller_worker.loop.sdk.reply_stream import PING, PREFIX, streamed
+from controller_worker.loop.sdk.reply_stream import PING, PREFIX, to_stream
 
 PING_SECONDS = 10.0
 MAX_BODY_BYTES = 256 * 2**20
@@ -45,11 +45,11 @@ class Endpoint:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
-    def give(self, reply: Mapping[str, Any]) -> None:
+    def provide_reply(self, reply: Mapping[str, Any]) -> None:
         """Provide the next reply of the log; it is kept until the matching call arrives."""
         self._replies.put_nowait(reply)
 
-    def begin_turn(self) -> None:
+    def start_turn(self) -> None:
         """Note that the next call continues no reply."""
         self._taken = None
 
@@ -77,7 +77,7 @@ class Endpoint:
                 request = event
                 if not self._is_known(request):  # the body of a refused request is not read
                     message = {"type": "error", "error": {"type": "authentication_error", "message": "no"}}
-                    await _Answer(connection, writer).whole(401, message)
+                    await _EndpointAnswer(connection, writer).send_json(401, message)
                     return False
             elif isinstance(event, h11.Data):
                 body += event.data
@@ -88,7 +88,7 @@ class Endpoint:
             else:
                 return False
         assert request is not None
-        await self._answer(request, bytes(body), _Answer(connection, writer))
+        await self._answer(request, bytes(body), _EndpointAnswer(connection, writer))
         return connection.our_state is h11.DONE
 
     def _is_known(self, request: h11.Request) -> bool:
@@ -96,32 +96,32 @@ class Endpoint:
         shown = headers.get("authorization", b"").removeprefix(b"Bearer ") or headers.get("x-api-key", b"")
         return hmac.compare_digest(shown, self._token.encode())
 
-    async def _answer(self, request: h11.Request, body: bytes, answer: _Answer) -> None:
+    async def _answer(self, request: h11.Request, body: bytes, answer: _EndpointAnswer) -> None:
         path = request.target.partition(b"?")[0]
         if path.endswith(b"/count_tokens"):
-            await answer.whole(200, {"input_tokens": 1})
+            await answer.send_json(200, {"input_tokens": 1})
         elif request.method == b"POST" and path.endswith(b"/v1/messages"):
             await self._message(body, answer)
         else:
-            await answer.whole(404, {"type": "error", "error": {"type": "not_found_error", "message": "no"}})
+            await answer.send_json(404, {"type": "error", "error": {"type": "not_found_error", "message": "no"}})
 
-    async def _message(self, body: bytes, answer: _Answer) -> None:
+    async def _message(self, body: bytes, answer: _EndpointAnswer) -> None:
         try:
             asked = json.loads(body)
             names = [tool.get("name", "") for tool in asked.get("tools") or ()]
             messages = asked["messages"]
         except (ValueError, LookupError, TypeError, AttributeError):
-            await answer.whole(400, {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}})
+            await answer.send_json(400, {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}})
             return
-        await answer.begin()
+        await answer.start()
         if not any(str(name).startswith(PREFIX) for name in names):
-            await answer.end(streamed(_ASIDE))
+            await answer.end(to_stream(_ASIDE))
             return
         async with self._turn:
-            await answer.end(streamed(await self._reply(messages, answer)))
+            await answer.end(to_stream(await self._reply(messages, answer)))
 
-    async def _reply(self, messages: Any, answer: _Answer) -> Mapping[str, Any]:
-        if self._taken is not None and not _continues(messages, self._taken):
+    async def _reply(self, messages: Any, answer: _EndpointAnswer) -> Mapping[str, Any]:
+        if self._taken is not None and not _is_continuation(messages, self._taken):
             return self._taken  # a repeated call with a lost answer
         if self._replies.empty():
             self._on_ask(self._asked + 1)
@@ -136,27 +136,27 @@ class Endpoint:
         return self._taken
 
 
-def _continues(messages: Any, reply: Mapping[str, Any]) -> bool:
+def _is_continuation(messages: Any, reply: Mapping[str, Any]) -> bool:
     """Return whether a request contains the calls of a reply; never after a reply without calls: a new turn follows."""
     text = json.dumps(messages)
     return bool(reply["calls"]) and all(f'"{call["id"]}"' in text for call in reply["calls"])
 
 
-class _Answer:
+class _EndpointAnswer:
     """The answer to one request."""
 
     def __init__(self, connection: h11.Connection, writer: asyncio.StreamWriter) -> None:
         self._connection = connection
         self._writer = writer
 
-    async def whole(self, status: int, body: Mapping[str, Any]) -> None:
+    async def send_json(self, status: int, body: Mapping[str, Any]) -> None:
         """Answer with JSON."""
         content = json.dumps(body).encode()
         headers = [("content-type", "application/json"), ("content-length", str(len(content)))]
         self._write(h11.Response(status_code=status, headers=headers), h11.Data(data=content), h11.EndOfMessage())
         await self._writer.drain()
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Start a stream."""
         headers = [
             ("content-type", "text/event-stream"),

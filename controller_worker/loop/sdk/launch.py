@@ -28,7 +28,7 @@ _LIBRARIES = ("bin", "sbin", "lib", "lib32", "lib64")
 PROGRAM = (sys.executable, "-I", "-m", f"{__package__}.program")
 
 
-def command_of(program: Sequence[str], descriptor: int, *, is_sandboxed: bool) -> Sequence[str]:
+def make_command(program: Sequence[str], descriptor: int, *, is_sandboxed: bool) -> Sequence[str]:
     """Return the command that starts the program of a session.
 
     Args:
@@ -36,7 +36,7 @@ def command_of(program: Sequence[str], descriptor: int, *, is_sandboxed: bool) -
         descriptor: of its socket, the same in the child.
     """
     command = [*program, str(descriptor)]
-    return [*_sandbox(), "--", *command] if is_sandboxed else command
+    return [*_make_sandbox_command(), "--", *command] if is_sandboxed else command
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def can_sandbox() -> bool:
     """Return whether bubblewrap is installed and works; tried once."""
     if shutil.which("bwrap", path=SYSTEM_PATH) is None:
         return False
-    trial = [*_sandbox(), "--", sys.executable, "-I", "-c", "pass"]
+    trial = [*_make_sandbox_command(), "--", sys.executable, "-I", "-c", "pass"]
     try:
         tried = subprocess.run(trial, env={}, capture_output=True, timeout=TRIAL_LIMIT_SECONDS, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
@@ -52,18 +52,18 @@ def can_sandbox() -> bool:
     return tried.returncode == 0
 
 
-def _sandbox() -> Sequence[str]:
+def _make_sandbox_command() -> Sequence[str]:
     found = shutil.which("bwrap", path=SYSTEM_PATH) or "bwrap"
     return [
         found,
         *("--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--hostname", "sdk"),
         *("--cap-drop", "ALL", "--new-session", "--die-with-parent"),
-        *("--ro-bind", "/usr", "/usr", *_system(), "--proc", "/proc", "--dev", "/dev"),
-        *("--tmpfs", "/tmp", *_packages(), "--remount-ro", "/", "--chdir", "/tmp"),  # noqa: S108  (mounts of the sandbox)
+        *("--ro-bind", "/usr", "/usr", *_find_system_mounts(), "--proc", "/proc", "--dev", "/dev"),
+        *("--tmpfs", "/tmp", *_find_package_mounts(), "--remount-ro", "/", "--chdir", "/tmp"),  # noqa: S108  (mounts of the sandbox)
     ]
 
 
-def _system() -> Iterator[str]:
+def _find_system_mounts() -> Iterator[str]:
     for name in _LIBRARIES:
         path = Path("/", name)
         if path.is_symlink():
@@ -72,7 +72,7 @@ def _system() -> Iterator[str]:
             yield from ("--ro-bind", str(path), str(path))
 
 
-def _packages() -> Iterator[str]:
+def _find_package_mounts() -> Iterator[str]:
     """Yield the mounts of the interpreter, of its packages, and of this package as the only one of ours."""
     places = {Path(sys.prefix), Path(sys.base_prefix), Path(os.path.realpath(sys.executable)).parent.parent}
     places |= {Path(place) for place in site.getsitepackages()}

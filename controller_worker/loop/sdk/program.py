@@ -47,18 +47,18 @@ ENVIRONMENT = {
 }
 
 
-class Program:
+class SdkProgram:
     """The SDK and its two connections."""
 
     def __init__(self, writer: asyncio.StreamWriter, begun: Mapping[str, Any], home: str) -> None:
         self._writer = writer
         self._begun = begun
         self._home = home
-        self._endpoint = Endpoint(begun["token"], lambda number: self.tell(asks=number))
+        self._endpoint = Endpoint(begun["token"], lambda number: self.send(asks=number))
         self._results: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
 
-    def tell(self, **line: Any) -> None:
+    def send(self, **line: Any) -> None:
         """Send a message to the controller worker."""
         self._writer.write(json.dumps(line).encode() + b"\n")
 
@@ -72,25 +72,25 @@ class Program:
                 async for line in lines:
                     if listening.done():
                         break
-                    await self._take(client, line)
+                    await self._handle_line(client, line)
                 listening.cancel()
                 with suppress(asyncio.CancelledError):
                     await listening
         except Exception as error:  # noqa: BLE001  (the outer edge: the controller worker decides what it means)
             self._fail(error)
 
-    async def _take(self, client: Any, line: Mapping[str, Any]) -> None:
+    async def _handle_line(self, client: Any, line: Mapping[str, Any]) -> None:
         if "query" in line:
-            self._endpoint.begin_turn()
+            self._endpoint.start_turn()
             await client.query(line["query"])
         elif "reply" in line:
-            self._endpoint.give(line["reply"])
+            self._endpoint.provide_reply(line["reply"])
         elif "result" in line:
-            waiting = self._result(line["result"]["id"])
+            waiting = self._find_result(line["result"]["id"])
             if not waiting.done():
                 waiting.set_result(line["result"])
 
-    def _result(self, call_id: str) -> asyncio.Future[Mapping[str, Any]]:
+    def _find_result(self, call_id: str) -> asyncio.Future[Mapping[str, Any]]:
         return self._results.setdefault(call_id, asyncio.get_running_loop().create_future())
 
     async def _listen(self, client: Any) -> None:
@@ -100,8 +100,8 @@ class Program:
         try:
             async for message in client.receive_messages():
                 if isinstance(message, ResultMessage):
-                    self.tell(ended=message.subtype, is_error=message.is_error, text=str(message.result or "")[:2000])
-            self.tell(failed={"error": "CLIConnectionError", "text": "The CLI has ended.", "stderr": self._said})
+                    self.send(ended=message.subtype, is_error=message.is_error, text=str(message.result or "")[:2000])
+            self.send(failed={"error": "CLIConnectionError", "text": "The CLI has ended.", "stderr": self._said})
         except Exception as error:  # noqa: BLE001  (as above)
             self._fail(error)
 
@@ -110,7 +110,7 @@ class Program:
         return "\n".join(self._stderr)[-2000:]
 
     def _fail(self, error: BaseException) -> None:
-        self.tell(failed={"error": type(error).__name__, "text": str(error)[:2000], "stderr": self._said})
+        self.send(failed={"error": type(error).__name__, "text": str(error)[:2000], "stderr": self._said})
 
     def _options(self, address: str) -> Any:
         from claude_agent_sdk import ClaudeAgentOptions, McpSdkServerConfig
@@ -147,13 +147,13 @@ class Program:
             return ListToolsResult(tools=tools)
 
         async def call_tool(context: Any, params: Any) -> CallToolResult:
-            call_id = _tool_use_id(context, params)
+            call_id = _find_tool_use_id(context, params)
             if call_id is None:
                 text = "This call names no reply, so nothing was done."
                 is_error = True
             else:
-                self.tell(calls=call_id, name=params.name)
-                result = await asyncio.shield(self._result(call_id))
+                self.send(calls=call_id, name=params.name)
+                result = await asyncio.shield(self._find_result(call_id))
                 text = result["text"]
                 is_error = result["is_error"]
             return CallToolResult(content=[TextContent(type="text", text=text)], is_error=is_error)
@@ -161,7 +161,7 @@ class Program:
         return Server(SERVER, version="1", on_list_tools=list_tools, on_call_tool=call_tool)
 
 
-def _tool_use_id(context: Any, params: Any) -> str | None:
+def _find_tool_use_id(context: Any, params: Any) -> str | None:
     """Return the id of the call in the reply that a tool call belongs to."""
     for meta in (getattr(params, "meta", None), getattr(context, "meta", None)):
         if meta is None:
@@ -172,7 +172,7 @@ def _tool_use_id(context: Any, params: Any) -> str | None:
     return None
 
 
-async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[Mapping[str, Any]]:
+async def _read_lines(reader: asyncio.StreamReader) -> AsyncIterator[Mapping[str, Any]]:
     while line := await reader.readline():
         yield json.loads(line)
 
@@ -181,9 +181,9 @@ async def _main(descriptor: int) -> None:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor), limit=MAX_LINE_BYTES)
     home = tempfile.mkdtemp(prefix=FOLDER)
     try:
-        lines = _lines(reader)
+        lines = _read_lines(reader)
         begun = await anext(lines)
-        work = asyncio.ensure_future(Program(writer, begun["begin"], home).run(lines))
+        work = asyncio.ensure_future(SdkProgram(writer, begun["begin"], home).run(lines))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
         with suppress(asyncio.CancelledError):
             await work

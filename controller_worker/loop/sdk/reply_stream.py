@@ -24,13 +24,13 @@ _USAGE = {
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
-def streamed(reply: Mapping[str, Any]) -> bytes:
+def to_stream(reply: Mapping[str, Any]) -> bytes:
     """Return a reply as server-sent events.
 
     Args:
         reply: `id`, `model`, `text`, and `calls`, each with `id`, `name` and `input` (an object).
     """
-    blocks = list(_blocks(reply["text"], reply["calls"]))
+    blocks = list(_to_blocks(reply["text"], reply["calls"]))
     message = {
         "id": reply["id"] or "msg_deckhands",
         "type": "message",
@@ -54,7 +54,7 @@ def streamed(reply: Mapping[str, Any]) -> bytes:
     return b"".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events)
 
 
-def _blocks(text: str, calls: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _to_blocks(text: str, calls: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     if text or not calls:  # a message must not be empty
         yield {"type": "text", "text": ""}, {"type": "text_delta", "text": text or "(nothing)"}
     for call in calls:

@@ -18,19 +18,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from broker.runtime import Child, failpoint
-from controller_worker.loop.sdk.launch import ENVIRONMENT, command_of
+from broker.runtime import ChildProcess, failpoint
+from controller_worker.loop.sdk.launch import ENVIRONMENT, make_command
 
 MAX_LINE_BYTES = 2**20
 MAX_WAITING_BYTES = 64 * 2**20
 """Bytes that the program has not read yet; it normally reads everything at once."""
-SAID_BYTES = 2_000
+OUTPUT_BYTES = 2_000
 INSIST_SECONDS = 3.0
 
 Line = Mapping[str, Any]
 
 
-class Runner:
+class SdkRunner:
     """A running program of the SDK.
 
     Args:
@@ -45,7 +45,7 @@ class Runner:
         self._endings = endings
         self._on_line = on_line
         self._on_end = on_end
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._last_signal = signal.SIGKILL
@@ -70,8 +70,8 @@ class Runner:
         try:
             with theirs:
                 log = folder / "log"
-                self._child = Child.start(
-                    command_of(program, theirs.fileno(), is_sandboxed=is_sandboxed),
+                self._child = ChildProcess.start(
+                    make_command(program, theirs.fileno(), is_sandboxed=is_sandboxed),
                     log=log,
                     env=ENVIRONMENT if is_sandboxed else {**ENVIRONMENT, "TMPDIR": str(folder)},
                     last_signal=self._last_signal,
@@ -88,7 +88,7 @@ class Runner:
             raise
         self._reading = asyncio.create_task(self._read(reader, said), name="lines of the SDK")
 
-    def tell(self, **line: Any) -> None:
+    def send(self, **line: Any) -> None:
         """Send a message; does nothing if it has ended."""
         if self._writer is None or self._writer.is_closing():
             return
@@ -109,13 +109,13 @@ class Runner:
             self._endings.add(ending)
             ending.add_done_callback(self._endings.discard)
 
-    async def _end(self, child: Child, folder: Path) -> None:
-        _signal(child, self._last_signal)
+    async def _end(self, child: ChildProcess, folder: Path) -> None:
+        _send_signal(child, self._last_signal)
         try:
             async with asyncio.timeout(INSIST_SECONDS):
                 await child.wait()
         except TimeoutError:
-            _signal(child, signal.SIGKILL)
+            _send_signal(child, signal.SIGKILL)
             await child.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -128,14 +128,14 @@ class Runner:
                     if not isinstance(found, dict):
                         break
                     self._on_line(found)
-            text = said.read(SAID_BYTES).decode("utf-8", "replace").strip()
+            text = said.read(OUTPUT_BYTES).decode("utf-8", "replace").strip()
         finally:
             said.close()
             self.stop()
         self._on_end(text)
 
 
-def _signal(child: Child, number: signal.Signals) -> None:
+def _send_signal(child: ChildProcess, number: signal.Signals) -> None:
     """Send a signal to a program and all its child processes."""
     if child.exit_status is None:
         with suppress(ProcessLookupError):

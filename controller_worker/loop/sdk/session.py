@@ -7,7 +7,7 @@ observations, appended by any worker.
 Holds: no output of the SDK is appended or run. A program that dies, hangs or sends invalid output is replaced by one
 that gets the current turn. After `MAX_STARTS` starts in a row without progress, the legacy agent continues, or the
 call fails like any other.
-Does not: outlive the worker's ownership of the conversation; see `restored_turn` for the input of the next program.
+Does not: outlive the worker's ownership of the conversation; see `restore_turn` for the input of the next program.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from broker.contract import (
     Observation,
     RolledBackObservation,
     SdkSpec,
+    find_rolled_back,
     replace_surrogates,
-    taken_back,
 )
 from broker.log import EventLog
 from broker.runtime import DeckhandsError, failpoint, new_token
 from controller_worker.agents import Agent
-from controller_worker.core import Append, CallModel, State, last_error_of
-from controller_worker.loop.sdk.failures import sdk_error
+from controller_worker.core import Append, CallModel, State, render_last_error
 from controller_worker.loop.sdk.restored_turn import (
     BEGIN,
-    call_id,
-    call_of,
-    is_new_agent,
-    is_of_agent,
-    query_of,
-    restored_turn,
-    told_reply,
-    told_result,
-    without,
+    drop_rolled_back,
+    find_call,
+    is_agent_change,
+    is_agent_reply,
+    make_call_id,
+    restore_turn,
+    to_query,
+    to_reply,
+    to_result,
 )
-from controller_worker.loop.sdk.runner import Line, Runner
-from controller_worker.loop.sdk.sessions import Sessions
+from controller_worker.loop.sdk.runner import Line, SdkRunner
+from controller_worker.loop.sdk.sdk_errors import to_model_error
+from controller_worker.loop.sdk.sessions import SdkSessions
 
 MODEL = "claude-sonnet-4-5"
 """The model name given to the CLI; the core decides which model is called."""
@@ -61,24 +61,24 @@ SHOWN_CHARS = 1_000
 _log = logging.getLogger(__name__)
 
 
-class Session:
+class SdkSession:
     """The SDK of one conversation while a worker owns it.
 
     Args:
         on_news: called when the loop must continue.
     """
 
-    def __init__(self, sessions: Sessions, log: EventLog, conversation_id: str, on_news: Callable[[], None]) -> None:
+    def __init__(self, sessions: SdkSessions, log: EventLog, conversation_id: str, on_news: Callable[[], None]) -> None:
         self._sessions = sessions
         self._log = log
         self._conversation_id = conversation_id
         self._notify = on_news
-        self._runner: Runner | None = None
+        self._runner: SdkRunner | None = None
         self._is_awaited = False
         self._has_news = False
         self._has_ended = False
-        self._told = 0
-        self._asked = 0
+        self._replies_sent = 0
+        self._asks_received = 0
         self._starts = 0
         self._queries = 0
         self._limit_seconds = 0.0
@@ -102,7 +102,7 @@ class Session:
         has_news, self._has_news = self._has_news, False
         return has_news
 
-    async def asks(self, wanted: CallModel, state: State, agent: Agent) -> Append | bool:
+    async def check_ask(self, wanted: CallModel, state: State, agent: Agent) -> Append | bool:
         """Return whether the SDK asks for the call that the core has decided; if not, bring it to that point.
 
         Returns:
@@ -114,16 +114,16 @@ class Session:
         """
         spec = state.setup.agent.sdk or SdkSpec()
         if self._failure is not None:
-            return self._failed(wanted, spec)
+            return self._handle_failure(wanted, spec)
         self._is_awaited = True
-        if not self._sessions.take(self, self._tell_loop):
+        if not self._sessions.take_slot(self, self._notify_loop):
             return False
         if self._runner is None:
             await self._start(state, agent)
             if self._failure is not None:
                 return self._failed(wanted, spec)
         self._settle()
-        if self._asked > self._told:
+        if self._asks_received > self._replies_sent:
             failpoint("controller.sdk_asks")
             self._starts = 0
             self._queries = 0
@@ -134,26 +134,26 @@ class Session:
         self._set_limit(spec.timeout_seconds)
         return False
 
-    def take_in(self, events: Iterable[Event]) -> None:
+    def process(self, events: Iterable[Event]) -> None:
         """Process the next events of the log, and send the SDK those that it needs."""
         for event in events:
             if isinstance(event, MessageAction) and event.source is EventSource.USER:
-                self._query = query_of(event)
-            elif isinstance(event, RolledBackObservation) or is_new_agent(event):
+                self._query = to_query(event)
+            elif isinstance(event, RolledBackObservation) or is_agent_change(event):
                 self.give_up()
             elif self._runner is not None:
-                if is_of_agent(event):
+                if is_agent_reply(event):
                     assert isinstance(event, ModelReply)
-                    self._tell_reply(event)
+                    self._send_reply(event)
                 elif isinstance(event, Observation):
-                    self._tell_result(event)
+                    self._send_result(event)
 
     def give_up(self) -> None:
         """End the program; at the next use, a fresh one gets the current turn. Idempotent."""
         if self._runner is not None:
             self._runner.stop()
             self._runner = None
-        self._sessions.give(self)
+        self._sessions.give_slot(self)
 
     def close(self) -> None:
         """End the program and every wait: the conversation has left this worker. Idempotent."""
@@ -164,89 +164,91 @@ class Session:
         """Start a program and send it the current turn."""
         self._starts += 1
         events = await self._log.read(self._conversation_id, until=state.version)
-        turn = restored_turn(without(events, taken_back(events)))
+        turn = restore_turn(drop_rolled_back(events, find_rolled_back(events)))
         is_sandboxed = await asyncio.to_thread(lambda: self._sessions.is_sandboxed)
-        runner = Runner(
-            on_line=lambda line: self._take(line) if self._runner is runner else None,
-            on_end=lambda said: self._lose("ProcessError", said) if self._runner is runner else None,
+        runner = SdkRunner(
+            on_line=lambda line: self._handle_line(line) if self._runner is runner else None,
+            on_end=lambda said: self._stop_program("ProcessError", said) if self._runner is runner else None,
             endings=self._sessions.endings,
         )
         self._runner = runner
-        self._asked = 0
-        self._told = 0
+        self._asks_received = 0
+        self._replies_sent = 0
         self._has_ended = False
         self._open.clear()
         try:
             await runner.start(self._sessions.program, is_sandboxed=is_sandboxed)
         except OSError as error:
-            self._lose("ProcessError", str(error))
+            self._stop_program("ProcessError", str(error))
             return
         tools = [
             {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
             for tool in agent.tools
         ]
-        runner.tell(begin={"token": new_token(), "tools": tools, "model": MODEL})
-        runner.tell(query=turn.query)
+        runner.send(begin={"token": new_token(), "tools": tools, "model": MODEL})
+        runner.send(query=turn.query)
         for reply in turn.replies:
-            self._tell_reply(reply)
+            self._send_reply(reply)
         for observation in turn.observations:
-            self._tell_result(observation)
+            self._send_result(observation)
         _log.info("conversation %s: the SDK starts with %d replies", self._conversation_id, len(turn.replies))
 
-    def _tell_reply(self, reply: ModelReply) -> None:
+    def _send_reply(self, reply: ModelReply) -> None:
         assert self._runner is not None
-        self._told += 1
-        self._open |= {(reply.id, call.id): call_id(reply.id, place) for place, call in enumerate(reply.tool_calls)}
-        self._runner.tell(reply=told_reply(reply, MODEL))
+        self._replies_sent += 1
+        self._open |= {
+            (reply.id, call.id): make_call_id(reply.id, place) for place, call in enumerate(reply.tool_calls)
+        }
+        self._runner.send(reply=to_reply(reply, MODEL))
 
-    def _tell_result(self, observation: Observation) -> None:
-        key = call_of(observation)
+    def _send_result(self, observation: Observation) -> None:
+        key = find_call(observation)
         number = self._open.pop(key, None) if key is not None else None
         if number is not None and self._runner is not None:
-            self._runner.tell(result=told_result(number, observation))
+            self._runner.send(result=to_result(number, observation))
 
     def _settle(self) -> None:
         """Answer all open calls: the core has decided the next call, so no further result will arrive."""
         while self._open and self._runner is not None:
-            self._runner.tell(result=told_result(self._open.popitem()[1], None))
+            self._runner.send(result=to_result(self._open.popitem()[1], None))
 
     def _begin_turn(self) -> None:
         assert self._runner is not None
         self._has_ended = False
         self._queries += 1
         if self._queries > MAX_STARTS:
-            self._lose("MessageParseError", "The SDK ends its turns without asking.")
+            self._stop_program("MessageParseError", "The SDK ends its turns without asking.")
             return
-        self._runner.tell(query=self._query)
+        self._runner.send(query=self._query)
 
-    def _take(self, line: Line) -> None:
+    def _handle_line(self, line: Line) -> None:
         """Handle a message from the program."""
         if isinstance(asked := line.get("asks"), int):
-            self._asked = asked
+            self._asks_received = asked
         elif "ended" in line:
             self._has_ended = True
         elif isinstance(failed := line.get("failed"), dict):
             text = "\n".join(filter(None, (str(failed.get("text", "")), str(failed.get("stderr", "")))))
-            self._lose(str(failed.get("error")), text)
+            self._stop_program(str(failed.get("error")), text)
             return
         if self._is_awaited:
-            if self._asked > self._told or self._has_ended:
-                self._tell_loop()
+            if self._asks_received > self._replies_sent or self._has_ended:
+                self._notify_loop()
             elif self._limit is not None:
                 self._set_limit(self._limit_seconds)  # any message shows progress
 
-    def _lose(self, name: str, text: str) -> None:
+    def _stop_program(self, name: str, text: str) -> None:
         """Stop a program that is no longer usable."""
-        error = sdk_error(name, text)
+        error = to_model_error(name, text)
         _log.warning("conversation %s: %s", self._conversation_id, error)
         self.give_up()
         self._end_limit()
         if not error.retryable or self._starts >= MAX_STARTS:
             self._failure = error
         if self._is_awaited:
-            self._tell_loop()
+            self._notify_loop()
 
-    def _failed(self, wanted: CallModel, spec: SdkSpec) -> Append:
+    def _handle_failure(self, wanted: CallModel, spec: SdkSpec) -> Append:
         """Return the events after a failure: the legacy agent continues, or the call fails like any other."""
         error = self._failure
         assert error is not None
@@ -265,13 +267,13 @@ class Session:
         failure = ModelCallFailed(
             code=error.code,
             content=replace_surrogates(str(error)[:SHOWN_CHARS]),
-            last_error=replace_surrogates(last_error_of(error)[:SHOWN_CHARS]),
+            last_error=replace_surrogates(render_last_error(error)[:SHOWN_CHARS]),
             attempt=wanted.attempt,
             retry_at=retry_at,
         )
         return Append((failure,))
 
-    def _tell_loop(self) -> None:
+    def _notify_loop(self) -> None:
         self._has_news = True
         self._notify()
 
@@ -279,14 +281,14 @@ class Session:
         """Note that the conversation no longer waits for the SDK."""
         self._is_awaited = False
         self._end_limit()
-        self._sessions.use(self)
+        self._sessions.note_use(self)
 
     def _set_limit(self, seconds: float) -> None:
         self._end_limit()
         if self._runner is not None:
             text = f"The SDK did not ask within {seconds:g} s."
             self._limit_seconds = seconds
-            self._limit = asyncio.get_running_loop().call_later(seconds, self._lose, "TimeoutError", text)
+            self._limit = asyncio.get_running_loop().call_later(seconds, self._stop_program, "TimeoutError", text)
 
     def _end_limit(self) -> None:
         if self._limit is not None:

@@ -17,7 +17,7 @@ DEFAULT_LIMIT = 8
 SandboxChoice = Literal["auto", "bwrap", "none"]
 
 
-class Held(Protocol):
+class ProgramHolder(Protocol):
     """A session with a program."""
 
     @property
@@ -26,11 +26,11 @@ class Held(Protocol):
         ...
 
     def give_up(self) -> None:
-        """End the program; the session calls `Sessions.give`."""
+        """End the program; the session calls `SdkSessions.give_slot`."""
         ...
 
 
-class Sessions:
+class SdkSessions:
     """The programs of one worker.
 
     Args:
@@ -49,8 +49,8 @@ class Sessions:
         self.program = program
         self._sandbox = sandbox
         self.endings: set[asyncio.Task[None]] = set()
-        self._held: dict[Held, None] = {}
-        self._waiting: dict[Held, Callable[[], None]] = {}
+        self._held: dict[ProgramHolder, None] = {}
+        self._waiting: dict[ProgramHolder, Callable[[], None]] = {}
 
     @property
     def count(self) -> int:
@@ -67,7 +67,7 @@ class Sessions:
         while self.endings:
             await asyncio.wait(self.endings)
 
-    def take(self, session: Held, when_free: Callable[[], None]) -> bool:
+    def take_slot(self, session: ProgramHolder, when_free: Callable[[], None]) -> bool:
         """Take a slot for a program. Return False if none is free; `when_free` is then called once there may be one."""
         if session in self._held:
             return True
@@ -81,24 +81,24 @@ class Sessions:
             idle.give_up()
         del self._waiting[session]
         self._held[session] = None
-        self.look_again()
+        self.retry_first()
         return True
 
-    def use(self, session: Held) -> None:
+    def note_use(self, session: ProgramHolder) -> None:
         """Note that a session was just used and is no longer awaited."""
         if session in self._held:
             del self._held[session]
             self._held[session] = None
-        self.look_again()
+        self.retry_first()
 
-    def give(self, session: Held) -> None:
+    def give_slot(self, session: ProgramHolder) -> None:
         """Give back a slot, or leave the queue for one. Idempotent."""
         self._waiting.pop(session, None)
         if session in self._held:
             del self._held[session]
-            self.look_again()
+            self.retry_first()
 
-    def look_again(self) -> None:
+    def retry_first(self) -> None:
         """Let the first waiting session try again."""
         if self._waiting:
             next(iter(self._waiting.values()))()

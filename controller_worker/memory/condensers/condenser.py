@@ -47,7 +47,7 @@ class Condenser(Protocol):
         ...
 
 
-def forgetting(
+def forget_events(
     view: View, forgotten: Sequence[Event], *, summary: str | None = None, summary_offset: int | None = None
 ) -> CondensationAction:
     """Return the event that forgets events of a View: as a range of ids if no remaining event lies between them.
@@ -65,7 +65,7 @@ def forgetting(
     return CondensationAction.model_validate({"forgotten_event_ids": sorted(ids), **place})
 
 
-def with_results(view: View, forgotten: Sequence[Event]) -> list[Event]:
+def add_results(view: View, forgotten: Sequence[Event]) -> list[Event]:
     """Return the events to forget, together with the observations of the actions among them.
 
     Differs: the original leaves such an observation in the View. No prompt shows it, because its call is gone, and no

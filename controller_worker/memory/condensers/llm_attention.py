@@ -10,8 +10,13 @@ import json
 from functools import partial
 
 from broker.contract import CondensationAction, LLMAttentionCondenserSpec, ModelReply, ToolSpec
-from controller_worker.memory.condensers.condenser import Condensed, Inquiry, forgetting
-from controller_worker.memory.condensers.rolling import event_blocks, event_chars, should_condense, target_size
+from controller_worker.memory.condensers.condenser import Condensed, Inquiry, forget_events
+from controller_worker.memory.condensers.rolling import (
+    compute_event_chars,
+    compute_target_size,
+    render_events,
+    should_condense,
+)
 from controller_worker.memory.view import View
 from controller_worker.providers import Message, TextPart
 
@@ -47,8 +52,8 @@ class LLMAttentionCondenser:
         if not should_condense(spec, view):
             return view
         if len(view) <= spec.keep_first + 1:
-            return forgetting(view, ()) if view.has_request else view
-        blocks = event_blocks(view.events, event_chars(spec.max_event_length, view))
+            return forget_events(view, ()) if view.has_request else view
+        blocks = render_events(view.events, compute_event_chars(spec.max_event_length, view))
         messages = (Message("user", (TextPart(f"{INSTRUCTIONS}\n\n{blocks}"),)),)
         return Inquiry(messages, (RANK_EVENTS,), spec.llm, partial(_conclude, spec, view))
 
@@ -56,15 +61,15 @@ class LLMAttentionCondenser:
 def _conclude(spec: LLMAttentionCondenserSpec, view: View, reply: ModelReply) -> CondensationAction:
     """Keep the first events and the best ranked, and fill up with the newest."""
     known = {event.id for event in view.events[spec.keep_first :] if event.id > 0}
-    room = max(1, target_size(spec, view) - spec.keep_first)
-    ranked = dict.fromkeys(event_id for event_id in _ids(reply) if event_id in known)
+    room = max(1, compute_target_size(spec, view) - spec.keep_first)
+    ranked = dict.fromkeys(event_id for event_id in _parse_ids(reply) if event_id in known)
     newest = dict.fromkeys(event.id for event in reversed(view.events) if event.id in known)
     kept = set(list(ranked | newest)[:room])
     forgotten = [event for event in view.events if event.id in known and event.id not in kept]
-    return forgetting(view, forgotten)
+    return forget_events(view, forgotten)
 
 
-def _ids(reply: ModelReply) -> list[int]:
+def _parse_ids(reply: ModelReply) -> list[int]:
     """Return the ids in the model's answer; empty if there are none."""
     words = reply.content
     for text in [*(call.arguments for call in reply.tool_calls), words[words.find("{") : words.rfind("}") + 1]]:

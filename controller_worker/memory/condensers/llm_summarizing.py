@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from broker.contract import CondensationAction, Event, LLMSummarizingCondenserSpec, ModelReply
-from controller_worker.memory.condensers.condenser import Condensed, forgetting
-from controller_worker.memory.condensers.rolling import previous_summary, summary_of_forgotten
+from controller_worker.memory.condensers.condenser import Condensed, forget_events
+from controller_worker.memory.condensers.rolling import ask_for_summary, find_previous_summary
 from controller_worker.memory.view import View
 
 INSTRUCTIONS = """\
@@ -45,7 +45,7 @@ class LLMSummarizingCondenser:
 
     def condense(self, view: View) -> Condensed:
         """See `Condenser.condense`."""
-        return summary_of_forgotten(
+        return ask_for_summary(
             self._spec,
             view,
             partial(_conclude, self._spec, view),
@@ -58,5 +58,5 @@ def _conclude(
     spec: LLMSummarizingCondenserSpec, view: View, forgotten: list[Event], reply: ModelReply
 ) -> CondensationAction:
     """Replace the events with the reply's text, or with the earlier notes if the reply is empty."""
-    summary = reply.content.strip() or previous_summary(spec, view)
-    return forgetting(view, forgotten, summary=summary, summary_offset=spec.keep_first)
+    summary = reply.content.strip() or find_previous_summary(spec, view)
+    return forget_events(view, forgotten, summary=summary, summary_offset=spec.keep_first)

@@ -27,8 +27,8 @@ from broker.contract import (
     RecentEventsCondenserSpec,
     SystemMessageAction,
 )
-from controller_worker.memory.condensers.condenser import Condensed, Condenser, forgetting, with_results
-from controller_worker.memory.condensers.rolling import should_condense, target_size, to_forget
+from controller_worker.memory.condensers.condenser import Condensed, Condenser, add_results, forget_events
+from controller_worker.memory.condensers.rolling import compute_target_size, select_forgotten, should_condense
 from controller_worker.memory.view import View
 
 MASK = "<MASKED>"
@@ -82,7 +82,7 @@ class ObservationMaskingCondenser:
         if border <= 0:
             return view
         older = [
-            _masked(view, event, MASK) if isinstance(event, Observation) else event for event in view.events[:border]
+            _mask(view, event, MASK) if isinstance(event, Observation) else event for event in view.events[:border]
         ]
         return replace(view, events=[*older, *view.events[border:]])
 
@@ -106,11 +106,11 @@ class BrowserOutputCondenser:
         for place in older:
             page = events[place]
             assert isinstance(page, BrowserOutputObservation)
-            events[place] = _masked(view, page, f"Visited URL {page.url}\nContent omitted")
+            events[place] = _mask(view, page, f"Visited URL {page.url}\nContent omitted")
         return replace(view, events=events)
 
 
-def _masked(view: View, event: Observation, text: str) -> Event:
+def _mask(view: View, event: Observation, text: str) -> Event:
     if isinstance(event, AgentCondensationObservation):
         return event
     mask = view.masks.get((event.id, text))
@@ -139,7 +139,7 @@ class AmortizedForgettingCondenser:
         if not should_condense(spec, view):
             return view
         head = min(spec.keep_first, len(view))
-        return forgetting(view, to_forget(spec, view, tail_size=target_size(spec, view) - head))
+        return forget_events(view, select_forgotten(spec, view, tail_size=compute_target_size(spec, view) - head))
 
 
 class ConversationWindowCondenser:
@@ -154,18 +154,18 @@ class ConversationWindowCondenser:
         """See `Condenser.condense`."""
         if not view.has_request:
             return view
-        essential = _essential(view)
+        essential = _find_essential(view)
         others = [event for event in view.events if event.id not in essential and event.id > 0]
         if not essential:
-            return forgetting(view, ())
+            return forget_events(view, ())
         older = others[: len(others) - max(1, len(others) // 2)]
         newer = others[len(older) :]
         while newer and isinstance(newer[0], Observation):
             older.append(newer.pop(0))
-        return forgetting(view, with_results(view, older))
+        return forget_events(view, add_results(view, older))
 
 
-def _essential(view: View) -> set[int]:
+def _find_essential(view: View) -> set[int]:
     """Return the ids of the events that always stay; none if there is no message yet."""
     task = next((e for e in view.events if isinstance(e, MessageAction) and e.source is EventSource.USER), None)
     if task is None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import controller_worker.memory.condensers
 from broker.contract import CondenserPipelineSpec, CondenserSpec
-from broker.runtime import UsageError, classes_in
+from broker.runtime import UsageError, find_classes
 from broker.tools import entry_points
 from controller_worker.memory.condensers.condenser import Condenser
 from controller_worker.memory.condensers.model_free import CondenserPipeline
 
 CONDENSERS: Mapping[str, Callable[[Any], Condenser]] = {
-    found.type: found for found in classes_in(controller_worker.memory.condensers) if hasattr(found, "type")
+    found.type: found for found in find_classes(controller_worker.memory.condensers) if hasattr(found, "type")
 }
 """By the specification's type, without pipelines."""
 ENTRY_POINTS = "deckhands.condensers"

@@ -21,7 +21,7 @@ from broker.contract import (
     ToolSpec,
     truncate_content,
 )
-from controller_worker.memory.condensers.condenser import Condensed, Inquiry, forgetting, with_results
+from controller_worker.memory.condensers.condenser import Condensed, Inquiry, add_results, forget_events
 from controller_worker.memory.view import View
 from controller_worker.providers import Message, TextPart
 
@@ -36,30 +36,30 @@ def should_condense(spec: RollingCondenserSpec, view: View) -> bool:
     return view.has_request or len(view) > spec.max_size
 
 
-def target_size(spec: RollingCondenserSpec, view: View) -> int:
+def compute_target_size(spec: RollingCondenserSpec, view: View) -> int:
     """Return the number of events to keep."""
     return min(spec.max_size, len(view)) // 2
 
 
-def to_forget(spec: RollingCondenserSpec, view: View, *, tail_size: int) -> list[Event]:
+def select_forgotten(spec: RollingCondenserSpec, view: View, *, tail_size: int) -> list[Event]:
     """Return the events between the first and the latest ones, without earlier summaries."""
     end = len(view) - max(1, tail_size)
     middle = [e for e in view.events[spec.keep_first : end] if not isinstance(e, AgentCondensationObservation)]
-    return with_results(view, middle)
+    return add_results(view, middle)
 
 
-def previous_summary(spec: RollingCondenserSpec, view: View) -> str:
+def find_previous_summary(spec: RollingCondenserSpec, view: View) -> str:
     """Return the summary after the first events, or `NO_SUMMARY`."""
     behind: Sequence[Event] = view.events[spec.keep_first : spec.keep_first + 1]
     return behind[0].content if behind and isinstance(behind[0], AgentCondensationObservation) else NO_SUMMARY
 
 
-def event_chars(max_event_length: int, view: View) -> int:
+def compute_event_chars(max_event_length: int, view: View) -> int:
     """Return how many characters of an event a prompt may show; fewer after each prompt that did not fit."""
     return int(max_event_length * SHRINK**view.overflows)
 
 
-def event_text(event: Event) -> str:
+def render_event(event: Event) -> str:
     """Return one event as text: its name, its source and its content."""
     name = f"{type(event).__name__} ({event.source.value})"
     if isinstance(event, MessageAction):
@@ -70,14 +70,14 @@ def event_text(event: Event) -> str:
     return "\n".join([name, *(f"{field}: {value}" for field, value in fields.items())])
 
 
-def event_blocks(events: Iterable[Event], max_chars: int) -> str:
+def render_events(events: Iterable[Event], max_chars: int) -> str:
     """Return events as `<EVENT id=…>` blocks, each of at most this many characters."""
     return "\n".join(
-        f"<EVENT id={event.id}>\n{truncate_content(event_text(event), max_chars)}\n</EVENT>" for event in events
+        f"<EVENT id={event.id}>\n{truncate_content(render_event(event), max_chars)}\n</EVENT>" for event in events
     )
 
 
-def summary_of_forgotten(
+def ask_for_summary(
     spec: AskingCondenserSpec,
     view: View,
     conclude: Callable[[list[Event], ModelReply], CondensationAction],
@@ -95,12 +95,14 @@ def summary_of_forgotten(
     if not should_condense(spec, view):
         return view
     head = min(spec.keep_first, len(view))
-    forgotten = to_forget(spec, view, tail_size=target_size(spec, view) - head - 1)  # without the summary itself
+    forgotten = select_forgotten(
+        spec, view, tail_size=compute_target_size(spec, view) - head - 1
+    )  # without the summary itself
     if not forgotten:
-        return forgetting(view, ()) if view.has_request else view
+        return forget_events(view, ()) if view.has_request else view
     question = (
-        f"{instructions}\n\n<PREVIOUS SUMMARY>\n{previous_summary(spec, view)}\n</PREVIOUS SUMMARY>\n\n"
-        f"{event_blocks(forgotten, event_chars(spec.max_event_length, view))}{ending}"
+        f"{instructions}\n\n<PREVIOUS SUMMARY>\n{find_previous_summary(spec, view)}\n</PREVIOUS SUMMARY>\n\n"
+        f"{render_events(forgotten, compute_event_chars(spec.max_event_length, view))}{ending}"
     )
     messages = (Message("user", (TextPart(question),)),)
     return Inquiry(messages, tools, spec.llm, lambda reply: conclude(forgotten, reply))

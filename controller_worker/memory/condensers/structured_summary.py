@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from broker.contract import CondensationAction, Event, ModelReply, StructuredSummaryCondenserSpec, ToolSpec
-from controller_worker.memory.condensers.condenser import Condensed, forgetting
-from controller_worker.memory.condensers.rolling import summary_of_forgotten
+from controller_worker.memory.condensers.condenser import Condensed, forget_events
+from controller_worker.memory.condensers.rolling import ask_for_summary
 from controller_worker.memory.view import View
 
 SECTIONS: Mapping[str, Mapping[str, str]] = {
@@ -79,7 +79,7 @@ class StructuredSummaryCondenser:
 
     def condense(self, view: View) -> Condensed:
         """See `Condenser.condense`."""
-        return summary_of_forgotten(
+        return ask_for_summary(
             self._spec,
             view,
             partial(_conclude, self._spec, view),
@@ -91,10 +91,10 @@ class StructuredSummaryCondenser:
 def _conclude(
     spec: StructuredSummaryCondenserSpec, view: View, forgotten: list[Event], reply: ModelReply
 ) -> CondensationAction:
-    return forgetting(view, forgotten, summary=summary_text(_form(reply)), summary_offset=spec.keep_first)
+    return forget_events(view, forgotten, summary=render_summary(_parse_form(reply)), summary_offset=spec.keep_first)
 
 
-def summary_text(form: Mapping[str, str]) -> str:
+def render_summary(form: Mapping[str, str]) -> str:
     """Return a filled-in form as text, without empty fields and empty sections."""
     lines = ["# State Summary"]
     for section, fields in SECTIONS.items():
@@ -104,7 +104,7 @@ def summary_text(form: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _form(reply: ModelReply) -> dict[str, str]:
+def _parse_form(reply: ModelReply) -> dict[str, str]:
     """Return the fields of the model's call, or its text if it made no call."""
     for call in reply.tool_calls:
         try:

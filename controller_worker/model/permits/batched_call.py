@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from broker.contract import LLMSpec, Priority
-from broker.limits import Batches, CallStands
+from broker.limits import BatchCallStatus, Batches
 from controller_worker.core import CallModel
-from controller_worker.providers import CallBatched, LLMConfig, ModelRequest, lane_of, reply_from
+from controller_worker.providers import CallBatched, LLMConfig, ModelRequest, load_reply, make_lane
 
 
 def is_batched(config: LLMConfig | None, request: ModelRequest, priority: Priority) -> bool:
@@ -20,7 +20,7 @@ def is_batched(config: LLMConfig | None, request: ModelRequest, priority: Priori
     return request.service == "agent" and priority is Priority.BATCH
 
 
-def step_of(call: CallModel) -> str:
+def name_step(call: CallModel) -> str:
     """Return the key of a call within its conversation."""
     return f"{call.iteration}.{call.attempt}"
 
@@ -44,9 +44,9 @@ class BatchedCall:
     ) -> None:
         self._batches = batches
         self._cid = conversation_id
-        self._step = step_of(call)
+        self._step = name_step(call)
         self._spec = spec
-        self._lane = lane_of(spec, config)
+        self._lane = make_lane(spec, config)
         self.seen_id = seen_id
 
     async def carry(self, body: bytes) -> Any:
@@ -56,11 +56,11 @@ class BatchedCall:
             CallBatched: there is no answer yet; the conversation is woken when it arrives.
             ModelError: the call failed.
         """
-        call = await self._batches.ask(self._cid, self._step)
-        if call.stands is CallStands.DONE:
+        call = await self._batches.load_call(self._cid, self._step)
+        if call.status is BatchCallStatus.DONE:
             self.seen_id = call.seen_id
-            return reply_from(call.result)
-        if call.stands is CallStands.NONE:
+            return load_reply(call.result)
+        if call.status is BatchCallStatus.NONE:
             await self._batches.put(
                 self._cid,
                 self._step,

@@ -7,7 +7,7 @@ budget above it and makes no request to the store here.
 from __future__ import annotations
 
 from broker.contract import ModelCallDeferred, Ownership
-from broker.limits import accounts_of
+from broker.limits import list_accounts
 from controller_worker.core import BUDGET, State
 from controller_worker.model.permits.permits import Permits
 
@@ -36,7 +36,7 @@ class BudgetReservation:
             self._ownership,
             self._accounts,
             worst_usd=worst_usd,
-            total_usd=own_cost_usd(state),
+            total_usd=sum_own_cost_usd(state),
             is_batched=is_batched,
         )
         self.is_held = exhausted is None
@@ -61,7 +61,7 @@ class BudgetReservation:
 
     async def charge(self, state: State, accounts: list[str], *, is_lost: bool = False) -> None:
         """Charge the accounts up to the costs in the log. Idempotent."""
-        total_usd = own_cost_usd(state)
+        total_usd = sum_own_cost_usd(state)
         await self._permits.ledger.settle(self._ownership, accounts, total_usd=total_usd, is_lost=is_lost)
 
     async def leave_queue(self) -> None:
@@ -71,11 +71,11 @@ class BudgetReservation:
             await self._permits.ledger.withdraw(self._ownership.conversation_id, self._accounts)
 
 
-def accounts_above(state: State) -> list[str]:
+def list_accounts_above(state: State) -> list[str]:
     """Return the accounts that a conversation's calls are charged to; may be empty."""
     tenancy = state.setup.tenancy
     parent = state.setup.parent
-    return accounts_of(
+    return list_accounts(
         state.setup.conversation_id,
         tenant=tenancy.tenant,
         experiment=tenancy.experiment,
@@ -83,7 +83,7 @@ def accounts_above(state: State) -> list[str]:
     )
 
 
-def own_cost_usd(state: State) -> float:
+def sum_own_cost_usd(state: State) -> float:
     """Return the cost of the replies in the log. Costs of delegates and of a fork's origin are charged elsewhere."""
     if state.version <= state.setup.forked_at:
         return 0.0

@@ -25,19 +25,25 @@ from broker.contract import (
     Priority,
 )
 from broker.contract import priority_of as priority_for
-from broker.limits import CallStands
+from broker.limits import BatchCallStatus
 from broker.runtime import UsageError
-from controller_worker.core import LARGEST_RATIO, Append, CallModel, State, corrected, latest_of
-from controller_worker.model.permits.batched_call import BatchedCall, is_batched, step_of
-from controller_worker.model.permits.budget_reservation import BudgetReservation, accounts_above
+from controller_worker.core import LARGEST_RATIO, Append, CallModel, State, correct_estimate, find_latest_call
+from controller_worker.model.permits.batched_call import BatchedCall, is_batched, name_step
+from controller_worker.model.permits.budget_reservation import BudgetReservation, list_accounts_above
 from controller_worker.model.permits.permits import Permits
-from controller_worker.model.permits.quota_permit import Held, QuotaPermit
-from controller_worker.model.steps.call_task import Wait
-from controller_worker.providers import Completion, LLMConfig, ModelRequest, prompt_tokens, worst_cost_usd
+from controller_worker.model.permits.quota_permit import HeldPermit, QuotaPermit
+from controller_worker.model.steps.call_task import NotStarted
+from controller_worker.providers import (
+    Completion,
+    LLMConfig,
+    ModelRequest,
+    estimate_max_cost_usd,
+    estimate_prompt_tokens,
+)
 
 QUIET_SECONDS = 5.0
 """A shorter expected wait is not logged and keeps the conversation in memory."""
-MAYBE_BILLED = frozenset({"timeout", "malformed_reply", "no_response", "unexpected"})
+POSSIBLY_BILLED = frozenset({"timeout", "malformed_reply", "no_response", "unexpected"})
 """Codes of failed calls that a provider may still bill."""
 
 
@@ -78,7 +84,7 @@ class CallPermit:
         prepare: Callable[[], Awaitable[object]],
         *,
         counted_ratio: float | None = None,
-    ) -> Append | Wait | None:
+    ) -> Append | NotStarted | None:
         """Request the permit.
 
         Idempotent: a repeated request gets the same permit.
@@ -94,27 +100,27 @@ class CallPermit:
         """
         self.is_refused = False
         self.counts_tokens = False
-        priority = priority_of(state)
-        accounts = accounts_above(state)
+        priority = find_priority(state)
+        accounts = list_accounts_above(state)
         self._quota.priority = priority
         self._quota.tenant = state.setup.tenancy.tenant
         self._is_batched = is_batched(config, request, priority)
-        pool = self._permits.governor.pool_of(config.model) if config is not None and not self._is_batched else None
+        pool = self._permits.governor.find_pool(config.model) if config is not None and not self._is_batched else None
         await self._quota.leave_others(pool)
         if config is not None and (pool is not None or accounts):
             with contextlib.suppress(UsageError):
                 await prepare()
             self.counts_tokens = True
             ratio = counted_ratio or self.ratio(state, config, request)
-            estimate = prompt_tokens(request, self._permits.tokens)
-            deferred = await self._quota.acquire(pool, config.model, corrected(estimate, ratio or 1.0))
+            estimate = estimate_prompt_tokens(request, self._permits.tokens)
+            deferred = await self._quota.acquire(pool, config.model, correct_estimate(estimate, ratio or 1.0))
             if deferred is None and accounts:
-                tokens = corrected(estimate, ratio or LARGEST_RATIO)
+                tokens = correct_estimate(estimate, ratio or LARGEST_RATIO)
                 deferred = await self._reserve_budget(state, accounts, config, tokens)
             if deferred is not None:
                 self.is_refused = True
                 self._permits.figures.add("refusals", label=deferred.code)
-                return Append((deferred,)) if self._is_news(state, deferred) else Wait()
+                return Append((deferred,)) if self._must_log(state, deferred) else NotStarted()
         if state.calls.deferral is not None and not self._is_batched:
             return Append((ModelCallAdmitted(),))
         return None
@@ -131,41 +137,41 @@ class CallPermit:
             self.is_refused = self.is_woken = False
         return is_overtaken
 
-    def held(self, model: str) -> AbstractAsyncContextManager[Held]:
-        """Hold the permit during one call; see `QuotaPermit.held`."""
-        return self._quota.held(model)
+    def hold(self, model: str) -> AbstractAsyncContextManager[HeldPermit]:
+        """Hold the permit during one call; see `QuotaPermit.hold`."""
+        return self._quota.hold(model)
 
-    async def counted(self, config: LLMConfig, count: Callable[[str | None], Awaitable[int | None]]) -> int | None:
+    async def count_prompt(self, config: LLMConfig, count: Callable[[str | None], Awaitable[int | None]]) -> int | None:
         """Count a prompt under the quota of its model. Return None if the quota has no room now.
 
         Args:
             count: asks the provider, with the key of an environment variable; None for the default key.
         """
-        pool = self._permits.governor.pool_of(config.model)
+        pool = self._permits.governor.find_pool(config.model)
         if pool is None:
             return await count(None)
         if self._quota.is_granted or self._quota.is_queued:
             return None
-        return await self._quota.counted(pool, config.model, count)
+        return await self._quota.count_prompt(pool, config.model, count)
 
     def ratio(self, state: State, config: LLMConfig, request: ModelRequest) -> float | None:
         """Return the ratio of exact to estimated prompt size, of this conversation or else of this worker."""
-        latest = latest_of(state.usage.latest, request.service, config.model)
+        latest = find_latest_call(state.usage.latest, request.service, config.model)
         return self._permits.ratio(config.model) if latest is None or latest.ratio is None else latest.ratio
 
     def key_count(self, config: LLMConfig) -> int:
         """Return the number of keys of the model's quota; 1 without a quota."""
-        pool = self._permits.governor.pool_of(config.model)
+        pool = self._permits.governor.find_pool(config.model)
         return 1 if pool is None else len(pool.quotas)
 
-    async def try_other(self, config: LLMConfig, request: ModelRequest) -> bool:
+    async def try_alternative(self, config: LLMConfig, request: ModelRequest) -> bool:
         """Exchange the permit for one of a fallback, without waiting. Return whether the fallback may be called."""
         await self._quota.give_back_unused()
-        pool = self._permits.governor.pool_of(config.model)
+        pool = self._permits.governor.find_pool(config.model)
         if pool is None:
             return True
-        estimate = prompt_tokens(request, self._permits.tokens)
-        tokens = corrected(estimate, self._permits.ratio(config.model) or 1.0)
+        estimate = estimate_prompt_tokens(request, self._permits.tokens)
+        tokens = correct_estimate(estimate, self._permits.ratio(config.model) or 1.0)
         return await self._quota.try_acquire(pool, config.model, tokens)
 
     async def charge(self, state: State, result: Completion | ModelCallFailed | None) -> None:
@@ -174,15 +180,15 @@ class CallPermit:
         Args:
             result: the outcome in the log; None if a reply may have been produced and lost.
         """
-        is_lost = result is None or (isinstance(result, ModelCallFailed) and result.code in MAYBE_BILLED)
+        is_lost = result is None or (isinstance(result, ModelCallFailed) and result.code in POSSIBLY_BILLED)
         await self._quota.give_back_unused()
         await self._budget.settle(state, is_lost=is_lost)
         if self._is_batched:
             await self._permits.batches.drop(self._cid)  # last, because a closed batch counts as charged
 
-    async def catch_up(self, state: State) -> None:
+    async def charge_unsettled(self, state: State) -> None:
         """Charge replies that a previous owner appended but may not have charged."""
-        accounts = accounts_above(state)
+        accounts = list_accounts_above(state)
         self._permits.keeps_budgets = self._permits.keeps_budgets or bool(accounts)
         if accounts and state.usage.iteration:
             await self._budget.charge(state, accounts)
@@ -212,31 +218,31 @@ class CallPermit:
             # Detach both now, so that the conversation's next action does not give them back as unused.
             self._quota = QuotaPermit(self._permits, self._ownership)
             self._budget = BudgetReservation(self._permits, self._ownership)
-            self._permits.finish_later(_lose(quota, budget, state))
+            self._permits.release_later(_settle_lost_call(quota, budget, state))
 
     async def is_in_batch(self, call: CallModel) -> bool:
         """Return whether a call is in a batch that has no result for it yet."""
-        stands = (await self._permits.batches.ask(self._cid, step_of(call))).stands
-        return stands in (CallStands.WAITING, CallStands.SENT)
+        stands = (await self._permits.batches.load_call(self._cid, name_step(call))).status
+        return stands in (BatchCallStatus.WAITING, BatchCallStatus.SENT)
 
-    def batched_call(
+    def make_batched_call(
         self, state: State, call: CallModel, spec: LLMSpec, config: LLMConfig | None, request: ModelRequest
     ) -> BatchedCall | None:
         """Return the call as a batched call; None if it is not batched."""
-        if config is None or not is_batched(config, request, priority_of(state)):
+        if config is None or not is_batched(config, request, find_priority(state)):
             return None
         return BatchedCall(self._permits.batches, self._cid, call, spec=spec, config=config, seen_id=state.version)
 
     async def _reserve_budget(
         self, state: State, accounts: list[str], config: LLMConfig, tokens: int
     ) -> ModelCallDeferred | None:
-        worst_usd = worst_cost_usd(config, tokens, is_batched=self._is_batched)
+        worst_usd = estimate_max_cost_usd(config, tokens, is_batched=self._is_batched)
         deferred = await self._budget.reserve(state, accounts, worst_usd, is_batched=self._is_batched)
         if deferred is not None:
             await self._quota.give_back_unused()
         return deferred
 
-    def _is_news(self, state: State, deferred: ModelCallDeferred) -> bool:
+    def _must_log(self, state: State, deferred: ModelCallDeferred) -> bool:
         """Return whether the log must record a wait: it is long and not recorded yet."""
         if state.calls.deferral is not None and state.calls.deferral.reason == deferred.code:
             return False
@@ -245,18 +251,18 @@ class CallPermit:
 
     async def _leave_batch(self, state: State, *, is_over: bool) -> None:
         """Drop a batched call if the conversation is over. A paused conversation still needs the reply."""
-        stood = await self._permits.batches.drop(self._cid) if is_over else CallStands.NONE
-        accounts = accounts_above(state)
-        if accounts and (stood is not CallStands.NONE or (self._budget.is_held and not self._is_batched)):
+        stood = await self._permits.batches.drop(self._cid) if is_over else BatchCallStatus.NONE
+        accounts = list_accounts_above(state)
+        if accounts and (stood is not BatchCallStatus.NONE or (self._budget.is_held and not self._is_batched)):
             self._budget.is_held = False
-            await self._budget.charge(state, accounts, is_lost=stood in (CallStands.SENT, CallStands.DONE))
+            await self._budget.charge(state, accounts, is_lost=stood in (BatchCallStatus.SENT, BatchCallStatus.DONE))
 
 
-async def _lose(quota: QuotaPermit, budget: BudgetReservation, state: State) -> None:
+async def _settle_lost_call(quota: QuotaPermit, budget: BudgetReservation, state: State) -> None:
     await quota.give_back_unused()
     await budget.settle(state, is_lost=True)
 
 
-def priority_of(state: State) -> Priority:
+def find_priority(state: State) -> Priority:
     """Return the conversation's priority: the requested one, else by whether a user is interactive."""
     return priority_for(state.setup.tenancy, is_headless=state.setup.headless)

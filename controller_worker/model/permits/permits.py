@@ -14,7 +14,7 @@ from broker.coordination import Figures
 from broker.limits import Batches, Governor, Ledger, QuotaTable
 from broker.runtime import StoreRefused
 from broker.store import Store
-from controller_worker.core import ratio_of
+from controller_worker.core import compute_ratio
 from controller_worker.providers import MessageMemo
 
 SWEEP_SECONDS = 1.0
@@ -48,7 +48,7 @@ class Permits:
         self._ratios: dict[str, float] = {}
         self._unfinished: set[asyncio.Task[None]] = set()
 
-    def expected_output(self, model: str) -> int:
+    def estimate_output_tokens(self, model: str) -> int:
         """Return the typical number of tokens in a model's recent replies."""
         return round(self._typical_output.get(model, FIRST_GUESS_TOKENS))
 
@@ -63,24 +63,24 @@ class Permits:
 
     def learn_prompt(self, model: str, *, estimated_tokens: int, prompt_tokens: int) -> None:
         """Record a prompt's ratio of counted to estimated tokens. Rises apply at once; falls apply slowly."""
-        found = ratio_of(prompt_tokens, estimated_tokens)
+        found = compute_ratio(prompt_tokens, estimated_tokens)
         before = self._ratios.get(model, found)
         self._ratios[model] = found if found > before else before + (found - before) / 8
 
-    def finish_later(self, work: Coroutine[Any, Any, None]) -> None:
+    def release_later(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a release in the background, for a call or a conversation that is already gone."""
         task = asyncio.create_task(work)
         self._unfinished.add(task)
         task.add_done_callback(self._note_end)
 
-    async def keep_up(self, worker_id: str) -> None:
+    async def run_maintenance(self, worker_id: str) -> None:
         """Wake conversations when time or a worker's death makes room for their calls. Runs forever."""
         try:
             await self.governor.publish()
         except StoreRefused as error:
             _log.error("cannot publish the quotas, so they are not enforced: %s", error)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.governor.keep_pumping(worker_id))
+            group.create_task(self.governor.run_wakeups(worker_id))
             group.create_task(self._keep_sweeping())
 
     async def aclose(self) -> None:

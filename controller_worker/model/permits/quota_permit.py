@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from broker.contract import ModelCallDeferred, Ownership, Priority
-from broker.limits import OWN_KEY, CallOutcome, Granted, InQueue, Pool
+from broker.limits import OWN_KEY, CallGranted, CallOutcome, CallQueued, QuotaPool
 from controller_worker.core import QUOTA
 from controller_worker.model.permits.permits import Permits
 from controller_worker.providers import Completion, RateLimitError
@@ -23,12 +23,12 @@ from controller_worker.providers import Completion, RateLimitError
 class Grant:
     """A permit for one call: its quota and the environment variable of its key (None: the default key)."""
 
-    pool: Pool
+    pool: QuotaPool
     key_env: str | None
 
 
 @dataclass(slots=True)
-class Held:
+class HeldPermit:
     """A permit during its call. The caller stores the reply here."""
 
     completion: Completion | None = None
@@ -47,7 +47,7 @@ class QuotaPermit:
         self._permits = permits
         self._ownership = ownership
         self._grant: Grant | None = None
-        self._queue: Pool | None = None
+        self._queue: QuotaPool | None = None
 
     @property
     def key_env(self) -> str | None:
@@ -59,7 +59,7 @@ class QuotaPermit:
         """Whether a quota has granted the next call."""
         return self._grant is not None
 
-    async def acquire(self, pool: Pool | None, model: str, tokens: int) -> ModelCallDeferred | None:
+    async def acquire(self, pool: QuotaPool | None, model: str, tokens: int) -> ModelCallDeferred | None:
         """Request the permit. Return why the call must wait; None if it may be made.
 
         Idempotent: for a repeated request, the governor grants the same permit.
@@ -72,7 +72,7 @@ class QuotaPermit:
             return None
         self._grant = None
         answer = await self._reserve(pool, model, tokens)
-        if isinstance(answer, InQueue):
+        if isinstance(answer, CallQueued):
             self._queue = pool
             return ModelCallDeferred(
                 code=QUOTA,
@@ -84,21 +84,21 @@ class QuotaPermit:
         self._queue = None
         return None
 
-    async def try_acquire(self, pool: Pool, model: str, tokens: int) -> bool:
+    async def try_acquire(self, pool: QuotaPool, model: str, tokens: int) -> bool:
         """Request a permit without queueing. Return whether the call may be made."""
         answer = await self._reserve(pool, model, tokens)
-        if isinstance(answer, InQueue):
+        if isinstance(answer, CallQueued):
             await self._withdraw(pool)
             return False
         self._accept(pool, answer)
         return True
 
     @contextlib.asynccontextmanager
-    async def held(self, model: str) -> AsyncIterator[Held]:
+    async def hold(self, model: str) -> AsyncIterator[HeldPermit]:
         """Hold the permit during one call, and give it back however the call ends."""
         grant, self._grant = self._grant, None
-        held = Held()
-        async with self._given_back_on_failure(grant):
+        held = HeldPermit()
+        async with self._give_back_on_failure(grant):
             yield held
         assert held.completion is not None
         self._permits.learn_output(model, held.completion.usage.completion_tokens)
@@ -110,24 +110,26 @@ class QuotaPermit:
         """Whether the conversation waits in a quota's queue."""
         return self._queue is not None
 
-    async def counted(self, pool: Pool, model: str, count: Callable[[str | None], Awaitable[int | None]]) -> int | None:
+    async def count_prompt(
+        self, pool: QuotaPool, model: str, count: Callable[[str | None], Awaitable[int | None]]
+    ) -> int | None:
         """Count a prompt under a permit for one request without tokens. Return None if the quota has no room."""
         if not await self.try_acquire(pool, model, 0):
             return None
         grant, self._grant = self._grant, None
         assert grant is not None
-        async with self._given_back_on_failure(grant):
+        async with self._give_back_on_failure(grant):
             tokens = await count(grant.key_env)
         await self._give_back(grant, CallOutcome.OK)
         return tokens
 
     @contextlib.asynccontextmanager
-    async def _given_back_on_failure(self, grant: Grant | None) -> AsyncIterator[None]:
+    async def _give_back_on_failure(self, grant: Grant | None) -> AsyncIterator[None]:
         """Give a permit back if its call fails or is cancelled."""
         try:
             yield
         except asyncio.CancelledError:
-            self._permits.finish_later(self._give_back(grant, CallOutcome.FAILED))
+            self._permits.release_later(self._give_back(grant, CallOutcome.FAILED))
             raise
         except RateLimitError as error:
             await self._give_back(grant, CallOutcome.LIMITED, error.retry_after_seconds)
@@ -136,7 +138,7 @@ class QuotaPermit:
             await self._give_back(grant, CallOutcome.FAILED)
             raise
 
-    async def leave_others(self, pool: Pool | None) -> None:
+    async def leave_others(self, pool: QuotaPool | None) -> None:
         """Leave the queue and give back the permit of any other quota, in case the conversation changed its model."""
         if self._queue is not pool:
             await self.leave_queue()
@@ -154,32 +156,32 @@ class QuotaPermit:
         grant, self._grant = self._grant, None
         await self._give_back(grant, CallOutcome.UNSENT)
 
-    async def _reserve(self, pool: Pool, model: str, tokens: int) -> Granted | InQueue:
+    async def _reserve(self, pool: QuotaPool, model: str, tokens: int) -> CallGranted | CallQueued:
         return await self._permits.governor.reserve(
             pool,
             self._ownership.conversation_id,
             self._ownership.worker_id,
             input_tokens=tokens,
-            output_tokens=self._permits.expected_output(model),
+            output_tokens=self._permits.estimate_output_tokens(model),
             priority=self.priority,
             tenant=self.tenant,
             fence=self._ownership.token,
         )
 
-    def _accept(self, pool: Pool, answer: Granted) -> None:
+    def _accept(self, pool: QuotaPool, answer: CallGranted) -> None:
         self._grant = Grant(pool, None if answer.key == OWN_KEY else answer.key)
 
-    async def _withdraw(self, pool: Pool) -> None:
+    async def _withdraw(self, pool: QuotaPool) -> None:
         owner = self._ownership
         await self._permits.governor.withdraw(pool, owner.conversation_id, owner.worker_id, fence=owner.token)
 
     async def _settle(self, grant: Grant, completion: Completion) -> None:
         usage = completion.usage
-        quota = grant.pool.quota(grant.key_env or OWN_KEY)
+        quota = grant.pool.find_quota(grant.key_env or OWN_KEY)
         governor = self._permits.governor
         worker_id = self._ownership.worker_id
-        if quota.is_short(completion.quota_left):
-            await governor.obey(grant.pool, quota.key, worker_id, dict(completion.quota_left))
+        if quota.is_below_burst(completion.quota_left):
+            await governor.apply_remaining(grant.pool, quota.key, worker_id, dict(completion.quota_left))
         await governor.settle(
             grant.pool,
             self._ownership.conversation_id,

@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class NotStarted:
     """The call cannot start yet. The next wake-up of the conversation tries again."""
 
 
@@ -30,7 +30,7 @@ class PromptCount:
     """The provider's count of a step's prompt.
 
     Attributes:
-        step: see `step_of`; empty for none.
+        step: see `name_step`; empty for none.
         tokens: None if it was not counted.
         ratio: counted tokens divided by estimated tokens.
     """

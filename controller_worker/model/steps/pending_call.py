@@ -15,9 +15,9 @@ from controller_worker.core import BATCH, Append, CallModel, State
 from controller_worker.model.models import Models
 from controller_worker.model.permits.call_permit import CallPermit
 from controller_worker.model.permits.permits import Permits
+from controller_worker.model.prompt_history import PromptHistory
 from controller_worker.model.question import Question
-from controller_worker.model.recollection import Recollection
-from controller_worker.model.steps.call_task import CallTask, Started, Wait
+from controller_worker.model.steps.call_task import CallTask, NotStarted, Started
 from controller_worker.providers import LLMConfig
 
 
@@ -36,7 +36,7 @@ class PendingCall:
     wanted: CallModel
     state: State
     agent: Agent
-    recollection: Recollection
+    recollection: PromptHistory
     models: Models
     permits: Permits
     permit: CallPermit
@@ -55,5 +55,5 @@ class PendingCall:
         return self.state.calls.deferral is not None and self.state.calls.deferral.reason == BATCH
 
 
-StartOutcome = Append | Wait | Started
+StartOutcome = Append | NotStarted | Started
 RestOfStart = Rest[PendingCall, StartOutcome]

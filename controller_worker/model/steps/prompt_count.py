@@ -12,15 +12,21 @@ from functools import partial
 
 from broker.contract import ModelCallFailed
 from broker.runtime import DeckhandsError
-from controller_worker.core import Append, corrected, ratio_of
-from controller_worker.model.model_call import failed_by
-from controller_worker.model.permits.batched_call import is_batched, step_of
-from controller_worker.model.permits.budget_reservation import accounts_above
-from controller_worker.model.permits.call_permit import priority_of
+from controller_worker.core import Append, compute_ratio, correct_estimate
+from controller_worker.model.model_call import to_call_failure
+from controller_worker.model.permits.batched_call import is_batched, name_step
+from controller_worker.model.permits.budget_reservation import list_accounts_above
+from controller_worker.model.permits.call_permit import find_priority
 from controller_worker.model.steps.call_task import PromptCount
-from controller_worker.model.steps.own_budget import estimate_usd, left_usd
+from controller_worker.model.steps.own_budget import compute_available_usd, estimate_usd
 from controller_worker.model.steps.pending_call import PendingCall, RestOfStart, StartOutcome
-from controller_worker.providers import ContextWindowError, LLMConfig, counted_tokens, max_input_tokens, prompt_tokens
+from controller_worker.providers import (
+    ContextWindowError,
+    LLMConfig,
+    count_prompt_tokens,
+    estimate_prompt_tokens,
+    find_max_input_tokens,
+)
 
 COUNT_LIMIT_SECONDS = 10.0
 NEAR_WINDOW = 0.8
@@ -34,7 +40,7 @@ _log = logging.getLogger(__name__)
 async def count_prompt(call: PendingCall, rest: RestOfStart) -> StartOutcome:
     """Count the prompt if its exact size matters. Refuse one that exceeds the model's window."""
     counted = call.task.counted
-    if counted.step != step_of(call.wanted):
+    if counted.step != name_step(call.wanted):
         counted = PromptCount()
     config = call.config
     if config is not None and not call.is_paid:
@@ -56,33 +62,33 @@ def _is_worth_counting(call: PendingCall, config: LLMConfig) -> bool:
     """Return whether the exact size of a prompt matters for its window, its budget or a first reservation."""
     state = call.state
     request = call.question.request
-    if not config.count_tokens or is_batched(config, request, priority_of(state)):
+    if not config.count_tokens or is_batched(config, request, find_priority(state)):
         return False
     known = call.permit.ratio(state, config, request)
-    expected = corrected(prompt_tokens(request, call.permits.tokens), known or 1.0)
-    window = max_input_tokens(config)
+    expected = correct_estimate(estimate_prompt_tokens(request, call.permits.tokens), known or 1.0)
+    window = find_max_input_tokens(config)
     if window is not None and expected >= NEAR_WINDOW * window:
         return True
-    left = left_usd(state)
+    left = compute_available_usd(state)
     cost_usd = estimate_usd(state, config, request, call.permits.tokens)
     if left is not None and left / NEAR_BUDGET <= cost_usd <= left * NEAR_BUDGET:
         return True
-    return known is None and bool(accounts_above(state))
+    return known is None and bool(list_accounts_above(state))
 
 
 async def _count(call: PendingCall) -> PromptCount:
     """Ask the provider for the size of a prompt. Raises only on cancellation."""
-    step = step_of(call.wanted)
+    step = name_step(call.wanted)
     llm = call.question.llm
     request = call.question.request
 
     async def ask(key_env: str | None) -> int | None:
-        async with call.models.using(llm, key_env=key_env) as (client, _), asyncio.timeout(COUNT_LIMIT_SECONDS):
-            return await counted_tokens(client, request)
+        async with call.models.use_client(llm, key_env=key_env) as (client, _), asyncio.timeout(COUNT_LIMIT_SECONDS):
+            return await count_prompt_tokens(client, request)
 
     try:
-        _, config = await call.models.of(llm)
-        tokens = await call.permit.counted(config, ask)
+        _, config = await call.models.get_client(llm)
+        tokens = await call.permit.count_prompt(config, ask)
     except (DeckhandsError, TimeoutError) as error:
         _log.warning("conversation %s: cannot count the prompt: %s", request.conversation_id, error or "no answer")
         return PromptCount(step)
@@ -91,19 +97,19 @@ async def _count(call: PendingCall) -> PromptCount:
         return PromptCount(step)
     if not tokens:
         return PromptCount(step)
-    estimated = prompt_tokens(request, call.permits.tokens)
+    estimated = estimate_prompt_tokens(request, call.permits.tokens)
     call.permits.learn_prompt(config.model, estimated_tokens=estimated, prompt_tokens=tokens)
-    return PromptCount(step, tokens, ratio_of(tokens, estimated))
+    return PromptCount(step, tokens, compute_ratio(tokens, estimated))
 
 
 def _find_overflow(call: PendingCall, config: LLMConfig, counted: PromptCount) -> ModelCallFailed | None:
     """Return the failure of a call whose prompt is too long; None if it may fit, or if a fallback may take it."""
     if counted.tokens is None:
         return None
-    window = max_input_tokens(config)
+    window = find_max_input_tokens(config)
     if window is None or counted.tokens <= window:
         return None
     if any(fallback.is_for(ContextWindowError.code) for fallback in config.fallbacks):
         return None  # the call fails, and the fallback is called
     error = ContextWindowError(f"The prompt has {counted.tokens:,} tokens, and {config.model} takes {window:,}.")
-    return failed_by(error, call.question.request.conversation_id, attempt=call.wanted.attempt)
+    return to_call_failure(error, call.question.request.conversation_id, attempt=call.wanted.attempt)

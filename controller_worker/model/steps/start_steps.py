@@ -9,11 +9,11 @@ from functools import partial
 
 from broker.contract import CondensationAction, LLMSpec, ModelCallFailed, ModelNotOffered
 from controller_worker.core import Append
-from controller_worker.model.model_call import failed_by
+from controller_worker.model.model_call import to_call_failure
 from controller_worker.model.models import ClientMissing
-from controller_worker.model.permits.batched_call import step_of
+from controller_worker.model.permits.batched_call import name_step
 from controller_worker.model.question import next_question
-from controller_worker.model.steps.call_task import Started, Wait
+from controller_worker.model.steps.call_task import NotStarted, Started
 from controller_worker.model.steps.pending_call import PendingCall, RestOfStart, StartOutcome
 from controller_worker.providers import LLMConfigError
 
@@ -22,13 +22,13 @@ async def make_missing_client(call: PendingCall, rest: RestOfStart) -> StartOutc
     """Create the client that a router needs to choose a model. If that fails, append the failure."""
     failure = call.task.failure
     call.task.failure = None
-    if failure is not None and failure[0] == step_of(call.wanted):
+    if failure is not None and failure[0] == name_step(call.wanted):
         return Append((failure[1],))
     try:
         return await rest(call)
     except ClientMissing as missing:
         await call.before_waiting()
-        return _start_making(call, missing.spec)
+        return _start_creation(call, missing.spec)
 
 
 async def make_question(call: PendingCall, rest: RestOfStart) -> StartOutcome:
@@ -36,12 +36,12 @@ async def make_question(call: PendingCall, rest: RestOfStart) -> StartOutcome:
     try:
         question = await next_question(call.state, call.agent, call.recollection, call.models)
     except (ModelNotOffered, LLMConfigError) as error:
-        failure = failed_by(error, call.state.setup.conversation_id, attempt=call.wanted.attempt)
+        failure = to_call_failure(error, call.state.setup.conversation_id, attempt=call.wanted.attempt)
         return Append((failure,))
     if isinstance(question, CondensationAction):
         return Append((question,))
     call.question = question
-    call.config = call.models.settings(question.llm)
+    call.config = call.models.find_settings(question.llm)
     return await rest(call)
 
 
@@ -49,7 +49,7 @@ async def wait_for_batch(call: PendingCall, rest: RestOfStart) -> StartOutcome:
     """Wait while the call is in a batch that has no result for it yet."""
     if call.is_paid and await call.permit.is_in_batch(call.wanted):
         call.permit.is_refused = True
-        return Wait()
+        return NotStarted()
     return await rest(call)
 
 
@@ -62,7 +62,7 @@ async def note_waiting(call: PendingCall, rest: RestOfStart) -> StartOutcome:
 async def require_client(call: PendingCall, rest: RestOfStart) -> StartOutcome:
     """Create the client of the requested model, if it does not exist yet."""
     if not call.models.is_ready(call.question.llm):
-        return _start_making(call, call.question.llm)
+        return _start_creation(call, call.question.llm)
     return await rest(call)
 
 
@@ -70,21 +70,25 @@ async def acquire_permit(call: PendingCall, rest: RestOfStart) -> StartOutcome:
     """Continue the call once its permit is granted."""
     llm = call.question.llm
     refusal = await call.permit.acquire(
-        call.state, call.config, call.question.request, partial(call.models.of, llm), counted_ratio=call.counted_ratio
+        call.state,
+        call.config,
+        call.question.request,
+        partial(call.models.get_client, llm),
+        counted_ratio=call.counted_ratio,
     )
     return await rest(call) if refusal is None else refusal
 
 
-def _start_making(call: PendingCall, spec: LLMSpec) -> Started:
+def _start_creation(call: PendingCall, spec: LLMSpec) -> Started:
     def keep(failure: ModelCallFailed | None) -> None:
-        call.task.failure = None if failure is None else (step_of(call.wanted), failure)
+        call.task.failure = None if failure is None else (name_step(call.wanted), failure)
 
-    return call.task.prepare(partial(_make, call, spec), keep)
+    return call.task.prepare(partial(_create, call, spec), keep)
 
 
-async def _make(call: PendingCall, spec: LLMSpec) -> ModelCallFailed | None:
+async def _create(call: PendingCall, spec: LLMSpec) -> ModelCallFailed | None:
     try:
-        await call.models.of(spec)
+        await call.models.get_client(spec)
     except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)
-        return failed_by(error, call.state.setup.conversation_id, attempt=call.wanted.attempt)
+        return to_call_failure(error, call.state.setup.conversation_id, attempt=call.wanted.attempt)
     return None

@@ -111,17 +111,17 @@ def describe_tools(tools: Sequence[ToolSpec]) -> str:
     return "\n\n".join(_describe(number, tool) for number, tool in enumerate(tools, 1)) + "\n"
 
 
-def system_suffix(tools: Sequence[ToolSpec]) -> str:
+def render_system_suffix(tools: Sequence[ToolSpec]) -> str:
     """Return the text to append to the system prompt."""
     return f"\n\nYou have access to the following functions:\n\n{describe_tools(tools)}{_FORM}"
 
 
-def wants_example(model: str) -> bool:
+def needs_example(model: str) -> bool:
     """Return whether the first user message needs the example."""
     return not any(part in model.lower() for part in NO_EXAMPLE_FOR)
 
 
-def with_example(text: str, tools: Sequence[ToolSpec]) -> str:
+def add_example(text: str, tools: Sequence[ToolSpec]) -> str:
     """Return the first user text between example and reminder; unchanged if no tool has an example."""
     names = {tool.name for tool in tools}
     if not names & set(EXAMPLE_TOOLS):
@@ -130,7 +130,7 @@ def with_example(text: str, tools: Sequence[ToolSpec]) -> str:
     return f"{_EXAMPLE_BEGIN}{steps}{_EXAMPLE_END}{text}{EXAMPLE_SUFFIX}"
 
 
-def with_suffix(message: Message, suffix: str) -> Message:
+def add_suffix(message: Message, suffix: str) -> Message:
     """Return the system message with a text appended to its last text part, or as a new part."""
     content = message.content
     if content and isinstance(content[-1], TextPart):
@@ -140,7 +140,7 @@ def with_suffix(message: Message, suffix: str) -> Message:
     return Message(message.role, content)
 
 
-def type_names(schema: Any) -> tuple[str, ...]:
+def get_type_names(schema: Any) -> tuple[str, ...]:
     """Return the JSON types named in a parameter's schema, in order; empty if it names none."""
     if not isinstance(schema, dict):
         return ()
@@ -151,7 +151,7 @@ def type_names(schema: Any) -> tuple[str, ...]:
         return tuple(name for name in kind if isinstance(name, str))
     found: list[str] = []
     for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-        names = type_names(choice)
+        names = get_type_names(choice)
         if not names:
             return ()
         found += [name for name in names if name not in found]
@@ -165,7 +165,7 @@ def _describe(number: int, tool: ToolSpec) -> str:
     lines.append("Parameters:" if properties else "No parameters are required for this function.")
     for position, (name, schema) in enumerate(properties.items(), 1):
         known = schema if isinstance(schema, dict) else {}
-        kind = " or ".join(type_names(schema)) or "string"
+        kind = " or ".join(get_type_names(schema)) or "string"
         need = "required" if name in required else "optional"
         description = known.get("description") or "No description provided"
         lines.append(f"  ({position}) {name} ({kind}, {need}): {description}")

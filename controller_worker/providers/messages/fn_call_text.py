@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from broker.contract import ToolSpec
-from controller_worker.providers.messages.fn_call_prompt import type_names
+from controller_worker.providers.messages.fn_call_prompt import get_type_names
 from controller_worker.providers.messages.messages import ToolCall
 
 CALL_END = "</function>"
@@ -62,7 +62,7 @@ class CallProblem(Exception):
 
 def write_calls(text: str, calls: Sequence[ToolCall], tools: Mapping[str, ToolSpec]) -> str:
     """Return an assistant's text followed by its calls."""
-    blocks = [_escaped(text), *(_written(call, tools.get(call.name)) for call in calls)]
+    blocks = [_escape(text), *(_write_call(call, tools.get(call.name)) for call in calls)]
     return "\n\n".join(block for block in blocks if block.strip()).lstrip() if calls else blocks[0]
 
 
@@ -83,7 +83,7 @@ def read_calls(
     """
     first = next((found for found in _CALL.finditer(text) if _is_call(found, tools, is_cut=is_cut)), None)
     if first is None:
-        return _unescaped(text), ()
+        return _unescape(text), ()
     content = text[: first.start()].rstrip().removesuffix("<tool_call>")
     calls: list[ToolCall] = []
     position = first.start()
@@ -93,13 +93,13 @@ def read_calls(
         reader = _CallReader(text, begin, is_cut=is_cut or not found[2])
         problem = ""
         try:
-            arguments = json.dumps(reader.arguments(name, tools), ensure_ascii=False)
+            arguments = json.dumps(reader.read_arguments(name, tools), ensure_ascii=False)
         except CallProblem as error:
             problem = str(error)
             arguments = text[begin : reader.position].removesuffix(CALL_END).strip()
         calls.append(ToolCall(f"{ids}{len(calls) + 1:02d}", name, arguments, problem))
         position = _skip(text, reader.position)
-    return _unescaped(content).strip(), tuple(calls)
+    return _unescape(content).strip(), tuple(calls)
 
 
 def _is_call(found: re.Match[str], tools: Mapping[str, ToolSpec], *, is_cut: bool) -> bool:
@@ -121,7 +121,7 @@ def _is_call(found: re.Match[str], tools: Mapping[str, ToolSpec], *, is_cut: boo
     if after == len(text):
         tool = tools.get(found[1].strip())
         return is_cut or begins_line or (tool is not None and not tool.parameters.get("required"))
-    if text.startswith(_BEGINNINGS, after) or _is_begun(text, after, is_cut=is_cut):
+    if text.startswith(_BEGINNINGS, after) or _is_open_tag(text, after, is_cut=is_cut):
         return True
     if not begins_line:
         return False
@@ -131,7 +131,7 @@ def _is_call(found: re.Match[str], tools: Mapping[str, ToolSpec], *, is_cut: boo
     return inside is not None and inside[0] == "<parameter="
 
 
-def _is_begun(text: str, position: int, *, is_cut: bool) -> bool:
+def _is_open_tag(text: str, position: int, *, is_cut: bool) -> bool:
     """Return whether the text ends inside a tag of a call."""
     rest = text[position : position + len("<parameter=")]
     return position + len(rest) == len(text) and (
@@ -147,7 +147,7 @@ class _CallReader:
         self._is_cut = is_cut
         self.position = position
 
-    def arguments(self, name: str, tools: Mapping[str, ToolSpec]) -> dict[str, Any]:
+    def read_arguments(self, name: str, tools: Mapping[str, ToolSpec]) -> dict[str, Any]:
         """Return the arguments.
 
         Raises:
@@ -155,7 +155,7 @@ class _CallReader:
                 too.
         """
         try:
-            texts, values = self._inside(name)
+            texts, values = self._read_inside(name)
         except CallProblem:
             end = self._text.find(CALL_END, self.position)
             self.position = len(self._text) if end < 0 else end + len(CALL_END)
@@ -163,18 +163,18 @@ class _CallReader:
         tool = tools.get(name)
         if tool is None:
             raise CallProblem(f"Function '{name[:SHOWN_CHARS]}' not found in available tools: {sorted(tools)}")
-        return _checked(tool, texts, values)
+        return _check_arguments(tool, texts, values)
 
-    def _inside(self, name: str) -> tuple[dict[str, str], dict[str, Any]]:
+    def _read_inside(self, name: str) -> tuple[dict[str, str], dict[str, Any]]:
         """Return the parameters as texts, or as values if the model wrote one JSON object."""
         texts: dict[str, str] = {}
         values: dict[str, Any] = {}
         self.position = _skip(self._text, self.position)
         if self._text.startswith("{", self.position):
-            values = self._json(name)
+            values = self._read_json(name)
         while not self._is_at_end(name):
             found = _PARAMETER.match(self._text, self.position)
-            if found is None and self._step_over_words(texts):
+            if found is None and self._skip_words(texts):
                 continue
             if found is None or values:
                 if self._is_cut and self._text.find(CALL_END, self.position) < 0:
@@ -187,10 +187,10 @@ class _CallReader:
             parameter = found[1].strip()
             if parameter in texts:
                 raise CallProblem(f"Parameter '{parameter}' is given twice for function '{name}'.")
-            texts[parameter] = self._value(name, parameter, found.end())
+            texts[parameter] = self._read_value(name, parameter, found.end())
         return texts, values
 
-    def _step_over_words(self, texts: dict[str, str]) -> bool:
+    def _skip_words(self, texts: dict[str, str]) -> bool:
         """Skip text that is not part of a call: words, and a superfluous end of a parameter.
 
         Returns:
@@ -212,7 +212,7 @@ class _CallReader:
         self.position = tag.start()
         return has_moved
 
-    def _value(self, name: str, parameter: str, begin: int) -> str:
+    def _read_value(self, name: str, parameter: str, begin: int) -> str:
         end = self._text.find(_PARAMETER_END, begin)
         value = self._text[begin:end]
         # The tag alone is a mention. With the end of a call it is the next call, and this value's end is missing.
@@ -223,9 +223,9 @@ class _CallReader:
             )
         self.position = _skip(self._text, end + len(_PARAMETER_END))
         is_block = len(value) > 1 and value.startswith("\n") and value.endswith("\n")
-        return _unescaped(value[1:-1] if is_block else value)
+        return _unescape(value[1:-1] if is_block else value)
 
-    def _json(self, name: str) -> dict[str, Any]:
+    def _read_json(self, name: str) -> dict[str, Any]:
         try:
             value, self.position = json.JSONDecoder(parse_constant=_refuse).raw_decode(self._text, self.position)
         except (ValueError, RecursionError) as error:
@@ -247,7 +247,7 @@ class _CallReader:
         return True
 
 
-def _checked(tool: ToolSpec, texts: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
+def _check_arguments(tool: ToolSpec, texts: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments converted to their types. The order and texts of the checks are OpenHands'."""
     properties = tool.parameters.get("properties") or {}
     checked: dict[str, Any] = {}
@@ -259,7 +259,7 @@ def _checked(tool: ToolSpec, texts: Mapping[str, str], values: Mapping[str, Any]
                 f"Allowed parameters: {allowed}"
             )
         schema = properties.get(name)
-        value = values[name] if name in values else _typed(texts[name], name, schema)
+        value = values[name] if name in values else _convert(texts[name], name, schema)
         choices = schema.get("enum") if isinstance(schema, dict) else None
         if choices and value not in choices:
             raise CallProblem(f"Parameter '{name}' is expected to be one of {choices}.")
@@ -271,28 +271,28 @@ def _checked(tool: ToolSpec, texts: Mapping[str, str], values: Mapping[str, Any]
     return checked
 
 
-def _typed(text: str, name: str, schema: Any) -> Any:
-    types = type_names(schema)
+def _convert(text: str, name: str, schema: Any) -> Any:
+    types = get_type_names(schema)
     if types == ("string",) or (isinstance(schema, dict) and text in (schema.get("enum") or ())):
         return text
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         value = text.strip() == "True" if text.strip() in ("True", "False") and "boolean" in types else text
-    if not types or any(_is_of(value, kind) for kind in types):
+    if not types or any(_has_type(value, kind) for kind in types):
         return value
     if "string" in types:
         return text
     raise CallProblem(f"Parameter '{name}' is expected to be {_ARTICLES.get(types[0], 'a')} {types[0]}.")
 
 
-def _is_of(value: Any, kind: str) -> bool:
+def _has_type(value: Any, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
     return isinstance(value, _PYTHON_TYPES.get(kind, (object,)))
 
 
-def _written(call: ToolCall, tool: ToolSpec | None) -> str:
+def _write_call(call: ToolCall, tool: ToolSpec | None) -> str:
     name = re.sub(r"[>\n]", "_", call.name)
     try:
         arguments = json.loads(call.arguments or "{}", parse_constant=_refuse)
@@ -304,30 +304,31 @@ def _written(call: ToolCall, tool: ToolSpec | None) -> str:
         return f"<function={name}>\n{json.dumps(arguments, ensure_ascii=False)}\n{CALL_END}"
     properties = (tool.parameters.get("properties") or {}) if tool is not None else {}
     lines = [
-        f"<parameter={key}>{_shown(value, properties.get(key))}{_PARAMETER_END}" for key, value in arguments.items()
+        f"<parameter={key}>{_write_value(value, properties.get(key))}{_PARAMETER_END}"
+        for key, value in arguments.items()
     ]
     return "\n".join([f"<function={name}>", *lines, CALL_END])
 
 
-def _shown(value: Any, schema: Any) -> str:
+def _write_value(value: Any, schema: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if isinstance(value, str) and type_names(schema) != ("string",):
+    if isinstance(value, str) and get_type_names(schema) != ("string",):
         # A text that would be parsed as another type, such as a number, is written as JSON.
         try:
-            is_read_back = _typed(text, "", schema) == value
+            is_read_back = _convert(text, "", schema) == value
         except CallProblem:
             is_read_back = True
         text = text if is_read_back else json.dumps(value, ensure_ascii=False)
-    text = _escaped(text)
+    text = _escape(text)
     return f"\n{text}\n" if "\n" in text else text
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Return the text with one more backslash in each tag of the format."""
     return _TAG.sub(r"<\\", text)
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     return _ESCAPED_TAG.sub("<", text)
 
 

@@ -26,7 +26,7 @@ MALFORMED_ARGUMENTS_KEY = "malformed_arguments"
 _OTHER = re.compile(r"[^a-zA-Z0-9_-]")
 
 
-def fitting(name: str) -> str:
+def to_valid_name(name: str) -> str:
     """Return a name or an id reduced to letters, digits, `_` and `-`, 1 to 64 characters long."""
     if name and len(name) <= NAME_LIMIT_CHARS and not _OTHER.search(name):
         return name
@@ -34,7 +34,7 @@ def fitting(name: str) -> str:
     return f"{_OTHER.sub('_', name)[: NAME_LIMIT_CHARS - 9]}_{mark}"
 
 
-def with_distinct_ids(messages: Sequence[Message]) -> Sequence[Message]:
+def make_ids_distinct(messages: Sequence[Message]) -> Sequence[Message]:
     """Return messages in which call ids are unique, for servers that restart their numbering in each reply."""
     ids = [call.id for message in messages for call in message.tool_calls]
     if len(set(ids)) == len(ids):
@@ -44,7 +44,7 @@ def with_distinct_ids(messages: Sequence[Message]) -> Sequence[Message]:
     distinct = []
     for message in messages:
         if message.tool_calls:
-            renamed = {call.id: _distinct(call.id, taken) for call in message.tool_calls}
+            renamed = {call.id: _find_free_id(call.id, taken) for call in message.tool_calls}
             taken |= set(renamed.values())
             calls = tuple(replace(call, id=renamed[call.id]) for call in message.tool_calls)
             distinct.append(message if calls == message.tool_calls else replace(message, tool_calls=calls))
@@ -56,7 +56,7 @@ def with_distinct_ids(messages: Sequence[Message]) -> Sequence[Message]:
     return distinct
 
 
-def _distinct(call_id: str, taken: set[str]) -> str:
+def _find_free_id(call_id: str, taken: set[str]) -> str:
     number = 1
     tried = call_id
     while tried in taken:
@@ -65,7 +65,7 @@ def _distinct(call_id: str, taken: set[str]) -> str:
     return tried
 
 
-def arguments_object(arguments: str) -> dict[str, Any]:
+def to_arguments_object(arguments: str) -> dict[str, Any]:
     """Return the arguments; if the text is not a JSON object, the text under a separate key."""
     try:
         parsed = json.loads(arguments or "{}", parse_constant=_refuse, parse_float=_finite)
@@ -74,9 +74,9 @@ def arguments_object(arguments: str) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {MALFORMED_ARGUMENTS_KEY: arguments}
 
 
-def arguments_text(arguments: str) -> str:
+def to_arguments_text(arguments: str) -> str:
     """Return the text unchanged, or re-encoded as JSON if it is not a JSON object."""
-    found = arguments_object(arguments)
+    found = to_arguments_object(arguments)
     is_kept = bool(arguments) and MALFORMED_ARGUMENTS_KEY not in found
     return arguments if is_kept else json.dumps(found, ensure_ascii=False)
 

@@ -13,8 +13,8 @@ from typing import Any
 from controller_worker.providers.errors import MalformedReplyError
 from controller_worker.providers.llm import Delta
 from controller_worker.providers.wires.event_stream import DONE
-from controller_worker.providers.wires.provider_errors import StreamedError, failure_of_choice, is_failure
-from controller_worker.providers.wires.thoughts import OF_A_CALL
+from controller_worker.providers.wires.provider_errors import StreamedError, find_choice_failure, is_failure
+from controller_worker.providers.wires.thoughts import CALL_ATTACHMENT_FIELDS
 
 
 class ChatStream:
@@ -52,7 +52,7 @@ class ChatStream:
             chunk = json.loads(text)
             if isinstance(chunk, dict) and is_failure(chunk):
                 raise StreamedError(chunk)
-            if isinstance(chunk, dict) and (failed := failure_of_choice(chunk)) is not None:
+            if isinstance(chunk, dict) and (failed := find_choice_failure(chunk)) is not None:
                 raise failed
             self.take_chunk(chunk)
         except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
@@ -76,7 +76,7 @@ class ChatStream:
         Raises:
             MalformedReplyError: the stream ended before the reply did.
         """
-        if not self._head or (not self.is_whole and self._has_begun()):
+        if not self._head or (not self.is_whole and self._has_started()):
             raise MalformedReplyError("The stream has ended before the reply.")
         message: dict[str, Any] = {name: "".join(pieces) for name, pieces in self._texts.items()}
         message["tool_calls"] = [
@@ -90,9 +90,9 @@ class ChatStream:
         ]
         message["reasoning_items"] = list(self._reasoning_items.values())
         choice = {"message": message, "finish_reason": self._finish_reason}
-        return self._head | {"choices": [choice] if self._has_begun() else [], "usage": self._usage}
+        return self._head | {"choices": [choice] if self._has_started() else [], "usage": self._usage}
 
-    def _has_begun(self) -> bool:
+    def _has_started(self) -> bool:
         return bool(self._texts or self._calls or self._thinking_blocks or self._finish_reason)
 
     def _take_delta(self, delta: Mapping[str, Any]) -> None:
@@ -133,10 +133,10 @@ class ChatStream:
         if not isinstance(index, int):
             index = self._latest_call + (1 if piece.get("id") or not self._calls else 0)
         else:
-            index = self._place_of(index, piece.get("id"), function.get("name"))
+            index = self._find_place(index, piece.get("id"), function.get("name"))
         self._latest_call = max(self._latest_call, index)
         call = self._calls.setdefault(index, {"id": "", "name": "", "arguments": [], "attached": {}})
-        call["attached"] |= {name: piece[name] for name in OF_A_CALL if piece.get(name)}
+        call["attached"] |= {name: piece[name] for name in CALL_ATTACHMENT_FIELDS if piece.get(name)}
         call["id"] = call["id"] or piece.get("id") or ""
         name = function.get("name") or ""
         arguments = function.get("arguments") or ""
@@ -149,7 +149,7 @@ class ChatStream:
             self._shown_call = index
             self._on_delta(Delta("call", f"\n[call {index + 1}] {shown}" if is_other else shown))
 
-    def _place_of(self, index: int, call_id: Any, name: Any) -> int:
+    def _find_place(self, index: int, call_id: Any, name: Any) -> int:
         """Return the place of the call that a piece with this index belongs to."""
         place = self._places.get(index, index)
         begun = self._calls.get(place)

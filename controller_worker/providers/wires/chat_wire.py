@@ -13,16 +13,22 @@ from typing import Any
 
 from broker.contract import ToolSpec
 from controller_worker.providers.errors import MalformedReplyError, NoResponseError
-from controller_worker.providers.llm import ModelRequest, Usage
+from controller_worker.providers.llm import CallUsage, ModelRequest
+from controller_worker.providers.messages.message_memo import MessageMemo, WrittenMessages, json_bytes
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.providers.messages.tool_calls import arguments_text, fitting, with_distinct_ids
-from controller_worker.providers.messages.written_messages import MessageMemo, WrittenMessages, json_bytes
+from controller_worker.providers.messages.tool_calls import make_ids_distinct, to_arguments_text, to_valid_name
 from controller_worker.providers.model_features import ThoughtForm
-from controller_worker.providers.strict_schemas import strict_schema
+from controller_worker.providers.strict_schemas import to_strict_schema
 from controller_worker.providers.strictness import LOOSE, Strict
-from controller_worker.providers.wires.messages_wire import CACHE_MARKS, CacheLifetime, turn_ends
-from controller_worker.providers.wires.reply import Reply, counts_of, token_count, told_usd, usable
-from controller_worker.providers.wires.thoughts import attach, thought_fields, thoughts_of
+from controller_worker.providers.wires.messages_wire import CACHE_MARKS, CacheLifetime, find_turn_ends
+from controller_worker.providers.wires.reply import (
+    ParsedReply,
+    get_counts,
+    parse_reported_usd,
+    parse_token_count,
+    require_usable,
+)
+from controller_worker.providers.wires.thoughts import add_attachments, read_thoughts, write_thoughts
 
 STOP_REASONS: Mapping[str, str] = {
     **dict.fromkeys(("max_tokens", "model_length", "max_output_tokens", "model_context_window_exceeded"), "length"),
@@ -54,11 +60,11 @@ class ChatWire:
         self._apart: MessageMemo[tuple[Message, Message]] = MessageMemo()
         self.written = WrittenMessages(lambda message: json_bytes(self._value(message, is_marked=False)))
 
-    def body(self, parameters: Mapping[str, Any], request: ModelRequest, strict: Strict = LOOSE) -> bytes:
+    def write_body(self, parameters: Mapping[str, Any], request: ModelRequest, strict: Strict = LOOSE) -> bytes:
         """Return the JSON body of a request. `parameters` are its fields besides messages and tools."""
-        fields = dict(parameters) | asked_fields(request, strict)
-        shown = self._pictures_apart(with_distinct_ids(request.messages))
-        marked = self._marked(shown)
+        fields = dict(parameters) | write_request_fields(request, strict)
+        shown = self._separate_images(make_ids_distinct(request.messages))
+        marked = self._choose_marked(shown)
         messages = b",".join(
             json_bytes(self._value(message, is_marked=True))
             if id(message) in marked
@@ -67,13 +73,13 @@ class ChatWire:
         )
         return b'%b,"messages":[%b]}' % (json_bytes(fields)[:-1], messages)
 
-    def values(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def write_values(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return the messages as plain values."""
-        shown = self._pictures_apart(with_distinct_ids(messages))
-        marked = self._marked(shown)
+        shown = self._separate_images(make_ids_distinct(messages))
+        marked = self._choose_marked(shown)
         return [self._value(message, is_marked=id(message) in marked) for message in shown]
 
-    def _pictures_apart(self, messages: Sequence[Message]) -> Sequence[Message]:
+    def _separate_images(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return the messages with images from tools moved to separate messages, after all results of the turn."""
         if self._thoughts == "signed":
             return messages
@@ -81,7 +87,7 @@ class ChatWire:
         waiting: list[Message] = []
         for message in messages:
             if message.role == "tool" and any(isinstance(part, ImagePart) for part in message.content):
-                result, pictures = self._apart.of(message, _divided)
+                result, pictures = self._apart.of(message, _split_result)
                 shown.append(result)
                 waiting.append(pictures)
                 continue
@@ -91,10 +97,12 @@ class ChatWire:
             shown.append(message)
         return [*shown, *waiting]
 
-    def _marked(self, messages: Sequence[Message]) -> set[int]:
+    def _choose_marked(self, messages: Sequence[Message]) -> set[int]:
         if not self._cache_marks:
             return set()
-        return {id(message) for message in (*turn_ends(messages), *(one for one in messages if one.role == "system"))}
+        return {
+            id(message) for message in (*find_turn_ends(messages), *(one for one in messages if one.role == "system"))
+        }
 
     def _value(self, message: Message, *, is_marked: bool) -> dict[str, Any]:
         written: dict[str, Any] = {
@@ -106,44 +114,44 @@ class ChatWire:
                 {
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": fitting(call.name), "arguments": arguments_text(call.arguments)},
+                    "function": {"name": to_valid_name(call.name), "arguments": to_arguments_text(call.arguments)},
                 }
                 for call in message.tool_calls
             ]
             if self._thoughts == "calls":
-                attach(message.thinking_blocks, written["tool_calls"])
+                add_attachments(message.thinking_blocks, written["tool_calls"])
         if message.role == "tool":
             written["tool_call_id"] = message.tool_call_id
             if message.name is not None:
-                written["name"] = fitting(message.name)
+                written["name"] = to_valid_name(message.name)
             if is_marked:
                 written["cache_control"] = self._mark
-        return written | thought_fields(message.thinking_blocks, self._thoughts)
+        return written | write_thoughts(message.thinking_blocks, self._thoughts)
 
 
-def asked_fields(request: ModelRequest, strict: Strict = LOOSE) -> dict[str, Any]:
+def write_request_fields(request: ModelRequest, strict: Strict = LOOSE) -> dict[str, Any]:
     """Return the request fields besides the messages."""
-    fields: dict[str, Any] = {"tools": chat_tools(request.tools, is_strict=strict.tools)} if request.tools else {}
-    schema = strict_schema(strict.output, optional_as_null=True) if strict.output is not None else None
+    fields: dict[str, Any] = {"tools": write_tools(request.tools, is_strict=strict.tools)} if request.tools else {}
+    schema = to_strict_schema(strict.output, optional_as_null=True) if strict.output is not None else None
     if schema is not None:
         output = {"name": OUTPUT_NAME, "schema": schema, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": output}
     return fields | ({"stop": list(request.stop)} if request.stop else {})
 
 
-def chat_tools(tools: Sequence[ToolSpec], *, is_strict: bool = False) -> list[dict[str, Any]]:
+def write_tools(tools: Sequence[ToolSpec], *, is_strict: bool = False) -> list[dict[str, Any]]:
     """Return the tools in wire format. Tools whose schemas allow it are strict."""
     written = []
     for tool in tools:
         function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-        schema = strict_schema(tool.parameters, optional_as_null=True) if is_strict else None
+        schema = to_strict_schema(tool.parameters, optional_as_null=True) if is_strict else None
         if schema is not None:
             function |= {"parameters": schema, "strict": True}
         written.append({"type": "function", "function": function})
     return written
 
 
-def _divided(result: Message) -> tuple[Message, Message]:
+def _split_result(result: Message) -> tuple[Message, Message]:
     """Split a tool's result into a message with its text and a message with its images."""
     words = tuple(part for part in result.content if isinstance(part, TextPart)) or (TextPart(SEE_BELOW),)
     pictures = tuple(part for part in result.content if isinstance(part, ImagePart))
@@ -171,7 +179,7 @@ def _content(message: Message, mark: Mapping[str, str] | None) -> str | list[dic
     return parts
 
 
-def read_chat_reply(reply: Any) -> Reply:
+def read_chat_reply(reply: Any) -> ParsedReply:
     """Convert a chat completion, parsed from JSON.
 
     Raises:
@@ -187,20 +195,20 @@ def read_chat_reply(reply: Any) -> Reply:
         corner = message.get("provider_specific_fields")  # litellm puts fields here that its own type does not have
         stopped = str(choice.get("finish_reason") or "")
         refusal = str(message.get("refusal") or (corner.get("refusal") if isinstance(corner, Mapping) else "") or "")
-        parts = Reply(
+        parts = ParsedReply(
             text=_text(message.get("content")),
             tool_calls=tuple(_tool_call(call) for call in message.get("tool_calls") or ()),
-            thinking_blocks=thoughts_of(message, str(reply.get("model") or "")),
+            thinking_blocks=read_thoughts(message, str(reply.get("model") or "")),
             model=str(reply.get("model") or ""),
             response_id=str(reply.get("id") or ""),
             stop_reason=STOP_REASONS.get(stopped.lower(), stopped),
-            usage=_usage(counts_of(reply)),
+            usage=_usage(get_counts(reply)),
             service_tier=str(reply.get("service_tier") or ""),
-            told_usd=told_usd(counts_of(reply).get("cost")),  # reported by OpenRouter
+            reported_usd=parse_reported_usd(get_counts(reply).get("cost")),  # reported by OpenRouter
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise MalformedReplyError(f"The reply is not a chat completion: {error!r}.") from error
-    return usable(parts, refusal=refusal)
+    return require_usable(parts, refusal=refusal)
 
 
 def _text(content: Any) -> str:
@@ -219,19 +227,19 @@ def _tool_call(call: Mapping[str, Any]) -> ToolCall:
     return ToolCall(id=str(call.get("id") or ""), name=str(function["name"]), arguments=arguments)
 
 
-def _usage(usage: Mapping[str, Any]) -> Usage:
+def _usage(usage: Mapping[str, Any]) -> CallUsage:
     asked = _part(usage, "prompt_tokens_details")
     cached = asked.get("cached_tokens") or usage.get("cached_tokens") or usage.get("prompt_cache_hit_tokens")
-    prompt = token_count(usage.get("prompt_tokens"))
-    written = token_count(usage.get("completion_tokens"))
+    prompt = parse_token_count(usage.get("prompt_tokens"))
+    written = parse_token_count(usage.get("completion_tokens"))
     # xAI counts thinking separately from the text, and includes it in the total only.
-    thought = token_count(_part(usage, "completion_tokens_details").get("reasoning_tokens"))
-    is_beside = token_count(usage.get("total_tokens")) == prompt + written + thought
-    return Usage(
+    thought = parse_token_count(_part(usage, "completion_tokens_details").get("reasoning_tokens"))
+    is_beside = parse_token_count(usage.get("total_tokens")) == prompt + written + thought
+    return CallUsage(
         prompt_tokens=prompt,
         completion_tokens=written + (thought if is_beside else 0),
-        cache_read_tokens=token_count(cached),  # OpenAI and most others; Kimi; DeepSeek
-        cache_write_tokens=token_count(usage.get("cache_creation_input_tokens")),
+        cache_read_tokens=parse_token_count(cached),  # OpenAI and most others; Kimi; DeepSeek
+        cache_write_tokens=parse_token_count(usage.get("cache_creation_input_tokens")),
     )
 
 

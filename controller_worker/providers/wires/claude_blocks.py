@@ -28,7 +28,7 @@ _PLAIN = frozenset({*THINKING, "text", "tool_use"})
 _OF_THE_CALL = frozenset({"name", "input"})
 
 
-def kept(message: Mapping[str, Any], *, is_joined: bool = False) -> tuple[Block, ...]:
+def collect_blocks(message: Mapping[str, Any], *, is_joined: bool = False) -> tuple[Block, ...]:
     """Return the blocks of a reply to store in its event.
 
     Args:
@@ -39,14 +39,14 @@ def kept(message: Mapping[str, Any], *, is_joined: bool = False) -> tuple[Block,
     """
     blocks = [dict(block) for block in message["content"]]
     if is_joined or any(block["type"] not in _PLAIN or block.get("citations") for block in blocks):
-        found = [block if block["type"] in THINKING else _wrapped(block) for block in blocks]
+        found = [block if block["type"] in THINKING else _wrap(block) for block in blocks]
     else:
         found = [block for block in blocks if block["type"] in THINKING]
-    edits = _edits(message)
+    edits = _list_edits(message)
     return (*found, {"type": CLAUDE_EDITS, "applied_edits": edits}) if edits else tuple(found)
 
 
-def sent(message: Message, parts: Sequence[Block], calls: Sequence[Block], *, compacts: bool) -> list[Block]:
+def restore_blocks(message: Message, parts: Sequence[Block], calls: Sequence[Block], *, compacts: bool) -> list[Block]:
     """Return the stored blocks of an assistant message; in the usual order if only thinking was stored.
 
     Args:
@@ -83,7 +83,7 @@ def is_paused(message: Any) -> bool:
     return isinstance(blocks, list) and bool(blocks) and all(_may_continue(block) for block in blocks)
 
 
-def continued(request: ModelRequest, message: Mapping[str, Any]) -> ModelRequest:
+def continue_turn(request: ModelRequest, message: Mapping[str, Any]) -> ModelRequest:
     """Return the request that continues a paused turn. It uses the connection, never a batch.
 
     Raises:
@@ -91,22 +91,22 @@ def continued(request: ModelRequest, message: Mapping[str, Any]) -> ModelRequest
     """
     text = "".join(block["text"] for block in message["content"] if block["type"] == "text")
     content = (TextPart(text),) if text.strip() else ()
-    so_far = Message("assistant", content, thinking_blocks=kept(message, is_joined=True))
+    so_far = Message("assistant", content, thinking_blocks=collect_blocks(message, is_joined=True))
     return replace(request, messages=(*request.messages, so_far), carry=None)
 
 
-def joined(messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def join_parts(messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the parts of a paused turn as one message with the stop reason of the last part."""
     if len(messages) == 1:
         return messages[0]
     return {
         **messages[-1],
         "content": [block for message in messages for block in message["content"]],
-        "context_management": {"applied_edits": [edit for message in messages for edit in _edits(message)]},
+        "context_management": {"applied_edits": [edit for message in messages for edit in _list_edits(message)]},
     }
 
 
-def _edits(message: Mapping[str, Any]) -> list[Any]:
+def _list_edits(message: Mapping[str, Any]) -> list[Any]:
     found = message.get("context_management")
     edits = found.get("applied_edits") if isinstance(found, Mapping) else None
     return [dict(edit) for edit in edits if isinstance(edit, Mapping)] if isinstance(edits, list) else []
@@ -116,7 +116,7 @@ def _may_continue(block: Any) -> bool:
     return isinstance(block, Mapping) and isinstance(block.get("type"), str) and block["type"] != "tool_use"
 
 
-def _wrapped(block: Block) -> Block:
+def _wrap(block: Block) -> Block:
     if block["type"] == "tool_use":
         block = {name: value for name, value in block.items() if name not in _OF_THE_CALL}
     return {"type": CLAUDE, "block": block}
@@ -127,7 +127,7 @@ def _is_wrapped(block: Mapping[str, Any]) -> bool:
     return block.get("type") == CLAUDE and isinstance(inner, Mapping) and isinstance(inner.get("type"), str)
 
 
-def compaction_counts(usage: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+def list_compaction_counts(usage: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
     """Yield the usage of each compaction within a call. The call's own usage does not include it."""
     iterations = usage.get("iterations")
     for counts in iterations if isinstance(iterations, list) else ():

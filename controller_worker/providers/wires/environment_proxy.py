@@ -17,7 +17,7 @@ from controller_worker.providers.errors import LLMConfigError
 PROXY_REMEDY = "Set HTTP_PROXY, HTTPS_PROXY or ALL_PROXY to an HTTP proxy such as http://host:3128, or set NO_PROXY."
 
 
-def environment_proxy(url: str) -> str | None:
+def find_environment_proxy(url: str) -> str | None:
     """Return the environment's proxy for a URL (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`), or None."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
@@ -41,7 +41,7 @@ def _is_in_networks(host: str, names: str) -> bool:
     return False
 
 
-def without_login(proxy: str | None) -> tuple[str | None, str]:
+def strip_login(proxy: str | None) -> tuple[str | None, str]:
     """Return a proxy's URL without credentials, for errors, and its login header; empty without one.
 
     Raises:
@@ -57,10 +57,10 @@ def without_login(proxy: str | None) -> tuple[str | None, str]:
     shown = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
     if address.scheme not in ("http", "https") or not has_place:
         raise LLMConfigError(f"The proxy {shown} of the environment cannot be used.", remedy=PROXY_REMEDY)
-    return shown, login_of(address)
+    return shown, make_login_header(address)
 
 
-def login_of(address: SplitResult) -> str:
+def make_login_header(address: SplitResult) -> str:
     """Return the header for the credentials in a URL; empty if there are none."""
     if address.username is None:
         return ""

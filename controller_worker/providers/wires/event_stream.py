@@ -44,7 +44,7 @@ class EventDecoder:
     def __init__(self, limit_chars: int = EVENT_LIMIT_CHARS) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._limit_chars = limit_chars
-        self._line = _no_line()
+        self._line = _make_line_buffer()
         self._texts: list[str] = []
         self._texts_chars = 0
         self._after_return = False
@@ -65,7 +65,7 @@ class EventDecoder:
         *ended, begun = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
         if ended and self._line.tell():
             self._hold(ended[0])
-            ended[0] = self._held_line()
+            ended[0] = self._take_held_line()
         events = [event for line in ended if (event := self._take(line)) is not None]
         if begun:
             self._hold(begun)
@@ -77,7 +77,7 @@ class EventDecoder:
         Raises:
             MalformedReplyError: the event is too long.
         """
-        events = [self._take(self._held_line()), self._take("")]
+        events = [self._take(self._take_held_line()), self._take("")]
         return [event for event in events if event is not None]
 
     def _hold(self, piece: str) -> None:
@@ -85,9 +85,9 @@ class EventDecoder:
         self._line.write(piece)
         self._check(self._line.tell())
 
-    def _held_line(self) -> str:
+    def _take_held_line(self) -> str:
         """Return the current line and start another."""
-        line, self._line = self._line.getvalue(), _no_line()
+        line, self._line = self._line.getvalue(), _make_line_buffer()
         return line
 
     def _take(self, line: str) -> str | None:
@@ -108,7 +108,7 @@ class EventDecoder:
             raise MalformedReplyError(f"An event of the reply has more than {self._limit_chars} characters.")
 
 
-def _no_line() -> io.StringIO:
+def _make_line_buffer() -> io.StringIO:
     """Return a buffer for a line. Concatenating strings would take quadratic time."""
     return io.StringIO(newline="")
 
@@ -127,13 +127,13 @@ class StreamLimits:
         return max(self.first_byte_seconds, self.idle_seconds) + SLACK_SECONDS
 
 
-def stream_limits(config: LLMConfig) -> StreamLimits:
+def make_stream_limits(config: LLMConfig) -> StreamLimits:
     """Return the configured limits."""
     return StreamLimits(config.first_byte_timeout or config.read_timeout, config.read_timeout)
 
 
 @contextlib.asynccontextmanager
-async def until_headers(limits: StreamLimits) -> AsyncIterator[None]:
+async def limit_wait_for_headers(limits: StreamLimits) -> AsyncIterator[None]:
     """Limit the wait for the headers of a reply, which many servers send with its first byte.
 
     Raises:
@@ -173,7 +173,7 @@ async def read_events(
     beginning = b""
     has_events = False
     whole: list[bytes] | None = None
-    async for chunk in within_limits(_bounded(chunks), limits, is_whole):
+    async for chunk in limit_silences(_limit_size(chunks), limits, is_whole):
         if not beginning:
             beginning = chunk.removeprefix(codecs.BOM_UTF8).lstrip()[:SHOWN_BYTES]
             whole = [] if beginning[:1] in _JSON_BEGINS else None
@@ -204,16 +204,16 @@ async def _read_to_the_end(chunks: AsyncIterator[bytes]) -> None:
                 pass
 
 
-async def whole_reply(chunks: AsyncIterator[bytes]) -> bytes:
+async def read_whole_reply(chunks: AsyncIterator[bytes]) -> bytes:
     """Return a reply that is not a stream of events.
 
     Raises:
         MalformedReplyError: the reply exceeds 64 MiB.
     """
-    return b"".join([chunk async for chunk in _bounded(chunks)])
+    return b"".join([chunk async for chunk in _limit_size(chunks)])
 
 
-async def _bounded(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _limit_size(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     size = 0
     async for chunk in chunks:
         size += len(chunk)
@@ -222,7 +222,7 @@ async def _bounded(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def within_limits(
+async def limit_silences(
     chunks: AsyncIterator[Chunk], limits: StreamLimits, is_whole: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[Chunk]:
     """Yield the chunks; limit the wait for each.
@@ -239,7 +239,7 @@ async def within_limits(
     while True:
         try:
             async with asyncio.timeout(limit) as deadline:
-                watch = _Watch(deadline, limits.closing_seconds, is_whole)
+                watch = _ClosingWatch(deadline, limits.closing_seconds, is_whole)
                 try:
                     chunk = await anext(chunks)
                 finally:
@@ -255,7 +255,7 @@ async def within_limits(
             limit = min(limit, limits.closing_seconds)
 
 
-class _Watch:
+class _ClosingWatch:
     """Shortens the current wait to `closing_seconds` once the reply is whole."""
 
     def __init__(self, deadline: asyncio.Timeout, closing_seconds: float, is_whole: Callable[[], bool]) -> None:
@@ -263,14 +263,14 @@ class _Watch:
         self._closing_seconds = closing_seconds
         self._is_whole = is_whole
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(closing_seconds, self._look)
+        self._timer = self._loop.call_later(closing_seconds, self._check)
 
     def end(self) -> None:
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if not self._is_whole():
-            self._timer = self._loop.call_later(self._closing_seconds, self._look)
+            self._timer = self._loop.call_later(self._closing_seconds, self._check)
             return
         due = self._deadline.when()
         soon = self._loop.time() + self._closing_seconds

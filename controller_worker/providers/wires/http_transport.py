@@ -21,21 +21,21 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.wires.environment_proxy import environment_proxy, login_of, without_login
+from controller_worker.providers.wires.environment_proxy import find_environment_proxy, make_login_header, strip_login
 from controller_worker.providers.wires.event_stream import CLOSING_SECONDS
-from controller_worker.providers.wires.raw_client import CONNECTIONS_LIMIT, IDLE_CONNECTION_SECONDS, pieces_of
+from controller_worker.providers.wires.raw_client import CONNECTIONS_LIMIT, IDLE_CONNECTION_SECONDS, iterate_pieces
 
 if TYPE_CHECKING:
     import aiohttp
 
-AGENT = "deckhands"
+USER_AGENT = "deckhands"
 CHUNK_BYTES = 16 * 1024
 REFUSAL_LIMIT_BYTES = 1024 * 1024
 """The part of a refusal's body that is read."""
 LOCATION_LIMIT_CHARS = 300
 HEADER_LIMIT_BYTES = 64 * 1024
 """Limit of one header. Gateways add cookies and policies longer than aiohttp's default of 8 KiB."""
-UNASKED_LIMIT = 10
+UNSOLICITED_LIMIT = 10
 """The number of idle connections with unsolicited data that one request may close."""
 STALE_SECONDS = 5.0
 """If a reused connection fails within this time, the server closed it without reading the request."""
@@ -57,11 +57,11 @@ class AnswerRefused(Exception):
     """An answer with an error status, with the fields that `provider_errors` reads."""
 
     def __init__(self, response: aiohttp.ClientResponse, content: bytes) -> None:
-        text = _decoded(content, response.charset).strip()
+        text = _decode(content, response.charset).strip()
         try:
             body = json.loads(text)
         except (ValueError, RecursionError):
-            super().__init__(_redirection(response) or text or f"Error code: {response.status}")
+            super().__init__(_find_redirect(response) or text or f"Error code: {response.status}")
             self.body: Any = text
         else:
             super().__init__(f"Error code: {response.status} - {body}")
@@ -132,10 +132,10 @@ class HttpTransport:
         self._query = address.query
         self._headers = {
             "Accept": "application/json",
-            "User-Agent": AGENT,
-            "Authorization": login_of(address) or f"Bearer {key}",
+            "User-Agent": USER_AGENT,
+            "Authorization": make_login_header(address) or f"Bearer {key}",
         }
-        self._proxy, login = without_login(environment_proxy(config.base_url))
+        self._proxy, login = strip_login(find_environment_proxy(config.base_url))
         to_proxy = {"Proxy-Authorization": login} if login else {}
         is_tunnelled = address.scheme == "https"
         self._to_proxy = to_proxy if is_tunnelled else {}
@@ -158,10 +158,10 @@ class HttpTransport:
             ConnectionStale: the server closed a reused connection without an answer.
         """
         size = len(body)
-        pieces = pieces_of(body)
+        pieces = iterate_pieces(body)
         connection = _Connection()
         del body
-        sent = self._with_own({**headers, "Content-Length": str(size)})
+        sent = self._add_own_headers({**headers, "Content-Length": str(size)})
         began = asyncio.get_running_loop().time()
         try:
             return await self._ask("POST", path, pieces, sent, read_seconds=read_seconds, connection=connection)
@@ -173,9 +173,9 @@ class HttpTransport:
 
     async def request(self, method: str, path: str, headers: Mapping[str, str], content: bytes | None = None) -> bytes:
         """See `Transport.request`."""
-        pieces = pieces_of(content) if content is not None else None
+        pieces = iterate_pieces(content) if content is not None else None
         length = {"Content-Length": str(len(content))} if content is not None else {}
-        return await _whole(await self._ask(method, path, pieces, self._with_own({**headers, **length})))
+        return await _read_whole(await self._ask(method, path, pieces, self._add_own_headers({**headers, **length})))
 
     async def upload(self, path: str, fields: Mapping[str, str], file: tuple[str, bytes, str]) -> bytes:
         """Send a form with a file (name, content, type) and return the body of the answer. Raises `failures`."""
@@ -183,14 +183,14 @@ class HttpTransport:
         for field, value in fields.items():
             form.add_field(field, value)
         form.add_field("file", io.BytesIO(content), filename=name, content_type=content_type)
-        return await _whole(await self._ask("POST", path, form, self._headers))
+        return await _read_whole(await self._ask("POST", path, form, self._headers))
 
     async def aclose(self) -> None:
         """Close all connections."""
         if self._session is not None:
             await self._session.close()
 
-    def _with_own(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+    def _add_own_headers(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         """Add our headers unless the request sets them; a gateway may need another login."""
         names = {name.lower() for name in headers}
         own = {name: value for name, value in self._headers.items() if name.lower() not in names}
@@ -206,11 +206,11 @@ class HttpTransport:
         read_seconds: float | None = None,
         connection: _Connection | None = None,
     ) -> HttpAnswer:
-        session = self._session or self._open()
+        session = self._session or self._open_session()
         try:
             response = await session.request(
                 method,
-                self._address(path),
+                self._make_url(path),
                 data=data,
                 headers=headers,
                 allow_redirects=False,  # a redirect would carry prompt and key to any address
@@ -227,14 +227,14 @@ class HttpTransport:
             raise RequestFailed("Request timed out." if is_late else "Connection error.") from error
         answer = HttpAnswer(response, self._raised)
         if not 200 <= response.status < 300:
-            raise AnswerRefused(response, await _refusal(answer))
+            raise AnswerRefused(response, await _read_refusal(answer))
         return answer
 
-    def _address(self, path: str) -> str:
+    def _make_url(self, path: str) -> str:
         """Return the URL of a request. The base address's query is part of each."""
         return self.base_url + path + (("&" if "?" in path else "?") + self._query if self._query else "")
 
-    def _open(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         """Create the session, which needs a running loop."""
         connector = _connector_class(self._aiohttp)(
             limit=CONNECTIONS_LIMIT, keepalive_timeout=IDLE_CONNECTION_SECONDS, ssl=self._ssl
@@ -273,24 +273,24 @@ def _connector_class(aiohttp: Any) -> Any:
         async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:  # noqa: ASYNC109
             """Connect, but not over a connection with unsolicited data, which would be taken for the answer."""
             connection = await super().connect(req, traces, timeout)
-            for _ in range(UNASKED_LIMIT):
+            for _ in range(UNSOLICITED_LIMIT):
                 if not connection.protocol.should_close:
                     break
                 connection.close()
                 connection = await super().connect(req, traces, timeout)
-            connection.add_callback(partial(asyncio.get_running_loop().call_soon, _cut, connection.transport))
+            connection.add_callback(partial(asyncio.get_running_loop().call_soon, _abort, connection.transport))
             return connection
 
     return Connector
 
 
-def _cut(transport: asyncio.Transport) -> None:
+def _abort(transport: asyncio.Transport) -> None:
     """Close a connection that was abandoned while its server was not reading the body."""
     if transport.is_closing() and transport.get_write_buffer_size():
         transport.abort()
 
 
-async def _whole(answer: HttpAnswer) -> bytes:
+async def _read_whole(answer: HttpAnswer) -> bytes:
     """Return a body and release the connection. A batch's results may have any size."""
     try:
         return b"".join([part async for part in answer.chunks()])
@@ -298,7 +298,7 @@ async def _whole(answer: HttpAnswer) -> bytes:
         await answer.aclose()
 
 
-async def _refusal(answer: HttpAnswer) -> bytes:
+async def _read_refusal(answer: HttpAnswer) -> bytes:
     """Return the body of a refusal. If it breaks off or never ends, return its beginning: the status matters."""
     parts = []
     size = 0
@@ -315,7 +315,7 @@ async def _refusal(answer: HttpAnswer) -> bytes:
     return b"".join(parts)
 
 
-def _redirection(response: aiohttp.ClientResponse) -> str:
+def _find_redirect(response: aiohttp.ClientResponse) -> str:
     """Return the target of a redirect without credentials and query; empty if it is not a redirect."""
     if not 300 <= response.status < 400:
         return ""
@@ -327,7 +327,7 @@ def _redirection(response: aiohttp.ClientResponse) -> str:
     return ""
 
 
-def _decoded(content: bytes, charset: str | None) -> str:
+def _decode(content: bytes, charset: str | None) -> str:
     try:
         return content.decode(charset or "utf-8", "replace")
     except (LookupError, UnicodeError):  # an unknown charset, or one without replacement characters

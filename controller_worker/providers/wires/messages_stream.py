@@ -12,7 +12,7 @@ from typing import Any
 from controller_worker.providers.errors import MalformedReplyError
 from controller_worker.providers.llm import Delta
 from controller_worker.providers.wires.provider_errors import StreamedError
-from controller_worker.providers.wires.reply import counts_of
+from controller_worker.providers.wires.reply import get_counts
 
 _FIELDS: Mapping[str, tuple[str, str]] = {
     "text_delta": ("text", "text"),
@@ -87,8 +87,8 @@ class MessagesStream:
                 further = {"container": event["delta"], "context_management": event}
                 self._message |= {name: held[name] for name, held in further.items() if held.get(name)}
                 # some gateways do not repeat fields
-                later = {name: count for name, count in counts_of(event).items() if count}
-                self._message["usage"] = {**counts_of(self._message), **later}
+                later = {name: count for name, count in get_counts(event).items() if count}
+                self._message["usage"] = {**get_counts(self._message), **later}
 
     def _take_delta(self, index: int, delta: Mapping[str, Any]) -> None:
         if delta["type"] == "compaction_delta":  # the complete value, in one piece

@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 from broker.contract import ToolSpec
 from controller_worker.providers.errors import MalformedReplyError
-from controller_worker.providers.llm import ModelRequest, Usage
+from controller_worker.providers.llm import CallUsage, ModelRequest
+from controller_worker.providers.messages.message_memo import WrittenMessages, json_bytes
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.providers.messages.tool_calls import arguments_object, fitting, with_distinct_ids
-from controller_worker.providers.messages.written_messages import WrittenMessages, json_bytes
-from controller_worker.providers.strict_schemas import strict_schema, strict_tools
+from controller_worker.providers.messages.tool_calls import make_ids_distinct, to_arguments_object, to_valid_name
+from controller_worker.providers.strict_schemas import to_strict_schema, to_strict_tools
 from controller_worker.providers.strictness import LOOSE, Strict
-from controller_worker.providers.wires.claude_blocks import compaction_counts, kept, sent
-from controller_worker.providers.wires.reply import Reply, counts_of, token_count, usable
+from controller_worker.providers.wires.claude_blocks import collect_blocks, list_compaction_counts, restore_blocks
+from controller_worker.providers.wires.reply import ParsedReply, get_counts, parse_token_count, require_usable
 from controller_worker.providers.wires.thoughts import is_signed
 
 CacheLifetime = Literal["5m", "1h"]
@@ -60,10 +60,10 @@ class MessagesWire:
         self._mark = CACHE_MARKS[cache_lifetime]
         self.written = WrittenMessages(lambda message: _join(_blocks(message, compacts=compacts)))
 
-    def body(self, parameters: Mapping[str, Any], request: ModelRequest, strict: Strict = LOOSE) -> bytes:
+    def write_body(self, parameters: Mapping[str, Any], request: ModelRequest, strict: Strict = LOOSE) -> bytes:
         """Return the JSON body of a request. `parameters` are its fields besides system, tools and messages."""
-        shown = with_distinct_ids(request.messages)
-        marked = set(map(id, turn_ends(shown) if self._caching_prompt else ()))
+        shown = make_ids_distinct(request.messages)
+        marked = set(map(id, find_turn_ends(shown) if self._caching_prompt else ()))
         fields = dict(parameters)
         thinking = fields.get("thinking")
         if isinstance(thinking, Mapping) and thinking.get("type") == "enabled" and not _may_think(shown):
@@ -74,10 +74,10 @@ class MessagesWire:
                 system[-1]["cache_control"] = self._mark
             fields["system"] = system
         if request.tools:
-            schemas = strict_tools(request.tools) if strict.tools else [None] * len(request.tools)
+            schemas = to_strict_tools(request.tools) if strict.tools else [None] * len(request.tools)
             fields["tools"] = [_tool(tool, schema) for tool, schema in zip(request.tools, schemas, strict=True)]
         if strict.output is not None:
-            schema = strict_schema(strict.output, optional_as_null=False)
+            schema = to_strict_schema(strict.output, optional_as_null=False)
             if schema is not None:
                 form = {"format": {"type": "json_schema", "schema": schema}}
                 fields["output_config"] = fields.get("output_config", {}) | form
@@ -99,11 +99,11 @@ class MessagesWire:
             return b""
         if id(message) in marked:
             # The mark moves on with the next request, so these bytes are not worth caching.
-            return _join(_with_mark(_blocks(message), self._mark))
+            return _join(_add_mark(_blocks(message), self._mark))
         return self.written.bytes_of(message)
 
 
-def turn_ends(messages: Sequence[Message]) -> list[Message]:
+def find_turn_ends(messages: Sequence[Message]) -> list[Message]:
     """Return the last message of the previous request and of this one: the positions of the cache marks.
 
     Claude finds a cached prefix by looking back from a mark, but at most 20 blocks, and a turn with many calls has
@@ -133,7 +133,7 @@ def _join(blocks: Sequence[Block]) -> bytes:
     return b",".join(json_bytes(block) for block in blocks)
 
 
-def _with_mark(blocks: list[Block], mark: Mapping[str, str]) -> list[Block]:
+def _add_mark(blocks: list[Block], mark: Mapping[str, str]) -> list[Block]:
     if blocks and "thinking" not in blocks[-1]["type"]:
         blocks[-1] = blocks[-1] | {"cache_control": mark}
     return blocks
@@ -142,19 +142,19 @@ def _with_mark(blocks: list[Block], mark: Mapping[str, str]) -> list[Block]:
 def _blocks(message: Message, *, compacts: bool = False) -> list[Block]:
     parts = [block for part in message.content if (block := _part(part)) is not None]
     if message.role == "tool":
-        result = {"type": "tool_result", "tool_use_id": fitting(message.tool_call_id or "")}
+        result = {"type": "tool_result", "tool_use_id": to_valid_name(message.tool_call_id or "")}
         return [result | {"content": parts} if parts else result]
     if message.role == "assistant":
         calls = [
             {
                 "type": "tool_use",
-                "id": fitting(call.id),
-                "name": fitting(call.name),
-                "input": arguments_object(call.arguments),
+                "id": to_valid_name(call.id),
+                "name": to_valid_name(call.name),
+                "input": to_arguments_object(call.arguments),
             }
             for call in message.tool_calls
         ]
-        return sent(message, parts, calls, compacts=compacts)
+        return restore_blocks(message, parts, calls, compacts=compacts)
     return parts
 
 
@@ -175,7 +175,7 @@ def _tool(tool: ToolSpec, strict: Mapping[str, Any] | None) -> dict[str, Any]:
     return written if strict is None else written | {"input_schema": strict, "strict": True}
 
 
-def read_message(message: Any, *, is_joined: bool = False) -> Reply:
+def read_message(message: Any, *, is_joined: bool = False) -> ParsedReply:
     """Convert a message, parsed from JSON.
 
     Args:
@@ -188,23 +188,23 @@ def read_message(message: Any, *, is_joined: bool = False) -> Reply:
     """
     reply = read_part(message, is_joined=is_joined)
     details = message.get("stop_details")
-    return usable(reply, refusal=str(details.get("explanation") or "") if isinstance(details, Mapping) else "")
+    return require_usable(reply, refusal=str(details.get("explanation") or "") if isinstance(details, Mapping) else "")
 
 
-def read_part(message: Any, *, is_joined: bool = False) -> Reply:
+def read_part(message: Any, *, is_joined: bool = False) -> ParsedReply:
     """Convert a message, or one part of a paused turn, even without content; see `read_message`."""
     try:
         blocks = message["content"]
         stop_reason = str(message.get("stop_reason") or "")
-        return Reply(
+        return ParsedReply(
             text="".join(block["text"] for block in blocks if block["type"] == "text"),
             tool_calls=tuple(_tool_call(block) for block in blocks if block["type"] == "tool_use"),
-            thinking_blocks=kept(message, is_joined=is_joined),
+            thinking_blocks=collect_blocks(message, is_joined=is_joined),
             model=str(message["model"]),
             response_id=str(message["id"]),
             stop_reason=_STOP_REASONS.get(stop_reason, stop_reason),
-            usage=_usage(counts_of(message)),
-            service_tier=str(counts_of(message).get("service_tier") or ""),
+            usage=_usage(get_counts(message)),
+            service_tier=str(get_counts(message).get("service_tier") or ""),
         )
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         shown = str(message)[:200]
@@ -218,16 +218,16 @@ def _tool_call(block: Mapping[str, Any]) -> ToolCall:
     return ToolCall(id=str(block["id"]), name=str(block["name"]), arguments=arguments)
 
 
-def _usage(usage: Mapping[str, Any]) -> Usage:
+def _usage(usage: Mapping[str, Any]) -> CallUsage:
     # A gateway's counts may be of wrong types. Implausible values are replaced later.
-    counted = [usage, *compaction_counts(usage)]
+    counted = [usage, *list_compaction_counts(usage)]
 
     def total(name: str) -> int:
-        return sum(token_count(counts.get(name)) for counts in counted)
+        return sum(parse_token_count(counts.get(name)) for counts in counted)
 
     read = total("cache_read_input_tokens")
     write = total("cache_creation_input_tokens")
-    return Usage(
+    return CallUsage(
         prompt_tokens=total("input_tokens") + read + write,
         completion_tokens=total("output_tokens"),
         cache_read_tokens=read,

@@ -12,23 +12,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.llm import Completion, ModelRequest, Usage
-from controller_worker.providers.model_table import ModelRow, Sale, call_cost_usd
-from controller_worker.providers.request_size import prompt_tokens, text_tokens
-from controller_worker.providers.wires.reply import Reply
+from controller_worker.providers.llm import CallUsage, Completion, ModelRequest
+from controller_worker.providers.model_table import CallPricing, ModelRow, compute_call_cost_usd
+from controller_worker.providers.request_size import estimate_prompt_tokens, estimate_text_tokens
+from controller_worker.providers.wires.reply import ParsedReply
 
-FACTOR = 10
+PLAUSIBLE_FACTOR = 10
 """Up to this factor, a deviation from the estimate is plausible: repetitions make few tokens, rare scripts many."""
-BYTES_PER_TOKEN = 4 * FACTOR
+BYTES_PER_TOKEN = 4 * PLAUSIBLE_FACTOR
 """Below this number of bytes per token, the count is plausible. Images have more."""
 UNKNOWN_INPUT_LIMIT = 10_000_000
 UNKNOWN_OUTPUT_LIMIT = 1_000_000
-SLACK = 2
+LIMIT_FACTOR = 2
 """Up to this multiple of the model's limit, a count is plausible: tables become outdated."""
 
 
-def completion_of(
-    reply: Reply,
+def make_completion(
+    reply: ParsedReply,
     request: ModelRequest,
     config: LLMConfig,
     row: ModelRow | None,
@@ -44,53 +44,57 @@ def completion_of(
         sent_bytes: the size of the request; None if unknown.
         reported_usd: the cost reported by a gateway; None without one.
     """
-    usage = plausible_usage(reply, request, config, row, sent_bytes=sent_bytes)
-    sold = Sale(request.carry is not None, reply.service_tier, config.cache_lifetime == "1h")
-    own_usd = call_cost_usd(config, row, usage, sold)
-    reported_usd = reply.told_usd if reported_usd is None else reported_usd
-    return replace(reply, usage=usage).completion(
-        cost_usd=_plausible_usd(reported_usd, own_usd),
+    usage = make_plausible_usage(reply, request, config, row, sent_bytes=sent_bytes)
+    sold = CallPricing(request.carry is not None, reply.service_tier, config.cache_lifetime == "1h")
+    own_usd = compute_call_cost_usd(config, row, usage, sold)
+    reported_usd = reply.reported_usd if reported_usd is None else reported_usd
+    return replace(reply, usage=usage).to_completion(
+        cost_usd=_choose_usd(reported_usd, own_usd),
         latency_seconds=latency_seconds,
         quota_left=quota_left,
-        is_usage_estimated=usage != _with_cache(reply.usage),
+        is_usage_estimated=usage != _add_cached_tokens(reply.usage),
     )
 
 
-def plausible_usage(
-    reply: Reply, request: ModelRequest, config: LLMConfig, row: ModelRow | None, *, sent_bytes: int | None = None
-) -> Usage:
+def make_plausible_usage(
+    reply: ParsedReply, request: ModelRequest, config: LLMConfig, row: ModelRow | None, *, sent_bytes: int | None = None
+) -> CallUsage:
     """Return the reported usage, with estimates in place of implausible values."""
-    usage = found = _with_cache(reply.usage)
+    usage = found = _add_cached_tokens(reply.usage)
     prompt = usage.prompt_tokens
-    limit = SLACK * ((row and row.max_input_tokens) or UNKNOWN_INPUT_LIMIT)
+    limit = LIMIT_FACTOR * ((row and row.max_input_tokens) or UNKNOWN_INPUT_LIMIT)
     is_plain = sent_bytes is not None and prompt * BYTES_PER_TOKEN >= sent_bytes
     if prompt > limit or not is_plain:
-        estimate = prompt_tokens(request)
+        estimate = estimate_prompt_tokens(request)
         # The provider does not count the parts of the prompt that it dropped or summarized.
-        is_short = prompt == 0 if config.context_management is not None else prompt * FACTOR < estimate
+        is_short = prompt == 0 if config.context_management is not None else prompt * PLAUSIBLE_FACTOR < estimate
         if prompt > limit or is_short:
-            found = Usage(prompt_tokens=estimate, completion_tokens=usage.completion_tokens)
+            found = CallUsage(prompt_tokens=estimate, completion_tokens=usage.completion_tokens)
     asked = max(config.max_output_tokens or 0, (row and row.max_output_tokens) or 0)
-    written = sum(map(text_tokens, _written(reply)))
-    if not written <= usage.completion_tokens * FACTOR <= SLACK * FACTOR * (asked or UNKNOWN_OUTPUT_LIMIT):
+    written = sum(map(estimate_text_tokens, _list_written_texts(reply)))
+    if (
+        not written
+        <= usage.completion_tokens * PLAUSIBLE_FACTOR
+        <= LIMIT_FACTOR * PLAUSIBLE_FACTOR * (asked or UNKNOWN_OUTPUT_LIMIT)
+    ):
         found = replace(found, completion_tokens=written)
     return found
 
 
-def _with_cache(usage: Usage) -> Usage:
+def _add_cached_tokens(usage: CallUsage) -> CallUsage:
     """Add cached tokens to the prompt tokens, if the provider counts them separately."""
     cached = usage.cache_read_tokens + usage.cache_write_tokens
     return usage if cached <= usage.prompt_tokens else replace(usage, prompt_tokens=usage.prompt_tokens + cached)
 
 
-def _plausible_usd(reported_usd: float | None, own_usd: float | None) -> float | None:
+def _choose_usd(reported_usd: float | None, own_usd: float | None) -> float | None:
     """Return the gateway's cost; our own estimate if the two are far apart."""
     if reported_usd is None or own_usd is None:
         return own_usd if reported_usd is None else reported_usd
-    return reported_usd if own_usd / FACTOR <= reported_usd <= own_usd * FACTOR else own_usd
+    return reported_usd if own_usd / PLAUSIBLE_FACTOR <= reported_usd <= own_usd * PLAUSIBLE_FACTOR else own_usd
 
 
-def _written(reply: Reply) -> list[str]:
+def _list_written_texts(reply: ParsedReply) -> list[str]:
     thoughts = [str(block.get("thinking", "")) for block in reply.thinking_blocks]
     calls = [f"{call.name} {call.arguments}" for call in reply.tool_calls]
     return [reply.text, *calls, *thoughts]

@@ -34,7 +34,7 @@ from controller_worker.providers.errors import (
     RateLimitError,
     ServiceUnavailableError,
 )
-from controller_worker.providers.wires.provider_texts import BY_PROVIDER_CODE, class_of_text, is_overflow
+from controller_worker.providers.wires.provider_texts import BY_PROVIDER_CODE, classify_text, is_overflow
 
 CHAIN_LIMIT = 20
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)?", re.ASCII)
@@ -94,7 +94,7 @@ _REMEDIES: Mapping[type[ModelError], str] = {
 }
 
 
-FAILED = ("error", "insufficient_system_resource", "network_error")
+PROVIDER_FAILED_REASONS = ("error", "insufficient_system_resource", "network_error")
 """Stop reasons that mean a failed provider: at OpenRouter and others, DeepSeek, GLM."""
 
 
@@ -116,7 +116,7 @@ def is_failure(reply: Mapping[str, Any]) -> bool:
     return isinstance(reply.get("message"), str) and "code" in reply and "choices" not in reply
 
 
-def failure_of_choice(reply: Mapping[str, Any]) -> StreamedError | None:
+def find_choice_failure(reply: Mapping[str, Any]) -> StreamedError | None:
     """Return the error that OpenRouter puts into a choice next to the partial text; None without one.
 
     litellm treats such a reply as complete and keeps the error in a separate field.
@@ -127,7 +127,7 @@ def failure_of_choice(reply: Mapping[str, Any]) -> StreamedError | None:
         return None
     corner = first.get("provider_specific_fields")
     told = first.get("error") or (corner.get("error") if isinstance(corner, Mapping) else None)
-    if not told and first.get("finish_reason") not in FAILED:
+    if not told and first.get("finish_reason") not in PROVIDER_FAILED_REASONS:
         return None
     return StreamedError({"error": told or {"message": "The provider failed within its reply."}})
 
@@ -150,7 +150,7 @@ _NO_CONNECTION = frozenset(
 URL_LIMIT_CHARS = 300
 
 
-def model_error(error: BaseException, *, secrets: Sequence[str] = (), now: datetime | None = None) -> ModelError:
+def to_model_error(error: BaseException, *, secrets: Sequence[str] = (), now: datetime | None = None) -> ModelError:
     """Convert an exception of a provider's client to our error.
 
     Args:
@@ -158,40 +158,40 @@ def model_error(error: BaseException, *, secrets: Sequence[str] = (), now: datet
         secrets: texts to mask, such as the key.
         now: the time of the answer, for a Retry-After that is a date; None if there are no headers.
     """
-    chain = _chain(error)
+    chain = _list_causes(error)
     for link in chain:
         if isinstance(link, ModelError):
             return link
-    text = _text(chain, secrets)
+    text = _find_text(chain, secrets)
     error_class = _classify(chain, text)
-    if error_class is NotFoundError and not any(map(_said, chain)) and (url := _url(chain)):
+    if error_class is NotFoundError and not any(map(_find_message, chain)) and (url := _find_url(chain)):
         text = f"{text} (asked at {url})"
     return error_class(
         text,
         provider_text=text,
-        retry_after_seconds=_retry_after_seconds(chain, now),
+        retry_after_seconds=_find_retry_after_seconds(chain, now),
         remedy=_REMEDIES.get(error_class, ""),
     )
 
 
 def _classify(chain: Sequence[BaseException], text: str) -> type[ModelError]:
-    listed = class_of_text(text)
+    listed = classify_text(text)
     if listed is not None:
         return listed
     for code in _provider_codes(chain):
         if code in BY_PROVIDER_CODE:
             return BY_PROVIDER_CODE[code]
-    by_cause = _class_of_cause(chain)
+    by_cause = _classify_cause(chain)
     if by_cause in (BadRequestError, InternalServerError) and is_overflow(text):
         return ContextWindowError
     return by_cause
 
 
-def _class_of_cause(chain: Sequence[BaseException]) -> type[ModelError]:
+def _classify_cause(chain: Sequence[BaseException]) -> type[ModelError]:
     """Return the error class for the exceptions and the status."""
     if any(isinstance(link, StreamedError) for link in chain):
         known = (_BY_STREAMED_TYPE[code] for code in _provider_codes(chain) if code in _BY_STREAMED_TYPE)
-        return next(known, None) or _BY_STATUS.get(_status_in_body(chain), InternalServerError)
+        return next(known, None) or _BY_STATUS.get(_find_status_in_body(chain), InternalServerError)
     # The innermost cause is the most specific: some clients wrap a refused connection into a timeout.
     for link in reversed(chain):
         names = {cls.__name__ for cls in type(link).__mro__}
@@ -210,7 +210,7 @@ def _class_of_cause(chain: Sequence[BaseException]) -> type[ModelError]:
     return BadRequestError if status >= 400 else ModelError
 
 
-def _chain(error: BaseException | None) -> list[BaseException]:
+def _list_causes(error: BaseException | None) -> list[BaseException]:
     chain: list[BaseException] = []
     while error is not None and error not in chain and len(chain) < CHAIN_LIMIT:
         chain.append(error)
@@ -218,9 +218,9 @@ def _chain(error: BaseException | None) -> list[BaseException]:
     return chain
 
 
-def _text(chain: Sequence[BaseException], secrets: Sequence[str]) -> str:
+def _find_text(chain: Sequence[BaseException], secrets: Sequence[str]) -> str:
     """Return the provider's error text; without an error reply, the innermost exception."""
-    said = next((text for link in chain if (text := _said(link))), None)
+    said = next((text for link in chain if (text := _find_message(link))), None)
     # Some clients report a refused connection as a timeout.
     refused = [str(link) for link in chain if type(link).__name__ in _NO_CONNECTION and str(link)]
     if said is None and refused:
@@ -232,10 +232,10 @@ def _text(chain: Sequence[BaseException], secrets: Sequence[str]) -> str:
         if last is not first and str(last) and str(last) not in said:
             said += f" ({' '.join(str(last).split())})"
     said = said.partition("\nTraceback (most recent call last)")[0]  # litellm quotes this when the key is missing
-    return masked(said, secrets)[:PROVIDER_TEXT_LIMIT_CHARS]
+    return mask_secrets(said, secrets)[:PROVIDER_TEXT_LIMIT_CHARS]
 
 
-def masked(text: str, secrets: Sequence[str]) -> str:
+def mask_secrets(text: str, secrets: Sequence[str]) -> str:
     """Return a text with the secrets masked."""
     for secret in secrets:
         if len(secret) >= MASKED_FROM_CHARS:
@@ -243,7 +243,7 @@ def masked(text: str, secrets: Sequence[str]) -> str:
     return text
 
 
-def _url(chain: Sequence[BaseException]) -> str:
+def _find_url(chain: Sequence[BaseException]) -> str:
     """Return the URL of the request without query and password; empty if no exception has it."""
     for link in chain:
         if type(link).__module__.startswith("litellm"):  # for other clients' errors, litellm makes up an address
@@ -255,35 +255,35 @@ def _url(chain: Sequence[BaseException]) -> str:
     return ""
 
 
-def _said(error: BaseException) -> str | None:
+def _find_message(error: BaseException) -> str | None:
     body = getattr(error, "body", None)
     if isinstance(body, Mapping) and isinstance(body.get("error"), str):  # the format of Ollama and LM Studio
         return body["error"] or None
-    message = _in_body(error, "message")
+    message = _find_in_body(error, "message")
     return message if isinstance(message, str) and message else None
 
 
 def _provider_codes(chain: Sequence[BaseException]) -> list[str]:
-    found = (_in_body(link, name) for link in chain for name in ("code", "type"))
+    found = (_find_in_body(link, name) for link in chain for name in ("code", "type"))
     further = (getattr(link, "error_code", None) for link in chain)
     return [code for code in (*found, *further) if isinstance(code, str)]
 
 
-def _status_in_body(chain: Sequence[BaseException]) -> int:
+def _find_status_in_body(chain: Sequence[BaseException]) -> int:
     """Return the status that vLLM, OpenRouter and others put into an error as its code; 0 for none."""
-    codes = (str(_in_body(link, "code")) for link in chain)
+    codes = (str(_find_in_body(link, "code")) for link in chain)
     return next((int(code) for code in codes if len(code) == 3 and code.isdecimal()), 0)
 
 
-def _in_body(error: BaseException, name: str) -> Any:
+def _find_in_body(error: BaseException, name: str) -> Any:
     """Return a field of the error reply. Anthropic nests it in `error`; the openai client has unpacked it."""
-    body = getattr(error, "body", None) or _body_of_text(error)
+    body = getattr(error, "body", None) or _parse_body_text(error)
     if isinstance(body, Mapping) and isinstance(body.get("error"), Mapping):
         body = body["error"]
     return body.get(name) if isinstance(body, Mapping) else None
 
 
-def _body_of_text(error: BaseException) -> Any:
+def _parse_body_text(error: BaseException) -> Any:
     """Return the error reply's body, if the exception's text consists of it, as with litellm's own HTTP client.
 
     For a streamed call, that text is the repr of the bytes.
@@ -300,22 +300,22 @@ def _body_of_text(error: BaseException) -> Any:
         return None
 
 
-def _retry_after_seconds(chain: Sequence[BaseException], now: datetime | None) -> float | None:
+def _find_retry_after_seconds(chain: Sequence[BaseException], now: datetime | None) -> float | None:
     for link in chain:
         response_headers = getattr(getattr(link, "response", None), "headers", None)
         for headers in (getattr(link, "litellm_response_headers", None), response_headers):
             if isinstance(headers, Mapping):
-                seconds = retry_after_seconds(headers, now)
+                seconds = parse_retry_after_seconds(headers, now)
                 if seconds is not None:
                     return seconds
     for link in chain:
-        seconds = _told_delay_seconds(getattr(link, "body", None) or _body_of_text(link))
+        seconds = _find_retry_delay_seconds(getattr(link, "body", None) or _parse_body_text(link))
         if seconds is not None:
             return seconds
     return None
 
 
-def retry_after_seconds(headers: Mapping[str, str], now: datetime | None) -> float | None:
+def parse_retry_after_seconds(headers: Mapping[str, str], now: datetime | None) -> float | None:
     """Parse `retry-after-ms` or `Retry-After` (seconds or an HTTP date). Never negative; None if absent or unreadable.
 
     Args:
@@ -323,7 +323,7 @@ def retry_after_seconds(headers: Mapping[str, str], now: datetime | None) -> flo
         now: the time to compare an HTTP date with; None: dates are ignored.
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        seconds = _duration_seconds(headers.get(name), unit)
+        seconds = _parse_duration_seconds(headers.get(name), unit)
         if seconds is not None:
             return seconds
     if now is None:
@@ -335,20 +335,20 @@ def retry_after_seconds(headers: Mapping[str, str], now: datetime | None) -> flo
         return None
 
 
-def _duration_seconds(text: Any, unit: float = 1.0) -> float | None:
+def _parse_duration_seconds(text: Any, unit: float = 1.0) -> float | None:
     """Parse a duration such as `7`, `0.5`, `20s` or `250ms`; None for anything else."""
     found = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
     return float(found[1]) * (_UNITS[found[2]] if found[2] else unit) if found else None
 
 
-def _told_delay_seconds(body: Any) -> float | None:
+def _find_retry_delay_seconds(body: Any) -> float | None:
     """Return the `retryDelay` in the details of a Google error, which may be in a list of one."""
     if isinstance(body, list) and body:
         body = body[0]
     error = body.get("error", body) if isinstance(body, Mapping) else None
     details = error.get("details") if isinstance(error, Mapping) else None
     for detail in details if isinstance(details, list) else ():
-        seconds = _duration_seconds(detail.get("retryDelay")) if isinstance(detail, Mapping) else None
+        seconds = _parse_duration_seconds(detail.get("retryDelay")) if isinstance(detail, Mapping) else None
         if seconds is not None:
             return seconds
     return None

@@ -117,11 +117,11 @@ _TOO_LONG = re.compile(
     re.ASCII | re.DOTALL,
 )
 """Matches the common wordings of an overflow, in lower case."""
-_OF_A_REPLY = re.compile(r"\bmax_(completion_|output_)?tokens\b.{0,20}(too large|exceeds|: \d+ >)", re.ASCII)
+_REPLY_LIMIT = re.compile(r"\bmax_(completion_|output_)?tokens\b.{0,20}(too large|exceeds|: \d+ >)", re.ASCII)
 """Matches an error about the reply's limit, which a shorter prompt does not fix."""
 
 
-def class_of_text(text: str) -> type[ModelError] | None:
+def classify_text(text: str) -> type[ModelError] | None:
     """Return the error class of a listed text, or None."""
     lower = text.lower()
     for needles, error_class in _BY_TEXT:
@@ -133,4 +133,4 @@ def class_of_text(text: str) -> type[ModelError] | None:
 def is_overflow(text: str) -> bool:
     """Return whether a refused or failed request's text says that the prompt is too long."""
     lower = text.lower()
-    return _TOO_LONG.search(lower) is not None and _OF_A_REPLY.search(lower) is None
+    return _TOO_LONG.search(lower) is not None and _REPLY_LIMIT.search(lower) is None

@@ -18,7 +18,7 @@ _LEFT = {
 }
 
 
-def quota_left(headers: Mapping[str, str], *, prefix: str = "") -> dict[str, int]:
+def parse_quota_left(headers: Mapping[str, str], *, prefix: str = "") -> dict[str, int]:
     """Return the remaining `requests`, `input`, `output` and `tokens`, as far as the headers name them.
 
     Args:

@@ -21,17 +21,17 @@ from controller_worker.providers.llm import Delta, ModelRequest
 from controller_worker.providers.wires.event_stream import (
     SHOWN_BYTES,
     StreamLimits,
+    limit_wait_for_headers,
+    make_stream_limits,
     read_events,
-    stream_limits,
-    until_headers,
-    whole_reply,
+    read_whole_reply,
 )
 from controller_worker.providers.wires.provider_errors import (
     StreamedError,
-    failure_of_choice,
+    find_choice_failure,
     is_failure,
-    masked,
-    model_error,
+    mask_secrets,
+    to_model_error,
 )
 
 CONNECTIONS_LIMIT = 10_000
@@ -41,7 +41,7 @@ PIECE_BYTES = 256 * 1024
 """The size of a piece of a request body."""
 
 
-class Answer(Protocol):
+class TransportAnswer(Protocol):
     """A successful answer, before its body is read."""
 
     @property
@@ -58,7 +58,7 @@ class Answer(Protocol):
         ...
 
 
-class Transport(Protocol):
+class ProviderTransport(Protocol):
     """The connections to one provider.
 
     Attributes:
@@ -71,7 +71,7 @@ class Transport(Protocol):
 
     async def post(
         self, path: str, body: bytes, headers: Mapping[str, str], *, read_seconds: float | None = None
-    ) -> Answer:
+    ) -> TransportAnswer:
         """Post a body and return the answer. `read_seconds` overrides the limit of silences in the settings."""
         ...
 
@@ -104,7 +104,7 @@ class StreamedReply(Protocol):
 class RawClient:
     """Makes calls over one transport."""
 
-    def __init__(self, transport: Transport, config: LLMConfig, clock: Clock) -> None:
+    def __init__(self, transport: ProviderTransport, config: LLMConfig, clock: Clock) -> None:
         self.transport = transport
         self._failures: tuple[type[Exception], ...] = (*transport.failures, StreamedError)
         self._lost: tuple[type[Exception], ...] = (ModelTimeoutError, *transport.broken)
@@ -131,9 +131,9 @@ class RawClient:
         """
         if request.carry is not None:
             return await request.carry(body), {}
-        streamed = stream(request.on_delta or unseen) if stream is not None else None
-        limits = stream_limits(self._config)
-        async with self._errors_told():
+        streamed = stream(request.on_delta or ignore_delta) if stream is not None else None
+        limits = make_stream_limits(self._config)
+        async with self._convert_errors():
             if streamed is None:
                 asking = self.transport.post(path, body, headers)
                 del body
@@ -141,11 +141,11 @@ class RawClient:
             else:
                 asking = self.transport.post(path, body, headers, read_seconds=limits.longest_seconds)
                 del body
-                async with until_headers(limits):
+                async with limit_wait_for_headers(limits):
                     response = await asking
             try:
                 if streamed is None:
-                    return parsed(await whole_reply(response.chunks())), response.headers
+                    return parse_body(await read_whole_reply(response.chunks())), response.headers
                 if "json" in response.headers.get("content-type", ""):  # the server may send the whole reply at once
                     limits = StreamLimits(self._config.read_timeout, self._config.read_timeout)
                 whole = None
@@ -155,7 +155,7 @@ class RawClient:
                     if not streamed.is_whole:
                         raise
                 # Servers and gateways without streaming still answer in JSON, with any content type.
-                return parsed(whole) if whole is not None else streamed.reply(), response.headers
+                return parse_body(whole) if whole is not None else streamed.reply(), response.headers
             finally:
                 await response.aclose()
 
@@ -167,7 +167,7 @@ class RawClient:
 
     async def wait_for(self, answer: Awaitable[bytes]) -> bytes:
         """Await an answer of the transport. Raises `ModelError`."""
-        async with self._errors_told():
+        async with self._convert_errors():
             return await answer
 
     async def aclose(self) -> None:
@@ -175,7 +175,7 @@ class RawClient:
         await self.transport.aclose()
 
     @contextlib.asynccontextmanager
-    async def _errors_told(self) -> AsyncIterator[None]:
+    async def _convert_errors(self) -> AsyncIterator[None]:
         """Limit the total time of the block and convert its errors to ours."""
         limit_seconds = self._config.total_timeout_seconds
         try:
@@ -185,13 +185,13 @@ class RawClient:
             raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
         except MalformedReplyError as error:  # some servers echo the request
             secrets = self._config.secrets
-            shown = masked(error.provider_text, secrets)
-            raise MalformedReplyError(masked(error.message, secrets), provider_text=shown) from error.__cause__
+            shown = mask_secrets(error.provider_text, secrets)
+            raise MalformedReplyError(mask_secrets(error.message, secrets), provider_text=shown) from error.__cause__
         except self._failures as error:
-            raise model_error(error, secrets=self._config.secrets, now=self._clock.now()) from error
+            raise to_model_error(error, secrets=self._config.secrets, now=self._clock.now()) from error
 
 
-async def pieces_of(body: bytes) -> AsyncIterator[bytes | memoryview]:
+async def iterate_pieces(body: bytes) -> AsyncIterator[bytes | memoryview]:
     """Yield a body in pieces. It is freed once it is sent, because the answer takes much longer."""
     if len(body) > PIECE_BYTES:
         view = memoryview(body)
@@ -206,11 +206,11 @@ def is_streamed(request: ModelRequest, *, is_long: bool) -> bool:
     return request.carry is None and (request.on_delta is not None or is_long)
 
 
-def unseen(_: Delta) -> None:
+def ignore_delta(_: Delta) -> None:
     """Ignore a piece: the stream has no watcher."""
 
 
-def parsed(content: bytes) -> Any:
+def parse_body(content: bytes) -> Any:
     """Parse the body of a successful reply.
 
     Raises:
@@ -225,12 +225,12 @@ def parsed(content: bytes) -> Any:
         raise MalformedReplyError(f"The reply is not JSON: {error}.{begins}", provider_text=shown) from error
     if isinstance(reply, dict) and is_failure(reply):
         raise StreamedError(reply)
-    if isinstance(reply, dict) and (failed := failure_of_choice(reply)) is not None:
+    if isinstance(reply, dict) and (failed := find_choice_failure(reply)) is not None:
         raise failed
     return reply
 
 
-def timeouts(http: ModuleType, config: LLMConfig, read_seconds: float) -> Any:
+def make_timeouts(http: ModuleType, config: LLMConfig, read_seconds: float) -> Any:
     """Return the timeouts of a client or a request, as an object of the given HTTP module."""
     return http.Timeout(
         connect=config.connect_timeout,
@@ -240,10 +240,10 @@ def timeouts(http: ModuleType, config: LLMConfig, read_seconds: float) -> Any:
     )
 
 
-def connections(http: ModuleType, config: LLMConfig) -> dict[str, Any]:
+def make_connection_options(http: ModuleType, config: LLMConfig) -> dict[str, Any]:
     """Return the connection options of a client of the given HTTP module."""
     return {
-        "timeout": timeouts(http, config, config.read_timeout),
+        "timeout": make_timeouts(http, config, config.read_timeout),
         "limits": http.Limits(max_connections=CONNECTIONS_LIMIT, keepalive_expiry=IDLE_CONNECTION_SECONDS),
         # A redirect would carry prompt and key to any address.
         "follow_redirects": False,

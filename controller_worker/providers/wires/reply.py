@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from controller_worker.providers.errors import ContentPolicyError, NoResponseError
-from controller_worker.providers.llm import Completion, Usage
+from controller_worker.providers.llm import CallUsage, Completion
 from controller_worker.providers.messages.messages import ToolCall
 
 CUT_CALL = (
@@ -26,7 +26,7 @@ TOKENS_LIMIT = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ParsedReply:
     """The parts of a completion that a reply contains; see `Completion`.
 
     Attributes:
@@ -40,11 +40,11 @@ class Reply:
     model: str
     response_id: str
     stop_reason: str
-    usage: Usage
+    usage: CallUsage
     service_tier: str = ""
-    told_usd: float | None = None
+    reported_usd: float | None = None
 
-    def completion(
+    def to_completion(
         self,
         *,
         cost_usd: float | None,
@@ -68,7 +68,7 @@ class Reply:
         )
 
 
-def usable(reply: Reply, *, refusal: str = "") -> Reply:
+def require_usable(reply: ParsedReply, *, refusal: str = "") -> ParsedReply:
     """Return the usable part of a reply.
 
     Args:
@@ -89,14 +89,14 @@ def usable(reply: Reply, *, refusal: str = "") -> Reply:
     return reply
 
 
-def token_count(value: Any) -> int:
+def parse_token_count(value: Any) -> int:
     """Return a provider's token count; 0 if it is not a count, so that no cost is negative or absurd."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= TOKENS_LIMIT else 0
 
 
-def told_usd(value: Any) -> float | None:
+def parse_reported_usd(value: Any) -> float | None:
     """Return the cost reported by a provider or a gateway; None without a plausible one."""
     try:
         cost = float(value)
@@ -107,7 +107,7 @@ def told_usd(value: Any) -> float | None:
     return cost if 0.0 <= cost <= LARGEST_COST_USD else None
 
 
-def counts_of(reply: Mapping[str, Any]) -> Mapping[str, Any]:
+def get_counts(reply: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the usage of a reply; empty if malformed. The reply is paid for, and usable without it."""
     usage = reply.get("usage")
     return usage if isinstance(usage, Mapping) else {}

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from controller_worker.providers.messages.tool_calls import fitting
+from controller_worker.providers.messages.tool_calls import to_valid_name
 from controller_worker.providers.model_features import ThoughtForm
 
-OF_A_CALL = ("extra_content", "provider_specific_fields")
+CALL_ATTACHMENT_FIELDS = ("extra_content", "provider_specific_fields")
 """Fields of a call that must be sent back to its provider: Gemini's own, and litellm's."""
 
 CLAUDE, CLAUDE_EDITS = "claude", "claude_edits"
@@ -34,7 +34,7 @@ def is_signed(block: Block) -> bool:
     return block.get("type") in ("thinking", "redacted_thinking") and ("signature" in block or "data" in block)
 
 
-def thoughts_of(message: Mapping[str, Any], model: str) -> tuple[dict[str, Any], ...]:
+def read_thoughts(message: Mapping[str, Any], model: str) -> tuple[dict[str, Any], ...]:
     """Return the thinking blocks of a Chat Completions message, leaving out malformed ones.
 
     Args:
@@ -54,7 +54,9 @@ def thoughts_of(message: Mapping[str, Any], model: str) -> tuple[dict[str, Any],
     calls = list(message.get("tool_calls") or ())
     ids = [str(call.get("id") or "") for call in calls]
     for place, call in enumerate(calls):
-        attached = {name: call[name] for name in OF_A_CALL if isinstance(call.get(name), Mapping) and call[name]}
+        attached = {
+            name: call[name] for name in CALL_ATTACHMENT_FIELDS if isinstance(call.get(name), Mapping) and call[name]
+        }
         where = {} if ids[place] and ids.count(ids[place]) == 1 else {"place": place}
         if attached:
             blocks.append({"type": "call", "id": ids[place], **where, **attached})
@@ -66,7 +68,7 @@ def _has_type(block: Any) -> bool:
     return isinstance(found, str) and found not in (CLAUDE, CLAUDE_EDITS)
 
 
-def thought_fields(blocks: Iterable[Block], form: ThoughtForm) -> dict[str, Any]:
+def write_thoughts(blocks: Iterable[Block], form: ThoughtForm) -> dict[str, Any]:
     """Return the fields of an assistant's message that hold its thinking in this format; empty without thinking."""
     match form:
         case "signed":
@@ -81,9 +83,9 @@ def thought_fields(blocks: Iterable[Block], form: ThoughtForm) -> dict[str, Any]
     return {}
 
 
-def attach(blocks: Iterable[Block], calls: list[dict[str, Any]]) -> None:
+def add_attachments(blocks: Iterable[Block], calls: list[dict[str, Any]]) -> None:
     """Add the attachments of their provider to serialized calls."""
-    attached = {fitting(str(block.get("id"))): block for block in blocks if block.get("type") == "call"}
+    attached = {to_valid_name(str(block.get("id"))): block for block in blocks if block.get("type") == "call"}
     for call in calls:
         block = attached.get(call["id"], {})
-        call |= {name: block[name] for name in OF_A_CALL if name in block}
+        call |= {name: block[name] for name in CALL_ATTACHMENT_FIELDS if name in block}

@@ -11,9 +11,9 @@ from typing import cast
 import click
 
 from broker.runtime import UsageError
-from deckhands.cli.verbs import options_as
+from deckhands.cli.command_group import with_options
 from deckhands.client import AsyncConversation
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 SECTION = "Start a conversation"
 SUMMARIES = {"acp": "Drive conversations from an editor (Agent Client Protocol)."}
@@ -43,7 +43,7 @@ class AcpOptions:
     show_default=True,
     help="Which actions the user must confirm: never, risky, always, or a plug-in.",
 )
-@options_as(AcpOptions)
+@with_options(AcpOptions)
 def acp(options: AcpOptions) -> None:
     """Drive conversations from an editor, by the Agent Client Protocol on standard input and output.
 
@@ -59,10 +59,10 @@ def acp(options: AcpOptions) -> None:
             "An editor drives a cluster by its store, not by a server.", remedy="Pass --cluster redis://…, or none."
         )
     logging.basicConfig(level=logging.WARNING)  # on standard error: the editor reads standard output
-    asyncio.run(_serve(options, FaceSettings.from_env()))
+    asyncio.run(_serve(options, CliSettings.from_env()))
 
 
-async def _serve(options: AcpOptions, settings: FaceSettings) -> None:
+async def _serve(options: AcpOptions, settings: CliSettings) -> None:
     import acp as protocol
 
     from deckhands.server import EditorAgent

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from broker.limits import Account, Ledger, account_path
+from broker.limits import BudgetAccount, Ledger, parse_account
+from deckhands.cli.command_group import with_options
 from deckhands.cli.options import ListOptions, json_option
-from deckhands.cli.verbs import options_as
-from deckhands.client import Client, Spending, note, on_cluster, print_json, print_text, spending_of, table
+from deckhands.client import Client, Spending, compute_spending, note, on_cluster, print_json, print_text, render_table
 
 SECTION = "Budgets, secrets, notes"
 SUMMARIES = {"budget": "Show and set budgets of tenants and experiments."}
@@ -53,10 +53,10 @@ def budget() -> None:
 
 @budget.command(name="ls")
 @json_option
-@options_as(ListOptions)
+@with_options(ListOptions)
 def list_accounts(options: ListOptions) -> None:
     """List the accounts of tenants and experiments, and of conversations that have their own limit."""
-    found = on_cluster(lambda client: Ledger(client.store).accounts())
+    found = on_cluster(lambda client: Ledger(client.store).load_accounts())
     _show(found, as_json=options.as_json)
     if not found and not options.as_json:
         note("There are no budgets yet. `deckhands budget set tenant:NAME USD` sets one.")
@@ -65,17 +65,17 @@ def list_accounts(options: ListOptions) -> None:
 @budget.command()
 @click.argument("account")
 @json_option
-@options_as(AccountOptions)
+@with_options(AccountOptions)
 def show(options: AccountOptions) -> None:
     """Show one account."""
-    _show([on_cluster(lambda client: Ledger(client.store).account(options.account))], as_json=options.as_json)
+    _show([on_cluster(lambda client: Ledger(client.store).load_account(options.account))], as_json=options.as_json)
 
 
 @budget.command(name="set")
 @click.argument("account")
 @click.argument("usd", type=float, required=False)
 @json_option
-@options_as(LimitOptions)
+@with_options(LimitOptions)
 def set_limit(options: LimitOptions) -> None:
     """Set the limit of ACCOUNT to USD; without USD, remove it."""
     found = on_cluster(lambda client: Ledger(client.store).set_limit(options.account, options.usd))
@@ -86,7 +86,7 @@ def set_limit(options: LimitOptions) -> None:
 @click.argument("account")
 @click.argument("usd", type=float)
 @json_option
-@options_as(TopUpOptions)
+@with_options(TopUpOptions)
 def top_up(options: TopUpOptions) -> None:
     """Raise the limit of ACCOUNT by USD; conversations that wait for it continue."""
     found = on_cluster(lambda client: Ledger(client.store).top_up(options.account, options.usd))
@@ -96,10 +96,10 @@ def top_up(options: TopUpOptions) -> None:
 @budget.command()
 @click.argument("account")
 @json_option
-@options_as(AccountOptions)
+@with_options(AccountOptions)
 def report(options: AccountOptions) -> None:
     """Break the spending of ACCOUNT down: work, retries, loops, condensation, lost calls. Reads every log."""
-    account_path(options.account)
+    parse_account(options.account)
     found, spending = on_cluster(lambda client: _report(client, options.account))
     if options.as_json:
         print_json(
@@ -113,30 +113,30 @@ def report(options: AccountOptions) -> None:
         ("condensation", spending.condensation_usd),
         ("lost calls, at worst", found.lost_usd),
     )
-    print_text("\n".join(table(("WENT TO", "USD"), [(name, f"{usd:.6f}") for name, usd in rows])))
+    print_text("\n".join(render_table(("WENT TO", "USD"), [(name, f"{usd:.6f}") for name, usd in rows])))
     note(
         f"Replies: {spending.calls:,}, {spending.unpriced_calls:,} of unknown price; "
         f"calls that failed: {spending.failed_calls:,}, that were lost: {found.lost_calls:,}."
     )
 
 
-async def _report(client: Client, account: str) -> tuple[Account, Spending]:
+async def _report(client: Client, account: str) -> tuple[BudgetAccount, Spending]:
     ledger = Ledger(client.store)
     total = Spending()
-    for conversation_id in await ledger.conversation_ids(account):
-        total += spending_of(await client.events(conversation_id))
-    return await ledger.account(account), total
+    for conversation_id in await ledger.list_conversation_ids(account):
+        total += compute_spending(await client.events(conversation_id))
+    return await ledger.load_account(account), total
 
 
-def _show(accounts: list[Account], *, as_json: bool) -> None:
+def _show(accounts: list[BudgetAccount], *, as_json: bool) -> None:
     if as_json:
         for account in accounts:
             print_json(asdict(account) | {"left_usd": account.left_usd})
     elif accounts:
-        print_text("\n".join(table(HEAD, [_cells(account) for account in accounts])))
+        print_text("\n".join(render_table(HEAD, [_cells(account) for account in accounts])))
 
 
-def _cells(account: Account) -> tuple[str, ...]:
+def _cells(account: BudgetAccount) -> tuple[str, ...]:
     amounts = (account.limit_usd, account.spent_usd, account.reserved_usd, account.lost_usd, account.left_usd)
     shown = ("-" if usd is None else f"${usd:.4f}" for usd in amounts)
     return (account.name, *shown, str(account.calls), str(account.waiting))

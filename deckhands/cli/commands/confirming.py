@@ -12,8 +12,8 @@ import click
 
 from broker.contract import PlanAction, RiskyAction
 from broker.runtime import UsageError
-from deckhands.cli.abbreviations import conversation_argument
-from deckhands.cli.verbs import options_as
+from deckhands.cli.command_group import with_options
+from deckhands.cli.conversation_ids import conversation_argument
 from deckhands.client import Renderer, ask, is_coloured, note, on_conversation, print_coloured
 
 SECTION = "Control a conversation"
@@ -59,11 +59,11 @@ action_option = click.option(
     metavar="FIELD=VALUE",
     help="Change a field before it runs, such as command='ls -l'.",
 )
-@options_as(ConfirmOptions)
+@with_options(ConfirmOptions)
 def confirm(options: ConfirmOptions) -> None:
     """Run the action that awaits confirmation in a conversation."""
     name = options.conversation_id
-    edited = _edited(options.edits)
+    edited = _parse_edits(options.edits)
     on_conversation(name, lambda client: client.confirm(name, action_id=options.action_id, edited=edited))
     note("The confirmation is in the log.")
 
@@ -72,7 +72,7 @@ def confirm(options: ConfirmOptions) -> None:
 @conversation_argument
 @action_option
 @click.option("--reason", default="", help="The reason, for the agent, which then continues.")
-@options_as(RejectOptions)
+@with_options(RejectOptions)
 def reject(options: RejectOptions) -> None:
     """Reject the action that awaits confirmation in a conversation. Without a reason, it then waits for a message."""
     name = options.conversation_id
@@ -85,7 +85,7 @@ async def ask_at_terminal(action: RiskyAction) -> bool:
     if isinstance(action, PlanAction):  # it was printed above in full
         ask(QUESTION_OF_A_PLAN)
     else:
-        print_coloured(Renderer(is_coloured=is_coloured(sys.stderr)).question(action), err=True)
+        print_coloured(Renderer(is_coloured=is_coloured(sys.stderr)).render_question(action), err=True)
         ask(QUESTION)
     loop = asyncio.get_running_loop()
     has_line = asyncio.Event()
@@ -97,7 +97,7 @@ async def ask_at_terminal(action: RiskyAction) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _edited(edits: tuple[str, ...]) -> dict[str, Any]:
+def _parse_edits(edits: tuple[str, ...]) -> dict[str, Any]:
     """Return the edited fields and their values. A value is parsed as JSON if it is JSON, and is text otherwise."""
     edited: dict[str, Any] = {}
     for edit in edits:

@@ -14,13 +14,13 @@ import click
 from broker.contract import TERMINAL_STATES, AgentState, MessagePolicy, is_settled
 from broker.log import ConversationRow
 from broker.runtime import UnknownConversation
-from deckhands.cli.abbreviations import CONVERSATION_ID, conversation_argument
-from deckhands.cli.choosing import BulkAction, Chosen, ChosenToEnd, chosen_options, do_to_chosen, yes_option
+from deckhands.cli.command_group import with_options
+from deckhands.cli.conversation_ids import CONVERSATION_ID, conversation_argument
 from deckhands.cli.options import json_option, read_task
-from deckhands.cli.progress import Progress
-from deckhands.cli.verbs import options_as
+from deckhands.cli.progress import ProgressCounter
+from deckhands.cli.selection import BulkAction, Chosen, ChosenToEnd, chosen_options, run_on_chosen, yes_option
 from deckhands.client import Client, NotStopped, cluster_client, note, on_conversation, print_json, print_text
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 SECTION = "Control a conversation"
 SUMMARIES = {
@@ -119,7 +119,7 @@ class RestoreOptions:
     type=click.Choice(get_args(MessagePolicy)),
     help="The policy if the agent is working; by default that of the conversation.",
 )
-@options_as(MessageOptions)
+@with_options(MessageOptions)
 def message(options: MessageOptions) -> None:
     """Send a message to the agent, which then continues from any state. Without TEXT, standard input is the message."""
     name = options.conversation_id
@@ -134,21 +134,21 @@ def message(options: MessageOptions) -> None:
 @click.command()
 @chosen_options
 @json_option
-@options_as(PauseOptions)
+@with_options(PauseOptions)
 def pause(options: PauseOptions) -> int:
     """Pause conversations: running work finishes, and nothing new starts.
 
     Name conversations, or choose them by --label and --state; chosen ones that are over are skipped.
     """
     action = BulkAction("paused", lambda client, name: client.pause(name), _may_be_paused)
-    return _do(options, action, "The request is in the log.", as_json=options.as_json)
+    return _run_action(options, action, "The request is in the log.", as_json=options.as_json)
 
 
 @click.command()
 @chosen_options
 @model_option
 @json_option
-@options_as(ResumeOptions)
+@with_options(ResumeOptions)
 def resume(options: ResumeOptions) -> int:
     """Continue conversations that were paused or stopped, or have failed.
 
@@ -159,14 +159,14 @@ def resume(options: ResumeOptions) -> int:
         lambda client, name: client.resume(name, model=options.model),
         lambda row: row.state in RESUMABLE_STATES and not row.is_closed,
     )
-    return _do(options, action, "The request is in the log.", as_json=options.as_json)
+    return _run_action(options, action, "The request is in the log.", as_json=options.as_json)
 
 
 @click.command()
 @conversation_argument
 @click.argument("way", type=click.Choice(list(WAYS)))
 @model_option
-@options_as(RecoverOptions)
+@with_options(RecoverOptions)
 def recover(options: RecoverOptions) -> None:
     """Get an agent out of a loop: `wait` or `go-on` without the repeated part, or `stop`."""
     name = options.conversation_id
@@ -180,7 +180,7 @@ def recover(options: RecoverOptions) -> None:
 @click.option("--no-wait", is_flag=True, help="Do not wait until they have stopped.")
 @yes_option
 @json_option
-@options_as(CancelOptions)
+@with_options(CancelOptions)
 def cancel(options: CancelOptions) -> int:
     """Stop conversations and their running work. Waits until the agents have stopped.
 
@@ -194,7 +194,7 @@ def cancel(options: CancelOptions) -> int:
             lambda row: row.state not in TERMINAL_STATES and not row.is_closed,
             is_end=True,
         )
-        return asyncio.run(do_to_chosen(options, action, as_json=options.as_json, is_sure=options.is_sure))
+        return asyncio.run(run_on_chosen(options, action, as_json=options.as_json, is_sure=options.is_sure))
     name = options.only_id
     summary = on_conversation(name, lambda client: client.cancel(name, wait_seconds=seconds))
     if options.as_json:
@@ -208,7 +208,7 @@ def cancel(options: CancelOptions) -> int:
 @chosen_options
 @yes_option
 @json_option
-@options_as(CloseOptions)
+@with_options(CloseOptions)
 def close(options: CloseOptions) -> int:
     """Close conversations that are over: they take no more messages, and their workspaces are removed after a week.
 
@@ -220,14 +220,14 @@ def close(options: CloseOptions) -> int:
         lambda row: row.state in TERMINAL_STATES and not row.is_closed,
         is_end=True,
     )
-    return _do(options, action, "The conversation is closed.", as_json=options.as_json, is_sure=options.is_sure)
+    return _run_action(options, action, "The conversation is closed.", as_json=options.as_json, is_sure=options.is_sure)
 
 
-def _do(options: Chosen, action: BulkAction, said: str, *, as_json: bool, is_sure: bool = False) -> int:
+def _run_action(options: Chosen, action: BulkAction, said: str, *, as_json: bool, is_sure: bool = False) -> int:
     """Act on the chosen conversations; `said` is the note printed for a single one."""
     name = options.only_id
     if name is None or as_json:
-        return asyncio.run(do_to_chosen(options, action, as_json=as_json, is_sure=is_sure))
+        return asyncio.run(run_on_chosen(options, action, as_json=as_json, is_sure=is_sure))
     on_conversation(name, lambda client: action.act(client, name))
     note(said)
     return 0
@@ -242,7 +242,7 @@ def _may_be_paused(row: ConversationRow) -> bool:
 @click.option("--cancel", "must_cancel", is_flag=True, help="Cancel running conversations first, and delete them too.")
 @yes_option
 @json_option
-@options_as(RemoveOptions)
+@with_options(RemoveOptions)
 def rm(options: RemoveOptions) -> int:
     """Delete idle conversations: logs, results, secrets and all their other keys in the store.
 
@@ -264,7 +264,7 @@ def rm(options: RemoveOptions) -> int:
         return options.must_cancel or is_idle
 
     action = BulkAction("deleted", remove, fits, is_end=True, reaches_archive=True)
-    return asyncio.run(do_to_chosen(options, action, as_json=options.as_json, is_sure=options.is_sure))
+    return asyncio.run(run_on_chosen(options, action, as_json=options.as_json, is_sure=options.is_sure))
 
 
 async def _cancel(client: Client, conversation_id: str) -> None:
@@ -281,7 +281,7 @@ async def _cancel(client: Client, conversation_id: str) -> None:
 @click.command()
 @click.argument("conversation_ids", metavar="ID...", nargs=-1, required=True, type=CONVERSATION_ID)
 @json_option
-@options_as(RestoreOptions)
+@with_options(RestoreOptions)
 def restore(options: RestoreOptions) -> None:
     """Bring archived conversations back into the store, so that they can be continued. Prints their ids.
 
@@ -289,14 +289,14 @@ def restore(options: RestoreOptions) -> None:
     conversation that is still in the store does not change. Secrets are not archived: set them again. A workspace
     starts with its last checkpoint, or with its initial files.
     """
-    asyncio.run(_restore(FaceSettings.from_env(), options))
+    asyncio.run(_restore(CliSettings.from_env(), options))
 
 
-async def _restore(settings: FaceSettings, options: RestoreOptions) -> None:
+async def _restore(settings: CliSettings, options: RestoreOptions) -> None:
     ids = options.conversation_ids
     shows_ids = sys.stdout.isatty()
     async with cluster_client(settings) as client:
-        with Progress("conversations restored", len(ids)) as progress:
+        with ProgressCounter("conversations restored", len(ids)) as progress:
             for conversation_id in ids:
                 is_new = await client.restore(conversation_id)
                 if not shows_ids:  # on a terminal, the printed ids show the progress

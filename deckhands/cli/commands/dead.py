@@ -10,14 +10,14 @@ from typing import Literal
 import click
 
 from broker.contract import Event, decode_any
-from broker.coordination import Unreadable, UnreadableEntry
+from broker.coordination import Quarantine, QuarantinedItem
 from broker.log import ConversationRow, Conversations, Takeover
-from broker.runtime import CorruptEntry, UsageError, counted
-from deckhands.cli.abbreviations import CONVERSATION_ID
-from deckhands.cli.choosing import label_option, labels_of, require_agreement, yes_option
+from broker.runtime import CorruptEntry, UsageError, format_count
+from deckhands.cli.command_group import with_options
+from deckhands.cli.conversation_ids import CONVERSATION_ID
 from deckhands.cli.options import json_option
-from deckhands.cli.progress import Progress
-from deckhands.cli.verbs import options_as
+from deckhands.cli.progress import ProgressCounter
+from deckhands.cli.selection import label_option, parse_labels, require_confirmation, yes_option
 from deckhands.client import (
     Client,
     Renderer,
@@ -29,7 +29,7 @@ from deckhands.client import (
     print_coloured,
     print_json,
     print_text,
-    table,
+    render_table,
 )
 
 SECTION = "Operate a cluster"
@@ -50,7 +50,7 @@ names_argument = click.argument("names", metavar="[ID]...", nargs=-1, type=CONVE
 
 
 @dataclass(frozen=True, slots=True)
-class ListOptions:
+class DeadListOptions:
     """Options of `dead ls`."""
 
     labels: tuple[str, ...]
@@ -59,7 +59,7 @@ class ListOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ShowOptions:
+class DeadShowOptions:
     """Options of `dead show`; `name` is the id of a conversation or the name of an entry."""
 
     name: str
@@ -67,7 +67,7 @@ class ShowOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class RequeueOptions:
+class DeadRequeueOptions:
     """Options of `dead requeue`."""
 
     names: tuple[str, ...]
@@ -76,7 +76,7 @@ class RequeueOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class DiscardOptions(RequeueOptions):
+class DeadDiscardOptions(DeadRequeueOptions):
     """Options of `dead discard`."""
 
     kind: Kind | None
@@ -114,10 +114,10 @@ def dead() -> None:
 @label_option
 @kind_option
 @json_option
-@options_as(ListOptions)
-def list_dead(options: ListOptions) -> None:
+@with_options(DeadListOptions)
+def list_dead(options: DeadListOptions) -> None:
     """List dead conversations and entries, with the cause."""
-    conversations, entries = on_cluster(lambda client: _found(client, options.labels, options.kind))
+    conversations, entries = on_cluster(lambda client: _find_dead(client, options.labels, options.kind))
     if options.as_json:
         for conversation in conversations:
             print_json({"kind": "conversation"} | asdict(conversation))
@@ -127,7 +127,7 @@ def list_dead(options: ListOptions) -> None:
     rows = [("conversation", found.conversation_id, _cause(found)) for found in conversations]
     rows += [("entry", entry.name, f"{_place(entry)}: {entry.why}") for entry in entries]
     if rows:
-        print_text("\n".join(table(HEAD, rows)))
+        print_text("\n".join(render_table(HEAD, rows)))
         note("`deckhands dead show ID` shows more; `dead requeue ID` gives a conversation another three workers.")
     else:
         note("There are no dead letters.")
@@ -136,8 +136,8 @@ def list_dead(options: ListOptions) -> None:
 @dead.command()
 @click.argument("name", metavar="ID", type=CONVERSATION_ID)
 @json_option
-@options_as(ShowOptions)
-def show(options: ShowOptions) -> None:
+@with_options(DeadShowOptions)
+def show(options: DeadShowOptions) -> None:
     """Show a dead conversation, its dead workers and the last events of its log; or an unreadable entry."""
     if ":" in options.name:
         _show_entry(on_cluster(lambda client: _entry(client, options.name)), as_json=options.as_json)
@@ -158,15 +158,15 @@ def show(options: ShowOptions) -> None:
     print_text("\n".join([*lines, "", "The end of its log:"]))
     renderer = Renderer(is_coloured=is_coloured(sys.stdout))
     for event in events:
-        print_coloured(renderer.lines(event) or [renderer.styled(f"[{event.id}] {event.kind}", "dim")])
+        print_coloured(renderer.lines(event) or [renderer.style(f"[{event.id}] {event.kind}", "dim")])
 
 
 @dead.command()
 @names_argument
 @click.option("--all", "is_all", is_flag=True, help="All dead conversations.")
 @label_option
-@options_as(RequeueOptions)
-def requeue(options: RequeueOptions) -> None:
+@with_options(DeadRequeueOptions)
+def requeue(options: DeadRequeueOptions) -> None:
     """Continue dead conversations from their last state."""
     if any(":" in name for name in options.names):
         raise UsageError(
@@ -179,10 +179,10 @@ def requeue(options: RequeueOptions) -> None:
             await Conversations(client.store).requeue(conversation_id)
             await client.resume(conversation_id)
 
-        chosen, _ = await _chosen(client, options, "conversation")
+        chosen, _ = await _find_chosen(client, options, "conversation")
         return await _each(chosen, one, "requeued")
 
-    note(f"{counted(on_cluster(again), 'conversation')} can continue.")
+    note(f"{format_count(on_cluster(again), 'conversation')} can continue.")
 
 
 @dead.command()
@@ -191,26 +191,26 @@ def requeue(options: RequeueOptions) -> None:
 @label_option
 @kind_option
 @yes_option
-@options_as(DiscardOptions)
-def discard(options: DiscardOptions) -> None:
+@with_options(DeadDiscardOptions)
+def discard(options: DeadDiscardOptions) -> None:
     """Close dead conversations, whose logs stay readable, and delete unreadable entries."""
 
     async def away(client: Client) -> tuple[int, int]:
-        conversations, entries = await _chosen(client, options, options.kind)
+        conversations, entries = await _find_chosen(client, options, options.kind)
         number = len(conversations) + len(entries)
         if number and not options.names and not options.is_sure:
-            require_agreement(counted(number, "dead letter"), "discarded")
+            require_confirmation(format_count(number, "dead letter"), "discarded")
         closed = await _each(conversations, Conversations(client.store).close, "discarded")
-        return closed, await Unreadable(client.store).discard(entries)
+        return closed, await Quarantine(client.store).discard(entries)
 
     closed, forgotten = on_cluster(away)
-    parts = [counted(closed, "conversation") + " closed"] if closed or not forgotten else []
+    parts = [format_count(closed, "conversation") + " closed"] if closed or not forgotten else []
     parts += [("1 entry" if forgotten == 1 else f"{forgotten:,} entries") + " forgotten"] if forgotten else []
     note(f"{', '.join(parts)}.")
 
 
 async def _each(ids: Sequence[str], act: Callable[[str], Awaitable[object]], done: str) -> int:
-    with Progress(f"conversations {done}", len(ids)) as progress:
+    with ProgressCounter(f"conversations {done}", len(ids)) as progress:
 
         async def one(conversation_id: str) -> None:
             await act(conversation_id)
@@ -220,7 +220,7 @@ async def _each(ids: Sequence[str], act: Callable[[str], Awaitable[object]], don
     return len(ids)
 
 
-async def _chosen(client: Client, options: RequeueOptions, kind: Kind | None) -> tuple[list[str], list[str]]:
+async def _find_chosen(client: Client, options: DeadRequeueOptions, kind: Kind | None) -> tuple[list[str], list[str]]:
     """Return the chosen conversations and entries, by id and by name.
 
     Raises:
@@ -232,10 +232,10 @@ async def _chosen(client: Client, options: RequeueOptions, kind: Kind | None) ->
             "It is not clear which conversations are meant.", remedy="Give their ids, or pass --label or --all."
         )
     if is_selection:
-        conversations, found = await _found(client, options.labels, kind, has_causes=False)
+        conversations, found = await _find_dead(client, options.labels, kind, has_causes=False)
         return [one.conversation_id for one in conversations], [entry.name for entry in found]
-    there = set(await Conversations(client.store).dead_letters())
-    there |= {entry.name for entry in await Unreadable(client.store).all()}
+    there = set(await Conversations(client.store).list_dead_letters())
+    there |= {entry.name for entry in await Quarantine(client.store).list_items()}
     alive = sorted(set(options.names) - there)
     if alive:
         raise UsageError(f"No dead letter: {', '.join(alive)}.", remedy=REMEDY)
@@ -243,28 +243,28 @@ async def _chosen(client: Client, options: RequeueOptions, kind: Kind | None) ->
     return [name for name in names if ":" not in name], [name for name in names if ":" in name]
 
 
-async def _found(
+async def _find_dead(
     client: Client, labels: tuple[str, ...], kind: Kind | None, *, has_causes: bool = True
-) -> tuple[list[DeadConversation], list[UnreadableEntry]]:
+) -> tuple[list[DeadConversation], list[QuarantinedItem]]:
     """Return the dead letters; with labels, only conversations that have them."""
-    wanted = labels_of(labels)
-    entries = await Unreadable(client.store).all() if kind != "conversation" and not wanted else []
+    wanted = parse_labels(labels)
+    entries = await Quarantine(client.store).list_items() if kind != "conversation" and not wanted else []
     if kind == "entry":
         return [], entries
     index = Conversations(client.store)
-    ids = await index.dead_letters()
-    deaths = _by_conversation(await index.takeovers()) if has_causes and ids else {}
+    ids = await index.list_dead_letters()
+    deaths = _by_conversation(await index.list_takeovers()) if has_causes and ids else {}
     found = []
     for at in range(0, len(ids), ROWS_AT_ONCE):
-        rows = await index.rows(ids[at : at + ROWS_AT_ONCE])
-        found += [_described(row, deaths) for row in rows if wanted.items() <= row.labels.items()]
+        rows = await index.load_rows(ids[at : at + ROWS_AT_ONCE])
+        found += [_describe(row, deaths) for row in rows if wanted.items() <= row.labels.items()]
     return found, entries
 
 
 async def _conversation(client: Client, conversation_id: str) -> tuple[DeadConversation, list[Event]]:
     index = Conversations(client.store)
-    row = await index.row(conversation_id)
-    if conversation_id not in await index.dead_letters():
+    row = await index.load_row(conversation_id)
+    if conversation_id not in await index.list_dead_letters():
         raise UsageError(f"No dead letter: {conversation_id}.", remedy=REMEDY)
     after = max(0, row.last_event_id - SHOWN_EVENTS)
     try:
@@ -272,17 +272,17 @@ async def _conversation(client: Client, conversation_id: str) -> tuple[DeadConve
     except CorruptEntry as error:  # which may be the cause of the crashes
         note(error.message)
         events = []
-    return _described(row, _by_conversation(await index.takeovers())), events
+    return _describe(row, _by_conversation(await index.list_takeovers())), events
 
 
-async def _entry(client: Client, name: str) -> UnreadableEntry:
-    for entry in await Unreadable(client.store).all():
+async def _entry(client: Client, name: str) -> QuarantinedItem:
+    for entry in await Quarantine(client.store).list_items():
         if entry.name == name:
             return entry
     raise UsageError(f"There is no unreadable entry {ascii(name)[:100]}.", remedy=REMEDY)
 
 
-def _show_entry(entry: UnreadableEntry, *, as_json: bool) -> None:
+def _show_entry(entry: QuarantinedItem, *, as_json: bool) -> None:
     if as_json:
         print_json({"kind": "entry"} | asdict(entry))
         return
@@ -290,7 +290,7 @@ def _show_entry(entry: UnreadableEntry, *, as_json: bool) -> None:
     print_text(f"Content:      {clean_line(entry.held, limit=2_000)}")
 
 
-def _place(entry: UnreadableEntry) -> str:
+def _place(entry: QuarantinedItem) -> str:
     return " ".join(filter(None, (entry.key, entry.entry_id)))
 
 
@@ -301,7 +301,7 @@ def _by_conversation(takeovers: Sequence[Takeover]) -> dict[str, list[Takeover]]
     return found
 
 
-def _described(row: ConversationRow, deaths: Mapping[str, Sequence[Takeover]]) -> DeadConversation:
+def _describe(row: ConversationRow, deaths: Mapping[str, Sequence[Takeover]]) -> DeadConversation:
     latest = deaths.get(row.conversation_id, ())[-3:]
     return DeadConversation(
         row.conversation_id,

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import click
 
-from broker.runtime import SYSTEM_CLOCK, Clock, DeckhandsError, counted
-from deckhands.cli.demo import Demo, DemoReport, DemoSpec, Progress
+from broker.runtime import SYSTEM_CLOCK, Clock, DeckhandsError, format_count
+from deckhands.cli.command_group import with_options
+from deckhands.cli.demo import Demo, DemoProgress, DemoReport, DemoSpec
 from deckhands.cli.options import json_option
 from deckhands.cli.stop_signals import on_stop_signals
-from deckhands.cli.verbs import options_as
 from deckhands.client import ExitCode, is_redrawn, note, print_json, print_text, redraw
-from deckhands.operations import reason_unconfined
-from deckhands.settings import FaceSettings
+from deckhands.operations import find_sandbox_fault
+from deckhands.settings import CliSettings
 
 SECTION = "Start a conversation"
 SUMMARIES = {"demo": "Run 20 agents at once while their workers are killed. Needs no model."}
@@ -50,17 +50,19 @@ class DemoOptions:
 @click.option("--seed", type=int, default=0, show_default=True, help="Determines which workers are killed, and when.")
 @click.option("--keep", is_flag=True, help="Keep the projects, the store and the logs.")
 @json_option
-@options_as(DemoOptions)
+@with_options(DemoOptions)
 def demo(options: DemoOptions) -> int:
     """Let 20 agents repair 20 projects at once, while their workers are killed and replaced.
 
     The workers are real processes, and the tests of the projects really run. Only the model follows a script, so no key
     is needed. Exits with 0 if everything finished, every test passes and no event was lost or doubled.
     """
-    settings = FaceSettings.from_env()
+    settings = CliSettings.from_env()
     with _directory(is_kept=options.keep) as directory:
-        workers = f"{counted(options.controllers, 'controller worker')}, {counted(options.tools, 'tool worker')}"
-        note(f"{counted(options.conversations, 'agent')}, {workers}, all in {directory}")
+        workers = (
+            f"{format_count(options.controllers, 'controller worker')}, {format_count(options.tools, 'tool worker')}"
+        )
+        note(f"{format_count(options.conversations, 'agent')}, {workers}, all in {directory}")
         spec = DemoSpec(
             directory,
             conversations=options.conversations,
@@ -80,14 +82,14 @@ def demo(options: DemoOptions) -> int:
     return 0 if report.is_whole else 1
 
 
-def _environment(settings: FaceSettings) -> dict[str, str]:
+def _environment(settings: CliSettings) -> dict[str, str]:
     """Return the workers' environment. If no sandbox works, it uses none: all commands are part of the demo.
 
     Raises:
         DeckhandsError: a sandbox was set by name and does not work.
     """
     environment = dict(settings.environment)
-    if reason := reason_unconfined(environment):
+    if reason := find_sandbox_fault(environment):
         if settings.sandbox != "auto":
             raise DeckhandsError(f"The sandbox {settings.sandbox} does not work here: {reason}.")
         note(f"No sandbox works here ({reason}); the demo runs its own, harmless commands without one.")
@@ -157,7 +159,7 @@ class _Screen:
         self._started = self._drawn = self._clock.monotonic()
         self._quarter = 0
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: DemoProgress) -> None:
         """Show the progress."""
         now = self._clock.monotonic()
         if self._is_terminal:
@@ -181,10 +183,10 @@ class _Screen:
         if self._is_terminal:
             redraw("")
 
-    def _line(self, progress: Progress, now: float) -> str:
+    def _line(self, progress: DemoProgress, now: float) -> str:
         done = BAR_COLUMNS * progress.replies // max(1, progress.replies_expected)
         bar = "#" * min(done, BAR_COLUMNS) + "." * (BAR_COLUMNS - done)
         return (
             f"{now - self._started:6.1f} s  [{bar}] {progress.finished}/{progress.conversations} finished, "
-            f"{counted(progress.events, 'event')}, {counted(progress.killed, 'worker')} killed"
+            f"{format_count(progress.events, 'event')}, {format_count(progress.killed, 'worker')} killed"
         )

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 
 import click
 
+from deckhands.cli.command_group import with_options
 from deckhands.cli.options import json_option
-from deckhands.cli.verbs import options_as
 from deckhands.client import print_json, print_text
 from deckhands.cluster import Home
 from deckhands.operations import (
@@ -21,7 +21,7 @@ from deckhands.operations import (
     examine_retention,
     examine_store,
 )
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 SECTION = "Operate a cluster"
 SUMMARIES = {"doctor": "Check this machine, the store, and the cluster that runs on it."}
@@ -51,7 +51,7 @@ class DoctorOptions:
 )
 @click.option("--all-logs", is_flag=True, help="Check every log.")
 @click.option("--strict", is_flag=True, help="Exit with 1 for any finding, not only for failures.")
-@options_as(DoctorOptions)
+@with_options(DoctorOptions)
 def doctor(options: DoctorOptions) -> None:
     """Check this machine's support for workspaces, its access to the store, and the cluster that runs on it.
 
@@ -65,10 +65,10 @@ def doctor(options: DoctorOptions) -> None:
 
     Exits with 1 if something is missing that every action needs, or if an invariant is broken.
     """
-    settings = FaceSettings.from_env()
+    settings = CliSettings.from_env()
     findings = [
         *examine_machine(settings.environment),
-        *_of_store(settings, None if options.all_logs else options.logs),
+        *_check_store(settings, None if options.all_logs else options.logs),
         *examine_retention(settings.environment),
     ]
     if options.as_json:
@@ -93,12 +93,12 @@ def _verdict(finding: Finding) -> str:
     return "missing" if finding.is_needed else "weaker"
 
 
-def _of_store(settings: FaceSettings, sample: int | None) -> list[Finding]:
+def _check_store(settings: CliSettings, sample: int | None) -> list[Finding]:
     url = settings.url or Home(settings.home).cluster_url
-    return [] if url is None else asyncio.run(_examined(url, sample))
+    return [] if url is None else asyncio.run(_examine(url, sample))
 
 
-async def _examined(url: str, sample: int | None) -> list[Finding]:
+async def _examine(url: str, sample: int | None) -> list[Finding]:
     of_store = await examine_store(url)
     of_cluster = await examine_cluster(url, sample=sample) if of_store[0].is_good else []
     return [of_store[0], *of_cluster, *of_store[1:]]

@@ -12,41 +12,41 @@ import click
 
 from broker.contract import NAME_PATTERN
 from broker.runtime import UsageError
+from deckhands.cli.command_group import with_options
 from deckhands.cli.commands.eval_export import export
 from deckhands.cli.commands.eval_steering import (
     COMMANDS,
-    AtOnce,
+    AtOnceType,
     at_once_option,
     budget_option,
     retries_option,
     until_option,
 )
 from deckhands.cli.options import Amount, json_option
-from deckhands.cli.verbs import options_as
 from deckhands.client import note, print_json, print_text
 from deckhands.evaluation import (
     DOCKER,
     MAX_SCORE,
     RESULTS,
-    Asked,
-    Row,
+    AttemptRow,
+    EvaluationRequest,
     Scoring,
     Tuning,
-    absolute,
-    ask,
-    asked_in,
-    asked_of,
-    carry_out,
+    build_request,
     check_redo,
-    compared,
-    comparison_of,
+    compare_runs,
+    compare_siblings,
     detach,
-    left_out_of,
-    model_here,
+    list_left_out,
+    load_request,
+    print_summary,
     read_results,
+    record_request,
     redo_option,
-    repositories_here,
-    show,
+    resolve_model,
+    resolve_repositories,
+    run_evaluation,
+    to_absolute_name,
     write_report,
 )
 from deckhands.ingress import complete_tasks
@@ -55,7 +55,7 @@ SECTION = "Evaluate agents"
 SUMMARIES = {"eval": "Evaluate agents on a dataset: run, steer, report, compare, export, fork."}
 
 
-class Repositories(click.Path):
+class RepositoriesType(click.Path):
     """A directory, or `docker`."""
 
     name = "repositories"
@@ -69,7 +69,7 @@ class Repositories(click.Path):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class EvalRunOptions:
     """Options of `eval run`."""
 
     dataset: str
@@ -97,7 +97,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttachOptions:
+class EvalAttachOptions:
     """Options of `eval attach`."""
 
     directory: Path
@@ -110,7 +110,7 @@ class AttachOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportOptions:
+class EvalReportOptions:
     """Options of `eval report`."""
 
     directory: Path
@@ -118,7 +118,7 @@ class ReportOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class CompareOptions:
+class EvalCompareOptions:
     """Options of `eval compare`; `models` is empty, or A, or A,B."""
 
     first: Path
@@ -128,7 +128,7 @@ class CompareOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForkOptions:
+class EvalForkOptions:
     """Options of `eval fork`; `point` is RUN@EVENT, `origin` the directory of its evaluation."""
 
     point: str
@@ -179,7 +179,7 @@ for _command in (*COMMANDS, export):
 @click.option("--shuffle", is_flag=True, help="In a random order given by --seed.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
-    "--repositories", type=Repositories(), metavar="DIR|docker",
+    "--repositories", type=RepositoriesType(), metavar="DIR|docker",
     help="Mirrors or archives of the repositories that SWE-bench rows name, or the images of the docker engine here.",
 )  # fmt: skip
 @click.option("--tenant", default="", metavar="NAME", help="The tenant of its conversations and costs.")
@@ -191,8 +191,8 @@ for _command in (*COMMANDS, export):
 @until_option
 @click.option("--detach", "is_detached", is_flag=True, help="Run in the background; `eval attach` reattaches.")
 @json_option
-@options_as(RunOptions)
-def run(options: RunOptions) -> int:
+@with_options(EvalRunOptions)
+def run(options: EvalRunOptions) -> int:
     """Evaluate models on DATASET: `shipped`, a file of rows, a directory of tasks, or the name of an installed dataset.
 
     Repeat the command to complete an interrupted evaluation. `--model scripted` solves `shipped` offline.
@@ -200,10 +200,10 @@ def run(options: RunOptions) -> int:
     models = [name for text in options.models for name in text.split(",")]
     if not all(models) or len(set(models)) < len(models):
         raise UsageError("--model has an empty name, or a name twice.", remedy="Write --model A,B.")
-    asked = Asked(
+    asked = EvaluationRequest(
         name="",
-        dataset=absolute(options.dataset),
-        models=tuple(map(model_here, models)),
+        dataset=to_absolute_name(options.dataset),
+        models=tuple(map(resolve_model, models)),
         attempts=options.attempts,
         agent=options.agent,
         max_iterations=options.max_iterations,
@@ -213,23 +213,25 @@ def run(options: RunOptions) -> int:
         part=options.part,
         shuffle=options.shuffle,
         seed=options.seed,
-        repositories=None if options.repositories is None else repositories_here(options.repositories),
+        repositories=None if options.repositories is None else resolve_repositories(options.repositories),
         tenant=_tenant(options.tenant),
         network=options.has_network,
     )
     instances = asked.instances()  # before anything is written
-    for line in left_out_of(instances):
+    for line in list_left_out(instances):
         note(line)
     tuning = _tuning(options)
     tuning.check(len(models))
     check_redo(options.redo, instances)
-    asked = ask(options.out, asked)
+    asked = record_request(options.out, asked)
     if options.is_detached:
         pid = detach(options.out, tuning.as_arguments())
         note(f"The evaluation {asked.name} runs in the background (pid {pid}).")
         note(f"`deckhands eval attach {options.out}` reattaches, and `deckhands eval status` shows its progress.")
         return 0
-    return carry_out(options.out, asked, tuning, follows=False, as_json=options.as_json, on_finished=complete_tasks)
+    return run_evaluation(
+        options.out, asked, tuning, follows=False, as_json=options.as_json, on_finished=complete_tasks
+    )
 
 
 @eval_.command()
@@ -240,15 +242,15 @@ def run(options: RunOptions) -> int:
 @until_option
 @redo_option
 @json_option
-@options_as(AttachOptions)
-def attach(options: AttachOptions) -> int:
+@with_options(EvalAttachOptions)
+def attach(options: EvalAttachOptions) -> int:
     """Reattach to the evaluation in DIR: follow the command that drives it, or continue it.
 
     Work that the workers did in the meantime counts, and nothing is started twice.
     """
     tuning = _tuning(options)
-    asked = asked_in(options.directory)
-    return carry_out(
+    asked = load_request(options.directory)
+    return run_evaluation(
         options.directory, asked, tuning, follows=True, as_json=options.as_json, on_finished=complete_tasks
     )
 
@@ -256,17 +258,17 @@ def attach(options: AttachOptions) -> int:
 @eval_.command()
 @_directory
 @json_option
-@options_as(ReportOptions)
-def report(options: ReportOptions) -> None:
+@with_options(EvalReportOptions)
+def report(options: EvalReportOptions) -> None:
     """Write summary.json and report.html of DIR again, from results.jsonl alone."""
     summary: dict[str, Any] = write_report(options.directory)
     siblings = None
     with suppress(UsageError):  # the rows are enough for everything else
-        siblings = compared(options.directory) if asked_in(options.directory).origin else None
+        siblings = compare_siblings(options.directory) if load_request(options.directory).origin else None
     if siblings is None or options.as_json:
-        show(summary if siblings is None else {**summary, "siblings": siblings}, as_json=options.as_json)
+        print_summary(summary if siblings is None else {**summary, "siblings": siblings}, as_json=options.as_json)
         return
-    show(summary, as_json=False)
+    print_summary(summary, as_json=False)
     _show_siblings(siblings)
 
 
@@ -277,10 +279,10 @@ def report(options: ReportOptions) -> None:
     "--model", "models", metavar="A[,B]", help="Only attempts with A, or with A in DIR and B in DIR2, which may be DIR."
 )
 @json_option
-@options_as(CompareOptions)
-def compare(options: CompareOptions) -> None:
+@with_options(EvalCompareOptions)
+def compare(options: EvalCompareOptions) -> None:
     """Compare two evaluations over the instances that both have, by McNemar's exact test."""
-    found = comparison_of(*_compared_rows(options))
+    found = compare_runs(*_rows_to_compare(options))
     if options.as_json:
         print_json(found)
         return
@@ -291,7 +293,7 @@ def compare(options: CompareOptions) -> None:
     )
 
 
-def _compared_rows(options: CompareOptions) -> list[list[Row]]:
+def _rows_to_compare(options: EvalCompareOptions) -> list[list[AttemptRow]]:
     """Return the rows of each side.
 
     Raises:
@@ -341,10 +343,10 @@ def _tenant(name: str) -> str:
 @click.option(
     "--tenant", default="", metavar="NAME", help="The tenant of the conversations and costs; by default that of RUN."
 )
-@click.option("--concurrency", "at_once", type=AtOnce(), help="How many at once; `auto` or a number. By default 4.")
+@click.option("--concurrency", "at_once", type=AtOnceType(), help="How many at once; `auto` or a number. By default 4.")
 @json_option
-@options_as(ForkOptions)
-def fork(options: ForkOptions) -> int:
+@with_options(EvalForkOptions)
+def fork(options: EvalForkOptions) -> int:
     """Try alternative continuations of a conversation from EVENT on, compare them, and name the best.
 
     Each sibling starts with the events up to EVENT, and with the files of the checkpoint nearest to it. It is scored
@@ -353,20 +355,20 @@ def fork(options: ForkOptions) -> int:
     models = [name for text in options.models for name in text.split(",")]
     if not all(models) or len(set(models)) < len(models):
         raise UsageError("--model has an empty name, or a name twice.", remedy="Write --model A,B.")
-    models = list(map(model_here, models))
+    models = list(map(resolve_model, models))
     scoring = Scoring(
         of=options.origin,
         check=options.check,
         hidden=options.hidden,
-        critic=model_here(options.critic) if options.critic else "",
+        critic=resolve_model(options.critic) if options.critic else "",
         tenant=_tenant(options.tenant),
     )
-    asked = asked_of(options.point, models, options.out, scoring)
-    asked = ask(options.out, asked.model_copy(update={"attempts": options.siblings}))
+    asked = build_request(options.point, models, options.out, scoring)
+    asked = record_request(options.out, asked.model_copy(update={"attempts": options.siblings}))
     tuning = Tuning(at_once=options.at_once, budget=None, retries=None, until=None)
     as_json = None if options.as_json else False
-    code = carry_out(options.out, asked, tuning, follows=False, as_json=as_json, on_finished=complete_tasks)
-    found = compared(options.out)
+    code = run_evaluation(options.out, asked, tuning, follows=False, as_json=as_json, on_finished=complete_tasks)
+    found = compare_siblings(options.out)
     if options.as_json:
         print_json(found)
         return code
@@ -389,7 +391,7 @@ def _show_siblings(found: dict[str, Any]) -> None:
         print_text(f"The critic gave it {best['score']:g} of {MAX_SCORE}: {best['verdict']}")
 
 
-def _tuning(options: RunOptions | AttachOptions) -> Tuning:
+def _tuning(options: EvalRunOptions | EvalAttachOptions) -> Tuning:
     return Tuning(
         at_once=options.at_once,
         budget=options.budget,

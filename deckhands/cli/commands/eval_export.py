@@ -18,28 +18,28 @@ from typing import Any
 import click
 
 from broker.contract import Event
-from broker.runtime import UnknownConversation, UsageError, counted
-from deckhands.cli.verbs import options_as
+from broker.runtime import UnknownConversation, UsageError, format_count
+from deckhands.cli.command_group import with_options
 from deckhands.client import Client, note, print_text
 from deckhands.evaluation import (
     OUTCOMES,
     RESULTS,
     SIBLINGS,
-    Asked,
+    AttemptRow,
     Dialogue,
-    Row,
-    asked_in,
-    atif_of,
-    dialogue_of,
-    in_store,
-    inspect_log_of,
-    prediction_of,
+    EvaluationRequest,
+    load_request,
     read_results,
-    sft_of,
-    without_left_out,
+    run_in_store,
+    split_left_out,
+    to_atif,
+    to_dialogue,
+    to_inspect_log,
+    to_prediction,
+    to_sft,
 )
-from deckhands.interop import trajectory_of
-from deckhands.settings import FaceSettings
+from deckhands.interop import to_trajectory
+from deckhands.settings import CliSettings
 
 PREDICTIONS = "predictions"
 FORMATS = ("openhands", "inspect", "atif", "sft", PREDICTIONS)
@@ -47,7 +47,7 @@ EXPORTS = "exports"
 
 
 @dataclass(frozen=True, slots=True)
-class ExportOptions:
+class EvalExportOptions:
     """Options of `eval export`."""
 
     directory: Path
@@ -63,11 +63,11 @@ class ExportOptions:
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where to write; by default DIR/exports/FORMAT."
 )
 @click.option("--outcome", "outcomes", type=click.Choice(OUTCOMES), multiple=True, help="Only these; may be repeated.")
-@options_as(ExportOptions)
-def export(options: ExportOptions) -> None:
+@with_options(EvalExportOptions)
+def export(options: EvalExportOptions) -> None:
     """Write the attempts of DIR for another tool, or for training."""
-    asked = asked_in(options.directory)
-    rows = chosen(options.directory, options.form, options.outcomes)
+    asked = load_request(options.directory)
+    rows = select_rows(options.directory, options.form, options.outcomes)
     out = options.out or options.directory / EXPORTS / options.form
     if options.form == PREDICTIONS:
         written, left_out = write_predictions(rows, out)
@@ -75,17 +75,17 @@ def export(options: ExportOptions) -> None:
             note(f"Not in the patch: {line}")
     else:
         written = asyncio.run(_export(asked, rows, options.form, out))
-    print_text(f"{counted(len(rows), 'attempt')} in {counted(len(written), 'file')} below {out}")
+    print_text(f"{format_count(len(rows), 'attempt')} in {format_count(len(written), 'file')} below {out}")
 
 
-async def _export(asked: Asked, rows: list[Row], form: str, out: Path) -> list[Path]:
+async def _export(asked: EvaluationRequest, rows: list[AttemptRow], form: str, out: Path) -> list[Path]:
     async def written(client: Client) -> list[Path]:
         return await write_export(client, asked, rows, form, out)
 
-    return await in_store(FaceSettings.from_env(), asked.home or asked.name, written)
+    return await run_in_store(CliSettings.from_env(), asked.home or asked.name, written)
 
 
-def chosen(directory: Path, form: str, outcomes: Sequence[str]) -> list[Row]:
+def select_rows(directory: Path, form: str, outcomes: Sequence[str]) -> list[AttemptRow]:
     """Return the rows to export, sorted.
 
     Args:
@@ -104,21 +104,23 @@ def chosen(directory: Path, form: str, outcomes: Sequence[str]) -> list[Row]:
     return sorted(rows, key=lambda row: row.key)
 
 
-def write_predictions(rows: Sequence[Row], out: Path) -> tuple[list[Path], list[str]]:
+def write_predictions(rows: Sequence[AttemptRow], out: Path) -> tuple[list[Path], list[str]]:
     """Write a file per model and attempt number; return the files, and the attempts whose patch was incomplete."""
     lines: dict[str, list[str]] = defaultdict(list)
     left_out: list[str] = []
     names = _model_names(rows)
     is_one = len({(row.model, row.attempt) for row in rows}) == 1
     for row in rows:
-        patch, without = without_left_out(row.patch)
+        patch, without = split_left_out(row.patch)
         left_out += [f"{row.instance}: {line}" for line in without]
         name = PREDICTIONS if is_one else f"{PREDICTIONS}-{names[row.model]}-{row.attempt}"
-        lines[name].append(json.dumps(prediction_of(row.model_dump(), patch)) + "\n")
-    return [_written(out / f"{name}.jsonl", "".join(found)) for name, found in lines.items()], left_out
+        lines[name].append(json.dumps(to_prediction(row.model_dump(), patch)) + "\n")
+    return [_write_file(out / f"{name}.jsonl", "".join(found)) for name, found in lines.items()], left_out
 
 
-async def write_export(client: Client, asked: Asked, rows: Sequence[Row], form: str, out: Path) -> list[Path]:
+async def write_export(
+    client: Client, asked: EvaluationRequest, rows: Sequence[AttemptRow], form: str, out: Path
+) -> list[Path]:
     """Write an export that needs the logs, and return its files.
 
     Raises:
@@ -134,35 +136,35 @@ async def write_export(client: Client, asked: Asked, rows: Sequence[Row], form: 
         if events is None:
             continue
         about = row.model_dump()
-        dialogue = dialogue_of(row.conversation_id, events)
+        dialogue = to_dialogue(row.conversation_id, events)
         name = f"{row.instance}--{names[row.model]}--{row.attempt}.json"
         match form:
             case "openhands":
-                written.append(_written(out / name, _json(trajectory_of(events)[0])))
+                written.append(_write_file(out / name, _json(to_trajectory(events)[0])))
             case "atif":
-                written.append(_written(out / name, _json(atif_of(dialogue, about))))
+                written.append(_write_file(out / name, _json(to_atif(dialogue, about))))
             case _:
-                lines.append(json.dumps(sft_of(dialogue, about), ensure_ascii=False) + "\n")
-    return [_written(out / "sft.jsonl", "".join(lines))] if lines else written
+                lines.append(json.dumps(to_sft(dialogue, about), ensure_ascii=False) + "\n")
+    return [_write_file(out / "sft.jsonl", "".join(lines))] if lines else written
 
 
-async def _inspect_logs(client: Client, asked: Asked, rows: Sequence[Row], out: Path) -> list[Path]:
+async def _inspect_logs(client: Client, asked: EvaluationRequest, rows: Sequence[AttemptRow], out: Path) -> list[Path]:
     attempts: dict[str, list[tuple[Mapping[str, Any], Dialogue | None]]] = defaultdict(list)
     async for row, events in _logs(client, rows):
-        dialogue = None if events is None else dialogue_of(row.conversation_id, events)
+        dialogue = None if events is None else to_dialogue(row.conversation_id, events)
         attempts[row.model].append((row.model_dump(), dialogue))
     written = []
     names = _model_names(rows)
     for model, found in attempts.items():
-        log = inspect_log_of(asked.name, Path(asked.dataset).stem or SIBLINGS, model, found)
+        log = to_inspect_log(asked.name, Path(asked.dataset).stem or SIBLINGS, model, found)
         moment = re.sub(r"[:.]", "-", log["eval"]["created"])
         # inspect takes the task and its id from the first part and the last
         parts = (text.replace("_", "-") for text in (_file_name(log["eval"]["task"]), names[model]))
-        written.append(_written(out / f"{'_'.join((moment, *parts, asked.name))}.json", _json(log)))
+        written.append(_write_file(out / f"{'_'.join((moment, *parts, asked.name))}.json", _json(log)))
     return written
 
 
-async def _logs(client: Client, rows: Sequence[Row]) -> AsyncIterator[tuple[Row, list[Event] | None]]:
+async def _logs(client: Client, rows: Sequence[AttemptRow]) -> AsyncIterator[tuple[AttemptRow, list[Event] | None]]:
     """Yield rows with their logs; None for an attempt that never started."""
     for row in rows:
         if not row.conversation_id:
@@ -177,7 +179,7 @@ async def _logs(client: Client, rows: Sequence[Row]) -> AsyncIterator[tuple[Row,
             ) from error
 
 
-def _model_names(rows: Sequence[Row]) -> Mapping[str, str]:
+def _model_names(rows: Sequence[AttemptRow]) -> Mapping[str, str]:
     """Return the models as parts of file names, distinct also where `_` becomes `-`."""
     models = {row.model for row in rows}
     taken = Counter(_file_name(model).replace("_", "-") for model in models)
@@ -197,7 +199,7 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
-def _written(path: Path, content: str) -> Path:
+def _write_file(path: Path, content: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.new")

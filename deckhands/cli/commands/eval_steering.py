@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import click
 
 from broker.contract import TERMINAL_STATES, AgentState, Event
-from broker.log import ConversationRow, Selected, Selection
+from broker.log import ConversationQuery, ConversationRow, Selection
 from broker.runtime import UsageError, is_conversation_id
-from deckhands.cli.choosing import require_agreement, yes_option
+from deckhands.cli.command_group import with_options
 from deckhands.cli.options import Amount, json_option, plain_option
 from deckhands.cli.screen_printer import printer_for
-from deckhands.cli.verbs import options_as
+from deckhands.cli.selection import require_confirmation, yes_option
 from deckhands.client import Client, for_each, note, print_json, print_text
 from deckhands.evaluation import (
     FRESH_SECONDS,
@@ -26,17 +26,17 @@ from deckhands.evaluation import (
     MAX_AT_ONCE,
     OUTCOMES,
     RESULTS,
+    EvaluationSteering,
     Requeue,
-    Steering,
-    Until,
-    Wanted,
-    asked_in,
-    in_store,
-    named,
+    StoppingCriterion,
+    StoredSteering,
+    find_evaluation,
+    load_request,
+    parse_status,
     read_results,
-    standing_from,
+    run_in_store,
 )
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 CHECK_AGENT = "CheckAgent"
 RUNNING = "running"
@@ -46,7 +46,7 @@ LOOKS, LOOK_SECONDS = 20, 0.25
 T = TypeVar("T")
 
 
-class AtOnce(click.ParamType):  # type: ignore[type-arg]
+class AtOnceType(click.ParamType):  # type: ignore[type-arg]
     """`auto`, or a number."""
 
     name = "N|auto"
@@ -61,7 +61,7 @@ class AtOnce(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is neither `auto` nor a number from 1 to {MAX_AT_ONCE:,}.", param, ctx)
 
 
-class UntilText(click.ParamType):  # type: ignore[type-arg]
+class UntilType(click.ParamType):  # type: ignore[type-arg]
     """A criterion of `stopping.Until`."""
 
     name = "ci=3%|decided"
@@ -70,7 +70,7 @@ class UntilText(click.ParamType):  # type: ignore[type-arg]
         """Return a criterion unchanged, if it is valid."""
         if value != "":
             try:
-                Until.parse(str(value), 2)
+                StoppingCriterion.parse(str(value), 2)
             except UsageError as error:
                 self.fail(f"{error.message} {error.remedy}", param, ctx)
         return str(value)
@@ -78,7 +78,7 @@ class UntilText(click.ParamType):  # type: ignore[type-arg]
 
 evaluation_argument = click.argument("evaluation", metavar="DIR|NAME")
 at_once_option = click.option(
-    "-n", "--concurrency", "at_once", type=AtOnce(),
+    "-n", "--concurrency", "at_once", type=AtOnceType(),
     help="The most attempts at once; `auto`: as many as help. By default 4.",
 )  # fmt: skip
 budget_option = click.option(
@@ -90,20 +90,20 @@ retries_option = click.option(
     help="How often an attempt is repeated after a failure of the infrastructure. By default 3.",
 )  # fmt: skip
 until_option = click.option(
-    "--until", type=UntilText(), metavar="ci=3%|decided",
+    "--until", type=UntilType(), metavar="ci=3%|decided",
     help="Stop early: once each pass@1 is known to ±3 % (ci=3%), or once the first model is known as better or worse.",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class OneOptions:
+class EvaluationOptions:
     """Options of `pause` and `resume`."""
 
     evaluation: str
 
 
 @dataclass(frozen=True, slots=True)
-class CancelOptions:
+class EvalCancelOptions:
     """Options of `cancel`."""
 
     evaluation: str
@@ -111,7 +111,7 @@ class CancelOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class StatusOptions:
+class EvalStatusOptions:
     """Options of `status`."""
 
     evaluation: str
@@ -119,7 +119,7 @@ class StatusOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class LogOptions:
+class EvalLogsOptions:
     """Options of `logs`."""
 
     directory: Path
@@ -129,7 +129,7 @@ class LogOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetuneOptions:
+class EvalRetuneOptions:
     """Options of `retune`."""
 
     evaluation: str
@@ -140,7 +140,7 @@ class RetuneOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequeueOptions:
+class EvalRequeueOptions:
     """Options of `requeue`."""
 
     evaluation: str
@@ -152,13 +152,13 @@ class RequeueOptions:
 
 @click.command()
 @evaluation_argument
-@options_as(OneOptions)
-def pause(options: OneOptions) -> None:
+@with_options(EvaluationOptions)
+def pause(options: EvaluationOptions) -> None:
     """Start no further attempt, and pause those in flight; the current model call or tool finishes."""
 
-    async def act(client: Client, steering: Steering, _: Wanted) -> int:
-        await steering.wish(state="paused")
-        return await _ask_all(client, options.evaluation, client.pause, _works)
+    async def act(client: Client, steering: EvaluationSteering, _: StoredSteering) -> int:
+        await steering.set_desired(state="paused")
+        return await _call_all(client, options.evaluation, client.pause, _is_working)
 
     number = _steer(options.evaluation, act)
     note(f"The evaluation is paused, with {number} attempts in flight. `deckhands eval resume` continues it.")
@@ -166,13 +166,13 @@ def pause(options: OneOptions) -> None:
 
 @click.command()
 @evaluation_argument
-@options_as(OneOptions)
-def resume(options: OneOptions) -> None:
+@with_options(EvaluationOptions)
+def resume(options: EvaluationOptions) -> None:
     """Continue an evaluation that was paused or cancelled. `requeue` repeats its cancelled attempts."""
 
-    async def act(client: Client, steering: Steering, wanted: Wanted) -> bool:
-        await steering.wish(state="running")
-        await _ask_all(client, options.evaluation, client.resume, lambda row: row.state == AgentState.PAUSED)
+    async def act(client: Client, steering: EvaluationSteering, wanted: StoredSteering) -> bool:
+        await steering.set_desired(state="running")
+        await _call_all(client, options.evaluation, client.resume, lambda row: row.state == AgentState.PAUSED)
         return await _is_driven(client, wanted)
 
     _note_driver("The evaluation continues.", _steer(options.evaluation, act))
@@ -184,8 +184,8 @@ def resume(options: OneOptions) -> None:
 @budget_option
 @retries_option
 @until_option
-@options_as(RetuneOptions)
-def retune(options: RetuneOptions) -> None:
+@with_options(EvalRetuneOptions)
+def retune(options: EvalRetuneOptions) -> None:
     """Change the settings of a running evaluation. `--until ""` removes a criterion."""
     wishes = {
         "at_once": options.at_once,
@@ -196,8 +196,8 @@ def retune(options: RetuneOptions) -> None:
     if all(value is None for value in wishes.values()):
         raise UsageError("No change is given.", remedy="Name -n, --budget, --retries or --until.")
 
-    async def act(client: Client, steering: Steering, wanted: Wanted) -> bool:
-        await steering.wish(**wishes)
+    async def act(client: Client, steering: EvaluationSteering, wanted: StoredSteering) -> bool:
+        await steering.set_desired(**wishes)
         return await _is_driven(client, wanted)
 
     _note_driver("The change applies from now on.", _steer(options.evaluation, act))
@@ -214,8 +214,8 @@ def retune(options: RetuneOptions) -> None:
 )
 @click.option("--id", "instances", multiple=True, metavar="INSTANCE", help="Attempts at these instances.")
 @click.option("--model", "models", multiple=True, help="Attempts with these models, as the results name them.")
-@options_as(RequeueOptions)
-def requeue(options: RequeueOptions) -> None:
+@with_options(EvalRequeueOptions)
+def requeue(options: EvalRequeueOptions) -> None:
     """Repeat attempts that have ended or are in flight; the new results replace the old ones.
 
     Each option narrows the selection; repeat one to name several values.
@@ -226,9 +226,9 @@ def requeue(options: RequeueOptions) -> None:
     if order == Requeue():
         raise UsageError("No attempts are selected.", remedy="Name --state, --class, --id or --model.")
 
-    async def act(client: Client, steering: Steering, wanted: Wanted) -> bool:
-        if wanted.wishes.state == "cancelled":
-            await steering.wish(state=RUNNING)
+    async def act(client: Client, steering: EvaluationSteering, wanted: StoredSteering) -> bool:
+        if wanted.desired.state == "cancelled":
+            await steering.set_desired(state=RUNNING)
         await steering.requeue(order)
         return await _is_driven(client, wanted)
 
@@ -238,24 +238,24 @@ def requeue(options: RequeueOptions) -> None:
 @click.command()
 @evaluation_argument
 @yes_option
-@options_as(CancelOptions)
-def cancel(options: CancelOptions) -> None:
+@with_options(EvalCancelOptions)
+def cancel(options: EvalCancelOptions) -> None:
     """End an evaluation: attempts in flight are stopped, and all attempts without a result end as not run."""
     if not options.is_sure:
-        require_agreement("The attempts of this evaluation that have not ended", "cancelled")
+        require_confirmation("The attempts of this evaluation that have not ended", "cancelled")
 
-    async def act(client: Client, steering: Steering, wanted: Wanted) -> bool:
-        await steering.wish(state="cancelled")
+    async def act(client: Client, steering: EvaluationSteering, wanted: StoredSteering) -> bool:
+        await steering.set_desired(state="cancelled")
         is_driven = await _is_driven(client, wanted)
         for _ in range(LOOKS if is_driven else 0):  # the driver stops its attempts itself, and writes their rows
-            if (await steering.read()).standing.get("state") == "cancelled":
+            if (await steering.read()).status.get("state") == "cancelled":
                 break
             await asyncio.sleep(LOOK_SECONDS)
 
         async def stop(conversation_id: str) -> None:
             await client.cancel(conversation_id)
 
-        await _ask_all(client, options.evaluation, stop, lambda row: row.state not in TERMINAL_STATES)
+        await _call_all(client, options.evaluation, stop, lambda row: row.state not in TERMINAL_STATES)
         return is_driven
 
     _note_driver("The evaluation is cancelled.", _steer(options.evaluation, act))
@@ -264,22 +264,22 @@ def cancel(options: CancelOptions) -> None:
 @click.command()
 @evaluation_argument
 @json_option
-@options_as(StatusOptions)
-def status(options: StatusOptions) -> None:
+@with_options(EvalStatusOptions)
+def status(options: EvalStatusOptions) -> None:
     """Show the progress of an evaluation, as last reported by the command that drives it."""
 
-    async def act(client: Client, _: Steering, wanted: Wanted) -> tuple[Wanted, bool]:
+    async def act(client: Client, _: EvaluationSteering, wanted: StoredSteering) -> tuple[StoredSteering, bool]:
         return wanted, await _is_driven(client, wanted)
 
     wanted, is_driven = _steer(options.evaluation, act)
     if options.as_json:
-        wishes = wanted.wishes.model_dump(exclude_none=True)
+        wishes = wanted.desired.model_dump(exclude_none=True)
         if wishes.get("budget_usd") == math.inf:
             wishes["budget_usd"] = None
-        print_json({"is_driven": is_driven, "wishes": wishes, "standing": dict(wanted.standing)})
+        print_json({"is_driven": is_driven, "wishes": wishes, "standing": dict(wanted.status)})
         return
-    standing = standing_from(wanted.standing)
-    print_text(standing.line if standing is not None else "It has not started.")
+    standing = parse_status(wanted.status)
+    print_text(standing.render_line if standing is not None else "It has not started.")
     if not is_driven and not (standing is not None and standing.state == "over"):
         note("No command drives it now; `deckhands eval attach DIR` does.")
 
@@ -289,19 +289,19 @@ def status(options: StatusOptions) -> None:
 @click.argument("attempt", metavar="INSTANCE|ID")
 @plain_option
 @json_option
-@options_as(LogOptions)
-def logs(options: LogOptions) -> None:
+@with_options(EvalLogsOptions)
+def logs(options: EvalLogsOptions) -> None:
     """Show the events of an attempt of the evaluation in DIR, or of its check, also from its private cluster.
 
     Name it by its instance, if that has only one attempt, or by the id of a conversation.
     """
-    asked = asked_in(options.directory)
+    asked = load_request(options.directory)
     conversation_id = _conversation_of(options.directory, options.attempt)
 
     async def read(client: Client) -> Sequence[Event]:
         return await client.events(conversation_id, is_whole=True)
 
-    events = asyncio.run(in_store(FaceSettings.from_env(), asked.home or asked.name, read))
+    events = asyncio.run(run_in_store(CliSettings.from_env(), asked.home or asked.name, read))
     printer = printer_for(as_json=options.as_json, is_plain=options.is_plain, is_whole=False, has_status=False)
     for event in events:
         printer.event(event)
@@ -322,24 +322,24 @@ def _conversation_of(directory: Path, attempt: str) -> str:
 COMMANDS = (pause, resume, retune, requeue, cancel, status, logs)
 
 
-def _steer(evaluation: str, act: Callable[[Client, Steering, Wanted], Awaitable[T]]) -> T:
-    name, place = named(evaluation)
+def _steer(evaluation: str, act: Callable[[Client, EvaluationSteering, StoredSteering], Awaitable[T]]) -> T:
+    name, place = find_evaluation(evaluation)
 
     async def steered(client: Client) -> T:
-        steering = Steering(client.store, name)
+        steering = EvaluationSteering(client.store, name)
         wanted = await steering.read()
-        if wanted == Wanted() and name == evaluation:
+        if wanted == StoredSteering() and name == evaluation:
             raise UsageError(f"This store has no evaluation {name}.", remedy="Name its directory, or its name.")
         return await act(client, steering, wanted)
 
-    return asyncio.run(in_store(FaceSettings.from_env(), place, steered))
+    return asyncio.run(run_in_store(CliSettings.from_env(), place, steered))
 
 
-async def _is_driven(client: Client, wanted: Wanted) -> bool:
+async def _is_driven(client: Client, wanted: StoredSteering) -> bool:
     """Return whether a command drives the evaluation now."""
-    at = wanted.standing.get("at")
+    at = wanted.status.get("at")
     now = client.store.clock.now().timestamp()
-    is_over = wanted.standing.get("state") == "over"
+    is_over = wanted.status.get("state") == "over"
     return isinstance(at, int | float) and abs(now - at) < FRESH_SECONDS and not is_over
 
 
@@ -348,15 +348,15 @@ def _note_driver(text: str, is_driven: bool) -> None:
     note(text + rest)
 
 
-async def _ask_all(
+async def _call_all(
     client: Client, evaluation: str, ask: Callable[[str], Awaitable[None]], is_meant: Callable[[ConversationRow], bool]
 ) -> int:
     """Call a function for the conversations of attempts, and return how many were called."""
     number = 0
-    selected = Selected(client.store, Selection(labels={LABEL: named(evaluation)[0]}))
+    selected = ConversationQuery(client.store, Selection(labels={LABEL: find_evaluation(evaluation)[0]}))
 
     async def ids() -> AsyncIterator[str]:
-        async for page in selected.pages():
+        async for page in selected.iterate_pages():
             for row in page:
                 if is_meant(row) and not row.is_closed:
                     yield row.conversation_id
@@ -371,6 +371,6 @@ async def _ask_all(
     return number
 
 
-def _works(row: ConversationRow) -> bool:
+def _is_working(row: ConversationRow) -> bool:
     is_check = row.fields.get("agent") == CHECK_AGENT
     return row.state not in TERMINAL_STATES and row.state != AgentState.PAUSED and not is_check

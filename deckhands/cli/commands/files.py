@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from broker.runtime import UsageError, counted
-from deckhands.cli.abbreviations import conversation_argument, whole_id
+from broker.runtime import UsageError, format_count
+from deckhands.cli.command_group import with_options
+from deckhands.cli.conversation_ids import conversation_argument, find_full_id
 from deckhands.cli.options import ConversationOptions, json_option
 from deckhands.cli.progress import progress
-from deckhands.cli.verbs import options_as
 from deckhands.client import ExitCode, WorkspaceFiles, note, on_conversation, print_json, print_patch
 
 SECTION = "Files of a workspace"
@@ -48,14 +48,14 @@ class CheckpointOptions:
 @click.argument("source")
 @click.argument("target")
 @json_option
-@options_as(CopyOptions)
+@with_options(CopyOptions)
 def cp(options: CopyOptions) -> None:
     """Copy a file or directory into or out of a workspace: `cp ID:PATH LOCAL`, or `cp LOCAL ID:PATH`.
 
     PATH is relative to the workspace. If the target is an existing directory, the copy is put into it. The limits are 4
     GiB and 200,000 files. A copy that fails leaves nothing behind.
     """
-    ends = _place(options.source), _place(options.target)
+    ends = _parse_place(options.source), _parse_place(options.target)
     if (ends[0] is None) == (ends[1] is None):
         raise UsageError(
             "One path must be in a workspace, and the other on this machine.",
@@ -89,12 +89,12 @@ def cp(options: CopyOptions) -> None:
         return
     for name in skipped:
         note(f"{name} points outside the directory and was skipped.")
-    note(f"{counted(files, 'file')}, {counted(size, 'byte')}.")
+    note(f"{format_count(files, 'file')}, {format_count(size, 'byte')}.")
 
 
 @click.command()
 @conversation_argument
-@options_as(ConversationOptions)
+@with_options(ConversationOptions)
 def diff(options: ConversationOptions) -> None:
     """Print all changes in a workspace since the conversation started, as a patch for `git apply`.
 
@@ -109,9 +109,10 @@ def diff(options: ConversationOptions) -> None:
         for name in shown:
             note(f"Left out: {name}")
         if more := changes.left_out_count - len(shown):
-            note(f"Left out: {counted(more, 'more file')}.")
+            note(f"Left out: {format_count(more, 'more file')}.")
         note(
-            f"The patch is not complete: {counted(changes.left_out_count, 'changed file')} did not fit into 64 MiB. "
+            f"The patch is not complete: {format_count(changes.left_out_count, 'changed file')} did not fit into "
+            "64 MiB. "
             f"Copy those that you need with `deckhands cp {conversation_id}:PATH .`."
         )
         sys.exit(ExitCode.LIMIT)
@@ -122,7 +123,7 @@ def diff(options: ConversationOptions) -> None:
 @click.command()
 @conversation_argument
 @json_option
-@options_as(CheckpointOptions)
+@with_options(CheckpointOptions)
 def checkpoint(options: CheckpointOptions) -> None:
     """Save a workspace now. Another node can restore it, and forks start with it."""
     conversation_id = options.conversation_id
@@ -132,10 +133,10 @@ def checkpoint(options: CheckpointOptions) -> None:
     if options.as_json:
         print_json({"files": files, "size_bytes": size})
     else:
-        note(f"Saved: {counted(files, 'file')}, {counted(size, 'byte')}.")
+        note(f"Saved: {format_count(files, 'file')}, {format_count(size, 'byte')}.")
 
 
-def _place(text: str) -> tuple[str, str] | None:
+def _parse_place(text: str) -> tuple[str, str] | None:
     """Split `ID:PATH` into the conversation and the path; None for a path of this machine."""
     conversation_id, mark, path = text.partition(":")
-    return (whole_id(conversation_id), path or ".") if mark and "/" not in conversation_id else None
+    return (find_full_id(conversation_id), path or ".") if mark and "/" not in conversation_id else None

@@ -11,27 +11,27 @@ import click
 
 from broker.contract import ConversationCreated, Event, WorkspaceSpec
 from broker.runtime import new_conversation_id
-from deckhands.cli.abbreviations import POINT
+from deckhands.cli.command_group import with_options
+from deckhands.cli.conversation_ids import POINT
 from deckhands.cli.options import json_option
-from deckhands.cli.verbs import options_as
 from deckhands.client import (
+    ForkPoint,
     IsArchived,
-    Point,
     RunIsOver,
+    build_fork,
     check_task,
     cluster_client,
     conversation_client,
-    copied_events,
-    fork_of,
+    copy_events,
     lend_upload,
     note,
-    own_directory,
     print_json,
     print_text,
     read_events,
     require_served,
+    resolve_local_directory,
 )
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 SECTION = "Start a conversation"
 SUMMARIES = {"fork": "Start again from any event of a conversation, in one or more copies."}
@@ -58,7 +58,7 @@ class ForkOptions:
 @click.option("-m", "--message", help="A message to the forks; without one, they continue where the original stood.")
 @click.option("--title", default="", help="A name for listings.")
 @json_option
-@options_as(ForkOptions)
+@with_options(ForkOptions)
 def fork(options: ForkOptions) -> None:
     """Start conversations with the events of another up to EVENT, and continue from there. Prints their ids.
 
@@ -66,10 +66,10 @@ def fork(options: ForkOptions) -> None:
     that the user named for the original. If there is neither, it starts with a checkpoint of the original's files, or
     with the original's initial files.
     """
-    settings = FaceSettings.from_env()
+    settings = CliSettings.from_env()
     if options.message is not None:
         check_task(options.message, name="message")
-    point = Point.parse(options.point)
+    point = ForkPoint.parse(options.point)
     for conversation_id in asyncio.run(_fork(settings, point, options)):
         if options.as_json:
             print_json({"conversation_id": conversation_id, "forked_from": point.conversation_id})
@@ -77,10 +77,10 @@ def fork(options: ForkOptions) -> None:
             print_text(conversation_id)
 
 
-async def _fork(settings: FaceSettings, point: Point, options: ForkOptions) -> list[str]:
+async def _fork(settings: CliSettings, point: ForkPoint, options: ForkOptions) -> list[str]:
     named = options.workspace
-    directory = own_directory(named, settings.environment) if named is not None else None
-    events = point.cut(await read_events(settings, point.conversation_id))
+    directory = resolve_local_directory(named, settings.environment) if named is not None else None
+    events = point.events_until(await read_events(settings, point.conversation_id))
     place = _workspace(events, directory)
     ids = [new_conversation_id() for _ in range(options.copies)]
     async with AsyncExitStack() as stack:
@@ -90,10 +90,10 @@ async def _fork(settings: FaceSettings, point: Point, options: ForkOptions) -> l
             client = await stack.enter_async_context(cluster_client(settings))
         await require_served(client.store, place)
         for conversation_id in ids:
-            created = fork_of(events, conversation_id, model=options.model, workspace=place, title=options.title)
+            created = build_fork(events, conversation_id, model=options.model, workspace=place, title=options.title)
             await lend_upload(client.store, client.archive, point.conversation_id, conversation_id, created.workspace)
-            await client.log.adopt(
-                created, copied_events(events, model=options.model), key=f"fork:{created.forked_from}"
+            await client.log.create_from(
+                created, copy_events(events, model=options.model), key=f"fork:{created.forked_from}"
             )
             if options.message is not None:
                 await client.send_message(conversation_id, options.message)

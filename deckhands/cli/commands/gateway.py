@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from broker.runtime import StoreMisconfigured, UsageError, begin_logging, logs_json
+from broker.runtime import StoreMisconfigured, UsageError, logs_json, start_logging
 from broker.store import open_store
+from deckhands.cli.command_group import with_options
 from deckhands.cli.commands.open import entry_of, issue_entry, page_of, show_page
-from deckhands.cli.verbs import options_as
 from deckhands.client import note, open_cluster
 from deckhands.cluster import Home
 from deckhands.server import load_api_key
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 if TYPE_CHECKING:
     from deckhands.server import Gateway, ServerOptions
@@ -63,7 +63,7 @@ class ServeOptions:
 )
 @click.option("--origin", "origins", multiple=True, metavar="URL", help="Pages of this origin may call the server.")
 @click.option("--require-if-match", "needs_match", is_flag=True, help="Refuse changes without If-Match.")
-@options_as(ServeOptions)
+@with_options(ServeOptions)
 def serve(options: ServeOptions) -> None:
     """Serve the cluster at DECKHANDS_URL, or the one that runs here, over HTTP.
 
@@ -82,7 +82,7 @@ def serve(options: ServeOptions) -> None:
         origins=options.origins,
         needs_match=options.needs_match,
     )
-    asyncio.run(_serve(FaceSettings.from_env(), chosen))
+    asyncio.run(_serve(CliSettings.from_env(), chosen))
 
 
 def require_server() -> None:
@@ -107,7 +107,7 @@ async def page_of_cluster(url: str, archive: str, *, port: int, key_file: Path) 
     """
     from deckhands.server import Gateway, ServerOptions, serve_in_loop
 
-    begin_logging("server", is_json=logs_json())
+    start_logging("server", is_json=logs_json())
     store = await open_store(url, patience_seconds=PATIENCE_SECONDS, deploys=False)
     gateway = Gateway(store, archive, ServerOptions(port=port))
     try:
@@ -120,11 +120,11 @@ async def page_of_cluster(url: str, archive: str, *, port: int, key_file: Path) 
         await gateway.aclose()
 
 
-async def _serve(settings: FaceSettings, options: ServerOptions) -> None:
+async def _serve(settings: CliSettings, options: ServerOptions) -> None:
     from deckhands.server import Gateway
     from deckhands.server import serve as serve_gateway
 
-    begin_logging("server", is_json=logs_json())
+    start_logging("server", is_json=logs_json())
     tell = _log.info if logs_json() else note
     store = await open_cluster(settings=settings, patience_seconds=PATIENCE_SECONDS)
     gateway = Gateway(store, settings.archive, options)
@@ -148,7 +148,9 @@ async def _serve(settings: FaceSettings, options: ServerOptions) -> None:
 async def _key_note(gateway: Gateway, key_file: Path) -> str:
     """Create the key of this machine if there is no key yet, and return the note to print about keys."""
     try:
-        if gateway.options.is_loopback and (not await gateway.keys.any() or await asyncio.to_thread(key_file.exists)):
+        if gateway.options.is_loopback and (
+            not await gateway.keys.has_any() or await asyncio.to_thread(key_file.exists)
+        ):
             if not await load_api_key(gateway.keys, key_file):
                 return f"The key in {key_file} was revoked; `deckhands key add` makes another one."
             return f"Requests need an API key; the key of this machine is in {key_file}."

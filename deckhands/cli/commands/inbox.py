@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import click
 
-from broker.coordination import EVERY_TENANT, Producer, Producers
+from broker.coordination import ANY_TENANT, Producer, Producers
+from deckhands.cli.command_group import with_options
 from deckhands.cli.options import ListOptions, json_option
-from deckhands.cli.verbs import options_as
-from deckhands.client import Client, columns_of, note, on_cluster, print_json, print_text, table
+from deckhands.client import Client, count_columns, note, on_cluster, print_json, print_text, render_table
 
 SECTION = "Operate a cluster"
 SUMMARIES = {"inbox": "Add, list and remove producers with their own inbox stream."}
@@ -18,7 +18,7 @@ HEAD = ("PRODUCER", "TENANT", "WAITING", "STREAM", "REPLIES")
 
 
 @dataclass(frozen=True, slots=True)
-class AddOptions:
+class AddProducerOptions:
     """Options of `inbox add`."""
 
     name: str
@@ -27,7 +27,7 @@ class AddOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveOptions:
+class RemoveProducerOptions:
     """Options of `inbox rm`."""
 
     name: str
@@ -45,8 +45,8 @@ def inbox() -> None:
     "--tenant", required=True, help="The tenant of its conversations; '*' means the tenant that an entry names."
 )
 @json_option
-@options_as(AddOptions)
-def add(options: AddOptions) -> None:
+@with_options(AddProducerOptions)
+def add(options: AddProducerOptions) -> None:
     """Add the producer NAME and create its stream; print the command that creates its store user."""
     producer = on_cluster(lambda client: Producers(client.store).add(options.name, options.tenant))
     if options.as_json:
@@ -58,19 +58,19 @@ def add(options: AddOptions) -> None:
 
 @inbox.command()
 @json_option
-@options_as(ListOptions)
+@with_options(ListOptions)
 def ls(options: ListOptions) -> None:
     """List the producers, their tenants, and how many of their entries are unfinished."""
-    found = on_cluster(_listed)
+    found = on_cluster(_list_producers)
     if options.as_json:
         for producer, waiting in found:
             print_json(_as_json(producer, waiting))
     elif found:
         rows = [
-            (each.name, "any" if each.tenant == EVERY_TENANT else each.tenant, str(waiting), each.stream, each.replies)
+            (each.name, "any" if each.tenant == ANY_TENANT else each.tenant, str(waiting), each.stream, each.replies)
             for each, waiting in found
         ]
-        print_text("\n".join(table(HEAD, rows, columns=columns_of(sys.stdout), spare=("REPLIES", "STREAM"))))
+        print_text("\n".join(render_table(HEAD, rows, columns=count_columns(sys.stdout), spare=("REPLIES", "STREAM"))))
     else:
         note("No producer has its own stream. `deckhands inbox add` creates one.")
 
@@ -78,16 +78,16 @@ def ls(options: ListOptions) -> None:
 @inbox.command()
 @click.argument("name")
 @click.option("--discard", is_flag=True, help="Remove it even if entries wait; they are lost.")
-@options_as(RemoveOptions)
-def rm(options: RemoveOptions) -> None:
+@with_options(RemoveProducerOptions)
+def rm(options: RemoveProducerOptions) -> None:
     """Remove the producer NAME and its stream. Its conversations continue, and its store user stays."""
     on_cluster(lambda client: Producers(client.store).remove(options.name, discard=options.discard))
     note(f"The producer {options.name} is removed. As the store's admin, remove its user: ACL DELUSER {options.name}")
 
 
-async def _listed(client: Client) -> list[tuple[Producer, int]]:
+async def _list_producers(client: Client) -> list[tuple[Producer, int]]:
     producers = Producers(client.store)
-    return [(producer, await producers.waiting(producer)) for producer in (await producers.all()).values()]
+    return [(producer, await producers.count_waiting(producer)) for producer in (await producers.load_all()).values()]
 
 
 def _as_json(producer: Producer, waiting: int) -> dict[str, str | int]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
+from deckhands.cli.command_group import with_options
 from deckhands.cli.options import ListOptions, json_option
-from deckhands.cli.timing_options import seconds_in
-from deckhands.cli.verbs import options_as
-from deckhands.client import Client, columns_of, note, on_cluster, print_json, print_text, table
-from deckhands.server import DEFAULT_BODY_BYTES, DEFAULT_REQUESTS_PER_MINUTE, DEFAULT_STREAMS, ApiKeys, Listed, Scope
+from deckhands.cli.timing_options import parse_duration
+from deckhands.client import Client, count_columns, note, on_cluster, print_json, print_text, render_table
+from deckhands.server import DEFAULT_BODY_BYTES, DEFAULT_REQUESTS_PER_MINUTE, DEFAULT_STREAMS, ApiKeys, ListedKey, Scope
 
 SECTION = "Operate a cluster"
 SUMMARIES = {"key": "Create, list and revoke API keys of the server."}
@@ -22,7 +22,7 @@ SPARE = ("PER MINUTE", "EXPIRES (UTC)", "LAST USED (UTC)")
 
 
 @dataclass(frozen=True, slots=True)
-class AddOptions:
+class AddKeyOptions:
     """Options of `key add`."""
 
     name: str
@@ -78,10 +78,10 @@ def key() -> None:
     help="How many streams and waiting requests it may have open at one server.",
 )
 @json_option
-@options_as(AddOptions)
-def add(options: AddOptions) -> None:
+@with_options(AddKeyOptions)
+def add(options: AddKeyOptions) -> None:
     """Create a key and print it. It cannot be shown again."""
-    life = None if options.expires is None else timedelta(seconds=seconds_in(options.expires, "--expires"))
+    life = None if options.expires is None else timedelta(seconds=parse_duration(options.expires, "--expires"))
     made, token = on_cluster(
         lambda client: ApiKeys(client.store).add(
             options.name,
@@ -102,23 +102,23 @@ def add(options: AddOptions) -> None:
 
 @key.command()
 @json_option
-@options_as(ListOptions)
+@with_options(ListOptions)
 def ls(options: ListOptions) -> None:
     """List the keys, with their last use. Their secrets are not in the store."""
-    found = on_cluster(_listed)
+    found = on_cluster(_list_keys)
     if options.as_json:
         for listed, state in found:
             print_json(_as_json(listed, state))
     elif found:
         rows = [_cells(listed, state) for listed, state in found]
-        print_text("\n".join(table(HEAD, rows, columns=columns_of(sys.stdout), spare=SPARE)))
+        print_text("\n".join(render_table(HEAD, rows, columns=count_columns(sys.stdout), spare=SPARE)))
     else:
         note("There are no API keys. `deckhands key add` creates one.")
 
 
 @key.command()
 @click.argument("key_id", metavar="KEY")
-@options_as(KeyOptions)
+@with_options(KeyOptions)
 def revoke(options: KeyOptions) -> None:
     """Revoke KEY; its open streams end within 15 s."""
     revoked = on_cluster(lambda client: ApiKeys(client.store).revoke(options.key_id))
@@ -127,30 +127,30 @@ def revoke(options: KeyOptions) -> None:
 
 @key.command()
 @click.argument("key_id", metavar="KEY")
-@options_as(KeyOptions)
+@with_options(KeyOptions)
 def rm(options: KeyOptions) -> None:
     """Delete KEY, which is refused from now on."""
     on_cluster(lambda client: ApiKeys(client.store).remove(options.key_id))
     note(f"The key {options.key_id} is removed.")
 
 
-async def _listed(client: Client) -> list[tuple[Listed, str]]:
+async def _list_keys(client: Client) -> list[tuple[ListedKey, str]]:
     now = client.store.clock.now()
     return [(listed, listed.key.state(now)) for listed in await ApiKeys(client.store).all()]
 
 
-def _cells(listed: Listed, state: str) -> tuple[str, ...]:
+def _cells(listed: ListedKey, state: str) -> tuple[str, ...]:
     found = listed.key
     scopes = ",".join(scope.value for scope in Scope if scope in found.scopes)
-    times = (_shown(found.expires, "never"), _shown(listed.used, "never"))
+    times = (_format_time(found.expires, "never"), _format_time(listed.used, "never"))
     return (found.id, found.name, found.tenant, scopes, state, *times, str(found.requests_per_minute))
 
 
-def _as_json(listed: Listed, state: str) -> dict[str, Any]:
+def _as_json(listed: ListedKey, state: str) -> dict[str, Any]:
     found = listed.key.model_dump(mode="json", exclude={"digest"})
     used = listed.used.isoformat() if listed.used is not None else None
     return found | {"scopes": sorted(listed.key.scopes), "state": state, "last_used": used}
 
 
-def _shown(moment: datetime | None, otherwise: str) -> str:
+def _format_time(moment: datetime | None, otherwise: str) -> str:
     return otherwise if moment is None else moment.isoformat(sep=" ", timespec="minutes")[:16]

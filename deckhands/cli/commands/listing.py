@@ -12,28 +12,28 @@ from datetime import UTC
 
 import click
 
-from broker.log import ConversationRow, Conversations, Selected, Selection, is_in
-from broker.runtime import CorruptEntry, UsageError, counted
-from deckhands.cli.choosing import label_option, labels_of, state_option, states_in
+from broker.log import ConversationQuery, ConversationRow, Conversations, Selection, is_any_of
+from broker.runtime import CorruptEntry, UsageError, format_count
+from deckhands.cli.command_group import with_options
 from deckhands.cli.options import json_option
-from deckhands.cli.verbs import options_as
+from deckhands.cli.selection import label_option, parse_labels, parse_states, state_option
 from deckhands.client import (
     Archive,
     ArchivedConversation,
     NoCluster,
     RunFolder,
     cluster_client,
-    columns_of,
-    cost_text,
-    described,
-    fitted,
+    count_columns,
+    describe_all,
+    fit_width,
     note,
     print_json,
     print_text,
-    table,
+    render_cost,
+    render_table,
 )
 from deckhands.cluster import Home
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 SECTION = "Read conversations"
 SUMMARIES = {"ls": "List conversations and runs."}
@@ -46,7 +46,7 @@ LABELS = HEAD.index("LABELS")
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedItem:
     """A conversation or a run as a listing shows it.
 
     Attributes:
@@ -76,14 +76,14 @@ class Listed:
         if self.not_before:
             state = f"scheduled ({self.not_before[:19].replace('T', ' ')} UTC)"
         moment = self.updated[:19].replace("T", " ")
-        cost = cost_text(self.cost_usd, is_whole=not self.has_unknown_cost)
+        cost = render_cost(self.cost_usd, is_whole=not self.has_unknown_cost)
         where = "run" if self.is_run else "archive" if self.is_archived else "cluster"
         labels = " ".join(f"{name}={value}" for name, value in sorted(self.labels.items()))
         return (self.conversation_id, where, state, str(self.iterations), cost, moment, labels, self.title)
 
 
 @dataclass(slots=True)
-class Sums:
+class Totals:
     """The totals of the last line."""
 
     number: int = 0
@@ -92,7 +92,7 @@ class Sums:
     has_unknown_cost: bool = False
     states: Counter[str] = field(default_factory=Counter)
 
-    def add(self, listed: Sequence[Listed]) -> None:
+    def add(self, listed: Sequence[ListedItem]) -> None:
         """Add a listed item."""
         self.number += len(listed)
         self.iterations += sum(one.iterations for one in listed)
@@ -102,14 +102,14 @@ class Sums:
 
     def line(self, count: int) -> str:
         """Return the last line: how many of how many, in which states, and their cost."""
-        number = counted(self.number, "conversation") if self.number == count else f"{self.number:,} of {count:,}"
+        number = format_count(self.number, "conversation") if self.number == count else f"{self.number:,} of {count:,}"
         states = ", ".join(f"{found:,} {state}" for state, found in self.states.most_common())
-        cost = cost_text(self.cost_usd, is_whole=not self.has_unknown_cost)
-        return f"{number}: {states}; {counted(self.iterations, 'step')}, cost: {cost}"
+        cost = render_cost(self.cost_usd, is_whole=not self.has_unknown_cost)
+        return f"{number}: {states}; {format_count(self.iterations, 'step')}, cost: {cost}"
 
 
 @dataclass(frozen=True, slots=True)
-class ListOptions:
+class LsOptions:
     """Options of `ls`; `is_all` lists without a limit."""
 
     limit: int
@@ -127,8 +127,8 @@ class ListOptions:
 @label_option
 @state_option
 @json_option
-@options_as(ListOptions)
-def ls(options: ListOptions) -> None:
+@with_options(LsOptions)
+def ls(options: LsOptions) -> None:
     """List the conversations of the cluster and the runs of this machine, newest first, with totals.
 
     With --all, the runs come first, then the conversations in the order of their creation.
@@ -136,27 +136,29 @@ def ls(options: ListOptions) -> None:
     With --archived, it lists the conversations of the archive that DECKHANDS_ARCHIVE names, last archived first, and
     needs no cluster. A filter then reads every file until the limit is reached.
     """
-    selection = Selection(labels_of(options.labels), states_in(options.states))
+    selection = Selection(parse_labels(options.labels), parse_states(options.states))
     listing = _list_archived if options.is_archived else _list
-    asyncio.run(listing(FaceSettings.from_env(), selection, options))
+    asyncio.run(listing(CliSettings.from_env(), selection, options))
 
 
-async def _list(settings: FaceSettings, selection: Selection, options: ListOptions) -> None:
+async def _list(settings: CliSettings, selection: Selection, options: LsOptions) -> None:
     home = Home(settings.home)
     folders = [folder for folder in map(RunFolder, home.run_folders()) if folder.has_events]
-    runs = [] if selection.labels else list(_listed_runs(folders, None if options.is_all else options.limit, selection))
+    runs = (
+        [] if selection.labels else list(_items_of_runs(folders, None if options.is_all else options.limit, selection))
+    )
     count = len(folders)
     is_whole = True
-    sums = Sums()
+    sums = Totals()
     printed = _Printer(sums, as_json=options.as_json)
     try:
         async with cluster_client(settings) as client:
             count += await Conversations(client.store).count()
-            rows = Selected(client.store, selection).pages()
+            rows = ConversationQuery(client.store, selection).iterate_pages()
             if options.is_all:
                 printed.print(runs)
                 async for page in rows:
-                    printed.print([_listed_row(row) for row in page])
+                    printed.print([_item_of_row(row) for row in page])
             else:
                 runs += await _first(rows, options.limit)
     except NoCluster:
@@ -173,16 +175,16 @@ async def _list(settings: FaceSettings, selection: Selection, options: ListOptio
         note("There are no conversations and no runs yet. `deckhands run -t TASK` starts one.")
 
 
-async def _list_archived(settings: FaceSettings, selection: Selection, options: ListOptions) -> None:
+async def _list_archived(settings: CliSettings, selection: Selection, options: LsOptions) -> None:
     if not settings.archive:
         raise UsageError("There is no archive.", remedy="Set DECKHANDS_ARCHIVE to where archived conversations are.")
     archive = Archive(settings.archive)
-    sums = Sums()
+    sums = Totals()
     names = await archive.names()
     printed = _Printer(sums, as_json=options.as_json)
-    async with aclosing(described(archive, names, lambda error: note(error.message))) as pages:
+    async with aclosing(describe_all(archive, names, lambda error: note(error.message))) as pages:
         async for page in pages:
-            chosen = [_listed_archived(one) for one in page if selection.has(one.state, one.labels)]
+            chosen = [_item_of_archive(one) for one in page if selection.matches(one.state, one.labels)]
             printed.print(chosen if options.is_all else chosen[: options.limit - sums.number])
             if not options.is_all and sums.number >= options.limit:
                 break
@@ -191,29 +193,29 @@ async def _list_archived(settings: FaceSettings, selection: Selection, options: 
         note("The archive is empty.")
 
 
-def _print_end(sums: Sums, count: int, options: ListOptions, what: str) -> None:
+def _print_end(sums: Totals, count: int, options: LsOptions, what: str) -> None:
     """Print the last line, or a note that no conversation matches."""
     if options.as_json:
         return
     if sums.number:
-        columns = columns_of(sys.stdout)
+        columns = count_columns(sys.stdout)
         total = sums.line(count)
-        print_text(total if columns is None else fitted(total, columns))
+        print_text(total if columns is None else fit_width(total, columns))
     elif count and (options.states or options.labels):
         missing = [f"has the label {label}" for label in options.labels]
         missing += [f"is in the state {options.states}"] if options.states else []
-        note(f"None of {counted(count, what)} {' and '.join(missing)}.")
+        note(f"None of {format_count(count, what)} {' and '.join(missing)}.")
 
 
 class _Printer:
     """Prints a listing page by page, and adds up its totals."""
 
-    def __init__(self, sums: Sums, *, as_json: bool) -> None:
+    def __init__(self, sums: Totals, *, as_json: bool) -> None:
         self._sums = sums
         self._as_json = as_json
         self._has_head = False
 
-    def print(self, listed: Sequence[Listed]) -> None:
+    def print(self, listed: Sequence[ListedItem]) -> None:
         self._sums.add(listed)
         if self._as_json:
             for one in listed:
@@ -225,23 +227,23 @@ class _Printer:
                 for cells in (HEAD, *(one.cells() for one in listed))
             ]
             spare = [name for name in SPARE if name in head]
-            lines = table(head, rows, columns=columns_of(sys.stdout), spare=spare)
+            lines = render_table(head, rows, columns=count_columns(sys.stdout), spare=spare)
             print_text("\n".join(lines[1:] if self._has_head else lines))
             self._has_head = True
 
 
-async def _first(pages: AsyncIterator[list[ConversationRow]], limit: int) -> list[Listed]:
+async def _first(pages: AsyncIterator[list[ConversationRow]], limit: int) -> list[ListedItem]:
     """Return the first conversations, at most this many."""
-    found: list[Listed] = []
+    found: list[ListedItem] = []
     async for page in pages:
-        found += [_listed_row(row) for row in page[: limit - len(found)]]
+        found += [_item_of_row(row) for row in page[: limit - len(found)]]
         if len(found) >= limit:
             break
     return found
 
 
-def _listed_row(row: ConversationRow) -> Listed:
-    return Listed(
+def _item_of_row(row: ConversationRow) -> ListedItem:
+    return ListedItem(
         conversation_id=row.conversation_id,
         state=row.state,
         wait_reason=row.wait_reason,
@@ -256,9 +258,9 @@ def _listed_row(row: ConversationRow) -> Listed:
     )
 
 
-def _listed_archived(found: ArchivedConversation) -> Listed:
+def _item_of_archive(found: ArchivedConversation) -> ListedItem:
     updated = found.manifest.updated
-    return Listed(
+    return ListedItem(
         conversation_id=found.conversation_id,
         state=found.state,
         wait_reason="",
@@ -273,7 +275,7 @@ def _listed_archived(found: ArchivedConversation) -> Listed:
     )
 
 
-def _listed_runs(folders: Sequence[RunFolder], limit: int | None, selection: Selection) -> Iterator[Listed]:
+def _items_of_runs(folders: Sequence[RunFolder], limit: int | None, selection: Selection) -> Iterator[ListedItem]:
     number = 0
     for folder in folders:
         try:
@@ -281,7 +283,7 @@ def _listed_runs(folders: Sequence[RunFolder], limit: int | None, selection: Sel
         except CorruptEntry as error:
             note(str(error))
             continue
-        listed = Listed(
+        listed = ListedItem(
             conversation_id=summary.conversation_id,
             state=summary.state,
             wait_reason="" if folder.is_over else "in progress, or killed",
@@ -292,7 +294,7 @@ def _listed_runs(folders: Sequence[RunFolder], limit: int | None, selection: Sel
             title=summary.title,
             is_run=True,
         )
-        if is_in(listed.state, listed.wait_reason, selection.states):
+        if is_any_of(listed.state, listed.wait_reason, selection.states):
             yield listed
             number += 1
         if limit is not None and number >= limit:

@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 
 from broker.celery import redis_url
-from broker.runtime import BrokerSettings, UsageError, celery_url_beside
+from broker.runtime import BrokerSettings, UsageError, make_celery_url
 from broker.store import MultiplexedConnection, open_store
-from deckhands.cli.verbs import options_as
+from deckhands.cli.command_group import with_options
 from deckhands.client import note, print_text, store_url
 from deckhands.cluster import Home
 from deckhands.server import load_token
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 SECTION = "Operate a cluster"
 SUMMARIES = {"metrics": "Serve the cluster's metrics for Prometheus."}
@@ -46,7 +46,7 @@ class MetricsOptions:
     help="A file with the token that Prometheus must send; by default DECKHANDS_HOME/metrics.token, which is created.",
 )
 @click.option("--once", "is_once", is_flag=True, help="Print the metrics, and exit.")
-@options_as(MetricsOptions)
+@with_options(MetricsOptions)
 def metrics(options: MetricsOptions) -> None:
     """Serve the metrics of the cluster at http://HOST:PORT/metrics, for Prometheus.
 
@@ -59,10 +59,10 @@ def metrics(options: MetricsOptions) -> None:
         raise UsageError(
             f"Metrics need packages that are not installed: {error}.", remedy="pip install 'deckhands[metrics]'"
         ) from error
-    asyncio.run(_serve(options, FaceSettings.from_env()))
+    asyncio.run(_serve(options, CliSettings.from_env()))
 
 
-async def _serve(options: MetricsOptions, settings: FaceSettings) -> None:
+async def _serve(options: MetricsOptions, settings: CliSettings) -> None:
     from deckhands.operations import PATH, Exposition, make_server, metrics_app
 
     token_file = options.token_file or Home(settings.home).metrics_token
@@ -71,7 +71,7 @@ async def _serve(options: MetricsOptions, settings: FaceSettings) -> None:
         token = _token(token_file) if options.token_file is not None else load_token(token_file)
     url = store_url(settings)
     is_named = settings.url is not None
-    celery_url = BrokerSettings.from_env(settings.environment).celery_url if is_named else celery_url_beside(url)
+    celery_url = BrokerSettings.from_env(settings.environment).celery_url if is_named else make_celery_url(url)
     celery = MultiplexedConnection(redis_url(celery_url), reply_timeout_seconds=CELERY_LIMIT_SECONDS)
     store = await open_store(url, patience_seconds=0.0, deploys=False)
     try:

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import click
 from pydantic import ValidationError
 
-from broker.contract import ID_CHARS, MAX_NOTE_CHARS, NAME_PATTERN, MemorySpec, Note, Notebook
+from broker.contract import ID_CHARS, MAX_NOTE_CHARS, NAME_PATTERN, MemorySpec, Note, NotebookKey
 from broker.coordination import Notebooks
 from broker.runtime import SYSTEM_CLOCK, Clock, UsageError, new_key
-from deckhands.cli.options import NAME_REMEDY, json_option, memory_of
-from deckhands.cli.verbs import options_as
-from deckhands.client import NotebookFile, cluster_client, notebooks_in, print_json, print_text, table
+from deckhands.cli.command_group import with_options
+from deckhands.cli.options import NAME_REMEDY, json_option, parse_memory
+from deckhands.client import NotebookFile, cluster_client, list_notebooks, print_json, print_text, render_table
 from deckhands.client import note as say
 from deckhands.cluster import Home
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 SECTION = "Budgets, secrets, notes"
 SUMMARIES = {"notes": "Show, write and erase the notes that agents keep for later conversations."}
@@ -65,10 +65,10 @@ class NotesOptions:
 @click.option("--erase", is_flag=True, help="Remove all notes of the notebook.")
 @click.option("--local", is_flag=True, help="Use the notes of `deckhands run` here, even if there is a cluster.")
 @json_option
-@options_as(NotesOptions)
+@with_options(NotesOptions)
 def notes(options: NotesOptions) -> None:
     """Show or change the notes that agents keep about PROJECT. Without PROJECT, list the notebooks."""
-    settings = FaceSettings.from_env()
+    settings = CliSettings.from_env()
     is_local = options.local or (settings.url is None and Home(settings.home).cluster_url is None)
     if options.changes > 1 or (options.changes and options.project is None):
         raise UsageError(
@@ -80,23 +80,23 @@ def notes(options: NotesOptions) -> None:
     if options.project is None:
         _show_notebooks(asyncio.run(_all(settings, is_local=is_local)), as_json=options.as_json)
         return
-    memory = memory_of(options.project, options.user)
+    memory = parse_memory(options.project, options.user)
     if not re.fullmatch(NAME_PATTERN, options.tenant):
         raise UsageError(f"A tenant cannot be called {options.tenant!r}.", remedy=NAME_REMEDY)
-    book = Notebook.of(memory, tenant=options.tenant)
+    book = NotebookKey.of(memory, tenant=options.tenant)
     if not options.changes:
         _show(asyncio.run(_notes(settings, memory, book, is_local=is_local)), as_json=options.as_json)
         return
     say(asyncio.run(_change(settings, memory, book, options, is_local=is_local)))
 
 
-def _show_notebooks(books: dict[Notebook, int], *, as_json: bool) -> None:
+def _show_notebooks(books: dict[NotebookKey, int], *, as_json: bool) -> None:
     if as_json:
         for book, count in books.items():
             print_json({"tenant": book.tenant, "user": book.user, "project": book.project, "notes": count})
         return
     rows = [(book.project or "-", book.user or "-", book.tenant or "-", str(count)) for book, count in books.items()]
-    print_text("\n".join(table(("PROJECT", "USER", "TENANT", "NOTES"), rows)))
+    print_text("\n".join(render_table(("PROJECT", "USER", "TENANT", "NOTES"), rows)))
 
 
 def _show(found: Sequence[Note], *, as_json: bool) -> None:
@@ -109,22 +109,22 @@ def _show(found: Sequence[Note], *, as_json: bool) -> None:
         print_text(f"{note.id}  {day}{words}  {note.text}")
 
 
-async def _all(settings: FaceSettings, *, is_local: bool) -> dict[Notebook, int]:
+async def _all(settings: CliSettings, *, is_local: bool) -> dict[NotebookKey, int]:
     if is_local:
-        return dict(notebooks_in(Home(settings.home).notes))
+        return dict(list_notebooks(Home(settings.home).notes))
     async with cluster_client(settings) as client:
-        return await Notebooks(client.store).all()
+        return await Notebooks(client.store).count_notes()
 
 
-async def _notes(settings: FaceSettings, memory: MemorySpec, book: Notebook, *, is_local: bool) -> Sequence[Note]:
+async def _notes(settings: CliSettings, memory: MemorySpec, book: NotebookKey, *, is_local: bool) -> Sequence[Note]:
     if is_local:
         return NotebookFile(Home(settings.home).notes, memory).notes
     async with cluster_client(settings) as client:
-        return await Notebooks(client.store).notes(book)
+        return await Notebooks(client.store).read(book)
 
 
 async def _change(
-    settings: FaceSettings, memory: MemorySpec, book: Notebook, options: NotesOptions, *, is_local: bool
+    settings: CliSettings, memory: MemorySpec, book: NotebookKey, options: NotesOptions, *, is_local: bool
 ) -> str:
     """Make the change, and return a sentence that reports it."""
     note = None if options.text is None else _note_of(options.text, options.keywords)
@@ -136,7 +136,7 @@ async def _change(
         elif options.erase:
             file.erase()
         else:
-            _found(file.forget(note_id or ""), note_id)
+            _require_found(file.forget(note_id or ""), note_id)
     else:
         async with cluster_client(settings) as client:
             books = Notebooks(client.store)
@@ -145,7 +145,7 @@ async def _change(
             elif options.erase:
                 await books.erase(book)
             else:
-                _found(await books.forget(book, note_id or ""), note_id)
+                _require_found(await books.remove(book, note_id or ""), note_id)
     if note is not None:
         return f"Saved with the id {note.id}."
     return "The notebook is empty." if options.erase else f"The note {note_id} is removed."
@@ -162,6 +162,6 @@ def _note_of(text: str, keywords: tuple[str, ...], clock: Clock = SYSTEM_CLOCK) 
         ) from error
 
 
-def _found(is_found: bool, note_id: str | None) -> None:
+def _require_found(is_found: bool, note_id: str | None) -> None:
     if not is_found:
         raise UsageError(f"There is no note {note_id!r}.", remedy="`deckhands notes PROJECT` lists them.")

@@ -11,8 +11,8 @@ import click
 
 from broker.runtime import UsageError
 from broker.store import Store
-from deckhands.cli.abbreviations import CONVERSATION_ID
-from deckhands.cli.verbs import options_as
+from deckhands.cli.command_group import with_options
+from deckhands.cli.conversation_ids import CONVERSATION_ID
 from deckhands.client import note, on_cluster, print_text
 from deckhands.server import EVERY_TENANT, ApiKeys, Scope, Tickets
 
@@ -40,7 +40,7 @@ class OpenOptions:
     "--link", is_flag=True, help="Open it by a link that works once and brings a new key, valid for twelve hours."
 )
 @click.option("--print", "only_print", is_flag=True, help="Print the address, and open nothing.")
-@options_as(OpenOptions)
+@with_options(OpenOptions)
 def open_(options: OpenOptions) -> None:
     """Open the web page of `deckhands serve` or `deckhands up --web`, or one conversation there.
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import click
 
 from broker.contract import Event, RiskyAction
-from broker.log import event_line
-from broker.runtime import UsageError, counted
-from deckhands.cli.abbreviations import POINT, conversation_or_task
+from broker.log import render_event_line
+from broker.runtime import UsageError, format_count
+from deckhands.cli.command_group import with_options
+from deckhands.cli.conversation_ids import POINT, conversation_or_task
 from deckhands.cli.options import json_option, plain_option
 from deckhands.cli.screen_printer import printer_for
-from deckhands.cli.verbs import options_as
 from deckhands.client import (
     EventPrinter,
+    ForkPoint,
     IsArchived,
-    Point,
     RunIsOver,
     Summary,
     Tally,
@@ -36,11 +36,11 @@ from deckhands.client import (
     read_pages,
     read_summary,
     read_wait_reason,
+    render_summary,
     summarize,
-    summary_lines,
 )
-from deckhands.interop import trajectory_of
-from deckhands.settings import FaceSettings
+from deckhands.interop import to_trajectory
+from deckhands.settings import CliSettings
 
 SECTION = "Read conversations"
 SUMMARIES = {
@@ -71,7 +71,7 @@ class ShowOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class LogOptions:
+class LogsOptions:
     """Options of `logs`."""
 
     conversation_id: str
@@ -95,16 +95,16 @@ class ExportOptions:
 @click.command()
 @conversation_or_task("point", "[ID[@EVENT]]", POINT)
 @json_option
-@options_as(ShowOptions)
+@with_options(ShowOptions)
 def show(options: ShowOptions) -> None:
     """Show the state and the result of a conversation; with @EVENT, its state after that event."""
-    settings = FaceSettings.from_env()
-    asked = Point.parse(options.point)
+    settings = CliSettings.from_env()
+    asked = ForkPoint.parse(options.point)
     events: list[Event] = []
     if asked.at is None:
         summary = asyncio.run(read_summary(settings, asked.conversation_id))
     else:
-        events = asked.cut(asyncio.run(read_events(settings, asked.conversation_id, is_lenient=True)))
+        events = asked.events_until(asyncio.run(read_events(settings, asked.conversation_id, is_lenient=True)))
         summary = summarize(events)
     waits_for = asyncio.run(read_wait_reason(settings, asked.conversation_id)) if asked.at is None else ""
     if options.as_json:
@@ -113,7 +113,7 @@ def show(options: ShowOptions) -> None:
     printer = EventPrinter(as_json=False)
     if events:
         printer.event(events[-1])
-    print_text("\n".join(summary_lines(summary)))
+    print_text("\n".join(render_summary(summary)))
     if waits_for:
         print_text(f"{'Waits for:':<14}{clean_line(WAITS.get(waits_for, waits_for), limit=1_000)}")
     if summary.message:
@@ -131,10 +131,10 @@ def show(options: ShowOptions) -> None:
 @click.option("--full", "is_whole", is_flag=True, help="On a terminal: fold no output and no diff.")
 @plain_option
 @json_option
-@options_as(LogOptions)
-def logs(options: LogOptions) -> int:
+@with_options(LogsOptions)
+def logs(options: LogsOptions) -> int:
     """Show the events of a conversation in a readable form. With -f, exit with the code that `run` would have."""
-    settings = FaceSettings.from_env()
+    settings = CliSettings.from_env()
     conversation_id = options.conversation_id
     printer = printer_for(
         as_json=options.as_json, is_plain=options.is_plain, is_whole=options.is_whole, has_status=options.follow
@@ -151,21 +151,21 @@ def logs(options: LogOptions) -> int:
 @conversation_or_task()
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write; by default standard output.")
 @click.option("--format", "style", type=click.Choice(["events", "openhands"]), default="events", show_default=True)
-@options_as(ExportOptions)
+@with_options(ExportOptions)
 def export(options: ExportOptions) -> None:
     """Write the events of a conversation, one JSON object per line: id, kind, source, cause_id, timestamp and more.
 
     With --format openhands, write one JSON list: a trajectory as OpenHands V0 saves and reads it.
     """
     output = options.output
-    events = asyncio.run(read_events(FaceSettings.from_env(), options.conversation_id, is_lenient=True))
+    events = asyncio.run(read_events(CliSettings.from_env(), options.conversation_id, is_lenient=True))
     if options.style == "openhands":
-        trajectory, left_out = trajectory_of(events)
+        trajectory, left_out = to_trajectory(events)
         for kind, count in sorted(left_out.items()):
-            note(f"Left out: {counted(count, 'event')} of the kind {kind}, which OpenHands has no name for.")
+            note(f"Left out: {format_count(count, 'event')} of the kind {kind}, which OpenHands has no name for.")
         text = json.dumps(trajectory, indent=4) + "\n"
     else:
-        text = "".join(event_line(event) + "\n" for event in events)
+        text = "".join(render_event_line(event) + "\n" for event in events)
     if output is None:
         print_ascii(text)
         return
@@ -178,7 +178,7 @@ def export(options: ExportOptions) -> None:
 
 
 async def _print_events(
-    settings: FaceSettings, conversation_id: str, printer: EventPrinter, tally: Tally | None
+    settings: CliSettings, conversation_id: str, printer: EventPrinter, tally: Tally | None
 ) -> None:
     """Print the existing events, each as soon as it is read."""
     async with contextlib.aclosing(read_pages(settings, conversation_id, is_lenient=True)) as pages:
@@ -189,7 +189,7 @@ async def _print_events(
                     tally.add(event)
 
 
-async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPrinter) -> Summary:
+async def _follow(settings: CliSettings, conversation_id: str, printer: EventPrinter) -> Summary:
     """Print events until the conversation is over."""
     tally = Tally()
     async with (

@@ -16,13 +16,13 @@ from typing import Any
 
 import click
 
-from broker.log import event_line
-from broker.runtime import DeckhandsError, UsageError, counted
-from deckhands.cli.abbreviations import whole_id
+from broker.log import render_event_line
+from broker.runtime import DeckhandsError, UsageError, format_count
+from deckhands.cli.command_group import with_options
+from deckhands.cli.conversation_ids import find_full_id
 from deckhands.cli.options import json_option
-from deckhands.cli.verbs import options_as
 from deckhands.client import clean_line, note, print_json, print_text, read_events
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 SECTION = "Read conversations"
 SUMMARIES = {"replay": "Repeat the decisions of a recorded conversation offline, and compare."}
@@ -48,22 +48,22 @@ class ReplayFailed(DeckhandsError):
 @click.command()
 @click.argument("source", metavar="ID|FILE")
 @json_option
-@options_as(ReplayOptions)
+@with_options(ReplayOptions)
 def replay(options: ReplayOptions) -> int:
     """Repeat the decisions of a conversation without a model, and compare them byte by byte.
 
     ID names a conversation or a run; FILE is a file of events written by `deckhands export`. Exits with 0 if every
     decision is the same. Otherwise it exits with 1 and shows the first difference.
     """
-    report = _replayed(_lines(FaceSettings.from_env(), options.source))
+    report = _run_replay(_lines(CliSettings.from_env(), options.source))
     if options.as_json:
         print_json(report)
     else:
-        _tell(report)
+        _report(report)
     return SAME if report["is_same"] else ANOTHER
 
 
-def _lines(settings: FaceSettings, source: str) -> Iterable[str]:
+def _lines(settings: CliSettings, source: str) -> Iterable[str]:
     path = Path(source)
     if path.is_dir():
         path /= "events.jsonl"
@@ -72,10 +72,10 @@ def _lines(settings: FaceSettings, source: str) -> Iterable[str]:
             return path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"The file {path} cannot be read: {error}.", remedy="Name another.") from error
-    return [event_line(event) for event in asyncio.run(read_events(settings, whole_id(source)))]
+    return [render_event_line(event) for event in asyncio.run(read_events(settings, find_full_id(source)))]
 
 
-def _replayed(lines: Iterable[str]) -> dict[str, Any]:
+def _run_replay(lines: Iterable[str]) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "controller_worker.loop.replay"],
         input="\n".join(lines),
@@ -94,10 +94,10 @@ def _replayed(lines: Iterable[str]) -> dict[str, Any]:
     return report
 
 
-def _tell(report: dict[str, Any]) -> None:
+def _report(report: dict[str, Any]) -> None:
     name = report["conversation_id"]
     if report["is_same"]:
-        number = counted(report["events"], "event")
+        number = format_count(report["events"], "event")
         print_text(f"{name}: {number}, {report['decided']} of them decided again; all are the same.")
         if report["is_waiting"]:
             note("Its log ends where a controller worker would continue at once.")

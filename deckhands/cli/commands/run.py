@@ -13,11 +13,12 @@ from click.core import ParameterSource
 
 from broker.contract import Event, RiskyAction, asks_model
 from broker.runtime import UsageError, check_conversation_id
-from deckhands.cli.abbreviations import CONVERSATION_ID
+from deckhands.cli.command_group import with_options
 from deckhands.cli.commands.confirming import ask_at_terminal
 from deckhands.cli.commands.control import WAYS
 from deckhands.cli.commands.secret import secret_values
-from deckhands.cli.options import Amount, given_text, json_option, plain_option, read_task
+from deckhands.cli.conversation_ids import CONVERSATION_ID
+from deckhands.cli.options import Amount, json_option, plain_option, read_task, read_text
 from deckhands.cli.screen_printer import printer_for
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.task_options import (
@@ -29,23 +30,22 @@ from deckhands.cli.task_options import (
     workspace_of,
     workspace_option,
 )
-from deckhands.cli.verbs import options_as
 from deckhands.client import (
     Ending,
     EventPrinter,
     ExitCode,
+    RunCallbacks,
     Task,
-    Watcher,
     check_task,
-    outliving_reader,
-    own_directory,
-    require_agent_here,
+    ignore_closed_output,
+    require_local_agent,
+    resolve_local_directory,
+    resolve_script_path,
     run_on_cluster,
     run_privately,
-    with_script_here,
 )
 from deckhands.cluster import Home
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 SECTION = "Start a conversation"
 SUMMARIES = {"run": "Run one task on a directory, with a private store and workers."}
@@ -96,27 +96,27 @@ class RunOptions(TaskOptions):
 @click.option("--stream", is_flag=True, help="Print the model's output as it arrives, on standard error.")
 @plain_option
 @json_option
-@options_as(RunOptions)
+@with_options(RunOptions)
 def run(options: RunOptions) -> int:
     """Run one task on a directory, with a private store and workers, and show its progress.
 
     LLM_MODEL, LLM_API_KEY and LLM_BASE_URL name the model. Exit codes: 0 finished, 1 error, 2 usage, 3 rejected by the
     agent, 4 out of time, 5 needs an answer, 6 a limit was reached, 130 interrupted.
     """
-    settings = FaceSettings.from_env()
+    settings = CliSettings.from_env()
     printer = printer_for(as_json=options.as_json, is_plain=options.is_plain)
     task = _task(settings, options)
     ending = asyncio.run(_run(settings, task, printer, is_streamed=options.stream))
-    with outliving_reader():
+    with ignore_closed_output():
         printer.summary(ending.summary)
     return int(ending.exit_code)
 
 
-def _task(settings: FaceSettings, options: RunOptions) -> Task:
+def _task(settings: CliSettings, options: RunOptions) -> Task:
     if options.resumed_id is not None:
         check_conversation_id(options.resumed_id)
-        _refuse_what_is_settled()
-        text = given_text(options.argument, options.text, file=options.file)
+        _refuse_options_of_new_runs()
+        text = read_text(options.argument, options.text, file=options.file)
         if text is not None:
             check_task(text)
         if text is not None and options.recover:
@@ -137,7 +137,7 @@ def _task(settings: FaceSettings, options: RunOptions) -> Task:
     return replace(task, time_limit_seconds=options.timeout)
 
 
-def new_task(settings: FaceSettings, options: TaskOptions, workspace: str, text: str) -> Task:
+def new_task(settings: CliSettings, options: TaskOptions, workspace: str, text: str) -> Task:
     """Return the task that the options of a command describe.
 
     Args:
@@ -148,7 +148,7 @@ def new_task(settings: FaceSettings, options: TaskOptions, workspace: str, text:
     """
     place = place_of(workspace, options)
     if place.path is not None:
-        place = replace(place, path=own_directory(place.path, settings.environment))
+        place = replace(place, path=resolve_local_directory(place.path, settings.environment))
     model = options.model or settings.model
     if model is None and not settings.has_profiles and asks_model(options.agent):
         raise UsageError(
@@ -160,12 +160,12 @@ def new_task(settings: FaceSettings, options: TaskOptions, workspace: str, text:
     where = workspace_of(options, place, settings.sandbox)
     secrets = secret_values(settings, options.secrets)
     if settings.url is None:
-        require_agent_here(agent)
-        agent = with_script_here(agent)
+        require_local_agent(agent)
+        agent = resolve_script_path(agent)
     return Task(spec_of(options, text, agent=agent, workspace=where, secrets=secrets), upload=place.content)
 
 
-def _refuse_what_is_settled() -> None:
+def _refuse_options_of_new_runs() -> None:
     """Refuse options that apply only to a new run, when a run is resumed."""
     context = click.get_current_context()
     for parameter in context.command.params:
@@ -178,9 +178,9 @@ def _refuse_what_is_settled() -> None:
             )
 
 
-async def _run(settings: FaceSettings, task: Task, printer: EventPrinter, *, is_streamed: bool) -> Ending:
+async def _run(settings: CliSettings, task: Task, printer: EventPrinter, *, is_streamed: bool) -> Ending:
     home = Home(settings.home)
-    watcher = Watcher(on_notice=printer.note, on_piece=printer.piece if is_streamed else None)
+    watcher = RunCallbacks(on_notice=printer.note, on_piece=printer.piece if is_streamed else None)
     watcher.on_event = partial(_show, watcher, printer)
     if sys.stdin.isatty():
         watcher.ask = partial(_ask, printer)
@@ -193,17 +193,17 @@ async def _run(settings: FaceSettings, task: Task, printer: EventPrinter, *, is_
 
 
 async def _ask(printer: EventPrinter, action: RiskyAction) -> bool:
-    async with printer.asking():
+    async with printer.leave_to_user():
         return await ask_at_terminal(action)
 
 
-def _show(watcher: Watcher, printer: EventPrinter, event: Event) -> None:
+def _show(watcher: RunCallbacks, printer: EventPrinter, event: Event) -> None:
     """Print an event; stop the run gracefully if the reader of the output has closed it."""
-    with outliving_reader(watcher.interrupted.set):
+    with ignore_closed_output(watcher.interrupted.set):
         printer.event(event)
 
 
-def _interrupt(watcher: Watcher, printer: EventPrinter) -> None:
+def _interrupt(watcher: RunCallbacks, printer: EventPrinter) -> None:
     """Stop gracefully the first time, immediately the second time."""
     if watcher.interrupted.is_set():
         watcher.at_once()

@@ -12,28 +12,28 @@ import click
 from pydantic import ValidationError
 
 from broker.runtime import UsageError
-from deckhands.cli.choosing import labels_of
+from deckhands.cli.command_group import with_options
 from deckhands.cli.commands.secret import secret_values
 from deckhands.cli.commands.submit import sender_of, sender_options
 from deckhands.cli.options import ListOptions, json_option, read_task
+from deckhands.cli.selection import parse_labels
 from deckhands.cli.task_defaults import TaskDefaults, place_for_all
 from deckhands.cli.task_options import TaskOptions, task_options
-from deckhands.cli.timing_options import TimingOptions, seconds_in, timing_options
-from deckhands.cli.verbs import options_as
+from deckhands.cli.timing_options import TimingOptions, parse_duration, timing_options
 from deckhands.client import (
     Client,
     TaskSpec,
-    columns_of,
+    count_columns,
+    format_time,
     note,
     on_cluster,
-    own_directory,
     print_json,
     print_text,
-    shown,
-    table,
+    render_table,
+    resolve_local_directory,
 )
-from deckhands.operations import LABEL, Entry, Overlap, Schedule, ScheduleBook
-from deckhands.settings import FaceSettings
+from deckhands.operations import LABEL, Overlap, Schedule, ScheduleRepository, StoredSchedule
+from deckhands.settings import CliSettings
 
 SECTION = "Start a conversation"
 SUMMARIES = {"schedule": "Submit a task repeatedly: add, list, pause, resume and remove schedules."}
@@ -46,7 +46,7 @@ name_argument = click.argument("name", metavar="NAME")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddOptions(TaskOptions, TimingOptions):
+class AddScheduleOptions(TaskOptions, TimingOptions):
     """Options of `schedule add`."""
 
     name: str
@@ -63,7 +63,7 @@ class AddOptions(TaskOptions, TimingOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class NameOptions:
+class ScheduleOptions:
     """The argument of a command that only takes a schedule."""
 
     name: str
@@ -96,20 +96,20 @@ def schedule() -> None:
 @sender_options
 @timing_options
 @json_option
-@options_as(AddOptions)
-def add(options: AddOptions) -> None:
+@with_options(AddScheduleOptions)
+def add(options: AddScheduleOptions) -> None:
     """Add a schedule: each tick submits the task, with the options of `submit`.
 
     Its conversations have the label schedule=NAME. --delay and --expires count from the tick.
     """
-    settings = FaceSettings.from_env()
+    settings = CliSettings.from_env()
     try:
         planned = Schedule(
             name=options.name,
             cron=options.cron,
             zone=options.zone,
             overlap=options.overlap,
-            catch_up_seconds=seconds_in(options.catch_up, "--catch-up"),
+            catch_up_seconds=parse_duration(options.catch_up, "--catch-up"),
         )
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
@@ -121,7 +121,7 @@ def add(options: AddOptions) -> None:
     request = _request_of(settings, options)
 
     async def keep(client: Client) -> list[datetime]:
-        book = ScheduleBook(client.store, client.secrets)
+        book = ScheduleRepository(client.store, client.secrets)
         await book.add(planned, request)
         return planned.next_ticks(await book.now())
 
@@ -130,21 +130,23 @@ def add(options: AddOptions) -> None:
         print_json({"schedule": planned.name, "next": [tick.isoformat() for tick in ticks]})
         return
     note(f"The schedule {planned.name} starts conversations at:")
-    print_text("\n".join(map(shown, ticks)))
+    print_text("\n".join(map(format_time, ticks)))
 
 
 @schedule.command()
 @json_option
-@options_as(ListOptions)
+@with_options(ListOptions)
 def ls(options: ListOptions) -> None:
     """List the schedules, with their next ticks and the latest conversations."""
-    entries = on_cluster(lambda client: ScheduleBook(client.store, client.secrets).all())
+    entries = on_cluster(lambda client: ScheduleRepository(client.store, client.secrets).all())
     if options.as_json:
         for entry in entries:
             print_json(_as_json(entry))
     elif entries:
         print_text(
-            "\n".join(table(HEAD, [_cells(entry) for entry in entries], columns=columns_of(sys.stdout), spare=SPARE))
+            "\n".join(
+                render_table(HEAD, [_cells(entry) for entry in entries], columns=count_columns(sys.stdout), spare=SPARE)
+            )
         )
     else:
         note("There are no schedules. `deckhands schedule add` creates one.")
@@ -152,36 +154,36 @@ def ls(options: ListOptions) -> None:
 
 @schedule.command()
 @name_argument
-@options_as(NameOptions)
-def rm(options: NameOptions) -> None:
+@with_options(ScheduleOptions)
+def rm(options: ScheduleOptions) -> None:
     """Remove a schedule. Conversations that it has started continue."""
-    _on_book(lambda book: book.remove(options.name))
+    _with_repository(lambda book: book.remove(options.name))
     note(f"The schedule {options.name} is removed.")
 
 
 @schedule.command()
 @name_argument
-@options_as(NameOptions)
-def pause(options: NameOptions) -> None:
+@with_options(ScheduleOptions)
+def pause(options: ScheduleOptions) -> None:
     """Pause a schedule. Ticks that fall due meanwhile are skipped."""
-    _on_book(lambda book: book.set_paused(options.name, is_paused=True))
+    _with_repository(lambda book: book.set_paused(options.name, is_paused=True))
     note(f"The schedule {options.name} is paused.")
 
 
 @schedule.command()
 @name_argument
-@options_as(NameOptions)
-def resume(options: NameOptions) -> None:
+@with_options(ScheduleOptions)
+def resume(options: ScheduleOptions) -> None:
     """Continue a paused schedule."""
-    due = _on_book(lambda book: book.set_paused(options.name, is_paused=False))
-    note(f"The schedule {options.name} continues{f' at {shown(due)}' if due else ''}.")
+    due = _with_repository(lambda book: book.set_paused(options.name, is_paused=False))
+    note(f"The schedule {options.name} continues{f' at {format_time(due)}' if due else ''}.")
 
 
-def _on_book(act: Callable[[ScheduleBook], Awaitable[T]]) -> T:
-    return on_cluster(lambda client: act(ScheduleBook(client.store, client.secrets)))
+def _with_repository(act: Callable[[ScheduleRepository], Awaitable[T]]) -> T:
+    return on_cluster(lambda client: act(ScheduleRepository(client.store, client.secrets)))
 
 
-def _request_of(settings: FaceSettings, options: AddOptions) -> TaskSpec:
+def _request_of(settings: CliSettings, options: AddScheduleOptions) -> TaskSpec:
     """Return the request that each tick submits.
 
     Raises:
@@ -196,8 +198,8 @@ def _request_of(settings: FaceSettings, options: AddOptions) -> TaskSpec:
     task = read_task(options.argument, options.text, file=options.file)
     place = place_for_all(options, options.workspace)
     if settings.url is None and place.path is not None:
-        place = replace(place, path=own_directory(place.path, settings.environment))
-    labels = labels_of(options.labels)
+        place = replace(place, path=resolve_local_directory(place.path, settings.environment))
+    labels = parse_labels(options.labels)
     if labels.setdefault(LABEL, options.name) != options.name:
         raise UsageError(f"The label {LABEL} is the name of the schedule.", remedy="Leave it out.")
     defaults = TaskDefaults(
@@ -211,17 +213,17 @@ def _request_of(settings: FaceSettings, options: AddOptions) -> TaskSpec:
     return defaults.complete(TaskSpec.parse({"task": task}))
 
 
-def _cells(entry: Entry) -> tuple[str, ...]:
-    planned, standing = entry.schedule, entry.standing
-    due = shown(entry.due) if entry.due else "never"
+def _cells(entry: StoredSchedule) -> tuple[str, ...]:
+    planned, standing = entry.schedule, entry.status
+    due = format_time(entry.due) if entry.due else "never"
     if planned.is_paused:
         due = "paused"
-    last = f"{shown(standing.last_tick)} {standing.conversation_id}" if standing.last_tick else ""
+    last = f"{format_time(standing.last_tick)} {standing.conversation_id}" if standing.last_tick else ""
     numbers = (str(standing.begun), str(standing.skipped), str(standing.missed))
     return (planned.name, planned.cron, planned.zone, planned.overlap, due, last, *numbers, standing.error)
 
 
-def _as_json(entry: Entry) -> dict[str, Any]:
+def _as_json(entry: StoredSchedule) -> dict[str, Any]:
     planned = entry.schedule.model_dump(mode="json", exclude={"request", "is_sealed"})
     next_tick = entry.due.isoformat() if entry.due else None
-    return planned | {"next": next_tick} | entry.standing.model_dump(mode="json")
+    return planned | {"next": next_tick} | entry.status.model_dump(mode="json")

@@ -10,11 +10,11 @@ import click
 
 from broker.runtime import UsageError
 from broker.secrets import check_secret
-from deckhands.cli.abbreviations import conversation_argument
+from deckhands.cli.command_group import with_options
+from deckhands.cli.conversation_ids import conversation_argument
 from deckhands.cli.options import json_option
-from deckhands.cli.verbs import options_as
-from deckhands.client import Client, keep_secrets, note, on_conversation, print_json, print_text
-from deckhands.settings import FaceSettings
+from deckhands.client import Client, note, on_conversation, print_json, print_text, store_secrets
+from deckhands.settings import CliSettings
 
 SECTION = "Budgets, secrets, notes"
 SUMMARIES = {"secret": "Give commands a secret that no user can read; list or remove secrets."}
@@ -37,13 +37,13 @@ class SecretOptions:
 @click.option("--from-env", is_flag=True, help="Take the value from the environment variable NAME.")
 @click.option("--remove", is_flag=True, help="Stop giving it to commands. Its value stays hidden.")
 @json_option
-@options_as(SecretOptions)
+@with_options(SecretOptions)
 def secret(options: SecretOptions) -> None:
     """Add or replace the secret NAME. Its value is read from standard input. Without NAME, list the names."""
-    settings = FaceSettings.from_env()
+    settings = CliSettings.from_env()
     conversation_id, name = options.conversation_id, options.name
     if name is None:
-        names = on_conversation(conversation_id, lambda client: client.secrets.names(conversation_id))
+        names = on_conversation(conversation_id, lambda client: client.secrets.list_names(conversation_id))
         if options.as_json:
             print_json({"names": names})
         else:
@@ -54,19 +54,19 @@ def secret(options: SecretOptions) -> None:
         note(f"Commands no longer get {name}.")
         return
     value = secret_values(settings, [name])[name] if options.from_env else sys.stdin.read().rstrip("\n")
-    on_conversation(conversation_id, lambda client: keep_secrets(client.secrets, conversation_id, {name: value}))
+    on_conversation(conversation_id, lambda client: store_secrets(client.secrets, conversation_id, {name: value}))
     note(f"Commands that name {name} get it.")
 
 
 async def _remove(client: Client, conversation_id: str, name: str) -> None:
-    names = await client.secrets.names(conversation_id)
+    names = await client.secrets.list_names(conversation_id)
     if name not in names:
         has = f"It has {', '.join(names)}." if names else "It has none."
         raise UsageError(f"The conversation {conversation_id} has no secret {ascii(name)[:100]}.", remedy=has)
     await client.secrets.remove(conversation_id, name)
 
 
-def secret_values(settings: FaceSettings, given: Iterable[str]) -> dict[str, str]:
+def secret_values(settings: CliSettings, given: Iterable[str]) -> dict[str, str]:
     """Return secrets by name. Each is given as NAME, an environment variable, or as NAME=VALUE.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`deckhands up`, `controller`, `tools`, `door`, `jobs` and `beat`: run a cluster, or one of its workers."""
+"""`deckhands up`, `controller`, `tools`, `ingress`, `jobs` and `beat`: run a cluster, or one of its workers."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from broker.contract import ToolOffer
 from broker.runtime import (
     BEAT,
     CONTROLLER,
-    DOOR,
+    INGRESS,
     JOBS,
     TOOLS,
     BrokerSettings,
-    celery_url_beside,
-    counted,
+    format_count,
     hide_password,
-    joined_paths,
+    join_paths,
+    make_celery_url,
+    make_worker_environment,
     split_paths,
-    worker_environment,
 )
-from broker.secrets import workspace_roots as roots_in
+from broker.secrets import parse_workspace_roots as roots_in
 from broker.store import FunctionsVersion, deploy, open_store, own_version
-from broker.tools import SANDBOX, Reported, ToolFailure, ToolFailures, ToolOffers
+from broker.tools import SANDBOX, ReportedFailure, ToolFailure, ToolFailures, ToolOffers
+from deckhands.cli.command_group import with_options
 from deckhands.cli.commands.gateway import page_of_cluster, require_server
 from deckhands.cli.options import sandbox_option, workspace_root_option
 from deckhands.cli.stop_signals import on_stop_signals
-from deckhands.cli.verbs import options_as
 from deckhands.client import Client, note, on_cluster, print_text, store_url, warn_of_ignored_settings
-from deckhands.cluster import ANY_MODEL, MODULES, Cluster, ClusterSpec, Home, supervising
+from deckhands.cluster import ANY_MODEL, MODULES, Cluster, ClusterSpec, Home, supervise
 from deckhands.operations import examine_retention
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 SECTION = "Operate a cluster"
 SUMMARIES = {
     "up": "Run a cluster on this machine for other terminals to use.",
     "controller": "Run one controller worker of a cluster.",
     "tools": "Run one tool worker of a cluster.",
-    "door": "Run one ingress worker of a cluster: Celery tasks and the inbox.",
+    "ingress": "Run one ingress worker of a cluster: Celery tasks and the inbox.",
     "jobs": "Run one worker of a cluster for periodic and longer jobs.",
     "beat": "Run one beat of a cluster: it sends the periodic jobs.",
     "setup": "Load this version's functions into the store: first use, upgrade.",
@@ -54,7 +54,7 @@ SUMMARIES = {
 
 FAILURES_SECONDS = 1.0
 """The interval between two reads of the tool workers' reports."""
-MAX_TOLD = 100
+MAX_PRINTED = 100
 STOP_SECONDS = 60.0
 """How long `setup` waits for workers to stop."""
 
@@ -65,7 +65,7 @@ class UpOptions:
 
     controllers: int
     tool_workers: int
-    doors: int
+    ingresses: int
     jobs: int
     beats: int
     port: int | None
@@ -95,8 +95,8 @@ class ToolWorkerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class DoorOptions:
-    """Options of `door`; None leaves an option to the worker's settings."""
+class IngressOptions:
+    """Options of `ingress`; None leaves an option to the worker's settings."""
 
     result_url: str | None
 
@@ -111,7 +111,7 @@ class SetupOptions:
 @click.command()
 @click.option("--controllers", type=click.IntRange(0, 64), default=1, show_default=True)
 @click.option("--tools", "tool_workers", type=click.IntRange(0, 64), default=1, show_default=True)
-@click.option("--doors", type=click.IntRange(0, 64), default=1, show_default=True)
+@click.option("--ingresses", type=click.IntRange(0, 64), default=1, show_default=True)
 @click.option("--jobs", type=click.IntRange(0, 64), default=1, show_default=True, help="Jobs workers.")
 @click.option(
     "--beats", type=click.IntRange(0, 64), default=1, show_default=True, help="Processes that send periodic jobs."
@@ -129,14 +129,14 @@ class SetupOptions:
     "--web", is_flag=True, help="Serve the web page and the API on 127.0.0.1, and open the page by a link with a key."
 )
 @click.option("--web-port", type=click.IntRange(0, 65_535), default=8900, show_default=True, help="0: any free port.")
-@options_as(UpOptions)
+@with_options(UpOptions)
 def up(options: UpOptions) -> None:
     """Run a cluster on this machine: a store, controller and tool workers, ingress workers, jobs and a beat.
 
     The commands in other terminals find it: `deckhands submit`, `ls`, `logs -f`. If a worker or the store dies, it is
     restarted. Ctrl-C stops the cluster; its conversations are kept for the next time.
     """
-    settings = FaceSettings.from_env()
+    settings = CliSettings.from_env()
     environment = dict(settings.environment)
     if options.sandbox is not None:
         environment["DECKHANDS_SANDBOX"] = options.sandbox
@@ -148,7 +148,7 @@ def up(options: UpOptions) -> None:
         home.cluster,
         controllers=options.controllers,
         tools=options.tool_workers,
-        doors=options.doors,
+        ingresses=options.ingresses,
         jobs=options.jobs,
         beats=options.beats,
         environment=environment,
@@ -160,11 +160,11 @@ def up(options: UpOptions) -> None:
         note("DECKHANDS_URL names another store: commands that have this variable use that one, and not this cluster.")
     if options.web:
         require_server()
-    with supervising(home.cluster, "A cluster"):
-        asyncio.run(_keep_up(home, spec, settings, web_port=options.web_port if options.web else None))
+    with supervise(home.cluster, "A cluster"):
+        asyncio.run(_run_cluster(home, spec, settings, web_port=options.web_port if options.web else None))
 
 
-async def _keep_up(home: Home, spec: ClusterSpec, settings: FaceSettings, *, web_port: int | None) -> None:
+async def _run_cluster(home: Home, spec: ClusterSpec, settings: CliSettings, *, web_port: int | None) -> None:
     stop = asyncio.Event()
     on_stop_signals(stop.set)
     cluster = Cluster(spec, on_notice=note)
@@ -172,7 +172,7 @@ async def _keep_up(home: Home, spec: ClusterSpec, settings: FaceSettings, *, web
     page = contextlib.AsyncExitStack()
     try:
         await cluster.start()
-        with home.announced(cluster.url):
+        with home.announce(cluster.url):
             ready = asyncio.ensure_future(cluster.until_ready())
             stopped = asyncio.ensure_future(stop.wait())
             await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -182,7 +182,7 @@ async def _keep_up(home: Home, spec: ClusterSpec, settings: FaceSettings, *, web
                 for finding in await asyncio.to_thread(examine_retention, spec.environment):
                     if not finding.is_good:
                         note(f"{finding.name.capitalize()}: {finding.detail}")
-                failures = asyncio.create_task(_tell_failures(cluster.url))
+                failures = asyncio.create_task(_print_failures(cluster.url))
                 if web_port is not None:
                     await page.enter_async_context(
                         page_of_cluster(cluster.url, settings.archive, port=web_port, key_file=home.server_key)
@@ -197,16 +197,16 @@ async def _keep_up(home: Home, spec: ClusterSpec, settings: FaceSettings, *, web
     note("Stopped.")
 
 
-async def _tell_failures(url: str) -> None:
+async def _print_failures(url: str) -> None:
     """Print the problems that the tool workers report, each once; never returns."""
     store = await open_store(url, patience_seconds=None, deploys=False)
     await warn_of_ignored_settings(Client(store), note)
     told: set[ToolFailure] = set()
     try:
         while True:
-            for reported in await ToolFailures(store).all():
+            for reported in await ToolFailures(store).load_all():
                 failure = reported.failure
-                if failure not in told and len(told) < MAX_TOLD:
+                if failure not in told and len(told) < MAX_PRINTED:
                     told.add(failure)
                     refused = " Until then, agents' commands are refused." if failure.source == SANDBOX else ""
                     note(f"{reported} {failure.remedy}{refused}")
@@ -218,9 +218,9 @@ async def _tell_failures(url: str) -> None:
 def _greeting(home: Home, cluster: Cluster, model: str | None) -> str:
     """Return the notes to print for a cluster. The password stays in a file: screens are shared and logged."""
     spec, store = cluster.spec, cluster.store
-    counts = [(spec.controllers, "controller worker"), (spec.tools, "tool worker"), (spec.doors, "door")]
+    counts = [(spec.controllers, "controller worker"), (spec.tools, "tool worker"), (spec.ingresses, "ingress")]
     counts += [(spec.jobs, "jobs worker"), (spec.beats, "beat")]
-    *most, last = (counted(*each) for each in counts)
+    *most, last = (format_count(*each) for each in counts)
     lines = [
         f"The cluster is up: {', '.join(most)} and {last}.",
         f"  store:  {hide_password(store.port_url or store.url, 'PASSWORD')}",
@@ -246,10 +246,10 @@ def _question(home: Home) -> str:
 
 @click.command()
 @click.option("--concurrency", type=click.IntRange(min=1), help="How many conversations it owns at once.")
-@options_as(ControllerOptions)
+@with_options(ControllerOptions)
 def controller(options: ControllerOptions) -> NoReturn:
     """Run one controller worker in the foreground, for the cluster at DECKHANDS_URL or the one that runs here."""
-    _become(CONTROLLER, {"DECKHANDS_MAX_CONVERSATIONS": options.concurrency})
+    _exec_worker(CONTROLLER, {"DECKHANDS_MAX_CONVERSATIONS": options.concurrency})
 
 
 @click.command()
@@ -258,11 +258,11 @@ def controller(options: ControllerOptions) -> NoReturn:
 @click.option("--list", "is_list", is_flag=True, help="List the tools that tool workers offer, and exit.")
 @workspace_root_option
 @sandbox_option
-@options_as(ToolWorkerOptions)
+@with_options(ToolWorkerOptions)
 def tools(options: ToolWorkerOptions) -> None:
     """Run one tool worker in the foreground, for the cluster at DECKHANDS_URL or the one that runs here."""
     if options.is_list:
-        offers, failures = on_cluster(_offered)
+        offers, failures = on_cluster(_read_offers)
         for key, offer in offers.items():
             first_line = offer.description.partition("\n")[0]
             print_text(f"{key}\t{offer.pool or '-'}\t{offer.outcome}\t{first_line}")
@@ -273,29 +273,29 @@ def tools(options: ToolWorkerOptions) -> None:
         "DECKHANDS_POOLS": ",".join(options.pools),
         "DECKHANDS_CONCURRENCY": options.concurrency,
         "DECKHANDS_SANDBOX": options.sandbox,
-        "DECKHANDS_WORKSPACE_ROOTS": joined_paths(_roots(options.workspace_roots, FaceSettings.from_env().environment)),
+        "DECKHANDS_WORKSPACE_ROOTS": join_paths(_roots(options.workspace_roots, CliSettings.from_env().environment)),
     }
-    _become(TOOLS, chosen)
+    _exec_worker(TOOLS, chosen)
 
 
-async def _offered(client: Client) -> tuple[dict[str, ToolOffer], list[Reported]]:
-    return await ToolOffers(client.store).all(), await ToolFailures(client.store).all()
+async def _read_offers(client: Client) -> tuple[dict[str, ToolOffer], list[ReportedFailure]]:
+    return await ToolOffers(client.store).load_all(), await ToolFailures(client.store).load_all()
 
 
 @click.command()
 @click.option("--result-url", help="Where results of Celery tasks are kept, if not in Celery's broker.")
-@options_as(DoorOptions)
-def door(options: DoorOptions) -> NoReturn:
+@with_options(IngressOptions)
+def ingress(options: IngressOptions) -> NoReturn:
     """Run one ingress worker in the foreground: it serves the tasks `deckhands.*` and the stream `deck:inbox`."""
-    _become(DOOR, {"DECKHANDS_CELERY_RESULT_URL": options.result_url})
+    _exec_worker(INGRESS, {"DECKHANDS_CELERY_RESULT_URL": options.result_url})
 
 
 @click.command()
 @click.option("--result-url", help="Where results of Celery tasks are kept, if not in Celery's broker.")
-@options_as(DoorOptions)
-def jobs(options: DoorOptions) -> NoReturn:
+@with_options(IngressOptions)
+def jobs(options: IngressOptions) -> NoReturn:
     """Run one worker of jobs in the foreground: it serves the Celery tasks `deckhands.jobs.*`."""
-    _become(JOBS, {"DECKHANDS_CELERY_RESULT_URL": options.result_url})
+    _exec_worker(JOBS, {"DECKHANDS_CELERY_RESULT_URL": options.result_url})
 
 
 @click.command()
@@ -304,7 +304,7 @@ def beat() -> NoReturn:
 
     It needs only Celery's broker, at DECKHANDS_CELERY_URL or beside the store.
     """
-    _become(BEAT, {})
+    _exec_worker(BEAT, {})
 
 
 @click.command()
@@ -313,19 +313,19 @@ def beat() -> NoReturn:
     is_flag=True,
     help="Ask incompatible workers to release their work and stop; wait a minute.",
 )
-@options_as(SetupOptions)
+@with_options(SetupOptions)
 def setup(options: SetupOptions) -> None:
     """Load this version's functions into the store at DECKHANDS_URL, or that of the cluster that runs here.
 
     The store user must have the right to load functions. Newer functions are never replaced by older ones, and none are
     replaced while incompatible workers run.
     """
-    settings = FaceSettings.from_env()
+    settings = CliSettings.from_env()
     there = asyncio.run(_set_up(store_url(settings), settings, STOP_SECONDS if options.stop_older else 0.0))
     print_text(f"The functions in the store have version {there}; this build has version {own_version()}.")
 
 
-async def _set_up(url: str, settings: FaceSettings, stop_seconds: float) -> FunctionsVersion:
+async def _set_up(url: str, settings: CliSettings, stop_seconds: float) -> FunctionsVersion:
     store = await open_store(url, shards=settings.shards, deploys=False)
     try:
         return await deploy(store.connection, stop_seconds=stop_seconds, is_setup=True)
@@ -344,9 +344,9 @@ def _roots(names: tuple[str, ...], environment: Mapping[str, str]) -> tuple[Path
     return roots_in(split_paths(BrokerSettings.from_env(environment).workspace_roots))
 
 
-def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
+def _exec_worker(role: str, chosen: dict[str, Any]) -> NoReturn:
     """Replace this process by a worker, so that signals and exit codes are the worker's own."""
-    settings = FaceSettings.from_env()
+    settings = CliSettings.from_env()
     environment = dict(settings.environment) | {name: str(value) for name, value in chosen.items() if value}
     environment.pop(ANY_MODEL, None)  # its clients may run other versions
     if role == BEAT and any(environment.get(f"DECKHANDS_CELERY_URL{kind}") for kind in ("", "_FILE")):
@@ -356,17 +356,17 @@ def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
     if settings.url is None:
         environment |= {"DECKHANDS_URL": url, "DECKHANDS_CELERY_URL": "", "DECKHANDS_CELERY_URL_FILE": ""}
     if role == BEAT:  # the others take it from the store's URL, or from its file each time they connect
-        environment |= {"DECKHANDS_CELERY_URL": celery_url_beside(url)}
+        environment |= {"DECKHANDS_CELERY_URL": make_celery_url(url)}
     _execute(role, environment)
 
 
 def _execute(role: str, environment: dict[str, str]) -> NoReturn:
     sys.stdout.flush()
     command = [sys.executable, "-P", "-m", MODULES[role]]
-    os.execve(sys.executable, command, worker_environment(role, environment))  # noqa: S606
+    os.execve(sys.executable, command, make_worker_environment(role, environment))  # noqa: S606
 
 
-async def _check_store(url: str, settings: FaceSettings) -> None:
+async def _check_store(url: str, settings: CliSettings) -> None:
     """Fail here, with a message, rather than in the worker's log."""
     store = await open_store(url, shards=settings.shards, deploys=False)
     await store.aclose()

@@ -15,11 +15,11 @@ from broker.contract import (
     ConversationCreated,
     Limits,
 )
-from deckhands.cli.abbreviations import conversation_argument
-from deckhands.cli.choosing import labels_of
+from deckhands.cli.command_group import with_options
+from deckhands.cli.conversation_ids import conversation_argument
 from deckhands.cli.options import Amount, ConversationOptions, json_option
-from deckhands.cli.verbs import options_as
-from deckhands.client import Change, Client, confirmation_in, note, on_conversation, print_json, print_text
+from deckhands.cli.selection import parse_labels
+from deckhands.client import Change, Client, note, on_conversation, print_json, print_text, to_confirmation_policy
 
 SECTION = "Control a conversation"
 SUMMARIES = {
@@ -80,7 +80,7 @@ reason_option = click.option("--reason", default="", help="The reason, for the l
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Replace all labels. May be repeated.")
 @by_option
 @reason_option
-@options_as(SetOptions)
+@with_options(SetOptions)
 def set(options: SetOptions) -> None:  # noqa: A001  (the name of the verb)
     """Change settings of a conversation from its next step on. Limits that are not given stay unchanged."""
     on_conversation(options.conversation_id, lambda client: _change(client, options))
@@ -89,7 +89,7 @@ def set(options: SetOptions) -> None:  # noqa: A001  (the name of the verb)
 
 @click.command()
 @conversation_argument
-@options_as(ConversationOptions)
+@with_options(ConversationOptions)
 def interrupt(options: ConversationOptions) -> None:
     """Stop the running work of a conversation, and pause it; `resume` continues it."""
     name = options.conversation_id
@@ -106,7 +106,7 @@ def interrupt(options: ConversationOptions) -> None:
 @by_option
 @reason_option
 @json_option
-@options_as(ExecOptions)
+@with_options(ExecOptions)
 def exec(options: ExecOptions) -> int:  # noqa: A001  (the name of the verb)
     """Run COMMAND in the workspace, in a separate shell; the agent does not see it. Exits with its code."""
     name, seconds = options.conversation_id, options.timeout
@@ -132,7 +132,7 @@ async def _change(client: Client, options: SetOptions) -> None:
         analyzer=options.analyzer,
         limits=await _limits(client, options),
         tools=options.tools,
-        labels=labels_of(options.labels) if options.labels else None,
+        labels=parse_labels(options.labels) if options.labels else None,
         by=options.by,
         reason=options.reason,
     )
@@ -143,7 +143,7 @@ async def _policy(client: Client, options: SetOptions) -> ConfirmationPolicy | N
     """Return the policy with another mode and everything else unchanged."""
     if options.confirm is None:
         return None
-    mode = confirmation_in(options.confirm).mode
+    mode = to_confirmation_policy(options.confirm).mode
     policy = ConfirmationPolicy()
     for event in await client.events(options.conversation_id, is_lenient=True):
         if isinstance(event, ConversationCreated):

@@ -14,12 +14,13 @@ from click.core import ParameterSource
 from pydantic import ValidationError
 
 from broker.contract import Tenancy
-from broker.runtime import UsageError, counted
-from deckhands.cli.choosing import labels_of
+from broker.runtime import UsageError, format_count
+from deckhands.cli.command_group import with_options
 from deckhands.cli.commands.secret import secret_values
 from deckhands.cli.field_options import option_of
 from deckhands.cli.options import NAME_REMEDY, json_option, read_task
-from deckhands.cli.progress import Progress
+from deckhands.cli.progress import ProgressCounter
+from deckhands.cli.selection import parse_labels
 from deckhands.cli.task_defaults import TaskDefaults, place_for_all
 from deckhands.cli.task_options import (
     TaskOptions,
@@ -30,28 +31,27 @@ from deckhands.cli.task_options import (
     workspace_of,
 )
 from deckhands.cli.timing_options import TimingOptions, timing_options
-from deckhands.cli.verbs import options_as
 from deckhands.client import (
+    AdmissionWaiter,
+    BatchOutcome,
     Client,
     Form,
-    Outcome,
     TaskFile,
     TaskLine,
-    Waiting,
     cluster_client,
     note,
-    opened,
-    own_directory,
+    open_task_file,
+    parse_timing,
     print_json,
     print_text,
+    resolve_local_directory,
+    resolve_script_path,
     submit_and_wait,
-    timing_of,
     warn_of_ignored_settings,
     warn_of_missing_workers,
-    with_script_here,
 )
 from deckhands.client import submit as submit_all
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 SECTION = "Start a conversation"
 SUMMARIES = {"submit": "Queue a task, or a file of tasks, on a running cluster."}
@@ -131,7 +131,7 @@ def sender_options(command: F) -> F:
     help="With --from: wait, and append a line to this file for each that settles.",
 )
 @json_option
-@options_as(SubmitOptions)
+@with_options(SubmitOptions)
 def submit(options: SubmitOptions) -> int:
     """Queue a task on a running cluster and print the conversation's id.
 
@@ -139,9 +139,9 @@ def submit(options: SubmitOptions) -> int:
     are checked before the first is submitted; the same command again submits only the missing ones. With --wait or
     --results, it exits with 0 if all have finished; if the others share a code of `run`, with that; else with 1.
     """
-    _refuse_what_does_not_belong(options.source)
-    timing_of({name: value for name, value in options.fields().items() if name != "double_texting"})
-    settings = FaceSettings.from_env()
+    _refuse_unfit_options(options.source)
+    parse_timing({name: value for name, value in options.fields().items() if name != "double_texting"})
+    settings = CliSettings.from_env()
     if options.source is not None:
         return asyncio.run(_submit_file(settings, options.source, options))
     task = read_task(options.argument, options.text, file=options.file)
@@ -153,7 +153,7 @@ def submit(options: SubmitOptions) -> int:
     return 0
 
 
-def _refuse_what_does_not_belong(source: str | None) -> None:
+def _refuse_unfit_options(source: str | None) -> None:
     """Refuse options of a single task beside --from, and those of a file without it."""
     context = click.get_current_context()
     for parameter in context.command.params:
@@ -165,13 +165,13 @@ def _refuse_what_does_not_belong(source: str | None) -> None:
             raise UsageError(f"{what}.", remedy="See `deckhands submit --help`.")
 
 
-async def _submit(settings: FaceSettings, task: str, options: SubmitOptions) -> str:
+async def _submit(settings: CliSettings, task: str, options: SubmitOptions) -> str:
     place = place_of(options.workspace, options)
     agent = agent_of(options, options.model)
     if settings.url is None:  # a cluster named by DECKHANDS_URL may be on other hosts
-        agent = with_script_here(agent)
+        agent = resolve_script_path(agent)
         if place.path is not None:
-            place = replace(place, path=own_directory(place.path, settings.environment))
+            place = replace(place, path=resolve_local_directory(place.path, settings.environment))
     values = secret_values(settings, options.secrets)
     async with cluster_client(settings) as client:
         spec = spec_of(
@@ -180,7 +180,7 @@ async def _submit(settings: FaceSettings, task: str, options: SubmitOptions) -> 
             agent=agent,
             workspace=workspace_of(options, place, "auto"),
             secrets=values,
-            labels=labels_of(options.labels),
+            labels=parse_labels(options.labels),
             **sender_of(options),
             **options.fields(),
         )
@@ -190,26 +190,26 @@ async def _submit(settings: FaceSettings, task: str, options: SubmitOptions) -> 
         return conversation_id
 
 
-async def _submit_file(settings: FaceSettings, source: str, options: SubmitOptions) -> int:
+async def _submit_file(settings: CliSettings, source: str, options: SubmitOptions) -> int:
     place = place_for_all(options, options.workspace)
     if settings.url is None and place.path is not None:
-        place = replace(place, path=own_directory(place.path, settings.environment))
+        place = replace(place, path=resolve_local_directory(place.path, settings.environment))
     defaults = TaskDefaults(
         options=options,
         place=place,
-        labels=labels_of(options.labels),
+        labels=parse_labels(options.labels),
         secrets=secret_values(settings, options.secrets),
         own={**sender_of(options), **options.fields()},
         is_here=settings.url is None,
     )
-    with opened(
+    with open_task_file(
         source, lambda: sys.stdin.buffer, form=options.form, batch=options.batch, complete=defaults.complete
     ) as tasks:
         count = tasks.check()
         async with cluster_client(settings) as client:
             await warn_of_missing_workers(client, note)
-            outcome = await _submitted(client, tasks, count, options)
-    note(f"{counted(outcome.submitted, 'task')} submitted, {outcome.existing:,} had been submitted before.")
+            outcome = await _submit_tasks(client, tasks, count, options)
+    note(f"{format_count(outcome.submitted, 'task')} submitted, {outcome.existing:,} had been submitted before.")
     if not options.must_wait and options.results is None:
         return 0
     for line_id, why in outcome.lost[:SHOWN_LOST]:
@@ -218,9 +218,9 @@ async def _submit_file(settings: FaceSettings, source: str, options: SubmitOptio
     return int(outcome.exit_code)
 
 
-async def _submitted(client: Client, tasks: TaskFile, count: int, options: SubmitOptions) -> Outcome:
+async def _submit_tasks(client: Client, tasks: TaskFile, count: int, options: SubmitOptions) -> BatchOutcome:
     must_wait = options.must_wait or options.results is not None
-    with Progress("tasks settled" if must_wait else "tasks submitted", count) as progress:
+    with ProgressCounter("tasks settled" if must_wait else "tasks submitted", count) as progress:
 
         def on_line(line: TaskLine, was_there: bool) -> None:
             if options.as_json:
@@ -228,7 +228,7 @@ async def _submitted(client: Client, tasks: TaskFile, count: int, options: Submi
             if not must_wait:
                 progress.add()
 
-        admission = Waiting(note)
+        admission = AdmissionWaiter(note)
         if must_wait:
             return await submit_and_wait(
                 client, tasks, on_line, progress.add, results=options.results, wait=admission.wait

@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 
 from broker.contract import ConversationCreated, Event
-from broker.log import event_line
-from broker.runtime import UsageError, counted, new_conversation_id
-from deckhands.cli.verbs import options_as
+from broker.log import render_event_line
+from broker.runtime import UsageError, format_count, new_conversation_id
+from deckhands.cli.command_group import with_options
 from deckhands.client import cluster_client, note, print_text
 from deckhands.interop import read_exported_log, read_sdk_directory, read_trajectory
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 SECTION = "Start a conversation"
 SUMMARIES = {"import": "Import a recorded conversation into the cluster."}
@@ -31,7 +31,7 @@ class ImportOptions:
 @click.command("import")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a file of events instead.")
-@options_as(ImportOptions)
+@with_options(ImportOptions)
 def import_(options: ImportOptions) -> None:
     """Import a recorded conversation into the cluster and print its id.
 
@@ -50,19 +50,19 @@ def import_(options: ImportOptions) -> None:
         note(line)
     if output is not None:
         try:
-            output.write_text("".join(event_line(event) + "\n" for event in events), encoding="utf-8")
+            output.write_text("".join(render_event_line(event) + "\n" for event in events), encoding="utf-8")
         except OSError as error:
             raise UsageError(
                 f"The file {output} cannot be written: {error.strerror}.", remedy="Name another."
             ) from error
-        note(f"{output} has {counted(len(events), 'event')}.")
+        note(f"{output} has {format_count(len(events), 'event')}.")
         return
-    print_text(asyncio.run(_adopt(FaceSettings.from_env(), events)))
+    print_text(asyncio.run(_adopt(CliSettings.from_env(), events)))
 
 
-async def _adopt(settings: FaceSettings, events: list[Event]) -> str:
+async def _adopt(settings: CliSettings, events: list[Event]) -> str:
     created = events[0].model_copy(update={"id": 0})
     assert isinstance(created, ConversationCreated)
     async with cluster_client(settings) as client:
-        await client.log.adopt(created, events[1:], key="import")
+        await client.log.create_from(created, events[1:], key="import")
     return created.conversation_id

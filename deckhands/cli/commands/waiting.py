@@ -16,12 +16,12 @@ from typing import Any
 import click
 
 from broker.contract import decode_any
-from broker.log import ConversationRow, Conversations, Selected
-from broker.runtime import CorruptEntry, UnknownConversation, UsageError, counted
-from deckhands.cli.choosing import Chosen, chosen_options
+from broker.log import ConversationQuery, ConversationRow, Conversations
+from broker.runtime import CorruptEntry, UnknownConversation, UsageError, format_count
+from deckhands.cli.command_group import with_options
 from deckhands.cli.options import Amount, json_option
-from deckhands.cli.progress import Progress
-from deckhands.cli.verbs import options_as
+from deckhands.cli.progress import ProgressCounter
+from deckhands.cli.selection import Chosen, chosen_options
 from deckhands.client import (
     Client,
     ExitCode,
@@ -29,16 +29,16 @@ from deckhands.client import (
     Tally,
     Until,
     cluster_client,
-    cost_text,
-    exit_code_of,
+    combine_exit_codes,
+    ignore_closed_output,
     note,
-    outliving_reader,
     print_json,
     print_text,
-    result_of,
-    table,
+    render_cost,
+    render_result,
+    render_table,
 )
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 SECTION = "Read conversations"
 SUMMARIES = {
@@ -72,7 +72,7 @@ class ResultsOptions(Chosen):
 @chosen_options
 @click.option("--timeout", type=Amount(min=0, min_open=True), help="Wait no longer than this many seconds.")
 @json_option
-@options_as(WaitOptions)
+@with_options(WaitOptions)
 def wait(options: WaitOptions) -> int:
     """Wait until conversations have settled: nothing happens any more without input.
 
@@ -92,7 +92,7 @@ def wait(options: WaitOptions) -> int:
     help="A file to write, one JSON object per line, whole or not at all.",
 )
 @json_option
-@options_as(ResultsOptions)
+@with_options(ResultsOptions)
 def results(options: ResultsOptions) -> None:
     """Print the results of settled conversations: the named ones, the chosen ones, or all.
 
@@ -101,7 +101,7 @@ def results(options: ResultsOptions) -> None:
     if options.conversation_ids:
         options.check()
     options.selection()  # refuse an invalid label before creating a file
-    with _written(options.output) as write, Progress("results written") as progress, outliving_reader():
+    with _open_output(options.output) as write, ProgressCounter("results written") as progress, ignore_closed_output():
 
         def write_one(result: dict[str, Any]) -> None:
             assert write is not None
@@ -110,20 +110,20 @@ def results(options: ResultsOptions) -> None:
 
         number, others = asyncio.run(_results(options, write=write_one if write is not None else None))
     if others:
-        note(f"{counted(others, 'conversation')} without a result: not settled, or damaged.")
+        note(f"{format_count(others, 'conversation')} without a result: not settled, or damaged.")
     if options.output is not None:
-        note(f"{counted(number, 'result')} written to {options.output}.")
+        note(f"{format_count(number, 'result')} written to {options.output}.")
 
 
 async def _wait(options: WaitOptions) -> ExitCode:
     codes: Counter[ExitCode] = Counter()
     states: Counter[str] = Counter()
     lost: list[str] = []
-    async with cluster_client(FaceSettings.from_env()) as client:
-        ids = [row.conversation_id async for row in _chosen(client, options)]
+    async with cluster_client(CliSettings.from_env()) as client:
+        ids = [row.conversation_id async for row in _find_chosen(client, options)]
         if not ids:
             raise UsageError("There is no such conversation.", remedy="`deckhands ls` lists all conversations.")
-        with Progress("conversations settled", len(ids)) as progress:
+        with ProgressCounter("conversations settled", len(ids)) as progress:
             async with client.watcher.ends() as ends:
                 for conversation_id in ids:
                     ends.add(conversation_id)
@@ -137,18 +137,18 @@ async def _wait(options: WaitOptions) -> ExitCode:
                             codes[end.exit_code] += 1
                             states[end.state] += 1
                             if options.as_json:
-                                print_json(result_of(conversation_id, end))
+                                print_json(render_result(conversation_id, end))
                             progress.add()
                 except TimeoutError:
-                    note(f"{counted(ends.waiting, 'conversation')} not settled within {options.timeout or 0:g} s.")
+                    note(f"{format_count(ends.waiting, 'conversation')} not settled within {options.timeout or 0:g} s.")
                     return ExitCode.OUT_OF_TIME
     for each in lost[:SHOWN_LOST]:
         note(each)
     note(f"Settled: {', '.join(f'{number:,} {state}' for state, number in states.most_common()) or 'none'}.")
-    return ExitCode.ERROR if lost else exit_code_of(codes)
+    return ExitCode.ERROR if lost else combine_exit_codes(codes)
 
 
-async def _chosen(client: Client, options: Chosen) -> AsyncIterator[ConversationRow]:
+async def _find_chosen(client: Client, options: Chosen) -> AsyncIterator[ConversationRow]:
     """Yield the chosen conversations; all if there is no choice.
 
     Raises:
@@ -157,9 +157,9 @@ async def _chosen(client: Client, options: Chosen) -> AsyncIterator[Conversation
     if options.conversation_ids:
         index = Conversations(client.store)
         for conversation_id in dict.fromkeys(options.conversation_ids):
-            yield await index.row(conversation_id)
+            yield await index.load_row(conversation_id)
         return
-    async for page in Selected(client.store, options.selection()).pages():
+    async for page in ConversationQuery(client.store, options.selection()).iterate_pages():
         for row in page:
             yield row
 
@@ -169,17 +169,17 @@ async def _results(options: ResultsOptions, *, write: Callable[[dict[str, Any]],
     number = others = 0
     rows: list[tuple[str, ...]] = []
     has_head = False
-    async with cluster_client(FaceSettings.from_env()) as client:
-        async for some in _in_groups(_chosen(client, options)):
+    async with cluster_client(CliSettings.from_env()) as client:
+        async for some in _in_groups(_find_chosen(client, options)):
             for found in await asyncio.gather(*(_summary(client, row) for row in some)):
                 if found is None:
                     others += 1
                     continue
                 number += 1
                 if write is not None:
-                    write(result_of(found.conversation_id, found))
+                    write(render_result(found.conversation_id, found))
                 elif options.as_json:
-                    print_json(result_of(found.conversation_id, found))
+                    print_json(render_result(found.conversation_id, found))
                 else:
                     rows.append(_cells(found))
             if len(rows) >= TABLE_ROWS:
@@ -214,18 +214,18 @@ async def _summary(client: Client, row: ConversationRow) -> Summary | None:
 
 
 def _cells(summary: Summary) -> tuple[str, ...]:
-    cost = cost_text(summary.cost_usd, is_whole=not summary.has_unknown_cost)
+    cost = render_cost(summary.cost_usd, is_whole=not summary.has_unknown_cost)
     told = json.dumps(summary.outputs, ensure_ascii=False) if summary.outputs else summary.message
     return (summary.conversation_id, summary.state, cost, summary.last_error or told)
 
 
 def _print_table(rows: list[tuple[str, ...]], *, has_head: bool) -> None:
-    lines = table(HEAD, rows)
+    lines = render_table(HEAD, rows)
     print_text("\n".join(lines[1:] if has_head else lines))
 
 
 @contextlib.contextmanager
-def _written(path: Path | None) -> Iterator[Callable[[dict[str, Any]], object] | None]:
+def _open_output(path: Path | None) -> Iterator[Callable[[dict[str, Any]], object] | None]:
     """Yield a function that writes a line to a file which replaces `path` at the end; None: no file is written.
 
     Raises:

@@ -9,10 +9,18 @@ import click
 
 from broker.contract import Tenancy
 from broker.runtime import BrokerSettings, UsageError, check_conversation_id
+from deckhands.cli.command_group import with_options
 from deckhands.cli.options import ListOptions, json_option
-from deckhands.cli.verbs import options_as
-from deckhands.client import Client, columns_of, note, on_cluster, print_json, print_text, table
-from deckhands.operations import SETTLED, Delivery, Webhook, WebhookBook, address_of, checked_choice, rules_of
+from deckhands.client import Client, count_columns, note, on_cluster, print_json, print_text, render_table
+from deckhands.operations import (
+    SETTLED,
+    Delivery,
+    Webhook,
+    WebhookRepository,
+    check_choice,
+    parse_networks,
+    resolve_address,
+)
 
 SECTION = "Operate a cluster"
 SUMMARIES = {"webhook": "Notify other programs about conversations over HTTP: add, list and remove webhooks."}
@@ -23,7 +31,7 @@ DELIVERY_SPARE = ("ERROR", "ATTEMPTS", "TYPE")
 
 
 @dataclass(frozen=True, slots=True)
-class AddOptions:
+class AddWebhookOptions:
     """Options of `webhook add`."""
 
     url: str
@@ -34,7 +42,7 @@ class AddOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveOptions:
+class RemoveWebhookOptions:
     """The argument of `webhook rm`."""
 
     webhook_id: str
@@ -70,23 +78,23 @@ def webhook() -> None:
 )
 @click.option("--conversation", "conversation_id", default="", metavar="ID", help="The only conversation to report.")
 @json_option
-@options_as(AddOptions)
-def add(options: AddOptions) -> None:
+@with_options(AddWebhookOptions)
+def add(options: AddWebhookOptions) -> None:
     """Add a webhook and print the secret that verifies its signatures. It cannot be shown again."""
     try:
-        events = tuple(dict.fromkeys(map(checked_choice, options.events)))
+        events = tuple(dict.fromkeys(map(check_choice, options.events)))
         if options.tenant != "*":
             Tenancy(tenant=options.tenant)
     except ValueError as error:
         raise UsageError(f"--event or --tenant cannot be used: {str(error).splitlines()[-1].strip()}.") from None
     conversation_id = check_conversation_id(options.conversation_id) if options.conversation_id else ""
-    rules = rules_of(BrokerSettings.from_env().webhook_private)
+    rules = parse_networks(BrokerSettings.from_env().webhook_private)
 
     async def added(client: Client) -> tuple[Webhook, str]:
-        await address_of(options.url, rules)
+        await resolve_address(options.url, rules)
         if conversation_id:
             await client.row(conversation_id)
-        return await _book(client).add(options.tenant, options.url, events, conversation_id)
+        return await _repository(client).add(options.tenant, options.url, events, conversation_id)
 
     hook, secret = on_cluster(added)
     if options.as_json:
@@ -98,26 +106,26 @@ def add(options: AddOptions) -> None:
 
 @webhook.command()
 @json_option
-@options_as(ListOptions)
+@with_options(ListOptions)
 def ls(options: ListOptions) -> None:
     """List the webhooks. Their secrets are not shown."""
-    found = on_cluster(lambda client: _book(client).all())
+    found = on_cluster(lambda client: _repository(client).all())
     if options.as_json:
         for hook in found:
             print_json(hook.model_dump(mode="json", exclude={"secret", "token"}))
     elif found:
         rows = [_cells(hook) for hook in found]
-        print_text("\n".join(table(HEAD, rows, columns=columns_of(sys.stdout), spare=SPARE)))
+        print_text("\n".join(render_table(HEAD, rows, columns=count_columns(sys.stdout), spare=SPARE)))
     else:
         note("There are no webhooks. `deckhands webhook add` creates one.")
 
 
 @webhook.command()
 @click.argument("webhook_id", metavar="WEBHOOK")
-@options_as(RemoveOptions)
-def rm(options: RemoveOptions) -> None:
+@with_options(RemoveWebhookOptions)
+def rm(options: RemoveWebhookOptions) -> None:
     """Delete WEBHOOK and its deliveries."""
-    on_cluster(lambda client: _book(client).remove(options.webhook_id))
+    on_cluster(lambda client: _repository(client).remove(options.webhook_id))
     note(f"The webhook {options.webhook_id} is removed.")
 
 
@@ -125,13 +133,13 @@ def rm(options: RemoveOptions) -> None:
 @click.argument("webhook_id", metavar="WEBHOOK")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=20, show_default=True)
 @json_option
-@options_as(DeliveriesOptions)
+@with_options(DeliveriesOptions)
 def deliveries(options: DeliveriesOptions) -> None:
     """List the latest deliveries of WEBHOOK, newest first."""
 
     async def listed(client: Client) -> list[Delivery]:
-        await _book(client).webhook(options.webhook_id)
-        return await _book(client).deliveries(options.webhook_id, limit=options.limit)
+        await _repository(client).webhook(options.webhook_id)
+        return await _repository(client).deliveries(options.webhook_id, limit=options.limit)
 
     found = on_cluster(listed)
     if options.as_json:
@@ -139,13 +147,15 @@ def deliveries(options: DeliveriesOptions) -> None:
             print_json(delivery.model_dump(mode="json", exclude={"body"}))
     elif found:
         rows = [_delivery_cells(delivery) for delivery in found]
-        print_text("\n".join(table(DELIVERY_HEAD, rows, columns=columns_of(sys.stdout), spare=DELIVERY_SPARE)))
+        print_text(
+            "\n".join(render_table(DELIVERY_HEAD, rows, columns=count_columns(sys.stdout), spare=DELIVERY_SPARE))
+        )
     else:
         note("There are no deliveries.")
 
 
-def _book(client: Client) -> WebhookBook:
-    return WebhookBook(client.store, client.secrets)
+def _repository(client: Client) -> WebhookRepository:
+    return WebhookRepository(client.store, client.secrets)
 
 
 def _cells(hook: Webhook) -> tuple[str, ...]:

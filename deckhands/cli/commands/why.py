@@ -10,25 +10,25 @@ from datetime import datetime
 import click
 
 from broker.runtime import SYSTEM_CLOCK
-from deckhands.cli.abbreviations import conversation_or_task
+from deckhands.cli.command_group import with_options
+from deckhands.cli.conversation_ids import conversation_or_task
 from deckhands.cli.options import json_option
-from deckhands.cli.verbs import options_as
 from deckhands.client import (
-    Facts,
+    ConversationFacts,
     IsArchived,
     Link,
     RunIsOver,
     Why,
     clean_line,
     conversation_client,
-    history_of,
+    explain,
+    fold_history,
     print_json,
     print_text,
     read_events,
-    why_of,
 )
 from deckhands.cluster import Home
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 SECTION = "Read conversations"
 SUMMARIES = {"why": "Explain why a conversation makes no progress, and how to change that."}
@@ -49,21 +49,21 @@ class WhyOptions:
 @click.command()
 @conversation_or_task()
 @json_option
-@options_as(WhyOptions)
+@with_options(WhyOptions)
 def why(options: WhyOptions) -> None:
     """Explain why a conversation makes no progress: from its state to the cause, link by link.
 
     Each link shows since when it has held, until when if that is known, and how to change it. If the conversation waits
     for a delegate, the delegate is explained in the same way, below its parent.
     """
-    found = asyncio.run(_why(FaceSettings.from_env(), options.conversation_id))
+    found = asyncio.run(_why(CliSettings.from_env(), options.conversation_id))
     if options.as_json:
         print_json(found.as_json())
         return
     print_text("\n".join(lines_of(found)))
 
 
-async def _why(settings: FaceSettings, conversation_id: str) -> Why:
+async def _why(settings: CliSettings, conversation_id: str) -> Why:
     home = Home(settings.home)
     is_run = home.has_run(conversation_id)
     logs = (home.run_folder(conversation_id) if is_run else home.cluster) / "logs"
@@ -71,9 +71,11 @@ async def _why(settings: FaceSettings, conversation_id: str) -> Why:
         async with conversation_client(settings, conversation_id) as client:
             return await client.why(conversation_id, worker_logs=logs if logs.is_dir() else None)
     except (RunIsOver, IsArchived):
-        history = history_of(await read_events(settings, conversation_id, is_lenient=True))
+        history = fold_history(await read_events(settings, conversation_id, is_lenient=True))
         now = SYSTEM_CLOCK.now()
-        return why_of(Facts(conversation_id=conversation_id, now=now, row=None, history=history, is_run=is_run))
+        return explain(
+            ConversationFacts(conversation_id=conversation_id, now=now, row=None, history=history, is_run=is_run)
+        )
 
 
 def lines_of(found: Why) -> list[str]:

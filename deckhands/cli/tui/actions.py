@@ -26,16 +26,16 @@ ACTIONS: Mapping[str, tuple[str, Act]] = {
 """By name: the words for the outcome, and the action."""
 
 
-async def do(client: Client, name: str, conversation_id: str) -> str:
+async def run_action(client: Client, name: str, conversation_id: str) -> str:
     """Perform one of `ACTIONS` and return a notice: that it was done, or why not."""
     done, act = ACTIONS[name]
-    return await said(
+    return await run_with_notice(
         act(client, conversation_id),
         f"{conversation_id} was {done}." if name != "requeue" else f"{conversation_id} {done}.",
     )
 
 
-async def said(work: Awaitable[object], done: str) -> str:
+async def run_with_notice(work: Awaitable[object], done: str) -> str:
     """Wait for an action and return a notice about it."""
     try:
         await work

@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 import click
 
 from broker.runtime import UsageError
-from deckhands.cli.abbreviations import CONVERSATION_ID
+from deckhands.cli.command_group import with_options
 from deckhands.cli.commands.run import new_task
-from deckhands.cli.options import given_text
+from deckhands.cli.conversation_ids import CONVERSATION_ID
+from deckhands.cli.options import read_text
 from deckhands.cli.screen_printer import ScreenPrinter
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.task_options import TaskOptions, task_options, workspace_option
-from deckhands.cli.tui.places import Place, private_place
-from deckhands.cli.verbs import options_as
+from deckhands.cli.tui.places import ChatPlace, private_place
 from deckhands.client import (
-    UNSAID,
+    UNNAMED_TASK,
     Client,
     Task,
     conversation_client,
@@ -29,10 +29,10 @@ from deckhands.client import (
     note,
     open_cluster,
     print_text,
-    summary_lines,
+    render_summary,
 )
 from deckhands.cluster import Home
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 SECTION = "Start a conversation"
 SUMMARIES = {"chat": "Talk with an agent: messages, questions, pictures, slash commands."}
@@ -59,7 +59,7 @@ class ChatOptions(TaskOptions):
     is_flag=True,
     help="Use the cluster, where the agent keeps working when you leave; the default with DECKHANDS_URL.",
 )
-@options_as(ChatOptions)
+@with_options(ChatOptions)
 def chat(options: ChatOptions) -> None:
     """Talk with an agent at this terminal. The argument is the first message, or the id of a conversation to continue.
 
@@ -69,8 +69,8 @@ def chat(options: ChatOptions) -> None:
     """
     if not (sys.stdin.isatty() and is_redrawn(sys.stdout)):
         raise UsageError("`deckhands chat` needs a terminal.", remedy="Use `deckhands run`, or `deckhands message`.")
-    settings = FaceSettings.from_env()
-    first = given_text(options.argument, options.text, file=options.file)
+    settings = CliSettings.from_env()
+    first = read_text(options.argument, options.text, file=options.file)
     resumed = options.resumed_id or ""
     if not resumed and options.argument is not None and WHOLE_ID.fullmatch(options.argument):
         resumed = options.argument
@@ -79,40 +79,40 @@ def chat(options: ChatOptions) -> None:
 
 
 @asynccontextmanager
-async def _place(settings: FaceSettings, options: ChatOptions, resumed: str) -> AsyncIterator[Place]:
+async def _place(settings: CliSettings, options: ChatOptions, resumed: str) -> AsyncIterator[ChatPlace]:
     is_on_cluster = options.on_cluster or settings.url is not None
     is_run = bool(resumed) and Home(settings.home).has_run(resumed)
     if resumed and not is_run:
         async with conversation_client(settings, resumed) as client:
-            yield Place(client, Task(), resumed)
+            yield ChatPlace(client, Task(), resumed)
     elif is_on_cluster and not resumed:
-        task = new_task(replace(settings, url=settings.url or ""), options, options.workspace, UNSAID)
+        task = new_task(replace(settings, url=settings.url or ""), options, options.workspace, UNNAMED_TASK)
         async with Client(await open_cluster(settings=settings), settings.archive) as client:
-            yield Place(client, task)
+            yield ChatPlace(client, task)
     else:
-        task = Task() if resumed else new_task(settings, options, options.workspace, UNSAID)
+        task = Task() if resumed else new_task(settings, options, options.workspace, UNNAMED_TASK)
         async with private_place(settings, task, resumed, note) as place:
             yield place
 
 
-async def _chat(settings: FaceSettings, options: ChatOptions, resumed: str, first: str | None) -> None:
+async def _chat(settings: CliSettings, options: ChatOptions, resumed: str, first: str | None) -> None:
     from prompt_toolkit.patch_stdout import patch_stdout
 
     from deckhands.cli.tui.chat_session import Chat
-    from deckhands.cli.tui.prompt import Prompt
+    from deckhands.cli.tui.prompt import InputPrompt
 
     async with _place(settings, options, resumed) as place:
-        prompt = Prompt(settings.home)
+        prompt = InputPrompt(settings.home)
         with patch_stdout(raw=True):
             session = Chat(place, prompt, ScreenPrinter(area=prompt))
             prompt.question, prompt.status = session.question, session.status
             on_stop_signals(prompt.leave)
             if first is not None:
-                await (place.send(first) if place.conversation_id else place.begin(first))
+                await (place.send(first) if place.conversation_id else place.start(first))
             summary = await session.run()
         if summary is not None:
             place.finish(summary)
     if summary is not None:
         kept = ("State", "Iterations", "Tokens", "Cost", "Duration")
-        print_text("\n".join(line for line in summary_lines(summary) if line.partition(":")[0] in kept))
+        print_text("\n".join(line for line in render_summary(summary) if line.partition(":")[0] in kept))
         print_text(f"`deckhands chat {summary.conversation_id}` continues it.")

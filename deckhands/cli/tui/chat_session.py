@@ -13,15 +13,15 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from broker.contract import ConfirmationPolicy, Event, ModelReply, RiskyAction
 from broker.coordination import TransferFailed
-from broker.log import LiveText, Piece
+from broker.log import LivePiece, LiveText
 from broker.runtime import SYSTEM_CLOCK, DeckhandsError, EventsLost, StoreError, UsageError, new_conversation_id
 from deckhands.cli.commands.control import WAYS
 from deckhands.cli.commands.why import lines_of
 from deckhands.cli.screen_printer import ScreenPrinter
-from deckhands.cli.tui.places import Place
-from deckhands.cli.tui.prompt import Prompt
-from deckhands.cli.tui.slash import Typed, answer_in, help_lines, parsed
-from deckhands.client import Change, ScreenRenderer, Summary, clean, clean_line, summary_lines
+from deckhands.cli.tui.places import ChatPlace
+from deckhands.cli.tui.prompt import InputPrompt
+from deckhands.cli.tui.slash import SlashInput, help_lines, parse_answer, parse_line
+from deckhands.client import Change, ScreenRenderer, Summary, clean, clean_line, render_summary
 
 OLD_EVENTS_SHOWN = 60
 NEW_EVENTS = 2
@@ -38,7 +38,7 @@ STATUS_FACTS = ("State", "Conversation", "Title", "Workspace", "Sandbox", "Durat
 class Chat:
     """One chat at a place."""
 
-    def __init__(self, place: Place, prompt: Prompt, printer: ScreenPrinter) -> None:
+    def __init__(self, place: ChatPlace, prompt: InputPrompt, printer: ScreenPrinter) -> None:
         self._place = place
         self._prompt = prompt
         self._printer = printer
@@ -69,13 +69,13 @@ class Chat:
     @property
     def asked(self) -> RiskyAction | None:
         """The displayed action that the user is asked to confirm; None if there is none."""
-        asked_id = self._printer.standing.tally.status.asked_id
+        asked_id = self._printer.status.tally.status.confirmation_id
         return self._actions.get(asked_id) if asked_id is not None and asked_id == self._shown_question else None
 
     @property
     def is_working(self) -> bool:
         """Whether the agent is working."""
-        tally = self._printer.standing.tally
+        tally = self._printer.status.tally
         return bool(self._place.conversation_id) and not (tally.last_event_id and tally.status.is_settled)
 
     async def run(self) -> Summary | None:
@@ -88,7 +88,7 @@ class Chat:
             await self._rest()
         finally:
             await self._unfollow()
-        return self._printer.standing.summary
+        return self._printer.status.summary
 
     async def _rest(self) -> None:
         """Stop a private agent gracefully before its workers end, and read the events that follow."""
@@ -100,7 +100,7 @@ class Chat:
                 if self.is_working:
                     await client.pause(name)
                     await client.wait_until_settled(name)
-                while self._printer.standing.tally.last_event_id < await client.log.last_id(name):  # noqa: ASYNC110
+                while self._printer.status.tally.last_event_id < await client.log.load_last_id(name):  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_SECONDS)
 
     async def _turn(self) -> None:
@@ -114,29 +114,29 @@ class Chat:
             return
         self._is_warned = False
         try:
-            typed = parsed(line)
+            typed = parse_line(line)
             if typed.command:
                 await self._commands[typed.command](typed.text)
             else:
                 await self._say(typed)
         except DeckhandsError as error:
-            self._tell(error.message, error.remedy)
+            self._notify(error.message, error.remedy)
 
     async def _stop_or_warn(self) -> None:
         """Stop the running work; if there is none, leave at the second Ctrl-C."""
         if self.is_working and not self._is_warned:
             with contextlib.suppress(DeckhandsError):
                 await self._place.client.interrupt(self._place.conversation_id)
-                self._tell("Interrupted. Say what to do instead, or /resume.")
+                self._notify("Interrupted. Say what to do instead, or /resume.")
         elif self._is_warned:
             self._is_leaving = True
         else:
-            self._tell("Press Ctrl-C again to leave, or type /quit.")
+            self._notify("Press Ctrl-C again to leave, or type /quit.")
         self._is_warned = True
 
-    async def _say(self, typed: Typed) -> None:
+    async def _say(self, typed: SlashInput) -> None:
         if (asked := self.asked) is not None:
-            agrees, reason = answer_in(typed.text)
+            agrees, reason = parse_answer(typed.text)
             client, name = self._place.client, self._place.conversation_id
             if agrees:
                 await client.confirm(name, action_id=asked.id)
@@ -147,8 +147,8 @@ class Chat:
         elif self._place.conversation_id:
             await self._place.send(typed.text)
         else:
-            await self._place.begin(typed.text)
-            self._tell(f"Conversation {self._place.conversation_id}")
+            await self._place.start(typed.text)
+            self._notify(f"Conversation {self._place.conversation_id}")
             self._follow()
 
     # Updates from the conversation.
@@ -167,34 +167,34 @@ class Chat:
         name = self._place.conversation_id
         after = 0
         try:
-            last = await self._place.client.log.last_id(name)
+            last = await self._place.client.log.load_last_id(name)
             if last > NEW_EVENTS:
-                await self._live.rest()  # earlier pieces are skipped: their replies arrive as events
+                await self._live.read_rest()  # earlier pieces are skipped: their replies arrive as events
             self._following.append(asyncio.ensure_future(self._pieces()))
             while True:
                 try:
                     async with contextlib.aclosing(self._place.client.tail(name, after=after, is_whole=True)) as events:
                         async for event in events:
                             after = event.id
-                            await self._take_in(event, is_old=event.id <= last - OLD_EVENTS_SHOWN)
+                            await self._fold(event, is_old=event.id <= last - OLD_EVENTS_SHOWN)
                 except EventsLost as lost:
                     after = lost.last_id
         except DeckhandsError as error:
-            self._tell(error.message, error.remedy)
+            self._notify(error.message, error.remedy)
 
-    async def _take_in(self, event: Event, *, is_old: bool) -> None:
+    async def _fold(self, event: Event, *, is_old: bool) -> None:
         self._place.record(event)
         if isinstance(event, ModelReply):  # all pieces of a reply arrive before the events that follow from it
             await self._show_rest()
         if isinstance(event, RiskyAction):
             self._actions = {event.id: event, **dict(list(self._actions.items())[:20])}
         if is_old:
-            self._printer.standing.add(event)
+            self._printer.status.add(event)
             return
         self._printer.event(event)
-        asked_id = self._printer.standing.tally.status.asked_id
+        asked_id = self._printer.status.tally.status.confirmation_id
         if asked_id is not None and asked_id != self._shown_question and (action := self._actions.get(asked_id)):
-            self._prompt.above(["", *ScreenRenderer().question(action)])
+            self._prompt.above(["", *ScreenRenderer().render_question(action)])
             self._shown_question = asked_id
             self._prompt.show([])
 
@@ -206,16 +206,16 @@ class Chat:
 
     async def _show_rest(self) -> None:
         with contextlib.suppress(StoreError):
-            for piece in await self._live.rest():
+            for piece in await self._live.read_rest():
                 self._write(piece)
 
-    def _write(self, piece: Piece) -> None:
+    def _write(self, piece: LivePiece) -> None:
         if piece.kind != "call":  # which the event of its action shows
             self._printer.piece(piece)
 
     # The commands.
 
-    def _tell(self, *texts: str) -> None:
+    def _notify(self, *texts: str) -> None:
         self._prompt.above([f"\x1b[2m{clean_line(text, limit=1_000)}\x1b[0m" for text in texts if text])
 
     def _name(self) -> str:
@@ -228,8 +228,8 @@ class Chat:
 
     async def _facts(self, wanted: tuple[str, ...]) -> None:
         self._name()
-        summary = self._printer.standing.summary
-        lines = summary_lines(summary) if summary is not None else []
+        summary = self._printer.status.summary
+        lines = render_summary(summary) if summary is not None else []
         self._prompt.above([line for line in lines if line.partition(":")[0] in wanted])
 
     async def _status(self, _: str) -> None:
@@ -246,17 +246,17 @@ class Chat:
             await self._facts(("Model", "Models"))
             return
         await self._place.client.change(self._name(), Change(), model=name)
-        self._tell(f"The next step uses {name}.")
+        self._notify(f"The next step uses {name}.")
 
     async def _image(self, path: str) -> None:
         if not path:
             raise UsageError("No picture is named.", remedy="Type /image PATH.")
-        from deckhands.client import image_urls_of
+        from deckhands.client import to_image_urls
 
         # refuses anything that is not a picture before the user types on
-        await asyncio.to_thread(image_urls_of, [path])
+        await asyncio.to_thread(to_image_urls, [path])
         self._place.images.append(path)
-        self._tell(f"{path} goes with the next message.")
+        self._notify(f"{path} goes with the next message.")
 
     async def _diff(self, _: str) -> None:
         name = self._name()
@@ -286,7 +286,7 @@ class Chat:
             return
         if self._place.is_private:
             raise UsageError("This chat has a private store.", remedy=f"`deckhands chat {other}` opens another one.")
-        await self._place.client.log.last_id(other)
+        await self._place.client.log.load_last_id(other)
         await self._move_to(other)
 
     async def _confirm(self, mode: str) -> None:
@@ -294,7 +294,7 @@ class Chat:
             raise UsageError(f"There is no confirmation mode {ascii(mode)[:60]}.", remedy=f"Known: {', '.join(MODES)}.")
         policy = ConfirmationPolicy.model_validate({"mode": mode})
         await self._place.client.change(self._name(), Change(confirmation=policy))
-        self._tell(f"You are asked about actions: {mode}.")
+        self._notify(f"You are asked about actions: {mode}.")
 
     async def _recover(self, way: str) -> None:
         if way not in WAYS:
@@ -321,10 +321,10 @@ class Chat:
         self._shown_question = 0
         self._place.conversation_id = name
         if name:
-            self._tell(f"Conversation {name}")
+            self._notify(f"Conversation {name}")
             self._follow()
         else:
-            self._tell("The next message starts another conversation.")
+            self._notify("The next message starts another conversation.")
 
     async def _quit(self, _: str) -> None:
         self._is_leaving = True
@@ -334,7 +334,7 @@ class Chat:
         if not self._place.conversation_id:
             return "type a task · /help"
         pictures = f"{len(self._place.images)} pictures · " if self._place.images else ""
-        return pictures + self._printer.standing.line(SYSTEM_CLOCK.now(), turn=int(SYSTEM_CLOCK.monotonic() * 2))
+        return pictures + self._printer.status.line(SYSTEM_CLOCK.now(), turn=int(SYSTEM_CLOCK.monotonic() * 2))
 
     def question(self) -> str:
         """Return the question that the line answers; empty if the line is a message."""

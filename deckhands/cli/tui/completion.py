@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import click
 from click.shell_completion import get_completion_class
 
-from deckhands.cli.verbs import options_as
+from deckhands.cli.command_group import with_options
 from deckhands.client import print_text
 
 SECTION = "Operate a cluster"
@@ -27,7 +27,7 @@ class CompletionOptions:
 
 @click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
-@options_as(CompletionOptions)
+@with_options(CompletionOptions)
 def completion(options: CompletionOptions) -> None:
     """Print a script for a shell: it then completes commands, options and the ids of conversations.
 

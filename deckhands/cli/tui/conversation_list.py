@@ -14,8 +14,8 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from broker.runtime import SYSTEM_CLOCK
-from deckhands.cli.tui.roster import DEAD, Row
-from deckhands.client import fitted, short_number, span, width_of
+from deckhands.cli.tui.conversation_cache import DEAD, CachedConversation
+from deckhands.client import fit_width, format_duration, format_short_number, measure_width
 
 COLUMNS: Sequence[tuple[str, int, str]] = (
     ("STATE", 27, "state"),
@@ -53,16 +53,16 @@ def heading(columns: int, *, by: str, is_turned: bool) -> str:
     for name, width, sort in _columns(columns):
         mark = ("^" if is_turned else "v") if sort == by else ""
         cells.append(_cell(f"{name}{mark}", width, is_right=name in RIGHT))
-    return fitted(" ".join(cells), columns)
+    return fit_width(" ".join(cells), columns)
 
 
-def row_text(row: Row, columns: int, now: float) -> str:
+def row_text(row: CachedConversation, columns: int, now: float) -> str:
     """Return a row as a line of exactly this width."""
     waits = f" ({row.wait_reason.replace('_', ' ')})" if row.wait_reason else ""
     values = {
         "STATE": row.state.replace("_", " ") + waits,
         "STEPS": str(row.steps),
-        "TOKENS": short_number(row.tokens),
+        "TOKENS": format_short_number(row.tokens),
         "COST": f"${row.cost_usd:.4f}",
         "UPDATED": _ago(now - row.updated),
         "AGE": _ago(now - row.created),
@@ -70,8 +70,8 @@ def row_text(row: Row, columns: int, now: float) -> str:
         "TITLE": row.title,
     }
     cells = [_cell(values[name], width, is_right=name in RIGHT) for name, width, _ in _columns(columns)]
-    line = fitted(" ".join(cells), columns)
-    return line + " " * (columns - width_of(line))
+    line = fit_width(" ".join(cells), columns)
+    return line + " " * (columns - measure_width(line))
 
 
 def _columns(columns: int) -> list[tuple[str, int, str]]:
@@ -81,14 +81,14 @@ def _columns(columns: int) -> list[tuple[str, int, str]]:
 def _cell(text: str, width: int, *, is_right: bool) -> str:
     if not width:
         return text
-    shown = fitted(text, width)
-    blank = " " * (width - width_of(shown))
+    shown = fit_width(text, width)
+    blank = " " * (width - measure_width(shown))
     return blank + shown if is_right else shown + blank
 
 
 def _ago(seconds: float) -> str:
     if seconds < 86_400:
-        return span(seconds)
+        return format_duration(seconds)
     return f"{seconds / 86_400:.0f} d"
 
 
@@ -114,11 +114,11 @@ class ConversationList(ScrollView, can_focus=True):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows: list[Row] = []
+        self.rows: list[CachedConversation] = []
         self._cursor = 0
 
     @property
-    def chosen(self) -> Row | None:
+    def chosen(self) -> CachedConversation | None:
         """The row under the cursor."""
         return self.rows[self._cursor] if self.rows else None
 
@@ -128,7 +128,7 @@ class ConversationList(ScrollView, can_focus=True):
         top = self.scroll_offset.y
         return [row.conversation_id for row in self.rows[top : top + self.size.height]]
 
-    def put(self, rows: list[Row]) -> None:
+    def put(self, rows: list[CachedConversation]) -> None:
         """Replace the rows; the cursor stays on its conversation, unless it is on the first row."""
         before = self.chosen
         self.rows = rows

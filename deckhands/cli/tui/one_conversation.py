@@ -11,9 +11,9 @@ from textual.widgets import Footer, RichLog, Static
 from broker.contract import Event, RiskyAction
 from broker.runtime import SYSTEM_CLOCK, CorruptEntry, DeckhandsError, StoreError
 from deckhands.cli.commands.why import lines_of
-from deckhands.cli.tui.actions import do, said
-from deckhands.cli.tui.questions import ConfirmDialog, LineDialog
-from deckhands.client import Client, ScreenRenderer, Standing, clean_line
+from deckhands.cli.tui.actions import run_action, run_with_notice
+from deckhands.cli.tui.dialogs import ConfirmDialog, LineDialog
+from deckhands.client import Client, ScreenRenderer, StatusLine, clean_line
 
 EVENTS_SHOWN = 200
 LOOK_SECONDS = 1.0
@@ -46,7 +46,7 @@ class OneConversation(Screen[None]):
         super().__init__()
         self._client = client
         self._conversation_id = conversation_id
-        self._standing = Standing()
+        self._standing = StatusLine()
         self._renderer = ScreenRenderer()
         self._looks = 0
         self._asked: RiskyAction | None = None
@@ -63,23 +63,23 @@ class OneConversation(Screen[None]):
     def on_mount(self) -> None:
         """Read the conversation now, and then periodically."""
         self.query_one(RichLog).focus()
-        self.set_interval(LOOK_SECONDS, self._look_again)
-        self._look_again()
+        self.set_interval(LOOK_SECONDS, self._poll)
+        self._poll()
 
-    def _look_again(self) -> None:
-        self.run_worker(self._look(), exclusive=True, group="look", exit_on_error=False)
+    def _poll(self) -> None:
+        self.run_worker(self._refresh(), exclusive=True, group="look", exit_on_error=False)
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         try:
             after = self._standing.tally.last_event_id
             events = await self._client.events(self._conversation_id, after=after, is_lenient=True)
             if not after and len(events) > EVENTS_SHOWN:
-                self._say(
+                self._print_notice(
                     f"… {len(events) - EVENTS_SHOWN:,} earlier events; "
                     f"`deckhands logs {self._conversation_id}` shows them …"
                 )
             for number, event in enumerate(events):
-                self._take_in(event, is_shown=after > 0 or number >= len(events) - EVENTS_SHOWN)
+                self._fold(event, is_shown=after > 0 or number >= len(events) - EVENTS_SHOWN)
             self._show_facts()
             self._show_question()
             if events or self._looks % WHY_EVERY == 0:
@@ -88,7 +88,7 @@ class OneConversation(Screen[None]):
         except (StoreError, CorruptEntry, DeckhandsError) as error:
             self.query_one("#facts", Static).update(clean_line(error.message, limit=500))
 
-    def _take_in(self, event: Event, *, is_shown: bool) -> None:
+    def _fold(self, event: Event, *, is_shown: bool) -> None:
         self._standing.add(event)
         if isinstance(event, RiskyAction):
             self._last_actions = {event.id: event, **dict(list(self._last_actions.items())[:20])}
@@ -105,9 +105,9 @@ class OneConversation(Screen[None]):
         self.query_one("#facts", Static).update(f"{first}\n{self._standing.line(SYSTEM_CLOCK.now(), turn=self._looks)}")
 
     def _show_question(self) -> None:
-        asked_id = self._standing.tally.status.asked_id
+        asked_id = self._standing.tally.status.confirmation_id
         self._asked = self._last_actions.get(asked_id) if asked_id is not None else None
-        lines = self._renderer.question(self._asked) if self._asked is not None else []
+        lines = self._renderer.render_question(self._asked) if self._asked is not None else []
         hint = ["y runs it, n refuses it"] if lines else []
         self.query_one("#asked", Static).update(Text.from_ansi("\n".join([*lines, *hint])))
 
@@ -117,12 +117,12 @@ class OneConversation(Screen[None]):
         more = [f"… `deckhands why {self._conversation_id}` says more"] if len(lines) > WHY_LINES else []
         self.query_one("#why", Static).update("\n".join([*lines[:WHY_LINES], *more]))
 
-    def _say(self, text: str) -> None:
+    def _print_notice(self, text: str) -> None:
         self.query_one(RichLog).write(Text(clean_line(text, limit=500), style="dim"))
 
     async def action_do(self, name: str) -> None:
         """Perform an action on the conversation."""
-        self.notify(clean_line(await do(self._client, name, self._conversation_id), limit=500), markup=False)
+        self.notify(clean_line(await run_action(self._client, name, self._conversation_id), limit=500), markup=False)
 
     def action_cancel(self) -> None:
         """Stop the conversation after a confirmation."""
@@ -141,7 +141,7 @@ class OneConversation(Screen[None]):
             self.notify("No action awaits confirmation.", markup=False)
             return
         work = self._client.confirm(self._conversation_id, action_id=self._asked.id)
-        self.notify(clean_line(await said(work, "The action runs."), limit=500), markup=False)
+        self.notify(clean_line(await run_with_notice(work, "The action runs."), limit=500), markup=False)
 
     def action_reject(self) -> None:
         """Reject the displayed action, with a reason."""
@@ -153,7 +153,9 @@ class OneConversation(Screen[None]):
         async def answer(reason: str | None) -> None:
             if reason is not None:
                 work = self._client.reject(self._conversation_id, reason=reason, action_id=asked.id)
-                self.notify(clean_line(await said(work, "The action was rejected."), limit=500), markup=False)
+                self.notify(
+                    clean_line(await run_with_notice(work, "The action was rejected."), limit=500), markup=False
+                )
 
         question = "Why not? The agent reads it and continues; without a reason it waits for a message."
         self.app.push_screen(LineDialog(question), answer)
@@ -164,6 +166,6 @@ class OneConversation(Screen[None]):
         async def answer(text: str | None) -> None:
             if text:
                 work = self._client.send_message(self._conversation_id, text)
-                self.notify(clean_line(await said(work, "The message was sent."), limit=500), markup=False)
+                self.notify(clean_line(await run_with_notice(work, "The message was sent."), limit=500), markup=False)
 
         self.app.push_screen(LineDialog(f"Message to {self._conversation_id}:"), answer)

@@ -1,6 +1,6 @@
 """The cluster in the head of `top`: workers, queues with their ages, conversations by state. Read every few seconds.
 
-Holds: everything except `Overview.look` is pure; every text is cleaned.
+Holds: everything except `ClusterOverview.refresh` is pure; every text is cleaned.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from broker.store import Store
-from deckhands.cli.tui.roster import Row
-from deckhands.client import clean_line, short_number, span
-from deckhands.operations import Depth, Worker, depths, workers
+from deckhands.cli.tui.conversation_cache import CachedConversation
+from deckhands.client import clean_line, format_duration, format_short_number
+from deckhands.operations import Depth, WorkerMetrics, read_depths, read_workers
 
 LEAST_RATE_SECONDS = 0.5
 WAITING = ("awaiting_user_input", "awaiting_user_confirmation")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ClusterFacts:
     """The cluster at one moment.
 
     Attributes:
         steps_per_second, usd_per_hour: between the last two readings; None after the first.
     """
 
-    workers: Sequence[Worker] = ()
+    workers: Sequence[WorkerMetrics] = ()
     queues: dict[str, Depth] = field(default_factory=dict)
     steps_per_second: float | None = None
     usd_per_hour: float | None = None
@@ -37,44 +37,44 @@ class Facts:
         return [worker.name for worker in self.workers if worker.role == "controller"]
 
 
-class Overview:
+class ClusterOverview:
     """Reads workers and queues."""
 
     def __init__(self, store: Store) -> None:
-        self.facts = Facts()
+        self.facts = ClusterFacts()
         self._store = store
         self._before: tuple[float, dict[str, float], dict[str, float]] | None = None
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Read them again.
 
         Raises:
             StoreError: the store does not answer.
         """
-        found = await workers(self._store)
+        found = await read_workers(self._store)
         routes = {route for worker in found for route in worker.routes}
-        queues = await depths(self._store, routes)
+        queues = await read_depths(self._store, routes)
         now = self._store.clock.monotonic()
         steps, cost = _sums(found, "steps"), _sums(found, "cost_usd")
         rates: tuple[float | None, float | None] = (None, None)
         if self._before is not None and now - self._before[0] >= LEAST_RATE_SECONDS:
             seconds = now - self._before[0]
-            rates = (_risen(self._before[1], steps) / seconds, _risen(self._before[2], cost) / seconds * 3600)
+            rates = (_increase(self._before[1], steps) / seconds, _increase(self._before[2], cost) / seconds * 3600)
         self._before = (now, steps, cost)
-        self.facts = Facts(found, queues, *rates)
+        self.facts = ClusterFacts(found, queues, *rates)
 
 
-def _sums(found: Iterable[Worker], name: str) -> dict[str, float]:
+def _sums(found: Iterable[WorkerMetrics], name: str) -> dict[str, float]:
     """Return a figure of each worker, summed over its labels."""
     return {worker.name: sum(worker.figures.get(name, {}).values()) for worker in found}
 
 
-def _risen(before: dict[str, float], after: dict[str, float]) -> float:
+def _increase(before: dict[str, float], after: dict[str, float]) -> float:
     """Return how much the figures have grown, over the workers that are in both readings."""
     return sum(max(0.0, after[name] - before[name]) for name in after if name in before)
 
 
-def worker_line(facts: Facts) -> str:
+def worker_line(facts: ClusterFacts) -> str:
     """Return the workers in one line: how many are alive by role, their load, and how many are silent."""
     parts = []
     for role in dict.fromkeys(worker.role for worker in facts.workers):
@@ -89,18 +89,18 @@ def worker_line(facts: Facts) -> str:
     return "Workers: " + (" · ".join(parts) or "none")
 
 
-def queue_line(facts: Facts) -> str:
+def queue_line(facts: ClusterFacts) -> str:
     """Return the non-empty queues, each with the age of its oldest entry."""
     parts = []
     for name, depth in facts.queues.items():
         waiting = depth.waiting + depth.in_line
         if waiting:
-            age = f" (oldest {span(depth.oldest_seconds)})" if depth.oldest_seconds else ""
-            parts.append(f"{clean_line(name)} {short_number(int(waiting))}{age}")
+            age = f" (oldest {format_duration(depth.oldest_seconds)})" if depth.oldest_seconds else ""
+            parts.append(f"{clean_line(name)} {format_short_number(int(waiting))}{age}")
     return "Queues: " + (" · ".join(parts) or "empty")
 
 
-def conversation_line(rows: Iterable[Row], facts: Facts) -> str:
+def conversation_line(rows: Iterable[CachedConversation], facts: ClusterFacts) -> str:
     """Return the conversations by state, their reasons for waiting, and their speed."""
     states, waits = Counter[str](), Counter[str]()
     for row in rows:
@@ -116,18 +116,18 @@ def conversation_line(rows: Iterable[Row], facts: Facts) -> str:
     return f"Conversations: {states.total():,}" + (f" · {' · '.join(parts)}" if parts else "")
 
 
-def cluster_lines(facts: Facts) -> list[str]:
+def cluster_lines(facts: ClusterFacts) -> list[str]:
     """Return one line for each worker and each queue."""
     lines = ["Workers", ""]
     for worker in facts.workers:
         figures = {name: sum(labelled.values()) for name, labelled in worker.figures.items()}
         shown = [f"{name} {figures[name]:.0f}" for name in ("conversations", "running", "steps") if name in figures]
         shown += [f"cpu {figures['host_cpu']:.0%}"] if "host_cpu" in figures else []
-        beat = "alive" if worker.left_seconds > 0 else f"silent for {span(-worker.left_seconds)}"
+        beat = "alive" if worker.left_seconds > 0 else f"silent for {format_duration(-worker.left_seconds)}"
         lines.append(f"  {clean_line(worker.role):<12}{clean_line(worker.name):<44} {beat:<20} {', '.join(shown)}")
     lines += ["", "Queues", ""]
     for name, depth in facts.queues.items():
-        age = f"oldest {span(depth.oldest_seconds)}" if depth.oldest_seconds else ""
+        age = f"oldest {format_duration(depth.oldest_seconds)}" if depth.oldest_seconds else ""
         numbers = f"{depth.waiting:.0f} waiting, {depth.in_line:.0f} in line, {depth.held:.0f} with workers"
         lines.append(f"  {clean_line(name):<32}{numbers:<48}{age}")
     return lines

@@ -18,16 +18,16 @@ from deckhands.client import (
     Summary,
     Task,
     check_task,
-    image_urls_of,
     private_cluster,
-    until_anybody_serves,
+    to_image_urls,
+    wait_for_tool_worker,
 )
-from deckhands.cluster import Cluster, Home, Notice, supervising
-from deckhands.settings import FaceSettings
+from deckhands.cluster import Cluster, Home, Notice, supervise
+from deckhands.settings import CliSettings
 
 
 @dataclass(slots=True)
-class Place:
+class ChatPlace:
     """Where a chat runs.
 
     Attributes:
@@ -46,7 +46,7 @@ class Place:
     images: list[str] = field(default_factory=list)
     _own_id: str = ""
 
-    async def begin(self, text: str) -> str:
+    async def start(self, text: str) -> str:
         """Create a conversation with a message and return its id.
 
         Raises:
@@ -54,10 +54,10 @@ class Place:
         """
         check_task(text)
         spec = self.task.spec
-        workspace = self.task.spec.place()
+        workspace = self.task.spec.workspace_spec()
         if self.is_private and workspace.needs is not None:
-            await until_anybody_serves(self.client.store, workspace)
-        urls = await asyncio.to_thread(image_urls_of, self.images) or ()
+            await wait_for_tool_worker(self.client.store, workspace)
+        urls = await asyncio.to_thread(to_image_urls, self.images) or ()
         said = {"task": text, "images": urls, "headless": False}
         self.conversation_id = await self.client.submit(
             spec.model_copy(update=said), upload=self.task.upload, conversation_id=self._own_id or None
@@ -73,8 +73,8 @@ class Place:
 
 @asynccontextmanager
 async def private_place(
-    settings: FaceSettings, task: Task, conversation_id: str, on_notice: Notice
-) -> AsyncIterator[Place]:
+    settings: CliSettings, task: Task, conversation_id: str, on_notice: Notice
+) -> AsyncIterator[ChatPlace]:
     """Run a private store and workers for one conversation; it leaves the files of a run, like `deckhands run`.
 
     Args:
@@ -90,17 +90,17 @@ async def private_place(
     if conversation_id and not folder.path.is_dir():
         raise UnknownConversation(conversation_id)
     home.prepare(folder.path)
-    with supervising(folder.path, "A run"):
+    with supervise(folder.path, "A run"):
         created = folder.events()[0] if conversation_id and folder.has_events else None
         agent = task.spec.agent_spec()
-        workspace = task.spec.place()
+        workspace = task.spec.workspace_spec()
         if isinstance(created, ConversationCreated):
             agent, workspace = created.agent, created.workspace
         cluster = Cluster(private_cluster(folder.path, agent, workspace, settings.environment), on_notice=on_notice)
         try:
             await cluster.start()
             async with await Client.connect(cluster.url, patience_seconds=PATIENCE_SECONDS) as client:
-                place = Place(client, task, conversation_id, is_private=True, finish=folder.finish, _own_id=own_id)
+                place = ChatPlace(client, task, conversation_id, is_private=True, finish=folder.finish, _own_id=own_id)
                 try:
                     with folder.recording() as recording:
                         place.record = recording.add

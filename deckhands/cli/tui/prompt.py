@@ -40,7 +40,7 @@ class SlashCompleter(Completer):
                     yield Completion(f"/{name}", -len(text), display_meta=what)
 
 
-class Prompt:
+class InputPrompt:
     """Reads one line after another.
 
     Args:

@@ -30,7 +30,7 @@ OTHER_NAMES = {"exit": "quit", "q": "quit", "?": "help", "stop": "interrupt", "h
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
+class SlashInput:
     """A parsed input line.
 
     Attributes:
@@ -42,7 +42,7 @@ class Typed:
     text: str
 
 
-def parsed(line: str) -> Typed:
+def parse_line(line: str) -> SlashInput:
     """Parse a line. A message may start with a slash if it is a path: `/etc/hosts`.
 
     Raises:
@@ -50,15 +50,15 @@ def parsed(line: str) -> Typed:
     """
     text = line.strip()
     if text.startswith("!"):
-        return Typed("exec", text[1:].strip())
+        return SlashInput("exec", text[1:].strip())
     head, _, rest = text.partition(" ")
     name = head[1:].lower()
     if not text.startswith("/") or "/" in name or "\n" in head:
-        return Typed("", text)
+        return SlashInput("", text)
     name = OTHER_NAMES.get(name, name)
     if name not in COMMANDS:
         raise UsageError(f"There is no command {ascii(head)[1:-1][:60]}.", remedy="/help lists them.")
-    return Typed(name, rest.strip())
+    return SlashInput(name, rest.strip())
 
 
 def help_lines() -> list[str]:
@@ -76,7 +76,7 @@ YES = frozenset(("y", "yes", "ok"))
 NO = frozenset(("n", "no"))
 
 
-def answer_in(text: str) -> tuple[bool, str]:
+def parse_answer(text: str) -> tuple[bool, str]:
     """Parse an answer: whether an action may run, and the reason if not.
 
     Answers are `y`, `n`, `n because …`, or any other words, which reject the action with that reason.

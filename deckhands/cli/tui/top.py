@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import click
 
 from broker.runtime import DeckhandsError, UsageError
-from deckhands.cli.tui.roster import SORTS
-from deckhands.cli.verbs import options_as
+from deckhands.cli.command_group import with_options
+from deckhands.cli.tui.conversation_cache import SORTS
 from deckhands.client import cluster_client
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 SECTION = "Read conversations"
 SUMMARIES = {"top": "Watch a cluster live: workers, queues, conversations; open one and act on it."}
@@ -29,7 +29,7 @@ class TopOptions:
 @click.command()
 @click.argument("words", metavar="[WORD]...", nargs=-1)
 @click.option("--sort", "by", type=click.Choice(list(SORTS)), default="updated", show_default=True, help="The order.")
-@options_as(TopOptions)
+@with_options(TopOptions)
 def top(options: TopOptions) -> None:
     """Watch a cluster live: its workers, its queues with age, and its conversations; act on them by keys.
 
@@ -38,10 +38,10 @@ def top(options: TopOptions) -> None:
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("`deckhands top` needs a terminal.", remedy="`deckhands ls` prints a list.")
-    asyncio.run(_top(FaceSettings.from_env(), options))
+    asyncio.run(_top(CliSettings.from_env(), options))
 
 
-async def _top(settings: FaceSettings, options: TopOptions) -> None:
+async def _top(settings: CliSettings, options: TopOptions) -> None:
     try:
         from deckhands.cli.tui.top_app import Top
     except ImportError as error:

@@ -11,13 +11,13 @@ from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
-from broker.runtime import SYSTEM_CLOCK, DeckhandsError, StoreError, counted
-from deckhands.cli.tui.actions import do
+from broker.runtime import SYSTEM_CLOCK, DeckhandsError, StoreError, format_count
+from deckhands.cli.tui.actions import run_action
+from deckhands.cli.tui.conversation_cache import SORTS, ConversationCache, arrange
 from deckhands.cli.tui.conversation_list import ConversationList, heading
+from deckhands.cli.tui.dialogs import ConfirmDialog
 from deckhands.cli.tui.one_conversation import OneConversation
-from deckhands.cli.tui.overview import Overview, cluster_lines, conversation_line, queue_line, worker_line
-from deckhands.cli.tui.questions import ConfirmDialog
-from deckhands.cli.tui.roster import SORTS, Roster, arranged
+from deckhands.cli.tui.overview import ClusterOverview, cluster_lines, conversation_line, queue_line, worker_line
 from deckhands.client import Client, clean_line
 
 LOOK_SECONDS = 1.0
@@ -30,7 +30,7 @@ class ClusterScreen(Screen[None]):
 
     BINDINGS = [Binding("escape,q,c,left", "app.pop_screen", "Back")]  # noqa: RUF012
 
-    def __init__(self, overview: Overview) -> None:
+    def __init__(self, overview: ClusterOverview) -> None:
         super().__init__()
         self._overview = overview
 
@@ -77,8 +77,8 @@ class Top(App[None]):
         super().__init__()
         self.animation_level = "none"
         self._client = client
-        self._roster = Roster(client.store)
-        self._overview = Overview(client.store)
+        self._roster = ConversationCache(client.store)
+        self._overview = ClusterOverview(client.store)
         self._words = words
         self._by = by
         self._is_turned = False
@@ -103,11 +103,11 @@ class Top(App[None]):
         """Read everything once, then refresh periodically."""
         self.query_one(ConversationList).focus()
         self.run_worker(self._load(), group="load", exit_on_error=False)
-        self.set_interval(LOOK_SECONDS, self._look_again)
+        self.set_interval(LOOK_SECONDS, self._poll)
 
     async def _load(self) -> None:
         try:
-            await self._overview.look()
+            await self._overview.refresh()
             async for _ in self._roster.load():
                 self._arrange()
         except StoreError as error:
@@ -115,18 +115,18 @@ class Top(App[None]):
         self._is_loaded = True
         self._arrange()
 
-    def _look_again(self) -> None:
+    def _poll(self) -> None:
         if (self._is_loaded and isinstance(self.screen, ClusterScreen)) or len(self.screen_stack) == 1:
-            self.run_worker(self._look(), exclusive=True, group="look", exit_on_error=False)
+            self.run_worker(self._refresh(), exclusive=True, group="look", exit_on_error=False)
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         if not self._is_loaded:
             return
         self._looks += 1
         try:
             if self._looks % OVERVIEW_EVERY == 0:
-                await self._overview.look()
-            has_changed = await self._roster.look(self._list.seen, self._overview.facts.controllers)
+                await self._overview.refresh()
+            has_changed = await self._roster.refresh(self._list.seen, self._overview.facts.controllers)
             self._trouble = ""
         except DeckhandsError as error:
             has_changed = False
@@ -142,7 +142,7 @@ class Top(App[None]):
         return self.screen_stack[0].query_one(ConversationList)
 
     def _arrange(self) -> None:
-        rows = arranged(self._roster.rows.values(), by=self._by, is_turned=self._is_turned, words=self._words)
+        rows = arrange(self._roster.rows.values(), by=self._by, is_turned=self._is_turned, words=self._words)
         self._list.put(rows)
         self._show_head()
 
@@ -152,7 +152,9 @@ class Top(App[None]):
         now = f"{SYSTEM_CLOCK.now():%H:%M:%S} UTC"
         lines = [conversation_line(self._roster.rows.values(), facts), worker_line(facts), queue_line(facts)]
         if self._words:
-            lines.append(f"Filter: {clean_line(self._words)} · {counted(len(found), 'conversation')} · Esc shows all")
+            lines.append(
+                f"Filter: {clean_line(self._words)} · {format_count(len(found), 'conversation')} · Esc shows all"
+            )
         state = "" if self._is_loaded else "reading … · "
         trouble = f" · {clean_line(self._trouble, limit=300)}" if self._trouble else ""
         main = self.screen_stack[0]
@@ -214,7 +216,7 @@ class Top(App[None]):
     async def action_do(self, name: str) -> None:
         """Perform an action on the conversation under the cursor."""
         if (row := self._list.chosen) is not None:
-            self.notify(clean_line(await do(self._client, name, row.conversation_id), limit=500), markup=False)
+            self.notify(clean_line(await run_action(self._client, name, row.conversation_id), limit=500), markup=False)
 
     def action_cancel(self) -> None:
         """Stop the conversation under the cursor after a confirmation."""
@@ -224,7 +226,7 @@ class Top(App[None]):
 
         async def answer(is_sure: bool | None) -> None:
             if is_sure:
-                said = await do(self._client, "cancel", row.conversation_id)
+                said = await run_action(self._client, "cancel", row.conversation_id)
                 self.notify(clean_line(said, limit=500), markup=False)
 
         self.push_screen(ConfirmDialog(f"Stop {row.conversation_id} ({row.title}) and its running work?"), answer)

@@ -29,7 +29,7 @@ from deckhands.client.archive.archived_file import (
     Manifest,
 )
 from deckhands.client.archive.errors import ArchiveConflict, ArchiveUnavailable, CorruptArchive
-from deckhands.client.archive.place import ArchivePlace
+from deckhands.client.archive.storage import ArchiveStorage
 from deckhands.client.reading.summary import summarize
 
 IN_MEMORY_BYTES = 4 * 2**20
@@ -46,7 +46,7 @@ class Archive:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._place = ArchivePlace(url)
+        self._place = ArchiveStorage(url)
 
     async def save(self, store: Store, events: Sequence[Event], *, checkpoint: str = "") -> Manifest:
         """Write a settled conversation into its file, and check the file. Idempotent.
@@ -85,7 +85,7 @@ class Archive:
         failpoint("archive.before_write")
         self._place.write(manifest.conversation_id, draft)
         failpoint("archive.written")
-        with self._opened(manifest.conversation_id) as found:
+        with self._open(manifest.conversation_id) as found:
             if found.manifest != manifest:
                 raise CorruptArchive(f"The archived file of {manifest.conversation_id} reads back differently.")
             found.check()
@@ -95,7 +95,7 @@ class Archive:
         if self._place.size(conversation_id) is None:
             return
         try:
-            with self._opened(conversation_id) as found:
+            with self._open(conversation_id) as found:
                 earlier = found.manifest
         except CorruptArchive:  # a partial file, left by a crash
             return
@@ -115,7 +115,7 @@ class Archive:
         """Return the ids of all archived conversations, the most recently written file first."""
         return await asyncio.to_thread(self._place.names)
 
-    async def ask(self, conversation_id: str, question: Callable[[ArchivedFile], T]) -> T | None:
+    async def call_with_file(self, conversation_id: str, question: Callable[[ArchivedFile], T]) -> T | None:
         """Call a function with a conversation's file and return its result; None: the conversation is not archived.
 
         Raises:
@@ -129,7 +129,7 @@ class Archive:
         Raises:
             CorruptArchive: the file cannot be used.
         """
-        return await self.ask(conversation_id, lambda found: found.manifest)
+        return await self.call_with_file(conversation_id, lambda found: found.manifest)
 
     async def events(
         self, conversation_id: str, *, after: int = 0, is_whole: bool = False, decode: codec.Decoder = codec.decode
@@ -144,9 +144,9 @@ class Archive:
             events = found.events(decode, after=after)
             return [_whole(found, event) for event in events] if is_whole else list(events)
 
-        return await self.ask(conversation_id, read)
+        return await self.call_with_file(conversation_id, read)
 
-    async def checked(self, conversation_id: str) -> list[Event]:
+    async def read_checked(self, conversation_id: str) -> list[Event]:
         """Return all events, whole, of a file after comparing every part with its manifest.
 
         Raises:
@@ -158,7 +158,7 @@ class Archive:
             found.check()
             return [_whole(found, event) for event in found.events(codec.decode)]
 
-        events = await self.ask(conversation_id, read)
+        events = await self.call_with_file(conversation_id, read)
         if events is None:
             raise UnknownConversation(conversation_id)
         return events
@@ -169,7 +169,7 @@ class Archive:
         Raises:
             CorruptArchive: the file cannot be used.
         """
-        return await self.ask(conversation_id, lambda found: found.upload(name))
+        return await self.call_with_file(conversation_id, lambda found: found.upload(name))
 
     async def remove(self, conversation_id: str) -> bool:
         """Remove a conversation's file; return whether there was one. Idempotent."""
@@ -197,7 +197,7 @@ class Archive:
         if self._place.size(conversation_id) is None:
             return None
         try:
-            with self._opened(conversation_id) as found:
+            with self._open(conversation_id) as found:
                 return question(found)
         except ArchiveUnavailable:
             if self._place.size(conversation_id) is None:  # just removed
@@ -205,7 +205,7 @@ class Archive:
             raise
 
     @contextlib.contextmanager
-    def _opened(self, conversation_id: str) -> Iterator[ArchivedFile]:
+    def _open(self, conversation_id: str) -> Iterator[ArchivedFile]:
         size = self._place.size(conversation_id) or 0
         with self._place.reading(conversation_id) as file:
             yield ArchivedFile(file, conversation_id, size_bytes=size)
@@ -230,13 +230,13 @@ def _manifest(
         labels=created.labels or {},
         parent=created.parent.conversation_id if created.parent else "",
         forked_from=created.forked_from or "",
-        delegates=tuple(delegates_in(events)),
+        delegates=tuple(find_delegates(events)),
         checkpoint=checkpoint,
         members=writer.members,
     )
 
 
-def delegates_in(events: Sequence[Event]) -> list[str]:
+def find_delegates(events: Sequence[Event]) -> list[str]:
     """Return the delegates that ended with an observation in a log, each once."""
     return list(dict.fromkeys(event.conversation_id for event in events if isinstance(event, DelegateEnded)))
 

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Literal, cast
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from broker.contract import Event, codec
-from broker.log import event_line
+from broker.log import render_event_line
 from broker.runtime import CorruptEntry, EventUnfit
 from deckhands.client.archive.errors import CorruptArchive, TooLargeToArchive
 
@@ -50,7 +50,7 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Member(_Frozen):
+class ArchiveMember(_Frozen):
     """One member: its uncompressed size, and its SHA-256."""
 
     size_bytes: int = Field(ge=0, alias="bytes")
@@ -85,7 +85,7 @@ class Manifest(_Frozen):
     forked_from: str = ""
     delegates: tuple[str, ...] = ()
     checkpoint: str = ""
-    members: dict[str, Member]
+    members: dict[str, ArchiveMember]
 
 
 class FileWriter:
@@ -93,7 +93,7 @@ class FileWriter:
 
     def __init__(self, file: BinaryIO) -> None:
         self._zip = zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED)
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, ArchiveMember] = {}
         self.first_sha256 = ""
 
     def add_events(self, events: Iterable[Event]) -> None:
@@ -101,7 +101,7 @@ class FileWriter:
         digest, size = hashlib.sha256(), 0
         with self._zip.open(zipfile.ZipInfo(EVENTS, _EPOCH), "w", force_zip64=True) as member:
             for event in events:
-                line = event_line(event).encode() + b"\n"
+                line = render_event_line(event).encode() + b"\n"
                 self.first_sha256 = self.first_sha256 or hashlib.sha256(line).hexdigest()
                 digest.update(line)
                 member.write(line)
@@ -128,7 +128,7 @@ class FileWriter:
         self._zip.close()
 
     def _note(self, name: str, size: int, digest: str) -> None:
-        self.members[name] = Member(bytes=size, sha256=digest)
+        self.members[name] = ArchiveMember(bytes=size, sha256=digest)
         total = sum(member.size_bytes for member in self.members.values()) if len(self.members) % 100 == 0 else 0
         if total > MAX_TOTAL_BYTES or len(self.members) >= MAX_MEMBERS:
             raise TooLargeToArchive(f"It has {len(self.members)} texts of {total:,} bytes.")
@@ -146,17 +146,17 @@ class ArchivedFile:
         if size_bytes > MAX_FILE_BYTES:
             raise self._corrupt(f"it has {size_bytes:,} bytes; the limit is {MAX_FILE_BYTES:,}")
         try:
-            self._zip = zipfile.ZipFile(cast("BinaryIO", _Bounded(file)))
+            self._zip = zipfile.ZipFile(cast("BinaryIO", _LimitedFile(file)))
         except (zipfile.BadZipFile, RuntimeError, ValueError, EOFError) as error:
             raise self._corrupt(f"it is no ZIP file: {error}") from error
         except OSError as error:
             self._check_place(error)
             raise
-        self._infos = self._checked_infos()
+        self._infos = self._check_infos()
         try:
             self.manifest = Manifest.model_validate_json(b"".join(self._raw(MANIFEST)))
         except (ValidationError, RecursionError) as error:
-            raise self._corrupt(f"its manifest cannot be used: {_first(error)}") from error
+            raise self._corrupt(f"its manifest cannot be used: {_first_error(error)}") from error
         manifest = self.manifest
         if manifest.conversation_id != conversation_id:
             raise self._corrupt(f"it is that of {manifest.conversation_id[:80]!r}")
@@ -200,7 +200,7 @@ class ArchivedFile:
             raise self._corrupt(f"it has no {name[:100]!r}")
         return b"".join(self._pieces(name))
 
-    def _checked_infos(self) -> Mapping[str, zipfile.ZipInfo]:
+    def _check_infos(self) -> Mapping[str, zipfile.ZipInfo]:
         found: dict[str, zipfile.ZipInfo] = {}
         total = 0
         for info in self._zip.infolist():
@@ -271,7 +271,7 @@ class ArchivedFile:
         return CorruptArchive(f"{self._name} cannot be used: {why}.")
 
 
-class _Bounded:
+class _LimitedFile:
     """A file that limits the size of a single read to that of the list of members, which is read at once."""
 
     def __init__(self, file: Any) -> None:
@@ -299,7 +299,7 @@ def _info(name: str) -> zipfile.ZipInfo:
     return info
 
 
-def _first(error: Exception) -> str:
+def _first_error(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

@@ -19,7 +19,7 @@ AT_ONCE = 8
 """Files read at once."""
 
 
-class _Sums(BaseModel):
+class _SummaryNumbers(BaseModel):
     """The fields of a summary that a listing needs."""
 
     model_config = ConfigDict(frozen=True)
@@ -29,7 +29,7 @@ class _Sums(BaseModel):
     has_unknown_cost: bool = False
 
 
-class ArchivedConversation(_Sums):
+class ArchivedConversation(_SummaryNumbers):
     """A conversation as its file describes it; see `Summary` for the numbers.
 
     Attributes:
@@ -59,7 +59,7 @@ class ArchivedConversation(_Sums):
         return self.manifest.labels
 
 
-async def described(
+async def describe_all(
     archive: Archive, names: list[str], on_damaged: Callable[[CorruptArchive], None]
 ) -> AsyncGenerator[list[ArchivedConversation], None]:
     """Yield the descriptions of conversations in the order of their names, reading up to 8 files at a time.
@@ -74,7 +74,7 @@ async def described(
 
     async def look(name: str) -> ArchivedConversation | None:
         try:
-            return await archive.ask(name, _description)
+            return await archive.call_with_file(name, _describe)
         except CorruptArchive as error:
             on_damaged(error)
             return None
@@ -84,10 +84,10 @@ async def described(
         yield [one for one in found if one is not None]
 
 
-def _description(found: ArchivedFile) -> ArchivedConversation:
+def _describe(found: ArchivedFile) -> ArchivedConversation:
     name = found.manifest.conversation_id
     try:
-        sums = _Sums.model_validate_json(found.member(SUMMARY))
+        sums = _SummaryNumbers.model_validate_json(found.member(SUMMARY))
     except (ValidationError, RecursionError) as error:
         raise CorruptArchive(f"The archived file of {name} cannot be used: its summary is not one.") from error
     return ArchivedConversation(manifest=found.manifest, **sums.model_dump())

@@ -32,7 +32,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _AGE = re.compile(r"(\d{1,6})([smhdw])")
 
 
-def _age(value: Any) -> Any:
+def _parse_age(value: Any) -> Any:
     if value == NEVER:
         return None
     match = _AGE.fullmatch(value) if isinstance(value, str) else None
@@ -41,11 +41,11 @@ def _age(value: Any) -> Any:
     return timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
 
 
-def _several(value: Any) -> Any:
+def _to_several(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-class Rule(BaseModel):
+class RetentionRule(BaseModel):
     """A rule for the conversations that match it.
 
     Attributes:
@@ -56,13 +56,13 @@ class Rule(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tenant: Annotated[tuple[str, ...] | None, BeforeValidator(_several)] = None
+    tenant: Annotated[tuple[str, ...] | None, BeforeValidator(_to_several)] = None
     labels: dict[str, str] = Field(default_factory=dict)
-    states: Annotated[tuple[AgentState, ...], BeforeValidator(_several)] = ()
-    age: Annotated[timedelta | None, BeforeValidator(_age)]
+    states: Annotated[tuple[AgentState, ...], BeforeValidator(_to_several)] = ()
+    age: Annotated[timedelta | None, BeforeValidator(_parse_age)]
     then: Literal["archive", "delete"] = "archive"
 
-    def fits(self, *, tenant: str, labels: Mapping[str, str], state: str) -> bool:
+    def matches(self, *, tenant: str, labels: Mapping[str, str], state: str) -> bool:
         """Return whether a conversation matches."""
         is_tenant = self.tenant is None or tenant in self.tenant
         return is_tenant and self.labels.items() <= labels.items() and (not self.states or state in self.states)
@@ -73,7 +73,7 @@ class Retention(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    rule: tuple[Rule, ...] = ()
+    rule: tuple[RetentionRule, ...] = ()
 
     @classmethod
     def of_setting(cls, path: str) -> Self:
@@ -100,9 +100,9 @@ class Retention(BaseModel):
         """The least age at which any conversation leaves the store; None: none does."""
         return min((rule.age for rule in self.rule if rule.age is not None), default=None)
 
-    def rule_for(self, *, tenant: str, labels: Mapping[str, str], state: str) -> Rule | None:
+    def rule_for(self, *, tenant: str, labels: Mapping[str, str], state: str) -> RetentionRule | None:
         """Return the rule that applies to a conversation; None: it is kept."""
-        return next((rule for rule in self.rule if rule.fits(tenant=tenant, labels=labels, state=state)), None)
+        return next((rule for rule in self.rule if rule.matches(tenant=tenant, labels=labels, state=state)), None)
 
     def warning(self, archive: str) -> str:
         """Return a warning that conversations are deleted permanently, or never leave the store; or empty.

@@ -24,23 +24,23 @@ from broker.contract import (
     MessagePolicy,
     WorkspaceSpec,
 )
-from broker.log import Piece
+from broker.log import LivePiece
 from broker.runtime import UnknownConversation, UsageError
 from broker.tools import CustomTool
 from deckhands.client.changing import Change
 from deckhands.client.conversation.async_files import AsyncFiles
-from deckhands.client.conversation.following import Callback, Following
+from deckhands.client.conversation.cluster_connection import ClusterConnection, check_cluster, is_server
+from deckhands.client.conversation.following import Callback, ConversationFollower
 from deckhands.client.conversation.outcome import ConversationFailed, NotBegun, Outcome, OutputT
-from deckhands.client.conversation.own_tools import environment_of, keys_of
-from deckhands.client.conversation.place import Place, check_cluster, is_server
+from deckhands.client.conversation.own_tools import build_environment, to_tool_keys
 from deckhands.client.errors import NotSettled
 from deckhands.client.protocol import ConversationClient
 from deckhands.client.reading.metrics import Metrics
 from deckhands.client.reading.summary import Summary
 from deckhands.client.reasons.link import Why
 from deckhands.client.tasks import inputs
-from deckhands.client.tasks.images import Image, image_urls_of
-from deckhands.client.tasks.spec import UNSAID, TaskFields
+from deckhands.client.tasks.images import Image, to_image_urls
+from deckhands.client.tasks.spec import UNNAMED_TASK, TaskFields
 from deckhands.client.tasks.tasks import check_task
 from deckhands.client.transfers.commands import CommandResult
 
@@ -90,17 +90,19 @@ class AsyncConversation(Generic[OutputT]):
             UsageError: an argument cannot be used.
         """
         check_cluster(cluster)
-        found = inputs.agent_in(agent, None)
+        found = inputs.to_agent_spec(agent, None)
         if confirmation is not None:
-            found = found.model_copy(update={"confirmation": inputs.confirmation_in(confirmation)})
+            found = found.model_copy(update={"confirmation": inputs.to_confirmation_policy(confirmation)})
         if output is not None and not (isinstance(output, type) and issubclass(output, BaseModel)):
             raise UsageError(f"The argument output is {ascii(output)[:200]}.", remedy="Pass a Pydantic model.")
         fields.setdefault("headless", False)
-        self._spec, self._upload = inputs.spec_in(UNSAID, agent=found, tools=keys_of(tools), output=output, **fields)
-        place = self._spec.place()
+        self._spec, self._upload = inputs.to_task_spec(
+            UNNAMED_TASK, agent=found, tools=to_tool_keys(tools), output=output, **fields
+        )
+        place = self._spec.workspace_spec()
         is_named_here = bool(place.path) and not isinstance(fields.get("workspace"), WorkspaceSpec)
         self._directory = Path(place.path) if place.path and is_named_here else None
-        self._new_id = inputs.id_in(conversation_id, None)
+        self._new_id = inputs.to_conversation_id(conversation_id, None)
         self.id = "" if is_server(cluster) and conversation_id is None else self._new_id
         self._is_named = conversation_id is not None
         self._tools = tools
@@ -108,16 +110,16 @@ class AsyncConversation(Generic[OutputT]):
         self._cluster, self._api_key = cluster, api_key
         self._environment = dict(environment or {})
         self._callbacks = tuple(callbacks)
-        self._following = Following(self.id, self._callbacks, is_threaded=self.is_threaded)
+        self._following = ConversationFollower(self.id, self._callbacks, is_threaded=self.is_threaded)
         self._opening = asyncio.Lock()
-        self._place: Place | None = None
+        self._place: ClusterConnection | None = None
         self._owns_place, self._is_begun = True, False
         self._is_disconnected = False
 
     @property
     def files(self) -> AsyncFiles:
         """The files of its workspace."""
-        return AsyncFiles(self._begun, lambda: self.id)
+        return AsyncFiles(self._get_client, lambda: self.id)
 
     async def __aenter__(self) -> Self:
         return self
@@ -149,18 +151,18 @@ class AsyncConversation(Generic[OutputT]):
             model: the profile or model to continue with.
             double_texting: how the message is handled while the agent works, see `Client.send_message`.
         """
-        place = await self._opened()
+        place = await self._get_connection()
         if self._is_begun:
             sending = place.client.send_message(
                 self.id, text, images=images, model=model, double_texting=double_texting
             )
-            await place.do(sending)
+            await place.run(sending)
             return
         if self._is_named and is_server(self._cluster):
             raise UnknownConversation(self.id)
-        check_task(inputs.text_in(text, "task"))
-        urls = await asyncio.to_thread(image_urls_of, images) or ()
-        agent = inputs.agent_in(self._spec.agent, model)
+        check_task(inputs.check_text(text, "task"))
+        urls = await asyncio.to_thread(to_image_urls, images) or ()
+        agent = inputs.to_agent_spec(self._spec.agent, model)
         begun = {"task": text, "agent": agent, "images": (*self._spec.images, *urls)}
         starting = place.client.submit(
             self._spec.model_copy(update=begun),
@@ -168,7 +170,7 @@ class AsyncConversation(Generic[OutputT]):
             conversation_id=self._new_id,
             idempotency_key=f"conversation:{self._new_id}",
         )
-        self.id = await place.do(starting)
+        self.id = await place.run(starting)
         self._following.conversation_id = self.id
         self._is_begun = True
 
@@ -192,11 +194,11 @@ class AsyncConversation(Generic[OutputT]):
         Raises:
             NotSettled: it has not settled after `timeout_seconds`.
         """
-        await self._begun()
+        await self._get_client()
         assert self._place is not None
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self._place.do(self._see(self._place))
+                await self._place.run(self._wait_until_settled(self._place))
         except TimeoutError as error:
             raise NotSettled(self.id, timeout_seconds) from error
         summary = self._following.tally.summary()
@@ -207,7 +209,7 @@ class AsyncConversation(Generic[OutputT]):
 
     async def stream(
         self, text: str | None = None, *, after: int | None = None, deltas: bool = False
-    ) -> AsyncGenerator[Event | Piece]:
+    ) -> AsyncGenerator[Event | LivePiece]:
         """Yield each new event until the conversation has settled.
 
         Args:
@@ -215,12 +217,12 @@ class AsyncConversation(Generic[OutputT]):
             after: start after this event; None: after the last event that this object has seen.
             deltas: also yield pieces of replies while the model writes them; some may be missing.
         """
-        place = await self._opened()
+        place = await self._get_connection()
         if deltas:
             await place.client.announce(self.id)
         if text is not None:
             await self.send_message(text)
-        client, seen_id = await self._begun(), self._following.tally.last_event_id
+        client, seen_id = await self._get_client(), self._following.tally.last_event_id
         if after is not None and after < seen_id:
             for event in await client.events(self.id, after=after, is_whole=True):
                 if event.id <= seen_id:
@@ -228,20 +230,20 @@ class AsyncConversation(Generic[OutputT]):
         source = self._following.with_pieces(place) if deltas else self._following.until_settled(place)
         async with contextlib.aclosing(source) as items:
             async for item in items:
-                if isinstance(item, Piece) or after is None or item.id > after:
+                if isinstance(item, LivePiece) or after is None or item.id > after:
                     yield item
 
     async def events(self, *, after: int = 0) -> list[Event]:
         """Return the events above `after`, in order, with their long texts whole."""
-        return await (await self._begun()).events(self.id, after=after, is_whole=True)
+        return await (await self._get_client()).events(self.id, after=after, is_whole=True)
 
     async def state(self) -> Summary:
         """Return its current summary: the agent's state, cost and last message."""
-        return await (await self._begun()).summary(self.id)
+        return await (await self._get_client()).summary(self.id)
 
     async def why(self) -> Why:
         """Return the chain of reasons for its state, down to the cause, with the remedies."""
-        return await (await self._begun()).why(self.id)
+        return await (await self._get_client()).why(self.id)
 
     async def metrics(self) -> Metrics:
         """Return cost, tokens and latency of every model call."""
@@ -249,93 +251,93 @@ class AsyncConversation(Generic[OutputT]):
 
     async def pause(self) -> None:
         """Request a pause: running work is finished, and no new step starts."""
-        await (await self._begun()).pause(self.id)
+        await (await self._get_client()).pause(self.id)
 
     async def resume(self, *, model: str | None = None) -> None:
         """Continue after a pause, a stop or an error; see `Client.resume`."""
-        await (await self._begun()).resume(self.id, model=model)
+        await (await self._get_client()).resume(self.id, model=model)
 
     async def interrupt(self) -> None:
         """Stop the current step, and pause; see `Client.interrupt`."""
-        await (await self._begun()).interrupt(self.id)
+        await (await self._get_client()).interrupt(self.id)
 
     async def confirm(self, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None) -> None:
         """Run the action that awaits confirmation; see `Client.confirm`."""
-        await (await self._begun()).confirm(self.id, action_id=action_id, edited=edited)
+        await (await self._get_client()).confirm(self.id, action_id=action_id, edited=edited)
 
     async def reject(self, *, reason: str = "", action_id: int | None = None) -> None:
         """Refuse the action that awaits confirmation; with a reason, the agent continues. See `Client.reject`."""
-        await (await self._begun()).reject(self.id, reason=reason, action_id=action_id)
+        await (await self._get_client()).reject(self.id, reason=reason, action_id=action_id)
 
     async def cancel(self, *, wait_seconds: float | None = None) -> Summary:
         """Stop it and everything that runs in it; see `Client.cancel`."""
-        return await (await self._begun()).cancel(self.id, wait_seconds=wait_seconds)
+        return await (await self._get_client()).cancel(self.id, wait_seconds=wait_seconds)
 
     async def close(self) -> None:
         """Refuse further messages, permanently. Only a conversation that is over can be closed; see `Client.close`."""
-        await (await self._begun()).close(self.id)
+        await (await self._get_client()).close(self.id)
 
     async def execute(
         self, command: str, *, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, by: str = "", reason: str = ""
     ) -> CommandResult:
         """Run a command in its workspace beside the agent, which does not see it; see `Client.execute`."""
-        client = await self._begun()
+        client = await self._get_client()
         return await client.execute(self.id, command, timeout_seconds=timeout_seconds, by=by, reason=reason)
 
     async def set_model(self, model: str, *, by: str = "", reason: str = "") -> None:
         """Continue with another model."""
-        changed = {"agent": inputs.agent_in(self._spec.agent, model)}
-        await self._set(changed, Change(by=by, reason=reason), model=model)
+        changed = {"agent": inputs.to_agent_spec(self._spec.agent, model)}
+        await self._change_or_submit(changed, Change(by=by, reason=reason), model=model)
 
     async def set_agent(self, agent: AgentSpec | str, *, by: str = "", reason: str = "") -> None:
         """Let another agent continue."""
-        spec = inputs.agent_in(agent, None)
-        await self._set({"agent": spec}, Change(agent=spec, by=by, reason=reason))
+        spec = inputs.to_agent_spec(agent, None)
+        await self._change_or_submit({"agent": spec}, Change(agent=spec, by=by, reason=reason))
 
     async def set_confirmation_policy(
         self, policy: ConfirmationPolicy | str, *, by: str = "", reason: str = ""
     ) -> None:
         """Change which actions need confirmation: a policy, or its mode."""
-        found = inputs.confirmation_in(policy)
-        await self._set(self._with_policy(found), Change(confirmation=found, by=by, reason=reason))
+        found = inputs.to_confirmation_policy(policy)
+        await self._change_or_submit(self._with_policy(found), Change(confirmation=found, by=by, reason=reason))
 
     async def set_analyzer(self, analyzer: str, *, by: str = "", reason: str = "") -> None:
         """Let another analyzer rate the risk of actions."""
-        inputs.analyzer_in(inputs.text_in(analyzer, "analyzer"))
-        policy = inputs.agent_in(self._spec.agent, None).confirmation.model_copy(update={"analyzer": analyzer})
-        await self._set(self._with_policy(policy), Change(analyzer=analyzer, by=by, reason=reason))
+        inputs.to_analyzer(inputs.check_text(analyzer, "analyzer"))
+        policy = inputs.to_agent_spec(self._spec.agent, None).confirmation.model_copy(update={"analyzer": analyzer})
+        await self._change_or_submit(self._with_policy(policy), Change(analyzer=analyzer, by=by, reason=reason))
 
     async def set_limits(self, limits: Limits, *, by: str = "", reason: str = "") -> None:
         """Set all limits; past use counts against them."""
-        found = inputs.limits_in(limits)
-        await self._set({"limits": found}, Change(limits=found, by=by, reason=reason))
+        found = inputs.to_limits(limits)
+        await self._change_or_submit({"limits": found}, Change(limits=found, by=by, reason=reason))
 
     async def set_labels(self, labels: Mapping[str, str], *, by: str = "", reason: str = "") -> None:
         """Set all labels."""
-        found = inputs.labels_in(labels)
-        await self._set({"labels": found}, Change(labels=found, by=by, reason=reason))
+        found = inputs.to_labels(labels)
+        await self._change_or_submit({"labels": found}, Change(labels=found, by=by, reason=reason))
 
     async def set_secrets(self, secrets: Mapping[str, str]) -> None:
         """Add secrets, or replace those with the same names. Their values are in no log."""
-        found = inputs.secrets_in(secrets)
-        if not await self._has_begun():
+        found = inputs.to_secrets(secrets)
+        if not await self._is_started():
             self._spec = self._spec.model_copy(update={"secrets": {**self._spec.secrets, **found}})
             return
-        await (await self._begun()).set_secrets(self.id, found)
+        await (await self._get_client()).set_secrets(self.id, found)
 
     async def add_tools(self, *tools: str | CustomTool, by: str = "", reason: str = "") -> None:
         """Let the agent use more tools: keys or patterns of tools that tool workers offer, or tools of this program."""
-        keys = keys_of(tools)
+        keys = to_tool_keys(tools)
         if self._place is None and not self._is_disconnected:
             self._tools = (*self._tools, *tools)
-        await self._set({"tools": (*self._spec.tools, *keys)}, Change(tools=keys, by=by, reason=reason))
+        await self._change_or_submit({"tools": (*self._spec.tools, *keys)}, Change(tools=keys, by=by, reason=reason))
 
     async def fork(self, *, at: int | None = None, model: str | None = None, title: str = "") -> Self:
         """Return a conversation that starts from a copy of this one's events, up to `at`.
 
         A private fork runs on the workers of this conversation, and ends with them.
         """
-        client = await self._begun()
+        client = await self._get_client()
         fork_id = await client.fork(self.id, at=at, model=model, title=title)
         return self._of_fork(fork_id)
 
@@ -353,22 +355,22 @@ class AsyncConversation(Generic[OutputT]):
         fork._is_begun = True  # noqa: SLF001  (of this class)
         return fork
 
-    async def _see(self, place: Place) -> None:
+    async def _wait_until_settled(self, place: ClusterConnection) -> None:
         async for _ in self._following.until_settled(place):
             continue
 
     def _with_policy(self, policy: ConfirmationPolicy) -> dict[str, Any]:
-        return {"agent": inputs.agent_in(self._spec.agent, None).model_copy(update={"confirmation": policy})}
+        return {"agent": inputs.to_agent_spec(self._spec.agent, None).model_copy(update={"confirmation": policy})}
 
-    async def _set(self, changed: Mapping[str, Any], change: Change, *, model: str | None = None) -> None:
+    async def _change_or_submit(self, changed: Mapping[str, Any], change: Change, *, model: str | None = None) -> None:
         """Change fields of the task, or of the conversation if it has started."""
-        if not await self._has_begun():
+        if not await self._is_started():
             self._spec = self._spec.model_copy(update=dict(changed))
             return
         assert self._place is not None
-        await self._place.do(self._place.client.change(self.id, change, model=model))
+        await self._place.run(self._place.client.change(self.id, change, model=model))
 
-    async def _opened(self) -> Place:
+    async def _get_connection(self) -> ClusterConnection:
         """Return the place where it runs; start it if needed."""
         if self._is_disconnected:
             raise UsageError("The conversation is disconnected.", remedy="Make another object for it, with its id.")
@@ -378,24 +380,26 @@ class AsyncConversation(Generic[OutputT]):
                 self._is_begun = bool(self.id) and await self._place.client.exists(self.id)
         return self._place
 
-    async def _open(self) -> Place:
+    async def _open(self) -> ClusterConnection:
         if self._cluster is not None and is_server(self._cluster):
-            return Place.at_server(self._cluster, self._api_key, self._directory)
+            return ClusterConnection.for_server(self._cluster, self._api_key, self._directory)
         if self._cluster is not None:
-            return await Place.running(self._cluster)
-        environment = {**self._environment, **environment_of(self._tools, self._environment)}
-        return await Place.private(self.id, self._spec.agent_spec(), self._spec.place(), environment)
+            return await ClusterConnection.connect(self._cluster)
+        environment = {**self._environment, **build_environment(self._tools, self._environment)}
+        return await ClusterConnection.start_private(
+            self.id, self._spec.agent_spec(), self._spec.workspace_spec(), environment
+        )
 
-    async def _has_begun(self) -> bool:
+    async def _is_started(self) -> bool:
         """Return whether the conversation exists. A new one does not, so this starts nothing."""
         if self._place is None and not self._is_disconnected and not self._is_named:
             return False
-        await self._opened()
+        await self._get_connection()
         return self._is_begun
 
-    async def _begun(self) -> ConversationClient:
+    async def _get_client(self) -> ConversationClient:
         """Return the client of a started conversation; raises `NotBegun` otherwise."""
-        place = await self._opened()
+        place = await self._get_connection()
         if not self._is_begun:
             raise NotBegun
         return place.client

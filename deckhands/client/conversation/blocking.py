@@ -24,7 +24,7 @@ S = TypeVar("S")
 _END = object()
 
 
-class Loop:
+class LoopThread:
     """An event loop in another thread, started when it is first used."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Loop:
 class Blocking(Generic[A]):
     """An object whose asynchronous `twin` does the work, in `loop`."""
 
-    def __init__(self, twin: A, loop: Loop) -> None:
+    def __init__(self, twin: A, loop: LoopThread) -> None:
         self.twin = twin
         self.loop = loop
 

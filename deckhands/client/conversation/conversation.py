@@ -13,7 +13,7 @@ from broker.contract import AgentSpec, ConfirmationPolicy
 from broker.tools import CustomTool
 from deckhands.client.conversation.async_conversation import AsyncConversation
 from deckhands.client.conversation.async_files import AsyncFiles
-from deckhands.client.conversation.blocking import Blocking, Loop, blocking, blocking_iterator
+from deckhands.client.conversation.blocking import Blocking, LoopThread, blocking, blocking_iterator
 from deckhands.client.conversation.following import Callback
 from deckhands.client.conversation.outcome import Outcome, OutputT
 from deckhands.client.tasks.spec import TaskFields
@@ -64,7 +64,7 @@ class Conversation(Blocking[AsyncConversation[OutputT]], Generic[OutputT]):
     ) -> None:
         """Describe a conversation; nothing is started yet. See `AsyncConversation`."""
         twin: AsyncConversation[OutputT] = _Twin(agent, output=output, **fields)
-        super().__init__(twin, Loop())
+        super().__init__(twin, LoopThread())
         self._owns_loop = True
 
     @property

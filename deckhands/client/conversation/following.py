@@ -12,9 +12,9 @@ import inspect
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 
 from broker.contract import Event
-from broker.log import Piece
+from broker.log import LivePiece
 from broker.runtime import EventsLost, OutcomeUnknown, StoreUnavailable, UsageError
-from deckhands.client.conversation.place import Place
+from deckhands.client.conversation.cluster_connection import ClusterConnection
 from deckhands.client.reading.summary import Tally
 from deckhands.client.watcher import follow
 
@@ -24,7 +24,7 @@ Callback = Callable[[Event], Awaitable[None] | None]
 QUEUED = 1_000
 
 
-class Following:
+class ConversationFollower:
     """The events of a conversation that were delivered so far.
 
     Args:
@@ -44,7 +44,7 @@ class Following:
         self._told_id = 0
         self._is_at_it = False
 
-    async def until_settled(self, place: Place) -> AsyncGenerator[Event]:
+    async def until_settled(self, place: ClusterConnection) -> AsyncGenerator[Event]:
         """Yield new events until the conversation has settled.
 
         Raises:
@@ -65,7 +65,7 @@ class Following:
                         async for event in events:
                             if event.id > self._told_id:
                                 self._told_id = event.id
-                                await self._tell(event)
+                                await self._run_callbacks(event)
                                 yield event
                 except EventsLost as lost:
                     self.tally, self._told_id = Tally(), min(self._told_id, lost.last_id)
@@ -74,11 +74,11 @@ class Following:
         finally:
             self._is_at_it = False
 
-    async def with_pieces(self, place: Place) -> AsyncGenerator[Event | Piece]:
+    async def with_pieces(self, place: ClusterConnection) -> AsyncGenerator[Event | LivePiece]:
         """Yield the events of `until_settled`, and the pieces of replies while they are written."""
-        queue: asyncio.Queue[Event | Piece | None] = asyncio.Queue(QUEUED)
+        queue: asyncio.Queue[Event | LivePiece | None] = asyncio.Queue(QUEUED)
 
-        async def pump(source: AsyncIterable[Event | Piece], *, is_last: bool) -> None:
+        async def pump(source: AsyncIterable[Event | LivePiece], *, is_last: bool) -> None:
             try:
                 async for item in source:
                     await queue.put(item)
@@ -102,7 +102,7 @@ class Following:
                 task.cancel()
             await asyncio.gather(following, watching, return_exceptions=True)
 
-    async def _tell(self, event: Event) -> None:
+    async def _run_callbacks(self, event: Event) -> None:
         for callback in self._callbacks:
             if self._is_threaded and not inspect.iscoroutinefunction(callback):
                 await asyncio.to_thread(callback, event)

@@ -16,7 +16,7 @@ from broker.tools import CustomTool
 TOOLS, PYTHON_PATH = "DECKHANDS_TOOLS", "PYTHONPATH"
 
 
-def keys_of(tools: Sequence[str | CustomTool]) -> tuple[str, ...]:
+def to_tool_keys(tools: Sequence[str | CustomTool]) -> tuple[str, ...]:
     """Return the keys under which tools are offered.
 
     Raises:
@@ -33,7 +33,7 @@ def keys_of(tools: Sequence[str | CustomTool]) -> tuple[str, ...]:
     return tuple(tool if isinstance(tool, str) else tool.offer.key for tool in tools)
 
 
-def environment_of(tools: Sequence[str | CustomTool], environment: Mapping[str, str]) -> dict[str, str]:
+def build_environment(tools: Sequence[str | CustomTool], environment: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables that make tool workers offer a program's own tools.
 
     Args:
@@ -45,14 +45,14 @@ def environment_of(tools: Sequence[str | CustomTool], environment: Mapping[str, 
     own = [tool for tool in tools if isinstance(tool, CustomTool)]
     if not own:
         return {}
-    named = [_named(tool) for tool in own]
+    named = [_name_with_folder(tool) for tool in own]
     offered = [name for name in (environment.get(TOOLS, ""), *(name for name, _ in named)) if name]
     paths = [Path(path) for path in environment.get(PYTHON_PATH, "").split(os.pathsep) if path]
     found = dict.fromkeys([*(folder for _, folder in named if folder is not None), *paths])
     return {TOOLS: ",".join(dict.fromkeys(offered)), PYTHON_PATH: os.pathsep.join(map(str, found))}
 
 
-def _named(tool: CustomTool) -> tuple[str, Path | None]:
+def _name_with_folder(tool: CustomTool) -> tuple[str, Path | None]:
     """Return a tool as `module:name`, and the folder that contains the module."""
     for module_name, module in list(sys.modules.items()):
         for name, value in list(getattr(module, "__dict__", {}).items()):

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-from deckhands.client.reading.terminal import clean, draw, fitted
+from deckhands.client.reading.terminal import clean, draw, fit_width
 
 _ERASE_BELOW = "\r\x1b[J"
 
@@ -27,7 +27,7 @@ class LiveArea:
 
     def show(self, lines: Sequence[str]) -> None:
         """Replace the lines; nothing is sent if nothing changes."""
-        fitting = self._fitted(lines)
+        fitting = self._fit_lines(lines)
         if fitting == self._lines and (self._drawn or not fitting):
             return
         self._lines = fitting
@@ -52,15 +52,15 @@ class LiveArea:
         self._lines = []
         self._send("")
 
-    def _fitted(self, lines: Sequence[str]) -> list[str]:
+    def _fit_lines(self, lines: Sequence[str]) -> list[str]:
         columns = max(1, shutil.get_terminal_size().columns - 1)  # the last column would wrap on some terminals
-        return [fitted(" ".join(clean(line).split("\n")), columns) for line in lines]
+        return [fit_width(" ".join(clean(line).split("\n")), columns) for line in lines]
 
     def _send(self, text: str) -> None:
         """Send text, with the lines below it."""
         up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
         away = f"{up}{_ERASE_BELOW}" if self._drawn else ""
-        shown = [] if self._is_hidden else self._fitted(self._lines)
+        shown = [] if self._is_hidden else self._fit_lines(self._lines)
         below = "".join(f"\x1b[2m{line}\x1b[0m\n" for line in shown).removesuffix("\n")
         self._drawn = len(shown)
         if whole := away + text + below:

@@ -1,7 +1,7 @@
 """Metrics: the cost of a conversation's model calls, by OpenHands' rules (4.5, 4.7).
 
 A reply's cost, tokens and latency are stored once in the log, in its `ModelReply`. Metrics are a fold of those: at the
-end (`metrics_of` a log), at any event (of the log up to it), and between two events (`diff`).
+end (`compute_metrics` a log), at any event (of the log up to it), and between two events (`diff`).
 
 Holds: values; `a.merge(b).diff(a)` has the costs, latencies and usages of `b`; counts are never negative.
 Differs: nothing is attached to events, because the log has it already; `context_window` is 0, because a reply does not
@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from broker.contract import AgentDelegateAction, ConversationCreated, DelegateEnded, Event, ModelReply
 
-_CACHED = ("cache_read_tokens", "cache_write_tokens")
+_CACHE_FIELDS = ("cache_read_tokens", "cache_write_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,7 @@ def with_delegate(metrics: Metrics, ended: DelegateEnded, agent: str) -> Metrics
         used.model: {"calls": used.calls, "accumulated_cost": used.cost_usd, **used.usage.model_dump()}
         for used in ended.models
     }
-    cached = [sum(used.get(name, 0) for used in per_model.values()) for name in _CACHED]
+    cached = [sum(used.get(name, 0) for used in per_model.values()) for name in _CACHE_FIELDS]
     usage = TokenUsage(
         prompt_tokens=ended.prompt_tokens,
         completion_tokens=ended.completion_tokens,
@@ -337,7 +337,7 @@ class MetricsFold:
         )
 
 
-def metrics_of(events: Iterable[Event]) -> Metrics:
+def compute_metrics(events: Iterable[Event]) -> Metrics:
     """Return the metrics of a log, or of its first events."""
     fold = MetricsFold()
     for event in events:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from broker.contract import MAX_NOTES, Event, MemorySpec, Note, Notebook, NoteObservation, in_order
-from broker.coordination import FULL, FULL_REMEDY, Notebooks
+from broker.contract import MAX_NOTES, Event, MemorySpec, Note, NotebookKey, NoteObservation, sort_notes
+from broker.coordination import FULL_MESSAGE, FULL_REMEDY, Notebooks
 from broker.runtime import UsageError
 
 MARK = "+"
@@ -27,7 +27,7 @@ SUFFIX = f"{MARK}.json"
 MAX_FORGOTTEN = 1_000
 
 
-class _Content(BaseModel):
+class _NotebookContent(BaseModel):
     notes: dict[str, Note] = {}
     forgotten: list[str] = []
 
@@ -45,7 +45,7 @@ class NotebookFile:
         Raises:
             UsageError: the file cannot be read.
         """
-        return in_order(self._read().notes.values())
+        return sort_notes(self._read().notes.values())
 
     def write(self, note: Note) -> None:
         """Add a note, or replace the one with its id, unless it was forgotten. Idempotent.
@@ -53,26 +53,26 @@ class NotebookFile:
         Raises:
             UsageError: the notebook is full, or cannot be written.
         """
-        with self._changing() as content:
+        with self._edit() as content:
             if note.id in content.forgotten:
                 return
             if len(content.notes.keys() | {note.id}) > MAX_NOTES:
-                raise UsageError(FULL.format(limit=MAX_NOTES), remedy=FULL_REMEDY)
+                raise UsageError(FULL_MESSAGE.format(limit=MAX_NOTES), remedy=FULL_REMEDY)
             content.notes[note.id] = note
 
     def forget(self, note_id: str) -> bool:
         """Remove a note permanently; return False if there is none with this id."""
-        with self._changing() as content:
+        with self._edit() as content:
             content.forgotten.append(note_id)
             return content.notes.pop(note_id, None) is not None
 
     def erase(self) -> None:
         """Remove all notes permanently."""
-        with self._changing() as content:
+        with self._edit() as content:
             content.forgotten += content.notes
             content.notes.clear()
 
-    def take_in(self, event: Event) -> None:
+    def apply_event(self, event: Event) -> None:
         """Apply an event about notes; other events are ignored. Idempotent."""
         if isinstance(event, NoteObservation):
             if event.forgotten:
@@ -80,24 +80,24 @@ class NotebookFile:
             if event.written is not None:
                 self.write(event.written)
 
-    async def put_into(self, notebooks: Notebooks, notebook: Notebook) -> None:
+    async def copy_to(self, notebooks: Notebooks, notebook: NotebookKey) -> None:
         """Replace a store's notebook with a copy of this one."""
         await notebooks.erase(notebook)
         for note in self.notes:
             await notebooks.write(notebook, note)
 
-    def _read(self) -> _Content:
+    def _read(self) -> _NotebookContent:
         try:
-            return _Content.model_validate_json(self._path.read_bytes())
+            return _NotebookContent.model_validate_json(self._path.read_bytes())
         except FileNotFoundError:
-            return _Content()
+            return _NotebookContent()
         except OSError as error:
             raise UsageError(f"The notes in {self._path} cannot be read: {error.strerror}.") from error
         except ValidationError as error:
             raise UsageError(f"The file {self._path} holds no notes.", remedy="Move it away.") from error
 
     @contextmanager
-    def _changing(self) -> Iterator[_Content]:
+    def _edit(self) -> Iterator[_NotebookContent]:
         """Yield the content for changes, and write it atomically unless an error is raised."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ class NotebookFile:
             os.close(lock)
 
 
-def notebooks_in(folder: Path) -> Mapping[Notebook, int]:
+def list_notebooks(folder: Path) -> Mapping[NotebookKey, int]:
     """Return every notebook in a folder and its number of notes, sorted.
 
     Raises:
@@ -128,5 +128,5 @@ def notebooks_in(folder: Path) -> Mapping[Notebook, int]:
         user = path.parent.name.removesuffix(MARK)
         project = path.name.removesuffix(SUFFIX)
         notes = NotebookFile(folder, MemorySpec(user=user, project=project)).notes
-        found[Notebook("", user, project)] = len(notes)
+        found[NotebookKey("", user, project)] = len(notes)
     return found

@@ -14,19 +14,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from broker.contract import Event, RiskyAction
-from broker.log import Piece, event_line
-from broker.runtime import counted
+from broker.log import LivePiece, render_event_line
+from broker.runtime import format_count
 from deckhands.client.reading.metrics import Metrics
 from deckhands.client.reading.rendering import Renderer
 from deckhands.client.reading.summary import Summary
 from deckhands.client.reading.terminal import (
     clean_line,
-    fitted,
+    fit_width,
     is_coloured,
+    measure_width,
     print_ascii,
     print_coloured,
     print_text,
-    width_of,
 )
 
 CALLS_REMEMBERED = 8
@@ -53,7 +53,7 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def outliving_reader(on_gone: Callable[[], None] = lambda: None) -> Iterator[None]:
+def ignore_closed_output(on_gone: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Continue after the reader of standard output has closed it, and drop further output."""
     try:
         yield
@@ -75,28 +75,28 @@ class EventPrinter:
     def event(self, event: Event) -> None:
         """Print an event, unless readers do not need it or its pieces were printed already."""
         if self._as_json:
-            print_ascii(event_line(event) + "\n")
+            print_ascii(render_event_line(event) + "\n")
             return
-        shown = "\n".join(self._streamed.values()) if self._streamed and _are_read_together() else ""
+        shown = "\n".join(self._streamed.values()) if self._streamed and _share_output() else ""
         if lines := self._renderer.lines(event, shown=shown):
             self._end_line()
             print_coloured(lines)
 
     def question(self, action: RiskyAction) -> None:
         """Print the action that awaits confirmation, and how to answer."""
-        print_coloured(["", *self._renderer.question(action)])
+        print_coloured(["", *self._renderer.render_question(action)])
         print_text("`deckhands confirm ID` runs it, `deckhands reject ID` refuses it.")
 
-    def piece(self, piece: Piece) -> None:
+    def piece(self, piece: LivePiece) -> None:
         """Print a piece of a reply on standard error while the model writes it. The whole reply follows as an event."""
         if piece.kind == "superseded":
             self._streamed.pop(piece.call, None)
             text = f"\n[{piece.call}: the call failed and its output is dropped; another model is called]"
-            print_coloured([self._renderer.styled(text, "dim")], err=True, end="")
+            print_coloured([self._renderer.style(text, "dim")], err=True, end="")
             return
         if piece.call != self._call or piece.kind != self._kind:
             self._end_line()
-            print_coloured([self._renderer.styled(f"[{piece.call} {piece.kind}] ", "dim")], err=True, end="")
+            print_coloured([self._renderer.style(f"[{piece.call} {piece.kind}] ", "dim")], err=True, end="")
             self._call, self._kind = piece.call, piece.kind
         self._remember(piece)
         self._is_in_line = True
@@ -110,7 +110,7 @@ class EventPrinter:
         """Erase temporary lines; plain lines stay."""
 
     @asynccontextmanager
-    async def asking(self) -> AsyncIterator[None]:
+    async def leave_to_user(self) -> AsyncIterator[None]:
         """Leave the terminal to the user while they type an answer."""
         yield
 
@@ -119,7 +119,7 @@ class EventPrinter:
         """Keep temporary lines up to date."""
         yield
 
-    def _remember(self, piece: Piece) -> None:
+    def _remember(self, piece: LivePiece) -> None:
         self._streamed[piece.call] = self._streamed.get(piece.call, "") + piece.text
         if len(self._streamed) > CALLS_REMEMBERED:
             del self._streamed[next(iter(self._streamed))]
@@ -136,12 +136,12 @@ class EventPrinter:
             print_json(summary.as_json())
             return
         style = "green" if summary.state == "finished" else "red"
-        lines = summary_lines(summary)
-        styled = [self._renderer.styled(line, style if line.startswith("State") else "dim") for line in lines]
+        lines = render_summary(summary)
+        styled = [self._renderer.style(line, style if line.startswith("State") else "dim") for line in lines]
         print_coloured(["", *styled])
 
 
-def _are_read_together() -> bool:
+def _share_output() -> bool:
     """Return whether standard output and standard error go to the same terminal, file or pipe."""
     try:
         return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
@@ -149,22 +149,22 @@ def _are_read_together() -> bool:
         return sys.stdout.isatty() and sys.stderr.isatty()
 
 
-def cost_text(cost_usd: float, *, is_whole: bool) -> str:
+def render_cost(cost_usd: float, *, is_whole: bool) -> str:
     """Return a cost as text, marked as incomplete if a price is not known."""
     if is_whole:
         return f"${cost_usd:.4f}"
     return f"at least ${cost_usd:.4f}" if cost_usd else "unknown"
 
 
-def summary_lines(summary: Summary) -> list[str]:
+def render_summary(summary: Summary) -> list[str]:
     """Return a summary as lines, one fact per line."""
-    cost = cost_text(summary.cost_usd, is_whole=not summary.has_unknown_cost)
+    cost = render_cost(summary.cost_usd, is_whole=not summary.has_unknown_cost)
     facts = {
         "State": summary.state + (f": {summary.last_error}" if summary.last_error else ""),
         "Details": "" if summary.error_detail in summary.last_error else summary.error_detail,
         "Remedy": summary.remedy,
-        "Begins": f"not before {shown(summary.not_before)}" if summary.not_before else "",
-        "Expires": f"unless it has started by {shown(summary.expires)}" if summary.expires else "",
+        "Begins": f"not before {format_time(summary.not_before)}" if summary.not_before else "",
+        "Expires": f"unless it has started by {format_time(summary.expires)}" if summary.expires else "",
         "Conversation": summary.conversation_id,
         "Title": summary.title,
         "Labels": " ".join(f"{name}={value}" for name, value in sorted(summary.labels.items())),
@@ -174,8 +174,8 @@ def summary_lines(summary: Summary) -> list[str]:
         "IPython": "the agent can run cells" if summary.has_ipython else "",
         "Hands to": ", ".join(f"{name} ({what})" for name, what in summary.delegates.items()),
         "Iterations": str(summary.iterations),
-        "Tokens": f"{summary.prompt_tokens:,} in, {summary.completion_tokens:,} out" + _cached(summary.metrics),
-        "Cost": cost + _unkept_budget(summary) + _estimated(summary),
+        "Tokens": f"{summary.prompt_tokens:,} in, {summary.completion_tokens:,} out" + _cache_note(summary.metrics),
+        "Cost": cost + _budget_note(summary) + _estimate_note(summary),
         "Models": _models(summary.metrics),
         "Delegates": _delegates(summary.metrics),
         "Latency": _latency(summary.metrics),
@@ -185,20 +185,20 @@ def summary_lines(summary: Summary) -> list[str]:
     return [f"{name + ':':<14}{clean_line(value, limit=1_000)}" for name, value in facts.items() if value]
 
 
-def _unkept_budget(summary: Summary) -> str:
+def _budget_note(summary: Summary) -> str:
     budget = summary.metrics.max_budget_per_task
     if budget is None or not summary.has_unknown_cost:
         return ""
     return f"; the budget of ${budget:.2f} covers only calls of known price"
 
 
-def _estimated(summary: Summary) -> str:
+def _estimate_note(summary: Summary) -> str:
     if not summary.estimated_calls:
         return ""
-    return f"; estimated for {counted(summary.estimated_calls, 'call')} without token counts from the provider"
+    return f"; estimated for {format_count(summary.estimated_calls, 'call')} without token counts from the provider"
 
 
-def _cached(metrics: Metrics) -> str:
+def _cache_note(metrics: Metrics) -> str:
     usage = metrics.accumulated_token_usage
     if not usage.cache_read_tokens and not usage.cache_write_tokens:
         return ""
@@ -210,7 +210,7 @@ def _models(metrics: Metrics) -> str:
     models = metrics.per_model()
     parts = []
     for name, found in models.items():
-        cost = cost_text(found["accumulated_cost"], is_whole=not metrics.has_unknown_price(name))
+        cost = render_cost(found["accumulated_cost"], is_whole=not metrics.has_unknown_price(name))
         parts.append(f"{name} {_of_unknown(cost)} (calls: {found['calls']})")
     return ", ".join(parts) if len(parts) > 1 else ""
 
@@ -219,7 +219,7 @@ def _delegates(metrics: Metrics) -> str:
     """Return the cost of each delegate, which is part of the total."""
     return ", ".join(
         f"{found.agent or found.conversation_id} "
-        f"{_of_unknown(cost_text(found.cost, is_whole=not found.has_unknown_cost))} "
+        f"{_of_unknown(render_cost(found.cost, is_whole=not found.has_unknown_cost))} "
         f"({found.state}, iterations: {found.iterations})"
         for found in metrics.delegates
     )
@@ -236,7 +236,7 @@ def _latency(metrics: Metrics) -> str:
     return f"{totals['mean_latency']:.1f} s a call, {totals['longest_latency']:.1f} s the longest"
 
 
-def table(
+def render_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, columns: int | None = None, spare: Sequence[str] = ()
 ) -> list[str]:
     """Return a table as lines, its columns as wide as their widest cell.
@@ -248,28 +248,28 @@ def table(
     """
     cleaned = [list(head), *([clean_line(cell, limit=60) for cell in row] for row in rows)]
     left_out = list(spare)
-    while columns is not None and left_out and _rest(cleaned, columns) < 0:
+    while columns is not None and left_out and _width_left(cleaned, columns) < 0:
         position = cleaned[0].index(left_out.pop(0))
         for row in cleaned:
             del row[position]
     widths = _widths(cleaned)
     lines = [
-        GAP.join(cell + " " * (width - width_of(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
+        GAP.join(cell + " " * (width - measure_width(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cleaned
     ]
-    return lines if columns is None else [fitted(line, columns) for line in lines]
+    return lines if columns is None else [fit_width(line, columns) for line in lines]
 
 
-def _rest(rows: Sequence[Sequence[str]], columns: int) -> int:
+def _width_left(rows: Sequence[Sequence[str]], columns: int) -> int:
     """Return the width left after giving the last column its full width, or `LAST_COLUMN`."""
     *widths, last = _widths(rows)
     return columns - sum(widths) - len(GAP) * len(widths) - min(last, LAST_COLUMN)
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    return [max(width_of(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [max(measure_width(cell) for cell in column) for column in zip(*rows, strict=True)]
 
 
-def shown(moment: datetime) -> str:
+def format_time(moment: datetime) -> str:
     """Format a time for display, in UTC and without fractions."""
     return f"{(moment + timedelta(microseconds=500_000)).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -21,7 +21,7 @@ from broker.contract import (
     Paragraph,
     RiskyAction,
 )
-from broker.runtime import counted
+from broker.runtime import format_count
 from deckhands.client.reading.terminal import clean
 
 MAX_COLUMNS = 2_000
@@ -45,7 +45,7 @@ class Renderer:
         self._numbered: set[int] = set()
         self._failure = ""
 
-    def styled(self, text: str, style: str) -> str:
+    def style(self, text: str, style: str) -> str:
         """Return one of our own texts in a style: bold, dim, red, green or cyan."""
         return f"{_STYLES[style]}{text}{_RESET}" if self._is_coloured and text else text
 
@@ -56,18 +56,21 @@ class Renderer:
             shown: the part of the model's reply that was printed before; it is not repeated.
         """
         mark = self._number_of(event)
-        if not event.is_shown_to_people or self._repeats_failure(event):
+        if not event.is_shown_to_users or self._repeats_failure(event):
             return []
-        return [f"{self.styled(mark, 'dim')}{line}" for line in self._blocks(_unseen(event, shown))]
+        return [f"{self.style(mark, 'dim')}{line}" for line in self._blocks(_find_unseen(event, shown))]
 
-    def asked(self, action: Action) -> list[str]:
+    def render_confirmation(self, action: Action) -> list[str]:
         """Return the lines of an action that awaits confirmation, with everything it would do."""
-        whole = (replace(paragraph, max_lines=MAX_ASKED_LINES) for paragraph in action.asked)
+        whole = (replace(paragraph, max_lines=MAX_ASKED_LINES) for paragraph in action.confirmation_paragraphs)
         return list(self._blocks(whole, max_columns=MAX_ASKED_COLUMNS))
 
-    def question(self, action: RiskyAction) -> list[str]:
+    def render_question(self, action: RiskyAction) -> list[str]:
         """Return the lines of the question whether an action may run."""
-        return [f"The agent asks to run action {action.id} (risk {action.security_risk.name}):", *self.asked(action)]
+        return [
+            f"The agent asks to run action {action.id} (risk {action.security_risk.name}):",
+            *self.render_confirmation(action),
+        ]
 
     def _number_of(self, event: Event) -> str:
         """Return the prefix for the lines of an action of a parallel turn, and of its result."""
@@ -99,14 +102,14 @@ class Renderer:
             return
         if len(lines) > max_lines:
             half = max_lines // 2
-            lines = [*lines[:half], f"… {counted(len(lines) - 2 * half, 'more line')} …", *lines[-half:]]
+            lines = [*lines[:half], f"… {format_count(len(lines) - 2 * half, 'more line')} …", *lines[-half:]]
         for number, line in enumerate(lines):
             shown = line if len(line) <= max_columns else line[:max_columns] + "…"
             full = (mark if number == 0 else " " * len(mark)) + shown
-            yield self.styled(full, style) if style else full
+            yield self.style(full, style) if style else full
 
 
-def _unseen(event: Event, shown: str) -> Iterable[Paragraph]:
+def _find_unseen(event: Event, shown: str) -> Iterable[Paragraph]:
     """Return the texts of an event without the model's words shown before; actions are always included."""
     if not shown or not isinstance(event, Action) or event.source is not EventSource.AGENT:
         return event.paragraphs

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from broker.contract import Action, Event, ModelReply, Paragraph
-from broker.runtime import counted
+from broker.runtime import format_count
 from deckhands.client.reading.rendering import Renderer
 from deckhands.client.reading.terminal import clean
 
@@ -47,7 +47,7 @@ class ScreenRenderer(Renderer):
 
     def diff(self, patch: str) -> list[str]:
         """Return all lines of a patch in their colours."""
-        return [self.styled(line, self._style_of(line)) for line in clean(patch).rstrip("\n").split("\n")]
+        return [self.style(line, self._style_of(line)) for line in clean(patch).rstrip("\n").split("\n")]
 
     def _reasoning(self, reply: ModelReply) -> list[str]:
         """Return the model's reasoning before its reply, if its provider returns it."""
@@ -67,11 +67,11 @@ class ScreenRenderer(Renderer):
         is_diff = paragraph.style in ("", "dim") and _HUNK.search(paragraph.text) is not None
         limit, columns = self._limits(paragraph, max_columns, is_diff=is_diff)
         mark = paragraph.mark
-        for number, line in enumerate(_folded(lines, limit)):
+        for number, line in enumerate(_fold(lines, limit)):
             shown = line if len(line) <= columns else line[:columns] + "…"
             full = (mark if number == 0 else " " * len(mark)) + shown
             style = self._style_of(line) if is_diff else paragraph.style
-            yield self.styled(full, style) if style else full
+            yield self.style(full, style) if style else full
 
     def _limits(self, paragraph: Paragraph, max_columns: int, *, is_diff: bool) -> tuple[int, int]:
         """Return the number of lines to show of a text, and of characters per line."""
@@ -90,11 +90,11 @@ class ScreenRenderer(Renderer):
         return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "dim")
 
 
-def _folded(lines: list[str], limit: int) -> list[str]:
+def _fold(lines: list[str], limit: int) -> list[str]:
     """Return the first lines, the last ones, and the number of lines between them."""
     if len(lines) <= limit:
         return lines
     head = limit // 3
     tail = limit - head - 1
     left_out = len(lines) - head - tail
-    return [*lines[:head], f"… {counted(left_out, 'more line')} …", *lines[len(lines) - tail :]]
+    return [*lines[:head], f"… {format_count(left_out, 'more line')} …", *lines[len(lines) - tail :]]

@@ -43,7 +43,7 @@ class Spending:
         return Spending(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Spending)))
 
 
-def spending_of(events: Iterable[Event]) -> Spending:
+def compute_spending(events: Iterable[Event]) -> Spending:
     """Return the breakdown of a conversation's cost."""
     log = list(events)
     understood = {

@@ -16,7 +16,7 @@ ACTION_CHARS = 80
 SPINNER = "|/-\\"
 
 
-class Standing:
+class StatusLine:
     """The status line of a growing log."""
 
     def __init__(self) -> None:
@@ -59,9 +59,9 @@ class Standing:
             seconds = max(seconds, (now - summary.started).total_seconds())
         parts = [
             f"{mark} step {summary.iterations}",
-            f"{short_number(summary.prompt_tokens + summary.completion_tokens)} tokens",
-            short_cost(summary),
-            span(seconds),
+            f"{format_short_number(summary.prompt_tokens + summary.completion_tokens)} tokens",
+            format_short_cost(summary),
+            format_duration(seconds),
             self._activity(now, waits_for),
         ]
         return GAP.join(part for part in parts if part)
@@ -77,19 +77,19 @@ class Standing:
             # A fork has waited for a copied action only since the fork was created.
             summary = self.summary
             times = [at for at in (action.timestamp, summary.started if summary else None) if at is not None]
-            since = f" ({span((now - max(times)).total_seconds())})" if action.timestamp else ""
-            return f"{_words_of(action)}{more}{since}"
+            since = f" ({format_duration((now - max(times)).total_seconds())})" if action.timestamp else ""
+            return f"{_describe_action(action)}{more}{since}"
         if self._failed is not None:
             return f"the model call failed ({clean_line(self._failed.code)}), it is repeated"
         return f"waits for {waits_for.replace('_', ' ')}" if waits_for else "asks the model"
 
 
-def _words_of(action: Action) -> str:
+def _describe_action(action: Action) -> str:
     text = f"$ {action.command}" if isinstance(action, CmdRunAction) else action.sentence
     return clean_line(text, limit=ACTION_CHARS)
 
 
-def short_number(number: int) -> str:
+def format_short_number(number: int) -> str:
     """Return a number in a few characters: 950, 12.4k, 3.1M."""
     if number < 1_000:
         return str(number)
@@ -98,14 +98,14 @@ def short_number(number: int) -> str:
     return f"{number / 1_000_000:.1f}M"
 
 
-def short_cost(summary: Summary) -> str:
+def format_short_cost(summary: Summary) -> str:
     """Return the cost in a few characters; a lower bound is marked, and a wholly unknown cost is empty."""
     if summary.has_unknown_cost:
         return f">= ${summary.cost_usd:.4f}" if summary.cost_usd else "cost unknown"
     return f"${summary.cost_usd:.4f}"
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration as `m:ss`, or `h:mm:ss`."""
     whole = max(0, int(seconds))
     hours, minutes = divmod(whole // 60, 60)

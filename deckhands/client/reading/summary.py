@@ -17,9 +17,9 @@ from broker.contract import (
     AgentSpec,
     AgentState,
     AgentStateChangedObservation,
-    ConversationBegun,
     ConversationChanged,
     ConversationCreated,
+    ConversationStarted,
     DelegateEnded,
     Event,
     EventSource,
@@ -52,7 +52,17 @@ REMEDIES = {
 }
 """Suggestions for a failed model call, by its code."""
 
-_LATER = ("not_before", "expires", "metrics", "outputs", "asked_id", "sandbox", "has_ipython", "delegates", "labels")
+_ADDED_FIELDS = (
+    "not_before",
+    "expires",
+    "metrics",
+    "outputs",
+    "asked_id",
+    "sandbox",
+    "has_ipython",
+    "delegates",
+    "labels",
+)
 """Fields missing in summaries of earlier versions."""
 
 
@@ -152,7 +162,7 @@ class Summary:
         Raises:
             KeyError, TypeError, ValueError: they are not the fields of a summary.
         """
-        known: dict[str, Any] = {name: fields[name] for name in cls.__slots__ if name not in _LATER}
+        known: dict[str, Any] = {name: fields[name] for name in cls.__slots__ if name not in _ADDED_FIELDS}
         if "metrics" in fields:
             known["metrics"] = Metrics.from_json(fields["metrics"])
         known["outputs"] = fields.get("outputs", {})
@@ -182,7 +192,7 @@ class Summary:
         return ExitCode.NEEDS_PERSON
 
 
-def words_in(events: Sequence[Event]) -> list[int]:
+def find_quoted_texts(events: Sequence[Event]) -> list[int]:
     """Return the places of the texts that a summary quotes: the agent's last message, and its last finish."""
     places: dict[bool, int] = {}
     for place, event in enumerate(events):
@@ -232,7 +242,7 @@ class Tally:
         """Add the next event."""
         was = self.status.state
         self._metrics.add(event)
-        self.status = self.status.after(event)
+        self.status = self.status.apply(event)
         self._last = event
         self._started = self._started or event.timestamp
         if event.timestamp is not None and self._started is not None:
@@ -241,12 +251,12 @@ class Tally:
         match event:
             case ConversationCreated():
                 self._created = event
-                self._is_waiting = event.is_planned
+                self._is_waiting = event.has_start_window
                 self._sandbox = event.workspace.sandbox
                 self._model = event.agent.llm.model or ""
             case ConversationChanged():
-                self._change(event)
-            case ConversationBegun() | SystemMessageAction():
+                self._apply_change(event)
+            case ConversationStarted() | SystemMessageAction():
                 self._is_waiting = False
             case ModelReply():
                 self._add_reply(event)
@@ -298,17 +308,17 @@ class Tally:
             message=self._message,
             metrics=metrics,
             outputs=self._outputs if self.status.state is AgentState.FINISHED else {},
-            asked_id=self.status.asked_id,
+            asked_id=self.status.confirmation_id,
             sandbox=self._sandbox,
             estimated_calls=self._estimated_calls,
             labels=dict(created.labels or {}),
             has_ipython=created.agent.enable_jupyter,
             not_before=created.not_before if self._is_waiting else None,
             expires=created.expires if self._is_waiting else None,
-            delegates={name: _described(delegate) for name, delegate in created.agent.delegates.items()},
+            delegates={name: _describe_agent(delegate) for name, delegate in created.agent.delegates.items()},
         )
 
-    def _change(self, change: ConversationChanged) -> None:
+    def _apply_change(self, change: ConversationChanged) -> None:
         """Apply a user's change to the properties of the conversation."""
         changes: dict[str, Any] = {"labels": change.labels} if change.labels is not None else {}
         if change.agent is not None:
@@ -330,7 +340,7 @@ class Tally:
         self._estimated_calls += bool(reply.is_usage_estimated)
 
 
-def _described(agent: AgentSpec) -> str:
+def _describe_agent(agent: AgentSpec) -> str:
     return f"{agent.name}, {agent.llm.model}" if agent.llm.model else agent.name
 
 

@@ -18,7 +18,7 @@ from typing import TextIO
 
 import click
 
-_UNSEEN = re.compile(
+_UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # obeyed by terminals
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f"  # reorders a line, or is invisible
     "\ud800-\udfff]"  # cannot be sent to a terminal
@@ -31,7 +31,7 @@ def clean(text: str) -> str:
     Nothing is dropped: a command that hides behind an escape sequence is still a command.
     """
     shown = text.replace("\r\n", "\n").expandtabs(4)
-    return _UNSEEN.sub(lambda found: found.group().encode("unicode_escape").decode(), shown)
+    return _UNSAFE.sub(lambda found: found.group().encode("unicode_escape").decode(), shown)
 
 
 def clean_line(text: str, *, limit: int = 200) -> str:
@@ -43,9 +43,9 @@ def clean_line(text: str, *, limit: int = 200) -> str:
 def is_coloured(stream: TextIO) -> bool:
     """Return whether a stream gets colours: a terminal, unless NO_COLOR or TERM=dumb forbids it."""
     # late: `--help` prints through this module, and importing the settings costs pydantic
-    from deckhands.settings import wants_colour
+    from deckhands.settings import takes_colour
 
-    return stream.isatty() and wants_colour()
+    return stream.isatty() and takes_colour()
 
 
 def is_redrawn(stream: TextIO) -> bool:
@@ -55,12 +55,12 @@ def is_redrawn(stream: TextIO) -> bool:
     return stream.isatty() and can_redraw()
 
 
-def columns_of(stream: TextIO) -> int | None:
+def count_columns(stream: TextIO) -> int | None:
     """Return the number of columns of a stream; None: it is no terminal, and lines may have any length."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
-def width_of(text: str) -> int:
+def measure_width(text: str) -> int:
     """Return the width of a cleaned line in columns: two for a wide character, none for a combining one."""
     if text.isascii():
         return len(text)
@@ -68,11 +68,11 @@ def width_of(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(character) > 0 for character in text)
 
 
-def fitted(line: str, columns: int) -> str:
+def fit_width(line: str, columns: int) -> str:
     """Return a cleaned line cut to this many columns, with `…` at the cut."""
-    if width_of(line) <= columns:
+    if measure_width(line) <= columns:
         return line
-    while line and width_of(line) > columns - 1:
+    while line and measure_width(line) > columns - 1:
         line = line[:-1]
     return line + "…" if columns > 0 else ""
 

@@ -10,10 +10,17 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 from broker.contract import TERMINAL_STATES, Action, AgentState
-from broker.log import WaitReason, delegate_conversation
-from broker.runtime import counted
+from broker.log import WaitReason, make_delegate_id
+from broker.runtime import format_count
 from deckhands.client.reading.summary import REMEDIES
-from deckhands.client.reasons.facts import ActionFact, BudgetFact, Facts, NodeFact, PlaceInLine, WorkerFact
+from deckhands.client.reasons.facts import (
+    ActionFact,
+    BudgetFact,
+    ConversationFacts,
+    NodeFact,
+    QueuePosition,
+    WorkerFact,
+)
 from deckhands.client.reasons.link import Cause, Link, Why
 
 ERROR_CHARS = 300
@@ -22,17 +29,17 @@ SHOWN_ACTIONS = 10
 SENTENCE_CHARS = 200
 START_CONTROLLER = "Start a controller worker: `deckhands up`, or its service."
 
-Explanation = Callable[[Facts], list[Link]]
+Explanation = Callable[[ConversationFacts], list[Link]]
 
 
-def why_of(facts: Facts) -> Why:
+def explain(facts: ConversationFacts) -> Why:
     """Return the chain of reasons for a conversation's current state."""
     state, waits_for = facts.history.status.state, facts.wait_reason
-    links = [_seen(facts), *_causes(facts)]
+    links = [_explain_state(facts), *_explain_causes(facts)]
     return Why(facts.conversation_id, state.value, waits_for, facts.now, tuple(links))
 
 
-def _seen(facts: Facts) -> Link:
+def _explain_state(facts: ConversationFacts) -> Link:
     state, changed = facts.history.status.state, facts.history.changed
     since = changed.timestamp if changed is not None else None
     if since is None and facts.history.created is not None:
@@ -42,26 +49,26 @@ def _seen(facts: Facts) -> Link:
     )
 
 
-def _causes(facts: Facts) -> list[Link]:
+def _explain_causes(facts: ConversationFacts) -> list[Link]:
     status = facts.history.status
     if facts.row is None:
-        return [*_at_rest(facts), _away(facts)]
+        return [*_explain_settled(facts), _explain_archived(facts)]
     if facts.row.is_closed:
         text = "It was closed and takes no more events."
-        return [*_at_rest(facts), Link(Cause.CLOSED, text, remedy=f"`deckhands fork {facts.conversation_id}`")]
+        return [*_explain_settled(facts), Link(Cause.CLOSED, text, remedy=f"`deckhands fork {facts.conversation_id}`")]
     if facts.died is not None:
-        return dead_letter(facts)
+        return explain_dead_letter(facts)
     if status.is_settled:
-        return _at_rest(facts)
-    found = _unread(facts)
+        return _explain_settled(facts)
+    found = _explain_unread(facts)
     explanation = EXPLANATIONS.get(facts.wait_reason)
     if explanation is not None:
         found += explanation(facts)
     is_enough = explanation is not None and facts.owner is None and facts.place is None
-    return found if is_enough and found else [*found, *held(facts, is_waiting=explanation is not None)]
+    return found if is_enough and found else [*found, *explain_owner(facts, is_waiting=explanation is not None)]
 
 
-def _away(facts: Facts) -> Link:
+def _explain_archived(facts: ConversationFacts) -> Link:
     if facts.is_run:
         text = "It belongs to a run that is not in progress."
         remedy = f"`deckhands run --resume {facts.conversation_id}`"
@@ -71,20 +78,20 @@ def _away(facts: Facts) -> Link:
     return Link(Cause.ARCHIVED, text, facts.history.updated, remedy=remedy)
 
 
-def _at_rest(facts: Facts) -> list[Link]:
+def _explain_settled(facts: ConversationFacts) -> list[Link]:
     status = facts.history.status
     if status.is_in_loop:
-        return loop(facts)
+        return explain_loop(facts)
     if status.state is AgentState.AWAITING_USER_CONFIRMATION:
-        return confirmation(facts)
+        return explain_confirmation(facts)
     if status.state is AgentState.AWAITING_USER_INPUT:
-        return answer(facts)
+        return explain_question(facts)
     if status.state is AgentState.PAUSED:
-        return paused(facts)
-    return end(facts) if status.state in TERMINAL_STATES else []
+        return explain_pause(facts)
+    return explain_end(facts) if status.state in TERMINAL_STATES else []
 
 
-def _unread(facts: Facts) -> list[Link]:
+def _explain_unread(facts: ConversationFacts) -> list[Link]:
     """Explain a message or request that the agent has not noticed yet."""
     unread = facts.history.unread
     if unread is None:
@@ -94,7 +101,7 @@ def _unread(facts: Facts) -> list[Link]:
     return [Link(Cause.MESSAGE, text, unread.timestamp, details={"event_id": unread.id})]
 
 
-def _scheduled(facts: Facts) -> list[Link]:
+def _explain_schedule(facts: ConversationFacts) -> list[Link]:
     """Explain a scheduled start."""
     begins = facts.row.not_before if facts.row is not None else None
     begins = begins or (facts.history.created.not_before if facts.history.created else None)
@@ -111,9 +118,9 @@ def _scheduled(facts: Facts) -> list[Link]:
     return [link]
 
 
-def _newer_worker(facts: Facts) -> list[Link]:
+def _explain_newer_worker(facts: ConversationFacts) -> list[Link]:
     """Explain that only a newer worker can read the log."""
-    running = f"{counted(facts.controllers, 'controller worker')} run, of which none has taken it so far."
+    running = f"{format_count(facts.controllers, 'controller worker')} run, of which none has taken it so far."
     link = Link(
         Cause.NEWER_WORKER,
         f"A newer version of Deckhands has written to its log, and older workers cannot continue it. {running}",
@@ -125,12 +132,12 @@ def _newer_worker(facts: Facts) -> list[Link]:
     return [link]
 
 
-def model_call(facts: Facts) -> list[Link]:
+def explain_model_call(facts: ConversationFacts) -> list[Link]:
     """Explain a wait for a quota, or for the next attempt."""
-    return quota(facts) if facts.history.deferral is not None else retry(facts)
+    return explain_quota(facts) if facts.history.deferral is not None else explain_retry(facts)
 
 
-def quota(facts: Facts) -> list[Link]:
+def explain_quota(facts: ConversationFacts) -> list[Link]:
     """Explain a wait for a quota, with the place in its queue."""
     deferral, queue = facts.history.deferral, facts.quota
     models = deferral.waits_for if deferral else None
@@ -144,7 +151,7 @@ def quota(facts: Facts) -> list[Link]:
         if queue.before is None:
             place = ": its turn has come, or it asks again for a place."
         else:
-            place = f": {counted(queue.before, 'conversation')} of {queue.waiting} that wait there go first."
+            place = f": {format_count(queue.before, 'conversation')} of {queue.waiting} that wait there go first."
             details |= {"position": queue.before + 1}
     link = Link(
         Cause.QUOTA,
@@ -158,7 +165,7 @@ def quota(facts: Facts) -> list[Link]:
     return [link]
 
 
-def retry(facts: Facts) -> list[Link]:
+def explain_retry(facts: ConversationFacts) -> list[Link]:
     """Explain a failed call, and the time of the next attempt."""
     failure = facts.history.failure
     if failure is None:
@@ -179,13 +186,13 @@ def retry(facts: Facts) -> list[Link]:
     return [link]
 
 
-def budget(facts: Facts) -> list[Link]:
+def explain_budget(facts: ConversationFacts) -> list[Link]:
     """Explain an exhausted budget."""
     deferral, found = facts.history.deferral, facts.budget
     name = deferral.waits_for if deferral else None
     if found is not None:
         name = found.account.name
-    left, details = _left(found)
+    left, details = _describe_budget(found)
     link = Link(
         Cause.BUDGET,
         f"Its next model call has no room in the budget of {name or 'its tenant or experiment'}{left}.",
@@ -197,13 +204,13 @@ def budget(facts: Facts) -> list[Link]:
     return [link]
 
 
-def _left(found: BudgetFact | None) -> tuple[str, dict[str, object]]:
+def _describe_budget(found: BudgetFact | None) -> tuple[str, dict[str, object]]:
     if found is None or found.account.limit_usd is None:
         return "", {}
     account = found.account
     text = f": ${account.spent_usd + account.lost_usd:.4f} of ${account.limit_usd:.4f} are used up"
     text += f", ${account.reserved_usd:.4f} are reserved for calls in flight" if account.reserved_usd else ""
-    text += f", and {counted(found.before, 'conversation')} that came before go first" if found.before else ""
+    text += f", and {format_count(found.before, 'conversation')} that came before go first" if found.before else ""
     return text, {
         "limit_usd": account.limit_usd,
         "spent_usd": account.spent_usd,
@@ -214,7 +221,7 @@ def _left(found: BudgetFact | None) -> tuple[str, dict[str, object]]:
     }
 
 
-def batch(facts: Facts) -> list[Link]:
+def explain_batch(facts: ConversationFacts) -> list[Link]:
     """Explain that the call is with the provider."""
     deferral = facts.history.deferral
     link = Link(
@@ -227,10 +234,10 @@ def batch(facts: Facts) -> list[Link]:
     return [link]
 
 
-def confirmation(facts: Facts) -> list[Link]:
+def explain_confirmation(facts: ConversationFacts) -> list[Link]:
     """Explain a pending confirmation."""
     history, name = facts.history, facts.conversation_id
-    asked_id = history.status.asked_id
+    asked_id = history.status.confirmation_id
     action = history.asked.get(asked_id) if asked_id is not None else None
     question = f": {action.sentence[:QUESTION_CHARS]}" if action is not None else "."
     link = Link(
@@ -243,7 +250,7 @@ def confirmation(facts: Facts) -> list[Link]:
     return [link]
 
 
-def answer(facts: Facts) -> list[Link]:
+def explain_question(facts: ConversationFacts) -> list[Link]:
     """Explain a wait for an answer to the agent's question."""
     history = facts.history
     said = f" It said last: {history.message[:QUESTION_CHARS]}" if history.message else ""
@@ -256,7 +263,7 @@ def answer(facts: Facts) -> list[Link]:
     return [link]
 
 
-def paused(facts: Facts) -> list[Link]:
+def explain_pause(facts: ConversationFacts) -> list[Link]:
     """Explain a pause, and name its author."""
     history, operator = facts.history, facts.history.operator
     who = ""
@@ -272,7 +279,7 @@ def paused(facts: Facts) -> list[Link]:
     return [link]
 
 
-def loop(facts: Facts) -> list[Link]:
+def explain_loop(facts: ConversationFacts) -> list[Link]:
     """Explain a stop by the policy for loops."""
     changed = facts.history.changed
     reason = f": {changed.reason}" if changed is not None and changed.reason else "."
@@ -286,7 +293,7 @@ def loop(facts: Facts) -> list[Link]:
     return [link]
 
 
-def dead_letter(facts: Facts) -> list[Link]:
+def explain_dead_letter(facts: ConversationFacts) -> list[Link]:
     """Explain a dead letter: the workers that died with it, with the last lines of their logs."""
     workers = [death.from_worker for death in facts.deaths[-3:]]
     who = f" ({', '.join(workers)})" if workers and facts.shows_workers else ""
@@ -303,7 +310,7 @@ def dead_letter(facts: Facts) -> list[Link]:
     return [link]
 
 
-def end(facts: Facts) -> list[Link]:
+def explain_end(facts: ConversationFacts) -> list[Link]:
     """Explain the end, and how to continue."""
     history, name = facts.history, facts.conversation_id
     changed, state = history.changed, history.status.state
@@ -321,25 +328,29 @@ def end(facts: Facts) -> list[Link]:
     return [Link(Cause.ENDED, text, when, remedy=remedy, details={"code": code} if code else {})]
 
 
-def tools(facts: Facts) -> list[Link]:
+def explain_actions(facts: ConversationFacts) -> list[Link]:
     """Explain a wait for actions, one by one, and why no worker takes them, if none does."""
     actions = list(facts.history.pending.items())
-    links = [_action(facts, action, facts.actions.get(action_id)) for action_id, action in actions[:SHOWN_ACTIONS]]
+    links = [
+        _explain_action(facts, action, facts.actions.get(action_id)) for action_id, action in actions[:SHOWN_ACTIONS]
+    ]
     if len(actions) > SHOWN_ACTIONS:
-        links.append(Link(Cause.ACTION_QUEUED, f"{counted(len(actions) - SHOWN_ACTIONS, 'more action')} wait as well."))
+        links.append(
+            Link(Cause.ACTION_QUEUED, f"{format_count(len(actions) - SHOWN_ACTIONS, 'more action')} wait as well.")
+        )
     if any(link.cause is not Cause.ACTION_RUNS for link in links):
-        links += _node(facts, facts.node)
-        links += _pool(facts)
+        links += _explain_node(facts, facts.node)
+        links += _explain_pool(facts)
     return links
 
 
-def _action(facts: Facts, action: Action, fact: ActionFact | None) -> Link:
+def _explain_action(facts: ConversationFacts, action: Action, fact: ActionFact | None) -> Link:
     named = f"Action {action.id} ({' '.join(action.sentence.split())[:SENTENCE_CHARS]})"
     details: dict[str, object] = {"action_id": action.id, "kind": action.kind}
     if fact is not None and fact.worker is not None:
-        return _taken(facts, action, fact, fact.worker, (named, details))
+        return _explain_taken_action(facts, action, fact, fact.worker, (named, details))
     if fact is not None and fact.place is not None:
-        where, more = _standing(fact.place)
+        where, more = _describe_position(fact.place)
         return Link(
             Cause.ACTION_QUEUED,
             f"{named} waits for a tool worker{where}.",
@@ -356,13 +367,13 @@ def _action(facts: Facts, action: Action, fact: ActionFact | None) -> Link:
     )
 
 
-def _taken(
-    facts: Facts, action: Action, fact: ActionFact, worker: WorkerFact, named: tuple[str, dict[str, object]]
+def _explain_taken_action(
+    facts: ConversationFacts, action: Action, fact: ActionFact, worker: WorkerFact, named: tuple[str, dict[str, object]]
 ) -> Link:
     text, details = named
     name = f"worker {worker.worker_id}" if facts.shows_workers else "a tool worker"
     details |= {"worker_id": worker.worker_id} if facts.shows_workers else {}
-    began = fact.began or action.timestamp
+    began = fact.started or action.timestamp
     if worker.left_seconds <= 0:
         return Link(
             Cause.WORKER_LOST,
@@ -384,7 +395,7 @@ def _taken(
     )
 
 
-def _node(facts: Facts, node: NodeFact | None) -> list[Link]:
+def _explain_node(facts: ConversationFacts, node: NodeFact | None) -> list[Link]:
     if node is None or node.is_alive:
         return []
     name = f"the node {node.node}" if facts.shows_workers else "its node"
@@ -401,7 +412,7 @@ def _node(facts: Facts, node: NodeFact | None) -> list[Link]:
     return [link]
 
 
-def _pool(facts: Facts) -> list[Link]:
+def _explain_pool(facts: ConversationFacts) -> list[Link]:
     if not facts.unserved:
         return []
     why = facts.unserved if facts.shows_workers else "No running tool worker serves its workspace."
@@ -409,11 +420,11 @@ def _pool(facts: Facts) -> list[Link]:
     return [Link(Cause.NO_WORKER, why, remedy=remedy, details={"pool": facts.pool})]
 
 
-def delegates(facts: Facts) -> list[Link]:
+def explain_delegates(facts: ConversationFacts) -> list[Link]:
     """Explain a wait for delegates, each by its own chain."""
     links = []
     for action_id, action in list(facts.history.delegates.items())[:SHOWN_ACTIONS]:
-        conversation_id = delegate_conversation(facts.conversation_id, action_id)
+        conversation_id = make_delegate_id(facts.conversation_id, action_id)
         why = facts.delegates.get(action_id)
         state = f", which is {why.state.replace('_', ' ')}" if why is not None else ""
         links.append(
@@ -428,23 +439,23 @@ def delegates(facts: Facts) -> list[Link]:
         )
     more = len(facts.history.delegates) - len(links)
     if more > 0:
-        links.append(Link(Cause.DELEGATE, f"It waits for {counted(more, 'more delegate')} as well."))
+        links.append(Link(Cause.DELEGATE, f"It waits for {format_count(more, 'more delegate')} as well."))
     return links
 
 
-def held(facts: Facts, *, is_waiting: bool) -> list[Link]:
+def explain_owner(facts: ConversationFacts, *, is_waiting: bool) -> list[Link]:
     """Explain which controller worker owns it, or its place in the queue for one.
 
     Args:
         is_waiting: another link explains its wait, so an owner is no cause.
     """
     if facts.owner is not None:
-        return _owned(facts, facts.owner, is_waiting=is_waiting)
+        return _explain_owned(facts, facts.owner, is_waiting=is_waiting)
     if not facts.controllers:
         text = "No controller worker is running, and only they take conversations."
         return [Link(Cause.NO_WORKER, text, facts.history.updated, remedy=START_CONTROLLER)]
     if facts.place is not None:
-        where, details = _standing(facts.place)
+        where, details = _describe_position(facts.place)
         link = Link(
             Cause.QUEUED,
             f"It waits for a controller worker{where}.",
@@ -467,7 +478,7 @@ def held(facts: Facts, *, is_waiting: bool) -> list[Link]:
     ]
 
 
-def _owned(facts: Facts, owner: WorkerFact, *, is_waiting: bool) -> list[Link]:
+def _explain_owned(facts: ConversationFacts, owner: WorkerFact, *, is_waiting: bool) -> list[Link]:
     name = f"The controller worker {owner.worker_id}" if facts.shows_workers else "A controller worker"
     details: dict[str, object] = {"worker_id": owner.worker_id} if facts.shows_workers else {}
     if owner.left_seconds <= 0:
@@ -475,7 +486,7 @@ def _owned(facts: Facts, owner: WorkerFact, *, is_waiting: bool) -> list[Link]:
         return [Link(Cause.WORKER_LOST, text, facts.history.updated, remedy=START_CONTROLLER, details=details)]
     if is_waiting:
         return []
-    busy = f"; it holds {counted(owner.held, 'conversation')}" if owner.held is not None else ""
+    busy = f"; it holds {format_count(owner.held, 'conversation')}" if owner.held is not None else ""
     if owner.lag_seconds is not None:
         busy += f", and its loop was late by {owner.lag_seconds:.1f} s at most"
         details |= {"lag_seconds": owner.lag_seconds}
@@ -490,7 +501,7 @@ def _owned(facts: Facts, owner: WorkerFact, *, is_waiting: bool) -> list[Link]:
     return [link]
 
 
-def _standing(place: PlaceInLine) -> tuple[str, dict[str, object]]:
+def _describe_position(place: QueuePosition) -> tuple[str, dict[str, object]]:
     """Return a place in a queue in words and as values."""
     details: dict[str, object] = {"queue": place.stream}
     if place.taken_by:
@@ -502,17 +513,17 @@ def _standing(place: PlaceInLine) -> tuple[str, dict[str, object]]:
 
 
 EXPLANATIONS: Mapping[str, Explanation] = {
-    WaitReason.SCHEDULED: _scheduled,
-    WaitReason.TOOL: tools,
-    WaitReason.DELEGATE: delegates,
-    WaitReason.RATE_LIMIT: model_call,
-    WaitReason.BUDGET: budget,
-    WaitReason.BATCH: batch,
-    WaitReason.NEWER_WORKER: _newer_worker,
-    WaitReason.SERVICE_UNAVAILABLE: model_call,
-    WaitReason.INTERNAL: model_call,
-    WaitReason.TIMEOUT: model_call,
-    WaitReason.MALFORMED_REPLY: model_call,
-    WaitReason.NO_RESPONSE: model_call,
+    WaitReason.SCHEDULED: _explain_schedule,
+    WaitReason.TOOL: explain_actions,
+    WaitReason.DELEGATE: explain_delegates,
+    WaitReason.RATE_LIMIT: explain_model_call,
+    WaitReason.BUDGET: explain_budget,
+    WaitReason.BATCH: explain_batch,
+    WaitReason.NEWER_WORKER: _explain_newer_worker,
+    WaitReason.SERVICE_UNAVAILABLE: explain_model_call,
+    WaitReason.INTERNAL: explain_model_call,
+    WaitReason.TIMEOUT: explain_model_call,
+    WaitReason.MALFORMED_REPLY: explain_model_call,
+    WaitReason.NO_RESPONSE: explain_model_call,
 }
 """The function that explains each reason of the index."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from broker.limits import Account
+from broker.limits import BudgetAccount
 from broker.log import ConversationRow, Takeover
 from deckhands.client.reasons.history import History
 from deckhands.client.reasons.link import Why
@@ -29,7 +29,7 @@ class WorkerFact:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceInLine:
+class QueuePosition:
     """A place in a queue.
 
     Attributes:
@@ -55,8 +55,8 @@ class ActionFact:
 
     id: int
     worker: WorkerFact | None = None
-    began: datetime | None = None
-    place: PlaceInLine | None = None
+    started: datetime | None = None
+    place: QueuePosition | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,12 @@ class QuotaFact:
 class BudgetFact:
     """A budget account; `before` is the number of conversations ahead, or None if it does not wait here."""
 
-    account: Account
+    account: BudgetAccount
     before: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class ConversationFacts:
     """All facts about a conversation.
 
     Attributes:
@@ -123,7 +123,7 @@ class Facts:
     history: History
     is_run: bool = False
     owner: WorkerFact | None = None
-    place: PlaceInLine | None = None
+    place: QueuePosition | None = None
     parked_until: datetime | None = None
     expires: datetime | None = None
     died: datetime | None = None

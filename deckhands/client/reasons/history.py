@@ -16,8 +16,8 @@ from broker.contract import (
     AgentStateChangedObservation,
     ChangeAgentStateAction,
     ConfirmationStatus,
-    ConversationBegun,
     ConversationCreated,
+    ConversationStarted,
     DelegateEnded,
     Event,
     EventSource,
@@ -65,13 +65,13 @@ class History:
     message: str = ""
     unread: Event | None = None
     operator: OperatorActed | None = None
-    begun: bool = False
+    is_started: bool = False
     updated: datetime | None = None
     lines: list[str] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         """Add the next event."""
-        self.status = self.status.after(event)
+        self.status = self.status.apply(event)
         self.updated = event.timestamp or self.updated
         if self.status.is_unanswered:
             is_request = isinstance(event, MessageAction | ChangeAgentStateAction)
@@ -82,8 +82,8 @@ class History:
         match event:
             case ConversationCreated():
                 self.created = self.created or event
-            case ConversationBegun():
-                self.begun = True
+            case ConversationStarted():
+                self.is_started = True
             case AgentStateChangedObservation():
                 self.changed = event
                 if event.agent_state not in (AgentState.RUNNING, AgentState.RATE_LIMITED):
@@ -124,7 +124,7 @@ class History:
             self.pending[event.id] = event
 
 
-def history_of(events: Iterable[Event]) -> History:
+def fold_history(events: Iterable[Event]) -> History:
     """Return the history of a log."""
     found = History()
     for event in events:

@@ -18,14 +18,22 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from broker.contract import Event
-from broker.coordination import FIELD, Member, find_placement, members, read_figures, serves_pool
-from broker.limits import Ledger, Pool
-from broker.log import ConversationRow, Conversations, WaitReason, delegate_conversation
+from broker.coordination import FIELD, ClusterMember, find_placement, list_members, read_figures, serves_pool
+from broker.limits import Ledger, QuotaPool
+from broker.log import ConversationRow, Conversations, WaitReason, make_delegate_id
 from broker.runtime import DeckhandsError, StoreMisconfigured, UnknownConversation, from_millis
-from broker.store import LARGEST, ShardKeys, Store, ask, number, pairs, text
-from deckhands.client.reasons.chain import why_of
-from deckhands.client.reasons.facts import ActionFact, BudgetFact, Facts, NodeFact, PlaceInLine, QuotaFact, WorkerFact
-from deckhands.client.reasons.history import History, history_of
+from broker.store import LARGEST, ShardKeys, Store, decode_text, parse_number, read_tolerantly, to_pairs
+from deckhands.client.reasons.chain import explain
+from deckhands.client.reasons.facts import (
+    ActionFact,
+    BudgetFact,
+    ConversationFacts,
+    NodeFact,
+    QueuePosition,
+    QuotaFact,
+    WorkerFact,
+)
+from deckhands.client.reasons.history import History, fold_history
 from deckhands.client.reasons.link import Why
 
 MAX_DEPTH = 8
@@ -73,21 +81,21 @@ class Reasons:
 
     async def _why(self, conversation_id: str, depth: int) -> Why:
         self._seen.add(conversation_id)
-        history = history_of(await self.read(conversation_id))
+        history = fold_history(await self.read(conversation_id))
         try:
-            row = await Conversations(self.store).row(conversation_id)
+            row = await Conversations(self.store).load_row(conversation_id)
         except UnknownConversation:
             now = self.store.clock.now()
-            return why_of(Facts(conversation_id=conversation_id, now=now, row=None, history=history))
-        facts = await _Moment(self, row, history, await members(self.store)).facts()
+            return explain(ConversationFacts(conversation_id=conversation_id, now=now, row=None, history=history))
+        facts = await _FactReader(self, row, history, await list_members(self.store)).facts()
         if history.delegates and not history.status.is_settled:
             facts = replace(facts, delegates=await self._delegates(conversation_id, history, depth))
-        return why_of(facts)
+        return explain(facts)
 
     async def _delegates(self, parent_id: str, history: History, depth: int) -> dict[int, Why | None]:
         found: dict[int, Why | None] = {}
         for action_id in list(history.delegates)[:MAX_ACTIONS]:
-            name = delegate_conversation(parent_id, action_id)
+            name = make_delegate_id(parent_id, action_id)
             is_too_far = depth >= MAX_DEPTH or len(self._seen) >= MAX_CONVERSATIONS or name in self._seen
             found[action_id] = None
             if not is_too_far:
@@ -98,10 +106,10 @@ class Reasons:
         return found
 
 
-class _Moment:
+class _FactReader:
     """One reading of the store."""
 
-    def __init__(self, asked: Reasons, row: ConversationRow, history: History, alive: list[Member]) -> None:
+    def __init__(self, asked: Reasons, row: ConversationRow, history: History, alive: list[ClusterMember]) -> None:
         self._asked = asked
         self._store = asked.store
         self._row = row
@@ -112,28 +120,28 @@ class _Moment:
         self._now = asked.store.clock.now()
         self._shard_ms = 0.0
 
-    async def facts(self) -> Facts:
+    async def facts(self) -> ConversationFacts:
         """Read the facts."""
         names, name = self._names, self._row.conversation_id
         commands = [
             *(("TIME",), ("FCALL", "deck_now", 1, names.root), ("HGETALL", self._keys.meta)),
             *(("ZSCORE", names.parked, name), ("ZSCORE", names.dead, name)),
         ]
-        time, shard, flat, parked, dead = await ask(self._store.connection, commands)
+        time, shard, flat, parked, dead = await read_tolerantly(self._store.connection, commands)
         if isinstance(time, list):
-            self._now = from_millis(int(number(time[0]) * 1000 + number(time[1]) / 1000))
-        self._shard_ms = number(shard[1]) if isinstance(shard, list) else self._now.timestamp() * 1000
-        meta = {key: text(value) for key, value in pairs(flat).items()}
-        facts = Facts(
+            self._now = from_millis(int(parse_number(time[0]) * 1000 + parse_number(time[1]) / 1000))
+        self._shard_ms = parse_number(shard[1]) if isinstance(shard, list) else self._now.timestamp() * 1000
+        meta = {key: decode_text(value) for key, value in to_pairs(flat).items()}
+        facts = ConversationFacts(
             conversation_id=name,
             now=self._now,
             row=self._row,
             history=self._history,
             owner=self._worker(self._row.owner) if self._row.owner else None,
             place=await self._ready_place(meta.get("ready_id", "")),
-            parked_until=self._wall(parked),
-            expires=self._wall(meta.get("expires_ms", "").encode() or None),
-            died=(self._wall(dead) or self._now) if dead is not None else None,
+            parked_until=self._to_server_time(parked),
+            expires=self._to_server_time(meta.get("expires_ms", "").encode() or None),
+            died=(self._to_server_time(dead) or self._now) if dead is not None else None,
             controllers=sum(one.role == "controller" and one.left_seconds > 0 for one in self._members.values()),
             shows_workers=self._asked.shows_workers,
         )
@@ -143,16 +151,16 @@ class _Moment:
             facts = await self._with_actions(facts)
         return await self._with_money(facts)
 
-    async def _with_deaths(self, facts: Facts) -> Facts:
-        found = await Conversations(self._store).takeovers()
+    async def _with_deaths(self, facts: ConversationFacts) -> ConversationFacts:
+        found = await Conversations(self._store).list_takeovers()
         deaths = tuple(one for one in found if one.conversation_id == facts.conversation_id)
         lines: tuple[str, ...] = ()
         if self._asked.worker_logs is not None:
             wanted = [facts.conversation_id, *(death.from_worker for death in deaths[-3:])]
-            lines = await asyncio.to_thread(lines_about, self._asked.worker_logs, wanted)
+            lines = await asyncio.to_thread(find_log_lines, self._asked.worker_logs, wanted)
         return replace(facts, deaths=deaths, worker_lines=lines)
 
-    async def _with_actions(self, facts: Facts) -> Facts:
+    async def _with_actions(self, facts: ConversationFacts) -> ConversationFacts:
         actions = {one: await self._action(one) for one in list(self._history.pending)[:MAX_ACTIONS]}
         workspace = self._history.created.workspace if self._history.created else None
         pool, unserved = workspace.pool if workspace is not None else "", ""
@@ -160,48 +168,48 @@ class _Moment:
             unserved = f"No tool worker of the pool {pool} is running."
         elif workspace is not None and not self._row.node:
             where = await find_placement(self._store, workspace)
-            unserved = "" if where.nodes else where.refusal().message
+            unserved = "" if where.nodes else where.make_refusal().message
         node = await self._node(self._row.node, is_fixed=workspace is not None and workspace.path is not None)
         return replace(facts, actions=actions, pool=pool, unserved=unserved, node=node)
 
-    async def _with_money(self, facts: Facts) -> Facts:
+    async def _with_money(self, facts: ConversationFacts) -> ConversationFacts:
         deferral = self._history.deferral
         if deferral is None or not deferral.waits_for:
             return facts
         if deferral.code == WaitReason.RATE_LIMIT:
-            return replace(facts, quota=await quota_of(self._store, deferral.waits_for, facts.conversation_id))
+            return replace(facts, quota=await read_quota(self._store, deferral.waits_for, facts.conversation_id))
         if deferral.code == WaitReason.BUDGET:
-            return replace(facts, budget=await budget_of(self._store, deferral.waits_for, facts.conversation_id))
+            return replace(facts, budget=await read_budget(self._store, deferral.waits_for, facts.conversation_id))
         return facts
 
-    async def _ready_place(self, ready_id: str) -> PlaceInLine | None:
+    async def _ready_place(self, ready_id: str) -> QueuePosition | None:
         if not ready_id or self._row.owner:
             return None
         stream, mark, entry = ready_id.rpartition("|")
         stream = stream if mark else self._names.ready
         name = self._row.conversation_id
-        place, _ = await place_in(self._store, self._names, stream, entry, group="controllers", member=name)
+        place, _ = await find_position(self._store, self._names, stream, entry, group="controllers", member=name)
         return place
 
     async def _action(self, action_id: int) -> ActionFact:
         command = ("HMGET", self._keys.once, f"q:{action_id}", f"w:{action_id}")
-        found = (await ask(self._store.connection, [command]))[0]
-        queued, worker = map(text, found) if isinstance(found, list) else ("", "")
+        found = (await read_tolerantly(self._store.connection, [command]))[0]
+        queued, worker = map(decode_text, found) if isinstance(found, list) else ("", "")
         stream, mark, entry = queued.rpartition("|")
         place, seconds = None, None
         if mark:
             member = f"{self._row.conversation_id} {action_id}"
-            place, seconds = await place_in(self._store, self._names, stream, entry, group="tools", member=member)
-        began = shifted(self._now, -seconds) if seconds is not None else None
+            place, seconds = await find_position(self._store, self._names, stream, entry, group="tools", member=member)
+        began = add_seconds(self._now, -seconds) if seconds is not None else None
         return ActionFact(action_id, self._worker(worker) if worker else None, began, place)
 
     async def _node(self, node: str, *, is_fixed: bool) -> NodeFact | None:
         if not node:
             return None
         is_alive = any(one.about.get("node") == node and one.left_seconds > 0 for one in self._members.values())
-        deadline = (await ask(self._store.connection, [("ZSCORE", self._names.nodes, node)]))[0]
-        given_up = self._wall(deadline)
-        seen = shifted(given_up, -NODE_PATIENCE_SECONDS) if given_up is not None else None
+        deadline = (await read_tolerantly(self._store.connection, [("ZSCORE", self._names.nodes, node)]))[0]
+        given_up = self._to_server_time(deadline)
+        seen = add_seconds(given_up, -NODE_PATIENCE_SECONDS) if given_up is not None else None
         return NodeFact(node, is_alive, seen, given_up, is_fixed)
 
     def _worker(self, worker_id: str) -> WorkerFact:
@@ -213,17 +221,17 @@ class _Moment:
         lag = figures.get("loop_lag_seconds", {}).get("")
         return WorkerFact(worker_id, member.left_seconds, None if held is None else int(held), lag)
 
-    def _wall(self, millis: object) -> datetime | None:
+    def _to_server_time(self, millis: object) -> datetime | None:
         """Convert a time of the shard to the server's clock."""
         if not isinstance(millis, bytes | float | int):
             return None
-        found = number(millis)
-        return shifted(self._now, (found - self._shard_ms) / 1000) if 0 < found < LARGEST else None
+        found = parse_number(millis)
+        return add_seconds(self._now, (found - self._shard_ms) / 1000) if 0 < found < LARGEST else None
 
 
-async def place_in(
+async def find_position(
     store: Store, names: ShardKeys, stream: str, entry: str, *, group: str, member: str
-) -> tuple[PlaceInLine | None, float | None]:
+) -> tuple[QueuePosition | None, float | None]:
     """Return a place in a stream or its line, and how many seconds a worker has had the entry.
 
     Args:
@@ -234,68 +242,70 @@ async def place_in(
     if not stream.startswith(names.root):
         return None, None
     name = stream.removeprefix(f"{names.root}:").removeprefix("act:")
-    groups = (await ask(store.connection, [("XINFO", "GROUPS", stream)]))[0]
-    found = [pairs(each) for each in groups] if isinstance(groups, list) else []
-    about = next((each for each in found if text(each.get("name")) == group), {})
+    groups = (await read_tolerantly(store.connection, [("XINFO", "GROUPS", stream)]))[0]
+    found = [to_pairs(each) for each in groups] if isinstance(groups, list) else []
+    about = next((each for each in found if decode_text(each.get("name")) == group), {})
     if entry in IN_LINE:
-        return PlaceInLine(name, await _before_in_line(store, names, stream, member, number(about.get("lag")))), None
+        return QueuePosition(
+            name, await _count_before(store, names, stream, member, parse_number(about.get("lag")))
+        ), None
     if not ENTRY.fullmatch(entry):
         return None, None
-    delivered = text(about.get("last-delivered-id")) or "0-0"
-    pending = (await ask(store.connection, [("XPENDING", stream, group, entry, entry, 1)]))[0]
+    delivered = decode_text(about.get("last-delivered-id")) or "0-0"
+    pending = (await read_tolerantly(store.connection, [("XPENDING", stream, group, entry, entry, 1)]))[0]
     if isinstance(pending, list) and pending:
-        return PlaceInLine(name, 0, text(pending[0][1])), number(pending[0][2]) / 1000
+        return QueuePosition(name, 0, decode_text(pending[0][1])), parse_number(pending[0][2]) / 1000
     command = ("XRANGE", stream, f"({delivered}", f"({entry}", "COUNT", MOST_BEFORE)
-    before = (await ask(store.connection, [command]))[0]
-    return PlaceInLine(name, len(before) if isinstance(before, list) else None), None
+    before = (await read_tolerantly(store.connection, [command]))[0]
+    return QueuePosition(name, len(before) if isinstance(before, list) else None), None
 
 
-async def _before_in_line(store: Store, names: ShardKeys, stream: str, member: str, in_stream: float) -> int | None:
+async def _count_before(store: Store, names: ShardKeys, stream: str, member: str, in_stream: float) -> int | None:
     line = f"{names.root}:turns{stream.removeprefix(names.root)}"
     ranks = [("ZRANK", f"{line}:{rank}", member) for rank in CLASSES]
     sizes = [("ZCARD", f"{line}:{rank}") for rank in CLASSES]
-    replies = await ask(store.connection, [*ranks, *sizes])
+    replies = await read_tolerantly(store.connection, [*ranks, *sizes])
     before = int(in_stream)
     for rank, size in zip(replies[:3], replies[3:], strict=True):
         if isinstance(rank, int):
             return before + rank
-        before += int(number(size))
+        before += int(parse_number(size))
     return None
 
 
-async def quota_of(store: Store, models: str, conversation_id: str) -> QuotaFact | None:
+async def read_quota(store: Store, models: str, conversation_id: str) -> QuotaFact | None:
     """Return the queue of the quota for these models; None if this process may not read it."""
-    base = store.all_shards[0].quota(Pool(model=models, quotas=()).name)
+    base = store.all_shards[0].quota(QuotaPool(model=models, quotas=()).name)
     sizes = [("ZCARD", f"{base}:waiting:{rank}") for rank in CLASSES]
     ranks = [("ZRANK", f"{base}:waiting:{rank}", conversation_id) for rank in CLASSES]
     try:
-        replies = await ask(store.connection, [*sizes, *ranks])
+        replies = await read_tolerantly(store.connection, [*sizes, *ranks])
     except StoreMisconfigured:  # the user of a server that was set up before servers read quotas
         return None
-    waiting = [int(number(size)) for size in replies[:3]]
+    waiting = [int(parse_number(size)) for size in replies[:3]]
     for at, rank in enumerate(replies[3:]):
         if isinstance(rank, int):
             return QuotaFact(models, sum(waiting), sum(waiting[:at]) + rank)
     return QuotaFact(models, sum(waiting), None)
 
 
-async def budget_of(store: Store, account: str, conversation_id: str) -> BudgetFact | None:
+async def read_budget(store: Store, account: str, conversation_id: str) -> BudgetFact | None:
     """Return an account, and the number of conversations ahead in its queue; None if it cannot be read."""
     try:
-        found = await Ledger(store).account(account)
+        found = await Ledger(store).load_account(account)
     except (DeckhandsError, ValueError):
         return None
     key = f"{store.all_shards[0].budget(account)}:waiting"
-    rank = (await ask(store.connection, [("ZRANK", key, conversation_id)]))[0]
+    rank = (await read_tolerantly(store.connection, [("ZRANK", key, conversation_id)]))[0]
     return BudgetFact(found, rank if isinstance(rank, int) else None)
 
 
-def shifted(now: datetime, seconds: float) -> datetime:
+def add_seconds(now: datetime, seconds: float) -> datetime:
     """Return the moment this many seconds from now, within the range of dates."""
     return now + timedelta(seconds=max(-1e9, min(seconds, 1e9)))
 
 
-def lines_about(folder: Path, wanted: Sequence[str]) -> tuple[str, ...]:
+def find_log_lines(folder: Path, wanted: Sequence[str]) -> tuple[str, ...]:
     """Return the latest lines that contain one of these ids, oldest first within a file. Blocks. Raises nothing.
 
     Args:

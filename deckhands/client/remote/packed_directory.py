@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker.contract import UploadedSource
-from broker.coordination import MAX_COPY_BYTES, MAX_COPY_FILES, MAX_STORED_FILE_BYTES, content_name
+from broker.coordination import MAX_COPY_BYTES, MAX_COPY_FILES, MAX_STORED_FILE_BYTES, make_content_name
 from broker.runtime import UsageError
-from deckhands.client.named_directory import refuse_unfit
+from deckhands.client.named_directory import check_directory
 from deckhands.client.transfers.packed_files import SPECIAL_BITS
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 if sys.version_info >= (3, 11, 4):
     import tarfile
@@ -36,7 +36,7 @@ class PackedDirectory(NamedTuple):
     content: bytes
 
 
-def packed(directory: Path, *, limit_bytes: int = MAX_STORED_FILE_BYTES) -> PackedDirectory | None:
+def pack_directory(directory: Path, *, limit_bytes: int = MAX_STORED_FILE_BYTES) -> PackedDirectory | None:
     """Pack the content of a directory; None if there is no such directory.
 
     Args:
@@ -48,24 +48,24 @@ def packed(directory: Path, *, limit_bytes: int = MAX_STORED_FILE_BYTES) -> Pack
     if not directory.is_dir():
         return None
     root = directory.resolve()
-    refuse_unfit(root, FaceSettings.from_env().environment)
-    target = _Bounded(directory, limit_bytes)
+    check_directory(root, CliSettings.from_env().environment)
+    target = _LimitedBuffer(directory, limit_bytes)
     try:
         with (
             gzip.GzipFile(fileobj=target, mode="wb", compresslevel=LEVEL, mtime=0) as stream,
             tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive,
         ):
-            archive.add(root, arcname=".", filter=_Bounds(archive, directory).checked)
+            archive.add(root, arcname=".", filter=_EntryFilter(archive, directory).select)
     except (OSError, tarfile.TarError) as error:
         name = getattr(error, "filename", None) or directory
         why = getattr(error, "strerror", None) or error
         raise UsageError(f"{name} cannot be read: {why}.", remedy="Make it readable, or name another.") from error
     content = target.getvalue()
     name = f"{root.name or 'root'}.tar.gz"[-200:]
-    return PackedDirectory(UploadedSource(name=name, format="tar", parcel=content_name(content)), content)
+    return PackedDirectory(UploadedSource(name=name, format="tar", parcel=make_content_name(content)), content)
 
 
-class _Bounded(io.BytesIO):
+class _LimitedBuffer(io.BytesIO):
     """A file in memory with a server's size limit."""
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
@@ -81,14 +81,14 @@ class _Bounded(io.BytesIO):
         return super().write(part)
 
 
-class _Bounds:
+class _EntryFilter:
     """Selects the entries of a directory to pack, and limits their number and size."""
 
     def __init__(self, archive: tarfile.TarFile, directory: Path) -> None:
         self._archive, self._directory = archive, directory
         self._files = self._bytes = 0
 
-    def checked(self, header: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    def select(self, header: tarfile.TarInfo) -> tarfile.TarInfo | None:
         """Return an entry in its packed form; None: it is left out."""
         if not (header.isreg() or header.isdir() or header.issym() or header.islnk()):
             return None

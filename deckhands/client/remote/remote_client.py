@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract import DEFAULT_TIMEOUT_SECONDS, AgentSpec, Event, MessagePolicy
-from broker.coordination import content_name
-from broker.log import Piece, Progress, event_from_export
-from broker.runtime import EventsLost, StoreUnavailable, UnknownConversation, UsageError, jitter, to_millis
+from broker.coordination import make_content_name
+from broker.log import ConversationProgress, LivePiece, parse_exported_event
+from broker.runtime import EventsLost, StoreUnavailable, UnknownConversation, UsageError, draw_jitter, to_millis
 from deckhands.client.changing import Change
 from deckhands.client.errors import NotSettled, NotStopped
 from deckhands.client.named_directory import DirectoryNotTaken
 from deckhands.client.reading.summary import Summary
 from deckhands.client.reasons.link import Why
-from deckhands.client.remote.packed_directory import PackedDirectory, packed
+from deckhands.client.remote.packed_directory import PackedDirectory, pack_directory
 from deckhands.client.remote.remote_files import LONG_SECONDS, RemoteFiles
 from deckhands.client.remote.server_calls import PAUSE_SECONDS, ServerCalls, problem_as_error
 from deckhands.client.tasks import inputs
-from deckhands.client.tasks.images import Image, image_urls_of
+from deckhands.client.tasks.images import Image, to_image_urls
 from deckhands.client.tasks.spec import TaskSpec
 from deckhands.client.tasks.tasks import check_task
 from deckhands.client.transfers.commands import CommandResult
@@ -36,7 +36,7 @@ from deckhands.client.watcher import Until, Watcher
 LOOKED_UP_AT_ONCE = 100
 """The maximum that a server accepts in one request."""
 SHORTEST_PAUSE_SECONDS = 0.5
-ASKED = "asked for by a program"
+DEFAULT_REASON = "asked for by a program"
 """The reason in the log if the caller gives none."""
 
 
@@ -55,7 +55,7 @@ class RemoteClient:
         self._calls = ServerCalls(url, api_key)
         # By idempotency key: a retried submission must send the same archive until it is known to have succeeded.
         self._copies: dict[str, PackedDirectory] = {}
-        self.watcher = Watcher(_Source(self), None, shortest_pause_seconds=SHORTEST_PAUSE_SECONDS)
+        self.watcher = Watcher(_ServerSource(self), None, shortest_pause_seconds=SHORTEST_PAUSE_SECONDS)
 
     @property
     def files(self) -> RemoteFiles:
@@ -92,11 +92,11 @@ class RemoteClient:
                 return await self._begin(body, upload, idempotency_key)
             except UsageError as error:
                 if error.code == DirectoryNotTaken.code and self._directory is not None:
-                    copy = await asyncio.to_thread(packed, self._directory)
+                    copy = await asyncio.to_thread(pack_directory, self._directory)
                 if copy is None:
                     raise
             self._copies[idempotency_key] = copy
-        sent = task.place().model_copy(update={"path": None, "source": copy.source})
+        sent = task.workspace_spec().model_copy(update={"path": None, "source": copy.source})
         body["workspace"] = sent.model_dump(mode="json", exclude_none=True)
         try:
             begun = await self._begin(body, copy.content, idempotency_key)
@@ -108,7 +108,7 @@ class RemoteClient:
 
     async def _begin(self, body: Mapping[str, Any], upload: bytes | None, key: str) -> str:
         if upload is not None:
-            path = f"/uploads/{content_name(upload)}"
+            path = f"/uploads/{make_content_name(upload)}"
             await self._calls.ask("PUT", path, content=upload, key=key, read_seconds=LONG_SECONDS)
         answer = await self._calls.ask("POST", "/conversations", body=body, key=key)
         return str(answer.json()["conversation_id"])
@@ -123,8 +123,8 @@ class RemoteClient:
         double_texting: MessagePolicy | None = None,
     ) -> None:
         """Send a message to the agent; see `Client.send_message`."""
-        check_task(inputs.text_in(text, "text"), name="message")
-        urls = await asyncio.to_thread(image_urls_of, images)
+        check_task(inputs.check_text(text, "text"), name="message")
+        urls = await asyncio.to_thread(to_image_urls, images)
         body = {"content": text, "images": list(urls or ()), "model": model, "double_texting": double_texting}
         await self._post(conversation_id, "messages", body)
 
@@ -135,7 +135,7 @@ class RemoteClient:
         while place is not None:
             query = {"after": place, "limit": 500, "whole": is_whole}
             page = (await self._calls.ask("GET", f"/conversations/{conversation_id}/events", query=query)).json()
-            found += [event_from_export(event) for event in page["events"]]
+            found += [parse_exported_event(event) for event in page["events"]]
             place = page["next_after"]
         return found
 
@@ -150,7 +150,7 @@ class RemoteClient:
                 async with contextlib.aclosing(messages):
                     async for kind, content in messages:
                         if kind == "event":
-                            yield event_from_export(content)
+                            yield parse_exported_event(content)
                             seen = int(content["id"])
                         elif kind == "end":
                             return
@@ -160,9 +160,9 @@ class RemoteClient:
                 raise EventsLost(conversation_id, await self.last_id(conversation_id), seen) from None
             except StoreUnavailable:
                 pass  # a conversation outlives every server
-            await asyncio.sleep(PAUSE_SECONDS * jitter())
+            await asyncio.sleep(PAUSE_SECONDS * draw_jitter())
 
-    async def pieces(self, conversation_id: str) -> AsyncGenerator[Piece]:
+    async def pieces(self, conversation_id: str) -> AsyncGenerator[LivePiece]:
         """Yield the pieces of replies while they are written; some may be missing.
 
         Raises:
@@ -173,7 +173,7 @@ class RemoteClient:
         async with contextlib.aclosing(messages):
             async for kind, content in messages:
                 if kind == "delta":
-                    yield Piece(content["call"], content["kind"], content["text"], content.get("at"))
+                    yield LivePiece(content["call"], content["kind"], content["text"], content.get("at"))
 
     async def announce(self, conversation_id: str) -> None:
         """Do nothing: a stream with pieces registers its reader itself."""
@@ -193,9 +193,9 @@ class RemoteClient:
         (progress,) = await self.progress([conversation_id])
         return (await self.summary(conversation_id)).last_event_id if progress is None else progress.last_id
 
-    async def progress(self, conversation_ids: Sequence[str]) -> list[Progress | None]:
+    async def progress(self, conversation_ids: Sequence[str]) -> list[ConversationProgress | None]:
         """Return the progress of conversations; None for those that are not in the server's store."""
-        found: dict[str, Progress] = {}
+        found: dict[str, ConversationProgress] = {}
         for at in range(0, len(conversation_ids), LOOKED_UP_AT_ONCE):
             query = {"id": list(conversation_ids[at : at + LOOKED_UP_AT_ONCE])}
             page = (await self._calls.ask("GET", "/conversations", query=query)).json()
@@ -208,15 +208,15 @@ class RemoteClient:
 
     async def pause(self, conversation_id: str) -> None:
         """See `Client.pause`."""
-        await self._post(conversation_id, "pause", {"reason": ASKED})
+        await self._post(conversation_id, "pause", {"reason": DEFAULT_REASON})
 
     async def resume(self, conversation_id: str, *, model: str | None = None) -> None:
         """See `Client.resume`."""
-        await self._post(conversation_id, "resume", {"reason": ASKED, "model": model})
+        await self._post(conversation_id, "resume", {"reason": DEFAULT_REASON, "model": model})
 
     async def interrupt(self, conversation_id: str) -> None:
         """See `Client.interrupt`."""
-        await self._post(conversation_id, "interrupt", {"reason": ASKED})
+        await self._post(conversation_id, "interrupt", {"reason": DEFAULT_REASON})
 
     async def confirm(
         self, conversation_id: str, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None
@@ -230,7 +230,7 @@ class RemoteClient:
 
     async def cancel(self, conversation_id: str, *, wait_seconds: float | None = None) -> Summary:
         """See `Client.cancel`."""
-        await self._post(conversation_id, "cancel", {"reason": ASKED})
+        await self._post(conversation_id, "cancel", {"reason": DEFAULT_REASON})
         if wait_seconds is None:
             return await self.summary(conversation_id)
         try:
@@ -241,7 +241,7 @@ class RemoteClient:
 
     async def close(self, conversation_id: str) -> None:
         """See `Client.close`."""
-        await self._post(conversation_id, "close", {"reason": ASKED})
+        await self._post(conversation_id, "close", {"reason": DEFAULT_REASON})
 
     async def execute(
         self,
@@ -255,7 +255,7 @@ class RemoteClient:
         """See `Client.execute`; the author in the log is the key, and `by` is put into the reason."""
         if not isinstance(command, str) or not command.strip() or "\0" in command:
             raise UsageError("The command is empty, or has a NUL character.", remedy="Pass a command for bash.")
-        body = {"command": command, "timeout_seconds": timeout_seconds, "reason": _said(by, reason)}
+        body = {"command": command, "timeout_seconds": timeout_seconds, "reason": _add_author(by, reason)}
         answer = await self._calls.ask(
             "POST", f"/conversations/{conversation_id}/execute", body=body, read_seconds=timeout_seconds + 90
         )
@@ -273,7 +273,7 @@ class RemoteClient:
             "limits": None if change.limits is None else change.limits.model_dump(mode="json"),
             "tools": list(change.tools),
             "labels": None if change.labels is None else dict(change.labels),
-            "reason": _said(change.by, change.reason) or ASKED,
+            "reason": _add_author(change.by, change.reason) or DEFAULT_REASON,
         }
         await self._calls.ask("PATCH", f"/conversations/{conversation_id}", body=body)
 
@@ -296,21 +296,21 @@ class RemoteClient:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _ServerSource:
     """The conversations of a server, as a source for its watcher."""
 
     client: RemoteClient
 
-    async def progress(self, conversation_ids: Sequence[str]) -> Sequence[Progress | None]:
+    async def progress(self, conversation_ids: Sequence[str]) -> Sequence[ConversationProgress | None]:
         return await self.client.progress(conversation_ids)
 
     async def read(self, conversation_id: str) -> Sequence[Event]:
         return await self.client.events(conversation_id, is_whole=True)
 
 
-def _progress(row: Mapping[str, Any]) -> Progress:
+def _progress(row: Mapping[str, Any]) -> ConversationProgress:
     numbers = row["numbers"]
-    return Progress(
+    return ConversationProgress(
         last_id=row["version"],
         state=row["state"],
         wait_reason=row["wait_reason"],
@@ -322,5 +322,5 @@ def _progress(row: Mapping[str, Any]) -> Progress:
     )
 
 
-def _said(by: str, reason: str) -> str:
-    return ": ".join(part for part in (inputs.text_in(by, "by"), inputs.text_in(reason, "reason")) if part)
+def _add_author(by: str, reason: str) -> str:
+    return ": ".join(part for part in (inputs.check_text(by, "by"), inputs.check_text(reason, "reason")) if part)

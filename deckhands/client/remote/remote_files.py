@@ -27,7 +27,7 @@ class RemoteFiles:
 
     async def read(self, conversation_id: str, path: str) -> bytes:
         """Return the content of a file."""
-        content, kind = await self._fetched(conversation_id, path)
+        content, kind = await self._fetch(conversation_id, path)
         if kind == TAR:
             raise UsageError(f"{path} is not a file.", remedy="Name a file, or download the directory.")
         return content
@@ -57,7 +57,7 @@ class RemoteFiles:
         Raises:
             UsageError: the target cannot be written.
         """
-        content, kind = await self._fetched(conversation_id, path)
+        content, kind = await self._fetch(conversation_id, path)
         try:
             await asyncio.to_thread(_put, content, kind, path, target)
         except OSError as error:
@@ -68,7 +68,7 @@ class RemoteFiles:
         answer = await self._calls.ask("GET", f"/conversations/{conversation_id}/files", query={"path": path})
         return [FileEntry.model_validate(entry) for entry in answer.json()]
 
-    async def _fetched(self, conversation_id: str, path: str) -> tuple[bytes, str]:
+    async def _fetch(self, conversation_id: str, path: str) -> tuple[bytes, str]:
         answer = await self._calls.ask("GET", _path(conversation_id, path), read_seconds=LONG_SECONDS)
         return answer.content, answer.headers["content-type"]
 

@@ -23,7 +23,7 @@ from broker.runtime import (
     StoreUnavailable,
     UnknownConversation,
     UsageError,
-    jitter,
+    draw_jitter,
     new_key,
 )
 from deckhands.client.errors import IsArchived
@@ -103,7 +103,7 @@ class ServerCalls:
         Raises:
             ServerUnavailable: it does not answer for 30 s.
             ServerUntrusted: its certificate is not trusted.
-            DeckhandsError: the error in its answer, see `error_of`.
+            DeckhandsError: the error in its answer, see `to_error`.
         """
         is_named = key is not None or method not in ("GET", "PUT")
         headers = {"Idempotency-Key": key or new_key()} if is_named else {}
@@ -122,13 +122,13 @@ class ServerCalls:
             else:
                 if answer.is_success:
                     return answer
-                failed = error_of(answer, path)
+                failed = to_error(answer, path)
                 is_of_proxy = answer.status_code in OF_PROXIES and isinstance(failed, ServerUnavailable)
                 if answer.status_code not in REPEATED and not is_of_proxy:
                     raise failed
             if asyncio.get_running_loop().time() >= end:
                 raise failed
-            await asyncio.sleep(PAUSE_SECONDS * jitter())
+            await asyncio.sleep(PAUSE_SECONDS * draw_jitter())
 
     async def stream(self, path: str, query: Mapping[str, Any]) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
         """Yield the kind and the content of each message of a stream, until it ends or the connection is lost.
@@ -136,13 +136,13 @@ class ServerCalls:
         Raises:
             ServerUnavailable: the connection was lost.
             ServerUntrusted: its certificate is not trusted.
-            DeckhandsError: the error in its answer, see `error_of`.
+            DeckhandsError: the error in its answer, see `to_error`.
         """
         try:
             async with self._http.stream("GET", path, params=query) as answer:
                 if not answer.is_success:
                     await answer.aread()
-                    raise error_of(answer, path)
+                    raise to_error(answer, path)
                 name = "event"
                 async for line in answer.aiter_lines():
                     if line.startswith("event: "):
@@ -168,7 +168,7 @@ class ServerCalls:
         )
 
 
-def error_of(answer: httpx2.Response, path: str) -> DeckhandsError:
+def to_error(answer: httpx2.Response, path: str) -> DeckhandsError:
     """Return the error for an error response."""
     try:
         problem = answer.json()

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from broker.coordination import Member, members, silent_roles
+from broker.coordination import ClusterMember, find_silent_roles, list_members
 from broker.runtime import OutcomeUnknown, StoreUnavailable
 from deckhands.client.client import Client
 from deckhands.cluster import Notice
@@ -20,7 +20,7 @@ IGNORED_SHOWN = 20
 async def warn_of_missing_workers(client: Client, on_notice: Notice) -> None:
     """Report the kinds of workers that a cluster lacks, because the run cannot continue without them."""
     with contextlib.suppress(StoreUnavailable, OutcomeUnknown):  # the task is in the log anyway
-        if lacking := await silent_roles(client.store):
+        if lacking := await find_silent_roles(client.store):
             on_notice(f"No {' and no '.join(lacking)} worker is running; the conversation waits.")
 
 
@@ -42,12 +42,12 @@ async def warn_of_ignored_settings(client: Client, on_notice: Notice, *, limit_s
             on_notice(text)
 
 
-async def live_controllers(client: Client) -> list[Member]:
+async def live_controllers(client: Client) -> list[ClusterMember]:
     """Return the controller workers with a valid heartbeat."""
-    return [one for one in await members(client.store) if one.role == "controller" and one.left_seconds > 0]
+    return [one for one in await list_members(client.store) if one.role == "controller" and one.left_seconds > 0]
 
 
-async def unless_broken(work: Awaitable[T], broken: Awaitable[None]) -> T:
+async def run_unless_broken(work: Awaitable[T], broken: Awaitable[None]) -> T:
     """Return the result of a coroutine, unless the cluster fails first.
 
     Raises:

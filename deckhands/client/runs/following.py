@@ -40,18 +40,18 @@ async def follow(
         show_rest: called before each reply is passed on.
         reply: returns a message for an agent that waits for one; None: its question ends following.
     """
-    following = _Following(client, conversation_id, tally, on_event, ask=ask, show_rest=show_rest, reply=reply)
+    following = _RunFollower(client, conversation_id, tally, on_event, ask=ask, show_rest=show_rest, reply=reply)
     after = 0
     while True:
         try:
             async with contextlib.aclosing(client.tail(conversation_id, after=after, is_whole=True)) as events:
-                await following.until_settled(_Coming(events))
+                await following.until_settled(_EventReader(events))
                 return
         except EventsLost as lost:
             after = following.without_answer(lost)
 
 
-class _Following:
+class _RunFollower:
     """The state of following a conversation; takes the arguments of `follow`."""
 
     def __init__(
@@ -78,7 +78,7 @@ class _Following:
         self._answer: Event | None = None
         """That answer, once it was read: it counts when something has followed it."""
 
-    async def until_settled(self, coming: _Coming) -> None:
+    async def until_settled(self, coming: _EventReader) -> None:
         """Pass on new events until the conversation settles, and answer its questions."""
         while True:
             try:
@@ -90,13 +90,13 @@ class _Following:
                 continue
             if event is not None:
                 for found in (self._answer, event) if self._answer is not None else (event,):
-                    await self._take_in(found)
+                    await self._pass_on(found)
                 self._answer = self._answered_at = None
             tally = self._tally
             if not await has_ended(self._client, self._conversation_id, tally):
                 continue
             self._answer = None  # the log has lost the answer, if there was one
-            asked = self._waiting.get(tally.status.asked_id or 0)
+            asked = self._waiting.get(tally.status.confirmation_id or 0)
             if self._reply is not None and tally.status.state is AgentState.AWAITING_USER_INPUT:
                 await self._client.send_message(self._conversation_id, self._reply)
                 self._answered_at = tally.last_event_id
@@ -118,7 +118,7 @@ class _Following:
         self._answer = None
         return self._answered_at
 
-    async def _take_in(self, event: Event) -> None:
+    async def _pass_on(self, event: Event) -> None:
         if isinstance(event, ModelReply):  # all pieces come before the events that follow from them
             await self._show_rest()
         self._on_event(event)
@@ -127,7 +127,7 @@ class _Following:
             self._waiting[event.id] = event
 
 
-class _Coming:
+class _EventReader:
     """The events of a log as they arrive; waiting for the next one can be stopped and resumed."""
 
     def __init__(self, events: AsyncGenerator[Event, None]) -> None:

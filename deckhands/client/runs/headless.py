@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from broker.contract import AgentState, ConversationCreated, ErrorObservation, Event, MemorySpec, Notebook
+from broker.contract import AgentState, ConversationCreated, ErrorObservation, Event, MemorySpec, NotebookKey
 from broker.coordination import Notebooks, WorkspaceOrders
-from broker.log import LiveText, Piece, Status
+from broker.log import LivePiece, LiveText, Status
 from broker.runtime import (
     DeckhandsError,
     OutcomeUnknown,
@@ -25,20 +25,20 @@ from broker.runtime import (
     new_conversation_id,
 )
 from deckhands.client.client import Client
-from deckhands.client.named_directory import until_anybody_serves
+from deckhands.client.named_directory import wait_for_tool_worker
 from deckhands.client.reading.notebook_file import NotebookFile
 from deckhands.client.reading.summary import ExitCode, Summary, Tally
 from deckhands.client.runs.cluster_notices import (
     live_controllers,
-    unless_broken,
+    run_unless_broken,
     warn_of_ignored_settings,
     warn_of_missing_workers,
 )
 from deckhands.client.runs.following import Ask, OnEvent, follow
 from deckhands.client.runs.private_cluster import private_cluster
 from deckhands.client.runs.records import RunFolder
-from deckhands.client.tasks.spec import UNSAID, TaskSpec
-from deckhands.cluster import Cluster, Home, Notice, supervising
+from deckhands.client.tasks.spec import UNNAMED_TASK, TaskSpec
+from deckhands.cluster import Cluster, Home, Notice, supervise
 
 STOP_LIMIT_SECONDS = 15.0
 """How long an interrupted conversation may take to stop."""
@@ -54,7 +54,7 @@ _HOPELESS = frozenset({"not_served", "sandbox_unavailable", "sandbox_unsafe", "w
 
 _RESUMABLE = frozenset({AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR})
 
-OnPiece = Callable[[Piece], None]
+OnPiece = Callable[[LivePiece], None]
 OnStart = Callable[[str], None]
 
 
@@ -72,7 +72,7 @@ class Task:
         time_limit_seconds: None means no limit.
     """
 
-    spec: TaskSpec = field(default_factory=lambda: TaskSpec(task=UNSAID))
+    spec: TaskSpec = field(default_factory=lambda: TaskSpec(task=UNNAMED_TASK))
     upload: bytes | None = field(default=None, repr=False)
     text: str | None = None
     resumed_id: str | None = None
@@ -90,7 +90,7 @@ class Ending:
 
 
 @dataclass(slots=True)
-class Watcher:
+class RunCallbacks:
     """Callbacks of a running task, and the means to interrupt it.
 
     Attributes:
@@ -111,7 +111,7 @@ class Watcher:
     at_once: Callable[[], None] = lambda: None
 
 
-async def run_privately(home: Home, task: Task, environment: Mapping[str, str], watcher: Watcher) -> Ending:
+async def run_privately(home: Home, task: Task, environment: Mapping[str, str], watcher: RunCallbacks) -> Ending:
     """Run a task with a private store, controller worker and tool worker.
 
     Raises:
@@ -123,10 +123,10 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
     if task.resumed_id and not folder.path.is_dir():
         raise UnknownConversation(conversation_id)
     home.prepare(folder.path)
-    with supervising(folder.path, "A run"):
+    with supervise(folder.path, "A run"):
         # The private tool worker requires the conversation's sandbox, because it serves no other conversation.
-        created = _begun_with(folder) if task.resumed_id else None
-        workspace = created.workspace if created else task.spec.place()
+        created = _read_first_event(folder) if task.resumed_id else None
+        workspace = created.workspace if created else task.spec.workspace_spec()
         agent = created.agent if created else task.spec.agent_spec()
         memory = agent.memory
         spec = private_cluster(folder.path, agent, workspace, environment)
@@ -135,22 +135,22 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
         try:
             await cluster.start()
             async with await Client.connect(cluster.url, patience_seconds=PATIENCE_SECONDS) as client:
-                notebook = await _lend_notebook(client, home, memory)
-                beginning = _begin(client, task, conversation_id, watcher, is_starting=True)
-                seen_id = await unless_broken(beginning, cluster.until_broken())
+                notebook = await _copy_notebook(client, home, memory)
+                beginning = _start(client, task, conversation_id, watcher, is_starting=True)
+                seen_id = await run_unless_broken(beginning, cluster.until_broken())
                 watcher.on_start(conversation_id)
                 with folder.recording() as recording:
 
                     def on_event(event: Event) -> None:
                         recording.add(event)
                         if event.id > seen_id:
-                            _require_a_place(conversation_id, event)
+                            _require_usable_sandbox(conversation_id, event)
                         if notebook is not None:
                             _keep_notes(notebook, event, watcher)
                         if event.id > seen_id:
                             watcher.on_event(event)
 
-                    ending = await carry_out(
+                    ending = await follow_run(
                         client, conversation_id, task, watcher, on_event=on_event, broken=cluster.until_broken()
                     )
                 folder.finish(ending.summary)
@@ -160,7 +160,7 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
     return ending
 
 
-def _require_a_place(conversation_id: str, event: Event) -> None:
+def _require_usable_sandbox(conversation_id: str, event: Event) -> None:
     """End a run on a machine where no command can run, because model calls would cost money in vain.
 
     Raises:
@@ -170,11 +170,11 @@ def _require_a_place(conversation_id: str, event: Event) -> None:
         raise DeckhandsError(event.content, remedy=f"Then continue with `deckhands run --resume {conversation_id}`.")
 
 
-async def run_on_cluster(url: str, task: Task, watcher: Watcher) -> Ending:
+async def run_on_cluster(url: str, task: Task, watcher: RunCallbacks) -> Ending:
     """Run a task on a running cluster. Raises the errors of `run_privately`."""
     conversation_id = task.resumed_id or new_conversation_id()
     async with await Client.connect(url, patience_seconds=PATIENCE_SECONDS) as client:
-        seen_id = await _begin(client, task, conversation_id, watcher)
+        seen_id = await _start(client, task, conversation_id, watcher)
         watcher.on_start(conversation_id)
         await warn_of_missing_workers(client, watcher.on_notice)
 
@@ -182,14 +182,14 @@ async def run_on_cluster(url: str, task: Task, watcher: Watcher) -> Ending:
             if event.id > seen_id:
                 watcher.on_event(event)
 
-        return await carry_out(client, conversation_id, task, watcher, on_event=on_event)
+        return await follow_run(client, conversation_id, task, watcher, on_event=on_event)
 
 
-async def carry_out(
+async def follow_run(
     client: Client,
     conversation_id: str,
     task: Task,
-    watcher: Watcher,
+    watcher: RunCallbacks,
     *,
     on_event: OnEvent,
     broken: Awaitable[None] | None = None,
@@ -250,34 +250,34 @@ async def _show_rest(live: LiveText, on_piece: OnPiece | None) -> None:
     if on_piece is None:
         return
     with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
-        for piece in await live.rest():
+        for piece in await live.read_rest():
             on_piece(piece)
 
 
-def _begun_with(folder: RunFolder) -> ConversationCreated | None:
+def _read_first_event(folder: RunFolder) -> ConversationCreated | None:
     """Return the first event of a run; None if the run was killed before it was written."""
     created = folder.events()[0] if folder.has_events else None
     return created if isinstance(created, ConversationCreated) else None
 
 
-async def _lend_notebook(client: Client, home: Home, memory: MemorySpec | None) -> NotebookFile | None:
+async def _copy_notebook(client: Client, home: Home, memory: MemorySpec | None) -> NotebookFile | None:
     """Copy the notebook of a run into its store and return it; None if the run keeps no notes."""
     if memory is None:
         return None
     file = NotebookFile(home.notes, memory)
-    await file.put_into(Notebooks(client.store), Notebook.of(memory))
+    await file.copy_to(Notebooks(client.store), NotebookKey.of(memory))
     return file
 
 
-def _keep_notes(notebook: NotebookFile, event: Event, watcher: Watcher) -> None:
+def _keep_notes(notebook: NotebookFile, event: Event, watcher: RunCallbacks) -> None:
     try:
-        notebook.take_in(event)
+        notebook.apply_event(event)
     except UsageError as error:  # the note is already in the notebook of the run's store, and the run continues
         watcher.on_notice(f"{error.message} A note of this run is lost.")
 
 
-async def _begin(
-    client: Client, task: Task, conversation_id: str, watcher: Watcher, *, is_starting: bool = False
+async def _start(
+    client: Client, task: Task, conversation_id: str, watcher: RunCallbacks, *, is_starting: bool = False
 ) -> int:
     """Start or resume the conversation. Return the id of the last event that was there before.
 
@@ -285,11 +285,11 @@ async def _begin(
         is_starting: its tool worker is still starting, so wait for its offers first.
     """
     if watcher.on_piece is not None:  # before the first call, which would not be streamed otherwise
-        await LiveText(client.store, conversation_id).announce()
+        await LiveText(client.store, conversation_id).register_watcher()
     if task.resumed_id is None:
-        workspace = task.spec.place()
+        workspace = task.spec.workspace_spec()
         if is_starting and workspace.needs is not None:
-            await until_anybody_serves(client.store, workspace)
+            await wait_for_tool_worker(client.store, workspace)
         await client.submit(task.spec, upload=task.upload, conversation_id=conversation_id)
         return 0
     tally = Tally.of(await client.events(conversation_id))
@@ -297,13 +297,13 @@ async def _begin(
         await client.send_message(conversation_id, task.text, model=task.model)
     elif task.recovery is not None:
         await client.recover(conversation_id, option=task.recovery, model=task.model)
-    elif _is_to_be_asked(tally.status, task):
+    elif _needs_resume(tally.status, task):
         await client.resume(conversation_id, model=task.model)
     elif tally.status.is_settled:
         watcher.on_notice(f"This run has settled ({tally.status.state}); give it a new task with -t.")
     return tally.last_event_id
 
 
-def _is_to_be_asked(status: Status, task: Task) -> bool:
+def _needs_resume(status: Status, task: Task) -> bool:
     """Return whether to ask a resumed run to continue: if it rests, or if it gets another model."""
     return status.state in _RESUMABLE if status.is_settled else task.model is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from broker.contract import AgentSpec, GitSource, WorkspaceSpec
-from deckhands.client.named_directory import refuse_unfit
+from deckhands.client.named_directory import check_directory
 from deckhands.cluster import ClusterSpec
 from deckhands.settings import MODEL_VARIABLES, PROFILES_VARIABLE
 
@@ -31,7 +31,7 @@ def private_cluster(
     demanded = {"DECKHANDS_SANDBOX": sandbox, "DECKHANDS_POOLS": pools, **_own_repository(workspace, environment)}
     directories = () if workspace.path is None else (Path(workspace.path),)
     for directory in directories:
-        refuse_unfit(directory, environment)
+        check_directory(directory, environment)
     known = {**_own_model(agent.llm.model, environment), **environment, **demanded}
     return ClusterSpec(folder, environment=known, workspace_roots=directories, is_private=True)
 

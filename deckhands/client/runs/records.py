@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from broker.contract import Event
-from broker.log import event_from_export, event_line
+from broker.log import parse_exported_event, render_event_line
 from broker.runtime import CorruptEntry
 from deckhands.client.reading.summary import Summary, summarize
 
@@ -37,11 +37,11 @@ class RunFolder:
         return self.summary_file.exists()
 
     @contextmanager
-    def recording(self) -> Iterator[Recording]:
+    def recording(self) -> Iterator[EventRecording]:
         """Write the run's events from the first one on, replacing those of an earlier attempt."""
         self.summary_file.unlink(missing_ok=True)
         with self.events_file.open("w", encoding="utf-8") as file:
-            yield Recording(file)
+            yield EventRecording(file)
 
     def finish(self, summary: Summary) -> None:
         """Write the summary."""
@@ -70,10 +70,10 @@ class RunFolder:
         lines = self.events_file.read_text(encoding="utf-8", errors="surrogateescape").split("\n")[:-1]
         if not lines:
             raise CorruptEntry(f"{self.events_file} holds no events.", remedy="Continue the run with --resume.")
-        return [_event(line, number, self.events_file) for number, line in enumerate(lines, 1)]
+        return [_parse_event(line, number, self.events_file) for number, line in enumerate(lines, 1)]
 
 
-class Recording:
+class EventRecording:
     """An open `events.jsonl`."""
 
     def __init__(self, file: TextIO) -> None:
@@ -81,12 +81,12 @@ class Recording:
 
     def add(self, event: Event) -> None:
         """Write the next event through to the kernel."""
-        self._file.write(event_line(event) + "\n")
+        self._file.write(render_event_line(event) + "\n")
         self._file.flush()
 
 
-def _event(line: str, number: int, file: Path) -> Event:
+def _parse_event(line: str, number: int, file: Path) -> Event:
     try:
-        return event_from_export(json.loads(line.encode("utf-8", "surrogateescape")))
+        return parse_exported_event(json.loads(line.encode("utf-8", "surrogateescape")))
     except (ValueError, RecursionError, CorruptEntry) as error:
         raise CorruptEntry(f"Line {number} of {file} is not an event: {error}") from error

@@ -17,7 +17,7 @@ from typing import Any
 from broker.runtime import DeckhandsError, UsageError
 from deckhands.client.reading.summary import ExitCode, Summary
 
-BEGINNING = b'{"id": '
+LINE_PREFIX = b'{"id": '
 READ_BYTES = 2**16
 MAX_LINE_BYTES = 2**26
 
@@ -49,7 +49,7 @@ class ResultsFile:
         """
         if conversation_id in self.done:
             return
-        line = json.dumps({"id": line_id, **result_of(conversation_id, summary)}).encode() + b"\n"
+        line = json.dumps({"id": line_id, **render_result(conversation_id, summary)}).encode() + b"\n"
         try:
             left = memoryview(line)
             while left:
@@ -77,7 +77,7 @@ class ResultsFile:
                     summary = Summary.from_json(fields["summary"])
                     self.done[str(fields["conversation_id"])] = (summary.state, summary.exit_code)
                 except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                    if is_whole or not (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
+                    if is_whole or not (line.startswith(LINE_PREFIX) or LINE_PREFIX.startswith(line)):
                         raise UsageError(
                             f"Line {number} of {self._path} is not a result.",
                             remedy="Name another file with --results.",
@@ -89,13 +89,13 @@ class ResultsFile:
                     os.write(self._descriptor, b"\n")
 
 
-def result_of(conversation_id: str, summary: Summary) -> dict[str, Any]:
+def render_result(conversation_id: str, summary: Summary) -> dict[str, Any]:
     """Return the fields of a result beside the task's id: the conversation and the fields of `show --json`."""
     return {"conversation_id": conversation_id, "summary": summary.as_json()}
 
 
 @contextmanager
-def results_file(path: Path) -> Iterator[ResultsFile]:
+def open_results(path: Path) -> Iterator[ResultsFile]:
     """Open a results file, and create it if needed.
 
     Raises:

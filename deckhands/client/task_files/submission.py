@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from broker.runtime import AdmissionRefused, jitter
+from broker.runtime import AdmissionRefused, draw_jitter
 from deckhands.client.client import Client
 from deckhands.client.many import for_each
 from deckhands.client.reading.summary import ExitCode, Summary
-from deckhands.client.task_files.results_file import results_file
+from deckhands.client.task_files.results_file import open_results
 from deckhands.client.task_files.task_file import TaskFile, TaskLine
 
 LOOKED_UP_AT_ONCE = 64
@@ -31,7 +31,7 @@ Wait = Callable[[AdmissionRefused], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class Outcome:
+class BatchOutcome:
     """The outcome of a task file.
 
     Attributes:
@@ -44,18 +44,18 @@ class Outcome:
     codes: Counter[ExitCode] = field(default_factory=Counter)
     lost: list[tuple[str, str]] = field(default_factory=list)
 
-    def settled(self, state: str, code: ExitCode) -> None:
+    def count_settled(self, state: str, code: ExitCode) -> None:
         """Count a settled conversation."""
         self.states[state] += 1
         self.codes[code] += 1
 
     @property
     def exit_code(self) -> ExitCode:
-        """The exit code of a command that waited for all; see `exit_code_of`."""
-        return ExitCode.ERROR if self.lost else exit_code_of(self.codes)
+        """The exit code of a command that waited for all; see `combine_exit_codes`."""
+        return ExitCode.ERROR if self.lost else combine_exit_codes(self.codes)
 
 
-def exit_code_of(codes: Counter[ExitCode]) -> ExitCode:
+def combine_exit_codes(codes: Counter[ExitCode]) -> ExitCode:
     """Return the exit code for many: 0 if all have finished, the code that all others share, or 1."""
     others = [code for code in codes if code is not ExitCode.FINISHED]
     if not others:
@@ -63,7 +63,7 @@ def exit_code_of(codes: Counter[ExitCode]) -> ExitCode:
     return others[0] if len(others) == 1 else ExitCode.ERROR
 
 
-class Waiting:
+class AdmissionWaiter:
     """Waits for admission, and reports it once."""
 
     def __init__(self, say: Callable[[str], None] = lambda _: None) -> None:
@@ -75,10 +75,10 @@ class Waiting:
         if not self._has_said:
             self._has_said = True
             self._say(f"{refused.message} The remaining tasks are submitted as soon as they may start.")
-        await asyncio.sleep(refused.retry_after_seconds * (0.5 + jitter()))
+        await asyncio.sleep(refused.retry_after_seconds * (0.5 + draw_jitter()))
 
 
-async def submit(client: Client, tasks: TaskFile, on_line: OnLine, *, wait: Wait | None = None) -> Outcome:
+async def submit(client: Client, tasks: TaskFile, on_line: OnLine, *, wait: Wait | None = None) -> BatchOutcome:
     """Submit the tasks of a file that are not in the store. Idempotent.
 
     Args:
@@ -88,12 +88,12 @@ async def submit(client: Client, tasks: TaskFile, on_line: OnLine, *, wait: Wait
         UsageError: a task cannot be started here; tasks already passed to `on_line` have been submitted.
         StoreError: the store cannot be used.
     """
-    outcome, wait_for_admission = Outcome(), wait or Waiting().wait
+    outcome, wait_for_admission = BatchOutcome(), wait or AdmissionWaiter().wait
 
     async def missing() -> AsyncIterator[TaskLine]:
         lines = tasks.lines()
         while some := list(islice(lines, LOOKED_UP_AT_ONCE)):
-            there = await _existing(client, [line.conversation_id for line in some])
+            there = await _find_existing(client, [line.conversation_id for line in some])
             for line in some:
                 if line.conversation_id in there:
                     outcome.existing += 1
@@ -124,7 +124,7 @@ async def submit_and_wait(
     *,
     results: Path | None,
     wait: Wait | None = None,
-) -> Outcome:
+) -> BatchOutcome:
     """Submit the tasks of a file that are not in the store, and wait until all have settled. Idempotent.
 
     Args:
@@ -136,14 +136,14 @@ async def submit_and_wait(
         NotWritten: a result could not be written.
     """
     ids: dict[str, str] = {}
-    outcome = Outcome()
-    with results_file(results) if results is not None else nullcontext() as file:
+    outcome = BatchOutcome()
+    with open_results(results) if results is not None else nullcontext() as file:
         async with client.watcher.ends() as ends:
 
             def add(line: TaskLine, was_there: bool) -> None:
                 on_line(line, was_there)
                 if file is not None and (written := file.done.get(line.conversation_id)) is not None:
-                    outcome.settled(*written)
+                    outcome.count_settled(*written)
                     on_settled()
                     return
                 ids[line.conversation_id] = line.line_id
@@ -161,7 +161,7 @@ async def submit_and_wait(
                     if isinstance(end, Summary):
                         if file is not None:
                             file.add(line_id, conversation_id, end)
-                        outcome.settled(end.state, end.exit_code)
+                        outcome.count_settled(end.state, end.exit_code)
                     else:
                         outcome.lost.append((line_id, end.message))
                     on_settled()
@@ -175,7 +175,7 @@ async def submit_and_wait(
     return outcome
 
 
-async def _existing(client: Client, ids: list[str]) -> set[str]:
+async def _find_existing(client: Client, ids: list[str]) -> set[str]:
     store = client.store
     commands = [("HGET", store.keys(cid).meta, "last_id") for cid in ids]
     found = await store.call_many(commands)

@@ -20,15 +20,15 @@ from typing import IO, Any, Literal
 
 from broker.runtime import UsageError
 from deckhands.client.tasks.spec import TaskSpec
-from deckhands.client.tasks.tasks import conversation_id_of
+from deckhands.client.tasks.tasks import derive_conversation_id
 
 MAX_LINE_BYTES = 2**20
 MAX_LINES = 1_000_000
 MAX_ID_CHARS = 200
 SHOWN_LINES = 20
-OF_JSON = frozenset({"tools", "output", "headless", "limits", "labels", "secrets"})
+JSON_COLUMNS = frozenset({"tools", "output", "headless", "limits", "labels", "secrets"})
 """Columns of CSV that hold JSON."""
-OF_PARTS = frozenset({"limits", "labels", "secrets"})
+SPLIT_COLUMNS = frozenset({"limits", "labels", "secrets"})
 """Columns that may be split into one column per part: `labels.team`."""
 
 Form = Literal["jsonl", "csv"]
@@ -53,7 +53,7 @@ class TaskLine:
     @property
     def conversation_id(self) -> str:
         """The id of its conversation."""
-        return conversation_id_of(self.key)
+        return derive_conversation_id(self.key)
 
 
 class BadLines(UsageError):
@@ -127,7 +127,7 @@ class TaskFile:
 
     def _read(self) -> Iterator[tuple[int, TaskLine | UsageError]]:
         self._file.seek(0)
-        for number, fields in _rows(self._file) if self._form == "csv" else _objects(self._file):
+        for number, fields in _parse_csv(self._file) if self._form == "csv" else _parse_json_lines(self._file):
             try:
                 if isinstance(fields, UsageError):
                     raise fields
@@ -149,7 +149,7 @@ class TaskFile:
 
 
 @contextmanager
-def opened(
+def open_task_file(
     name: str, standard_input: Callable[[], IO[bytes]], *, form: Form | None, batch: str | None, complete: Complete
 ) -> Iterator[TaskFile]:
     """Open a file of tasks.
@@ -184,15 +184,15 @@ def opened(
         yield TaskFile(file, found, batch or str(path.resolve()), complete)
 
 
-def _objects(file: IO[bytes]) -> Iterator[tuple[int, dict[str, Any] | UsageError]]:
-    for number, line in _lines(file):
+def _parse_json_lines(file: IO[bytes]) -> Iterator[tuple[int, dict[str, Any] | UsageError]]:
+    for number, line in _read_lines(file):
         if isinstance(line, UsageError):
             yield number, line
         elif line.strip():
-            yield number, _object_in(line)
+            yield number, _parse_object(line)
 
 
-def _object_in(line: str) -> dict[str, Any] | UsageError:
+def _parse_object(line: str) -> dict[str, Any] | UsageError:
     try:
         found = json.loads(line)
     except RecursionError:
@@ -202,11 +202,11 @@ def _object_in(line: str) -> dict[str, Any] | UsageError:
     return found if isinstance(found, dict) else UsageError("it is not a JSON object.")
 
 
-def _rows(file: IO[bytes]) -> Iterator[tuple[int, dict[str, Any] | UsageError]]:
+def _parse_csv(file: IO[bytes]) -> Iterator[tuple[int, dict[str, Any] | UsageError]]:
     broken: list[UsageError] = []
 
     def texts() -> Iterator[str]:
-        for _, line in _lines(file):
+        for _, line in _read_lines(file):
             if isinstance(line, UsageError):
                 broken.append(line)
                 yield "\n"
@@ -227,12 +227,12 @@ def _rows(file: IO[bytes]) -> Iterator[tuple[int, dict[str, Any] | UsageError]]:
                     yield reader.line_num, UsageError("the header names a column twice.")
                     return
             else:
-                yield reader.line_num, _row_in(head, cells)
+                yield reader.line_num, _parse_row(head, cells)
     except csv.Error as error:  # the following lines cannot be told apart
         yield reader.line_num, UsageError(f"it is not CSV: {error}.")
 
 
-def _row_in(head: list[str], cells: list[str]) -> dict[str, Any] | UsageError:
+def _parse_row(head: list[str], cells: list[str]) -> dict[str, Any] | UsageError:
     if len(cells) != len(head):
         return UsageError(f"it has {len(cells)} cells; the header has {len(head)}.")
     found: dict[str, Any] = {}
@@ -240,13 +240,13 @@ def _row_in(head: list[str], cells: list[str]) -> dict[str, Any] | UsageError:
         if not cell:
             continue
         whole, dot, part = name.partition(".")
-        is_json = whole in OF_JSON and not (dot and whole != "limits")
+        is_json = whole in JSON_COLUMNS and not (dot and whole != "limits")
         try:
             value = json.loads(cell) if is_json or (name in ("agent", "workspace") and cell[0] == "{") else cell
         except (ValueError, RecursionError):
             what = "a number" if whole == "limits" and dot else "JSON"
             return UsageError(f"{ascii(name)[1:-1][:100]}: it is not {what}.")
-        if dot and whole in OF_PARTS:
+        if dot and whole in SPLIT_COLUMNS:
             parts = found.setdefault(whole, {})
             if not isinstance(parts, dict):
                 return UsageError(f"{whole}: it is given both whole and in parts.")
@@ -258,7 +258,7 @@ def _row_in(head: list[str], cells: list[str]) -> dict[str, Any] | UsageError:
     return found
 
 
-def _lines(file: IO[bytes]) -> Iterator[tuple[int, str | UsageError]]:
+def _read_lines(file: IO[bytes]) -> Iterator[tuple[int, str | UsageError]]:
     """Yield the lines with their numbers; a line that is too long is yielded as its number only."""
     number = 0
     while line := file.readline(MAX_LINE_BYTES + 1):

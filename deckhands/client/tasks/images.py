@@ -32,7 +32,7 @@ ImageUrl = Annotated[str, Field(pattern=r"^(https?://|data:image/)")]
 """A picture as an address or a data URL. Never a path, which would name a file of the reading machine."""
 
 
-def image_urls_of(images: Iterable[Image]) -> tuple[str, ...] | None:
+def to_image_urls(images: Iterable[Image]) -> tuple[str, ...] | None:
     """Return pictures as addresses or data URLs; None: there are none. Reads files.
 
     Raises:
@@ -40,7 +40,7 @@ def image_urls_of(images: Iterable[Image]) -> tuple[str, ...] | None:
     """
     if isinstance(images, str | bytes | os.PathLike):
         raise UsageError("The argument images is one picture.", remedy="Pass a list: images=[…].")
-    found = tuple(_url_of(image) for image in images)
+    found = tuple(_to_url(image) for image in images)
     if len(found) > MAX_IMAGES:
         raise UsageError(f"There are {len(found)} pictures; the limit of a message is {MAX_IMAGES}.")
     if sum(map(len, found)) > MAX_TOTAL_BYTES:
@@ -48,9 +48,9 @@ def image_urls_of(images: Iterable[Image]) -> tuple[str, ...] | None:
     return found or None
 
 
-def _url_of(image: Image) -> str:
+def _to_url(image: Image) -> str:
     if isinstance(image, bytes):
-        return _data_url(image, "A picture")
+        return _to_data_url(image, "A picture")
     if isinstance(image, str) and image.startswith((*ADDRESSES, DATA)):
         limit = MAX_ADDRESS_CHARS if image.startswith(ADDRESSES) else MAX_IMAGE_BYTES * 2
         if len(image) > limit or _VISIBLE.fullmatch(image) is None:
@@ -65,10 +65,10 @@ def _url_of(image: Image) -> str:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise UsageError(f"The picture {ascii(str(path))[1:-1][:300]} cannot be read: {why}.") from error
-    return _data_url(content, f"The picture {ascii(str(path))[1:-1][:300]}")
+    return _to_data_url(content, f"The picture {ascii(str(path))[1:-1][:300]}")
 
 
-def _data_url(content: bytes, name: str) -> str:
+def _to_data_url(content: bytes, name: str) -> str:
     if len(content) > MAX_IMAGE_BYTES:
         raise UsageError(f"{name} has more than {MAX_IMAGE_BYTES:,} bytes.", remedy="Make it smaller.")
     kind = next((kind for magic, kind in _KINDS if content.startswith(magic)), "")

@@ -26,20 +26,20 @@ from broker.contract import (
     MessagePolicy,
     Tenancy,
     WorkspaceSpec,
-    checked_labels,
+    validate_labels,
 )
-from broker.runtime import UsageError, check_conversation_id, checked_traceparent, new_conversation_id
+from broker.runtime import UsageError, check_conversation_id, new_conversation_id, parse_traceparent
 from broker.tools import check_output_schema
-from deckhands.client.tasks.images import image_urls_of
-from deckhands.client.tasks.places import Directory, place_in
+from deckhands.client.tasks.images import to_image_urls
 from deckhands.client.tasks.spec import TaskFields, TaskSpec
-from deckhands.client.tasks.tasks import check_task, conversation_id_of, output_of
+from deckhands.client.tasks.tasks import check_task, derive_conversation_id, to_output_spec
+from deckhands.client.tasks.workspace_input import Directory, parse_workspace
 
 SCRIPTED = "scripted/"
 T = TypeVar("T")
 
 
-def instance_of(kind: type[T], value: object, name: str, remedy: str) -> T:
+def check_type(kind: type[T], value: object, name: str, remedy: str) -> T:
     """Return a value, checked to have a type.
 
     Raises:
@@ -50,16 +50,16 @@ def instance_of(kind: type[T], value: object, name: str, remedy: str) -> T:
     return value
 
 
-def text_in(value: object, name: str) -> str:
+def check_text(value: object, name: str) -> str:
     """Return a required text.
 
     Raises:
         UsageError: it is not a text.
     """
-    return instance_of(str, value, name, "Pass a string.")
+    return check_type(str, value, name, "Pass a string.")
 
 
-def agent_in(agent: AgentSpec | str | None, model: str | None) -> AgentSpec:
+def to_agent_spec(agent: AgentSpec | str | None, model: str | None) -> AgentSpec:
     """Return the agent as a specification, with another model if one is named.
 
     Raises:
@@ -69,18 +69,18 @@ def agent_in(agent: AgentSpec | str | None, model: str | None) -> AgentSpec:
     if isinstance(agent, str):
         agent = AgentSpec(name=agent)
     found = AgentSpec() if agent is None else agent
-    instance_of(AgentSpec, found, "agent", "Pass the name of an agent, such as 'CodeActAgent', or an AgentSpec.")
+    check_type(AgentSpec, found, "agent", "Pass the name of an agent, such as 'CodeActAgent', or an AgentSpec.")
     if found.output is not None:
         check_output_schema(found.output.json_schema)
     if model is None:
         return found
-    instance_of(str, model, "model", "Pass the name of a model, such as 'anthropic/claude-sonnet-4-5'.")
+    check_type(str, model, "model", "Pass the name of a model, such as 'anthropic/claude-sonnet-4-5'.")
     if not model.strip():
         raise UsageError("The argument model is empty.", remedy="Pass the name of a model, or leave it out.")
     return found.model_copy(update={"llm": found.llm.model_copy(update={"model": model})})
 
 
-def output_in(output: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
+def to_output_schema(output: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON Schema of an output.
 
     Raises:
@@ -90,10 +90,10 @@ def output_in(output: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(
             f"The argument output is {ascii(output)[:200]}.", remedy="Pass a Pydantic model or a JSON Schema."
         )
-    return output_of(output).json_schema
+    return to_output_spec(output).json_schema
 
 
-def workspace_in(workspace: Directory | None, upload: bytes | None) -> tuple[WorkspaceSpec, bytes | None]:
+def to_workspace(workspace: Directory | None, upload: bytes | None) -> tuple[WorkspaceSpec, bytes | None]:
     """Return the workspace as a specification, and the file to put into it.
 
     Raises:
@@ -106,7 +106,7 @@ def workspace_in(workspace: Directory | None, upload: bytes | None) -> tuple[Wor
         name = os.fspath(workspace)
     except TypeError:
         name = None
-    place = place_in(instance_of(str, workspace if name is None else name, "workspace", remedy))
+    place = parse_workspace(check_type(str, workspace if name is None else name, "workspace", remedy))
     if place.source is not None:
         if upload is not None:
             raise UsageError("The arguments workspace and upload both name files.", remedy="Pass one of them.")
@@ -115,7 +115,7 @@ def workspace_in(workspace: Directory | None, upload: bytes | None) -> tuple[Wor
     return WorkspaceSpec(path=str(Path(place.path).expanduser().absolute())), upload
 
 
-def directory_in(workspace: Directory) -> WorkspaceSpec:
+def to_directory(workspace: Directory) -> WorkspaceSpec:
     """Return another directory to work in, for a conversation that has files already.
 
     Raises:
@@ -123,21 +123,21 @@ def directory_in(workspace: Directory) -> WorkspaceSpec:
     """
     if isinstance(workspace, WorkspaceSpec):
         return workspace
-    instance_of(str | os.PathLike, workspace, "workspace", "Pass a path or a WorkspaceSpec.")  # type: ignore[arg-type]
+    check_type(str | os.PathLike, workspace, "workspace", "Pass a path or a WorkspaceSpec.")  # type: ignore[arg-type]
     return WorkspaceSpec(path=str(Path(workspace).expanduser().absolute()))
 
 
-def limits_in(limits: Limits | None) -> Limits:
+def to_limits(limits: Limits | None) -> Limits:
     """Return the limits as a specification.
 
     Raises:
         UsageError: they have another type.
     """
     found = Limits() if limits is None else limits
-    return instance_of(Limits, found, "limits", "Pass Limits(max_iterations=…, max_budget_usd=…, …).")
+    return check_type(Limits, found, "limits", "Pass Limits(max_iterations=…, max_budget_usd=…, …).")
 
 
-def tools_in(names: Iterable[str]) -> tuple[str, ...]:
+def to_tool_keys(names: Iterable[str]) -> tuple[str, ...]:
     """Return the keys of several tools.
 
     Raises:
@@ -150,7 +150,7 @@ def tools_in(names: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def secrets_in(secrets: Mapping[str, str] | None) -> Mapping[str, str]:
+def to_secrets(secrets: Mapping[str, str] | None) -> Mapping[str, str]:
     """Return secrets by name; an error never contains a value.
 
     Raises:
@@ -163,7 +163,7 @@ def secrets_in(secrets: Mapping[str, str] | None) -> Mapping[str, str]:
     return found
 
 
-def labels_in(labels: Mapping[str, str] | None) -> Mapping[str, str]:
+def to_labels(labels: Mapping[str, str] | None) -> Mapping[str, str]:
     """Return labels.
 
     Raises:
@@ -174,7 +174,7 @@ def labels_in(labels: Mapping[str, str] | None) -> Mapping[str, str]:
     try:
         if not is_fit:
             raise ValueError("they are not a mapping of strings")  # noqa: TRY301  (answered here)
-        return checked_labels(dict(found))
+        return validate_labels(dict(found))
     except ValueError as error:
         raise UsageError(
             f"The labels cannot be used: {error}.",
@@ -182,21 +182,21 @@ def labels_in(labels: Mapping[str, str] | None) -> Mapping[str, str]:
         ) from None
 
 
-def tenancy_in(tenancy: Tenancy) -> dict[str, Any]:
+def to_tenancy_fields(tenancy: Tenancy) -> dict[str, Any]:
     """Return the tenancy of a conversation, as fields of a task.
 
     Raises:
         UsageError: it has another type.
     """
-    return dict(instance_of(Tenancy, tenancy, "tenancy", "Pass Tenancy(tenant=…, experiment=…, priority=…)."))
+    return dict(check_type(Tenancy, tenancy, "tenancy", "Pass Tenancy(tenant=…, experiment=…, priority=…)."))
 
 
-def seconds_in(moment: datetime | timedelta | float) -> datetime | float:
+def to_seconds(moment: datetime | timedelta | float) -> datetime | float:
     """Return a duration in seconds; a time is returned unchanged."""
     return moment.total_seconds() if isinstance(moment, timedelta) else moment
 
 
-def policy_in(policy: DoubleTexting | None) -> DoubleTexting | None:
+def to_double_texting(policy: DoubleTexting | None) -> DoubleTexting | None:
     """Return the policy for messages that arrive while the agent works.
 
     Raises:
@@ -210,7 +210,7 @@ def policy_in(policy: DoubleTexting | None) -> DoubleTexting | None:
     return policy
 
 
-def message_policy_in(policy: MessagePolicy | None) -> MessagePolicy | None:
+def to_message_policy(policy: MessagePolicy | None) -> MessagePolicy | None:
     """Return the policy for one message that arrives while the agent works.
 
     Raises:
@@ -224,7 +224,7 @@ def message_policy_in(policy: MessagePolicy | None) -> MessagePolicy | None:
     return policy
 
 
-def confirmation_in(policy: ConfirmationPolicy | str) -> ConfirmationPolicy:
+def to_confirmation_policy(policy: ConfirmationPolicy | str) -> ConfirmationPolicy:
     """Return the confirmation policy as a specification.
 
     Raises:
@@ -241,7 +241,7 @@ def confirmation_in(policy: ConfirmationPolicy | str) -> ConfirmationPolicy:
         ) from error
 
 
-def analyzer_in(analyzer: str) -> str:
+def to_analyzer(analyzer: str) -> str:
     """Return the name of a risk analyzer.
 
     Raises:
@@ -256,23 +256,23 @@ def analyzer_in(analyzer: str) -> str:
 
 
 _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
-    "agent": lambda agent: agent_in(agent, None),
-    "output": output_in,
-    "limits": limits_in,
-    "tools": tools_in,
-    "images": lambda images: image_urls_of(images) or (),
-    "secrets": secrets_in,
-    "title": lambda title: text_in(title, "title"),
-    "labels": labels_in,
-    "delay": seconds_in,
-    "expires": seconds_in,
-    "double_texting": policy_in,
-    "traceparent": checked_traceparent,
+    "agent": lambda agent: to_agent_spec(agent, None),
+    "output": to_output_schema,
+    "limits": to_limits,
+    "tools": to_tool_keys,
+    "images": lambda images: to_image_urls(images) or (),
+    "secrets": to_secrets,
+    "title": lambda title: check_text(title, "title"),
+    "labels": to_labels,
+    "delay": to_seconds,
+    "expires": to_seconds,
+    "double_texting": to_double_texting,
+    "traceparent": parse_traceparent,
 }
 """Arguments for which Python accepts more forms than JSON, or has other error messages."""
 
 
-def spec_in(
+def to_task_spec(
     task: str,
     *,
     agent: AgentSpec | str | None = None,
@@ -287,15 +287,15 @@ def spec_in(
         UsageError: a keyword has a wrong type or cannot be used; names it.
         TypeError: there is no such keyword.
     """
-    check_task(text_in(task, "task"))
+    check_task(check_text(task, "task"))
     given: dict[str, Any] = {"agent": agent, "tools": tools, "output": output, **fields}
     if unknown := given.keys() - TaskSpec.model_fields - {"tenancy"}:
         raise TypeError(f"A task has no {min(unknown)}; it has {', '.join(TaskSpec.model_fields)}.")
-    given["workspace"], upload = workspace_in(given.get("workspace"), upload)
+    given["workspace"], upload = to_workspace(given.get("workspace"), upload)
     if given.get("model") is not None:
-        given["agent"] = agent_in(agent, given.pop("model"))
+        given["agent"] = to_agent_spec(agent, given.pop("model"))
     if (tenancy := given.pop("tenancy", None)) is not None:
-        given |= tenancy_in(tenancy)
+        given |= to_tenancy_fields(tenancy)
     found = {
         name: _CONVERSIONS[name](value) if name in _CONVERSIONS else value
         for name, value in given.items()
@@ -304,20 +304,20 @@ def spec_in(
     return TaskSpec.parse({"task": task, **found}), upload
 
 
-def id_in(conversation_id: str | None, idempotency_key: str | None) -> str:
+def to_conversation_id(conversation_id: str | None, idempotency_key: str | None) -> str:
     """Return the id of a new conversation: the given one, one derived from the key, or a new one.
 
     Raises:
         UsageError: the id or the key cannot be used.
     """
     if conversation_id is not None:
-        return check_conversation_id(text_in(conversation_id, "conversation_id"))
+        return check_conversation_id(check_text(conversation_id, "conversation_id"))
     if idempotency_key is not None:
-        return conversation_id_of(text_in(idempotency_key, "idempotency_key"))
+        return derive_conversation_id(check_text(idempotency_key, "idempotency_key"))
     return new_conversation_id()
 
 
-def way_in(option: int) -> int:
+def to_recovery_option(option: int) -> int:
     """Return an option for recovering from a loop.
 
     Raises:
@@ -329,13 +329,13 @@ def way_in(option: int) -> int:
     return option
 
 
-def with_script_here(agent: AgentSpec) -> AgentSpec:
+def resolve_script_path(agent: AgentSpec) -> AgentSpec:
     """Return the agent for workers of this machine: the path of a scripted model's script is made absolute.
 
     Raises:
         UsageError: the script cannot be read.
     """
-    delegates = {name: with_script_here(delegate) for name, delegate in agent.delegates.items()}
+    delegates = {name: resolve_script_path(delegate) for name, delegate in agent.delegates.items()}
     agent = agent.model_copy(update={"delegates": delegates}) if delegates else agent
     model = agent.llm.model
     if model is None or not model.startswith(SCRIPTED):

@@ -28,22 +28,22 @@ from broker.contract import (
     Tenancy,
     Timing,
     WorkspaceSpec,
-    git_source,
+    parse_git_source,
 )
 from broker.runtime import UsageError
 from broker.tools import check_output_schema
-from deckhands.client.tasks.images import MAX_IMAGES, Image, ImageUrl, image_urls_of
-from deckhands.client.tasks.places import Directory
-from deckhands.client.tasks.tasks import MAX_TASK_CHARS, output_of
+from deckhands.client.tasks.images import MAX_IMAGES, Image, ImageUrl, to_image_urls
+from deckhands.client.tasks.tasks import MAX_TASK_CHARS, to_output_spec
+from deckhands.client.tasks.workspace_input import Directory
 
 MAX_KEY_CHARS = 256
 MAX_TOOLS = 128
 MAX_SECRETS = 64
 MAX_TITLE = 200
 SHOWN_ERRORS = 5
-PLACE = Field(min_length=1, max_length=4_096, json_schema_extra={"pattern": r"^(/|git\+(https?|file)://)"})
+WORKSPACE_TEXT = Field(min_length=1, max_length=4_096, json_schema_extra={"pattern": r"^(/|git\+(https?|file)://)"})
 """A directory or a repository; the validator reports errors in detail."""
-UNSAID = "-"
+UNNAMED_TASK = "-"
 """Stands for a task until the first message names it."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -70,7 +70,7 @@ class TaskSpec(BaseModel):
         description="The model that the agent uses; by default that of its specification, or LLM_MODEL of the "
         "controller workers.",
     )
-    workspace: WorkspaceSpec | Annotated[str, PLACE] | None = Field(
+    workspace: WorkspaceSpec | Annotated[str, WORKSPACE_TEXT] | None = Field(
         default=None,
         description="A directory below a workspace root of the tool workers, git+https://…#REF, or a specification; by "
         "default an empty directory.",
@@ -130,14 +130,14 @@ class TaskSpec(BaseModel):
 
     @field_validator("task")
     @classmethod
-    def _says_something(cls, task: str) -> str:
+    def _check_task(cls, task: str) -> str:
         if not task.strip():
             raise ValueError("it is empty")
         return task
 
     @field_validator("agent")
     @classmethod
-    def _can_be_an_agent(cls, agent: AgentSpec | str) -> AgentSpec | str:
+    def _check_agent(cls, agent: AgentSpec | str) -> AgentSpec | str:
         if isinstance(agent, str):
             AgentSpec(name=agent)
             return agent
@@ -145,16 +145,16 @@ class TaskSpec(BaseModel):
 
     @field_validator("images")
     @classmethod
-    def _are_pictures(cls, images: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_images(cls, images: tuple[str, ...]) -> tuple[str, ...]:
         try:
-            return image_urls_of(images) or ()
+            return to_image_urls(images) or ()
         except UsageError as error:
             raise UsageError(f"images: {error.message}", remedy=error.remedy) from None
 
     @model_validator(mode="after")
-    def _names_a_directory(self) -> Self:
+    def _check_workspace(self) -> Self:
         try:
-            source = git_source(self.workspace) if isinstance(self.workspace, str) else None
+            source = parse_git_source(self.workspace) if isinstance(self.workspace, str) else None
         except UsageError as error:
             raise UsageError(f"workspace: {error.message}", remedy=error.remedy) from None
         if isinstance(self.workspace, str) and source is None and self.workspace[0] != "/":
@@ -162,8 +162,8 @@ class TaskSpec(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _can_begin(self) -> Self:
-        begins, ends = self.timing().begins(EPOCH), self.timing().ends(EPOCH)
+    def _check_timing(self) -> Self:
+        begins, ends = self.timing().earliest_start(EPOCH), self.timing().latest_start(EPOCH)
         is_comparable = self.delay is None or not isinstance(self.expires, datetime)
         is_comparable = is_comparable and (self.not_before is None or isinstance(self.expires, datetime))
         if begins is not None and ends is not None and is_comparable and ends <= begins:
@@ -181,7 +181,8 @@ class TaskSpec(BaseModel):
             return cls.model_validate(fields)
         except ValidationError as error:
             raise UsageError(
-                f"The request cannot be used: {_reasons(error)}.", remedy="See docs/producing-work.md for its fields."
+                f"The request cannot be used: {_describe_errors(error)}.",
+                remedy="See docs/producing-work.md for its fields.",
             ) from None
         except UsageError as error:  # an address of a repository, or a picture
             raise UsageError(f"The request cannot be used: {error}") from None
@@ -195,13 +196,13 @@ class TaskSpec(BaseModel):
         fields = {"not_before": timing.not_before, "delay": timing.delay_seconds, "expires": timing.expires}
         return self.model_copy(update=fields)
 
-    def place(self) -> WorkspaceSpec:
+    def workspace_spec(self) -> WorkspaceSpec:
         """Return the workspace as a specification."""
         if self.workspace is None:
             return WorkspaceSpec()
         if isinstance(self.workspace, WorkspaceSpec):
             return self.workspace
-        source = git_source(self.workspace)
+        source = parse_git_source(self.workspace)
         return WorkspaceSpec(source=source) if source is not None else WorkspaceSpec(path=self.workspace)
 
     def tenancy(self) -> Tenancy | None:
@@ -220,7 +221,7 @@ class TaskSpec(BaseModel):
         if self.model is not None:
             agent = agent.model_copy(update={"llm": agent.llm.model_copy(update={"model": self.model})})
         if self.output is not None:
-            return agent.model_copy(update={"output": output_of(self.output)})
+            return agent.model_copy(update={"output": to_output_spec(self.output)})
         if agent.output is not None:
             check_output_schema(agent.output.json_schema)
         return agent
@@ -262,7 +263,7 @@ def _with_workspace_skills(agent: AgentSpec) -> AgentSpec:
     return agent.model_copy(update={"enable_workspace_skills": True})
 
 
-def timing_of(fields: Mapping[str, Any]) -> Timing:
+def parse_timing(fields: Mapping[str, Any]) -> Timing:
     """Return the start times from the request's fields `delay`, `not_before` and `expires`.
 
     Raises:
@@ -271,7 +272,7 @@ def timing_of(fields: Mapping[str, Any]) -> Timing:
     return TaskSpec.parse({"task": "-", **fields}).timing()
 
 
-def _reason(error: Mapping[str, Any]) -> str:
+def _describe_error(error: Mapping[str, Any]) -> str:
     if error["type"] == "missing":
         return "it is missing"
     if error["type"] == "extra_forbidden":
@@ -280,10 +281,12 @@ def _reason(error: Mapping[str, Any]) -> str:
     return str(error["msg"]).removeprefix("Value error, ")
 
 
-def _reasons(error: ValidationError) -> str:
+def _describe_errors(error: ValidationError) -> str:
     """Return the error of each field, without the values, which may be secret."""
     errors = error.errors(include_url=False, include_input=False, include_context=False)
-    found = [f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {_reason(each)}" for each in errors[:SHOWN_ERRORS]]
+    found = [
+        f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {_describe_error(each)}" for each in errors[:SHOWN_ERRORS]
+    ]
     more = [f"and {len(errors) - SHOWN_ERRORS} more"] if len(errors) > SHOWN_ERRORS else []
     text = "; ".join(found + more)
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)[:1_000]

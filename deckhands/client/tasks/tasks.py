@@ -16,7 +16,7 @@ MAX_TASK_CHARS = 100_000
 MAX_TITLE_CHARS = 80
 
 
-def output_of(output: type[BaseModel] | Mapping[str, Any]) -> OutputSpec:
+def to_output_spec(output: type[BaseModel] | Mapping[str, Any]) -> OutputSpec:
     """Return the specification of an output, given as a Pydantic model or a JSON Schema.
 
     Raises:
@@ -45,13 +45,13 @@ def check_task(task: str, *, name: str = "task") -> None:
         )
 
 
-def title_of(task: str) -> str:
+def derive_title(task: str) -> str:
     """Return a title for a task: its first line, cut to 80 characters."""
     line = task.strip().splitlines()[0].strip()
     return line if len(line) <= MAX_TITLE_CHARS else line[: MAX_TITLE_CHARS - 1] + "…"
 
 
-def conversation_id_of(idempotency_key: str) -> str:
+def derive_conversation_id(idempotency_key: str) -> str:
     """Return the id of the conversation that belongs to an idempotency key.
 
     Raises:
@@ -62,7 +62,7 @@ def conversation_id_of(idempotency_key: str) -> str:
     return "k" + sha256(idempotency_key.encode("utf-8", "surrogatepass")).hexdigest()[:25]
 
 
-def conversation_of_task(task_id: str) -> str:
+def derive_task_conversation_id(task_id: str) -> str:
     """Return the id of the conversation for a Celery task `deckhands.run` or `deckhands.submit`.
 
     Raises:
@@ -70,4 +70,4 @@ def conversation_of_task(task_id: str) -> str:
     """
     if not task_id:
         raise UsageError("The id of the Celery task is empty.", remedy="Give the id that Celery has returned for it.")
-    return conversation_id_of(f"celery:{task_id}")
+    return derive_conversation_id(f"celery:{task_id}")

@@ -22,10 +22,10 @@ from broker.contract import (
     decode_any,
 )
 from broker.coordination import NoWorkspace
-from broker.log import Closed, EventLog, find_latest_event, followed
+from broker.log import Closed, EventLog, find_latest_event, tail_recording_gaps
 from broker.runtime import DeckhandsError, UsageError
 
-BEGIN_LIMIT_SECONDS = 60.0
+START_LIMIT_SECONDS = 60.0
 """How long a tool worker may take to start."""
 
 
@@ -81,7 +81,7 @@ async def execute(
         raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Its workspace has ended.")
     event_id = outcome.last_id
     try:
-        async with asyncio.timeout(timeout_seconds + BEGIN_LIMIT_SECONDS):
+        async with asyncio.timeout(timeout_seconds + START_LIMIT_SECONDS):
             answer = await _answer(log, conversation_id, event_id)
     except TimeoutError as error:
         raise CommandFailed(
@@ -94,7 +94,9 @@ async def execute(
 
 
 async def _answer(log: EventLog, conversation_id: str, event_id: int) -> CommandExecutedObservation:
-    async with contextlib.aclosing(followed(log, conversation_id, after=event_id, decode=decode_any)) as events:
+    async with contextlib.aclosing(
+        tail_recording_gaps(log, conversation_id, after=event_id, decode=decode_any)
+    ) as events:
         async for event in events:
             if event.cause == event_id and isinstance(event, CommandExecutedObservation):
                 return event
@@ -124,7 +126,7 @@ async def _require_workspace(log: EventLog, conversation_id: str) -> None:
         NoWorkspace: it has none.
     """
     store, meta = log.store, log.store.keys(conversation_id).meta
-    await log.last_id(conversation_id)
+    await log.load_last_id(conversation_id)
     has_node = await store.call("HGET", meta, "node") is not None
     (created,) = await log.read(conversation_id, until=1)
     if has_node and isinstance(created, ConversationCreated) and created.workspace.source is not None:

@@ -26,7 +26,7 @@ from broker.coordination import (
 from broker.runtime import UsageError
 from broker.store import Store
 from deckhands.client.transfers.packed_files import pack, unpack
-from deckhands.client.transfers.transfer_parts import IncomingParts, OutgoingParts, Progress
+from deckhands.client.transfers.transfer_parts import IncomingParts, OnProgress, OutgoingParts
 
 DIFF_LIMIT_SECONDS = 240.0
 """A tool worker compares for at most 90 s, one workspace at a time."""
@@ -49,7 +49,7 @@ class WorkspaceChanges:
     left_out_count: int = 0
 
 
-def _content(file: Path, path: str) -> bytes:
+def _read_content(file: Path, path: str) -> bytes:
     if not file.is_file() or file.is_symlink():
         raise UsageError(f"{path} is not a file.", remedy="Name a file, or download the directory.")
     if file.stat().st_size > MAX_READ_BYTES:
@@ -73,7 +73,7 @@ class WorkspaceFiles:
         path: str,
         target: Path,
         *,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
         on_without_bits: Callable[[list[str]], None] = _ignore,
         is_wanted: Callable[[str], bool] | None = None,
         limit_bytes: int = MAX_COPY_BYTES,
@@ -99,7 +99,7 @@ class WorkspaceFiles:
         options: dict[str, Any] = {} if is_wanted is None else {"is_wanted": is_wanted}
         written = partial(unpack, limit_bytes=limit_bytes, **options)
         request = TransferRequest(what="download", path=path)
-        answer = await self._transfers.ask(conversation_id, request, limit_seconds=LONG_ANSWER_LIMIT_SECONDS)
+        answer = await self._transfers.send_request(conversation_id, request, limit_seconds=LONG_ANSWER_LIMIT_SECONDS)
         try:
             if not answer.answer.packed_bytes:
                 content = io.BytesIO(answer.content)
@@ -122,7 +122,7 @@ class WorkspaceFiles:
         source: Path,
         path: str,
         *,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
         on_without_bits: Callable[[list[str]], None] = _ignore,
     ) -> tuple[int, int]:
         """Copy a file or a directory into a workspace, and return how many entries and bytes it has.
@@ -160,7 +160,7 @@ class WorkspaceFiles:
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / "file"
             await self.download(conversation_id, path, target)
-            return await asyncio.to_thread(_content, target, path)
+            return await asyncio.to_thread(_read_content, target, path)
 
     async def write(self, conversation_id: str, path: str, content: bytes | str) -> None:
         """Write a file, which appears atomically; raises the errors of `upload`.
@@ -185,7 +185,7 @@ class WorkspaceFiles:
             UsageError: the conversation has no workspace yet.
             TransferFailed: there is no directory at the path, or the tool worker failed.
         """
-        answer = await self._transfers.ask(conversation_id, TransferRequest(what="list", path=path))
+        answer = await self._transfers.send_request(conversation_id, TransferRequest(what="list", path=path))
         return [*answer.answer.entries]
 
     async def diff(self, conversation_id: str) -> bytes:
@@ -213,7 +213,7 @@ class WorkspaceFiles:
             TransferFailed: the initial state is not known, or the workspace is too large to be compared.
         """
         request = TransferRequest(what="diff")
-        done = await self._transfers.ask(conversation_id, request, limit_seconds=DIFF_LIMIT_SECONDS)
+        done = await self._transfers.send_request(conversation_id, request, limit_seconds=DIFF_LIMIT_SECONDS)
         return WorkspaceChanges(done.content, done.answer.left_out, done.answer.left_out_count)
 
     async def checkpoint(self, conversation_id: str) -> tuple[int, int]:
@@ -223,5 +223,5 @@ class WorkspaceFiles:
             UsageError: the conversation has no workspace yet.
             TransferFailed: its node saves no workspaces, the directory is the user's own, or it is too large.
         """
-        answer = (await self._transfers.ask(conversation_id, TransferRequest(what="checkpoint"))).answer
+        answer = (await self._transfers.send_request(conversation_id, TransferRequest(what="checkpoint"))).answer
         return answer.files, answer.size_bytes

@@ -32,7 +32,7 @@ MAX_NAMED = 20
 
 
 @dataclass(slots=True)
-class Unpacked:
+class UnpackResult:
     """The result of unpacking: entries, bytes of files, and the entries left out as pointing outside the target."""
 
     files: int = 0
@@ -80,7 +80,7 @@ class TooLarge(UsageError):
     code = "too_large"
 
 
-def _any(_name: str) -> bool:
+def _accept_all(_name: str) -> bool:
     return True
 
 
@@ -90,9 +90,9 @@ def unpack(
     check: Callable[[], None],
     *,
     is_packed: bool = True,
-    is_wanted: Callable[[str], bool] = _any,
+    is_wanted: Callable[[str], bool] = _accept_all,
     limit_bytes: int = MAX_COPY_BYTES,
-) -> Unpacked:
+) -> UnpackResult:
     """Unpack a tar file into an existing directory, or under a new name.
 
     Args:
@@ -110,7 +110,7 @@ def unpack(
     draft = Path(tempfile.mkdtemp(prefix=".deckhands-", dir=folder))
     try:
         with zstandard.ZstdDecompressor().stream_reader(content) if is_packed else nullcontext(content) as stream:
-            done = _extracted(stream, draft, "" if is_inside else target.name, is_wanted, limit_bytes)
+            done = _extract(stream, draft, "" if is_inside else target.name, is_wanted, limit_bytes)
         check()
         for made in sorted(draft.iterdir()):
             _move(made, folder / made.name)
@@ -122,11 +122,11 @@ def unpack(
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _extracted(
+def _extract(
     stream: IO[bytes], draft: Path, name: str, is_wanted: Callable[[str], bool], limit_bytes: int
-) -> Unpacked:
+) -> UnpackResult:
     """Write one file or directory under a name; if empty, under its own."""
-    done, top = Unpacked(), ""
+    done, top = UnpackResult(), ""
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             original = member.name

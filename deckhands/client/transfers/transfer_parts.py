@@ -24,14 +24,14 @@ from broker.runtime import UsageError, new_key
 
 T = TypeVar("T")
 END_LIMIT_SECONDS = 10.0
-Progress = Callable[[int, int | None], None]
+OnProgress = Callable[[int, int | None], None]
 """Called with the number of transferred bytes, packed, and the total if it is known."""
 
 
 class _Parts:
     """The connection from a thread to the event loop."""
 
-    def __init__(self, transfers: Transfers, conversation_id: str, on_progress: Progress | None) -> None:
+    def __init__(self, transfers: Transfers, conversation_id: str, on_progress: OnProgress | None) -> None:
         self._is_stopped = False
         self._turn = asyncio.Lock()
         self._transfers = transfers
@@ -41,13 +41,13 @@ class _Parts:
         self._digest = hashlib.sha256()
         self._count = 0
 
-    def _done(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run_in_loop(self, work: Coroutine[Any, Any, T]) -> T:
         if self._is_stopped:
             work.close()
             raise TransferFailed("The copy was stopped.")
-        return asyncio.run_coroutine_threadsafe(self._in_turn(work), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(self._run_in_turn(work), self._loop).result()
 
-    async def _in_turn(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _run_in_turn(self, work: Coroutine[Any, Any, T]) -> T:
         async with self._turn:
             if self._is_stopped:
                 work.close()
@@ -60,13 +60,13 @@ class _Parts:
         async with self._turn:  # a part in transit would arrive after it
             with suppress(TransferFailed):
                 request = TransferRequest(what="end", transfer=transfer)
-                await self._transfers.ask(self._conversation_id, request, limit_seconds=END_LIMIT_SECONDS)
+                await self._transfers.send_request(self._conversation_id, request, limit_seconds=END_LIMIT_SECONDS)
 
 
 class OutgoingParts(_Parts):
     """An upload, as a file that is written."""
 
-    def __init__(self, transfers: Transfers, conversation_id: str, on_progress: Progress | None = None) -> None:
+    def __init__(self, transfers: Transfers, conversation_id: str, on_progress: OnProgress | None = None) -> None:
         super().__init__(transfers, conversation_id, on_progress)
         self._transfer = new_key()
         self._has_begun = False
@@ -77,7 +77,7 @@ class OutgoingParts(_Parts):
         """Take the next bytes; sends a part when one is full."""
         self._buffer += content
         while len(self._buffer) > PART_BYTES:
-            self._done(self._send())
+            self._run_in_loop(self._send())
         return len(content)
 
     def flush(self) -> None:
@@ -104,7 +104,7 @@ class OutgoingParts(_Parts):
                 digest=self._digest.hexdigest(),
             )
             content = b""
-        ask, limit = self._transfers.ask, LONG_ANSWER_LIMIT_SECONDS
+        ask, limit = self._transfers.send_request, LONG_ANSWER_LIMIT_SECONDS
         return (await ask(self._conversation_id, request, content, limit_seconds=limit)).answer
 
     async def end(self) -> None:
@@ -119,7 +119,7 @@ class OutgoingParts(_Parts):
             raise UsageError(f"It has more than {MAX_COPY_BYTES:,} bytes when packed.", remedy="Take a part of it.")
         self._has_begun = True
         request = TransferRequest(what="upload_part", transfer=self._transfer, part=self._count)
-        await self._transfers.ask(self._conversation_id, request, part)
+        await self._transfers.send_request(self._conversation_id, request, part)
         del self._buffer[:PART_BYTES]
         self._digest.update(part)
         self._size += len(part)
@@ -135,7 +135,7 @@ class IncomingParts(_Parts):
         transfers: Transfers,
         conversation_id: str,
         answer: TransferAnswer,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
         super().__init__(transfers, conversation_id, on_progress)
         self._answer = answer
@@ -145,7 +145,7 @@ class IncomingParts(_Parts):
     def read(self, size: int = -1) -> bytes:
         """Return the next bytes, at most this many; fetches a part if none are left."""
         if not self._rest and self._size < self._answer.packed_bytes:
-            self._rest = self._done(self._fetch())
+            self._rest = self._run_in_loop(self._fetch())
         end = len(self._rest) if size < 0 else size
         found, self._rest = self._rest[:end], self._rest[end:]
         return found
@@ -167,7 +167,7 @@ class IncomingParts(_Parts):
 
     async def _fetch(self) -> bytes:
         request = TransferRequest(what="download_part", transfer=self._answer.transfer, part=self._count)
-        content = (await self._transfers.ask(self._conversation_id, request)).content
+        content = (await self._transfers.send_request(self._conversation_id, request)).content
         if not content:
             raise TransferFailed("A part of the download is missing.", remedy="Copy it again.")
         self._digest.update(content)

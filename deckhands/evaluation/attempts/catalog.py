@@ -19,9 +19,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from broker.runtime import from_millis, is_conversation_id
-from broker.store import Store, ask, number, pairs, text
-from deckhands.evaluation.attempts.results import Row
-from deckhands.evaluation.attempts.standing import Standing, standing_from
+from broker.store import Store, decode_text, parse_number, read_tolerantly, to_pairs
+from deckhands.evaluation.attempts.results import AttemptRow
+from deckhands.evaluation.attempts.status import EvaluationStatus, parse_status
 from deckhands.evaluation.attempts.steering import KEPT_SECONDS, AttemptKey
 
 MAX_ROWS = 20_000
@@ -34,7 +34,7 @@ LATEST_MS = 4e13
 """The year 3237; a later time is invalid."""
 
 
-class About(BaseModel):
+class EvaluationInfo(BaseModel):
     """The description of an evaluation; `tenant` is empty if it belongs to no tenant."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -45,7 +45,7 @@ class About(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class EvaluationListing:
     """An evaluation in a list.
 
     Attributes:
@@ -54,8 +54,8 @@ class Listed:
     """
 
     name: str
-    about: About
-    standing: Standing | None
+    about: EvaluationInfo
+    status: EvaluationStatus | None
     at: datetime
     is_driven: bool
 
@@ -67,20 +67,20 @@ class Catalog:
         self._store = store
         self._shard = store.all_shards[0]
 
-    async def begin(self, name: str, about: About) -> None:
+    async def begin(self, name: str, about: EvaluationInfo) -> None:
         """Record an evaluation. Idempotent."""
         key = self._shard.evaluation(name)
         await self._store.call_many([("HSET", key, "about", about.model_dump_json()), ("EXPIRE", key, KEPT_SECONDS)])
         await self.put(name, ())
 
-    async def put(self, name: str, rows: Iterable[Row]) -> None:
+    async def put(self, name: str, rows: Iterable[AttemptRow]) -> None:
         """Record results, and that a driver is running. Patches and long evidence are left out. Idempotent."""
         now_ms = round(self._store.clock.now().timestamp() * 1000)
         index, key = self._shard.evaluations, self._shard.evaluation_rows(name)
-        fields = [part for row in rows for part in (json.dumps(row.key), _shortened(row).model_dump_json())]
+        fields = [part for row in rows for part in (json.dumps(row.key), _shorten(row).model_dump_json())]
         for start in range(0, len(fields), 2 * AT_ONCE):
             (kept,) = await self._ask([("HLEN", key)])
-            if number(kept) >= MAX_ROWS:
+            if parse_number(kept) >= MAX_ROWS:
                 break
             some = fields[start : start + 2 * AT_ONCE]
             await self._store.call_many([("HSET", key, *some), ("EXPIRE", key, KEPT_SECONDS)])
@@ -93,7 +93,7 @@ class Catalog:
             ]
         )
 
-    async def latest(self, *, tenant: str | None, limit: int) -> list[Listed]:
+    async def latest(self, *, tenant: str | None, limit: int) -> list[EvaluationListing]:
         """Return evaluations, most recently driven first.
 
         Args:
@@ -102,39 +102,39 @@ class Catalog:
         """
         index = self._shard.evaluations
         (flat,) = await self._ask([("ZREVRANGE", index, 0, 999, "WITHSCORES")])
-        scored = [(name, number(at)) for name, at in pairs(flat).items() if is_conversation_id(name)]
-        found: list[Listed] = []
+        scored = [(name, parse_number(at)) for name, at in to_pairs(flat).items() if is_conversation_id(name)]
+        found: list[EvaluationListing] = []
         for start in range(0, len(scored), 50):
             some = scored[start : start + 50]
             keys = [self._shard.evaluation(name) for name, _ in some]
             replies = await self._ask([("HMGET", key, "about", "standing") for key in keys])
-            listed = [self._listed(name, at, reply) for (name, at), reply in zip(some, replies, strict=True)]
+            listed = [self._read_listing(name, at, reply) for (name, at), reply in zip(some, replies, strict=True)]
             found += [one for one in listed if one is not None and tenant in (None, one.about.tenant)]
             if len(found) >= limit:
                 break
         return found[:limit]
 
-    async def find(self, name: str) -> Listed | None:
+    async def find(self, name: str) -> EvaluationListing | None:
         """Return an evaluation; None if there is none of this name."""
         if not is_conversation_id(name):
             return None
         key = self._shard.evaluation(name)
         at, reply = await self._ask([("ZSCORE", self._shard.evaluations, name), ("HMGET", key, "about", "standing")])
-        return None if at is None else self._listed(name, number(at), reply)
+        return None if at is None else self._read_listing(name, parse_number(at), reply)
 
-    async def rows(self, name: str) -> list[Row]:
+    async def rows(self, name: str) -> list[AttemptRow]:
         """Return the results so far, by model, instance and attempt."""
         key, cursor = self._shard.evaluation_rows(name), b"0"
-        found: dict[str, Row] = {}
+        found: dict[str, AttemptRow] = {}
         while len(found) < MAX_ROWS + AT_ONCE:
             (reply,) = await self._ask([("HSCAN", key, cursor, "COUNT", AT_ONCE)])
             cursor, flat = reply or (b"0", [])
-            found |= await asyncio.to_thread(_rows, pairs(flat))  # parsing in the loop would block it meanwhile
+            found |= await asyncio.to_thread(_rows, to_pairs(flat))  # parsing in the loop would block it meanwhile
             if cursor == b"0":
                 break
         return sorted(found.values(), key=lambda row: row.key)
 
-    async def some_rows(self, name: str, keys: Sequence[AttemptKey]) -> list[Row]:
+    async def some_rows(self, name: str, keys: Sequence[AttemptKey]) -> list[AttemptRow]:
         """Return the results with these keys that still exist, in the same order.
 
         Args:
@@ -147,36 +147,36 @@ class Catalog:
         found = _rows({field: value for field, value in zip(fields, reply or (), strict=False) if value is not None})
         return [found[field] for field in fields if field in found]
 
-    def _listed(self, name: str, at_ms: float, reply: Sequence[bytes | None] | None) -> Listed | None:
-        about, standing = map(text, reply or (None, None))
+    def _read_listing(self, name: str, at_ms: float, reply: Sequence[bytes | None] | None) -> EvaluationListing | None:
+        about, standing = map(decode_text, reply or (None, None))
         if not about or not 0 <= at_ms <= LATEST_MS:
             return None
         try:
-            known = About.model_validate_json(about)
+            known = EvaluationInfo.model_validate_json(about)
         except ValidationError:
             return None
         at = from_millis(round(at_ms))
         age = (self._store.clock.now() - at).total_seconds()
-        return Listed(name, known, _standing(standing), at, is_driven=age < FRESH_SECONDS)
+        return EvaluationListing(name, known, _parse_status(standing), at, is_driven=age < FRESH_SECONDS)
 
     async def _ask(self, commands: Sequence[Sequence[str | int | bytes]]) -> list[Any]:
-        return await self._store.persist(lambda: ask(self._store.connection, commands))
+        return await self._store.retry(lambda: read_tolerantly(self._store.connection, commands))
 
 
-def _shortened(row: Row) -> Row:
+def _shorten(row: AttemptRow) -> AttemptRow:
     shortened = {"evidence": row.evidence[:MAX_EVIDENCE_CHARS], "left_out": row.left_out[:MAX_LEFT_OUT]}
     return row.model_copy(update={"patch": "", **shortened})
 
 
-def _rows(values: Mapping[str, Any]) -> dict[str, Row]:
+def _rows(values: Mapping[str, Any]) -> dict[str, AttemptRow]:
     """Return the readable rows that are stored under their own key."""
-    rows = {field: _row(text(value)) for field, value in values.items()}
+    rows = {field: _row(decode_text(value)) for field, value in values.items()}
     return {field: row for field, row in rows.items() if row is not None and json.dumps(row.key) == field}
 
 
-def _row(content: str) -> Row | None:
+def _row(content: str) -> AttemptRow | None:
     try:
-        row = Row.model_validate_json(content)
+        row = AttemptRow.model_validate_json(content)
     except ValidationError:
         return None
     numbers = (
@@ -192,9 +192,9 @@ def _row(content: str) -> Row | None:
     return row if all(map(math.isfinite, numbers)) else None
 
 
-def _standing(content: str) -> Standing | None:
+def _parse_status(content: str) -> EvaluationStatus | None:
     try:
         fields = json.loads(content)
     except ValueError:
         return None
-    return standing_from(fields) if isinstance(fields, Mapping) else None
+    return parse_status(fields) if isinstance(fields, Mapping) else None

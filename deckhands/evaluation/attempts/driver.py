@@ -15,26 +15,26 @@ from dataclasses import replace
 
 from broker.runtime import SYSTEM_CLOCK, UsageError
 from deckhands.client import Client, for_each
-from deckhands.evaluation.attempts.catalog import About, Catalog
+from deckhands.evaluation.attempts.catalog import Catalog, EvaluationInfo
+from deckhands.evaluation.attempts.in_flight import AttemptInFlight, build_unscored_row
 from deckhands.evaluation.attempts.load import ClusterLoad
 from deckhands.evaluation.attempts.pace import HostPace, ModelPace
-from deckhands.evaluation.attempts.plan import Attempt, Plan
-from deckhands.evaluation.attempts.results import Outcome, Results, Row
-from deckhands.evaluation.attempts.standing import Meter, Standing, standing_of
-from deckhands.evaluation.attempts.steering import AttemptKey, Requeue, Steering, Wanted, Wishes
-from deckhands.evaluation.attempts.stopping import ENOUGH, Until
-from deckhands.evaluation.attempts.under_way import UnderWay, unscored
+from deckhands.evaluation.attempts.plan import Attempt, EvaluationPlan
+from deckhands.evaluation.attempts.results import AttemptRow, Outcome, Results
+from deckhands.evaluation.attempts.status import EvaluationStatus, SpendingMeter, compute_status
+from deckhands.evaluation.attempts.steering import AttemptKey, DesiredState, EvaluationSteering, Requeue, StoredSteering
+from deckhands.evaluation.attempts.stopping import ENOUGH, StoppingCriterion
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 MANY_ROWS = 500
 """With more attempts, the stopping criterion is checked only once in `LOOK_SECONDS`."""
-TOLD_SECONDS = 0.2
+NOTIFY_SECONDS = 0.2
 SHOWN_EVERY = 2
 """Progress is written to the store once in this many polls."""
 
-Act = Callable[[UnderWay], Awaitable[Row]]
-OnRow = Callable[[Row], None]
-OnStanding = Callable[[Standing], None]
+Act = Callable[[AttemptInFlight], Awaitable[AttemptRow]]
+OnRow = Callable[[AttemptRow], None]
+OnStatus = Callable[[EvaluationStatus], None]
 
 
 class Driver:
@@ -43,24 +43,24 @@ class Driver:
     def __init__(
         self,
         client: Client,
-        plan: Plan,
+        plan: EvaluationPlan,
         results: Results,
         act: Act,
         *,
         on_row: OnRow = lambda _: None,
-        on_standing: OnStanding = lambda _: None,
+        on_standing: OnStatus = lambda _: None,
     ) -> None:
         self.plan = plan
         self._client = client
         self._results = results
         self._act = act
         self._on_row, self._on_standing = on_row, on_standing
-        self._steering = Steering(client.store, plan.name)
+        self._steering = EvaluationSteering(client.store, plan.name)
         self._load = ClusterLoad(client.store)
-        self._all = plan.all_attempts()
+        self._all = plan.list_attempts()
         self._rounds: dict[AttemptKey, int] = {}
         self._pending: dict[str, deque[Attempt]] = {model: deque() for model in plan.models}
-        self._under_way: dict[AttemptKey, UnderWay] = {}
+        self._under_way: dict[AttemptKey, AttemptInFlight] = {}
         self._hosts = HostPace(plan.at_once)
         self._models = {model: ModelPace(plan.at_once) for model in plan.models}
         if not plan.is_paced:
@@ -69,9 +69,9 @@ class Driver:
         self._state = "running"
         self._stopped = ""
         self._judged_at = self._told_at = 0.0
-        self._meter = Meter(results.rows.values(), cost_usd=results.replaced_cost_usd)
+        self._meter = SpendingMeter(results.rows.values(), cost_usd=results.replaced_cost_usd)
         self._catalog = Catalog(client.store)
-        self._uncatalogued: list[Row] = list(results.rows.values())
+        self._uncatalogued: list[AttemptRow] = list(results.rows.values())
         self._changed = asyncio.Event()
         self._taking_in = asyncio.Lock()
 
@@ -83,23 +83,23 @@ class Driver:
             UsageError: an attempt cannot be started here, or a requested setting cannot be applied.
         """
         if self.plan.until:
-            Until.parse(self.plan.until, len(self.plan.models))
+            StoppingCriterion.parse(self.plan.until, len(self.plan.models))
         self._rounds = dict((await self._steering.read()).rounds)
         for attempt in self._all:
             row = self._results.rows.get(attempt.key)
             if row is None or row.round < self._rounds.get(attempt.key, 0):
                 self._pending[attempt.model].append(attempt)
                 self._meter.forget([row] if row is not None else [])
-        about = About(tenant=self.plan.tenant, dataset=self.plan.dataset, models=tuple(self.plan.models))
+        about = EvaluationInfo(tenant=self.plan.tenant, dataset=self.plan.dataset, models=tuple(self.plan.models))
         await self._catalog.begin(self.plan.name, about)
-        await self._take_in()
-        helper = asyncio.create_task(self._look_again())
+        await self._apply_desired_state()
+        helper = asyncio.create_task(self._rescan())
         helper.add_done_callback(lambda _: self._changed.set())
         try:
             await self._until_done(helper)
             await self._show()
         finally:
-            tasks = [helper, *(one.carrying_out for one in self._under_way.values() if one.carrying_out)]
+            tasks = [helper, *(one.runner for one in self._under_way.values() if one.runner)]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -111,10 +111,10 @@ class Driver:
                 helper.result()  # re-raises its error
             self._end_ended()
             self._stop_early()
-            self._begin()
-            self._tell()
+            self._start_attempts()
+            self._notify()
             if not self._under_way and not self._has_pending:
-                await self._take_in()
+                await self._apply_desired_state()
                 if not self._under_way and not self._has_pending:
                     return
                 continue
@@ -124,28 +124,28 @@ class Driver:
     def _has_pending(self) -> bool:
         return any(self._pending.values())
 
-    def _begin(self) -> None:
+    def _start_attempts(self) -> None:
         """Start attempts up to the limit, of each model in turn."""
         if self._state == "cancelled":
-            self._leave_out("not-run", "cancelled")
+            self._skip_pending("not-run", "cancelled")
         if self._state != "running":
             return
         if self._is_spent():
-            self._leave_out("limit", "evaluation_budget")
+            self._skip_pending("limit", "evaluation_budget")
         while len(self._under_way) < self._hosts.pace.limit:
-            begun = [self._begin_one(model) for model, attempts in self._pending.items() if attempts]
+            begun = [self._start_attempt(model) for model, attempts in self._pending.items() if attempts]
             if not any(begun):
                 return
 
-    def _begin_one(self, model: str) -> bool:
+    def _start_attempt(self, model: str) -> bool:
         under_way = sum(key[0] == model for key in self._under_way)
         if under_way >= self._models[model].pace.limit or len(self._under_way) >= self._hosts.pace.limit:
             return False
         attempt = self._pending[model].popleft()
-        one = UnderWay(attempt, self._rounds.get(attempt.key, 0), SYSTEM_CLOCK.monotonic())
+        one = AttemptInFlight(attempt, self._rounds.get(attempt.key, 0), SYSTEM_CLOCK.monotonic())
         self._under_way[attempt.key] = one
         task = asyncio.ensure_future(self._act(one))
-        one.carrying_out = task
+        one.runner = task
         task.add_done_callback(lambda _: self._changed.set())
         return True
 
@@ -156,11 +156,11 @@ class Driver:
 
     def _end_ended(self) -> None:
         for key, one in list(self._under_way.items()):
-            if one.carrying_out is not None and one.carrying_out.done():
+            if one.runner is not None and one.runner.done():
                 del self._under_way[key]
-                self._add([one.carrying_out.result()])
+                self._add([one.runner.result()])
 
-    def _add(self, rows: list[Row]) -> None:
+    def _add(self, rows: list[AttemptRow]) -> None:
         if not rows:
             return
         known = [self._results.rows.get(row.key) for row in rows]
@@ -170,67 +170,69 @@ class Driver:
             self._on_row(row)
         self._uncatalogued += rows
 
-    def _leave_out(self, outcome: Outcome, cause: str, *, keeps_requeued: bool = False) -> None:
+    def _skip_pending(self, outcome: Outcome, cause: str, *, keeps_requeued: bool = False) -> None:
         """End the attempts that have not started; a requeued attempt keeps its earlier result."""
         rows = []
         for model, attempts in self._pending.items():
             kept = [one for one in attempts if keeps_requeued and self._rounds.get(one.key, 0)]
-            rows += [self._left_out(one, outcome, cause) for one in attempts if one not in kept]
+            rows += [self._build_skipped_row(one, outcome, cause) for one in attempts if one not in kept]
             self._pending[model] = deque(kept)
         self._add(rows)
 
-    def _left_out(self, attempt: Attempt, outcome: Outcome, cause: str) -> Row:
+    def _build_skipped_row(self, attempt: Attempt, outcome: Outcome, cause: str) -> AttemptRow:
         round_ = self._rounds.get(attempt.key, 0)
         earlier = self._results.rows.get(attempt.key)
         if earlier is not None and earlier.conversation_id:
             return earlier.model_copy(update={"round": round_})
-        return unscored(attempt, round_, outcome, cause)
+        return build_unscored_row(attempt, round_, outcome, cause)
 
     def _stop_early(self) -> None:
         """End the attempts that have not started, once the stopping criterion is met."""
         now = SYSTEM_CLOCK.monotonic()
         if not self.plan.until or not self._has_pending or not self._meter.has_news:
             return
-        if len(self._results.rows) > MANY_ROWS and now - self._judged_at < LOOK_SECONDS:
+        if len(self._results.rows) > MANY_ROWS and now - self._judged_at < POLL_SECONDS:
             return
         self._judged_at = now
         self._meter.has_news = False
-        known = Until.parse(self.plan.until, len(self.plan.models)).is_reached(self._all, self._results.rows)
+        known = StoppingCriterion.parse(self.plan.until, len(self.plan.models)).find_reason(
+            self._all, self._results.rows
+        )
         if known:
             self._stopped = known
-            self._leave_out("not-run", f"{ENOUGH}{known}", keeps_requeued=True)
+            self._skip_pending("not-run", f"{ENOUGH}{known}", keeps_requeued=True)
 
-    async def _look_again(self) -> None:
+    async def _rescan(self) -> None:
         """Read the desired state, and update the limits."""
         looks = 0
         while True:
             looks += 1
-            await self._take_in()
+            await self._apply_desired_state()
             await self._set_pace()
-            self._tell(is_due=True)
+            self._notify(is_due=True)
             if looks % SHOWN_EVERY == 1:
                 await self._show()
             self._changed.set()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _show(self) -> None:
         now = self._client.store.clock.now().timestamp()
-        standing = self.standing()
+        standing = self.compute_status()
         self._on_standing(standing)
-        await self._steering.show({**standing.as_json(), "at": round(now, 3)})
+        await self._steering.publish_status({**standing.as_json(), "at": round(now, 3)})
         rows, self._uncatalogued = self._uncatalogued, []
         await self._catalog.put(self.plan.name, rows)
 
-    def _tell(self, *, is_due: bool = False) -> None:
+    def _notify(self, *, is_due: bool = False) -> None:
         now = SYSTEM_CLOCK.monotonic()
-        if is_due or now - self._told_at >= TOLD_SECONDS:
+        if is_due or now - self._told_at >= NOTIFY_SECONDS:
             self._told_at = now
-            self._on_standing(self.standing())
+            self._on_standing(self.compute_status())
 
     async def _set_pace(self) -> None:
         now = SYSTEM_CLOCK.monotonic()
         under_way = list(self._under_way.values())
-        hosts, calls = await self._load.read(now, starting=sum(one.starts for one in under_way))
+        hosts, calls = await self._load.read(now, starting=sum(one.is_starting for one in under_way))
         self._meter.refused += calls.refused
         if not self.plan.is_paced:
             return
@@ -241,14 +243,14 @@ class Driver:
             is_refused = held > 0 or len(self._models) == 1
             pace.tick(now, len(own), calls, is_refused=is_refused, in_queue=held)
 
-    async def _take_in(self) -> None:
+    async def _apply_desired_state(self) -> None:
         """Apply the desired state. Idempotent."""
         async with self._taking_in:
             await self._obey(await self._steering.read())
 
-    async def _obey(self, wanted: Wanted) -> None:
+    async def _obey(self, wanted: StoredSteering) -> None:
         self._rounds = dict(wanted.rounds)
-        wishes = wanted.wishes
+        wishes = wanted.desired
         for order_id, order in wanted.orders.items():
             await self._requeue(order_id, order)
         self._retune(wishes)
@@ -261,7 +263,7 @@ class Driver:
             elif before == "paused":
                 await self._each(self._client.resume)
 
-    def _retune(self, wishes: Wishes) -> None:
+    def _retune(self, wishes: DesiredState) -> None:
         plan = self.plan
         budget = plan.budget_usd if wishes.budget_usd is None else wishes.budget_usd
         until = plan.until if wishes.until is None else wishes.until
@@ -274,7 +276,7 @@ class Driver:
         if until != plan.until:
             try:
                 if until:
-                    Until.parse(until, len(plan.models))
+                    StoppingCriterion.parse(until, len(plan.models))
             except UsageError:
                 until = plan.until  # checked by the command that wrote it, but another writer may not have checked it
             self._meter.has_news = True
@@ -283,11 +285,13 @@ class Driver:
     async def _requeue(self, order_id: str, order: Requeue) -> None:
         rows = self._results.rows
         meant = {
-            key for key, row in rows.items() if key not in self._under_way and not self._waits(key) and order.means(row)
+            key
+            for key, row in rows.items()
+            if key not in self._under_way and not self._waits(key) and order.matches(row)
         }
-        running = [one for key, one in self._under_way.items() if order.means_running(key)]
+        running = [one for key, one in self._under_way.items() if order.matches_running(key)]
         rounds = {key: rows[key].round + 1 for key in meant} | {one.attempt.key: one.round + 1 for one in running}
-        await self._steering.granted(order_id, rounds)
+        await self._steering.grant_order(order_id, rounds)
         self._rounds |= rounds
         self._end_ended()  # attempts that ended while the order was recorded: they are repeated like the others
         meant |= {one.attempt.key for one in running if one.attempt.key not in self._under_way}
@@ -300,23 +304,23 @@ class Driver:
     def _waits(self, key: AttemptKey) -> bool:
         return self._rounds.get(key, 0) > (self._results.rows[key].round if key in self._results.rows else -1)
 
-    async def _cancel(self, those: list[UnderWay], *, requeues: bool) -> None:
+    async def _cancel(self, those: list[AttemptInFlight], *, requeues: bool) -> None:
         """End attempts in flight; they are repeated in their next round, or get their rows."""
-        those = [one for one in those if one.carrying_out is not None and not one.carrying_out.done()]
+        those = [one for one in those if one.runner is not None and not one.runner.done()]
         for one in those:
             self._under_way.pop(one.attempt.key, None)
             if requeues:
                 self._pending[one.attempt.model].appendleft(one.attempt)
                 self._meter.cost_usd += one.spent_usd
-            assert one.carrying_out is not None
-            one.carrying_out.cancel()
-        await asyncio.gather(*(one.carrying_out for one in those if one.carrying_out), return_exceptions=True)
+            assert one.runner is not None
+            one.runner.cancel()
+        await asyncio.gather(*(one.runner for one in those if one.runner), return_exceptions=True)
         for one in those:
             if one.conversation_id:
                 with contextlib.suppress(UsageError):
                     await self._client.cancel(one.conversation_id)
         if not requeues:
-            self._add([one.row("not-run", "cancelled") for one in those])
+            self._add([one.build_row("not-run", "cancelled") for one in those])
 
     async def _each(self, ask: Callable[[str], Awaitable[None]]) -> None:
         async def one(conversation_id: str) -> None:
@@ -326,9 +330,9 @@ class Driver:
         working = [one.conversation_id for one in self._under_way.values() if one.phase == "works"]
         await for_each(working, one)
 
-    def standing(self) -> Standing:
+    def compute_status(self) -> EvaluationStatus:
         """Return the current progress."""
-        return standing_of(
+        return compute_status(
             self.plan,
             self._under_way.values(),
             state=self._state,

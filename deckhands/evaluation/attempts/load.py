@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from broker.store import Store
 from deckhands.evaluation.attempts.pace import Calls, Hosts
-from deckhands.operations import Worker, workers
+from deckhands.operations import WorkerMetrics, read_workers
 
 REFUSED, ANSWERED = "rate_limit", "answered"
 TOOL = "tool"
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class _CallCounts:
     refused: float
     answered: float
     seconds: float
@@ -29,7 +29,7 @@ class ClusterLoad:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._before: dict[str, _Counted] | None = None
+        self._before: dict[str, _CallCounts] | None = None
         self._at = 0.0
 
     async def read(self, now: float, *, starting: int) -> tuple[Hosts, Calls]:
@@ -38,13 +38,13 @@ class ClusterLoad:
         Raises:
             StoreError: the store does not answer.
         """
-        found = [worker for worker in await workers(self._store) if worker.left_seconds > 0]
-        counted = {worker.name: _counted(worker.figures) for worker in found}
+        found = [worker for worker in await read_workers(self._store) if worker.left_seconds > 0]
+        counted = {worker.name: _count_calls(worker.figures) for worker in found}
         before, over = self._before, now - self._at
         self._before, self._at = {**(before or {}), **counted}, now
         if before is None:
             return _hosts(found, starting), Calls()
-        nothing = _Counted(0.0, 0.0, 0.0)
+        nothing = _CallCounts(0.0, 0.0, 0.0)
         pairs = [(before.get(name, nothing), after) for name, after in counted.items()]
         calls = Calls(
             refused=int(sum(max(0.0, after.refused - old.refused) for old, after in pairs)),
@@ -55,13 +55,13 @@ class ClusterLoad:
         return _hosts(found, starting), calls
 
 
-def _counted(figures: Mapping[str, Mapping[str, float]]) -> _Counted:
+def _count_calls(figures: Mapping[str, Mapping[str, float]]) -> _CallCounts:
     calls = figures.get("model_calls", {})
     seconds = sum(figures.get("model_seconds", {}).values())
-    return _Counted(calls.get(REFUSED, 0.0), calls.get(ANSWERED, 0.0), seconds)
+    return _CallCounts(calls.get(REFUSED, 0.0), calls.get(ANSWERED, 0.0), seconds)
 
 
-def _hosts(found: Sequence[Worker], starting: int) -> Hosts:
+def _hosts(found: Sequence[WorkerMetrics], starting: int) -> Hosts:
     tools = sum(worker.role == TOOL for worker in found)
     figures = [worker.figures for worker in found]
 

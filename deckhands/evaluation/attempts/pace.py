@@ -52,7 +52,7 @@ class Hosts:
     tool_workers: int = 0
 
     @property
-    def hurts(self) -> str:
+    def overload(self) -> str:
         """The overloaded resource, for which the limit must shrink; empty: none."""
         if (self.memory_free is not None) and self.memory_free < HARDLY_ANY_MEMORY:
             return f"memory of a host: {self.memory_free:.0%} is free"
@@ -65,8 +65,8 @@ class Hosts:
     @property
     def binds(self) -> str:
         """The exhausted resource, for which the limit must not grow; empty: none."""
-        if self.hurts:
-            return self.hurts
+        if self.overload:
+            return self.overload
         if (self.memory_free is not None) and self.memory_free < LITTLE_MEMORY:
             return f"memory of a host: {self.memory_free:.0%} is free"
         if (self.memory_stalled or 0.0) > STALLED_MEMORY:
@@ -136,7 +136,7 @@ class HostPace:
     def tick(self, now: float, under_way: int, hosts: Hosts) -> None:
         """Adapt to the machines' load."""
         self.bound = hosts.binds
-        if hosts.hurts:
+        if hosts.overload:
             self.pace.shrink(now, under_way)
         elif not self.bound:
             self.pace.grow(now, under_way)

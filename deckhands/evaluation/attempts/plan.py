@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.contract import AgentSpec, Limits
-from deckhands.client import Point
+from deckhands.client import ForkPoint
 from deckhands.evaluation.datasets.instances import Instance
 
 LABEL = "evaluation"
@@ -17,7 +17,7 @@ RETRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvaluationPlan:
     """The definition of an evaluation.
 
     Attributes:
@@ -48,7 +48,7 @@ class Plan:
     budget_usd: float | None = None
     scripts: Path | None = None
     critic: str = ""
-    origin: Point | None = None
+    origin: ForkPoint | None = None
     until: str = ""
     is_paced: bool = True
     pool: str | None = None
@@ -61,7 +61,7 @@ class Plan:
         """The number of attempts."""
         return len(self.instances) * len(self.models) * self.attempts
 
-    def all_attempts(self) -> list[Attempt]:
+    def list_attempts(self) -> list[Attempt]:
         """Return the attempts in the order in which they start."""
         return [
             Attempt(instance, model, number)

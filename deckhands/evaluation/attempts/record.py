@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from broker.runtime import SYSTEM_CLOCK, UsageError
-from deckhands.evaluation.attempts.results import Row
-from deckhands.evaluation.attempts.standing import Standing
+from deckhands.evaluation.attempts.results import AttemptRow
+from deckhands.evaluation.attempts.status import EvaluationStatus
 
 PROGRESS = "progress.jsonl"
 EVERY_SECONDS = 5.0
@@ -26,7 +26,7 @@ MAX_LINE_BYTES = 2**24
 LEFT_OUT = {"evidence", "patch"}
 
 
-class Record:
+class ProgressRecord:
     """Appends to the record."""
 
     def __init__(self, directory: Path) -> None:
@@ -51,11 +51,11 @@ class Record:
         with suppress(OSError):  # the write error was reported already
             self._file.close()
 
-    def row(self, row: Row) -> None:
+    def add_row(self, row: AttemptRow) -> None:
         """Add a finished attempt; `results.jsonl` has its evidence and patch."""
         self._add("ended", row.model_dump(mode="json", exclude=LEFT_OUT))
 
-    def standing(self, standing: Standing) -> None:
+    def add_status(self, standing: EvaluationStatus) -> None:
         """Add the progress, every five seconds and whenever another limit binds."""
         now, state = SYSTEM_CLOCK.monotonic(), (standing.state, standing.bound)
         if now - self._written_at < EVERY_SECONDS and state == self._state:

@@ -28,11 +28,11 @@ CHECK_FAILED, CRITIC_FAILED = "check_", "critic_"
 """The prefixes of the codes of failed checks and critics."""
 
 
-class BeingWritten(UsageError):
+class ResultsInUse(UsageError):
     """Another command is running the evaluation."""
 
 
-class Row(BaseModel):
+class AttemptRow(BaseModel):
     """The result of one attempt.
 
     Attributes:
@@ -99,7 +99,7 @@ class Row(BaseModel):
         """Its total cost."""
         return self.cost_usd + self.critic_cost_usd + self.lost_cost_usd
 
-    def is_same_run(self, other: Row) -> bool:
+    def is_same_run(self, other: AttemptRow) -> bool:
         """Return whether both are results of one run of an attempt, which was requeued but did not start again."""
         return bool(self.conversation_id) and self.conversation_id == other.conversation_id
 
@@ -128,14 +128,14 @@ class Results:
             UsageError: the file cannot be used.
         """
         self.path = path
-        self.rows: dict[tuple[str, str, int], Row] = {}
+        self.rows: dict[tuple[str, str, int], AttemptRow] = {}
         self.replaced_cost_usd = 0.0
         try:
             self._file = path.open("ab", buffering=0)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._file.close()
-            raise BeingWritten(
+            raise ResultsInUse(
                 f"Another command runs the evaluation in {path.parent}.",
                 remedy="`deckhands eval attach` follows it; `deckhands eval retune` and others steer it.",
             ) from error
@@ -151,7 +151,7 @@ class Results:
         path, size = self.path, 0
         for line in _whole_lines(path):
             try:
-                row = Row.model_validate_json(line)
+                row = AttemptRow.model_validate_json(line)
             except ValidationError as error:
                 raise UsageError(
                     f"{path} has a line that is not a result: {line[:80]!r}.",
@@ -170,11 +170,11 @@ class Results:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def add(self, row: Row) -> None:
+    def add(self, row: AttemptRow) -> None:
         """Write a row; it is on the disk when this returns. Raises the errors of `add_all`."""
         self.add_all([row])
 
-    def add_all(self, rows: Iterable[Row]) -> None:
+    def add_all(self, rows: Iterable[AttemptRow]) -> None:
         """Write several rows at once.
 
         Raises:
@@ -198,14 +198,14 @@ class Results:
         for row in rows:
             self._keep(row)
 
-    def _keep(self, row: Row) -> None:
+    def _keep(self, row: AttemptRow) -> None:
         known = self.rows.get(row.key)
-        _keep(self.rows, row)
+        _keep_whole_lines(self.rows, row)
         if known is not None and self.rows[row.key] is row and not known.is_same_run(row):
             self.replaced_cost_usd += known.spent_usd
 
 
-def read_results(path: Path) -> list[Row]:
+def read_results(path: Path) -> list[AttemptRow]:
     """Return the rows of a file, one for each attempt.
 
     Raises:
@@ -216,16 +216,16 @@ def read_results(path: Path) -> list[Row]:
             f"There is no {path}: no attempt has ended there.",
             remedy="Name the directory of an evaluation, or start with `deckhands eval run` or `eval attach`.",
         )
-    rows: dict[tuple[str, str, int], Row] = {}
+    rows: dict[tuple[str, str, int], AttemptRow] = {}
     try:
         for line in _whole_lines(path):
-            _keep(rows, Row.model_validate_json(line))
+            _keep_whole_lines(rows, AttemptRow.model_validate_json(line))
         return list(rows.values())
     except ValidationError as error:
         raise UsageError(f"{path} has a line that is not a result.") from error
 
 
-def _keep(rows: dict[tuple[str, str, int], Row], row: Row) -> None:
+def _keep_whole_lines(rows: dict[tuple[str, str, int], AttemptRow], row: AttemptRow) -> None:
     known = rows.get(row.key)
     if known is None or row.round > known.round:
         rows[row.key] = row

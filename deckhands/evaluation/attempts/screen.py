@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from broker.runtime import SYSTEM_CLOCK
-from deckhands.client import clean_line, fitted, is_redrawn, note, redraw_lines, table
-from deckhands.evaluation.attempts.standing import Standing
+from deckhands.client import clean_line, fit_width, is_redrawn, note, redraw_lines, render_table
+from deckhands.evaluation.attempts.status import EvaluationStatus
 
 REDRAW_SECONDS = 0.5
 LINE_SECONDS = 10.0
@@ -21,7 +21,7 @@ HEAD = ("INSTANCE", "MODEL", "TRY", "STATE", "WAITS FOR", "STEPS", "SECONDS", "U
 SPARE = ("WORKER", "WAITS FOR", "MODEL", "USD")
 
 
-class Screen:
+class ProgressScreen:
     """Shows the progress repeatedly."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Screen:
         self._lines = 0
         self._shown_at = float("-inf")
         self._bound = self._line = ""
-        self._last: Standing | None = None
+        self._last: EvaluationStatus | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -39,10 +39,10 @@ class Screen:
         if self._last is not None:
             self._show(self._last)
 
-    def show(self, standing: Standing) -> None:
+    def show(self, standing: EvaluationStatus) -> None:
         """Show the progress, if it is due."""
         now = SYSTEM_CLOCK.monotonic()
-        is_new = not self._is_table and standing.bound_line != self._bound and self._last is not None
+        is_new = not self._is_table and standing.render_bound_line != self._bound and self._last is not None
         if now - self._shown_at < (REDRAW_SECONDS if self._is_table else LINE_SECONDS) and not is_new:
             self._last = standing
             return
@@ -50,20 +50,20 @@ class Screen:
         self._show(standing)
         self._last = None if standing.state == "over" else standing
 
-    def _show(self, standing: Standing) -> None:
-        self._bound = standing.bound_line
+    def _show(self, standing: EvaluationStatus) -> None:
+        self._bound = standing.render_bound_line
         if not self._is_table:
-            if standing.line != self._line:
-                note(standing.line)
-            self._line = standing.line
+            if standing.render_line != self._line:
+                note(standing.render_line)
+            self._line = standing.render_line
             return
         size = shutil.get_terminal_size()
-        lines = lines_of(standing, columns=size.columns, rows=size.lines)
+        lines = render_progress(standing, columns=size.columns, rows=size.lines)
         redraw_lines(lines, self._lines)
         self._lines = len(lines)
 
 
-def lines_of(standing: Standing, *, columns: int, rows: int) -> list[str]:
+def render_progress(standing: EvaluationStatus, *, columns: int, rows: int) -> list[str]:
     """Return the progress as lines that fit on a screen; attempts that do not fit are counted."""
     room = max(1, rows - OTHER_LINES)
     shown = standing.attempts[:room]
@@ -81,8 +81,8 @@ def lines_of(standing: Standing, *, columns: int, rows: int) -> list[str]:
         ]
         for one in shown
     ]
-    lines = table(HEAD, cells, columns=columns, spare=SPARE) if cells else []
+    lines = render_table(HEAD, cells, columns=columns, spare=SPARE) if cells else []
     if standing.under_way > len(shown):
         lines.append(f"… and {standing.under_way - len(shown):,} more in flight")
-    progress, _, spending = standing.line.partition("; ")
-    return [*lines, *(fitted(clean_line(line, limit=1_000), columns) for line in (progress, spending))]
+    progress, _, spending = standing.render_line.partition("; ")
+    return [*lines, *(fit_width(clean_line(line, limit=1_000), columns) for line in (progress, spending))]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deckhands.evaluation.attempts.results import OUTCOMES, Row
+from deckhands.evaluation.attempts.results import OUTCOMES, AttemptRow
 
 Z = 1.959964
 """The quantile of the normal distribution for 95 %."""
@@ -36,15 +36,15 @@ def wilson(right: float, of: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def summary_of(rows: Iterable[Row]) -> dict[str, Any]:
+def compute_summary(rows: Iterable[AttemptRow]) -> dict[str, Any]:
     """Return the figures of each model, as plain JSON values."""
-    by_model: dict[str, list[Row]] = defaultdict(list)
+    by_model: dict[str, list[AttemptRow]] = defaultdict(list)
     for row in rows:
         by_model[row.model].append(row)
     return {"models": {model: _figures(found) for model, found in sorted(by_model.items())}}
 
 
-def _figures(rows: Sequence[Row]) -> dict[str, Any]:
+def _figures(rows: Sequence[AttemptRow]) -> dict[str, Any]:
     instances = _by_instance(rows)
     counted = {name: found for name, found in instances.items() if found}
     counts = [(len(found), sum(row.outcome == "resolved" for row in found)) for found in counted.values()]
@@ -57,7 +57,7 @@ def _figures(rows: Sequence[Row]) -> dict[str, Any]:
     for row in rows:
         for reason, seconds in row.waiting_seconds.items():
             waiting[reason] += seconds
-    tags: dict[str, list[Row]] = defaultdict(list)
+    tags: dict[str, list[AttemptRow]] = defaultdict(list)
     for row in rows:
         for tag in row.tags:
             tags[tag].append(row)
@@ -93,8 +93,8 @@ def further_costs(figures: Mapping[str, Any]) -> list[tuple[str, float]]:
     return [(what, usd) for what, usd in parts if usd]
 
 
-def _by_instance(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+def _by_instance(rows: Iterable[AttemptRow]) -> dict[str, list[AttemptRow]]:
+    found: dict[str, list[AttemptRow]] = {}
     for row in rows:
         attempts = found.setdefault(row.instance, [])
         if row.counts:
@@ -122,7 +122,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def comparison_of(ours: Iterable[Row], theirs: Iterable[Row]) -> dict[str, Any]:
+def compare_runs(ours: Iterable[AttemptRow], theirs: Iterable[AttemptRow]) -> dict[str, Any]:
     """Compare two runs over their common instances: the number that only one resolves, and the p-value.
 
     An instance counts as resolved if most of its attempts are.
@@ -140,12 +140,12 @@ def comparison_of(ours: Iterable[Row], theirs: Iterable[Row]) -> dict[str, Any]:
     }
 
 
-def resolved_by_instance(rows: Iterable[Row], model: str) -> Mapping[str, bool]:
+def find_resolved(rows: Iterable[AttemptRow], model: str) -> Mapping[str, bool]:
     """Return for each instance on which a model was scored whether most of its attempts resolve it."""
     return _majorities(row for row in rows if row.model == model)
 
 
-def _majorities(rows: Iterable[Row]) -> Mapping[str, bool]:
+def _majorities(rows: Iterable[AttemptRow]) -> Mapping[str, bool]:
     found = {name: attempts for name, attempts in _by_instance(rows).items() if attempts}
     return {name: 2 * sum(row.outcome == "resolved" for row in rows) > len(rows) for name, rows in found.items()}
 
@@ -168,7 +168,7 @@ class Distribution:
     counts: Mapping[str, Sequence[int]]
 
 
-def distribution_of(rows: Sequence[Row], value: Callable[[Row], float]) -> Distribution:
+def compute_distribution(rows: Sequence[AttemptRow], value: Callable[[AttemptRow], float]) -> Distribution:
     """Return the distribution of a value over the attempts that were started, with the same bins for each model."""
     ran = [row for row in rows if row.outcome != "not-run"]
     most = max((value(row) for row in ran), default=0.0)
@@ -187,7 +187,7 @@ class FailureClass:
     attempts: Mapping[str, int]
 
 
-def failure_classes_of(rows: Iterable[Row]) -> list[FailureClass]:
+def classify_failures(rows: Iterable[AttemptRow]) -> list[FailureClass]:
     """Return the outcomes of unresolved attempts, most frequent first."""
     found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for row in rows:

@@ -17,8 +17,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from broker.runtime import new_key
-from broker.store import Store, texts_by_name
-from deckhands.evaluation.attempts.results import Row
+from broker.store import Store, decode_fields
+from deckhands.evaluation.attempts.results import AttemptRow
 
 KEPT_SECONDS = 30 * 86_400
 MAX_AT_ONCE, MAX_RETRIES = 10_000, 100
@@ -28,7 +28,7 @@ ORDER, ROUND = "order:", "round:"
 AttemptKey = tuple[str, str, int]
 
 
-class Wishes(BaseModel):
+class DesiredState(BaseModel):
     """The desired state.
 
     Attributes:
@@ -62,7 +62,7 @@ class Requeue(BaseModel):
     instances: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
 
-    def means(self, row: Row) -> bool:
+    def matches(self, row: AttemptRow) -> bool:
         """Return whether it matches a finished attempt."""
         return (
             (not self.outcomes or row.outcome in self.outcomes)
@@ -71,7 +71,7 @@ class Requeue(BaseModel):
             and (not self.models or row.model in self.models)
         )
 
-    def means_running(self, key: AttemptKey) -> bool:
+    def matches_running(self, key: AttemptKey) -> bool:
         """Return whether it matches an attempt in flight, which needs the outcome `running`."""
         model, instance, _ = key
         return (
@@ -83,7 +83,7 @@ class Requeue(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class StoredSteering:
     """The stored state for steering an evaluation.
 
     Attributes:
@@ -92,36 +92,36 @@ class Wanted:
         standing: its last reported progress; empty: none.
     """
 
-    wishes: Wishes = field(default_factory=Wishes)
+    desired: DesiredState = field(default_factory=DesiredState)
     orders: Mapping[str, Requeue] = field(default_factory=dict)
     rounds: Mapping[AttemptKey, int] = field(default_factory=dict)
-    standing: Mapping[str, object] = field(default_factory=dict)
+    status: Mapping[str, object] = field(default_factory=dict)
 
 
-class Steering:
+class EvaluationSteering:
     """The desired state of one evaluation."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
         self._key = store.all_shards[0].evaluation(name)
 
-    async def read(self) -> Wanted:
+    async def read(self) -> StoredSteering:
         """Read the stored state.
 
         Raises:
             StoreError: the store does not answer.
         """
-        fields = texts_by_name(await self._store.call("HGETALL", self._key))
+        fields = decode_fields(await self._store.call("HGETALL", self._key))
         orders: dict[str, Requeue] = {}
         rounds: dict[AttemptKey, int] = {}
         for name, text in fields.items():
-            if name.startswith(ORDER) and (requeue := _requeue(text)) is not None:
+            if name.startswith(ORDER) and (requeue := _parse_requeue(text)) is not None:
                 orders[name.removeprefix(ORDER)] = requeue
-            elif name.startswith(ROUND) and (key := _attempt(name.removeprefix(ROUND))) and text.isdigit():
+            elif name.startswith(ROUND) and (key := _parse_attempt(name.removeprefix(ROUND))) and text.isdigit():
                 rounds[key] = int(text)
-        return Wanted(_wishes(fields), orders, rounds, _standing(fields.get("standing", "")))
+        return StoredSteering(_parse_desired(fields), orders, rounds, _parse_status(fields.get("standing", "")))
 
-    async def wish(self, **wishes: object) -> None:
+    async def set_desired(self, **wishes: object) -> None:
         """Record a new desired state; None leaves a value unchanged. Idempotent."""
         await self._put({name: str(value) for name, value in wishes.items() if value is not None})
 
@@ -129,12 +129,12 @@ class Steering:
         """Order attempts to be repeated."""
         await self._put({f"{ORDER}{new_key()}": order.model_dump_json()})
 
-    async def granted(self, order_id: str, rounds: Mapping[AttemptKey, int]) -> None:
+    async def grant_order(self, order_id: str, rounds: Mapping[AttemptKey, int]) -> None:
         """Record the new rounds of an order, then remove the order. Idempotent."""
         await self._put({f"{ROUND}{json.dumps(key)}": str(number) for key, number in rounds.items()})
         await self._store.call("HDEL", self._key, f"{ORDER}{order_id}")
 
-    async def show(self, standing: Mapping[str, object]) -> None:
+    async def publish_status(self, standing: Mapping[str, object]) -> None:
         """Publish the progress."""
         await self._put({"standing": json.dumps(standing)})
 
@@ -146,24 +146,24 @@ class Steering:
         await self._store.call_many(commands)
 
 
-def _wishes(fields: Mapping[str, str]) -> Wishes:
+def _parse_desired(fields: Mapping[str, str]) -> DesiredState:
     known = {name: fields[name] for name in STATE_FIELDS if name in fields}
     while True:
         try:
-            return Wishes.model_validate(known)
+            return DesiredState.model_validate(known)
         except ValidationError as error:
             for wrong in {str(one["loc"][0]) for one in error.errors()}:
                 known.pop(wrong, None)
 
 
-def _requeue(text: str) -> Requeue | None:
+def _parse_requeue(text: str) -> Requeue | None:
     try:
         return Requeue.model_validate_json(text)
     except ValidationError:
         return None
 
 
-def _attempt(text: str) -> AttemptKey | None:
+def _parse_attempt(text: str) -> AttemptKey | None:
     try:
         model, instance, number = json.loads(text)
     except (ValueError, TypeError, RecursionError):
@@ -171,7 +171,7 @@ def _attempt(text: str) -> AttemptKey | None:
     return (str(model), str(instance), number) if isinstance(number, int) else None
 
 
-def _standing(text: str) -> Mapping[str, object]:
+def _parse_status(text: str) -> Mapping[str, object]:
     try:
         found = json.loads(text) if text else {}
     except (ValueError, RecursionError):

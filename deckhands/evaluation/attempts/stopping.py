@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from broker.runtime import UsageError
 from deckhands.evaluation.attempts.plan import Attempt
-from deckhands.evaluation.attempts.results import Row
-from deckhands.evaluation.attempts.statistics import resolved_by_instance, summary_of
+from deckhands.evaluation.attempts.results import AttemptRow
+from deckhands.evaluation.attempts.statistics import compute_summary, find_resolved
 
 DECIDED = "decided"
 ENOUGH = "enough is known: "
@@ -36,7 +36,7 @@ _INTERVAL = re.compile(r"ci=(?:±|\+-|\+/-)?(\d{1,2}(?:\.\d+)?)%?")
 
 
 @dataclass(frozen=True, slots=True)
-class Until:
+class StoppingCriterion:
     """A criterion.
 
     Attributes:
@@ -47,7 +47,7 @@ class Until:
     half_width: float | None = None
 
     @classmethod
-    def parse(cls, text: str, models: int) -> Until:
+    def parse(cls, text: str, models: int) -> StoppingCriterion:
         """Parse a criterion.
 
         Raises:
@@ -62,21 +62,21 @@ class Until:
             raise UsageError(f"--until {text!r} is not a criterion.", remedy="Write ci=3% or decided.")
         return cls(text, float(found[1]) / 100)
 
-    def is_reached(self, attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, int], Row]) -> str:
+    def find_reason(self, attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, int], AttemptRow]) -> str:
         """Return the reason to stop, as text; empty: not enough is known.
 
         Args:
             attempts: all of them, in their starting order.
         """
-        ended = ended_in_order(attempts, rows)
+        ended = list_ended(attempts, rows)
         models = list(dict.fromkeys(attempt.model for attempt in attempts))
-        return self._interval(ended, models) if self.half_width is not None else _decided(ended, models)
+        return self._interval(ended, models) if self.half_width is not None else _compare_models(ended, models)
 
-    def _interval(self, rows: Sequence[Row], models: Sequence[str]) -> str:
+    def _interval(self, rows: Sequence[AttemptRow], models: Sequence[str]) -> str:
         assert self.half_width is not None
-        figures = summary_of(rows)["models"]
+        figures = compute_summary(rows)["models"]
         for model in models:
-            resolved = resolved_by_instance(rows, model)
+            resolved = find_resolved(rows, model)
             if len(resolved) < FEWEST_INSTANCES or "pass@1" not in figures[model]:
                 return ""
             share, (low, high) = figures[model]["pass@1"], figures[model]["pass@1_interval"]
@@ -85,7 +85,7 @@ class Until:
         return f"pass@1 is known to ±{self.half_width:.1%}"
 
 
-def ended_in_order(attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, int], Row]) -> list[Row]:
+def list_ended(attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, int], AttemptRow]) -> list[AttemptRow]:
     """Return the rows of the attempts up to the first that has not ended."""
     found = []
     for attempt in attempts:
@@ -96,14 +96,14 @@ def ended_in_order(attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, in
     return found
 
 
-def odds(wins: int, losses: int) -> float:
+def compute_odds(wins: int, losses: int) -> float:
     """Return the winnings of bets on unequal chances, each at even odds: 2^n * B(wins + 1, losses + 1)."""
     n = wins + losses
     logarithm = n * math.log(2) + math.lgamma(wins + 1) + math.lgamma(losses + 1) - math.lgamma(n + 2)
     return math.exp(min(logarithm, MOST_LOG_ODDS))
 
 
-def _decided(rows: Sequence[Row], models: Sequence[str]) -> str:
+def _compare_models(rows: Sequence[AttemptRow], models: Sequence[str]) -> str:
     resolved: dict[str, dict[tuple[str, int], bool]] = {model: {} for model in models}
     for row in rows:
         if row.counts:
@@ -115,7 +115,7 @@ def _decided(rows: Sequence[Row], models: Sequence[str]) -> str:
         both = first.keys() & second.keys()
         wins = sum(first[pair] and not second[pair] for pair in both)
         losses = sum(second[pair] and not first[pair] for pair in both)
-        if odds(wins, losses) < ODDS:
+        if compute_odds(wins, losses) < ODDS:
             return ""
         said.append(f"{models[0]} is {'better' if wins > losses else 'worse'} than {other} ({wins} : {losses})")
     return "; ".join(said)

@@ -35,7 +35,7 @@ class Times:
     waiting: Mapping[str, float]
 
 
-def times_of(events: Iterable[Event]) -> Times:
+def compute_times(events: Iterable[Event]) -> Times:
     """Return the times of a conversation; reasons with less than a millisecond are left out."""
     working = 0.0
     waiting: dict[str, float] = defaultdict(float)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deckhands.evaluation.datasets.file_trees import File, Files, Tree, tree_of
+from deckhands.evaluation.datasets.file_trees import FileSource, Tree, TreeFile, read_tree
 
 FOLDER = ".deckhands_check"
 DIRECTORY = Path(__file__).parents[2] / "examples" / "checks"
@@ -21,28 +21,28 @@ _PARTS = ("guarded.py", "separate.py", "node_tests.js")
 
 
 @dataclass(frozen=True, slots=True)
-class Overlaid:
+class OverlaidFiles:
     """Files, with other files laid over them."""
 
-    below: Path | Files | None
+    below: Path | FileSource | None
     above: Tree
 
-    def read(self) -> dict[str, File]:
-        """Return the files. Raises the errors of `tree_of`."""
-        return {**tree_of(self.below), **self.above}
+    def read(self) -> dict[str, TreeFile]:
+        """Return the files. Raises the errors of `read_tree`."""
+        return {**read_tree(self.below), **self.above}
 
 
-def program_files(name: str, asked: Mapping[str, Any]) -> dict[str, File]:
+def program_files(name: str, asked: Mapping[str, Any]) -> dict[str, TreeFile]:
     """Return the files of a program that `COMMAND` runs, with its input."""
-    found = {f"{FOLDER}/{part}": File((DIRECTORY / part).read_bytes()) for part in _PARTS}
+    found = {f"{FOLDER}/{part}": TreeFile((DIRECTORY / part).read_bytes()) for part in _PARTS}
     return found | {
-        f"{FOLDER}/run.py": File((DIRECTORY / f"{name}.py").read_bytes()),
-        f"{FOLDER}/asked.json": File(json.dumps(asked).encode()),
+        f"{FOLDER}/run.py": TreeFile((DIRECTORY / f"{name}.py").read_bytes()),
+        f"{FOLDER}/asked.json": TreeFile(json.dumps(asked).encode()),
     }
 
 
-def named_tests(hidden: Path | Files | None, files: tuple[str, ...], **asked: Any) -> Overlaid:
+def build_test_check(hidden: Path | FileSource | None, files: tuple[str, ...], **asked: Any) -> OverlaidFiles:
     """Return hidden files with the program that runs the tests in some of them."""
-    return Overlaid(
+    return OverlaidFiles(
         hidden, program_files("named_tests", {"files": files, "isolated": False, "in_process": [], **asked})
     )

@@ -18,14 +18,14 @@ from deckhands.evaluation.datasets.harbor import find_tasks, harbor_instance
 from deckhands.evaluation.datasets.inspect_tasks import INSPECT, inspect_instances
 from deckhands.evaluation.datasets.instances import SHIPPED, Instance
 from deckhands.evaluation.datasets.own_rows import own_instance
-from deckhands.evaluation.datasets.plugins import folder_of, installed, rows_of
-from deckhands.evaluation.datasets.shipped import shipped_instances
+from deckhands.evaluation.datasets.plugins import find_folder, list_installed, read_rows
+from deckhands.evaluation.datasets.shipped import read_shipped_instances
 
 SHOWN_LINES = 10
 Row = Mapping[str, Any]
 
 
-def absolute(name: str) -> str:
+def to_absolute_name(name: str) -> str:
     """Return a dataset's name in a form that is independent of the working directory.
 
     Raises:
@@ -37,7 +37,7 @@ def absolute(name: str) -> str:
     if has_argument and kind == INSPECT:
         path, _, task = argument.partition("@")
         return f"{INSPECT}:{Path(path).resolve()}" + (f"@{task}" if task else "")
-    is_path = Path(name).exists() or (kind != SHIPPED and kind not in installed())
+    is_path = Path(name).exists() or (kind != SHIPPED and kind not in list_installed())
     return str(Path(name).resolve()) if is_path else name
 
 
@@ -52,35 +52,35 @@ def read_dataset(name: str | Path, *, repositories: Path | None = None) -> list[
         UsageError: there is none of this name, it cannot be read, or parts of it cannot be used; names these.
     """
     if str(name) == SHIPPED:
-        return shipped_instances()
+        return read_shipped_instances()
     path = Path(name)
     if path.is_dir():
-        return _checked(name, "task", [(folder.name, folder) for folder in find_tasks(path)], harbor_instance)
+        return _check_rows(name, "task", [(folder.name, folder) for folder in find_tasks(path)], harbor_instance)
     kind, has_argument, argument = str(name).partition(":")
     if not path.exists():
         if has_argument and kind == INSPECT:
             return inspect_instances(argument)
-        if kind in installed():
-            folder = folder_of(argument)
-            return _checked(name, "row", rows_of(kind, argument), lambda row: own_instance(row, folder))
-    rows = _rows_in(path)
+        if kind in list_installed():
+            folder = find_folder(argument)
+            return _check_rows(name, "row", read_rows(kind, argument), lambda row: own_instance(row, folder))
+    rows = _parse_rows(path)
     keys = frozenset(next((row for _, row in rows if isinstance(row, Mapping)), ()))
     if keys >= swe_bench.KEYS:
-        return _checked(name, "line", rows, lambda row: swe_bench.swe_bench_instance(row, repositories))
+        return _check_rows(name, "line", rows, lambda row: swe_bench.swe_bench_instance(row, repositories))
     if keys >= human_eval.KEYS:
-        return _checked(name, "line", rows, human_eval.human_eval_instance)
+        return _check_rows(name, "line", rows, human_eval.human_eval_instance)
     if keys >= questions.KEYS:
-        return _checked(name, "line", rows, lambda row: questions.question_instance(row, path.parent))
-    return _checked(name, "line", rows, lambda row: own_instance(row, path.parent))
+        return _check_rows(name, "line", rows, lambda row: questions.question_instance(row, path.parent))
+    return _check_rows(name, "line", rows, lambda row: own_instance(row, path.parent))
 
 
-def _rows_in(path: Path) -> list[tuple[int, Any]]:
+def _parse_rows(path: Path) -> list[tuple[int, Any]]:
     """Return the rows of a file by their lines; an error in place of a line that is not JSON."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        others = "".join(f", {other!r}" for other in installed())
+        others = "".join(f", {other!r}" for other in list_installed())
         raise UsageError(
             f"The dataset {path} cannot be read: {why}.",
             remedy=f"Name a file of JSON lines, a directory of tasks, {SHIPPED!r}{others}.",
@@ -100,7 +100,7 @@ def _rows_in(path: Path) -> list[tuple[int, Any]]:
     return found
 
 
-def _checked(
+def _check_rows(
     name: str | Path, unit: str, rows: Iterable[tuple[object, Any]], instance_of: Callable[[Any], Instance]
 ) -> list[Instance]:
     found: dict[str, Instance] = {}
@@ -113,7 +113,7 @@ def _checked(
             if instance.id in found:
                 raise ValueError(f"another {unit} has the id {instance.id!r}")  # noqa: TRY301  (listed below)
         except ValueError as error:
-            wrong.append(f"{unit} {number}: {_why(error)}")
+            wrong.append(f"{unit} {number}: {_describe_error(error)}")
         except UsageError as error:
             wrong.append(f"{unit} {number}: {str(error).rstrip('.')}")
         else:
@@ -127,7 +127,7 @@ def _checked(
     return list(found.values())
 
 
-def _why(error: ValueError) -> str:
+def _describe_error(error: ValueError) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors(include_url=False)[0]

@@ -20,7 +20,7 @@ from pathlib import PurePosixPath
 from typing import IO
 
 from broker.runtime import UsageError
-from deckhands.evaluation.datasets.file_trees import MAX_BYTES, MAX_FILES, File
+from deckhands.evaluation.datasets.file_trees import MAX_BYTES, MAX_FILES, TreeFile
 
 DOCKER = "docker"
 """Used in place of the repositories' directory: they are in images."""
@@ -38,7 +38,7 @@ LIMIT_SECONDS = 300.0
 _NAME = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,254}")
 
 
-def image_of(instance_id: str, named: str) -> str:
+def find_image(instance_id: str, named: str) -> str:
     """Return the image of an instance: the one that its row names, or else the published one.
 
     Raises:
@@ -48,7 +48,7 @@ def image_of(instance_id: str, named: str) -> str:
     if _NAME.fullmatch(image) is None:
         raise ValueError(f"{image[:100]!r} is not the name of an image")
     try:
-        is_here = bool(_ask("image", "ls", "--quiet", image).strip())
+        is_here = bool(_run_docker("image", "ls", "--quiet", image).strip())
     except UsageError as error:
         raise ValueError(str(error)) from error
     if not is_here:
@@ -57,31 +57,31 @@ def image_of(instance_id: str, named: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class InImage:
+class ImageFiles:
     """The files of the repository in an image."""
 
     image: str
 
-    def read(self) -> dict[str, File]:
+    def read(self) -> dict[str, TreeFile]:
         """Return the files.
 
         Raises:
             UsageError: they cannot be read, or are more than a workspace may have.
         """
         with _container(self.image) as container:
-            found = _copied(container, ".", self.image)
+            found = _copy_files(container, ".", self.image)
         if found is None:
             raise UsageError(f"The image {self.image} has no directory {FOLDER}.")
         return found
 
-    def some(self, names: Iterable[str]) -> dict[str, File]:
+    def read_some(self, names: Iterable[str]) -> dict[str, TreeFile]:
         """Return some of them; missing ones are left out."""
         with _container(self.image) as container:
-            copied = {name: _copied(container, name, self.image) for name in names}
+            copied = {name: _copy_files(container, name, self.image) for name in names}
         return {name: next(iter(files.values())) for name, files in copied.items() if files}
 
 
-def _copied(container: str, name: str, image: str) -> dict[str, File] | None:
+def _copy_files(container: str, name: str, image: str) -> dict[str, TreeFile] | None:
     """Return the regular files below a path, without Git history; None: the path does not exist."""
     command = [_program(), "cp", f"{container}:{FOLDER}/{name}", "-"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as copying:  # noqa: S603  (ours)
@@ -94,7 +94,7 @@ def _copied(container: str, name: str, image: str) -> dict[str, File] | None:
             copying.kill()
 
 
-def _files_in(stream: IO[bytes], image: str) -> Iterator[tuple[str, File]]:
+def _files_in(stream: IO[bytes], image: str) -> Iterator[tuple[str, TreeFile]]:
     size = count = 0
     with tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
@@ -106,20 +106,22 @@ def _files_in(stream: IO[bytes], image: str) -> Iterator[tuple[str, File]]:
                 raise UsageError(f"{FOLDER} of the image {image} has more files or bytes than a workspace may have.")
             content = tar.extractfile(member)
             assert content is not None
-            yield path.as_posix(), File(content.read(), bool(member.mode & 0o100))
+            yield path.as_posix(), TreeFile(content.read(), bool(member.mode & 0o100))
 
 
 @contextmanager
 def _container(image: str) -> Iterator[str]:
     """Create a container that never starts, and remove it afterwards."""
-    container = _ask("create", "--pull", "never", "--network", "none", "--entrypoint", "none", "--", image).strip()
+    container = _run_docker(
+        "create", "--pull", "never", "--network", "none", "--entrypoint", "none", "--", image
+    ).strip()
     try:
         yield container
     finally:
-        _ask("rm", "--force", container)
+        _run_docker("rm", "--force", container)
 
 
-def _ask(*arguments: str) -> str:
+def _run_docker(*arguments: str) -> str:
     """Return the output of a `docker` command.
 
     Raises:

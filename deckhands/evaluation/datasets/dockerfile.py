@@ -12,7 +12,7 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from deckhands.evaluation.datasets.file_trees import File, tree_of
+from deckhands.evaluation.datasets.file_trees import TreeFile, read_tree
 from deckhands.evaluation.datasets.repositories import is_safe
 
 INSTALLERS = re.compile(
@@ -29,7 +29,7 @@ MAX_SHOWN_CHARS = 60
 
 
 @dataclass(slots=True)
-class Built:
+class DockerfileWorkspace:
     """A workspace built from a Dockerfile.
 
     Attributes:
@@ -41,13 +41,13 @@ class Built:
     """
 
     directory: str = "/app"
-    files: dict[str, File] = field(default_factory=dict)
+    files: dict[str, TreeFile] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
 
-def built(path: Path, *, directory: str = "") -> Built:
+def parse_dockerfile(path: Path, *, directory: str = "") -> DockerfileWorkspace:
     """Return the workspace for a Dockerfile; `COPY` reads from the Dockerfile's directory.
 
     Args:
@@ -56,7 +56,7 @@ def built(path: Path, *, directory: str = "") -> Built:
     Raises:
         ValueError: a line of it needs more than a workspace has.
     """
-    found, lines = Built(), _lines(path.read_text(encoding="utf-8"))
+    found, lines = DockerfileWorkspace(), _parse_lines(path.read_text(encoding="utf-8"))
     places = [words[0] for _, name, text in lines if name == "WORKDIR" and (words := shlex.split(text))]
     found.directory = directory or (str(PurePosixPath("/", *places)) if places else found.directory)
     if found.directory == "/":
@@ -66,13 +66,13 @@ def built(path: Path, *, directory: str = "") -> Built:
         try:
             if name == "FROM":
                 images += 1
-            now = _follow(found, path.parent, name, text, now=now, images=images)
+            now = _apply_instruction(found, path.parent, name, text, now=now, images=images)
         except ValueError as error:
             raise ValueError(f"{path.name}, line {number}: {error}") from error
     return found
 
 
-def _follow(found: Built, folder: Path, name: str, text: str, *, now: str, images: int) -> str:
+def _apply_instruction(found: DockerfileWorkspace, folder: Path, name: str, text: str, *, now: str, images: int) -> str:
     """Apply an instruction, and return the working directory of the next one."""
     match name:
         case "FROM":
@@ -82,12 +82,12 @@ def _follow(found: Built, folder: Path, name: str, text: str, *, now: str, image
         case "WORKDIR":
             return str(PurePosixPath(now, shlex.split(_literal(name, text))[0]))
         case "COPY" | "ADD":
-            found.files |= _copied(name, _literal(name, text), folder, now, found.directory)
+            found.files |= _copy(name, _literal(name, text), folder, now, found.directory)
             found.left_out += [
                 f"{name} {word.split('=')[0]} is ignored" for word in text.split() if word.startswith("--ch")
             ]
         case "ENV" | "ARG":
-            found.variables |= _variables(text)
+            found.variables |= _parse_variables(text)
         case "RUN":
             _run(found, text, now)
         case _ if name not in IGNORED:
@@ -97,7 +97,7 @@ def _follow(found: Built, folder: Path, name: str, text: str, *, now: str, image
     return now
 
 
-def _run(found: Built, text: str, now: str) -> None:
+def _run(found: DockerfileWorkspace, text: str, now: str) -> None:
     if text.startswith("--"):
         raise ValueError(f"RUN {text.split('=', maxsplit=1)[0].split(maxsplit=1)[0]} is not supported")
     if "<<" in text:
@@ -141,7 +141,7 @@ def _short(text: str) -> str:
     return line if len(line) <= MAX_SHOWN_CHARS else f"{line[:MAX_SHOWN_CHARS]}…"
 
 
-def _lines(text: str) -> list[tuple[int, str, str]]:
+def _parse_lines(text: str) -> list[tuple[int, str, str]]:
     """Return the instructions with the numbers of their first lines."""
     found: list[tuple[int, str, str]] = []
     begun, first = "", 0
@@ -159,7 +159,7 @@ def _lines(text: str) -> list[tuple[int, str, str]]:
     return found
 
 
-def _copied(name: str, text: str, folder: Path, now: str, directory: str) -> dict[str, File]:
+def _copy(name: str, text: str, folder: Path, now: str, directory: str) -> dict[str, TreeFile]:
     words = shlex.split(text.replace("[", "").replace("]", "").replace('",', '"'))
     if any(word.startswith("--from") for word in words):
         raise ValueError("a workspace is built in one stage")
@@ -168,7 +168,7 @@ def _copied(name: str, text: str, folder: Path, now: str, directory: str) -> dic
     if not place.is_relative_to(directory):
         raise ValueError(f"it copies to {place}; a workspace has only what is below {directory}")
     inside = place.relative_to(directory)
-    found: dict[str, File] = {}
+    found: dict[str, TreeFile] = {}
     for source in sources:
         if "://" in source or not is_safe(source.lstrip("/") or "."):
             raise ValueError(f"it copies {source}; only files beside it can be copied")
@@ -180,13 +180,13 @@ def _copied(name: str, text: str, folder: Path, now: str, directory: str) -> dic
         for one in chosen:
             if one.is_dir():
                 found |= {
-                    str(inside / name): file for name, file in tree_of(one).items() if _is_content(one, folder, name)
+                    str(inside / name): file for name, file in read_tree(one).items() if _is_content(one, folder, name)
                 }
             else:
                 is_folder = (
                     target.endswith(("/", ".")) or len(chosen) > 1 or len(sources) > 1 or place == PurePosixPath(now)
                 )
-                content = tree_of(one.parent)[one.name]
+                content = read_tree(one.parent)[one.name]
                 found[str(inside / one.name if is_folder else inside)] = content
     return found
 
@@ -196,7 +196,7 @@ def _is_content(chosen: Path, folder: Path, name: str) -> bool:
     return chosen != folder or first not in {"Dockerfile", "docker-compose.yaml", "tests", "solution", "solution.sh"}
 
 
-def _variables(text: str) -> dict[str, str]:
+def _parse_variables(text: str) -> dict[str, str]:
     if "$(" in text or "`" in text or re.search(r"\$\{\w*[^\w}]", text):
         raise ValueError(f"a variable of this form is not supported: {_short(text)}")
     words = shlex.split(text)

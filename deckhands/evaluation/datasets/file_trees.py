@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from broker.contract import UploadedSource, WorkspaceSpec
-from broker.coordination import check_size, content_name
+from broker.coordination import check_size, make_content_name
 from broker.runtime import UsageError
 
 MAX_FILES = 20_000
@@ -32,21 +32,21 @@ LEFT_OUT_OF_PATCH = "Binary files "
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class TreeFile:
     """A regular file."""
 
     content: bytes
     is_executable: bool = False
 
 
-Tree = Mapping[str, File]
+Tree = Mapping[str, TreeFile]
 """Files by their paths, relative, with slashes."""
 
 
-class Files(Protocol):
+class FileSource(Protocol):
     """A source of files other than a directory of this machine."""
 
-    def read(self) -> dict[str, File]:
+    def read(self) -> dict[str, TreeFile]:
         """Return the files.
 
         Raises:
@@ -56,22 +56,22 @@ class Files(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FixedFiles:
+class MemoryFiles:
     """Files in memory."""
 
     tree: Tree
 
-    def read(self) -> dict[str, File]:
+    def read(self) -> dict[str, TreeFile]:
         """Return the files."""
         return dict(self.tree)
 
 
-def texts(files: Mapping[str, str]) -> FixedFiles:
+def to_tree(files: Mapping[str, str]) -> MemoryFiles:
     """Return text files by their paths."""
-    return FixedFiles({name: File(text.encode()) for name, text in files.items()})
+    return MemoryFiles({name: TreeFile(text.encode()) for name, text in files.items()})
 
 
-def tree_of(place: Path | Files | None) -> dict[str, File]:
+def read_tree(place: Path | FileSource | None) -> dict[str, TreeFile]:
     """Return the regular files of a directory or another place; None gives no files.
 
     Raises:
@@ -80,7 +80,7 @@ def tree_of(place: Path | Files | None) -> dict[str, File]:
     if place is None:
         return {}
     if isinstance(place, Path):
-        return _walked(place)
+        return _walk(place)
     found = place.read()
     if len(found) > MAX_FILES or sum(len(file.content) for file in found.values()) > MAX_BYTES:
         raise _too_large(place)
@@ -92,23 +92,23 @@ def _too_large(place: object) -> UsageError:
     return UsageError(f"{place} has more than {MAX_BYTES:,} bytes or {MAX_FILES:,} files.")
 
 
-def require_fit(place: Path | FixedFiles) -> None:
+def require_fit(place: Path | MemoryFiles) -> None:
     """Raise UsageError if files exceed the limits of a workspace, without reading those of a directory."""
-    if isinstance(place, FixedFiles):
-        tree_of(place)
+    if isinstance(place, MemoryFiles):
+        read_tree(place)
         return
     for _ in _regular(place):
         pass
 
 
-def _walked(directory: Path) -> dict[str, File]:
-    found: dict[str, File] = {}
+def _walk(directory: Path) -> dict[str, TreeFile]:
+    found: dict[str, TreeFile] = {}
     for path, about in _regular(directory):
         try:
             content = path.read_bytes()
         except OSError as error:
             raise _unreadable(path, error) from error
-        found[path.relative_to(str(directory)).as_posix()] = File(content, bool(about.st_mode & stat.S_IXUSR))
+        found[path.relative_to(str(directory)).as_posix()] = TreeFile(content, bool(about.st_mode & stat.S_IXUSR))
     return found
 
 
@@ -134,7 +134,7 @@ def _unreadable(path: Path, error: OSError) -> UsageError:
     return UsageError(f"{path} cannot be read: {error.strerror}.")
 
 
-def packed(tree: Tree, *, network: bool = True, image: str = "") -> tuple[WorkspaceSpec, bytes | None]:
+def pack_tree(tree: Tree, *, network: bool = True, image: str = "") -> tuple[WorkspaceSpec, bytes | None]:
     """Return a workspace that starts with these files, in a container of an image if one is named, and the upload.
 
     Raises:
@@ -152,11 +152,11 @@ def packed(tree: Tree, *, network: bool = True, image: str = "") -> tuple[Worksp
             tar.addfile(entry, io.BytesIO(file.content))
     content = raw.getvalue()
     check_size(len(content), "The archive of the files")
-    source = UploadedSource(name="workspace.tar.gz", format="tar", parcel=content_name(content))
+    source = UploadedSource(name="workspace.tar.gz", format="tar", parcel=make_content_name(content))
     return empty.model_copy(update={"source": source}), content
 
 
-def patch_between(before: Tree, after: Tree) -> str:
+def make_patch(before: Tree, after: Tree) -> str:
     """Return the changes between two trees as a Git patch of up to 200,000 characters, with whole files only."""
     sections: list[str] = []
     size = unnamed = 0
@@ -175,24 +175,24 @@ def patch_between(before: Tree, after: Tree) -> str:
     return "".join(sections) + (f"{LEFT_OUT_OF_PATCH}and {unnamed} more differ\n" if unnamed else "")
 
 
-def without_left_out(patch: str) -> tuple[str, list[str]]:
+def split_left_out(patch: str) -> tuple[str, list[str]]:
     """Return a patch without the files that it only names, and the lines that name them."""
     sections = re.split(r"(?m)^(?=diff --git |Binary files )", patch)
     kept = [section for section in sections if not section.startswith(LEFT_OUT_OF_PATCH)]
     return "".join(kept), [section.strip() for section in sections if section.startswith(LEFT_OUT_OF_PATCH)]
 
 
-def shown_name(name: str) -> str:
+def format_name(name: str) -> str:
     """Return the name of a file as text, with escapes for bytes that are not UTF-8."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _only_named(name: str) -> str:
-    name = shown_name(name)
+    name = format_name(name)
     return f"{LEFT_OUT_OF_PATCH}a/{name} and b/{name} differ\n"
 
 
-def _section(name: str, old: File | None, new: File | None) -> str:
+def _section(name: str, old: TreeFile | None, new: TreeFile | None) -> str:
     sizes = [0 if file is None else len(file.content) for file in (old, new)]
     # the 4 bytes are one character
     if max(sizes) > MAX_COMPARED_BYTES or abs(sizes[0] - sizes[1]) > 4 * MAX_PATCH_CHARS:
@@ -205,11 +205,11 @@ def _section(name: str, old: File | None, new: File | None) -> str:
         return _only_named(name)
     lines = [f"diff --git a/{name} b/{name}\n"]
     match old, new:
-        case None, File():
+        case None, TreeFile():
             lines.append(f"new file mode {_mode(new)}\n")
-        case File(), None:
+        case TreeFile(), None:
             lines.append(f"deleted file mode {_mode(old)}\n")
-        case File(), File() if old.is_executable != new.is_executable:
+        case TreeFile(), TreeFile() if old.is_executable != new.is_executable:
             lines += [f"old mode {_mode(old)}\n", f"new mode {_mode(new)}\n"]
     names = ["/dev/null" if file is None else f"{side}/{name}" for side, file in (("a", old), ("b", new))]
     split = [re.findall(r"[^\n]*\n|[^\n]+", content) for content in contents]
@@ -218,5 +218,5 @@ def _section(name: str, old: File | None, new: File | None) -> str:
     return "".join(lines)
 
 
-def _mode(file: File) -> str:
+def _mode(file: TreeFile) -> str:
     return "100755" if file.is_executable else "100644"

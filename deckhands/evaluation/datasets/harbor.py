@@ -22,11 +22,11 @@ import yaml
 
 from broker.runtime import UsageError
 from deckhands.evaluation.datasets.check_programs import COMMAND, FOLDER, program_files
-from deckhands.evaluation.datasets.dockerfile import INSTALLERS, Built, built
-from deckhands.evaluation.datasets.file_trees import File, FixedFiles, packed, tree_of
-from deckhands.evaluation.datasets.human_eval import scripted
+from deckhands.evaluation.datasets.dockerfile import INSTALLERS, DockerfileWorkspace, parse_dockerfile
+from deckhands.evaluation.datasets.file_trees import MemoryFiles, TreeFile, pack_tree, read_tree
+from deckhands.evaluation.datasets.human_eval import make_command_script
 from deckhands.evaluation.datasets.instances import ID, Instance
-from deckhands.evaluation.datasets.task_settings import Settings, settings_of
+from deckhands.evaluation.datasets.task_settings import TaskSettings, parse_settings
 
 MARKS = ("task.toml", "task.yaml")
 WHERE = "Your working directory stands for {directory}: where the task says {directory}/x, use x in it.\n\n"
@@ -71,8 +71,8 @@ def harbor_instance(folder: Path) -> Instance:
     services = _services_left_out(environment)
     if not (environment / "Dockerfile").is_file():
         raise ValueError("it has no Dockerfile: a ready-made image cannot be used")
-    settings = settings_of(about)
-    made = built(environment / "Dockerfile", directory=settings.directory)
+    settings = parse_settings(about)
+    made = parse_dockerfile(environment / "Dockerfile", directory=settings.directory)
     made.variables |= settings.variables
     if (folder / "trajectory.json").is_file():
         raise ValueError("trajectory.json is not supported: a conversation starts with its task")
@@ -82,8 +82,8 @@ def harbor_instance(folder: Path) -> Instance:
     return Instance(
         folder.name,
         WHERE.format(directory=made.directory) + instruction.strip(),
-        workspace=FixedFiles(made.files),
-        hidden=FixedFiles(_hidden(folder, made, settings, is_harbor=is_harbor)),
+        workspace=MemoryFiles(made.files),
+        hidden=MemoryFiles(_hidden(folder, made, settings, is_harbor=is_harbor)),
         setup=_setup(made),
         check=COMMAND,
         tags=tuple(dict.fromkeys(str(tag) for tag in tags if tag)),
@@ -121,8 +121,8 @@ def _services_left_out(environment: Path) -> list[str]:
     return left_out
 
 
-def _hidden(folder: Path, made: Built, settings: Settings, *, is_harbor: bool) -> dict[str, File]:
-    tests = tree_of(folder / "tests")
+def _hidden(folder: Path, made: DockerfileWorkspace, settings: TaskSettings, *, is_harbor: bool) -> dict[str, TreeFile]:
+    tests = read_tree(folder / "tests")
     runner = folder / ("tests/test.sh" if is_harbor else "run-tests.sh")
     installs = runner.is_file() and any(INSTALLERS.search(line.strip()) for line in _text(runner).splitlines())
     asked: dict[str, object] = {"directory": made.directory, "variables": dict(settings.check)}
@@ -136,25 +136,25 @@ def _hidden(folder: Path, made: Built, settings: Settings, *, is_harbor: bool) -
     return found | program_files("harbor", asked)
 
 
-def _setup(made: Built) -> str | None:
+def _setup(made: DockerfileWorkspace) -> str | None:
     """Return the text that runs in every shell (variables) and in the agent's first one only (commands)."""
     variables = {name: value for name, value in made.variables.items() if name.isidentifier()}
-    lines = [f"export {name}={_quoted(value, made.directory)}" for name, value in variables.items()]
+    lines = [f"export {name}={_quote(value, made.directory)}" for name, value in variables.items()]
     if made.commands:
-        here = [_turned(text, made.directory) for text in made.commands]
+        here = [_replace_directory(text, made.directory) for text in made.commands]
         commands = " && ".join(f"( {text} )" for text in here)
         lines.append(f"test -e {FOLDER} || test -e {BUILT} || {{ {commands} && touch {BUILT}; }}")
     return " && ".join(lines) or None
 
 
-def _turned(text: str, directory: str) -> str:
+def _replace_directory(text: str, directory: str) -> str:
     """Return a shell text with the workspace in place of the image's directory."""
     return re.sub(rf"(?<![\w./-]){re.escape(directory)}(?![\w.-])", "$PWD", text)
 
 
-def _quoted(value: str, directory: str) -> str:
+def _quote(value: str, directory: str) -> str:
     """Return a variable's value, quoted for a shell; references to variables expand as in a Dockerfile."""
-    turned = _turned(value, directory)
+    turned = _replace_directory(value, directory)
     if "$" not in turned:
         return shlex.quote(turned)
     escaped = re.sub(_SPECIAL, r"\\\g<0>", turned)
@@ -162,19 +162,19 @@ def _quoted(value: str, directory: str) -> str:
 
 
 def _solution(
-    folder: Path, directory: str, settings: Settings, *, is_harbor: bool
+    folder: Path, directory: str, settings: TaskSettings, *, is_harbor: bool
 ) -> tuple[tuple[dict[str, Any], ...], list[str]]:
     """Return a script that runs a solution, and the parts that are left out."""
     path = folder / ("solution/solve.sh" if is_harbor else "solution.sh")
     if not path.is_file():
         return (), [f"{path.name} is missing, so no script comes with the task"]
-    files = tree_of(path.parent) if is_harbor else {path.name: tree_of(folder)[path.name]}
-    _, content = packed(files)
+    files = read_tree(path.parent) if is_harbor else {path.name: read_tree(folder)[path.name]}
+    _, content = pack_tree(files)
     text = base64.b64encode(content or b"").decode()
     if len(text) > MAX_SOLUTION_CHARS:
         return (), [f"the solution has {len(text):,} characters: too much for a script"]
     exports = "".join(f"export {name}={shlex.quote(value)}; " for name, value in settings.solution.items())
-    return scripted(
+    return make_command_script(
         f'solution="$(mktemp -d)"; echo {text} | base64 -d | tar -xz -C "$solution"; {exports}'
         f'grep -rIlZ . "$solution" | xargs -0 sed -i "s#{directory}\\b#$PWD#g; s#/solution/#$solution/#g"; '
         f'bash "$solution/{path.name}"'

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from deckhands.evaluation.datasets.check_programs import COMMAND, program_files
-from deckhands.evaluation.datasets.file_trees import FixedFiles, texts
+from deckhands.evaluation.datasets.file_trees import MemoryFiles, to_tree
 from deckhands.evaluation.datasets.instances import MAX_ID_CHARS, Instance
 
 KEYS = frozenset({"task_id", "prompt", "entry_point", "test"})
@@ -26,7 +26,7 @@ TASK = (
 )
 
 
-class _Row(BaseModel):
+class _HumanEvalRow(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     task_id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=MAX_ID_CHARS)
@@ -42,26 +42,26 @@ def human_eval_instance(row: Mapping[str, Any]) -> Instance:
     Raises:
         ValueError: it cannot be used.
     """
-    found = _Row.model_validate(row)
+    found = _HumanEvalRow.model_validate(row)
     asked = {"test": found.test, "entry_point": found.entry_point, "module": FILE.removesuffix(".py")}
     solution = found.canonical_solution
     return Instance(
         found.task_id.replace("/", "-"),
         TASK.format(entry_point=found.entry_point, prompt=found.prompt.rstrip()),
-        workspace=texts({FILE: found.prompt}),
-        hidden=FixedFiles(program_files("human_eval", asked)),
+        workspace=to_tree({FILE: found.prompt}),
+        hidden=MemoryFiles(program_files("human_eval", asked)),
         check=COMMAND,
-        turns=() if solution is None else written(FILE, found.prompt + solution),
+        turns=() if solution is None else make_file_script(FILE, found.prompt + solution),
     )
 
 
-def written(name: str, content: str) -> tuple[dict[str, Any], ...]:
+def make_file_script(name: str, content: str) -> tuple[dict[str, Any], ...]:
     """Return a script that writes a file and finishes."""
     packed = base64.b64encode(content.encode()).decode()
-    return scripted(f"echo {packed} | base64 -d > {name}")
+    return make_command_script(f"echo {packed} | base64 -d > {name}")
 
 
-def scripted(command: str, message: str = "Done.") -> tuple[dict[str, Any], ...]:
+def make_command_script(command: str, message: str = "Done.") -> tuple[dict[str, Any], ...]:
     """Return a script that runs a command and finishes with a message."""
     return (
         {"tool_calls": [{"name": "execute_bash", "arguments": {"command": command}}]},

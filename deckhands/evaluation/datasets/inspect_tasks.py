@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from broker.runtime import UsageError
-from deckhands.evaluation.datasets.file_trees import File, FixedFiles
-from deckhands.evaluation.datasets.human_eval import scripted
+from deckhands.evaluation.datasets.file_trees import MemoryFiles, TreeFile
+from deckhands.evaluation.datasets.human_eval import make_command_script
 from deckhands.evaluation.datasets.instances import MAX_ID_CHARS, Instance, Judge, ScorerFailed
 from deckhands.evaluation.datasets.repositories import is_safe
 
@@ -99,21 +99,21 @@ def _instance(sample: Any, number: int, scorers: Any) -> Instance:
     return Instance(
         text if text[:1].isalnum() else f"s{text}"[:MAX_ID_CHARS],
         task,
-        workspace=FixedFiles(dict(_files(sample.files or {}))),
+        workspace=MemoryFiles(dict(_files(sample.files or {}))),
         setup=sample.setup,
         judge=_judge(sample, scorers if isinstance(scorers, list | tuple) else [scorers]),
         tags=tuple(str(value) for value in (sample.metadata or {}).values() if isinstance(value, str))[:10],
-        turns=scripted("true", "".join(targets[:1])),
+        turns=make_command_script("true", "".join(targets[:1])),
     )
 
 
-def _files(files: dict[str, str]) -> Iterable[tuple[str, File]]:
+def _files(files: dict[str, str]) -> Iterable[tuple[str, TreeFile]]:
     for name, content in files.items():
         if not is_safe(name) or ":" in name:
             raise ValueError(f"the file {name!r} is not for the working directory")
         path = Path(content) if len(content) < 1_000 and "\n" not in content else None
         is_path = path is not None and path.is_file()
-        yield name, File(path.read_bytes() if path is not None and is_path else content.encode())
+        yield name, TreeFile(path.read_bytes() if path is not None and is_path else content.encode())
 
 
 def _judge(sample: Any, scorers: Sequence[Callable[..., Any]]) -> Judge:

@@ -12,7 +12,7 @@ from typing import Any
 
 from broker.contract import SETUP_SCRIPT
 from broker.runtime import DeckhandsError, UsageError
-from deckhands.evaluation.datasets.file_trees import File, Files, tree_of
+from deckhands.evaluation.datasets.file_trees import FileSource, TreeFile, read_tree
 
 SHIPPED = "shipped"
 MAX_ID_CHARS = 100
@@ -48,8 +48,8 @@ class Instance:
 
     id: str
     task: str
-    workspace: Path | Files | None = None
-    hidden: Path | Files | None = None
+    workspace: Path | FileSource | None = None
+    hidden: Path | FileSource | None = None
     setup: str | None = None
     check: str | None = None
     answer: str | None = None
@@ -66,19 +66,19 @@ class Instance:
         assert self.check is not None
         return self.check if self.setup is None else f"eval {shlex.quote(self.setup)} && eval {shlex.quote(self.check)}"
 
-    def files(self) -> dict[str, File]:
+    def files(self) -> dict[str, TreeFile]:
         """Read the initial files of an attempt: those of the workspace, and the set-up as a script.
 
         Raises:
             UsageError: they cannot be read, or are too many.
         """
-        found = tree_of(self.workspace)
+        found = read_tree(self.workspace)
         if self.setup is not None:
-            found[SETUP_SCRIPT] = File(f"{self.setup}\n".encode(), is_executable=True)
+            found[SETUP_SCRIPT] = TreeFile(f"{self.setup}\n".encode(), is_executable=True)
         return found
 
 
-def left_out_of(instances: Sequence[Instance]) -> list[str]:
+def list_left_out(instances: Sequence[Instance]) -> list[str]:
     """Return the parts of their published form that instances do not have, one line each, with the instances' names."""
     names: dict[str, list[str]] = {}
     for one in instances:
@@ -91,7 +91,7 @@ def left_out_of(instances: Sequence[Instance]) -> list[str]:
     return lines
 
 
-def selected(
+def select_instances(
     instances: Sequence[Instance], *, only: str = "", part: str = "", shuffle: bool = False, seed: int = 0
 ) -> list[Instance]:
     """Return some of the instances.

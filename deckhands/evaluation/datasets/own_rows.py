@@ -15,9 +15,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from broker.runtime import UsageError
-from deckhands.client import ADDRESSES, DATA, image_urls_of
-from deckhands.evaluation.datasets.check_programs import COMMAND, named_tests
-from deckhands.evaluation.datasets.file_trees import File, Files, FixedFiles, require_fit, tree_of
+from deckhands.client import ADDRESSES, DATA, to_image_urls
+from deckhands.evaluation.datasets.check_programs import COMMAND, build_test_check
+from deckhands.evaluation.datasets.file_trees import FileSource, MemoryFiles, TreeFile, read_tree, require_fit
 from deckhands.evaluation.datasets.instances import ID, Instance
 from deckhands.evaluation.datasets.repositories import is_safe
 
@@ -64,22 +64,22 @@ def own_instance(row: Mapping[str, Any], folder: Path) -> Instance:
         raise ValueError("it has both a check and tests")
     hidden = _files(folder, "hidden", found.hidden)
     for name in found.tests:
-        if not name.endswith(".py") or name not in tree_of(hidden):
+        if not name.endswith(".py") or name not in read_tree(hidden):
             raise ValueError(f"tests: {name!r} is not a Python file among the hidden ones")
     return Instance(
         found.id,
         found.task,
         workspace=_files(folder, "workspace", found.workspace),
-        hidden=named_tests(hidden, found.tests, isolated=found.isolated) if found.tests else hidden,
+        hidden=build_test_check(hidden, found.tests, isolated=found.isolated) if found.tests else hidden,
         setup=found.setup,
         check=COMMAND if found.tests else found.check,
         answer=found.answer,
-        images=images_in(folder, found.images),
+        images=resolve_images(folder, found.images),
         tags=found.tags,
     )
 
 
-def images_in(folder: Path, images: tuple[str, ...]) -> tuple[str, ...]:
+def resolve_images(folder: Path, images: tuple[str, ...]) -> tuple[str, ...]:
     """Return pictures with their paths made absolute.
 
     Raises:
@@ -87,16 +87,16 @@ def images_in(folder: Path, images: tuple[str, ...]) -> tuple[str, ...]:
     """
     found = tuple(one if one.startswith((*ADDRESSES, DATA)) else str((folder / one).resolve()) for one in images)
     try:
-        image_urls_of(found)
+        to_image_urls(found)
     except UsageError as error:
         raise ValueError(f"images: {error}") from error
     return found
 
 
-def _files(folder: Path, name: str, place: str | Mapping[str, str | bytes] | None) -> Path | Files | None:
+def _files(folder: Path, name: str, place: str | Mapping[str, str | bytes] | None) -> Path | FileSource | None:
     if place is None:
         return None
-    found = _fixed_files(name, place) if isinstance(place, Mapping) else (folder / place).resolve()
+    found = _normalize_files(name, place) if isinstance(place, Mapping) else (folder / place).resolve()
     if isinstance(found, Path) and not found.is_dir():
         raise ValueError(f"{name}: {found} is not a directory")
     try:
@@ -106,18 +106,18 @@ def _files(folder: Path, name: str, place: str | Mapping[str, str | bytes] | Non
     return found
 
 
-def _fixed_files(name: str, place: Mapping[str, str | bytes]) -> FixedFiles:
+def _normalize_files(name: str, place: Mapping[str, str | bytes]) -> MemoryFiles:
     """Return files by their normalized paths."""
-    found: dict[str, File] = {}
+    found: dict[str, TreeFile] = {}
     for path, text in place.items():
         plain = PurePosixPath(path)
         if not is_safe(path) or not plain.parts:
             raise ValueError(f"{name}: {path!r} is no relative path")
         if str(plain) in found:
             raise ValueError(f"{name}: {path!r} is there twice")
-        found[str(plain)] = File(text.encode() if isinstance(text, str) else text)
+        found[str(plain)] = TreeFile(text.encode() if isinstance(text, str) else text)
     for path in found:
         above = [str(one) for one in PurePosixPath(path).parents if str(one) in found]
         if above:
             raise ValueError(f"{name}: {above[0]!r} is a file and a directory")
-    return FixedFiles(found)
+    return MemoryFiles(found)

@@ -15,12 +15,12 @@ from broker.tools import entry_points
 ENTRY_POINTS = "deckhands.datasets"
 
 
-def installed() -> list[str]:
+def list_installed() -> list[str]:
     """Return the names of the datasets in installed packages."""
     return sorted(entry_points(ENTRY_POINTS).names)
 
 
-def rows_of(name: str, argument: str) -> list[tuple[int, Mapping[str, Any]]]:
+def read_rows(name: str, argument: str) -> list[tuple[int, Mapping[str, Any]]]:
     """Return the rows of an installed dataset, numbered from 1.
 
     Raises:
@@ -38,7 +38,7 @@ def rows_of(name: str, argument: str) -> list[tuple[int, Mapping[str, Any]]]:
         ) from error
 
 
-def folder_of(argument: str) -> Path:
+def find_folder(argument: str) -> Path:
     """Return the directory that paths in rows are relative to: that of the argument, if it is a path."""
     path = Path(argument or ".")
     return path if path.is_dir() else path.parent

@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deckhands.evaluation.datasets.file_trees import MAX_BYTES, File, FixedFiles
-from deckhands.evaluation.datasets.human_eval import scripted
+from deckhands.evaluation.datasets.file_trees import MAX_BYTES, MemoryFiles, TreeFile
+from deckhands.evaluation.datasets.human_eval import make_command_script
 from deckhands.evaluation.datasets.instances import ID, Instance
-from deckhands.evaluation.datasets.own_rows import images_in
+from deckhands.evaluation.datasets.own_rows import resolve_images
 from deckhands.evaluation.datasets.repositories import is_safe
 
 KEYS = frozenset({"task_id", "Question"})
@@ -29,7 +29,7 @@ HOW_TO_ANSWER = (
 )
 
 
-class _Row(BaseModel):
+class _GaiaRow(BaseModel):
     model_config = ConfigDict(extra="ignore", coerce_numbers_to_str=True)
 
     task_id: str = Field(pattern=ID)
@@ -45,7 +45,7 @@ def question_instance(row: Mapping[str, Any], folder: Path) -> Instance:
     Raises:
         ValueError: it cannot be used.
     """
-    found = _Row.model_validate(row)
+    found = _GaiaRow.model_validate(row)
     if found.answer == UNKNOWN:
         raise ValueError("Final answer: it is not published, so nothing could be scored")
     task, workspace = found.question, None
@@ -59,8 +59,8 @@ def question_instance(row: Mapping[str, Any], folder: Path) -> Instance:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"file_name: {path} has more than {MAX_BYTES:,} bytes")
         if path.suffix.lower() in PICTURES:
-            images = images_in(folder, (found.file_name,))
-        workspace = FixedFiles({path.name: File(path.read_bytes())})
+            images = resolve_images(folder, (found.file_name,))
+        workspace = MemoryFiles({path.name: TreeFile(path.read_bytes())})
         task += f"\n\nThe file {path.name} in your working directory belongs to the question."
     return Instance(
         found.task_id,
@@ -69,5 +69,5 @@ def question_instance(row: Mapping[str, Any], folder: Path) -> Instance:
         answer=found.answer,
         images=images,
         tags=(f"level-{found.level}",) if found.level else (),
-        turns=scripted("true", f"FINAL ANSWER: {found.answer}"),
+        turns=make_command_script("true", f"FINAL ANSWER: {found.answer}"),
     )

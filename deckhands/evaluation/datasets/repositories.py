@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from broker.runtime import UsageError
-from deckhands.evaluation.datasets.docker_images import InImage
-from deckhands.evaluation.datasets.file_trees import MAX_BYTES, MAX_FILES, File, Files, tree_of
+from deckhands.evaluation.datasets.docker_images import ImageFiles
+from deckhands.evaluation.datasets.file_trees import MAX_BYTES, MAX_FILES, FileSource, TreeFile, read_tree
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 LIMIT_SECONDS = 300.0
 
 
-def files_of_instance(directory: Path, instance_id: str, repository: str, commit: str) -> Files:
+def find_instance_files(directory: Path, instance_id: str, repository: str, commit: str) -> FileSource:
     """Return the source of an instance's files.
 
     Raises:
@@ -36,51 +36,51 @@ def files_of_instance(directory: Path, instance_id: str, repository: str, commit
     """
     for ending in ARCHIVES:
         if (archive := directory / f"{instance_id}{ending}").is_file():
-            return Archive(archive)
+            return ArchiveFiles(archive)
     owner, _, name = repository.partition("/")
     for place in (f"{owner}__{name}", f"{owner}/{name}", name):
         for mirror in (directory / f"{place}.git", directory / place):
             if not mirror.is_dir():
                 continue
-            if git(mirror, "cat-file", "-e", f"{commit}^{{commit}}") is None:
+            if run_git(mirror, "cat-file", "-e", f"{commit}^{{commit}}") is None:
                 raise ValueError(f"the mirror {mirror} has no commit {commit[:40]}")
-            return Commit(mirror, commit)
+            return CommitFiles(mirror, commit)
     raise ValueError(f"{directory} has neither a mirror of {repository} nor an archive {instance_id}.tar.gz")
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitFiles:
     """The files of a commit, or some of them."""
 
     mirror: Path
     commit: str
     only: tuple[str, ...] = ()
 
-    def read(self) -> dict[str, File]:
+    def read(self) -> dict[str, TreeFile]:
         """Return the files.
 
         Raises:
             UsageError: Git cannot read them.
         """
-        packed = git(self.mirror, "archive", "--format=tar", self.commit, "--", *self.only)
+        packed = run_git(self.mirror, "archive", "--format=tar", self.commit, "--", *self.only)
         if packed is None:
             raise UsageError(f"Git cannot read {self.commit} of {self.mirror}.", remedy="Fetch it into the mirror.")
         return _in_tar(packed, str(self.mirror))
 
-    def some(self, names: Iterable[str]) -> dict[str, File]:
+    def read_some(self, names: Iterable[str]) -> dict[str, TreeFile]:
         """Return some of them; missing ones are left out."""
-        listed = git(self.mirror, "ls-tree", "-r", "-z", "--name-only", self.commit, "--", *names) or b""
+        listed = run_git(self.mirror, "ls-tree", "-r", "-z", "--name-only", self.commit, "--", *names) or b""
         there = tuple(sorted(name for name in listed.decode(errors="replace").split("\0") if name))
-        return Commit(self.mirror, self.commit, there).read() if there else {}
+        return CommitFiles(self.mirror, self.commit, there).read() if there else {}
 
 
 @dataclass(frozen=True, slots=True)
-class Archive:
+class ArchiveFiles:
     """The files of an archive; a single directory at its top is not part of their paths."""
 
     path: Path
 
-    def read(self) -> dict[str, File]:
+    def read(self) -> dict[str, TreeFile]:
         """Return the files.
 
         Raises:
@@ -96,40 +96,40 @@ class Archive:
             return {name.partition("/")[2]: file for name, file in found.items()}
         return found
 
-    def some(self, names: Iterable[str]) -> dict[str, File]:
+    def read_some(self, names: Iterable[str]) -> dict[str, TreeFile]:
         """Return some of them; missing ones are left out."""
         found = self.read()
         return {name: found[name] for name in names if name in found}
 
 
 @dataclass(frozen=True, slots=True)
-class Patched:
+class PatchedFiles:
     """The files that a patch touches, in their patched form, and further ones."""
 
-    before: Commit | Archive | InImage
+    before: CommitFiles | ArchiveFiles | ImageFiles
     patch: str
     names: tuple[str, ...]
-    further: tuple[tuple[str, File], ...] = ()
+    further: tuple[tuple[str, TreeFile], ...] = ()
 
-    def read(self) -> dict[str, File]:
+    def read(self) -> dict[str, TreeFile]:
         """Return the files.
 
         Raises:
             UsageError: the patch does not apply.
         """
         with tempfile.TemporaryDirectory(prefix="deckhands-patched-") as folder:
-            for name, file in self.before.some(self.names).items():
+            for name, file in self.before.read_some(self.names).items():
                 path = Path(folder, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(file.content)
                 path.chmod(0o755 if file.is_executable else 0o644)
             patch = self.patch.encode()
-            if patch.strip() and git(Path(folder), "apply", "--whitespace=nowarn", "-", given=patch) is None:
+            if patch.strip() and run_git(Path(folder), "apply", "--whitespace=nowarn", "-", given=patch) is None:
                 raise UsageError("The patch does not apply.")
-            return tree_of(Path(folder)) | dict(self.further)
+            return read_tree(Path(folder)) | dict(self.further)
 
 
-def git(directory: Path, *arguments: str, given: bytes = b"") -> bytes | None:
+def run_git(directory: Path, *arguments: str, given: bytes = b"") -> bytes | None:
     """Return the output of a Git command in a directory; None: it failed.
 
     Raises:
@@ -168,8 +168,8 @@ def is_safe(name: str) -> bool:
     return bool(name) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
-def _in_tar(packed: bytes, place: str) -> dict[str, File]:
-    found: dict[str, File] = {}
+def _in_tar(packed: bytes, place: str) -> dict[str, TreeFile]:
+    found: dict[str, TreeFile] = {}
     size = 0
     try:
         with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
@@ -181,14 +181,14 @@ def _in_tar(packed: bytes, place: str) -> dict[str, File]:
                 content = tar.extractfile(member)
                 assert content is not None
                 name = PurePosixPath(member.name).as_posix()
-                found[name] = File(content.read(), bool(member.mode & 0o100))
+                found[name] = TreeFile(content.read(), bool(member.mode & 0o100))
     except tarfile.TarError as error:
         raise UsageError(f"{place} cannot be read as an archive: {error}.") from error
     return found
 
 
-def _in_zip(path: Path) -> dict[str, File]:
-    found: dict[str, File] = {}
+def _in_zip(path: Path) -> dict[str, TreeFile]:
+    found: dict[str, TreeFile] = {}
     size = 0
     with zipfile.ZipFile(path) as packed:
         for member in packed.infolist():
@@ -197,7 +197,7 @@ def _in_zip(path: Path) -> dict[str, File]:
                 continue
             size += member.file_size
             _check(str(path), member.filename, size, len(found))
-            found[PurePosixPath(member.filename).as_posix()] = File(packed.read(member), bool(mode & 0o100))
+            found[PurePosixPath(member.filename).as_posix()] = TreeFile(packed.read(member), bool(mode & 0o100))
     return found
 
 
@@ -208,7 +208,7 @@ def _check(place: str, name: str, size: int, count: int) -> None:
         raise UsageError(f"{place} has more than {MAX_BYTES:,} bytes or {MAX_FILES:,} files.")
 
 
-def touched_by(patch: str) -> tuple[Sequence[str], Sequence[str]]:
+def find_touched_files(patch: str) -> tuple[Sequence[str], Sequence[str]]:
     """Return the files that a patch creates or changes, and those that it deletes."""
     left: dict[str, None] = {}
     deleted: dict[str, None] = {}

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from broker.runtime import UsageError
-from deckhands.evaluation.datasets.check_programs import COMMAND, named_tests
-from deckhands.evaluation.datasets.file_trees import tree_of
+from deckhands.evaluation.datasets.check_programs import COMMAND, build_test_check
+from deckhands.evaluation.datasets.file_trees import read_tree
 from deckhands.evaluation.datasets.instances import Instance
 
 DIRECTORY = Path(__file__).parents[2] / "examples" / "shipped"
 
 
-def shipped_instances() -> list[Instance]:
+def read_shipped_instances() -> list[Instance]:
     """Return the instances whose programs are installed on this machine.
 
     Raises:
@@ -34,20 +34,20 @@ def shipped_instances() -> list[Instance]:
         about = tomllib.loads((folder / "instance.toml").read_text(encoding="utf-8"))
         if any(shutil.which(program) is None for program in about["needs"]):
             continue
-        found.append(shipped_instance(folder, about))
+        found.append(read_shipped_instance(folder, about))
     if not found:
         raise UsageError("No instance can be tried on this machine.", remedy="Install Python 3 as `python3`.")
     return found
 
 
-def shipped_instance(folder: Path, about: Mapping[str, Any]) -> Instance:
+def read_shipped_instance(folder: Path, about: Mapping[str, Any]) -> Instance:
     """Return the instance in a directory, given its `instance.toml`."""
     asked = {name: about[name] for name in ("isolated", "in_process", "sources", "limit_seconds") if name in about}
     return Instance(
         folder.name,
         (folder / "task.md").read_text(encoding="utf-8"),
         workspace=folder / "workspace",
-        hidden=named_tests(folder / "hidden", tuple(about["tests"]), **asked),
+        hidden=build_test_check(folder / "hidden", tuple(about["tests"]), **asked),
         check=COMMAND,
         tags=(about["level"], about["language"]),
         turns=tuple(_turns(folder / "solution")),
@@ -57,7 +57,7 @@ def shipped_instance(folder: Path, about: Mapping[str, Any]) -> Instance:
 def _turns(solution: Path) -> list[dict[str, Any]]:
     """Return a script that writes the files of a solution, and finishes."""
     writing = []
-    for name, file in sorted(tree_of(solution).items()):
+    for name, file in sorted(read_tree(solution).items()):
         content = base64.b64encode(file.content).decode()
         writing.append(
             f"mkdir -p {shlex.quote(str(Path(name).parent))}; echo {content} | base64 -d > {shlex.quote(name)}"

@@ -20,10 +20,17 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
 
 from broker.runtime import UsageError
 from deckhands.evaluation.datasets.check_programs import COMMAND, program_files
-from deckhands.evaluation.datasets.docker_images import DOCKER, ENTER, InImage, image_of
-from deckhands.evaluation.datasets.human_eval import scripted
+from deckhands.evaluation.datasets.docker_images import DOCKER, ENTER, ImageFiles, find_image
+from deckhands.evaluation.datasets.human_eval import make_command_script
 from deckhands.evaluation.datasets.instances import ID, Instance
-from deckhands.evaluation.datasets.repositories import Archive, Commit, Patched, files_of_instance, is_safe, touched_by
+from deckhands.evaluation.datasets.repositories import (
+    ArchiveFiles,
+    CommitFiles,
+    PatchedFiles,
+    find_instance_files,
+    find_touched_files,
+    is_safe,
+)
 
 KEYS = frozenset({"instance_id", "repo", "base_commit", "test_patch"})
 OWN_RUNNER: Mapping[str, tuple[str, ...]] = {"django/django": ("tests/runtests.py", "tests/test_sqlite.py")}
@@ -34,7 +41,7 @@ TASK = (
 )
 
 
-class _Row(BaseModel):
+class _SweBenchRow(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     instance_id: str = Field(pattern=ID)
@@ -61,11 +68,11 @@ def swe_bench_instance(row: Mapping[str, Any], repositories: Path | None) -> Ins
     Raises:
         ValueError: it cannot be used: a field is wrong, its repository is not there, or its test patch does not apply.
     """
-    found = _Row.model_validate(row)
+    found = _SweBenchRow.model_validate(row)
     if repositories is None:
         raise ValueError(f"its repository {found.repo} is not known: name --repositories DIR, or --repositories docker")
-    before, image = _before(found, repositories)
-    left, deleted = touched_by(found.test_patch)
+    before, image = _find_files(found, repositories)
+    left, deleted = find_touched_files(found.test_patch)
     wrong = [name for name in (*left, *deleted) if not is_safe(name)]
     if wrong:
         raise ValueError(f"test_patch: {wrong[0]!r} is no relative path")
@@ -78,7 +85,7 @@ def swe_bench_instance(row: Mapping[str, Any], repositories: Path | None) -> Ins
     further = tuple(program_files("swe_bench", asked).items())
     runner = OWN_RUNNER.get(found.repo, ())
     names = (*dict.fromkeys((*left, *deleted, *runner)),)
-    hidden = Patched(before, found.test_patch, names, further) if found.test_patch.strip() else None
+    hidden = PatchedFiles(before, found.test_patch, names, further) if found.test_patch.strip() else None
     if hidden is not None and not image:  # an image is read when an attempt starts
         try:
             hidden.read()
@@ -89,19 +96,19 @@ def swe_bench_instance(row: Mapping[str, Any], repositories: Path | None) -> Ins
         found.instance_id,
         TASK.format(repo=found.repo, issue=found.problem_statement.strip()),
         workspace=before,
-        hidden=hidden or Patched(before, "", runner, further),
+        hidden=hidden or PatchedFiles(before, "", runner, further),
         check=f"{ENTER if image else ''}{COMMAND}",
         image=image,
         tags=(found.repo, *([found.difficulty] if found.difficulty else [])),
-        turns=scripted(f"echo {gold} | base64 -d | git apply -") if found.patch else (),
+        turns=make_command_script(f"echo {gold} | base64 -d | git apply -") if found.patch else (),
     )
 
 
-def _before(row: _Row, repositories: Path) -> tuple[Commit | Archive | InImage, str]:
+def _find_files(row: _SweBenchRow, repositories: Path) -> tuple[CommitFiles | ArchiveFiles | ImageFiles, str]:
     """Return the source of the files, and the image of the containers; empty: there is none."""
     if str(repositories) == DOCKER:
-        image = image_of(row.instance_id, row.image)
-        return InImage(image), image
-    before = files_of_instance(repositories, row.instance_id, row.repo, row.base_commit)
-    assert isinstance(before, Commit | Archive)
+        image = find_image(row.instance_id, row.image)
+        return ImageFiles(image), image
+    before = find_instance_files(repositories, row.instance_id, row.repo, row.base_commit)
+    assert isinstance(before, CommitFiles | ArchiveFiles)
     return before, ""

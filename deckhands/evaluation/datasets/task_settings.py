@@ -58,7 +58,7 @@ TABLES = ("agent", "verifier", "environment", "solution")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TaskSettings:
     """The settings that are used.
 
     Attributes:
@@ -74,7 +74,7 @@ class Settings:
     ignored: tuple[str, ...] = ()
 
 
-def settings_of(about: Mapping[str, Any]) -> Settings:
+def parse_settings(about: Mapping[str, Any]) -> TaskSettings:
     """Return the settings of a task.
 
     Raises:
@@ -105,7 +105,7 @@ def settings_of(about: Mapping[str, Any]) -> Settings:
             ignored.append(f"{name} is ignored: it is not known")
     if (parser := about.get("parser_name", "pytest")) != "pytest":
         raise ValueError(f"parser_name is {parser}: only pytest's reports are read")
-    return Settings(
+    return TaskSettings(
         _literal("environment.env", keys),
         _literal("verifier.env", keys),
         _literal("solution.env", keys),

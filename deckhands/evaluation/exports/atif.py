@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from deckhands.evaluation.exports.dialogue import Dialogue, Turn, time_of
+from deckhands.evaluation.exports.dialogue import Dialogue, DialogueTurn, format_time
 
 VERSION = "ATIF-v1.6"
 Fields = dict[str, Any]
 
 
-def atif_of(dialogue: Dialogue, row: Mapping[str, Any]) -> Fields:
+def to_atif(dialogue: Dialogue, row: Mapping[str, Any]) -> Fields:
     """Return the trajectory of an attempt, with its row under `extra`."""
     steps: list[Fields] = []
     owners: dict[str, Fields] = {}
@@ -51,13 +51,13 @@ def atif_of(dialogue: Dialogue, row: Mapping[str, Any]) -> Fields:
     }
 
 
-def _step(number: int, turn: Turn) -> Fields:
+def _step(number: int, turn: DialogueTurn) -> Fields:
     step: Fields = {
         "step_id": number,
         "source": "agent" if turn.role == "assistant" else turn.role,
         "message": turn.content,
     }
-    if (at := time_of(turn.at)) is not None:
+    if (at := format_time(turn.at)) is not None:
         step["timestamp"] = at
     if turn.images:
         step["extra"] = {"images": len(turn.images)}

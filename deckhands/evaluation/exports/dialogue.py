@@ -21,14 +21,14 @@ from broker.contract import (
     ModelReply,
     Observation,
     SystemMessageAction,
-    taken_back,
+    find_rolled_back,
 )
 
 Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class DialogueCall:
     """A call of a tool."""
 
     id: str
@@ -37,7 +37,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class DialogueTurn:
     """One message.
 
     Attributes:
@@ -50,7 +50,7 @@ class Turn:
     role: Role
     content: str
     at: datetime | None = None
-    calls: tuple[Call, ...] = ()
+    calls: tuple[DialogueCall, ...] = ()
     call_id: str = ""
     name: str = ""
     thinking: str = ""
@@ -71,7 +71,7 @@ class Dialogue:
     model: str
     version: str
     tools: tuple[str, ...] = ()
-    turns: tuple[Turn, ...] = field(default=(), repr=False)
+    turns: tuple[DialogueTurn, ...] = field(default=(), repr=False)
 
     @property
     def task(self) -> str:
@@ -79,7 +79,7 @@ class Dialogue:
         return next((turn.content for turn in self.turns if turn.role == "user"), "")
 
     @property
-    def last_words(self) -> str:
+    def last_message(self) -> str:
         """The agent's final message: that of its finish, or its last text."""
         for turn in reversed(self.turns):
             if turn.role != "assistant":
@@ -92,13 +92,13 @@ class Dialogue:
         return ""
 
 
-def dialogue_of(conversation_id: str, events: Sequence[Event]) -> Dialogue:
+def to_dialogue(conversation_id: str, events: Sequence[Event]) -> Dialogue:
     """Return a log as a dialogue.
 
     Args:
         events: whole, from the first one on.
     """
-    without = taken_back(events)
+    without = find_rolled_back(events)
     kept = [event for event in events if event.id not in without]
     created = next((event for event in kept if isinstance(event, ConversationCreated)), None)
     system = next((event for event in kept if isinstance(event, SystemMessageAction)), None)
@@ -115,25 +115,29 @@ def dialogue_of(conversation_id: str, events: Sequence[Event]) -> Dialogue:
     )
 
 
-def _turn(event: Event) -> Turn | None:
+def _turn(event: Event) -> DialogueTurn | None:
     match event:
         case SystemMessageAction():
-            return Turn("system", event.content, event.timestamp)
+            return DialogueTurn("system", event.content, event.timestamp)
         case MessageAction() if event.source is EventSource.USER:
-            return Turn("user", event.content, event.timestamp, images=tuple(event.image_urls or ()))
+            return DialogueTurn("user", event.content, event.timestamp, images=tuple(event.image_urls or ()))
         case ModelReply() if event.service == "agent":
-            calls = tuple(Call(call.id, call.name, _arguments(call.arguments)) for call in event.tool_calls)
+            calls = tuple(
+                DialogueCall(call.id, call.name, _parse_arguments(call.arguments)) for call in event.tool_calls
+            )
             blocks = (block.get("thinking") or block.get("text") for block in event.thinking_blocks)
             thinking = "\n".join(text for text in blocks if isinstance(text, str))
-            return Turn("assistant", event.content, event.timestamp, calls, thinking=thinking, reply=event)
+            return DialogueTurn("assistant", event.content, event.timestamp, calls, thinking=thinking, reply=event)
         case Observation() if event.tool_call_metadata is not None:
             called = event.tool_call_metadata
             content = event.agent_text or event.content or event.sentence
-            return Turn("tool", content, event.timestamp, call_id=called.tool_call_id, name=called.function_name)
+            return DialogueTurn(
+                "tool", content, event.timestamp, call_id=called.tool_call_id, name=called.function_name
+            )
     return None
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def _parse_arguments(text: str) -> dict[str, Any]:
     """Return the arguments of a call; text that is not a JSON object is put under `_raw`."""
     try:
         found = json.loads(text or "{}")
@@ -142,6 +146,6 @@ def _arguments(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"_raw": text}
 
 
-def time_of(moment: datetime | None) -> str | None:
+def format_time(moment: datetime | None) -> str | None:
     """Format a time in ISO 8601."""
     return None if moment is None else moment.isoformat()

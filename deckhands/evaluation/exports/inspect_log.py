@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from deckhands.evaluation.exports.dialogue import Call, Dialogue, Turn, time_of
+from deckhands.evaluation.exports.dialogue import Dialogue, DialogueCall, DialogueTurn, format_time
 
 SCORER = "deckhands"
 LIMITS = {"iterations": "message", "tokens": "token", "time": "time", "budget": "cost", "evaluation_budget": "cost"}
@@ -24,7 +24,7 @@ Fields = dict[str, Any]
 Row = Mapping[str, Any]
 
 
-def inspect_log_of(name: str, dataset: str, model: str, attempts: Sequence[tuple[Row, Dialogue | None]]) -> Fields:
+def to_inspect_log(name: str, dataset: str, model: str, attempts: Sequence[tuple[Row, Dialogue | None]]) -> Fields:
     """Return the log of one model.
 
     Args:
@@ -45,7 +45,7 @@ def inspect_log_of(name: str, dataset: str, model: str, attempts: Sequence[tuple
         "eval": {
             "eval_id": f"{name}-{model}",
             "run_id": name,
-            "created": time_of(begun),
+            "created": format_time(begun),
             "task": dataset,
             "task_id": name,
             "solver": f"deckhands/{agent}",
@@ -60,7 +60,7 @@ def inspect_log_of(name: str, dataset: str, model: str, attempts: Sequence[tuple
             "completed_samples": len(counted),
             "scores": [{"name": SCORER, "scorer": SCORER, "metrics": _metrics(counted)}],
         },
-        "stats": {"started_at": time_of(begun), "completed_at": time_of(ended), "model_usage": {model: usage}},
+        "stats": {"started_at": format_time(begun), "completed_at": format_time(ended), "model_usage": {model: usage}},
         "samples": samples,
     }
 
@@ -77,14 +77,14 @@ def _metrics(rows: Sequence[Row]) -> Fields:
 
 def _sample(row: Row, dialogue: Dialogue | None) -> Fields:
     turns = dialogue.turns if dialogue is not None else ()
-    said = dialogue.last_words if dialogue is not None else ""
+    said = dialogue.last_message if dialogue is not None else ""
     moments = [turn.at for turn in turns if turn.at is not None]
     sample: Fields = {
         "id": row["instance"],
         "epoch": row["attempt"],
         "input": dialogue.task if dialogue is not None else "",
         "target": "",
-        "messages": [inspect_message(turn) for turn in turns],
+        "messages": [to_inspect_message(turn) for turn in turns],
         "events": _events(turns),
         "output": {
             "model": row["model"],
@@ -97,7 +97,7 @@ def _sample(row: Row, dialogue: Dialogue | None) -> Fields:
         "total_time": row["seconds"],
     }
     if moments:
-        sample |= {"started_at": time_of(min(moments)), "completed_at": time_of(max(moments))}
+        sample |= {"started_at": format_time(min(moments)), "completed_at": format_time(max(moments))}
     match row["outcome"]:
         case "infra-abandoned":
             text = f"The infrastructure failed: {row['cause']}."
@@ -112,18 +112,18 @@ def _sample(row: Row, dialogue: Dialogue | None) -> Fields:
     return sample
 
 
-def _events(turns: Sequence[Turn]) -> list[Fields]:
+def _events(turns: Sequence[DialogueTurn]) -> list[Fields]:
     """Return the events of a sample's transcript: model calls and tool calls.
 
     For a sample without events, `inspect view` reports that they were too large.
     """
     moments = [turn.at for turn in turns if turn.at is not None]
-    asked: dict[str, tuple[Call, datetime]] = {}
+    asked: dict[str, tuple[DialogueCall, datetime]] = {}
     unseen: list[Fields] = []
     events: list[Fields] = []
     for turn in turns:
         at = turn.at or NEVER
-        message = inspect_message(turn)
+        message = to_inspect_message(turn)
         if turn.role == "assistant" and turn.reply is not None:
             reply = turn.reply
             output: Fields = {
@@ -133,7 +133,7 @@ def _events(turns: Sequence[Turn]) -> list[Fields]:
             sent, made = reply.usage.prompt_tokens, reply.usage.completion_tokens
             output["usage"] = {"input_tokens": sent, "output_tokens": made, "total_tokens": sent + made}
             begun = at - timedelta(seconds=reply.latency_seconds)
-            fields = {"model": reply.model, "input": unseen, "output": output, "completed": time_of(at)}
+            fields = {"model": reply.model, "input": unseen, "output": output, "completed": format_time(at)}
             events.append(
                 _event("model", moments, begun, **fields, tools=[], tool_choice="auto", config={})
                 | {"working_time": reply.latency_seconds}
@@ -145,16 +145,21 @@ def _events(turns: Sequence[Turn]) -> list[Fields]:
         if turn.role == "tool" and turn.call_id in asked:
             call, begun = asked[turn.call_id]
             fields = {"id": call.id, "function": call.name, "arguments": call.arguments, "result": turn.content}
-            events.append(_event("tool", moments, begun, **fields, completed=time_of(at)))
+            events.append(_event("tool", moments, begun, **fields, completed=format_time(at)))
     return events
 
 
 def _event(kind: str, moments: Sequence[datetime], at: datetime, **fields: Any) -> Fields:
     begun = min(moments, default=at)
-    return {"event": kind, "timestamp": time_of(at), "working_start": max(0.0, (at - begun).total_seconds()), **fields}
+    return {
+        "event": kind,
+        "timestamp": format_time(at),
+        "working_start": max(0.0, (at - begun).total_seconds()),
+        **fields,
+    }
 
 
-def inspect_message(turn: Turn) -> Fields:
+def to_inspect_message(turn: DialogueTurn) -> Fields:
     """Return a turn as a message of inspect_ai."""
     message: Fields = {"role": turn.role, "content": turn.content}
     if turn.images:

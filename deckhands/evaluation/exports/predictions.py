@@ -9,6 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def prediction_of(row: Mapping[str, Any], patch: str) -> dict[str, str]:
+def to_prediction(row: Mapping[str, Any], patch: str) -> dict[str, str]:
     """Return the line of an attempt."""
     return {"instance_id": str(row["instance"]), "model_name_or_path": str(row["model"]), "model_patch": patch}

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from deckhands.evaluation.exports.dialogue import Dialogue, Turn
+from deckhands.evaluation.exports.dialogue import Dialogue, DialogueTurn
 
 ABOUT = ("instance", "model", "attempt", "outcome", "conversation_id", "cost_usd", "iterations", "tags")
 
 
-def sft_of(dialogue: Dialogue, row: Mapping[str, Any]) -> dict[str, Any]:
+def to_sft(dialogue: Dialogue, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the example of an attempt.
 
     Trainers require a result for every call: a call without a result in the log, such as the last, gets an empty one.
@@ -24,19 +24,19 @@ def sft_of(dialogue: Dialogue, row: Mapping[str, Any]) -> dict[str, Any]:
                 continue
             del waiting[turn.call_id]
         else:
-            messages += _unanswered(waiting)
+            messages += _add_empty_results(waiting)
             waiting = {call.id: call.name for call in turn.calls}
         messages.append(_message(turn))
-    messages += _unanswered(waiting)
+    messages += _add_empty_results(waiting)
     about = {name: row[name] for name in ABOUT if name in row}
     return {"messages": messages, "metadata": about | {"agent": dialogue.agent, "tools": list(dialogue.tools)}}
 
 
-def _unanswered(waiting: Mapping[str, str]) -> list[dict[str, Any]]:
+def _add_empty_results(waiting: Mapping[str, str]) -> list[dict[str, Any]]:
     return [{"role": "tool", "tool_call_id": call_id, "name": name, "content": ""} for call_id, name in waiting.items()]
 
 
-def _message(turn: Turn) -> dict[str, Any]:
+def _message(turn: DialogueTurn) -> dict[str, Any]:
     if turn.role == "tool":
         return {"role": "tool", "tool_call_id": turn.call_id, "name": turn.name, "content": turn.content}
     message: dict[str, Any] = {"role": turn.role, "content": turn.content}

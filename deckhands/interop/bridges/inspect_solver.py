@@ -22,15 +22,15 @@ from pydantic import TypeAdapter
 from broker.contract import AgentSpec, AgentState, Limits
 from deckhands.client import MAX_TITLE, Client, Summary
 from deckhands.evaluation import (
-    AGENTS_FAULT,
+    AGENT_FAULT_CODES,
     LIMITS,
     MAX_BYTES,
     MAX_FILES,
-    File,
-    dialogue_of,
-    inspect_message,
-    packed,
-    tree_of,
+    TreeFile,
+    pack_tree,
+    read_tree,
+    to_dialogue,
+    to_inspect_message,
 )
 
 _MESSAGES: TypeAdapter[list[Any]] = TypeAdapter(list[ChatMessage])
@@ -61,7 +61,7 @@ def deckhands_agent(
     async def solve(state: TaskState, generate: Generate) -> TaskState:  # noqa: ARG001  (the signature of solvers)
         async with await Client.connect(cluster) as client:
             before = await _sandbox_files() if use_sandbox else None
-            workspace, upload = packed(before or {})
+            workspace, upload = pack_tree(before or {})
             spec = AgentSpec(name=agent, enable_workspace_skills=False)  # exactly as inspect gives it
             if model is not None:
                 spec = spec.model_copy(update={"llm": spec.llm.model_copy(update={"model": model})})
@@ -79,10 +79,10 @@ def deckhands_agent(
             events = await client.events(conversation_id, is_whole=True)
             if before is not None:
                 await _write_back(client, conversation_id, before)
-        _check(summary)
-        dialogue = dialogue_of(conversation_id, events)
-        state.messages = _MESSAGES.validate_python([inspect_message(turn) for turn in dialogue.turns])
-        state.output = ModelOutput.from_content(dialogue.model or "deckhands", summary.message or dialogue.last_words)
+        _require_result(summary)
+        dialogue = to_dialogue(conversation_id, events)
+        state.messages = _MESSAGES.validate_python([to_inspect_message(turn) for turn in dialogue.turns])
+        state.output = ModelOutput.from_content(dialogue.model or "deckhands", summary.message or dialogue.last_message)
         state.output.usage = ModelUsage(
             input_tokens=summary.prompt_tokens,
             output_tokens=summary.completion_tokens,
@@ -100,15 +100,15 @@ def deckhands_agent(
     return solve
 
 
-def _check(summary: Summary) -> None:
+def _require_result(summary: Summary) -> None:
     said = summary.error_code
     if summary.state == AgentState.STOPPED:
         raise SampleFailed(f"The conversation {summary.conversation_id} was stopped.")
-    if summary.state == AgentState.ERROR and said not in LIMITS and said not in AGENTS_FAULT:
+    if summary.state == AgentState.ERROR and said not in LIMITS and said not in AGENT_FAULT_CODES:
         raise SampleFailed(f"The conversation {summary.conversation_id} ended in the error {said}: {summary.message}")
 
 
-async def _sandbox_files() -> dict[str, File] | None:
+async def _sandbox_files() -> dict[str, TreeFile] | None:
     """Return the files of the sandbox's working directory; None: the sample has no sandbox."""
     try:
         place = sandbox()
@@ -118,19 +118,19 @@ async def _sandbox_files() -> dict[str, File] | None:
     names = [name.removeprefix("./") for name in listed.stdout.splitlines() if name]
     if len(names) > MAX_FILES:
         raise SampleFailed(f"The sandbox has more than {MAX_FILES:,} files.")
-    found: dict[str, File] = {}
+    found: dict[str, TreeFile] = {}
     for name in names:
-        found[name] = File(await place.read_file(name, text=False))
+        found[name] = TreeFile(await place.read_file(name, text=False))
         if sum(len(file.content) for file in found.values()) > MAX_BYTES:
             raise SampleFailed(f"The sandbox has more than {MAX_BYTES:,} bytes.")
     return found
 
 
-async def _write_back(client: Client, conversation_id: str, before: dict[str, File]) -> None:
+async def _write_back(client: Client, conversation_id: str, before: dict[str, TreeFile]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "found")
         await client.files.download(conversation_id, ".", target)
-        after = tree_of(target)
+        after = read_tree(target)
     place = sandbox()
     for name, file in after.items():
         if (name not in before or before[name].content != file.content) and not name.startswith(".openhands/"):

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.runtime import SYSTEM_CLOCK, Child, Clock, DeckhandsError, UsageError
+from broker.runtime import SYSTEM_CLOCK, ChildProcess, Clock, DeckhandsError, UsageError
 from deckhands.client import ExitCode
 from deckhands.interop.headless.contract import (
     MAX_ITERATIONS,
@@ -28,7 +28,7 @@ from deckhands.interop.headless.contract import (
     experiment_id,
 )
 from deckhands.interop.headless.inside import PathDenied
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 COMMAND = (sys.executable, "-P", "-m", "deckhands.headless")
 TAIL_BYTES = 4_000
@@ -45,7 +45,7 @@ class RunSummary:
         success: the agent has finished, and its result fulfils the contract.
         exit_code: of the process; negative for a signal.
         artifacts: the files of the results and the logs, as absolute paths.
-        reason: `finished`, `error`, `usage`, `rejected`, `out_of_time`, `needs_person`, `limit_reached`,
+        reason: `finished`, `error`, `usage`, `rejected`, `out_of_time`, `needs_person`, `find_reached_limit`,
             `interrupted`, `missing_artifact`, `path_denied` or `killed`.
         stdout_tail: the end of the process's output, including errors.
     """
@@ -105,18 +105,18 @@ class Bridge:
         try:
             experiment = experiment_id(name)
             contract = Contract(self._workspace(workspace), experiment)
-            environment = FaceSettings.from_env().environment if self._environment is None else self._environment
+            environment = CliSettings.from_env().environment if self._environment is None else self._environment
         except PathDenied as error:
-            return self._refused(error, HeadlessExit.PATH_DENIED)
+            return self._build_refusal(error, HeadlessExit.PATH_DENIED)
         except DeckhandsError as error:
-            return self._refused(error, ExitCode.USAGE)
+            return self._build_refusal(error, ExitCode.USAGE)
         options = ["-n", experiment, "-d", str(contract.root), "-i", str(max_iterations)]
         options += ["--timeout", str(timeout_seconds), *arguments]
         with tempfile.TemporaryDirectory(prefix="deckhands-bridge-") as folder:
             file, log = Path(folder, "task"), Path(folder, "output")
             file.write_text(task, encoding="utf-8")
-            code, is_killed = self._ended([*options, "-f", str(file)], log, environment, timeout_seconds)
-            output = _tail(log)
+            code, is_killed = self._run_command([*options, "-f", str(file)], log, environment, timeout_seconds)
+            output = _read_tail(log)
         return self._summary(contract, code, output, self._clock.monotonic() - began, is_killed=is_killed)
 
     def _workspace(self, workspace: Path | str) -> Path:
@@ -134,15 +134,15 @@ class Bridge:
             )
         return path
 
-    def _ended(
+    def _run_command(
         self, options: Sequence[str], log: Path, environment: Mapping[str, str], limit_seconds: float
     ) -> tuple[int, bool]:
         """Run the command, and return its exit code, and whether the bridge's time limit was reached."""
         # When the bridge's process ends, the run gets the signal at which it stops its workers cleanly.
-        child = Child.start([*self._command, *options], log=log, env=environment, last_signal=signal.SIGTERM)
+        child = ChildProcess.start([*self._command, *options], log=log, env=environment, last_signal=signal.SIGTERM)
         watch = os.pidfd_open(child.pid)
         try:
-            has_ended = _has_ended(watch, limit_seconds + self._grace_seconds)
+            has_ended = _wait_for_exit(watch, limit_seconds + self._grace_seconds)
             if not has_ended:
                 _stop(child, watch)
         except BaseException:  # such as KeyboardInterrupt: end started processes before the caller continues
@@ -156,7 +156,7 @@ class Bridge:
         artifacts: tuple[Path, ...] = ()
         try:
             artifacts = tuple(contract.root / path for path in contract.artifacts())
-            if code == ExitCode.FINISHED and (fault := contract.fault()):
+            if code == ExitCode.FINISHED and (fault := contract.find_fault()):
                 code, output = HeadlessExit.MISSING_ARTIFACT, f"{output}{fault}\n"
         except PathDenied as error:
             code, output = HeadlessExit.PATH_DENIED, f"{output}{error.message}\n"
@@ -170,25 +170,25 @@ class Bridge:
         return RunSummary(code == ExitCode.FINISHED, int(code), seconds, artifacts, reason, output[-TAIL_BYTES:])
 
     @staticmethod
-    def _refused(error: UsageError | DeckhandsError, code: int) -> RunSummary:
+    def _build_refusal(error: UsageError | DeckhandsError, code: int) -> RunSummary:
         return RunSummary(False, int(code), 0.0, (), REASONS[code], f"{error}\n")
 
 
-def _tail(log: Path) -> str:
+def _read_tail(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         return file.read().decode("utf-8", "replace")
 
 
-def _stop(child: Child, watch: int) -> None:
+def _stop(child: ChildProcess, watch: int) -> None:
     """Ask a run to stop cleanly, and kill it if it does not."""
     child.send(signal.SIGTERM)
-    if not _has_ended(watch, STOP_SECONDS):
+    if not _wait_for_exit(watch, STOP_SECONDS):
         child.send(signal.SIGKILL)
-        _has_ended(watch, None)
+        _wait_for_exit(watch, None)
 
 
-def _has_ended(watch: int, limit_seconds: float | None) -> bool:
+def _wait_for_exit(watch: int, limit_seconds: float | None) -> bool:
     """Wait for the end of a process, given as a pidfd, and return whether it ended; None: without limit."""
     waiting = select.poll()
     waiting.register(watch, select.POLLIN)

@@ -17,14 +17,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from broker.runtime import CONFIG_FILES_READ, UsageError, joined_paths, split_paths
-from deckhands.configuration import doubt_about
-from deckhands.interop.headless.config_keys import LLM_KEYS, REFUSED, SECTIONS_REFUSED, TAKEN, WITHOUT_EFFECT, Kind
+from broker.runtime import CONFIG_FILES_READ, UsageError, join_paths, split_paths
+from deckhands.configuration import find_doubt
+from deckhands.interop.headless.config_keys import (
+    LLM_KEYS,
+    SUPPORTED,
+    UNSUPPORTED_KEYS,
+    UNSUPPORTED_SECTIONS,
+    WITHOUT_EFFECT,
+    Kind,
+)
 
 CONFIG_FILE = "config.toml"
 VARIABLES = {
     (f"{section}_" if section != "core" else "").upper() + name.upper(): (section, name, kind)
-    for section, keys in TAKEN.items()
+    for section, keys in SUPPORTED.items()
     for name, kind in keys.items()
 }
 """The variables of OpenHands that are read, in addition to `LLM_…`."""
@@ -71,11 +78,15 @@ class Config:
             if merged.get(other):
                 merged.setdefault(name, merged[other])
         if profile is None:
-            merged |= {name: text for name, text in _variables(self.llm).items() if not _names_of(name) & merged.keys()}
+            merged |= {
+                name: text
+                for name, text in _to_variables(self.llm).items()
+                if not _variable_names(name) & merged.keys()
+            }
         else:  # a key of the environment must not be sent to a section's address
-            taken = {name for key in LLM_KEYS for name in _names_of(f"LLM_{key.upper()}")}
+            taken = {name for key in LLM_KEYS for name in _variable_names(f"LLM_{key.upper()}")}
             merged = {name: text for name, text in merged.items() if name not in taken}
-            merged |= _variables(self.named[profile])
+            merged |= _to_variables(self.named[profile])
         for name in ("git_user_name", "git_user_email"):
             if (value := self.get("core", name)) is not None:
                 merged.setdefault(f"DECKHANDS_{name.upper()}", value)
@@ -85,7 +96,7 @@ class Config:
             merged["NO_COLOR"] = "1"
         if self.file is not None:
             files: list[Path | str] = [*split_paths(merged.get(CONFIG_FILES_READ, "")), self.file]
-            merged[CONFIG_FILES_READ] = joined_paths(files)
+            merged[CONFIG_FILES_READ] = join_paths(files)
         return merged
 
 
@@ -101,7 +112,7 @@ def read_config(named: Path | None, env: Mapping[str, str], directory: Path) -> 
     config = Config()
     path = named if named is not None else directory / CONFIG_FILE
     if named is not None or path.is_file():
-        reason = "" if named is not None else doubt_about(path, env)
+        reason = "" if named is not None else find_doubt(path, env)
         if reason:
             config.notices.append(f"{path} is not read: {reason}. Name it by --config-file.")
         else:
@@ -109,7 +120,7 @@ def read_config(named: Path | None, env: Mapping[str, str], directory: Path) -> 
     for variable, (section, name, kind) in VARIABLES.items():
         text = env.get(variable, "").strip()
         if text:
-            config.values[section, name] = _of_text(variable, text, kind)
+            config.values[section, name] = _parse_value(variable, text, kind)
     return config
 
 
@@ -121,13 +132,13 @@ def _take_file(config: Config, path: Path) -> None:
         raise UsageError(f"The file {path} cannot be read: {what}.", remedy="Correct it, or name another.") from error
     config.file = path.absolute()
     for section, table in tables.items():
-        if section in SECTIONS_REFUSED:
-            raise UsageError(f"{path}: the section [{section}] is not supported.", remedy=SECTIONS_REFUSED[section])
-        if section not in (*TAKEN, "llm") or not isinstance(table, dict):
+        if section in UNSUPPORTED_SECTIONS:
+            raise UsageError(f"{path}: the section [{section}] is not supported.", remedy=UNSUPPORTED_SECTIONS[section])
+        if section not in (*SUPPORTED, "llm") or not isinstance(table, dict):
             what = "is no section" if not isinstance(table, dict) else "is not known"
             raise UsageError(
-                f"{path}: [{section}] {what}.{_nearest(section, (*TAKEN, 'llm'))}",
-                remedy=f"Use {', '.join(f'[{name}]' for name in (*TAKEN, 'llm'))}.",
+                f"{path}: [{section}] {what}.{_nearest(section, (*SUPPORTED, 'llm'))}",
+                remedy=f"Use {', '.join(f'[{name}]' for name in (*SUPPORTED, 'llm'))}.",
             )
         for name, value in table.items():
             if section == "llm" and isinstance(value, dict) and name not in LLM_KEYS:
@@ -136,11 +147,11 @@ def _take_file(config: Config, path: Path) -> None:
                     _is_taken(config, path, f"llm.{name}", key, LLM_KEYS)
                 taken = {key: item for key, item in value.items() if key in LLM_KEYS}
                 config.named[name] = base | taken
-            elif _is_taken(config, path, section, name, LLM_KEYS if section == "llm" else TAKEN[section]):
+            elif _is_taken(config, path, section, name, LLM_KEYS if section == "llm" else SUPPORTED[section]):
                 if section == "llm":
                     config.llm[name] = value
                 else:
-                    _check_kind(f"{path}: [{section}] {name}", value, TAKEN[section][name])
+                    _check_kind(f"{path}: [{section}] {name}", value, SUPPORTED[section][name])
                     config.values[section, name] = value
 
 
@@ -152,9 +163,9 @@ def _is_taken(config: Config, path: Path, section: str, name: str, known: Iterab
     if why := WITHOUT_EFFECT[family].get(name):
         config.notices.append(f"{path}: [{section}] {name} has no effect: {why}.")
         return False
-    if remedy := REFUSED[family].get(name):
+    if remedy := UNSUPPORTED_KEYS[family].get(name):
         raise UsageError(f"{path}: [{section}] {name} is not supported.", remedy=remedy)
-    places = [other for other, keys in TAKEN.items() if name in keys]
+    places = [other for other, keys in SUPPORTED.items() if name in keys]
     hint = f" Did you mean [{places[0]}] {name}?" if places else _nearest(name, known)
     raise UsageError(
         f"{path}: [{section}] {name} is not known.{hint}",
@@ -191,7 +202,7 @@ _NAMES: Mapping[Kind, str] = {
 }
 
 
-def _of_text(variable: str, text: str, kind: Kind) -> Any:
+def _parse_value(variable: str, text: str, kind: Kind) -> Any:
     """Parse the value of a variable."""
     try:
         match kind:
@@ -210,12 +221,12 @@ def _of_text(variable: str, text: str, kind: Kind) -> Any:
     return value
 
 
-def _names_of(variable: str) -> set[str]:
+def _variable_names(variable: str) -> set[str]:
     """Return the names of a model setting in the environment of workers."""
     return {variable, variable.replace("LLM_", "LITELLM_", 1)}
 
 
-def _variables(llm: Mapping[str, Any]) -> dict[str, str]:
+def _to_variables(llm: Mapping[str, Any]) -> dict[str, str]:
     """Return settings of a model as environment variables."""
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in llm.items()}
     return {f"LLM_{name.upper()}": text for name, text in texts.items() if text.strip()}

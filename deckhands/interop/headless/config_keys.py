@@ -10,7 +10,7 @@ from typing import Literal
 
 Kind = Literal["text", "flag", "whole", "number", "texts", "table"]
 
-TAKEN: Mapping[str, Mapping[str, Kind]] = {
+SUPPORTED: Mapping[str, Mapping[str, Kind]] = {
     "core": {
         "default_agent": "text",
         "disable_color": "flag",
@@ -115,7 +115,7 @@ WITHOUT_EFFECT: Mapping[str, Mapping[str, str]] = {
 }
 """Keys without effect here, with the reason."""
 
-REFUSED: Mapping[str, Mapping[str, str]] = {
+UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = {
     "core": {
         "replay_trajectory_path": "Import the trajectory: `deckhands import FILE`, then `deckhands replay ID`.",
         "search_api_key": "Offer a search tool by an MCP server, in the file that DECKHANDS_MCP names.",
@@ -142,7 +142,7 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
 }
 """Keys that would change the run, with the alternative."""
 
-SECTIONS_REFUSED: Mapping[str, str] = {
+UNSUPPORTED_SECTIONS: Mapping[str, str] = {
     "condenser": "A run has the default condenser; `[core] enable_default_condenser = false` turns it off.",
     "extended": "Remove the section.",
     "kubernetes": "Use the cluster of docs/deployment.md.",

@@ -151,7 +151,7 @@ class Contract:
             found = None
         return README if found is not None and found.startswith(MARK.encode()) else OTHER_README
 
-    def fault(self) -> str:
+    def find_fault(self) -> str:
         """Return the fault of the result; empty: it has none."""
         content = self.inside.read(self.final)
         if content is None:

@@ -59,7 +59,7 @@ class Inside:
             PathDenied: a part of the path is a link, or not a folder.
             DeckhandsError: it cannot be written.
         """
-        with self._folder_of(path) as (folder, name):
+        with self._open_folder(path) as (folder, name):
             temporary = f".{name[:100]}.{secrets.token_hex(6)}"
             with os.fdopen(self._new(temporary, folder), "wb") as file:
                 file.write(content)
@@ -67,14 +67,14 @@ class Inside:
 
     def create(self, path: str) -> BinaryIO:
         """Open a new file for writing, replacing an existing one; raises the errors of `write`."""
-        with self._folder_of(path) as (folder, name):
+        with self._open_folder(path) as (folder, name):
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
             return os.fdopen(self._new(name, folder), "wb")
 
     def make(self, path: str) -> None:
         """Create a folder and its parents; raises the errors of `write`."""
-        with self._folder_of(f"{path}/."):
+        with self._open_folder(f"{path}/."):
             return
 
     def read(self, path: str) -> bytes | None:
@@ -83,7 +83,7 @@ class Inside:
         Raises:
             DeckhandsError: it is too large, or cannot be read.
         """
-        with self._folder_of(path, makes=False) as (folder, name):
+        with self._open_folder(path, makes=False) as (folder, name):
             if folder < 0:
                 return None
             try:
@@ -103,14 +103,14 @@ class Inside:
 
     def move(self, path: str, name: str) -> None:
         """Rename a file in its folder, replacing an existing one; no effect if there is no file."""
-        with self._folder_of(path, makes=False) as (folder, old):
+        with self._open_folder(path, makes=False) as (folder, old):
             if folder >= 0:
                 with suppress(FileNotFoundError):
                     os.rename(old, name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def files(self, path: str) -> list[str]:
         """Return the paths of the regular files below a folder, sorted; links are left out."""
-        with self._folder_of(f"{path}/.", makes=False) as (folder, _):
+        with self._open_folder(f"{path}/.", makes=False) as (folder, _):
             if folder < 0:
                 return []
             found = [
@@ -122,13 +122,13 @@ class Inside:
             return sorted(found)
 
     @contextmanager
-    def locked(self, path: str) -> Iterator[None]:
+    def lock(self, path: str) -> Iterator[None]:
         """Lock a folder for this process.
 
         Raises:
             UsageError: another process has locked it.
         """
-        with self._folder_of(f"{path}/.") as (folder, _):
+        with self._open_folder(f"{path}/.") as (folder, _):
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -140,17 +140,17 @@ class Inside:
     def _new(self, name: str, folder: int) -> int:
         """Create a file in an open folder, and open it."""
         descriptor = os.open(name, _NEW, 0o644, dir_fd=folder)
-        self._give(descriptor)
+        self._give_to_owner(descriptor)
         return descriptor
 
-    def _give(self, descriptor: int) -> None:
+    def _give_to_owner(self, descriptor: int) -> None:
         """As root, give a created file to the owner of the directory: commands in a container run as that user."""
         owner = self.root.stat()
         if os.geteuid() == 0 and owner.st_uid != 0:
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
     @contextmanager
-    def _folder_of(self, path: str, *, makes: bool = True) -> Iterator[tuple[int, str]]:
+    def _open_folder(self, path: str, *, makes: bool = True) -> Iterator[tuple[int, str]]:
         """Yield the open folder of a file, and the file's name; -1 if the folder is missing and not to be created."""
         *folders, name = path.split("/")
         descriptor = -1
@@ -165,7 +165,7 @@ class Inside:
                 try:
                     following = os.open(folder, _FOLDER, dir_fd=descriptor)
                     if is_new:
-                        self._give(following)
+                        self._give_to_owner(following)
                 except FileNotFoundError:
                     if makes:
                         raise
@@ -176,13 +176,13 @@ class Inside:
                     break
             yield descriptor, name
         except OSError as error:
-            raise _unusable(self.root / path, error) from error
+            raise _to_error(self.root / path, error) from error
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
 
 
-def _unusable(path: Path, error: OSError) -> DeckhandsError:
+def _to_error(path: Path, error: OSError) -> DeckhandsError:
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
         return PathDenied(
             f"{path} cannot be used: a part of it is a link, or no folder.", remedy="Move it away, and run again."

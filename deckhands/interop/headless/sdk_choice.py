@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from broker.contract import AgentSpec, SdkSpec, sdk_of
-from broker.runtime import PREFIX, USE_SDK_AGENTS, BrokerSettings, UsageError, agent_variables
+from broker.runtime import PREFIX, USE_SDK_AGENTS, BrokerSettings, UsageError, find_agent_variables
 from deckhands.interop.headless.config_file import Config
 
 VARIABLES_OF: Mapping[str, tuple[str, ...]] = {
@@ -25,7 +25,7 @@ def with_sdk_choice(agent: AgentSpec, config: Config, environment: Mapping[str, 
     Raises:
         UsageError: a value cannot be used.
     """
-    said = {name for name, _ in agent_variables(environment)}
+    said = {name for name, _ in find_agent_variables(environment)}
     chosen = {
         key: value
         for key, variables in VARIABLES_OF.items()

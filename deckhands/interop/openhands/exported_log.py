@@ -11,61 +11,68 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from broker.contract import ConversationCreated, Event, NullObservation
-from broker.log import event_from_export
+from broker.log import parse_exported_event
 from broker.runtime import UsageError
-from deckhands.client import fork_of
-from deckhands.interop.openhands.recordings import MAX_EVENTS, UNREADABLE, Findings, check_fit, json_value, read_text
-from deckhands.interop.openhands.results import is_result, missing_result, needs_result
+from deckhands.client import build_fork
+from deckhands.interop.openhands.recordings import (
+    MAX_EVENTS,
+    UNREADABLE,
+    ImportFindings,
+    check_fit,
+    parse_json_value,
+    read_text,
+)
+from deckhands.interop.openhands.results import is_result, make_missing_result, needs_result
 
 MAX_MISSING = 1_000
 """The maximum number of consecutive missing events."""
 
 
-def read_exported_log(path: Path, conversation_id: str) -> tuple[list[Event], Findings]:
+def read_exported_log(path: Path, conversation_id: str) -> tuple[list[Event], ImportFindings]:
     """Read an exported log as that of a new conversation, and return the findings.
 
     Raises:
         UsageError: the file cannot be read, or holds no events.
     """
-    findings = Findings()
-    found = _events_of(read_text(path), findings)
+    findings = ImportFindings()
+    found = _parse_events(read_text(path), findings)
     if not found:
         reasons = " ".join(findings.faults[:1])
         raise UsageError(f"The file {path} holds no events. {reasons}".strip(), remedy="Name another.")
     if not isinstance(found.get(1), ConversationCreated):
-        findings.fault("The creation of the conversation", "its defaults are used instead")
+        findings.add_fault("The creation of the conversation", "its defaults are used instead")
         found[1] = ConversationCreated(id=1, conversation_id=conversation_id, title="An imported conversation")
-    events = list(_filled(found, findings))
-    return [fork_of(events, conversation_id).model_copy(update={"id": 1}), *events[1:]], findings
+    events = list(_fill_gaps(found, findings))
+    return [build_fork(events, conversation_id).model_copy(update={"id": 1}), *events[1:]], findings
 
 
-def _events_of(text: str, findings: Findings) -> dict[int, Event]:
+def _parse_events(text: str, findings: ImportFindings) -> dict[int, Event]:
     """Return the events of a file by their ids."""
     found: dict[int, Event] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if number > MAX_EVENTS:
-            findings.fault(f"Everything after line {MAX_EVENTS}", f"at most {MAX_EVENTS} events are imported")
+            findings.add_fault(f"Everything after line {MAX_EVENTS}", f"at most {MAX_EVENTS} events are imported")
             break
         if not line.strip():
             continue
         try:
-            fields = json_value(line)
+            fields = parse_json_value(line)
             if isinstance(fields, dict) and fields.get("summary") is True:
                 continue  # the last line of `run --json`
             if isinstance(fields, dict):
                 fields.pop("blobs", None)  # they would refer to texts of another store
-            event = event_from_export(fields)
+            event = parse_exported_event(fields)
             if event.id < 1 or event.id in found or (isinstance(event, ConversationCreated) and event.id > 1):
                 raise ValueError(f"there can be no event {event.id} here")
             check_fit(event)
         except UNREADABLE as error:
-            findings.fault(f"Line {number}", error)
+            findings.add_fault(f"Line {number}", error)
             continue
         found[event.id] = event
     return found
 
 
-def _filled(found: Mapping[int, Event], findings: Findings) -> Iterator[Event]:
+def _fill_gaps(found: Mapping[int, Event], findings: ImportFindings) -> Iterator[Event]:
     """Return the events in order, without gaps."""
     answered = {event.cause for event in found.values() if is_result(event)}
     settled = answered | {event.__dict__.get("replaces") for event in found.values()}
@@ -75,12 +82,12 @@ def _filled(found: Mapping[int, Event], findings: Findings) -> Iterator[Event]:
     for event_id in sorted(found):
         missing = event_id - (last.id if last else 0) - 1
         if missing > MAX_MISSING:
-            findings.fault(f"Event {event_id} with all that follows", f"{missing} events before it are missing")
+            findings.add_fault(f"Event {event_id} with all that follows", f"{missing} events before it are missing")
             break
         for _ in range(missing):
             assert last is not None  # the creation exists
             is_whole = False
-            last = _instead(waiting, last)
+            last = _make_substitute(waiting, last)
             yield last
         event = found[event_id]
         if event.cause is not None and not _is_action(found.get(event.cause)):
@@ -91,14 +98,14 @@ def _filled(found: Mapping[int, Event], findings: Findings) -> Iterator[Event]:
         yield event
     if last is not None and (findings.fault_count or not is_whole):
         while waiting:  # it may have run, and its result may be among the missing events
-            last = _instead(waiting, last)
+            last = _make_substitute(waiting, last)
             yield last
 
 
-def _instead(waiting: deque[Event], last: Event) -> Event:
+def _make_substitute(waiting: deque[Event], last: Event) -> Event:
     """Return the substitute for a missing event."""
     if waiting:
-        return missing_result(waiting.popleft(), event_id=last.id + 1, timestamp=last.timestamp)
+        return make_missing_result(waiting.popleft(), event_id=last.id + 1, timestamp=last.timestamp)
     return NullObservation(id=last.id + 1, timestamp=last.timestamp)
 
 

@@ -1,7 +1,7 @@
 """A model's reply as OpenHands records it: a copy of the provider's response in every event that it led to.
 
-Holds: tokens from the provider's cache are where litellm puts them. `reply_extension`, which only Deckhands reads, has
-the data without a place in a response (requester, seen events, cost, latency, thinking).
+Holds: tokens from the provider's cache are where litellm puts them. `to_reply_extension`, which only Deckhands reads,
+has the data without a place in a response (requester, seen events, cost, latency, thinking).
 Does not: trust a response: a missing or malformed part counts as empty.
 """
 
@@ -20,7 +20,7 @@ OWN_FIELDS = ("service", "cost_usd", "latency_seconds", "iteration", "thinking_b
 _MAX_TOKENS = 1 << 53
 
 
-def response_of(reply: ModelReply) -> dict[str, Any]:
+def to_response(reply: ModelReply) -> dict[str, Any]:
     """Return a reply in the form that litellm returns."""
     message = {
         "role": "assistant",
@@ -45,13 +45,13 @@ def response_of(reply: ModelReply) -> dict[str, Any]:
     }
 
 
-def unknown_response(call: ToolCallMetadata) -> dict[str, Any]:
+def make_unknown_response(call: ToolCallMetadata) -> dict[str, Any]:
     """Return a substitute for the response of a call whose reply is not in the log."""
     called = ModelToolCall(id=call.tool_call_id, name=call.function_name, arguments="{}")
-    return response_of(ModelReply(id=call.reply_id, tool_calls=(called,), stop_reason="tool_calls"))
+    return to_response(ModelReply(id=call.reply_id, tool_calls=(called,), stop_reason="tool_calls"))
 
 
-def reply_extension(reply: ModelReply, *, seen: int, has_response: bool) -> dict[str, Any]:
+def to_reply_extension(reply: ModelReply, *, seen: int, has_response: bool) -> dict[str, Any]:
     """Return the data of a reply that the response does not contain.
 
     Args:
@@ -62,83 +62,83 @@ def reply_extension(reply: ModelReply, *, seen: int, has_response: bool) -> dict
     own = {name: wire[name] for name in OWN_FIELDS if wire.get(name) not in (None, [], 0, 0.0, "agent")}
     if any(call.problem for call in reply.tool_calls):
         own["tool_calls"] = wire["tool_calls"]
-    whole = {} if has_response else {"response": response_of(reply)}
+    whole = {} if has_response else {"response": to_response(reply)}
     return {"id": reply.id, "seen": seen} | own | whole
 
 
-def reply_fields(response: Any, metadata: Fields) -> dict[str, Any]:
+def parse_reply_fields(response: Any, metadata: Fields) -> dict[str, Any]:
     """Return the fields of a `ModelReply` from a response.
 
     Args:
         metadata: names the call that the response must contain at least; empty for a response without calls.
     """
-    response = object_in(response)
+    response = to_object(response)
     choices = response.get("choices")
-    choice = object_in(choices[0]) if isinstance(choices, list) and choices else {}
-    message = object_in(choice.get("message"))
+    choice = to_object(choices[0]) if isinstance(choices, list) and choices else {}
+    message = to_object(choice.get("message"))
     calls = list(_calls(message.get("tool_calls")))
     call_id = metadata.get("tool_call_id")
     if metadata and all(call["id"] != call_id for call in calls):
-        calls.append({"id": text_in(call_id), "name": text_in(metadata.get("function_name")), "arguments": "{}"})
+        calls.append({"id": to_text(call_id), "name": to_text(metadata.get("function_name")), "arguments": "{}"})
     thinking = message.get("thinking_blocks")
     return {
-        "content": content_text(message.get("content")),
+        "content": parse_content_text(message.get("content")),
         "tool_calls": calls,
         "thinking_blocks": [block for block in thinking if isinstance(block, dict)]
         if isinstance(thinking, list)
         else [],
-        "model": text_in(response.get("model")),
-        "response_id": text_in(response.get("id")),
-        "stop_reason": text_in(choice.get("finish_reason")),
-        "usage": usage_of(response.get("usage")),
+        "model": to_text(response.get("model")),
+        "response_id": to_text(response.get("id")),
+        "stop_reason": to_text(choice.get("finish_reason")),
+        "usage": parse_usage(response.get("usage")),
     }
 
 
-def usage_of(usage: Any) -> dict[str, int]:
+def parse_usage(usage: Any) -> dict[str, int]:
     """Return the tokens of a response; those of the cache are found in any provider's form."""
-    usage = object_in(usage)
-    details = object_in(usage.get("prompt_tokens_details"))
-    read = count(details.get("cached_tokens")) or count(usage.get("cache_read_input_tokens"))
+    usage = to_object(usage)
+    details = to_object(usage.get("prompt_tokens_details"))
+    read = parse_count(details.get("cached_tokens")) or parse_count(usage.get("cache_read_input_tokens"))
     return {
-        "prompt_tokens": count(usage.get("prompt_tokens")),
-        "completion_tokens": count(usage.get("completion_tokens")),
+        "prompt_tokens": parse_count(usage.get("prompt_tokens")),
+        "completion_tokens": parse_count(usage.get("completion_tokens")),
         "cache_read_tokens": read,
-        "cache_write_tokens": count(usage.get("cache_creation_input_tokens")),
+        "cache_write_tokens": parse_count(usage.get("cache_creation_input_tokens")),
     }
 
 
-def count(value: Any) -> int:
+def parse_count(value: Any) -> int:
     """Return a number of tokens; 0 for an invalid one."""
-    number = amount(value)
+    number = parse_amount(value)
     return int(number) if number is not None and number <= _MAX_TOKENS else 0
 
 
-def amount(value: Any) -> float | None:
+def parse_amount(value: Any) -> float | None:
     """Return a finite number that is not negative, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if math.isfinite(value) and value >= 0 else None
 
 
-def content_text(content: Any) -> str:
+def parse_content_text(content: Any) -> str:
     """Return the text of a message, which may consist of parts."""
     if isinstance(content, list):
-        return "\n".join(text_in(part.get("text")) for part in content if isinstance(part, dict) and part.get("text"))
-    return text_in(content)
+        return "\n".join(to_text(part.get("text")) for part in content if isinstance(part, dict) and part.get("text"))
+    return to_text(content)
 
 
 def _calls(calls: Any) -> Iterable[dict[str, str]]:
     for call in calls if isinstance(calls, list) else ():
-        function = object_in(object_in(call).get("function"))
+        function = to_object(to_object(call).get("function"))
         if isinstance(call.get("id"), str) and isinstance(function.get("name"), str):
-            yield {"id": call["id"], "name": function["name"], "arguments": text_in(function.get("arguments")) or "{}"}
+            yield {"id": call["id"], "name": function["name"], "arguments": to_text(function.get("arguments")) or "{}"}
 
 
-def object_in(value: Any) -> Fields:
+def to_object(value: Any) -> Fields:
     """Return an object; empty for anything else."""
     return value if isinstance(value, dict) else {}
 
 
-def text_in(value: Any) -> str:
+def to_text(value: Any) -> str:
     """Return a text; empty for anything else."""
     return value if isinstance(value, str) else ""

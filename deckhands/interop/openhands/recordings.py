@@ -49,7 +49,7 @@ _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
 @dataclass(slots=True)
-class Findings:
+class ImportFindings:
     """The parts that an import could not carry over.
 
     Attributes:
@@ -62,11 +62,11 @@ class Findings:
     faults: list[str] = field(default_factory=list)
     fault_count: int = 0
 
-    def fault(self, what: str, reason: str | Exception) -> None:
+    def add_fault(self, what: str, reason: str | Exception) -> None:
         """Record an unreadable part, and the reason."""
         self.fault_count += 1
         if len(self.faults) < NAMED_FAULTS:
-            text = " ".join(_in_words(reason).split())
+            text = " ".join(_describe_reason(reason).split())
             text = text if len(text) <= MAX_REASON_CHARS else text[:MAX_REASON_CHARS] + "…"
             self.faults.append(f"{what} cannot be read and is left out: {text}")
 
@@ -101,7 +101,7 @@ def read_text(path: Path) -> str:
     return text
 
 
-def json_value(text: str) -> Any:
+def parse_json_value(text: str) -> Any:
     """Parse one JSON value in a form that the log can keep.
 
     Raises:
@@ -122,7 +122,7 @@ def json_value(text: str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def listed_events(text: str, findings: Findings) -> Iterator[tuple[int, dict[str, Any]]]:
+def parse_event_list(text: str, findings: ImportFindings) -> Iterator[tuple[int, dict[str, Any]]]:
     """Return the objects of a JSON list with their positions; anything else in the list is recorded as a fault.
 
     Raises:
@@ -135,22 +135,22 @@ def listed_events(text: str, findings: Findings) -> Iterator[tuple[int, dict[str
     if text[at : at + 1] == "]":
         return
     for position in range(MAX_EVENTS):
-        value, reason, end = _next_value(text, at)
+        value, reason, end = _parse_next_value(text, at)
         if reason:
-            findings.fault(f"Event {position}", reason)
+            findings.add_fault(f"Event {position}", reason)
             if findings.fault_count > MAX_FAULTS:
                 raise ValueError(f"more than {MAX_FAULTS} of its events are not JSON")
         elif isinstance(value, dict):
             yield position, value
         else:
-            findings.fault(f"Event {position}", f"it is a {type(value).__name__}, not an object")
+            findings.add_fault(f"Event {position}", f"it is a {type(value).__name__}, not an object")
         at = _after_blanks(text, end)
         if text[at : at + 1] != ",":
             if text[at : at + 1] != "]":
-                findings.fault(f"Everything after event {position}", "the file ends in the middle of the list")
+                findings.add_fault(f"Everything after event {position}", "the file ends in the middle of the list")
             return
         at = _after_blanks(text, at + 1)
-    findings.fault(f"Everything after event {MAX_EVENTS - 1}", f"at most {MAX_EVENTS} events are imported")
+    findings.add_fault(f"Everything after event {MAX_EVENTS - 1}", f"at most {MAX_EVENTS} events are imported")
 
 
 def check_fit(event: Event) -> None:
@@ -164,7 +164,7 @@ def check_fit(event: Event) -> None:
         to_entry(wire)
 
 
-def _in_words(reason: str | Exception) -> str:
+def _describe_reason(reason: str | Exception) -> str:
     """Return a readable reason; a schema error names its field."""
     unfit = reason.__cause__ if isinstance(reason, Exception) else None
     if isinstance(unfit, ValidationError):
@@ -173,28 +173,28 @@ def _in_words(reason: str | Exception) -> str:
     return f"there is no {reason}" if isinstance(reason, KeyError) else str(reason)
 
 
-def _next_value(text: str, at: int) -> tuple[Any, str, int]:
+def _parse_next_value(text: str, at: int) -> tuple[Any, str, int]:
     """Return the value at a position, the reason why it cannot be used, and its end."""
     if len(text) - at > MAX_EVENT_CHARS:  # the rest of the file is short enough to be one event
-        end = _end_of_value(text, at)
+        end = _find_end_of_value(text, at)
         if end - at > MAX_EVENT_CHARS:
             return None, TOO_LONG, end
     try:
         value, end = _DECODER.raw_decode(text, at)
     except RecursionError:
-        return None, "nested too deeply", _end_of_value(text, at)
+        return None, "nested too deeply", _find_end_of_value(text, at)
     except ValueError as error:
-        return None, str(error), _end_of_value(text, at)
+        return None, str(error), _find_end_of_value(text, at)
     after = _after_blanks(text, end)
     if text[after : after + 1] not in (",", "]", ""):
-        return None, f"no comma follows it at character {after}", _end_of_value(text, at)
+        return None, f"no comma follows it at character {after}", _find_end_of_value(text, at)
     try:
         return to_plain_json(value), "", end
     except ValueError as error:
         return None, str(error), end
 
 
-def _end_of_value(text: str, at: int) -> int:
+def _find_end_of_value(text: str, at: int) -> int:
     """Return the position of the comma or bracket that ends an unreadable value; else the end of the text."""
     depth = 0
     for mark in _MARK.finditer(text, at):

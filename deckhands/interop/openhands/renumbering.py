@@ -59,14 +59,14 @@ class Renumbering:
             if is_number:
                 self._shown_numbers.append(key)  # type: ignore[arg-type]
 
-    def meant(self, key: object) -> int | None:
+    def find_event(self, key: object) -> int | None:
         """Return the event that a reference to a recorded one points to; None if there is none."""
         return self._meant.get(key) if isinstance(key, Hashable) else None
 
-    def latest_up_to(self, number: int) -> int:
+    def find_latest(self, number: int) -> int:
         """Return the last event made from recorded events up to this one; 0 for none."""
         if not self._is_ascending:
-            return self.meant(number) or 0
+            return self.find_event(number) or 0
         place = bisect_right(self._numbers, number)
         return self._ids[self._numbers[place - 1]][-1] if place else 0
 
@@ -106,7 +106,7 @@ class Renumbering:
             return []
         return self._ids[self._numbers[first]][0], self._ids[self._numbers[behind - 1]][-1]
 
-    def offset(self, offset: int) -> int:
+    def map_offset(self, offset: int) -> int:
         """Return the offset here for an offset there, a number of events shown to the model."""
         if not 0 <= offset <= MAX_COUNTED_PLACES:
             return offset

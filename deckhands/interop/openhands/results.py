@@ -28,15 +28,15 @@ def is_result(event: Event) -> bool:
 def needs_result(event: Event) -> bool:
     """Return whether an event is an action that is not run by the controller and does not await confirmation."""
     is_waiting = getattr(event, "confirmation_state", "") == ConfirmationStatus.AWAITING_CONFIRMATION
-    return is_carried_out(event) and not is_waiting
+    return is_run_elsewhere(event) and not is_waiting
 
 
-def is_carried_out(event: Event) -> bool:
+def is_run_elsewhere(event: Event) -> bool:
     """Return whether an event is an action that is not run by the controller."""
     return event.kind == "action.delegate" or (event.kind.startswith("action.") and event.runnable)
 
 
-def missing_result(action: Event, *, event_id: int, timestamp: datetime | str | None) -> Event:
+def make_missing_result(action: Event, *, event_id: int, timestamp: datetime | str | None) -> Event:
     """Return the observation that an action's result is unknown."""
     wire = {"kind": "observation.outcome_unknown", "content": NO_RESULT, "cause": action.id, "timestamp": timestamp}
     if action.kind == "action.delegate":

@@ -22,14 +22,20 @@ from broker.contract import (
     ModelReply,
     event_from_wire,
 )
-from deckhands.client import title_of
-from deckhands.interop.openhands.recordings import LOST_IDS, UNREADABLE, Findings, check_fit
+from deckhands.client import derive_title
+from deckhands.interop.openhands.recordings import LOST_IDS, UNREADABLE, ImportFindings, check_fit
 from deckhands.interop.openhands.renumbering import Renumbering
 from deckhands.interop.openhands.results import NO_RESULT
 from deckhands.interop.openhands.sdk_directory import Fields, SdkDirectory
-from deckhands.interop.openhands.sdk_fields import content_of, costs_of, sums_of, tasks, text_of
-from deckhands.interop.openhands.spending import Spending
-from deckhands.interop.openhands.v0_fields import utc_text
+from deckhands.interop.openhands.sdk_fields import (
+    convert_action,
+    convert_sdk_tasks,
+    join_texts,
+    read_costs,
+    read_totals,
+)
+from deckhands.interop.openhands.spending import RecordedSpending
+from deckhands.interop.openhands.v0_fields import to_utc_text
 
 ORIGIN = "openhands-sdk"
 ENDS: Mapping[str, AgentState] = {
@@ -49,17 +55,17 @@ RESULTS = frozenset({"ObservationEvent", "UserRejectObservation", "AgentErrorEve
 _RISKS = {"LOW": 0, "MEDIUM": 1, "HIGH": 2}
 
 
-def read_sdk_directory(path: Path, conversation_id: str) -> tuple[list[Event], Findings]:
+def read_sdk_directory(path: Path, conversation_id: str) -> tuple[list[Event], ImportFindings]:
     """Read a conversation directory as a log, and return the findings.
 
     Raises:
         UsageError: the directory cannot be used.
     """
-    findings = Findings()
+    findings = ImportFindings()
     directory = SdkDirectory.read(path, findings)
-    reading = _Reading(directory, findings)
+    reading = _SdkConversionState(directory, findings)
     for number, fields in directory.events:
-        reading.try_to_take(number, fields)
+        reading.try_to_add(number, fields)
     reading.end()
     created = ConversationCreated(
         id=1,
@@ -70,17 +76,17 @@ def read_sdk_directory(path: Path, conversation_id: str) -> tuple[list[Event], F
         workspace=directory.workspace(findings),
         limits=directory.limits,
         headless=False,
-        title=title_of(reading.task) if reading.task.strip() else "A conversation of OpenHands",
+        title=derive_title(reading.task) if reading.task.strip() else "A conversation of OpenHands",
         forked_from=f"{ORIGIN}@{len(reading.events) + 1}",
     )
-    findings.left_out.update(directory.left_out())
+    findings.left_out.update(directory.list_left_out())
     return [created, *reading.events], findings
 
 
-class _Reading:
+class _SdkConversionState:
     """The state of converting a conversation into a log."""
 
-    def __init__(self, directory: SdkDirectory, findings: Findings) -> None:
+    def __init__(self, directory: SdkDirectory, findings: ImportFindings) -> None:
         self.events: list[Event] = []
         self.task = ""
         self._findings = findings
@@ -94,9 +100,9 @@ class _Reading:
                 and isinstance(event.get("tool_call"), dict)
             ):
                 self._calls.setdefault(name, []).append(event)
-        self._costs = costs_of(directory.state)
-        self._spending = Spending()
-        self._spending.see(sums_of(directory.state))
+        self._costs = read_costs(directory.state)
+        self._spending = RecordedSpending()
+        self._spending.add_totals(read_totals(directory.state))
         self._numbers = Renumbering()
         self._replies: dict[str, int] = {}
         self._actions: dict[str, int] = {}
@@ -106,14 +112,14 @@ class _Reading:
         self._error = ""
         self._now: str | None = None
 
-    def try_to_take(self, number: int, fields: Fields) -> None:
+    def try_to_add(self, number: int, fields: Fields) -> None:
         """Add the next event; of an unreadable one, only the end of its action is kept."""
         kind = str(fields.get("kind"))
         count, state = len(self.events), self._state
         try:
-            self.take(fields)
+            self.add(fields)
         except UNREADABLE as error:
-            self._findings.fault(f"Event {number} ({kind[:40]})", error)
+            self._findings.add_fault(f"Event {number} ({kind[:40]})", error)
             self._undo(count, state)
             action_id = self._actions.get(str(fields.get("tool_call_id")))
             if kind in RESULTS and action_id in self._open:
@@ -131,9 +137,9 @@ class _Reading:
         for action_id in [action_id for action_id in self._open if action_id >= self._next_id]:
             del self._open[action_id]
 
-    def take(self, fields: Fields) -> None:
+    def add(self, fields: Fields) -> None:
         """Add the next event."""
-        self._now = utc_text(fields.get("timestamp"))
+        self._now = to_utc_text(fields.get("timestamp"))
         takers: Mapping[str, Callable[[Fields], object]] = {
             "SystemPromptEvent": self._greeting,
             "MessageEvent": self._message,
@@ -144,7 +150,7 @@ class _Reading:
             "Condensation": self._condensation,
             "CondensationRequest": lambda _: self._add("action.condensation_request", source="agent"),
             "PauseEvent": lambda _: self._to(AgentState.PAUSED),
-            "ConversationErrorEvent": self._error_of,
+            "ConversationErrorEvent": self._conversation_error,
         }
         kind = str(fields.get("kind"))
         if kind not in takers:
@@ -190,7 +196,7 @@ class _Reading:
     def _greeting(self, fields: Fields) -> None:
         tools = [tool.get("title") or tool.get("name") or "" for tool in fields.get("tools") or ()]
         content = "\n\n".join(
-            text_of([part]) for part in (fields["system_prompt"], fields.get("dynamic_context")) if part
+            join_texts([part]) for part in (fields["system_prompt"], fields.get("dynamic_context")) if part
         )
         self._add("action.system", source="agent", content=content, tools=tools, agent_class="CodeActAgent")
 
@@ -198,18 +204,18 @@ class _Reading:
         content = fields["llm_message"].get("content") or []
         images = [url for part in content for url in part.get("image_urls") or ()] or None
         if fields["source"] != "user":
-            text = text_of(content)
+            text = join_texts(content)
             self._reply(fields, text)
             self._add("action.message", source="agent", content=text, image_urls=images, wait_for_response=True)
             self._to(AgentState.AWAITING_USER_INPUT)
             return
-        text, is_first = text_of(content), not self.task
+        text, is_first = join_texts(content), not self.task
         self.task = self.task or text
         self._add("action.message", source="user", content=text, image_urls=images)
         kind = "workspace_context" if is_first else "knowledge"
         recall = self._add("action.recall", source="user", recall_type=kind, query=text)
         self._to(AgentState.RUNNING)
-        told = text_of(fields.get("extended_content") or [])
+        told = join_texts(fields.get("extended_content") or [])
         if not told:
             self._add("observation.null", cause=recall)
             return
@@ -244,12 +250,12 @@ class _Reading:
         """Add the remaining costs to the last reply, so that the sums match the recording."""
         replies = [event for event in self.events if isinstance(event, ModelReply)]
         for reply in replies:
-            self._spending.give(reply.wire(), is_own=True)
+            self._spending.assign_cost(reply.wire(), is_own=True)
         if replies:
-            self.events[replies[-1].id - 2] = self._spending.with_rest(replies[-1])
+            self.events[replies[-1].id - 2] = self._spending.assign_rest(replies[-1])
 
     def _action(self, fields: Fields) -> None:
-        thought = text_of(fields.get("thought") or [])
+        thought = join_texts(fields.get("thought") or [])
         reply_id = self._reply(fields, thought)
         call = {
             "tool_call_metadata": {
@@ -263,7 +269,7 @@ class _Reading:
         if action is None:  # the SDK could not parse the call; the next error has the reason
             self._unreadable[fields["tool_call_id"]] = call
             return
-        kind, own = content_of(fields, action)
+        kind, own = convert_action(fields, action)
         own.setdefault("thought", thought)
         risk = _RISKS.get(str(fields.get("security_risk")))
         runnable = kind not in ("action.think", "action.finish", "action.task_tracking")
@@ -277,14 +283,14 @@ class _Reading:
         else:
             self._open[action_id] = call
 
-    def _asked(self, fields: Fields) -> int:
+    def _find_action(self, fields: Fields) -> int:
         """Return the action that an event answers."""
         if fields["tool_call_id"] not in self._actions:
             raise ValueError("the action that it answers is not here")
         return self._actions[fields["tool_call_id"]]
 
     def _answer(self, fields: Fields, kind: str, **own: Any) -> None:
-        action_id = self._asked(fields)
+        action_id = self._find_action(fields)
         if action_id in self._open:  # a finish needs no answer here
             self._add(kind, source="agent", cause=action_id, **self._open[action_id], **own)
             del self._open[action_id]
@@ -292,8 +298,8 @@ class _Reading:
     def _observation(self, fields: Fields) -> None:
         seen = fields["observation"]
         parts = [*(seen.get("content") or []), *(fields.get("extended_content") or [])]
-        text = text_of(parts) if isinstance(seen.get("content"), list) else str(seen.get("content") or "")
-        action_id = self._asked(fields)
+        text = join_texts(parts) if isinstance(seen.get("content"), list) else str(seen.get("content") or "")
+        action_id = self._find_action(fields)
         kind = self.events[action_id - 2].kind
         images = [url for part in parts if isinstance(part, dict) for url in part.get("image_urls") or ()] or None
         if kind == "action.run":
@@ -309,7 +315,7 @@ class _Reading:
             edited = {name: seen[name] for name in names if seen.get(name) is not None}
             self._answer(fields, "observation.edit", content=text, **edited)
         elif kind == "action.task_tracking":
-            own = {"command": seen.get("command", "view"), "task_list": tasks(seen.get("task_list"))}
+            own = {"command": seen.get("command", "view"), "task_list": convert_sdk_tasks(seen.get("task_list"))}
             self._answer(fields, "observation.task_tracking", content=text, **own)
         elif kind == "action.think":
             self._answer(fields, "observation.think", content=text)
@@ -336,9 +342,9 @@ class _Reading:
         if None in place.values():
             place = {}
         elif type(place["summary_offset"]) is int:
-            place["summary_offset"] = self._numbers.offset(place["summary_offset"])
+            place["summary_offset"] = self._numbers.map_offset(place["summary_offset"])
         self._add("action.condensation", source="agent", forgotten_event_ids=forgotten, **place)
 
-    def _error_of(self, fields: Fields) -> None:
+    def _conversation_error(self, fields: Fields) -> None:
         self._error = str(fields.get("detail") or fields.get("code") or "")
         self._to(AgentState.ERROR, reason=self._error, code="unexpected")

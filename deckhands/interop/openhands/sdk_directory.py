@@ -26,13 +26,13 @@ from broker.contract import (
     WorkspaceSpec,
 )
 from broker.runtime import UsageError
-from deckhands.interop.openhands.model_responses import count
+from deckhands.interop.openhands.model_responses import parse_count
 from deckhands.interop.openhands.recordings import (
     MAX_EVENTS,
     MAX_FILE_BYTES,
     UNREADABLE,
-    Findings,
-    json_value,
+    ImportFindings,
+    parse_json_value,
     read_text,
 )
 
@@ -58,7 +58,7 @@ class SdkDirectory:
     other_branches: int
 
     @classmethod
-    def read(cls, path: Path, findings: Findings) -> SdkDirectory:
+    def read(cls, path: Path, findings: ImportFindings) -> SdkDirectory:
         """Read a directory.
 
         Raises:
@@ -70,16 +70,16 @@ class SdkDirectory:
                 remedy=f"Name one that holds {STATE_FILE} and a directory events.",
             )
         try:
-            state = _object(path / STATE_FILE)
+            state = _read_object(path / STATE_FILE)
         except ValueError as error:
             raise UsageError(
                 f"The file {path / STATE_FILE} cannot be read: {error}.", remedy="Copy the directory again."
             ) from error
-        events = list(_events(path / "events", findings))
-        branch = _branch(state, events)
+        events = list(_read_events(path / "events", findings))
+        branch = _find_branch(state, events)
         return cls(state, branch, len(events) - len(branch))
 
-    def agent(self, findings: Findings) -> AgentSpec:
+    def agent(self, findings: ImportFindings) -> AgentSpec:
         """Return the agent, with the settings that exist here."""
         try:
             agent = self.state.get("agent") or {}
@@ -94,26 +94,26 @@ class SdkDirectory:
                 system_prompt_suffix=context.get("system_message_suffix") or "",
             )
         except UNREADABLE as error:
-            findings.fault(f"The agent of {STATE_FILE}", error)
+            findings.add_fault(f"The agent of {STATE_FILE}", error)
             return AgentSpec()
 
-    def workspace(self, findings: Findings) -> WorkspaceSpec:
+    def workspace(self, findings: ImportFindings) -> WorkspaceSpec:
         """Return its workspace; an empty one if it was on another machine."""
         try:
             workspace = self.state.get("workspace") or {}
             is_local = workspace.get("kind", "LocalWorkspace") == "LocalWorkspace"
             return WorkspaceSpec(path=workspace.get("working_dir") if is_local else None)
         except UNREADABLE as error:
-            findings.fault(f"The workspace of {STATE_FILE}", error)
+            findings.add_fault(f"The workspace of {STATE_FILE}", error)
             return WorkspaceSpec()
 
     @property
     def limits(self) -> Limits:
         """Its limits."""
-        most = count(self.state.get("max_iterations"))
+        most = parse_count(self.state.get("max_iterations"))
         return Limits(max_iterations=min(most or MAX_ITERATIONS, MOST_ITERATIONS))
 
-    def left_out(self) -> Counter[str]:
+    def list_left_out(self) -> Counter[str]:
         """Return descriptions of the parts of the state without an equivalent here."""
         agent = self._part(self.state, "agent")
         workspace = self._part(self.state, "workspace")
@@ -135,14 +135,14 @@ class SdkDirectory:
         return part if isinstance(part, dict) else {}
 
 
-def _object(file: Path) -> Fields:
+def _read_object(file: Path) -> Fields:
     """Read a file that holds an object.
 
     Raises:
         ValueError: it does not, or cannot be read.
     """
     try:
-        value = json_value(read_text(file))
+        value = parse_json_value(read_text(file))
     except UsageError as error:
         raise ValueError(str(error)) from error
     if not isinstance(value, dict):
@@ -150,32 +150,34 @@ def _object(file: Path) -> Fields:
     return value
 
 
-def _events(folder: Path, findings: Findings) -> Iterator[tuple[int, Fields]]:
+def _read_events(folder: Path, findings: ImportFindings) -> Iterator[tuple[int, Fields]]:
     """Return the events of a directory by their numbers; missing, damaged or duplicate ones are recorded as faults."""
     names = {file.name: _EVENT_FILE.fullmatch(file.name) for file in folder.glob("event-*.json")}
     numbered = sorted((int(match[1]), name) for name, match in names.items() if match)
     if len(numbered) > MAX_EVENTS:
-        findings.fault(f"Everything after event {numbered[MAX_EVENTS - 1][0]}", f"at most {MAX_EVENTS} are imported")
+        findings.add_fault(
+            f"Everything after event {numbered[MAX_EVENTS - 1][0]}", f"at most {MAX_EVENTS} are imported"
+        )
     seen: set[str] = set()
     expected = size_bytes = 0
     for number, name in numbered[:MAX_EVENTS]:
         size_bytes += _size_of(folder / name)
         if size_bytes > MAX_FILE_BYTES:
-            findings.fault(f"Event {number} and the rest", f"more than {MAX_FILE_BYTES >> 20} MiB are not read")
+            findings.add_fault(f"Event {number} and the rest", f"more than {MAX_FILE_BYTES >> 20} MiB are not read")
             return
         if number > expected:
             what = (
                 f"Event {expected}" if number == expected + 1 else f"Everything from event {expected} to {number - 1}"
             )
-            findings.fault(what, "the file is not there")
+            findings.add_fault(what, "the file is not there")
         expected = number + 1
         try:
-            fields = _object(folder / name)
+            fields = _read_object(folder / name)
         except ValueError as error:
-            findings.fault(f"Event {number}", error)
+            findings.add_fault(f"Event {number}", error)
             continue
         if not isinstance(fields.get("id"), str) or fields["id"] in seen:
-            findings.fault(f"Event {number}", "it has no id, or that of another event")
+            findings.add_fault(f"Event {number}", "it has no id, or that of another event")
             continue
         seen.add(fields["id"])
         yield number, fields
@@ -188,7 +190,7 @@ def _size_of(file: Path) -> int:
         return 0
 
 
-def _branch(state: Fields, events: list[tuple[int, Fields]]) -> list[tuple[int, Fields]]:
+def _find_branch(state: Fields, events: list[tuple[int, Fields]]) -> list[tuple[int, Fields]]:
     """Return the events from the first to the conversation's current one; all events if they form no tree.
 
     If a damaged event interrupts the tree, the branch continues with the event before it.

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.contract import ModelReply
-from deckhands.interop.openhands.model_responses import TOKENS, amount, count
+from deckhands.interop.openhands.model_responses import TOKENS, parse_amount, parse_count
 
 NEGLIGIBLE_USD = 1e-9
 
 
-class Spending:
+class RecordedSpending:
     """The totals of a recording, and the part of them assigned to replies."""
 
     def __init__(self) -> None:
@@ -27,34 +27,34 @@ class Spending:
         self._sums = dict(self._before)
         self._given = dict(self._before)
 
-    def see(self, metrics: Any) -> None:
+    def add_totals(self, metrics: Any) -> None:
         """Update the totals from an event."""
         if not isinstance(metrics, Mapping):
             return
         usage, calls = metrics.get("accumulated_token_usage"), metrics.get("token_usages")
         found: dict[str, float] = {}
-        cost = amount(metrics.get("accumulated_cost"))
+        cost = parse_amount(metrics.get("accumulated_cost"))
         if cost is not None:
             self.is_known = True
             found["cost"] = cost
         if isinstance(usage, Mapping):
-            found |= {name: count(usage.get(name)) for name in TOKENS}
+            found |= {name: parse_count(usage.get(name)) for name in TOKENS}
         elif isinstance(calls, list) and calls:  # older versions copied every call onto every action
             listed = [call for call in calls if isinstance(call, Mapping)]
-            found |= {name: sum(count(call.get(name)) for call in listed) for name in TOKENS}
+            found |= {name: sum(parse_count(call.get(name)) for call in listed) for name in TOKENS}
         for name, value in found.items():
             if value < self._sums[name]:
                 self._before[name] += self._sums[name]
             self._sums[name] = value
 
-    def give(self, reply: dict[str, Any], *, is_own: bool = False) -> dict[str, Any]:
+    def assign_cost(self, reply: dict[str, Any], *, is_own: bool = False) -> dict[str, Any]:
         """Return a reply's fields with its cost: everything not assigned to an earlier reply.
 
         Args:
             is_own: the reply itself has its cost.
         """
-        usage = {name: count((reply.get("usage") or {}).get(name)) for name in TOKENS}
-        cost = amount(reply.get("cost_usd"))
+        usage = {name: parse_count((reply.get("usage") or {}).get(name)) for name in TOKENS}
+        cost = parse_amount(reply.get("cost_usd"))
         if not is_own:
             open_tokens = self._open_tokens()
             usage = open_tokens if any(open_tokens.values()) else usage
@@ -64,7 +64,7 @@ class Spending:
         self._given["cost"] += cost or 0.0
         return reply | {"usage": usage, "cost_usd": cost}
 
-    def with_rest(self, reply: ModelReply) -> ModelReply:
+    def assign_rest(self, reply: ModelReply) -> ModelReply:
         """Return a reply with the unassigned costs added to its own."""
         if not self.has_rest():
             return reply

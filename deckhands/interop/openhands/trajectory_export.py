@@ -27,33 +27,41 @@ from broker.contract import (
     OfferedToolAction,
     RecallAction,
     RiskyAction,
-    taken_back,
+    find_rolled_back,
 )
 from deckhands.client import Metrics, MetricsFold
-from deckhands.interop.openhands.model_responses import reply_extension, response_of, unknown_response
-from deckhands.interop.openhands.v0_kinds import EARLIER_EVENTS, EXTENSION, FAMILIES, HEAD, PLACES, STAND_INS, names_of
+from deckhands.interop.openhands.model_responses import make_unknown_response, to_reply_extension, to_response
+from deckhands.interop.openhands.v0_kinds import (
+    EARLIER_EVENTS,
+    EXTENSION,
+    FAMILIES,
+    HEAD,
+    PLACES,
+    SUBSTITUTES,
+    list_names,
+)
 
 MAX_MESSAGE_QUERY_CHARS = 50
 
 Fields = dict[str, Any]
 
 
-def trajectory_of(events: Sequence[Event]) -> tuple[list[Fields], Counter[str]]:
+def to_trajectory(events: Sequence[Event]) -> tuple[list[Fields], Counter[str]]:
     """Return a log as a trajectory, and the counts of events without an equivalent, by kind.
 
     Args:
         events: whole, from the first one on.
     """
-    writing, without = _Writing(events), taken_back(events)
+    writing, without = _TrajectoryWriter(events), find_rolled_back(events)
     for event in events:
         if event.id in without:  # a trajectory has only the agent's history
             writing.left_out[event.kind] += 1
         else:
-            writing.take(event)
+            writing.write(event)
     return writing.written, writing.left_out + Counter({"model.reply": len(writing.replies)})
 
 
-class _Writing:
+class _TrajectoryWriter:
     """The state of converting a log into a trajectory."""
 
     def __init__(self, events: Sequence[Event]) -> None:
@@ -66,7 +74,7 @@ class _Writing:
         self._ids: list[int] = []
         """Of the events that are written, by their place in the trajectory."""
 
-    def take(self, event: Event) -> None:
+    def write(self, event: Event) -> None:
         """Write the next event of the log, if it has a name in trajectories."""
         self._metrics.add(event)
         if isinstance(event, ModelReply):
@@ -77,12 +85,12 @@ class _Writing:
             if not isinstance(event, ConversationCreated):
                 self.left_out[event.kind] += 1
             return
-        record = self._written(event, family, name)
+        record = self._convert(event, family, name)
         self._ids.append(event.id)
         self.written.append(record)
         self.replies = []
 
-    def _written(self, event: Event, family: str, name: str) -> Fields:
+    def _convert(self, event: Event, family: str, name: str) -> Fields:
         head: Fields = {
             "id": len(self.written),
             "timestamp": event.timestamp.replace(tzinfo=None).isoformat() if event.timestamp else None,
@@ -94,7 +102,7 @@ class _Writing:
         call = event.tool_call_metadata
         if call is not None:
             reply = self._all_replies.get(call.reply_id)
-            response = unknown_response(call) if reply is None else response_of(reply)
+            response = make_unknown_response(call) if reply is None else to_response(reply)
             head["tool_call_metadata"] = call.model_dump(exclude={"reply_id"}) | {"model_response": response}
         own, extra = self._fields_of(event, family, name)
         if call is not None:
@@ -117,9 +125,9 @@ class _Writing:
         wire |= {field: self._id_of(wire[field]) for field in EARLIER_EVENTS if field in wire}
         wire |= {field: self._place_of(wire[field]) for field in PLACES if field in wire}
         if isinstance(event, CondensationAction):
-            wire |= self._forgotten(event)
+            wire |= self._convert_forgotten(event)
         if event.kind != f"{family}.{name}":
-            shown = _shown(event)
+            shown = _make_substitute(event)
             extra = {key: value for key, value in wire.items() if shown.get(key) != value}
             return shown, {"kind": event.kind} | {key: value for key, value in extra.items() if value is not None}
         if event.kind == "action.system":
@@ -134,7 +142,7 @@ class _Writing:
     def _reply(self, reply: ModelReply, event: Event) -> Fields:
         call = event.tool_call_metadata
         has_response = call is not None and call.reply_id == reply.id
-        return reply_extension(reply, seen=self._place_of(reply.seen_id), has_response=has_response)
+        return to_reply_extension(reply, seen=self._place_of(reply.seen_id), has_response=has_response)
 
     def _id_of(self, event_id: int | None) -> int | None:
         """Return the place of an event in the trajectory; None if it is not there."""
@@ -145,7 +153,7 @@ class _Writing:
         """Return the place of the last written event up to this one; -1 for none."""
         return bisect_right(self._ids, event_id) - 1
 
-    def _forgotten(self, event: CondensationAction) -> Fields:
+    def _convert_forgotten(self, event: CondensationAction) -> Fields:
         """Return the forgotten events, by their ids there; a range covers the written ones."""
         start, end = event.forgotten_events_start_id, event.forgotten_events_end_id
         if start is None or end is None:
@@ -160,19 +168,19 @@ class _Writing:
 def _name_of(event: Event) -> tuple[str, str]:
     """Return the family and the name of an event there; no name if it has none."""
     family = event.kind.partition(".")[0]
-    names = names_of(event.kind)
+    names = list_names(event.kind)
     if event.kind == "observation.finish_verdict":
         return family, names[0] if getattr(event, "is_accepted", False) else names[1]
     return family, names[0] if names else ""
 
 
-def _shown(event: Event) -> Fields:
+def _make_substitute(event: Event) -> Fields:
     """Return the fields of the substitute for an event that OpenHands has no name for."""
     wire = event.wire()
     name = event.kind.partition(".")[2]
     if isinstance(event, Observation):
         content = event.agent_text or event.content or event.sentence
-        if event.kind in STAND_INS:
+        if event.kind in SUBSTITUTES:
             is_code = event.kind == "observation.search_code"
             return {"content": content} | ({"code": wire["question"]} if is_code else {})
         return {"content": content, "name": wire.get("name", name), "arguments": {}}

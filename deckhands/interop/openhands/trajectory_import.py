@@ -25,22 +25,28 @@ from broker.contract import (
     event_from_wire,
 )
 from broker.runtime import UsageError
-from deckhands.client import title_of
-from deckhands.interop.openhands.model_responses import OWN_FIELDS, object_in, reply_fields
+from deckhands.client import derive_title
+from deckhands.interop.openhands.model_responses import OWN_FIELDS, parse_reply_fields, to_object
 from deckhands.interop.openhands.recordings import (
     LOST_IDS,
     UNREADABLE,
-    Findings,
+    ImportFindings,
     check_fit,
-    listed_events,
+    parse_event_list,
     read_text,
 )
 from deckhands.interop.openhands.renumbering import Renumbering
-from deckhands.interop.openhands.results import NO_RESULTS, is_carried_out, is_result, missing_result, needs_result
-from deckhands.interop.openhands.spending import Spending
-from deckhands.interop.openhands.v0_fields import action_fields, observation_fields, utc_text
-from deckhands.interop.openhands.v0_kinds import EARLIER_EVENTS, EXTENSION, FAMILIES, HEAD, PLACES, names_of
-from deckhands.interop.openhands.v0_shape import Shape, has_no_place, record_name
+from deckhands.interop.openhands.results import (
+    NO_RESULTS,
+    is_result,
+    is_run_elsewhere,
+    make_missing_result,
+    needs_result,
+)
+from deckhands.interop.openhands.spending import RecordedSpending
+from deckhands.interop.openhands.v0_fields import convert_action, convert_observation, to_utc_text
+from deckhands.interop.openhands.v0_kinds import EARLIER_EVENTS, EXTENSION, FAMILIES, HEAD, PLACES, list_names
+from deckhands.interop.openhands.v0_shape import TrajectoryShape, is_hidden_from_model, parse_record_name
 
 ORIGIN = "openhands"
 MAX_NAME_CHARS = 100
@@ -48,20 +54,20 @@ MAX_NAME_CHARS = 100
 Fields = Mapping[str, Any]
 
 
-def read_trajectory(path: Path, conversation_id: str) -> tuple[list[Event], Findings]:
+def read_trajectory(path: Path, conversation_id: str) -> tuple[list[Event], ImportFindings]:
     """Read a trajectory as the log of a conversation, and return the findings.
 
     Raises:
         UsageError: the file cannot be read or is not a trajectory.
     """
-    findings = Findings()
+    findings = ImportFindings()
     try:
-        records = list(listed_events(read_text(path), findings))
+        records = list(parse_event_list(read_text(path), findings))
     except ValueError as error:
         raise UsageError(
             f"{path} is not a trajectory: {error}.", remedy="It is a JSON list of events, as OpenHands saves it."
         ) from error
-    events = _Reading(conversation_id, findings, records).log()
+    events = _TrajectoryReader(conversation_id, findings, records).log()
     if len(events) == 1:
         raise UsageError(
             " ".join([f"{path} is not a trajectory: it holds no event that can be read.", *findings.faults[:1]]),
@@ -70,17 +76,17 @@ def read_trajectory(path: Path, conversation_id: str) -> tuple[list[Event], Find
     return events, findings
 
 
-class _Reading:
+class _TrajectoryReader:
     """The state of converting a trajectory into a log."""
 
-    def __init__(self, conversation_id: str, findings: Findings, records: Sequence[tuple[int, Fields]]) -> None:
+    def __init__(self, conversation_id: str, findings: ImportFindings, records: Sequence[tuple[int, Fields]]) -> None:
         self._conversation_id = conversation_id
         self._findings = findings
         self._records = records
-        self._shape = Shape.of([record for _, record in records])
+        self._shape = TrajectoryShape.of([record for _, record in records])
         self._events: list[Event] = []
         self._numbers = Renumbering()
-        self._spending = Spending()
+        self._spending = RecordedSpending()
         self._replies: dict[Hashable, int] = {}
         self._waiting: dict[str, int] = {}
         """Actions that wait for a confirmation, by their calls: OpenHands writes the same call again afterwards."""
@@ -91,12 +97,14 @@ class _Reading:
     def log(self) -> list[Event]:
         """Return the events, from the creation on."""
         for index, (position, record) in enumerate(self._records):
-            self._now = utc_text(record.get("timestamp")) or utc_text(object_in(record.get("args")).get("timestamp"))
-            self._spending.see(record.get("llm_metrics"))
+            self._now = to_utc_text(record.get("timestamp")) or to_utc_text(
+                to_object(record.get("args")).get("timestamp")
+            )
+            self._spending.add_totals(record.get("llm_metrics"))
             if index in self._shape.of_delegates:
                 self._findings.left_out["events of delegates, whose results are kept"] += 1
                 continue
-            self._take(index, position, record)
+            self._add_record(index, position, record)
         self._settle_rest()
         self._settle_costs()
         said = (event for event in self._events if event.kind == "action.message" and event.source is EventSource.USER)
@@ -110,14 +118,14 @@ class _Reading:
             source=EventSource.USER,
             conversation_id=self._conversation_id,
             agent=AgentSpec(name=next(named, "CodeActAgent")),
-            title=title_of(task),
+            title=derive_title(task),
             forked_from=f"{ORIGIN}@{len(self._events) + 1}",
         )
         return [created, *self._events]
 
-    def _take(self, index: int, position: int, record: Fields) -> None:
+    def _add_record(self, index: int, position: int, record: Fields) -> None:
         """Add a recorded event; of an unreadable one, at most its reply or the end of its action is kept."""
-        family, name = record_name(record)
+        family, name = parse_record_name(record)
         own_id = record.get("id")
         key: Hashable = own_id if type(own_id) is int else ("position", position)
         first = len(self._events)
@@ -127,22 +135,22 @@ class _Reading:
             self._append(event)
         except UNREADABLE as error:
             event = None
-            self._findings.fault(f"Event {position} ({name[:40] or 'of no kind'})", error)
+            self._findings.add_fault(f"Event {position} ({name[:40] or 'of no kind'})", error)
             self._replace_result(record, family)
         if event is not None and index not in self._shape.answered and needs_result(event):
             self._add_missing_result(event)
         made = [event for event in self._events[first:] if not isinstance(event, ModelReply)]
-        is_shown = not has_no_place(record, family, name)
+        is_shown = not is_hidden_from_model(record, family, name)
         self._numbers.add(key, made, meant=event.id if event else None, is_shown=is_shown)
 
     def _event_of(self, index: int, record: Fields, family: str, name: str) -> Event:
         """Return the event of a record, after appending its replies and other events that must come before it."""
         if not name:
             raise ValueError("it is neither an action nor an observation")
-        extension = object_in(record.get(EXTENSION))
+        extension = to_object(record.get(EXTENSION))
         kind = self._kind_of(extension, family, name)
         self._recall_missing(record, family, name)
-        own = action_fields(record) if family == "action" else observation_fields(record)
+        own = convert_action(record) if family == "action" else convert_observation(record)
         own |= {key: value for key, value in extension.items() if key not in ("kind", "reply_id", "replies")}
         own = {key: value for key, value in own.items() if key not in HEAD}
         self._refer(own, kind)
@@ -167,7 +175,7 @@ class _Reading:
             raise ValueError(f"OpenHands has no {family} of this name")
         kind = extension.get("kind", f"{family}.{name}")
         if kind != f"{family}.{name}" and not (
-            isinstance(kind, str) and kind.startswith(f"{family}.") and name in names_of(kind)
+            isinstance(kind, str) and kind.startswith(f"{family}.") and name in list_names(kind)
         ):
             raise ValueError(f"{family}.{name} cannot stand for {kind!r}")
         return str(kind)
@@ -199,14 +207,14 @@ class _Reading:
         """Map the references in a record to events of the log."""
         for name in EARLIER_EVENTS:
             if name in own:
-                found = self._numbers.meant(own.pop(name))
+                found = self._numbers.find_event(own.pop(name))
                 if found is not None:
                     own[name] = found
                 else:
                     self._findings.left_out["links to actions that are not here"] += 1
         for name in PLACES:
             if type(own.get(name)) is int:
-                own[name] = self._numbers.latest_up_to(own[name])
+                own[name] = self._numbers.find_latest(own[name])
         if kind == "action.condensation":
             self._forget(own)
 
@@ -226,7 +234,7 @@ class _Reading:
         else:
             raise ValueError("a condensation forgets either a list or a range of events")
         if type(own.get("summary_offset")) is int:
-            own["summary_offset"] = self._numbers.offset(own["summary_offset"])
+            own["summary_offset"] = self._numbers.map_offset(own["summary_offset"])
 
     def _cause_of(self, index: int, record: Fields, kind: str) -> int | None:
         """Return the action that a record answers; None if there is none, or if it has been answered."""
@@ -234,12 +242,12 @@ class _Reading:
         named = record.get("cause") if asked is None else self._key_at(asked)
         if named is None or isinstance(named, bool):
             return None
-        found = self._numbers.meant(named)
+        found = self._numbers.find_event(named)
         if found is None or not self._events[found - 2].kind.startswith("action."):
             self._findings.left_out["links to actions that are not here"] += 1
             return None
         if kind in NO_RESULTS:
-            return None if is_carried_out(self._events[found - 2]) else found
+            return None if is_run_elsewhere(self._events[found - 2]) else found
         if kind.startswith("observation.") and found in self._answered:
             self._findings.left_out["links to actions that already have a result"] += 1
             return None
@@ -270,13 +278,13 @@ class _Reading:
         """Append the replies in a record of ours, as they were in the original log."""
         replies = extension.get("replies")
         for given in replies if isinstance(replies, list) else ():
-            metadata = object_in(record.get("tool_call_metadata"))
+            metadata = to_object(record.get("tool_call_metadata"))
             has_response = extension.get("reply_id") == given["id"] and metadata
             response = metadata.get("model_response") if has_response else given.get("response")
-            fields = reply_fields(response, metadata if has_response else {})
+            fields = parse_reply_fields(response, metadata if has_response else {})
             fields |= {name: given[name] for name in (*OWN_FIELDS, "tool_calls") if name in given}
             seen = given.get("seen")
-            seen_id = self._numbers.latest_up_to(seen) if type(seen) is int else self._next_id - 1
+            seen_id = self._numbers.find_latest(seen) if type(seen) is int else self._next_id - 1
             self._add_reply(("own", given["id"]), fields, seen_id=max(seen_id, 1), is_own=True)
 
     def _call_of(self, metadata: Fields, extension: Fields) -> dict[str, Any]:
@@ -284,7 +292,7 @@ class _Reading:
         own_id = extension.get("reply_id")
         key: Hashable = ("own", own_id) if type(own_id) is int else None
         if key not in self._replies:
-            fields = reply_fields(metadata.get("model_response"), metadata)
+            fields = parse_reply_fields(metadata.get("model_response"), metadata)
             calls = tuple(call["id"] for call in fields["tool_calls"])
             # The id alone is not enough: some servers give the same id to every response.
             key = (fields["response_id"], fields["content"], calls)
@@ -312,7 +320,7 @@ class _Reading:
         self._add_reply(("spoken", self._next_id), fields, seen_id=self._next_id - 1)
 
     def _add_reply(self, key: Hashable, fields: dict[str, Any], *, seen_id: int, is_own: bool = False) -> None:
-        given = self._spending.give(fields, is_own=is_own)
+        given = self._spending.assign_cost(fields, is_own=is_own)
         self._replies[key] = self._add("model.reply", **{"source": "agent", "seen_id": seen_id, **given})
 
     def _settle_costs(self) -> None:
@@ -322,7 +330,7 @@ class _Reading:
         if place is not None:
             reply = self._events[place]
             assert isinstance(reply, ModelReply)
-            self._events[place] = self._spending.with_rest(reply)
+            self._events[place] = self._spending.assign_rest(reply)
 
     # Missing parts of a recording
 
@@ -340,8 +348,8 @@ class _Reading:
 
     def _replace_result(self, record: Fields, family: str) -> None:
         """Substitute a result that cannot be read."""
-        cause = self._numbers.meant(record.get("cause")) if family == "observation" else None
-        if cause is not None and is_carried_out(self._events[cause - 2]):
+        cause = self._numbers.find_event(record.get("cause")) if family == "observation" else None
+        if cause is not None and is_run_elsewhere(self._events[cause - 2]):
             self._add_missing_result(self._events[cause - 2])
 
     def _settle_rest(self) -> None:
@@ -351,12 +359,12 @@ class _Reading:
         asked = set(self._waiting.values()) if is_asked else set()
         settled = asked | self._answered | {getattr(event, "replaces", None) for event in self._events}
         for event in list(self._events):
-            if event.id not in settled and is_carried_out(event):
+            if event.id not in settled and is_run_elsewhere(event):
                 self._add_missing_result(event)
 
     def _add_missing_result(self, action: Event) -> None:
         if action.id not in self._answered:
-            self._append(missing_result(action, event_id=self._next_id, timestamp=self._now))
+            self._append(make_missing_result(action, event_id=self._next_id, timestamp=self._now))
 
 
 _FORGOTTEN = ("forgotten_event_ids", "forgotten_events_start_id", "forgotten_events_end_id")

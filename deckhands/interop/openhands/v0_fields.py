@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from deckhands.interop.openhands.model_responses import amount, content_text, object_in
+from deckhands.interop.openhands.model_responses import parse_amount, parse_content_text, to_object
 
 Fields = Mapping[str, Any]
 
@@ -35,35 +35,35 @@ TASK_STATES = {
 """States of a task as models write them; any other counts as `todo`."""
 
 
-def action_fields(record: Fields) -> dict[str, Any]:
+def convert_action(record: Fields) -> dict[str, Any]:
     """Return the own fields of an action."""
-    args = {RENAMED_ARGS.get(key, key): value for key, value in object_in(record.get("args")).items()}
+    args = {RENAMED_ARGS.get(key, key): value for key, value in to_object(record.get("args")).items()}
     args |= _editor_arguments(args.pop("translated_ipython_code", None))
     if record["action"] == "system" and args.get("tools") is not None:
         args["tools"] = _tool_names(args["tools"])
     if "task_list" in args:
-        args["task_list"] = task_items(args["task_list"])
+        args["task_list"] = convert_tasks(args["task_list"])
     if args.get("security_risk") not in RISKS:
         args.pop("security_risk", None)
-    if amount(record.get("timeout")) is not None:
+    if parse_amount(record.get("timeout")) is not None:
         args["timeout"] = record["timeout"]
     return {key: value for key, value in args.items() if value is not None}
 
 
-def observation_fields(record: Fields) -> dict[str, Any]:
+def convert_observation(record: Fields) -> dict[str, Any]:
     """Return the own fields of an observation."""
-    extras = dict(object_in(record.get("extras")))
-    old = {name: _number(extras.pop(key)) for key, name in OLD_METADATA.items() if key in extras}
+    extras = dict(to_object(record.get("extras")))
+    old = {name: _parse_number(extras.pop(key)) for key, name in OLD_METADATA.items() if key in extras}
     if record["observation"] == "run":
-        given = {name: value for name, value in object_in(extras.get("metadata")).items() if value is not None}
+        given = {name: value for name, value in to_object(extras.get("metadata")).items() if value is not None}
         extras["metadata"] = given | {name: value for name, value in old.items() if value is not None}
     if "task_list" in extras:
-        extras["task_list"] = task_items(extras["task_list"])
+        extras["task_list"] = convert_tasks(extras["task_list"])
     fields = {key: value for key, value in extras.items() if value is not None}
-    return fields | {"content": content_text(record.get("content"))}
+    return fields | {"content": parse_content_text(record.get("content"))}
 
 
-def task_items(items: Any) -> list[dict[str, str]]:
+def convert_tasks(items: Any) -> list[dict[str, str]]:
     """Return the items of a task list, with fields of any type; items that are not objects are dropped."""
     found = enumerate((item for item in items if isinstance(item, dict)) if isinstance(items, list) else (), 1)
     return [
@@ -77,7 +77,7 @@ def task_items(items: Any) -> list[dict[str, str]]:
     ]
 
 
-def utc_text(text: Any) -> str | None:
+def to_utc_text(text: Any) -> str | None:
     """Return a time of OpenHands with its zone, by default UTC; None for an invalid time."""
     try:
         moment = datetime.fromisoformat(text)
@@ -96,16 +96,16 @@ def _editor_arguments(code: Any) -> Fields:
         arguments = ast.literal_eval(code.removeprefix(EDITOR_CALL)[:-2])
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return {}
-    return {key: value for key, value in object_in(arguments).items() if isinstance(key, str) and value is not None}
+    return {key: value for key, value in to_object(arguments).items() if isinstance(key, str) and value is not None}
 
 
 def _tool_names(tools: Any) -> list[str]:
     listed = tools if isinstance(tools, list) else []
-    named = [object_in(tool.get("function")) or tool for tool in listed if isinstance(tool, dict)]
+    named = [to_object(tool.get("function")) or tool for tool in listed if isinstance(tool, dict)]
     return [tool["name"] for tool in named if isinstance(tool.get("name"), str)]
 
 
-def _number(value: Any) -> int | None:
+def _parse_number(value: Any) -> int | None:
     try:
         return int(value)
     except (TypeError, ValueError, OverflowError):

@@ -76,7 +76,7 @@ OBSERVATIONS = _fields(
 )
 FAMILIES = {"action": ACTIONS, "observation": OBSERVATIONS}
 
-STAND_INS = {
+SUBSTITUTES = {
     "action.search_code": ("run_ipython",),
     "observation.events_lost": ("error",),
     "observation.finish_refused": ("error",),
@@ -89,7 +89,7 @@ STAND_INS = {
 OTHER_TOOLS = {"action": "call_tool_mcp", "observation": "mcp"}
 
 
-def names_of(kind: str) -> tuple[str, ...]:
+def list_names(kind: str) -> tuple[str, ...]:
     """Return the names of a kind in a trajectory; none if it does not occur there.
 
     Other events of ours that the model sees are written as calls of another tool, so no other kind needs an entry here.
@@ -100,7 +100,7 @@ def names_of(kind: str) -> tuple[str, ...]:
     if name in FAMILIES[family]:
         return (name,)
     is_shown = Event.KINDS[kind].is_shown_to_model
-    return STAND_INS.get(kind, (OTHER_TOOLS[family],) if is_shown else ())
+    return SUBSTITUTES.get(kind, (OTHER_TOOLS[family],) if is_shown else ())
 
 
 HEAD = frozenset({"kind", "id", "timestamp", "source", "cause", "tool_call_metadata", "blobs"})

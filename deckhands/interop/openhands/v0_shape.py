@@ -24,7 +24,7 @@ DELEGATED_TASK = "TASK: "
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TrajectoryShape:
     """The structure, as positions in the sequence of records.
 
     Attributes:
@@ -42,7 +42,7 @@ class Shape:
     has_recalls: bool
 
     @classmethod
-    def of(cls, records: Sequence[Fields]) -> Shape:
+    def of(cls, records: Sequence[Fields]) -> TrajectoryShape:
         """Analyze a trajectory."""
         is_ours = any(EXTENSION in record for record in records)
         levels = [0] * (len(records) + 1)
@@ -51,7 +51,7 @@ class Shape:
         by_id: dict[int, int] = {}
         answered: set[int] = set()
         for index, record in enumerate(records):
-            family, name = record_name(record)
+            family, name = parse_record_name(record)
             if (family, name) == ("action", "delegate"):
                 asked.append(index)
             elif (family, name) == ("observation", "delegate") and asked and not is_ours:
@@ -70,7 +70,7 @@ class Shape:
         return cls(is_ours, inner, results, frozenset(answered), has_recalls)
 
 
-def record_name(record: Fields) -> tuple[str, str]:
+def parse_record_name(record: Fields) -> tuple[str, str]:
     """Return the family and the name of a recorded event; no name if it has none."""
     for family in ("action", "observation"):
         if family in record:
@@ -78,7 +78,7 @@ def record_name(record: Fields) -> tuple[str, str]:
     return "", ""
 
 
-def has_no_place(record: Fields, family: str, name: str) -> bool:
+def is_hidden_from_model(record: Fields, family: str, name: str) -> bool:
     """Return whether OpenHands never shows an event to a model."""
     own = record.get("args" if family == "action" else "extras")
     return name in WITHOUT_PLACE.get(family, ()) or (isinstance(own, dict) and own.get("hidden") is True)

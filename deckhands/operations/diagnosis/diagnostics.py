@@ -8,23 +8,23 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from broker.coordination import entries_aside
+from broker.coordination import list_quarantined
 from broker.health import HEALTHY, STORE_ROLE, check
-from broker.runtime import TOOLS, BrokerSettings, StoreError, UsageError, worker_environment
+from broker.runtime import TOOLS, BrokerSettings, StoreError, UsageError, make_worker_environment
 from broker.store import (
-    REMEDY,
+    APPEND_ONLY_REMEDY,
     STORE,
     TOOLS_FAILED,
     Connection,
     MultiplexedConnection,
     ShardKeys,
+    describe_volatility,
+    find_vulnerability,
+    load_server_facts,
     open_store,
-    server_facts,
-    volatility_of,
-    weakness_of,
 )
 from broker.tools import ToolFailures
-from deckhands.client import ArchivePlace, ArchiveUnavailable, Retention
+from deckhands.client import ArchiveStorage, ArchiveUnavailable, Retention
 
 DEAD_LETTERS = "dead letters"
 FAILING = "workers report"
@@ -48,7 +48,11 @@ def examine_machine(environment: Mapping[str, str]) -> list[Finding]:
     command = [sys.executable, "-P", "-m", "tool_worker.worker.examination"]
     try:
         ended = subprocess.run(  # noqa: S603  (our own interpreter and our own program)
-            command, capture_output=True, check=True, timeout=LIMIT_SECONDS, env=worker_environment(TOOLS, environment)
+            command,
+            capture_output=True,
+            check=True,
+            timeout=LIMIT_SECONDS,
+            env=make_worker_environment(TOOLS, environment),
         )
         return [Finding(**found) for found in json.loads(ended.stdout)]
     except (subprocess.SubprocessError, OSError, ValueError) as error:
@@ -65,7 +69,7 @@ async def examine_store(url: str) -> list[Finding]:
     if verdict.exit_status == HEALTHY:
         connection = MultiplexedConnection(url)
         try:
-            facts = await server_facts(connection)
+            facts = await load_server_facts(connection)
             found += [*_weakness(facts), *_volatility(facts)]
             found += await _dead_letters(connection)
             found += await _failing_tools(connection, url)
@@ -77,7 +81,7 @@ async def examine_store(url: str) -> list[Finding]:
 
 
 def _weakness(facts: Mapping[str, str]) -> list[Finding]:
-    weakness = None if BrokerSettings.from_env().store_patched else weakness_of(facts)
+    weakness = None if BrokerSettings.from_env().store_patched else find_vulnerability(facts)
     if weakness is None:
         return []
     detail = f"{weakness.text} {weakness.remedy}"
@@ -85,8 +89,12 @@ def _weakness(facts: Mapping[str, str]) -> list[Finding]:
 
 
 def _volatility(facts: Mapping[str, str]) -> list[Finding]:
-    lost = volatility_of(facts)
-    return [Finding("append-only file", is_good=False, is_needed=True, detail=f"{lost} {REMEDY}")] if lost else []
+    lost = describe_volatility(facts)
+    return (
+        [Finding("append-only file", is_good=False, is_needed=True, detail=f"{lost} {APPEND_ONLY_REMEDY}")]
+        if lost
+        else []
+    )
 
 
 async def _dead_letters(connection: Connection) -> list[Finding]:
@@ -95,7 +103,7 @@ async def _dead_letters(connection: Connection) -> list[Finding]:
         return []
     shards = [ShardKeys(shard) for shard in range(int(number))]
     dead = sum(await connection.call_many([("ZCARD", names.dead) for names in shards]))
-    aside = await entries_aside(connection, shards)
+    aside = await list_quarantined(connection, shards)
     said = [f"conversations that crashed three workers: {dead}"] if dead else []
     if aside:
         last = aside[-1]
@@ -112,7 +120,7 @@ async def _failing_tools(connection: Connection, url: str) -> list[Finding]:
         return []
     store = await open_store(url, deploys=False)
     try:
-        reported = await ToolFailures(store).all()
+        reported = await ToolFailures(store).load_all()
     finally:
         await store.aclose()
     details = [f"{one} {one.failure.remedy}".strip() for one in reported]
@@ -134,14 +142,14 @@ def examine_retention(environment: Mapping[str, str]) -> list[Finding]:
             found.append(Finding(RETENTION, is_good=False, is_needed=True, detail=str(error)))
     if settings.archive:
         try:
-            ArchivePlace(settings.archive).size("no-conversation")
+            ArchiveStorage(settings.archive).size("no-conversation")
             found.append(Finding(ARCHIVE, is_good=True, is_needed=True, detail=settings.archive))
         except ArchiveUnavailable as error:
             found.append(Finding(ARCHIVE, is_good=False, is_needed=True, detail=str(error)))
     return found
 
 
-def reason_unconfined(environment: Mapping[str, str]) -> str | None:
+def find_sandbox_fault(environment: Mapping[str, str]) -> str | None:
     """Return why no requested sandbox works here; None: one does, or `none` is requested. Blocks."""
     demanded = BrokerSettings.from_env(environment).sandbox
     if demanded == "none":

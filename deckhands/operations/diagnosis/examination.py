@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from broker.runtime import StoreError
-from broker.store import MultiplexedConnection, server_facts
+from broker.store import MultiplexedConnection, load_server_facts
 from deckhands.operations.diagnosis import log_findings, store_findings, worker_findings
+from deckhands.operations.diagnosis.checks import OVERWRITTEN, failed_finding, find_store, run_check
 from deckhands.operations.diagnosis.diagnostics import Finding
-from deckhands.operations.diagnosis.log_findings import judged_logs, orphaned_keys, read_logs, still_ownerless
-from deckhands.operations.diagnosis.looking import OVERWRITTEN, broken, examined, store_of
-from deckhands.operations.diagnosis.store_findings import functions_findings, rights_findings, settings_findings
-from deckhands.operations.diagnosis.worker_findings import queue_findings, workers_of
+from deckhands.operations.diagnosis.log_findings import find_orphaned_keys, find_ownerless, read_logs, report_logs
+from deckhands.operations.diagnosis.store_findings import check_functions, check_rights, check_settings
+from deckhands.operations.diagnosis.worker_findings import check_queues, read_workers
 
 
 async def examine_cluster(url: str, *, sample: int | None) -> list[Finding]:
@@ -24,35 +24,35 @@ async def examine_cluster(url: str, *, sample: int | None) -> list[Finding]:
     connection = MultiplexedConnection(url)
     findings: list[Finding] = []
     try:
-        store = await store_of(connection)
+        store = await find_store(connection)
         if store is None:
             return []
 
         async def settings() -> list[Finding]:
-            return settings_findings(await server_facts(connection))
+            return check_settings(await load_server_facts(connection))
 
-        findings += await examined(store_findings.SETTINGS, settings)
-        findings += await rights_findings(url)
-        findings += await examined(store_findings.FUNCTIONS, lambda: functions_findings(connection))
-        workers = await workers_of(store)
+        findings += await run_check(store_findings.SETTINGS, settings)
+        findings += await check_rights(url)
+        findings += await run_check(store_findings.FUNCTIONS, lambda: check_functions(connection))
+        workers = await read_workers(store)
         there = {worker.worker_id for worker in workers}
-        seen = log_findings.Logs()
+        seen = log_findings.LogFindings()
 
         async def logs() -> list[Finding]:
             nonlocal seen
             seen = await read_logs(store, sample=sample, workers=there)
             if seen.ownerless:  # or a worker has started meanwhile
-                later = {worker.worker_id for worker in await workers_of(store)}
-                seen.ownerless = await still_ownerless(store, seen.ownerless, later)
-            return judged_logs(seen)
+                later = {worker.worker_id for worker in await read_workers(store)}
+                seen.ownerless = await find_ownerless(store, seen.ownerless, later)
+            return report_logs(seen)
 
-        of_logs = await examined(log_findings.INVARIANTS, logs)
-        findings += worker_findings.worker_findings(workers, unsettled=seen.unsettled)
-        findings += await examined(worker_findings.QUEUES, lambda: queue_findings(store, workers))
+        of_logs = await run_check(log_findings.INVARIANTS, logs)
+        findings += worker_findings.check_workers(workers, unsettled=seen.unsettled)
+        findings += await run_check(worker_findings.QUEUES, lambda: check_queues(store, workers))
         findings += of_logs
-        findings += await examined(log_findings.ORPHANS, lambda: orphaned_keys(store))
+        findings += await run_check(log_findings.ORPHANS, lambda: find_orphaned_keys(store))
     except StoreError as error:
-        findings.append(broken("cluster", f"cannot be examined: {error.message}", error.remedy or OVERWRITTEN))
+        findings.append(failed_finding("cluster", f"cannot be examined: {error.message}", error.remedy or OVERWRITTEN))
     finally:
         await connection.aclose()
     return findings

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 
 from broker.contract import decode_any
-from broker.log import ConversationRow, Conversations, EventLog, Violation, status_of, violations
-from broker.runtime import CorruptEntry, EventsLost, StoreMisconfigured, UnknownConversation, counted
-from broker.store import Store, ask, number, shard_of, text
+from broker.log import ConversationRow, Conversations, EventLog, Violation, find_violations, fold_status
+from broker.runtime import CorruptEntry, EventsLost, StoreMisconfigured, UnknownConversation, format_count
+from broker.store import Store, decode_text, parse_number, read_tolerantly, shard_of
+from deckhands.operations.diagnosis.checks import failed_finding, passed_finding, warning_finding
 from deckhands.operations.diagnosis.diagnostics import Finding
-from deckhands.operations.diagnosis.looking import broken, found, good
 
 INVARIANTS, ORPHANS = "invariants", "orphans"
 PAGE = 200
@@ -25,7 +25,7 @@ RESTORE = "Keep the store as it is, and compare with its append-only file and th
 
 
 @dataclass(slots=True)
-class Logs:
+class LogFindings:
     """The findings about logs.
 
     Attributes:
@@ -45,18 +45,18 @@ class Logs:
     half_deleted: list[str] = field(default_factory=list)
 
 
-async def read_logs(store: Store, *, sample: int | None, workers: Collection[str]) -> Logs:
+async def read_logs(store: Store, *, sample: int | None, workers: Collection[str]) -> LogFindings:
     """Examine all conversations, and the logs of a sample.
 
     Args:
         sample: the number of logs, spread over the index and including the newest; None: all.
         workers: the known workers.
     """
-    seen = Logs(of=await Conversations(store).count())
+    seen = LogFindings(of=await Conversations(store).count())
     step = 1 if sample is None else max(1, -(-seen.of // max(sample, 1)))
     at = 0
     async for row in _rows(store):
-        is_busy, is_deleted = await _marks(store, row.conversation_id)
+        is_busy, is_deleted = await _read_marks(store, row.conversation_id)
         seen.unsettled += is_busy
         if row.owner and row.owner not in workers:
             seen.ownerless.append(row.conversation_id)
@@ -64,14 +64,14 @@ async def read_logs(store: Store, *, sample: int | None, workers: Collection[str
             seen.half_deleted.append(row.conversation_id)
         elif at % step == 0 and sample != 0:
             seen.looked_at += 1
-            seen.broken += [(row.conversation_id, one) for one in await checked(store, row.conversation_id)]
+            seen.broken += [(row.conversation_id, one) for one in await check_log(store, row.conversation_id)]
         at += 1
     return seen
 
 
-async def still_ownerless(store: Store, ids: Sequence[str], workers: Collection[str]) -> list[str]:
+async def find_ownerless(store: Store, ids: Sequence[str], workers: Collection[str]) -> list[str]:
     """Return the conversations that none of the workers owns; the workers are read after the conversations."""
-    rows = await Conversations(store).rows(ids)
+    rows = await Conversations(store).load_rows(ids)
     return [row.conversation_id for row in rows if row.owner and row.owner not in workers]
 
 
@@ -80,34 +80,34 @@ async def _rows(store: Store) -> AsyncIterator[ConversationRow]:
     for names in store.all_shards:
         start = 0
         while True:
-            ids = (await ask(store.connection, [("ZREVRANGE", names.index, start, start + PAGE - 1)]))[0]
+            ids = (await read_tolerantly(store.connection, [("ZREVRANGE", names.index, start, start + PAGE - 1)]))[0]
             if not ids:
                 break
-            for row in await Conversations(store).rows([text(one) for one in ids]):
+            for row in await Conversations(store).load_rows([decode_text(one) for one in ids]):
                 yield row
             start += len(ids)
 
 
-async def _marks(store: Store, conversation_id: str) -> tuple[bool, bool]:
+async def _read_marks(store: Store, conversation_id: str) -> tuple[bool, bool]:
     command = ("HMGET", store.keys(conversation_id).meta, "busy", "deleted")
-    found_marks = (await ask(store.connection, [command]))[0]
+    found_marks = (await read_tolerantly(store.connection, [command]))[0]
     busy, deleted = found_marks if isinstance(found_marks, list) else (None, None)
-    return text(busy) == "1", deleted is not None
+    return decode_text(busy) == "1", deleted is not None
 
 
-async def checked(store: Store, conversation_id: str) -> list[Violation]:
+async def check_log(store: Store, conversation_id: str) -> list[Violation]:
     """Check the invariants of one log, the same as in the fault tests."""
     log = EventLog(store)
     try:
-        before = await log.last_id(conversation_id)
+        before = await log.load_last_id(conversation_id)
         events = await log.read(conversation_id, decode=decode_any)
-        is_still = await log.last_id(conversation_id) == before
+        is_still = await log.load_last_id(conversation_id) == before
     except CorruptEntry as error:
         return [Violation("I2", 0, error.message)]
     except (UnknownConversation, EventsLost):  # it has left the store meanwhile
         return []
-    is_over = is_still and status_of(events).is_settled
-    return violations(
+    is_over = is_still and fold_status(events).is_settled
+    return find_violations(
         events,
         conversation_id=conversation_id,
         last_event_id=before if is_still else None,
@@ -115,7 +115,7 @@ async def checked(store: Store, conversation_id: str) -> list[Violation]:
     )
 
 
-def judged_logs(seen: Logs) -> list[Finding]:
+def report_logs(seen: LogFindings) -> list[Finding]:
     """Convert the findings about logs into a report."""
     findings = []
     if seen.broken:
@@ -123,23 +123,29 @@ def judged_logs(seen: Logs) -> list[Finding]:
         kinds = Counter(one.invariant for _, one in seen.broken)
         told = "; ".join(f"{name}: {one.invariant} {one.text}" for name, one in seen.broken[:SHOWN])
         counts = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
-        detail = f"{counted(len(names), 'log')} of {seen.looked_at} violate invariants ({counts}): {ascii(told)[1:-1]}"
-        findings.append(broken(INVARIANTS, detail, RESTORE))
+        detail = (
+            f"{format_count(len(names), 'log')} of {seen.looked_at} violate invariants ({counts}): {ascii(told)[1:-1]}"
+        )
+        findings.append(failed_finding(INVARIANTS, detail, RESTORE))
     elif seen.looked_at or not seen.of:
-        findings.append(good(INVARIANTS, f"{seen.looked_at:,} of {counted(seen.of, 'log')} checked"))
+        findings.append(passed_finding(INVARIANTS, f"{seen.looked_at:,} of {format_count(seen.of, 'log')} checked"))
     if seen.ownerless:
-        detail = f"{counted(len(seen.ownerless), 'conversation')} owned by no worker: {_named(seen.ownerless)}"
+        detail = (
+            f"{format_count(len(seen.ownerless), 'conversation')} owned by no worker: {_join_names(seen.ownerless)}"
+        )
         remedy = "`deckhands resume ID` wakes one. If it stays so, report it with `deckhands export ID`."
-        findings.append(found(ORPHANS, detail, remedy))
+        findings.append(warning_finding(ORPHANS, detail, remedy))
     if seen.half_deleted:
-        detail = f"{counted(len(seen.half_deleted), 'deletion')} not complete: {_named(seen.half_deleted)}"
+        detail = f"{format_count(len(seen.half_deleted), 'deletion')} not complete: {_join_names(seen.half_deleted)}"
         findings.append(
-            found(ORPHANS, detail, "The job `orphans` completes them every hour: run `deckhands jobs` and `beat`.")
+            warning_finding(
+                ORPHANS, detail, "The job `orphans` completes them every hour: run `deckhands jobs` and `beat`."
+            )
         )
     return findings
 
 
-async def orphaned_keys(store: Store) -> list[Finding]:
+async def find_orphaned_keys(store: Store) -> list[Finding]:
     """Find keys of conversations that do not exist. Needs the right to scan, which workers do not have."""
     cursor: bytes = b"0"
     scanned, orphans = 0, set[str]()
@@ -151,15 +157,21 @@ async def orphaned_keys(store: Store) -> list[Finding]:
             if "NOPERM" not in error.message:
                 raise
             remedy = "The jobs' or the admin's store user may; the job `orphans` searches every hour."
-            return [found(ORPHANS, "this store user may not search for orphaned keys", remedy)]
+            return [warning_finding(ORPHANS, "this store user may not search for orphaned keys", remedy)]
         scanned += len(keys)
         orphans |= await _nameless(store, keys)
         if cursor == b"0":
             break
     if orphans:
-        detail = f"keys of {counted(len(orphans), 'conversation')} that do not exist: {_named(sorted(orphans))}"
-        return [found(ORPHANS, detail, "The job `orphans` removes them: run `deckhands jobs` and `deckhands beat`.")]
-    return [good(ORPHANS, f"none in {counted(scanned, 'key')}")]
+        detail = (
+            f"keys of {format_count(len(orphans), 'conversation')} that do not exist: {_join_names(sorted(orphans))}"
+        )
+        return [
+            warning_finding(
+                ORPHANS, detail, "The job `orphans` removes them: run `deckhands jobs` and `deckhands beat`."
+            )
+        ]
+    return [passed_finding(ORPHANS, f"none in {format_count(scanned, 'key')}")]
 
 
 async def _nameless(store: Store, keys: Sequence[bytes]) -> set[str]:
@@ -169,12 +181,12 @@ async def _nameless(store: Store, keys: Sequence[bytes]) -> set[str]:
         if len(parts) > 4 and parts[2] == "c":
             by_conversation.setdefault(parts[3], key)
     ids = [one for one in by_conversation if shard_of(one, store.shards) < store.shards]
-    metas = await ask(store.connection, [("HEXISTS", store.keys(one).meta, "last_id") for one in ids])
+    metas = await read_tolerantly(store.connection, [("HEXISTS", store.keys(one).meta, "last_id") for one in ids])
     lost = [one for one, there in zip(ids, metas, strict=True) if not there]
-    idle = await ask(store.connection, [("OBJECT", "IDLETIME", by_conversation[one]) for one in lost])
-    return {one for one, seconds in zip(lost, idle, strict=True) if number(seconds) >= UNTOUCHED_SECONDS}
+    idle = await read_tolerantly(store.connection, [("OBJECT", "IDLETIME", by_conversation[one]) for one in lost])
+    return {one for one, seconds in zip(lost, idle, strict=True) if parse_number(seconds) >= UNTOUCHED_SECONDS}
 
 
-def _named(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(ascii(name)[1:-1] for name in names[:SHOWN]) + more

@@ -7,21 +7,21 @@ from urllib.parse import urlsplit
 
 from broker.runtime import DeckhandsError
 from broker.store import (
-    ANNOUNCED,
-    FIELD,
+    ANNOUNCED_FIELD,
     LIBRARY,
     STORE,
+    VERSION_FIELD,
     Connection,
     FunctionsVersion,
     MultiplexedConnection,
-    ask,
-    number,
+    decode_text,
     own_version,
-    pairs,
-    text,
+    parse_number,
+    read_tolerantly,
+    to_pairs,
 )
+from deckhands.operations.diagnosis.checks import failed_finding, passed_finding, warning_finding
 from deckhands.operations.diagnosis.diagnostics import Finding
-from deckhands.operations.diagnosis.looking import broken, found, good
 
 SETTINGS, RIGHTS, FUNCTIONS = "store settings", "store rights", "store functions"
 FULL_SHARE = 0.9
@@ -29,33 +29,41 @@ PERSISTING = {"aof_last_write_status": "its append-only file", "aof_last_bgrewri
 DEPLOY = "Run `deckhands setup` of the newer version with a store user that may load functions."
 
 
-def settings_findings(facts: Mapping[str, str]) -> list[Finding]:
+def check_settings(facts: Mapping[str, str]) -> list[Finding]:
     """Check a server's settings in its answer to INFO."""
     findings = []
     policy = facts.get("maxmemory_policy", "")
     if policy not in ("", "noeviction"):
         text = f"maxmemory-policy is {policy}: when the memory is full, the server evicts conversations"
-        findings.append(broken(SETTINGS, text, "Set `maxmemory-policy noeviction` on it."))
-    used, limit = number(facts.get("used_memory")), number(facts.get("maxmemory"))
+        findings.append(failed_finding(SETTINGS, text, "Set `maxmemory-policy noeviction` on it."))
+    used, limit = parse_number(facts.get("used_memory")), parse_number(facts.get("maxmemory"))
     if limit and used >= FULL_SHARE * limit:
         detail = f"{used / limit:.0%} of maxmemory is used; when it is full, no conversation makes progress"
-        findings.append(found(SETTINGS, detail, "Archive or delete conversations (docs/archive.md), or give it more."))
+        findings.append(
+            warning_finding(SETTINGS, detail, "Archive or delete conversations (docs/archive.md), or give it more.")
+        )
     elif not limit and "maxmemory" in facts:
-        total = number(facts.get("total_system_memory"))
+        total = parse_number(facts.get("total_system_memory"))
         if total and used >= FULL_SHARE * total:
             detail = f"{used / total:.0%} of the machine's memory is used, and maxmemory sets no bound"
-            findings.append(found(SETTINGS, detail, "Set `maxmemory`, so that writes are refused before it is killed."))
+            findings.append(
+                warning_finding(SETTINGS, detail, "Set `maxmemory`, so that writes are refused before it is killed.")
+            )
     for name, what in PERSISTING.items():
         if facts.get(name, "ok") != "ok":
-            findings.append(broken(SETTINGS, f"the last write of {what} failed ({name})", "Check the server's disk."))
+            findings.append(
+                failed_finding(SETTINGS, f"the last write of {what} failed ({name})", "Check the server's disk.")
+            )
     if facts.get("role", "master") not in ("master", "primary"):
         findings.append(
-            broken(SETTINGS, "it is a replica, which accepts no writes", "Name its primary in DECKHANDS_URL.")
+            failed_finding(SETTINGS, "it is a replica, which accepts no writes", "Name its primary in DECKHANDS_URL.")
         )
-    return findings or [good(SETTINGS, f"maxmemory-policy {policy or 'unknown'}, {used / 2**20:,.0f} MiB used")]
+    return findings or [
+        passed_finding(SETTINGS, f"maxmemory-policy {policy or 'unknown'}, {used / 2**20:,.0f} MiB used")
+    ]
 
 
-async def rights_findings(url: str) -> list[Finding]:
+async def check_rights(url: str) -> list[Finding]:
     """Check whether clients without a password can connect to the store. Skips a socket of this machine."""
     parts = urlsplit(url)
     if parts.scheme not in ("redis", "rediss") or not parts.hostname:
@@ -66,31 +74,39 @@ async def rights_findings(url: str) -> list[Finding]:
     try:
         await stranger.call("PING")
     except DeckhandsError:
-        return [good(RIGHTS, "no client can connect without a password")]
+        return [passed_finding(RIGHTS, "no client can connect without a password")]
     finally:
         await stranger.aclose()
     detail = "every client that reaches its port can connect without a password"
-    return [found(RIGHTS, detail, "Give its users passwords, as deploy/serve-valkey does, or keep its port to itself.")]
+    return [
+        warning_finding(
+            RIGHTS, detail, "Give its users passwords, as deploy/serve-valkey does, or keep its port to itself."
+        )
+    ]
 
 
-async def functions_findings(connection: Connection) -> list[Finding]:
+async def check_functions(connection: Connection) -> list[Finding]:
     """Compare the functions in the store with those of this version."""
-    facts, listed = await ask(
-        connection, [("HMGET", STORE, FIELD, ANNOUNCED), ("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY)]
+    facts, listed = await read_tolerantly(
+        connection, [("HMGET", STORE, VERSION_FIELD, ANNOUNCED_FIELD), ("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY)]
     )
     findings = []
-    stamp, announced = map(text, facts) if isinstance(facts, list) else ("", "")
+    stamp, announced = map(decode_text, facts) if isinstance(facts, list) else ("", "")
     there, own = FunctionsVersion.parse(stamp), own_version()
     versions = f"the store has version {there}; this build has {own}"
     if not there.order:
-        findings.append(broken(FUNCTIONS, f"the store does not report its version; this build has {own}", DEPLOY))
+        findings.append(
+            failed_finding(FUNCTIONS, f"the store does not report its version; this build has {own}", DEPLOY)
+        )
     elif there.code != own.code:
         serves = "which they serve" if there.serves(own) else "which they do not serve"
         remedy = DEPLOY if there.order < own.order else "Upgrade Deckhands on this machine, and workers that are older."
-        findings.append(found(FUNCTIONS, f"{versions}, {serves}", remedy))
+        findings.append(warning_finding(FUNCTIONS, f"{versions}, {serves}", remedy))
     if announced and announced != stamp:
         detail = f"version {FunctionsVersion.parse(announced)} is announced, and workers that it does not serve stop"
-        findings.append(found(FUNCTIONS, detail, "Complete it by `deckhands setup --stop-older` of that version."))
-    if isinstance(listed, list) and LIBRARY not in {text(pairs(each).get("library_name")) for each in listed}:
-        findings.append(broken(FUNCTIONS, f"the server has lost the library {LIBRARY}", DEPLOY))
-    return findings or [good(FUNCTIONS, versions)]
+        findings.append(
+            warning_finding(FUNCTIONS, detail, "Complete it by `deckhands setup --stop-older` of that version.")
+        )
+    if isinstance(listed, list) and LIBRARY not in {decode_text(to_pairs(each).get("library_name")) for each in listed}:
+        findings.append(failed_finding(FUNCTIONS, f"the server has lost the library {LIBRARY}", DEPLOY))
+    return findings or [passed_finding(FUNCTIONS, versions)]

@@ -7,11 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.coordination import FIELD, ROLES, WALL_FIELD, read_figures
-from broker.runtime import counted, installed_version
-from broker.store import WORKER_FIELD, FunctionsVersion, Store, ask, number, own_version, pairs, text
+from broker.runtime import format_count, read_version
+from broker.store import (
+    WORKER_FIELD,
+    FunctionsVersion,
+    Store,
+    decode_text,
+    own_version,
+    parse_number,
+    read_tolerantly,
+    to_pairs,
+)
+from deckhands.operations.diagnosis.checks import failed_finding, passed_finding, warning_finding
 from deckhands.operations.diagnosis.diagnostics import Finding
-from deckhands.operations.diagnosis.looking import broken, found, good
-from deckhands.operations.monitoring.queues import Depth, depths
+from deckhands.operations.monitoring.queues import Depth, read_depths
 
 WORKERS, VERSIONS, CLOCKS, LAG, QUEUES = "workers", "workers' versions", "workers' clocks", "lag", "queues"
 MOST_WORKERS = 2_000
@@ -23,7 +32,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class SeenWorker:
+class WorkerReport:
     """A worker's report about itself.
 
     Attributes:
@@ -40,43 +49,43 @@ class SeenWorker:
     routes: frozenset[str]
 
 
-async def workers_of(store: Store) -> list[SeenWorker]:
+async def read_workers(store: Store) -> list[WorkerReport]:
     """Return the workers of the first shard. Only reads; calls no function."""
     names = store.all_shards[0]
     commands = [
         *(("TIME",), ("HMGET", f"{names.root}:clock", "wall", "now")),
         ("ZREVRANGE", names.workers, 0, MOST_WORKERS - 1, "WITHSCORES"),
     ]
-    time, clock, flat = await ask(store.connection, commands)
-    wall_ms = number(time[0]) * 1000 + number(time[1]) / 1000 if isinstance(time, list) else 0.0
-    kept = [number(each) for each in clock] if isinstance(clock, list) and all(clock) else [wall_ms, wall_ms]
+    time, clock, flat = await read_tolerantly(store.connection, commands)
+    wall_ms = parse_number(time[0]) * 1000 + parse_number(time[1]) / 1000 if isinstance(time, list) else 0.0
+    kept = [parse_number(each) for each in clock] if isinstance(clock, list) and all(clock) else [wall_ms, wall_ms]
     now_ms = kept[1] + max(0.0, wall_ms - kept[0])
-    ids = [text(one) for one in flat[::2]] if isinstance(flat, list) else []
-    deadlines = [number(one) for one in flat[1::2]] if isinstance(flat, list) else []
-    hashes = await ask(store.connection, [("HGETALL", names.about(one)) for one in ids])
+    ids = [decode_text(one) for one in flat[::2]] if isinstance(flat, list) else []
+    deadlines = [parse_number(one) for one in flat[1::2]] if isinstance(flat, list) else []
+    hashes = await read_tolerantly(store.connection, [("HGETALL", names.worker_facts(one)) for one in ids])
     return [
-        _seen(name, (deadline - now_ms) / 1000, pairs(about), wall_ms, names.root)
+        _parse_report(name, (deadline - now_ms) / 1000, to_pairs(about), wall_ms, names.root)
         for name, deadline, about in zip(ids, deadlines, hashes, strict=True)
     ]
 
 
-def _seen(name: str, left: float, about: Mapping[str, object], wall_ms: float, root: str) -> SeenWorker:
-    figures = read_figures(text(about.get(FIELD)))
-    said = number(about.get(WALL_FIELD))
+def _parse_report(name: str, left: float, about: Mapping[str, object], wall_ms: float, root: str) -> WorkerReport:
+    figures = read_figures(decode_text(about.get(FIELD)))
+    said = parse_number(about.get(WALL_FIELD))
     begins = (f"{root}:act:interactive:", f"{root}:act:")
-    streams = text(about.get("streams")).split()
-    return SeenWorker(
+    streams = decode_text(about.get("streams")).split()
+    return WorkerReport(
         name,
-        text(about.get("role")),
+        decode_text(about.get("role")),
         left,
-        text(about.get(WORKER_FIELD)),
+        decode_text(about.get(WORKER_FIELD)),
         (said - wall_ms) / 1000 if said else None,
         figures.get("loop_lag_seconds", {}).get("", 0.0),
         frozenset(one.removeprefix(begins[0]).removeprefix(begins[1]) for one in streams if one.startswith(begins)),
     )
 
 
-def worker_findings(workers: Sequence[SeenWorker], *, unsettled: int) -> list[Finding]:
+def check_workers(workers: Sequence[WorkerReport], *, unsettled: int) -> list[Finding]:
     """Check the workers.
 
     Args:
@@ -91,39 +100,42 @@ def worker_findings(workers: Sequence[SeenWorker], *, unsettled: int) -> list[Fi
     ]
 
 
-def _presence(workers: Sequence[SeenWorker], alive: Sequence[SeenWorker], unsettled: int) -> list[Finding]:
+def _presence(workers: Sequence[WorkerReport], alive: Sequence[WorkerReport], unsettled: int) -> list[Finding]:
     findings = []
     counts = Counter(worker.role for worker in alive)
     for role in ROLES:
         if not counts[role]:
             remedy = f"Start one: `deckhands up`, or `deckhands {'controller' if role == 'controller' else 'tools'}`."
             if unsettled:
-                waits = f"{counted(unsettled, 'conversation')} may need one"
-                findings.append(broken(WORKERS, f"no {role} worker is alive, and {waits}", remedy))
+                waits = f"{format_count(unsettled, 'conversation')} may need one"
+                findings.append(failed_finding(WORKERS, f"no {role} worker is alive, and {waits}", remedy))
             else:
-                findings.append(found(WORKERS, f"no {role} worker is alive", remedy))
+                findings.append(warning_finding(WORKERS, f"no {role} worker is alive", remedy))
     lapsed = [worker for worker in workers if worker.left_seconds <= 0]
     if lapsed:
         findings.append(
-            found(
+            warning_finding(
                 WORKERS,
-                f"{counted(len(lapsed), 'worker')} without heartbeat: {_named(worker.worker_id for worker in lapsed)}",
+                f"{format_count(len(lapsed), 'worker')} without heartbeat: "
+                f"{_join_names(worker.worker_id for worker in lapsed)}",
                 "Other workers take over their work within seconds. See their logs, and the kernel's, for the cause.",
             )
         )
     told = ", ".join(f"{number} {role or 'unknown'}" for role, number in sorted(counts.items()))
-    return findings or [good(WORKERS, f"alive: {told}")]
+    return findings or [passed_finding(WORKERS, f"alive: {told}")]
 
 
-def _versions(alive: Sequence[SeenWorker]) -> list[Finding]:
-    here = f"{installed_version()} {own_version().stamp}"
+def _versions(alive: Sequence[WorkerReport]) -> list[Finding]:
+    here = f"{read_version()} {own_version().stamp}"
     others = [worker for worker in alive if worker.version != here]
     if not others:
-        return [good(VERSIONS, f"all as here, {installed_version()}")] if alive else []
-    told = _named(f"{worker.worker_id} ({_version_name(worker.version)})" for worker in others)
-    detail = f"{counted(len(others), 'worker')} of another version than here ({_version_name(here)}): {told}"
+        return [passed_finding(VERSIONS, f"all as here, {read_version()}")] if alive else []
+    told = _join_names(f"{worker.worker_id} ({_version_name(worker.version)})" for worker in others)
+    detail = f"{format_count(len(others), 'worker')} of another version than here ({_version_name(here)}): {told}"
     return [
-        found(VERSIONS, detail, "Complete the upgrade; versions work side by side until then (docs/deployment.md).")
+        warning_finding(
+            VERSIONS, detail, "Complete the upgrade; versions work side by side until then (docs/deployment.md)."
+        )
     ]
 
 
@@ -132,44 +144,54 @@ def _version_name(said: str) -> str:
     return f"{package or 'older'}, functions {FunctionsVersion.parse(stamp)}"
 
 
-def _clocks(alive: Sequence[SeenWorker]) -> list[Finding]:
+def _clocks(alive: Sequence[WorkerReport]) -> list[Finding]:
     wrong = [one for one in alive if one.clock_seconds is not None and abs(one.clock_seconds) > CLOCK_SECONDS]
     if not wrong:
         said = [abs(one.clock_seconds) for one in alive if one.clock_seconds is not None]
-        return [good(CLOCKS, f"within {max(said):.1f} s of the server's, as reported every 1.5 s")] if said else []
-    told = _named(f"{one.worker_id} ({one.clock_seconds:+.0f} s)" for one in wrong)
+        return (
+            [passed_finding(CLOCKS, f"within {max(said):.1f} s of the server's, as reported every 1.5 s")]
+            if said
+            else []
+        )
+    told = _join_names(f"{one.worker_id} ({one.clock_seconds:+.0f} s)" for one in wrong)
     detail = f"clocks differ from the server's: {told}"
-    return [found(CLOCKS, detail, "Synchronise the clocks (NTP). Keys, certificates and times in logs depend on them.")]
+    return [
+        warning_finding(
+            CLOCKS, detail, "Synchronise the clocks (NTP). Keys, certificates and times in logs depend on them."
+        )
+    ]
 
 
-def _lag(alive: Sequence[SeenWorker]) -> list[Finding]:
+def _lag(alive: Sequence[WorkerReport]) -> list[Finding]:
     slow = [worker for worker in alive if worker.lag_seconds > LAG_SECONDS]
     if not slow:
-        return [good(LAG, f"loops late by {max((one.lag_seconds for one in alive), default=0.0):.1f} s at most")]
-    told = _named(f"{worker.worker_id} ({worker.lag_seconds:.1f} s)" for worker in slow)
+        return [
+            passed_finding(LAG, f"loops late by {max((one.lag_seconds for one in alive), default=0.0):.1f} s at most")
+        ]
+    told = _join_names(f"{worker.worker_id} ({worker.lag_seconds:.1f} s)" for worker in slow)
     remedy = "Their machines are overloaded or they hold too much: lower --concurrency, or add workers."
-    return [found(LAG, f"loops are late: {told}", remedy)]
+    return [warning_finding(LAG, f"loops are late: {told}", remedy)]
 
 
-async def queue_findings(store: Store, workers: Sequence[SeenWorker]) -> list[Finding]:
+async def check_queues(store: Store, workers: Sequence[WorkerReport]) -> list[Finding]:
     """Find queues with long waits."""
     routes = frozenset(route for worker in workers for route in worker.routes)
-    return judged_queues(await depths(store, routes, sees_inbox=False))
+    return report_queues(await read_depths(store, routes, sees_inbox=False))
 
 
-def judged_queues(queues: Mapping[str, Depth]) -> list[Finding]:
+def report_queues(queues: Mapping[str, Depth]) -> list[Finding]:
     """Check queues by the wait of their first entry."""
     late = {name: depth for name, depth in queues.items() if depth.oldest_seconds > QUEUE_SECONDS}
     findings = []
     for name, depth in sorted(late.items()):
         kind = "controller" if name.startswith("ready") else "tool"
         detail = f"{name}: {depth.waiting + depth.in_line:,.0f} wait, the first for {depth.oldest_seconds:,.0f} s"
-        findings.append(found(QUEUES, detail, f"Add {kind} workers. A pool that none serves waits for ever."))
+        findings.append(warning_finding(QUEUES, detail, f"Add {kind} workers. A pool that none serves waits for ever."))
     waiting = sum(depth.waiting + depth.in_line for depth in queues.values())
-    return findings or [good(QUEUES, f"{waiting:,.0f} wait, none longer than {QUEUE_SECONDS:.0f} s")]
+    return findings or [passed_finding(QUEUES, f"{waiting:,.0f} wait, none longer than {QUEUE_SECONDS:.0f} s")]
 
 
-def _named(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     told = list(names)
     more = f" and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
     return ", ".join(ascii(name)[1:-1] for name in told[:SHOWN]) + more

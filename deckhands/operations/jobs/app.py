@@ -11,12 +11,12 @@ from broker.runtime import BrokerSettings, arm
 from deckhands.operations.jobs.celery_app import make_jobs_app
 from deckhands.operations.jobs.service import JobsService
 from deckhands.operations.jobs.table import JOBS, schedule
-from deckhands.operations.jobs.tasks import register, sender
+from deckhands.operations.jobs.tasks import make_sender, register
 
 settings = BrokerSettings.from_env()
 arm(settings)
 app = make_jobs_app(settings.celery_url, settings.result_url, schedule())
-service = JobsService(settings, sender(app))
+service = JobsService(settings, make_sender(app))
 loop_thread = add_loop(app, service)
 register(app, service, loop_thread, JOBS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from broker.runtime import EXIT_USAGE, BrokerSettings, DeckhandsError, arm, begin_logging, logs_json, seclude
+from broker.runtime import EXIT_USAGE, BrokerSettings, DeckhandsError, arm, harden_process, logs_json, start_logging
 from deckhands.client import print_text
 from deckhands.operations.jobs.celery_app import make_jobs_app, run_beat
 from deckhands.operations.jobs.table import schedule
@@ -15,8 +15,8 @@ _log = logging.getLogger(__name__)
 
 def main() -> None:
     """Send due jobs until the process is asked to stop."""
-    seclude()
-    begin_logging("beat", is_json=logs_json())
+    harden_process()
+    start_logging("beat", is_json=logs_json())
     try:
         settings = BrokerSettings.from_env()
         arm(settings)

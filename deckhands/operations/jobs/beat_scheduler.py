@@ -17,7 +17,7 @@ from redis.exceptions import LockNotOwnedError, ResponseError
 
 from broker.celery import redis_url, split_login
 
-CLOCKS_DIFFER = timedelta(minutes=10)
+MAX_CLOCK_DIFFERENCE = timedelta(minutes=10)
 """Tolerated difference between the clocks of two beats; a later last run is not believed."""
 
 _log = logging.getLogger(__name__)
@@ -52,20 +52,20 @@ class JobEntry(RedBeatSchedulerEntry):  # type: ignore[misc]
         """
         if not get_redis(app).exists(key):
             raise KeyError(key)
-        return cls.of_job(key.removeprefix(app.redbeat_conf.key_prefix), app)
+        return cls.load_job(key.removeprefix(app.redbeat_conf.key_prefix), app)
 
     @classmethod
-    def of_job(cls, name: str, app: Any) -> JobEntry:
+    def load_job(cls, name: str, app: Any) -> JobEntry:
         """Return the entry of a job. A lost or damaged entry counts as never sent."""
         entry = cls(**app.conf.beat_schedule[name], name=name, app=app)
-        entry.last_run_at = _last_sent(cls.generate_key(app, name), app, entry.default_now())
+        entry.last_run_at = _find_last_run(cls.generate_key(app, name), app, entry.default_now())
         return entry
 
 
-def _last_sent(key: str, app: Any, now: datetime) -> datetime | None:
+def _find_last_run(key: str, app: Any, now: datetime) -> datetime | None:
     try:
         found = RedBeatSchedulerEntry.load_meta(key, app)["last_run_at"]
-        if found is None or (isinstance(found, datetime) and found <= now + CLOCKS_DIFFER):
+        if found is None or (isinstance(found, datetime) and found <= now + MAX_CLOCK_DIFFERENCE):
             return found
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, ResponseError):
         _log.exception("the time of the last run of %s cannot be read", key)
@@ -83,17 +83,17 @@ class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
 
     def setup_schedule(self) -> None:
         """Write the known jobs to the broker."""
-        self._clear_away()
+        self._remove_unusable_keys()
         super().setup_schedule()
 
     @property
     def schedule(self) -> dict[str, JobEntry]:
         """All jobs by name; there are few."""
-        return {name: JobEntry.of_job(name, self.app) for name in self.app.conf.beat_schedule}
+        return {name: JobEntry.load_job(name, self.app) for name in self.app.conf.beat_schedule}
 
     def tick(self, *arguments: Any, **options: Any) -> float:
         """Send the due jobs, and return the number of seconds until the next tick."""
-        if self._clear_away() and self.lock is not None:
+        if self._remove_unusable_keys() and self.lock is not None:
             self.lock.acquire(blocking=False)  # if another beat held it, that beat finds out in the same way
         try:
             seconds: float = super().tick(*arguments, **options)
@@ -103,7 +103,7 @@ class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
             return 0.0
         return seconds
 
-    def _clear_away(self) -> bool:
+    def _remove_unusable_keys(self) -> bool:
         """Remove unusable keys, and return whether the lock was among them."""
         conf, client = self.app.redbeat_conf, get_redis(self.app)
         kinds = {conf.schedule_key: "zset", conf.statics_key: "set"}

@@ -14,15 +14,15 @@ from typing import Any
 from celery import Celery
 from celery.worker.request import Request
 
-from broker.celery import TRANSPORT_OPTIONS, KeptMessages, make_app, split_login
+from broker.celery import TRANSPORT_OPTIONS, SafeMessages, make_app, split_login
 
 JOBS_QUEUE = "deckhands.jobs"
 JOBS_PREFIX = "deckhands.jobs."
 JOBS_CONCURRENCY = 4
 VISIBILITY_SECONDS = 1_800
-MUTEX_SECONDS = 10
+RESTORE_MUTEX_SECONDS = 10
 """If a worker dies while it restores unacknowledged messages, no other worker restores them for this time."""
-PLACES = {name: f"deckhands.jobs:{name}" for name in ("unacked", "unacked_index", "unacked_mutex")}
+BROKER_KEYS = {name: f"deckhands.jobs:{name}" for name in ("unacked", "unacked_index", "unacked_mutex")}
 SCHEDULER = "deckhands.operations.jobs.beat_scheduler:JobScheduler"
 BEAT_KEYS = "deckhands:beat:"
 BEAT_TURN_SECONDS = 2.0
@@ -53,7 +53,7 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
     return make_app(
         "jobs",
         broker_url,
-        KeptMessages,
+        SafeMessages,
         result_backend=result_backend,
         redis_backend_credential_provider=login,
         result_serializer="json",
@@ -66,8 +66,8 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
         task_send_sent_event=True,
         worker_enable_remote_control=True,
         broker_transport_options=TRANSPORT_OPTIONS
-        | {"visibility_timeout": VISIBILITY_SECONDS, "unacked_mutex_expire": MUTEX_SECONDS}
-        | {f"{name}_key": key for name, key in PLACES.items()},
+        | {"visibility_timeout": VISIBILITY_SECONDS, "unacked_mutex_expire": RESTORE_MUTEX_SECONDS}
+        | {f"{name}_key": key for name, key in BROKER_KEYS.items()},
         beat_schedule=schedule,
         beat_scheduler=SCHEDULER,
         beat_max_loop_interval=BEAT_TURN_SECONDS,

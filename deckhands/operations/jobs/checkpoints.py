@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from broker.contract import ConversationCreated
-from broker.log import Selected, Selection, decoded
+from broker.log import ConversationQuery, Selection, parse_entry
 from broker.runtime import CorruptEntry, DeckhandsError, StoreTooNew
 from broker.store import Store
 from deckhands.operations.jobs.job import JobServices
@@ -32,12 +32,12 @@ async def remove_checkpoints(services: JobServices) -> dict[str, int]:
     url = services.settings.checkpoints
     if not url:
         return {"forgotten": 0, "dropped": 0}
-    there = (await _asked({"url": url}))["conversations"]
+    there = (await _run_removal({"url": url}))["conversations"]
     doomed = [name for name in there if not await _is_known(services, name)]
     if doomed:
-        needed = await _origins(services.store)
+        needed = await _find_origins(services.store)
         doomed = [name for name in doomed if name not in needed]
-    found = await _asked({"url": url, "forget": doomed})
+    found = await _run_removal({"url": url, "forget": doomed})
     return {"forgotten": found["forgotten"], "dropped": found["dropped"]}
 
 
@@ -49,14 +49,14 @@ async def _is_known(services: JobServices, conversation_id: str) -> bool:
     return await services.client.is_archived(conversation_id)
 
 
-async def _origins(store: Store) -> set[str]:
+async def _find_origins(store: Store) -> set[str]:
     """Return the origins of forks in the store: a fork may still start from a checkpoint of its origin."""
     found: set[str] = set()
-    async for page in Selected(store, Selection()).pages():
+    async for page in ConversationQuery(store, Selection()).iterate_pages():
         commands = [("XRANGE", store.keys(row.conversation_id).events, "1-0", "1-0") for row in page]
         for entries in await store.call_many(commands):
             try:
-                created = decoded(entries[0][0], entries[0][1], 1) if entries else None
+                created = parse_entry(entries[0][0], entries[0][1], 1) if entries else None
             except (CorruptEntry, StoreTooNew) as error:
                 raise CheckpointsNotRemoved("A log cannot be read, which may be that of a fork.") from error
             if isinstance(created, ConversationCreated) and created.forked_from:
@@ -64,7 +64,7 @@ async def _origins(store: Store) -> set[str]:
     return found
 
 
-async def _asked(what: dict[str, Any]) -> dict[str, Any]:
+async def _run_removal(what: dict[str, Any]) -> dict[str, Any]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "tool_worker.workspace.checkpoints.removal"),
         stdin=asyncio.subprocess.PIPE,

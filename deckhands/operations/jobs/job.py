@@ -15,29 +15,29 @@ from deckhands.client import Client
 
 LOCK_MS = 15_000
 RENEWAL_SECONDS = 4.0
-PLACES = 64
-PLACES_OF_TENANT = 16
+SLOTS = 64
+SLOTS_PER_TENANT = 16
 LONGEST_WAIT_SECONDS = 30.0
 """How long to wait for a slot. A job without one is sent again later, so that few of them wait."""
 LONGEST_LIMIT_SECONDS = 1_500.0
 """Shorter than the time after which the broker redelivers a message."""
 
 
-class TenantPlaces:
+class TenantSlots:
     """Slots with a maximum per tenant, so that no tenant keeps another waiting for long."""
 
     def __init__(self) -> None:
-        self._all = asyncio.Semaphore(PLACES)
+        self._all = asyncio.Semaphore(SLOTS)
         self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def one(self, tenant: str) -> AsyncIterator[None]:
+    async def acquire(self, tenant: str) -> AsyncIterator[None]:
         """Hold a slot, waiting until one is free.
 
         Raises:
             TimeoutError: no slot was free within `LONGEST_WAIT_SECONDS`.
         """
-        own = self._of.setdefault(tenant, asyncio.Semaphore(PLACES_OF_TENANT))
+        own = self._of.setdefault(tenant, asyncio.Semaphore(SLOTS_PER_TENANT))
         async with asyncio.timeout(LONGEST_WAIT_SECONDS) as limit, own, self._all:
             limit.reschedule(None)
             yield
@@ -56,12 +56,12 @@ class JobServices:
     settings: BrokerSettings
     send: Callable[[str, tuple[Any, ...]], None] | None = None
     client: Client = field(init=False)
-    places: TenantPlaces = field(init=False, default_factory=TenantPlaces)
+    slots: TenantSlots = field(init=False, default_factory=TenantSlots)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "client", Client(self.store, self.settings.archive))
 
-    async def ask(self, name: str, *arguments: Any) -> None:
+    async def send_job(self, name: str, *arguments: Any) -> None:
         """Send another job."""
         if self.send is not None:
             await asyncio.to_thread(self.send, name, arguments)
@@ -94,7 +94,7 @@ class Job:
 
 
 @asynccontextmanager
-async def alone(store: Store, name: str) -> AsyncIterator[bool]:
+async def hold_lock(store: Store, name: str) -> AsyncIterator[bool]:
     """Return whether no other job of this name is running; hold its lock meanwhile.
 
     The lock of a stalled worker expires. This costs duplicated work, never correctness.
@@ -121,5 +121,5 @@ async def _renew(store: Store, name: str, token: str) -> None:
 
 async def _hold(store: Store, name: str, what: str, token: str) -> str:
     names = ShardKeys(0)
-    (outcome,) = await store.function("deck_hold_job", (names.job(name), names.root), what, token, LOCK_MS)
+    (outcome,) = await store.call_function("deck_hold_job", (names.job_lock(name), names.root), what, token, LOCK_MS)
     return str(outcome)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 
 from broker.log import EventLog, NotDeleted
-from broker.runtime import StoreRefused, UsageError, about
+from broker.runtime import StoreRefused, UsageError, make_extra
 from broker.store import Store
 from deckhands.client import delete
 from deckhands.operations.jobs.job import JobServices
@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 
 async def remove_orphans(services: JobServices) -> dict[str, int]:
     """Remove orphaned keys. Returns how many keys were removed, and how many deletions were completed."""
-    return await removed_from(services.store, UNTOUCHED_SECONDS)
+    return await sweep_store(services.store, UNTOUCHED_SECONDS)
 
 
-async def removed_from(store: Store, untouched_seconds: int) -> dict[str, int]:
+async def sweep_store(store: Store, untouched_seconds: int) -> dict[str, int]:
     """Remove orphaned keys that are old enough; see `remove_orphans`."""
     removed = completed = 0
     tracks_idle = True
@@ -40,7 +40,7 @@ async def removed_from(store: Store, untouched_seconds: int) -> dict[str, int]:
         cursor, keys = await store.call(*scan)
         by_conversation: dict[str, list[bytes]] = {}
         for key in keys:
-            if conversation_id := _conversation_in(key):
+            if conversation_id := _parse_conversation_id(key):
                 by_conversation.setdefault(conversation_id, []).append(key)
         for conversation_id, found in by_conversation.items():
             meta = store.keys(conversation_id).meta
@@ -54,12 +54,12 @@ async def removed_from(store: Store, untouched_seconds: int) -> dict[str, int]:
                     tracks_idle = False
                     _log.warning("Orphaned keys stay in the store. %s %s", error.message, LFU_REMEDY)
             elif deleted is not None and meta.encode() in found:
-                completed += await _complete(store, conversation_id)
+                completed += await _complete_deletion(store, conversation_id)
         if cursor == b"0":
             return {"removed": removed, "completed": completed}
 
 
-def _conversation_in(key: bytes) -> str:
+def _parse_conversation_id(key: bytes) -> str:
     """Return the conversation that a key belongs to; empty: none."""
     parts = key.decode(errors="replace").split(":")
     return parts[3] if len(parts) > 4 and parts[2] == "c" else ""
@@ -74,10 +74,12 @@ async def _remove_untouched(store: Store, keys: list[bytes], seconds: int) -> in
     return removed
 
 
-async def _complete(store: Store, conversation_id: str) -> int:
+async def _complete_deletion(store: Store, conversation_id: str) -> int:
     try:
         await delete(EventLog(store), conversation_id, limit_seconds=0.0)
     except (UsageError, NotDeleted) as error:
-        _log.warning("the deletion of %s is not complete: %s", conversation_id, error, extra=about(conversation_id))
+        _log.warning(
+            "the deletion of %s is not complete: %s", conversation_id, error, extra=make_extra(conversation_id)
+        )
         return 0
     return 1

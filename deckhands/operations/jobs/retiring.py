@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from broker.contract import AgentState, ConversationCreated, Event, is_settled
-from broker.log import ConversationRow, Conversations, Deletion, EventLog, NotDeleted, status_of
+from broker.log import ConversationRow, Conversations, Deletion, EventLog, NotDeleted, fold_status
 from broker.runtime import (
     CorruptEntry,
     StoreRefused,
@@ -30,22 +30,22 @@ from broker.runtime import (
     UnknownConversation,
     UnknownKind,
     UsageError,
-    about,
     check_conversation_id,
     failpoint,
+    make_extra,
     to_millis,
 )
 from broker.secrets import SecretsLocked
-from broker.store import WRONG_TYPE, Store
+from broker.store import WRONG_TYPE_PREFIX, Store
 from deckhands.client import (
     Archive,
     ArchiveConflict,
     CorruptArchive,
     Retention,
-    Rule,
+    RetentionRule,
     TooLargeToArchive,
-    delegates_in,
     delete,
+    find_delegates,
     is_delegate_of,
 )
 from deckhands.operations.jobs.job import JobServices
@@ -53,7 +53,7 @@ from deckhands.operations.jobs.job import JobServices
 PAGE = 200
 AT_ONCE = 8
 MAX_DELEGATES = 10_000
-MAX_TOLD = 20
+MAX_LISTED = 20
 """How many conversations that cannot be archived one run lists."""
 OWNED_SECONDS = 60.0
 """How long the owner of a settled conversation may keep it; it releases it after 30 s."""
@@ -72,22 +72,22 @@ async def retire(services: JobServices) -> dict[str, int]:
     if warning := retention.warning(settings.archive):
         _log.warning("%s", warning)
     archive = Archive(settings.archive) if settings.archive else None
-    round_ = _Round(services.store, retention, archive, settings.checkpoints)
-    await round_.go()
+    round_ = _RetirementRun(services.store, retention, archive, settings.checkpoints)
+    await round_.run()
     if archive:
         await archive.sweep(before=round_.now - ABANDONED)
     return {name: round_.done[name] for name in ("archived", "deleted", "kept", "failed")}
 
 
 @dataclass(slots=True)
-class _Tree:
+class _ConversationTree:
     """A conversation and its finished delegates that are still in the store, parents first."""
 
     logs: dict[str, list[Event]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class _Round:
+class _RetirementRun:
     store: Store
     retention: Retention
     archive: Archive | None
@@ -102,7 +102,7 @@ class _Round:
         self.index = Conversations(self.store)
         self.now = self.store.clock.now()
 
-    async def go(self) -> None:
+    async def run(self) -> None:
         """Examine every conversation that is old enough for any rule, the oldest first."""
         limit = asyncio.Semaphore(AT_ONCE)
 
@@ -125,7 +125,7 @@ class _Round:
                 found = await self.store.call(*command)
                 if not found:
                     break
-                rows = await self.index.rows([cid.decode(errors="backslashreplace") for cid in found])
+                rows = await self.index.load_rows([cid.decode(errors="backslashreplace") for cid in found])
                 gone: list[bool] = []
                 yield rows, gone
                 kept += len(found) - sum(gone)
@@ -136,11 +136,11 @@ class _Round:
         try:
             fate = await self._fate(row)
         except (*_UNFIT, StoreRefused) as error:
-            if isinstance(error, StoreRefused) and WRONG_TYPE not in error.message:
+            if isinstance(error, StoreRefused) and WRONG_TYPE_PREFIX not in error.message:
                 raise
             fate = "failed"
-            if self.done[fate] < MAX_TOLD:
-                _log.error("%s stays in the store: %s", conversation_id, error, extra=about(conversation_id))
+            if self.done[fate] < MAX_LISTED:
+                _log.error("%s stays in the store: %s", conversation_id, error, extra=make_extra(conversation_id))
         except (NotDeleted, UsageError):  # it or one of its delegates has continued, or it was retired with its parent
             fate = "kept"
         self.done[fate] += 1
@@ -148,7 +148,7 @@ class _Round:
 
     async def _fate(self, row: ConversationRow) -> str:
         conversation_id = row.conversation_id
-        if not self._may_be_meant(row):
+        if not self._may_match(row):
             return "kept"
         meta = self.store.keys(conversation_id).meta
         awaited, begun = await self.store.call("HMGET", meta, "awaited", "deleted")
@@ -162,7 +162,7 @@ class _Round:
             raise CorruptEntry("Its log does not start with its creation.")
         tenancy = events[0].tenancy
         rule = self._rule_for(row, tenancy.tenant if tenancy else "")
-        tree = _Tree()
+        tree = _ConversationTree()
         if rule is None or await self._has_parent(events) or not await self._collect(tree, row, events):
             return "kept"
         if rule.then == "archive":
@@ -178,8 +178,8 @@ class _Round:
             for name, log in reversed(tree.logs.items()):
                 if name != conversation_id:
                     with contextlib.suppress(UnknownConversation):  # it was deleted meanwhile
-                        await deletion.begin(name, last_id=log[-1].id, limit_seconds=0.0)
-            await deletion.begin(conversation_id, last_id=last_id, limit_seconds=0.0)
+                        await deletion.close_for_deletion(name, last_id=log[-1].id, limit_seconds=0.0)
+            await deletion.close_for_deletion(conversation_id, last_id=last_id, limit_seconds=0.0)
             failpoint("retire.begun")
             await delete(self.log, conversation_id, limit_seconds=0.0)
         else:
@@ -187,7 +187,7 @@ class _Round:
         failpoint("retire.deleted")
         return "archived" if rule.then == "archive" else "deleted"
 
-    def _may_be_meant(self, row: ConversationRow) -> bool:
+    def _may_match(self, row: ConversationRow) -> bool:
         """Return whether a rule may apply to a conversation, according to the index."""
         age = (self.now - row.updated).total_seconds()
         if row.owner and age < OWNED_SECONDS:
@@ -200,7 +200,7 @@ class _Round:
         is_known = row.tenant or all(rule.tenant is None for rule in self.retention.rule)
         return not is_known or self._rule_for(row, row.tenant) is not None
 
-    def _rule_for(self, row: ConversationRow, tenant: str) -> Rule | None:
+    def _rule_for(self, row: ConversationRow, tenant: str) -> RetentionRule | None:
         """Return the rule under which a conversation of a tenant goes now."""
         rule = self.retention.rule_for(tenant=tenant, labels=row.labels, state=row.state)
         is_old = rule is not None and rule.age is not None and self.now - row.updated >= rule.age
@@ -214,16 +214,16 @@ class _Round:
         meta = self.store.keys(created.parent.conversation_id).meta
         return bool(await self.store.call("EXISTS", meta))
 
-    async def _collect(self, tree: _Tree, row: ConversationRow, events: list[Event]) -> bool:
+    async def _collect(self, tree: _ConversationTree, row: ConversationRow, events: list[Event]) -> bool:
         """Read the delegates; return whether all of them have settled."""
-        if not (row.is_closed or status_of(events).is_settled):
+        if not (row.is_closed or fold_status(events).is_settled):
             return False
         tree.logs[row.conversation_id] = events
-        for delegate_id in delegates_in(events):
+        for delegate_id in find_delegates(events):
             if delegate_id in tree.logs:
                 continue
             try:
-                delegate = await self.index.row(delegate_id)
+                delegate = await self.index.load_row(delegate_id)
                 log = await self.log.read(delegate_id)
             except UnknownConversation:  # it was deleted before
                 continue

@@ -51,21 +51,21 @@ class JobsService:
                 membership = Membership(store, self._worker_id, ROLE, ttl_seconds=ttl_seconds, figures=figures)
                 with HeartbeatThread(settings.url, membership) as heartbeat_thread:
                     async with membership.handing_back():
-                        await self._live(store, membership, stop, heartbeat_thread.loop_turned)
+                        await self._live(store, membership, stop, heartbeat_thread.record_turn)
         finally:
             for job in self._at_work:
                 job.cancel()
             await asyncio.gather(*self._at_work, return_exceptions=True)
             await store.aclose()
 
-    async def opened(self) -> JobServices:
+    async def wait_for_services(self) -> JobServices:
         """Wait until the store is open, and return the services for jobs."""
         await self._is_open.wait()
         return self._services
 
-    async def carry_out(self, name: str, job: Callable[[JobServices], Coroutine[Any, Any, Any]]) -> Any:
+    async def run_job(self, name: str, job: Callable[[JobServices], Coroutine[Any, Any, Any]]) -> Any:
         """Run a job and return its result; it is cancelled when this worker is asked to stop."""
-        services = await self.opened()
+        services = await self.wait_for_services()
         task = asyncio.create_task(job(services))
         self._at_work.add(task)
         task.add_done_callback(self._at_work.discard)
@@ -99,7 +99,7 @@ class JobsService:
         while True:
             progress += 1
             on_beat(progress)
-            if await membership.tick(progress) is None:
+            if await membership.beat(progress) is None:
                 raise OwnershipLost(f"{self._worker_id} was swept.")
             membership.figures.set(running=len(self._at_work))
-            await membership.pause()
+            await membership.wait_for_next_beat()

@@ -9,14 +9,14 @@ from deckhands.operations.jobs.checkpoints import remove_checkpoints
 from deckhands.operations.jobs.job import LONGEST_LIMIT_SECONDS, Job
 from deckhands.operations.jobs.orphans import remove_orphans
 from deckhands.operations.jobs.retiring import restore, retire
-from deckhands.operations.jobs.telling import TELL_SECONDS, deliver, tell
-from deckhands.operations.jobs.ticking import TICK_SECONDS, tick
+from deckhands.operations.jobs.scheduler import TICK_SECONDS, start_due_schedules
+from deckhands.operations.jobs.webhook_jobs import NOTIFY_SECONDS, deliver, notify
 
 JOBS = (
     Job("retire", retire, every_seconds=60.0, limit_seconds=LONGEST_LIMIT_SECONDS),
     Job("orphans", remove_orphans, every_seconds=3_600.0),
-    Job("schedules", tick, every_seconds=TICK_SECONDS, limit_seconds=120.0, retries=0, has_result=False),
-    Job("webhooks", tell, every_seconds=TELL_SECONDS, limit_seconds=120.0, retries=0, has_result=False),
+    Job("schedules", start_due_schedules, every_seconds=TICK_SECONDS, limit_seconds=120.0, retries=0, has_result=False),
+    Job("webhooks", notify, every_seconds=NOTIFY_SECONDS, limit_seconds=120.0, retries=0, has_result=False),
     Job("deliver", deliver, limit_seconds=1_200.0, retries=0, is_alone=False, has_result=False, is_awaited=False),
     Job("checkpoints", remove_checkpoints, every_seconds=86_400.0),
     Job("restore", restore, is_alone=False),

@@ -15,7 +15,7 @@ from celery.exceptions import Reject
 from broker.celery import LoopThread
 from broker.runtime import DeckhandsError
 from deckhands.operations.jobs.celery_app import JOBS_PREFIX, JOBS_QUEUE, JobRequest
-from deckhands.operations.jobs.job import Job, JobServices, alone
+from deckhands.operations.jobs.job import Job, JobServices, hold_lock
 from deckhands.operations.jobs.service import JobsService
 
 EXPIRES_SECONDS = 60.0
@@ -30,7 +30,7 @@ class JobFailed(Exception):
     """A job failed; Celery's result holds the message and a code."""
 
 
-def sender(app: Celery) -> Callable[[str, tuple[Any, ...]], None]:
+def make_sender(app: Celery) -> Callable[[str, tuple[Any, ...]], None]:
     """Return a function that sends a job without a result; the job is dropped if not started within a minute."""
 
     def send(name: str, arguments: tuple[Any, ...]) -> None:
@@ -62,11 +62,11 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
                 signature(job.run).bind(None, *arguments, **options)
             except TypeError as error:
                 raise JobFailed(f"The arguments do not fit: {error}.", "usage") from None
-            done = loop.begin(
-                service.carry_out(job.name, lambda services: _carry_out(job, services, arguments, options))
+            done = loop.start_coroutine(
+                service.run_job(job.name, lambda services: _run_job(job, services, arguments, options))
             )
             if not job.is_awaited:
-                done.add_done_callback(lambda ended: _note_end(job, ended))
+                done.add_done_callback(lambda ended: _log_failure(job, ended))
                 return None
             try:
                 return done.result()
@@ -86,17 +86,17 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
     return JobTask()
 
 
-def _note_end(job: Job, ended: Future[Any]) -> None:
+def _log_failure(job: Job, ended: Future[Any]) -> None:
     """Log the failure of a job that is not awaited."""
     if not ended.cancelled() and (error := ended.exception()) is not None:
         _log.warning("the job %s failed: %s: %s", job.name, type(error).__name__, error)
 
 
-async def _carry_out(job: Job, services: JobServices, arguments: Any, options: Any) -> Any:
+async def _run_job(job: Job, services: JobServices, arguments: Any, options: Any) -> Any:
     async with asyncio.timeout(job.limit_seconds):
         if not job.is_alone:
             return await job.run(services, *arguments, **options)
-        async with alone(services.store, job.name) as is_first:
+        async with hold_lock(services.store, job.name) as is_first:
             return await job.run(services, *arguments, **options) if is_first else BUSY
 
 

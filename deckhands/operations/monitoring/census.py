@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from broker.contract import AgentState
 from broker.log import WaitReason
-from broker.store import Store, ask, number, text
+from broker.store import Store, decode_text, parse_number, read_tolerantly
 from deckhands.operations.monitoring.families import OTHER
 
 PAGE = 500
@@ -46,27 +46,31 @@ class Census:
         """
         now = self._store.clock.monotonic()
         if self._latest is None or now - self._latest.at >= RECOUNT_SECONDS:
-            self._latest = await self._counted(now)
+            self._latest = await self._count_now(now)
         return self._latest
 
-    async def _counted(self, now: float) -> Count:
+    async def _count_now(self, now: float) -> Count:
         found, names = Count(now), self._store.all_shards
-        sizes = await ask(self._store.connection, [("ZCARD", shard.index) for shard in names])
+        sizes = await read_tolerantly(self._store.connection, [("ZCARD", shard.index) for shard in names])
         left = MOST_COUNTED
         for shard, size in zip(names, sizes, strict=True):
             start = 0
-            while start < min(number(size), MOST_COUNTED) and left > 0:
-                ids = (await ask(self._store.connection, [("ZREVRANGE", shard.index, start, start + PAGE - 1)]))[0]
+            while start < min(parse_number(size), MOST_COUNTED) and left > 0:
+                ids = (
+                    await read_tolerantly(self._store.connection, [("ZREVRANGE", shard.index, start, start + PAGE - 1)])
+                )[0]
                 if not ids:
                     break
-                keys = [self._store.keys(text(cid)).meta for cid in ids]
-                rows = await ask(self._store.connection, [("HMGET", key, "state", "wait_reason") for key in keys])
-                found.by_state.update(_standing(row) for row in rows)
+                keys = [self._store.keys(decode_text(cid)).meta for cid in ids]
+                rows = await read_tolerantly(
+                    self._store.connection, [("HMGET", key, "state", "wait_reason") for key in keys]
+                )
+                found.by_state.update(_parse_labels(row) for row in rows)
                 start, left = start + len(ids), left - len(ids)
-        total = int(sum(map(number, sizes)))
+        total = int(sum(map(parse_number, sizes)))
         return Count(found.at, found.by_state, max(0, total - found.by_state.total()))
 
 
-def _standing(row: object) -> tuple[str, str]:
-    state, reason = map(text, row) if isinstance(row, list) else ("", "")
+def _parse_labels(row: object) -> tuple[str, str]:
+    state, reason = map(decode_text, row) if isinstance(row, list) else ("", "")
     return state if state in STATES else OTHER, reason if reason in WAIT_REASONS else OTHER

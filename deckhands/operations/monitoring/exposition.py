@@ -23,20 +23,20 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from broker.coordination import Labelled
+from broker.coordination import LabeledValues
 from broker.health import BEAT_LOCK
 from broker.runtime import StoreError, StoreRefused
-from broker.store import Connection, Store, ask, number, pairs, text
+from broker.store import Connection, Store, decode_text, parse_number, read_tolerantly, to_pairs
 from broker.tools import ToolOffers
 from deckhands.operations.monitoring import families
 from deckhands.operations.monitoring.census import Census
 from deckhands.operations.monitoring.families import FAMILIES, MAX_LABEL_VALUES, OF_WORKERS, OTHER, Family
-from deckhands.operations.monitoring.queues import CeleryWaits, depths
-from deckhands.operations.monitoring.workers import Worker, workers
+from deckhands.operations.monitoring.queues import CeleryWaits, read_depths
+from deckhands.operations.monitoring.workers import WorkerMetrics, read_workers
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 FRESH_SECONDS = 1.0
-CELERY_QUEUES = {"celery_door": "deckhands", "celery_jobs": "deckhands.jobs"}
+CELERY_QUEUES = {"celery_ingress": "deckhands", "celery_jobs": "deckhands.jobs"}
 CELERY_PRIORITIES = ("", "\x06\x163", "\x06\x166", "\x06\x169")
 """The suffixes of the lists that kombu's transport uses for one queue."""
 REFUSAL_REASONS = ("open", "pace", "memory")
@@ -45,7 +45,7 @@ Samples = dict[Family, dict[tuple[str, ...], float]]
 _log = logging.getLogger(__name__)
 
 
-class Outcome(Enum):
+class QueryResult(Enum):
     """The result of one part of the queries."""
 
     READ = "read"
@@ -68,7 +68,7 @@ class Exposition:
         store: Store,
         celery: Connection | None = None,
         *,
-        own: Callable[[], Mapping[str, Labelled]] | None = None,
+        own: Callable[[], Mapping[str, LabeledValues]] | None = None,
         own_role: str = "server",
         sees_inbox: bool = True,
     ) -> None:
@@ -85,7 +85,7 @@ class Exposition:
         async with self._turn:
             now = self._store.clock.monotonic()
             if self._latest is None or now - self._latest[0] >= FRESH_SECONDS:
-                self._latest = (now, rendered(await self._samples(now)))
+                self._latest = (now, render(await self._samples(now)))
             return self._latest[1]
 
     async def _samples(self, began: float) -> Samples:
@@ -93,28 +93,28 @@ class Exposition:
         failures, is_up = 0, True
         for part in (self._of_store, self._of_workers, self._of_conversations):
             # Wait for a hanging store only once, or the answer would be too late for Prometheus.
-            outcome = await self._outcome(part, found) if is_up else Outcome.NO_STORE
-            is_up = outcome is not Outcome.NO_STORE
-            failures += outcome is not Outcome.READ
+            outcome = await self._outcome(part, found) if is_up else QueryResult.NO_STORE
+            is_up = outcome is not QueryResult.NO_STORE
+            failures += outcome is not QueryResult.READ
         if self._celery is not None:
-            failures += await self._outcome(self._of_celery, found) is not Outcome.READ
+            failures += await self._outcome(self._of_celery, found) is not QueryResult.READ
         if self._own is not None:
-            add_figures(found, [Worker(self._own_role, self._own_role, 0.0, self._own(), frozenset())])
+            add_figures(found, [WorkerMetrics(self._own_role, self._own_role, 0.0, self._own(), frozenset())])
         found[families.UP] = {(): float(is_up)}
         found[families.FAILURES] = {(): float(failures)}
         found[families.SECONDS] = {(): self._store.clock.monotonic() - began}
         return found
 
-    async def _outcome(self, part: Callable[[Samples], Awaitable[None]], found: Samples) -> Outcome:
+    async def _outcome(self, part: Callable[[Samples], Awaitable[None]], found: Samples) -> QueryResult:
         try:
             await part(found)
         except StoreError as error:
             _log.debug("metrics are incomplete: %s", error)
-            return Outcome.FAILED if isinstance(error, StoreRefused) else Outcome.NO_STORE
+            return QueryResult.FAILED if isinstance(error, StoreRefused) else QueryResult.NO_STORE
         except Exception:  # noqa: BLE001  (the outer edge: what is wrong with one part hides no other)
             _log.exception("metrics are incomplete")
-            return Outcome.FAILED
-        return Outcome.READ
+            return QueryResult.FAILED
+        return QueryResult.READ
 
     async def _of_store(self, found: Samples) -> None:
         shards = self._store.all_shards
@@ -127,41 +127,43 @@ class Exposition:
                 ("ZCARD", f"{names.root}:unread"),
                 ("ZRANGE", f"{names.root}:unread", 0, 0, "WITHSCORES"),
                 ("XINFO", "STREAM", names.takeovers),
-                ("XINFO", "STREAM", names.unreadable),
+                ("XINFO", "STREAM", names.quarantine),
                 ("HMGET", names.refused, *REFUSAL_REASONS),
             )
         ]
-        *replies, facts, server_time = await ask(self._store.connection, [*commands, ("INFO", "memory"), ("TIME",)])
+        *replies, facts, server_time = await read_tolerantly(
+            self._store.connection, [*commands, ("INFO", "memory"), ("TIME",)]
+        )
         size = len(commands) // len(shards)
         each = list(zip(*(replies[at : at + size] for at in range(0, len(replies), size)), strict=True))
         counted = (families.PARKED, families.DEAD, families.UNCLAIMED)
         for family, values in zip(counted, each, strict=False):
-            found[family] = {(): sum(map(number, values))}
-        now_ms = number(server_time[0]) * 1000 if server_time else 0.0
-        ages = [max(0.0, now_ms - number(first[1])) / 1000 for first in each[3] if first]
+            found[family] = {(): sum(map(parse_number, values))}
+        now_ms = parse_number(server_time[0]) * 1000 if server_time else 0.0
+        ages = [max(0.0, now_ms - parse_number(first[1])) / 1000 for first in each[3] if first]
         found[families.UNCLAIMED_AGE] = {(): max(ages, default=0.0)}
         for family, values in zip((families.TAKEOVERS, families.UNREADABLE), each[4:6], strict=True):
-            found[family] = {(): sum(number(pairs(value).get("entries-added")) for value in values)}
-        found[families.REFUSED_BEGINNINGS] = {
-            (reason,): sum(number(counts[at]) for counts in each[6] if counts)
+            found[family] = {(): sum(parse_number(to_pairs(value).get("entries-added")) for value in values)}
+        found[families.REFUSED_STARTS] = {
+            (reason,): sum(parse_number(counts[at]) for counts in each[6] if counts)
             for at, reason in enumerate(REFUSAL_REASONS)
         }
-        lines = dict(line.split(":", 1) for line in text(facts).splitlines() if ":" in line)
-        found[families.MEMORY] = {(): number(lines.get("used_memory"))}
-        found[families.MEMORY_LIMIT] = {(): number(lines.get("maxmemory"))}
+        lines = dict(line.split(":", 1) for line in decode_text(facts).splitlines() if ":" in line)
+        found[families.MEMORY] = {(): parse_number(lines.get("used_memory"))}
+        found[families.MEMORY_LIMIT] = {(): parse_number(lines.get("maxmemory"))}
 
     async def _of_workers(self, found: Samples) -> None:
-        present = await workers(self._store)
+        present = await read_workers(self._store)
         for family, is_alive in ((families.WORKERS, True), (families.LAPSED, False)):
             values = found.setdefault(family, {})
             for worker in present:
                 if (worker.left_seconds > 0) is is_alive:
                     values[worker.role,] = values.get((worker.role,), 0.0) + 1
         add_figures(found, present)
-        offers = (await ToolOffers(self._store).all()).values()
+        offers = (await ToolOffers(self._store).load_all()).values()
         routes = {"pool:bash", *(f"pool:{offer.pool}" for offer in offers if offer.pool)}
         routes = routes.union(*(worker.routes for worker in present))
-        for queue, depth in (await depths(self._store, routes, sees_inbox=self._sees_inbox)).items():
+        for queue, depth in (await read_depths(self._store, routes, sees_inbox=self._sees_inbox)).items():
             entries = found.setdefault(families.QUEUE_ENTRIES, {})
             for standing in ("waiting", "in_line", "held"):
                 entries[queue, standing] = getattr(depth, standing)
@@ -176,13 +178,13 @@ class Exposition:
     async def _of_celery(self, found: Samples) -> None:
         assert self._celery is not None
         keys = [f"{queue}{rank}" for queue in CELERY_QUEUES.values() for rank in CELERY_PRIORITIES]
-        lock, *lengths = await ask(self._celery, [("EXISTS", BEAT_LOCK), *(("LLEN", key) for key in keys)])
+        lock, *lengths = await read_tolerantly(self._celery, [("EXISTS", BEAT_LOCK), *(("LLEN", key) for key in keys)])
         found[families.BEAT_UP] = {(): float(bool(lock))}
         entries = found.setdefault(families.QUEUE_ENTRIES, {})
         ranks, now = len(CELERY_PRIORITIES), self._store.clock.monotonic()
         for position, name in enumerate(CELERY_QUEUES):
             lists = slice(position * ranks, (position + 1) * ranks)
-            waiting = list(map(number, lengths[lists]))
+            waiting = list(map(parse_number, lengths[lists]))
             entries[name, "waiting"] = sum(waiting)
             ages = [
                 await self._celery_waits.oldest_seconds(self._celery, key, length, now)
@@ -191,7 +193,7 @@ class Exposition:
             found.setdefault(families.QUEUE_AGE, {})[name,] = max(ages)
 
 
-def add_figures(found: Samples, present: list[Worker]) -> None:
+def add_figures(found: Samples, present: list[WorkerMetrics]) -> None:
     """Add the figures that workers report; label values beyond `MAX_LABEL_VALUES` count as `other`."""
     for family in OF_WORKERS:
         values = found.setdefault(family, {})
@@ -210,7 +212,7 @@ def add_figures(found: Samples, present: list[Worker]) -> None:
                 values[key] = values.get(key, 0.0) + max(value, 0.0)
 
 
-class _Found(Collector):
+class _Collection(Collector):
     """The result of one collection, as a prometheus_client collector."""
 
     def __init__(self, samples: Samples) -> None:
@@ -228,8 +230,8 @@ class _Found(Collector):
         return metrics
 
 
-def rendered(samples: Samples) -> bytes:
+def render(samples: Samples) -> bytes:
     """Return samples in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Found(samples))
+    registry.register(_Collection(samples))
     return generate_latest(registry)

@@ -65,7 +65,7 @@ DEAD = Family(
 )
 TAKEOVERS = Family("deckhands_takeovers", "counter", "Conversations and actions taken over from dead workers")
 UNREADABLE = Family("deckhands_unreadable", "counter", "Entries and keys that could not be read")
-REFUSED_BEGINNINGS = Family(
+REFUSED_STARTS = Family(
     "deckhands_refused_beginnings",
     "counter",
     "Conversations that were refused: `open` and `pace` of a tenant, or `memory` of the store",
@@ -92,7 +92,7 @@ OF_CLUSTER = (
     DEAD,
     TAKEOVERS,
     UNREADABLE,
-    REFUSED_BEGINNINGS,
+    REFUSED_STARTS,
     WORKERS,
     LAPSED,
     BEAT_UP,
@@ -120,7 +120,7 @@ OF_WORKERS = (
     _worker("actions", "counter", "actions", "Actions answered, by the observation's kind", "kind"),
     _worker("running", "gauge", "running", "Actions or jobs in progress on the worker"),
     _worker("refused_hosts", "counter", "refused_hosts", "Times that a proxy refused a host to a workspace"),
-    _worker("door_looks", "counter", "looks", "Polls by an ingress of conversations with waiters"),
+    _worker("ingress_looks", "counter", "looks", "Polls by an ingress of conversations with waiters"),
     _worker("inbox_entries", "counter", "entries", "Entries that an ingress has taken from the inbox"),
     _worker("jobs", "counter", "jobs", "Jobs that have succeeded", "job"),
     _worker("failed_jobs", "counter", "failed_jobs", "Jobs that have failed or were stopped", "job"),

@@ -15,12 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from broker.coordination import Producers
-from broker.store import INBOX, Connection, ShardKeys, Store, ask, number, pairs, text
+from broker.store import INBOX, Connection, ShardKeys, Store, decode_text, parse_number, read_tolerantly, to_pairs
 from deckhands.operations.monitoring.families import MAX_LABEL_VALUES, OTHER
 
 POOL = re.compile(r"pool:([A-Za-z0-9_.-]{1,64})")
 NODE = re.compile(r"node:[^\x00-\x20]{1,200}")
-CONTROLLERS, TOOLS, DOORS = "controllers", "tools", "doors"
+CONTROLLERS, TOOLS, INGRESSES = "controllers", "tools", "ingresses"
 NODES_QUEUE = "nodes"
 MAX_POOLS, MAX_NODES = 200, 1_000
 """The maximum number queried, because the names come from workers' reports and may be forged."""
@@ -63,7 +63,7 @@ class _Stream:
     turns: str = ""
 
 
-async def depths(store: Store, routes: Iterable[str], *, sees_inbox: bool = True) -> dict[str, Depth]:
+async def read_depths(store: Store, routes: Iterable[str], *, sees_inbox: bool = True) -> dict[str, Depth]:
     """Return the depth of each queue, by name.
 
     Args:
@@ -75,30 +75,30 @@ async def depths(store: Store, routes: Iterable[str], *, sees_inbox: bool = True
     """
     streams = [stream for names in store.all_shards for stream in _of_shard(names, sorted(set(routes)))]
     if sees_inbox:
-        streams.append(_Stream("inbox", INBOX, DOORS))
-        own = sorted((await Producers(store).all()).values(), key=lambda producer: producer.name)
+        streams.append(_Stream("inbox", INBOX, INGRESSES))
+        own = sorted((await Producers(store).load_all()).values(), key=lambda producer: producer.name)
         streams += [
-            _Stream(f"inbox:{producer.name}" if at < MAX_LABEL_VALUES else OTHER, producer.stream, DOORS)
+            _Stream(f"inbox:{producer.name}" if at < MAX_LABEL_VALUES else OTHER, producer.stream, INGRESSES)
             for at, producer in enumerate(own)
         ]
     lines = [f"{stream.turns}:{rank}" for stream in streams if stream.turns for rank in CLASSES]
     commands = [("XINFO", "GROUPS", stream.key) for stream in streams]
-    replies = await ask(store.connection, [("TIME",), *commands, *(("ZCARD", key) for key in lines)])
-    now_ms = number(replies[0][0]) * 1000 if replies[0] else 0.0
-    in_line = dict(zip(lines, map(number, replies[1 + len(streams) :]), strict=True))
-    groups = [_group(found, stream.group) for stream, found in zip(streams, replies[1:], strict=False)]
-    places = [text(group.get("last-delivered-id")) or "0" for group in groups]
+    replies = await read_tolerantly(store.connection, [("TIME",), *commands, *(("ZCARD", key) for key in lines)])
+    now_ms = parse_number(replies[0][0]) * 1000 if replies[0] else 0.0
+    in_line = dict(zip(lines, map(parse_number, replies[1 + len(streams) :]), strict=True))
+    groups = [_find_group(found, stream.group) for stream, found in zip(streams, replies[1:], strict=False)]
+    places = [decode_text(group.get("last-delivered-id")) or "0" for group in groups]
     firsts = [
         ("XRANGE", stream.key, f"({place}", "+", "COUNT", 1) for stream, place in zip(streams, places, strict=True)
     ]
     found = defaultdict[str, Depth](Depth)
-    for stream, group, first in zip(streams, groups, await ask(store.connection, firsts), strict=True):
-        depth = Depth(number(group.get("lag")), held=number(group.get("pending")))
+    for stream, group, first in zip(streams, groups, await read_tolerantly(store.connection, firsts), strict=True):
+        depth = Depth(parse_number(group.get("lag")), held=parse_number(group.get("pending")))
         if stream.turns:
             depth.in_line = sum(in_line[f"{stream.turns}:{rank}"] for rank in CLASSES)
         if first:
             depth.waiting = max(depth.waiting, 1.0)  # the server does not always know the number
-            depth.oldest_seconds = max(0.0, now_ms - number(text(first[0][0]).partition("-")[0])) / 1000
+            depth.oldest_seconds = max(0.0, now_ms - parse_number(decode_text(first[0][0]).partition("-")[0])) / 1000
         found[stream.queue].add(depth)
     return dict(found)
 
@@ -123,9 +123,9 @@ def _action_stream(names: ShardKeys, queue: str, route: str, *, is_interactive: 
     return _Stream(queue, key, TOOLS, f"{names.root}:turns{key.removeprefix(names.root)}")
 
 
-def _group(found: object, name: str) -> dict[str, object]:
-    groups = [pairs(each) for each in found] if isinstance(found, list) else []
-    return next((group for group in groups if text(group.get("name")) == name), {})
+def _find_group(found: object, name: str) -> dict[str, object]:
+    groups = [to_pairs(each) for each in found] if isinstance(found, list) else []
+    return next((group for group in groups if decode_text(group.get("name")) == name), {})
 
 
 class CeleryWaits:
@@ -152,7 +152,7 @@ class CeleryWaits:
         if not marks or now - marks[-1][0] >= MARK_SECONDS:
             # The last entry is the oldest. On the first poll of a list, no other entry is known.
             ends = [-1, 0] if not marks else [0]
-            for entry in await ask(celery, [("LINDEX", key, end) for end in ends]):
+            for entry in await read_tolerantly(celery, [("LINDEX", key, end) for end in ends]):
                 if isinstance(entry, bytes) and len(entry) <= MAX_MARK_BYTES:
                     marks.append((now, entry))
         if len(marks) > MAX_MARKS:
@@ -165,7 +165,7 @@ class CeleryWaits:
         while low < high:
             middle = (low + high) // 2
             search = ("LPOS", key, marks[middle][1], "RANK", -1, "MAXLEN", MAX_SCANNED)
-            if (await ask(celery, [search]))[0] is None:
+            if (await read_tolerantly(celery, [search]))[0] is None:
                 low = middle + 1
             else:
                 high = middle

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from broker.coordination import members
-from broker.limits import Pool
-from broker.store import Store, ask, number, pairs, text
+from broker.coordination import list_members
+from broker.limits import QuotaPool
+from broker.store import Store, decode_text, parse_number, read_tolerantly, to_pairs
 
 PRIORITIES = (0, 1, 2)
 MINUTELY = {
@@ -31,7 +31,7 @@ _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
-class LimitStanding:
+class LimitStatus:
     """One limit of one key: `left` of the part that may be used `at_once`, in its unit."""
 
     name: str
@@ -41,7 +41,7 @@ class LimitStanding:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyStanding:
+class KeyStatus:
     """One key of a quota.
 
     Attributes:
@@ -56,75 +56,81 @@ class KeyStanding:
     in_flight: int
     blocked_seconds: float
     share: float
-    limits: tuple[LimitStanding, ...]
+    limits: tuple[LimitStatus, ...]
     binds: str
 
 
 @dataclass(frozen=True, slots=True)
-class QuotaStanding:
+class QuotaStatus:
     """The quota of some models, with `waiting` conversations in its queue."""
 
     models: str
     waiting: int
-    keys: tuple[KeyStanding, ...]
+    keys: tuple[KeyStatus, ...]
 
 
-async def quotas_of(store: Store) -> list[QuotaStanding]:
+async def read_quotas(store: Store) -> list[QuotaStatus]:
     """Return the quotas that running controller workers have, at most `MAX_QUOTAS`.
 
     Raises:
         StoreError: the store does not answer.
     """
-    alive = [member for member in await members(store) if member.left_seconds > 0]
+    alive = [member for member in await list_members(store) if member.left_seconds > 0]
     named = {models for member in alive for models in member.about.get("quotas", "").split("\n") if models}
-    return [await _standing(store, models) for models in sorted(named)[:MAX_QUOTAS]]
+    return [await _read_status(store, models) for models in sorted(named)[:MAX_QUOTAS]]
 
 
-async def _standing(store: Store, models: str) -> QuotaStanding:
-    base = store.all_shards[0].quota(Pool(model=models, quotas=()).name)
+async def _read_status(store: Store, models: str) -> QuotaStatus:
+    base = store.all_shards[0].quota(QuotaPool(model=models, quotas=()).name)
     sizes = [("ZCARD", f"{base}:waiting:{priority}") for priority in PRIORITIES]
-    published, time, *counts = await ask(store.connection, [("HGETALL", f"{base}:limits"), ("TIME",), *sizes])
-    limits = {name: text(value) for name, value in pairs(published).items()}
+    published, time, *counts = await read_tolerantly(
+        store.connection, [("HGETALL", f"{base}:limits"), ("TIME",), *sizes]
+    )
+    limits = {name: decode_text(value) for name, value in to_pairs(published).items()}
     names = [name for name in limits.get("keys", "").split() if _KEY.fullmatch(name)]
-    levels = await ask(store.connection, [("HGETALL", f"{base}:level:{name}") for name in names]) if names else []
-    now = number(time[0]) if time else store.clock.now().timestamp()
-    keys = [_key(name, limits.get(name, ""), pairs(level), now) for name, level in zip(names, levels, strict=True)]
-    return QuotaStanding(models, int(sum(map(number, counts))), tuple(keys))
+    levels = (
+        await read_tolerantly(store.connection, [("HGETALL", f"{base}:level:{name}") for name in names])
+        if names
+        else []
+    )
+    now = parse_number(time[0]) if time else store.clock.now().timestamp()
+    keys = [_key(name, limits.get(name, ""), to_pairs(level), now) for name, level in zip(names, levels, strict=True)]
+    return QuotaStatus(models, int(sum(map(parse_number, counts))), tuple(keys))
 
 
-def _key(name: str, published: str, level: Mapping[str, Any], now: float) -> KeyStanding:
-    limits = {what: number(value) for what, value in _LIMIT.findall(published)}
-    at = number(level.get("at")) / 1000 or now
-    blocked = number(level.get("blocked")) / 1000
-    share = min(1.0, number(level.get("factor", 1)))
-    in_flight = int(number(level.get("in_flight")))
+def _key(name: str, published: str, level: Mapping[str, Any], now: float) -> KeyStatus:
+    limits = {what: parse_number(value) for what, value in _LIMIT.findall(published)}
+    at = parse_number(level.get("at")) / 1000 or now
+    blocked = parse_number(level.get("blocked")) / 1000
+    share = min(1.0, parse_number(level.get("factor", 1)))
+    in_flight = int(parse_number(level.get("in_flight")))
     found = [
-        _minutely(title, limits[what], limits.get("burst", 1.0), level.get(what), max(0.0, now - at) * share)
+        _compute_limit(title, limits[what], limits.get("burst", 1.0), level.get(what), max(0.0, now - at) * share)
         for what, title in MINUTELY.items()
         if limits.get(what)
     ]
     day = int((now - limits.get("day_start", 0.0)) // DAY_SECONDS)
-    is_today = int(number(level.get("day"))) == day
+    is_today = int(parse_number(level.get("day"))) == day
     for what, title in DAILY.items():
         if limits.get(what):
-            used = number(level.get(what)) if is_today else 0.0
-            found.append(LimitStanding(title, limits[what], limits[what], max(0.0, limits[what] - used)))
+            used = parse_number(level.get(what)) if is_today else 0.0
+            found.append(LimitStatus(title, limits[what], limits[what], max(0.0, limits[what] - used)))
     if limits.get("concurrency"):
         most = max(1.0, float(int(limits["concurrency"] * share)))
-        found.append(LimitStanding("calls at once", limits["concurrency"], most, max(0.0, most - in_flight)))
+        found.append(LimitStatus("calls at once", limits["concurrency"], most, max(0.0, most - in_flight)))
     short = next((one.name for one in found if one.left < 1.0), "")
     binds = "the provider has asked to wait" if blocked > now else short
-    return KeyStanding(name, in_flight, max(0.0, blocked - now), share, tuple(found), binds)
+    return KeyStatus(name, in_flight, max(0.0, blocked - now), share, tuple(found), binds)
 
 
-def _minutely(name: str, limit: float, burst: float, level: object, passed: float) -> LimitStanding:
+def _compute_limit(name: str, limit: float, burst: float, level: object, passed: float) -> LimitStatus:
     """Return the current level of a bucket; a debt counts as 0."""
     size = max(1.0, limit * burst / 60)
     flow = (limit - size if limit > size else limit) / 60
-    stored = size if level is None else _signed(level)
-    return LimitStanding(name, limit, size, max(0.0, min(size, stored + passed * flow)))
+    stored = size if level is None else _parse_signed(level)
+    return LimitStatus(name, limit, size, max(0.0, min(size, stored + passed * flow)))
 
 
-def _signed(value: object) -> float:
-    written = text(value)
-    return -number(written[1:]) if written.startswith("-") else number(written)
+def _parse_signed(value: object) -> float:
+    written = decode_text(value)
+    return -parse_number(written[1:]) if written.startswith("-") else parse_number(written)

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from broker.coordination import FIELD, Labelled, read_figures
-from broker.store import Store, ask, number, pairs, text
+from broker.coordination import FIELD, LabeledValues, read_figures
+from broker.store import Store, decode_text, parse_number, read_tolerantly, to_pairs
 from deckhands.operations.monitoring.families import MAX_WORKERS, OTHER
 
-ROLES = frozenset(("controller", "tool", "door", "jobs", "server"))
+ROLES = frozenset(("controller", "tool", "ingress", "jobs", "server"))
 MAX_NAME_CHARS = 200
 MAX_STREAMS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerMetrics:
     """One worker.
 
     Attributes:
@@ -31,11 +31,11 @@ class Worker:
     role: str
     name: str
     left_seconds: float
-    figures: Mapping[str, Labelled]
+    figures: Mapping[str, LabeledValues]
     routes: frozenset[str]
 
 
-async def workers(store: Store) -> list[Worker]:
+async def read_workers(store: Store) -> list[WorkerMetrics]:
     """Return the workers, the latest heartbeat first.
 
     Raises:
@@ -43,26 +43,26 @@ async def workers(store: Store) -> list[Worker]:
     """
     names = store.all_shards[0]
     commands = [("FCALL", "deck_now", 1, names.root), ("ZREVRANGE", names.workers, 0, MAX_WORKERS - 1, "WITHSCORES")]
-    now, flat = await ask(store.connection, commands)
-    now_ms = number(now[1]) if isinstance(now, list) else 0.0
-    ids = [text(worker) for worker in flat[::2]] if flat else []
-    deadlines = [number(deadline) for deadline in flat[1::2]] if flat else []
-    hashes = await ask(store.connection, [("HGETALL", names.about(worker)) for worker in ids])
+    now, flat = await read_tolerantly(store.connection, commands)
+    now_ms = parse_number(now[1]) if isinstance(now, list) else 0.0
+    ids = [decode_text(worker) for worker in flat[::2]] if flat else []
+    deadlines = [parse_number(deadline) for deadline in flat[1::2]] if flat else []
+    hashes = await read_tolerantly(store.connection, [("HGETALL", names.worker_facts(worker)) for worker in ids])
     return [
-        _worker(worker, (deadline - now_ms) / 1000, pairs(about), names.root)
+        _worker(worker, (deadline - now_ms) / 1000, to_pairs(about), names.root)
         for worker, deadline, about in zip(ids, deadlines, hashes, strict=True)
     ]
 
 
-def _worker(name: str, left_seconds: float, about: Mapping[str, object], root: str) -> Worker:
-    role = text(about.get("role"))
-    streams = text(about.get("streams")).split()[:MAX_STREAMS]
+def _worker(name: str, left_seconds: float, about: Mapping[str, object], root: str) -> WorkerMetrics:
+    role = decode_text(about.get("role"))
+    streams = decode_text(about.get("streams")).split()[:MAX_STREAMS]
     begins = (f"{root}:act:interactive:", f"{root}:act:")
     routes = {stream.removeprefix(begins[0]).removeprefix(begins[1]) for stream in streams if stream.startswith(begins)}
-    return Worker(
+    return WorkerMetrics(
         role if role in ROLES else OTHER,
         name[:MAX_NAME_CHARS],
         left_seconds,
-        read_figures(text(about.get(FIELD))),
+        read_figures(decode_text(about.get(FIELD))),
         frozenset(routes),
     )

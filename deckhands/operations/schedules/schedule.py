@@ -31,7 +31,7 @@ PREVIEWED = 5
 MINUTE = timedelta(minutes=1)
 
 
-def _checked_cron(text: str) -> str:
+def _check_cron(text: str) -> str:
     try:
         found = next(CronSim(text, datetime(2026, 1, 1, tzinfo=UTC)))
     except (CronSimError, StopIteration) as error:
@@ -40,7 +40,7 @@ def _checked_cron(text: str) -> str:
     return " ".join(text.split())
 
 
-def _checked_zone(name: str) -> str:
+def _check_zone(name: str) -> str:
     try:
         ZoneInfo(name)
     except (ValueError, OSError, KeyError):
@@ -65,8 +65,8 @@ class Schedule(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=NAME_PATTERN)
-    cron: Annotated[str, Field(min_length=9, max_length=200), AfterValidator(_checked_cron)]
-    zone: Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_checked_zone)] = "UTC"
+    cron: Annotated[str, Field(min_length=9, max_length=200), AfterValidator(_check_cron)]
+    zone: Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_check_zone)] = "UTC"
     overlap: Overlap = "skip"
     catch_up_seconds: Seconds = CATCH_UP_SECONDS
     is_paused: bool = False
@@ -84,7 +84,7 @@ class Schedule(BaseModel):
         return [tick.astimezone(UTC) for tick in islice(ticks, number)]
 
 
-class Standing(BaseModel):
+class ScheduleStatus(BaseModel):
     """The progress of a schedule.
 
     Attributes:
@@ -109,7 +109,7 @@ class Standing(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueTicks:
     """The due ticks of a schedule.
 
     Attributes:
@@ -123,7 +123,7 @@ class Due:
     next: datetime | None
 
 
-def due_of(schedule: Schedule, first: datetime, now: datetime) -> Due:
+def find_due(schedule: Schedule, first: datetime, now: datetime) -> DueTicks:
     """Return the ticks that are due now, counted from `first`, the first unprocessed tick."""
     latest: datetime | None = None
     number = 0
@@ -140,4 +140,4 @@ def due_of(schedule: Schedule, first: datetime, now: datetime) -> Due:
         after = schedule.next_after(now) or after
     is_late = latest is not None and (now - latest).total_seconds() > schedule.catch_up_seconds
     tick = None if is_late else latest
-    return Due(tick, number - (tick is not None), after if after > now else None)
+    return DueTicks(tick, number - (tick is not None), after if after > now else None)

@@ -29,7 +29,7 @@ class AddressRefused(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WebhookResponse:
     """The result of a request.
 
     Attributes:
@@ -46,7 +46,7 @@ class Answer:
         return self.status == 410
 
 
-def parsed(url: str) -> SplitResult:
+def parse_url(url: str) -> SplitResult:
     """Parse an address.
 
     Raises:
@@ -65,14 +65,14 @@ def parsed(url: str) -> SplitResult:
     return parts
 
 
-async def address_of(url: str, rules: AddressRules) -> str:
+async def resolve_address(url: str, rules: AddressRules) -> str:
     """Return the address of a webhook's host, if it is allowed.
 
     Raises:
         AddressRefused: it is private, or the host has no address.
         UsageError: the URL cannot be used.
     """
-    parts = parsed(url)
+    parts = parse_url(url)
     host = parts.hostname or ""
     try:
         async with asyncio.timeout(RESOLVE_SECONDS):
@@ -92,7 +92,7 @@ async def address_of(url: str, rules: AddressRules) -> str:
     return addresses[0]
 
 
-def signed(secret: str, message_id: str, moment: datetime, body: str) -> dict[str, str]:
+def sign(secret: str, message_id: str, moment: datetime, body: str) -> dict[str, str]:
     """Return the headers of a request; see standardwebhooks.com."""
     return {
         "webhook-id": message_id,
@@ -109,11 +109,11 @@ async def send(
     trust: ssl.SSLContext,
     *,
     limit_seconds: float = LIMIT_SECONDS,
-) -> Answer:
+) -> WebhookResponse:
     """Send one request, and return its result."""
     try:
-        address = await address_of(url, rules)
-        parts = parsed(url)
+        address = await resolve_address(url, rules)
+        parts = parse_url(url)
         where = f"[{address}]" if ":" in address else address
         port = f":{parts.port}" if parts.port else ""
         to = parts._replace(netloc=where + port).geturl()
@@ -127,15 +127,15 @@ async def send(
         ):
             status = answer.status_code
     except TimeoutError:
-        return Answer(None, f"It has not answered within {limit_seconds:g} s.")
+        return WebhookResponse(None, f"It has not answered within {limit_seconds:g} s.")
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ssl.SSLError) as error:
-        return Answer(None, f"{type(error).__name__}: {error}"[:300])
+        return WebhookResponse(None, f"{type(error).__name__}: {error}"[:300])
     except UsageError as error:
-        return Answer(None, error.message[:300])
-    return Answer(status, "" if 200 <= status < 300 else f"It has answered {status}.")
+        return WebhookResponse(None, error.message[:300])
+    return WebhookResponse(status, "" if 200 <= status < 300 else f"It has answered {status}.")
 
 
-def rules_of(private: str) -> AddressRules:
+def parse_networks(private: str) -> AddressRules:
     """Return the networks of a setting, separated by `,`.
 
     Raises:

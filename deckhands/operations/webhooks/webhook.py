@@ -17,7 +17,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from broker.contract import (
     TERMINAL_STATES,
-    WAITING_FOR_PERSON_STATES,
+    WAITING_FOR_USER_STATES,
     AgentState,
     AgentStateChangedObservation,
     Event,
@@ -55,7 +55,7 @@ RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0, 1_800.0, 7_200.0, 18_000.0, 36_000.0)
 """The pauses between attempts; after the last attempt, a delivery has failed."""
 
 
-def checked_choice(name: str) -> str:
+def check_choice(name: str) -> str:
     """Return the name of an event that a webhook may get, checked.
 
     Raises:
@@ -66,7 +66,7 @@ def checked_choice(name: str) -> str:
     return name
 
 
-Chosen = Annotated[str, Field(max_length=100), AfterValidator(checked_choice)]
+Chosen = Annotated[str, Field(max_length=100), AfterValidator(check_choice)]
 
 
 class Webhook(BaseModel):
@@ -97,16 +97,16 @@ class Webhook(BaseModel):
     created: AwareDatetime
     why_off: str = ""
 
-    def type_of(self, event: Event) -> str:
+    def match_event(self, event: Event) -> str:
         """Return the name under which it gets an event; empty if it does not."""
         if isinstance(event, AgentStateChangedObservation):
-            fitting = types_of(event.agent_state)
+            fitting = list_types(event.agent_state)
             found = next((name for name in STATES if name in fitting and name in self.events), "")
             if found:
                 return found
         return OTHER if event.kind in self.events else ""
 
-    def concerns(self, conversation_id: str, tenant: str) -> bool:
+    def is_for(self, conversation_id: str, tenant: str) -> bool:
         """Return whether it reports a conversation."""
         is_its = self.tenant in ("*", tenant) and self.conversation_id in ("", conversation_id)
         return self.is_enabled and is_its
@@ -139,23 +139,25 @@ class Delivery(BaseModel):
     error: str = ""
 
 
-def types_of(state: AgentState) -> set[str]:
+def list_types(state: AgentState) -> set[str]:
     """Return the names that apply to a state."""
     found = {STATE_CHANGED}
     if is_settled(state):
         found.add(SETTLED)
-    if state in WAITING_FOR_PERSON_STATES - {AgentState.PAUSED}:
+    if state in WAITING_FOR_USER_STATES - {AgentState.PAUSED}:
         found.add(WAITING)
     return found
 
 
-def delivery_of(hook: Webhook, conversation_id: str, event: Event, about: Mapping[str, str], now: datetime) -> Delivery:
+def build_delivery(
+    hook: Webhook, conversation_id: str, event: Event, about: Mapping[str, str], now: datetime
+) -> Delivery:
     """Return the delivery of an event.
 
     Args:
         about: the conversation's row in the index.
     """
-    what = hook.type_of(event)
+    what = hook.match_event(event)
     found: dict[str, Any] = {
         "conversation_id": conversation_id,
         "event_id": event.id,
@@ -174,7 +176,7 @@ def delivery_of(hook: Webhook, conversation_id: str, event: Event, about: Mappin
     moment = event.timestamp.isoformat() if event.timestamp is not None else ""
     body = json.dumps({"type": what, "timestamp": moment, "data": found}, ensure_ascii=True)
     if hook.form == "a2a" and isinstance(event, AgentStateChangedObservation):
-        body = push_body(conversation_id, event)
+        body = render_push_body(conversation_id, event)
     named = hashlib.sha256(f"{hook.id}\n{conversation_id}\n{event.id}\n{moment}\n{event.kind}".encode()).hexdigest()[
         :32
     ]
@@ -188,7 +190,7 @@ def delivery_of(hook: Webhook, conversation_id: str, event: Event, about: Mappin
     )
 
 
-def push_body(conversation_id: str, event: AgentStateChangedObservation) -> str:
+def render_push_body(conversation_id: str, event: AgentStateChangedObservation) -> str:
     """Return a change of state in the form that A2A's clients read."""
     status: dict[str, object] = {"state": A2A_STATES[event.agent_state]}
     if event.timestamp is not None:

@@ -31,7 +31,7 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 DEFAULT_REQUESTS_PER_MINUTE = 600
 DEFAULT_BODY_BYTES = 2**20
 DEFAULT_STREAMS = 500
-RATE_KEPT_SECONDS = 120
+RATE_TTL_SECONDS = 120
 
 
 class Scope(StrEnum):
@@ -43,7 +43,7 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
-class Refused(DeckhandsError):
+class AccessDenied(DeckhandsError):
     """The request is not allowed."""
 
     code = "unauthorized"
@@ -104,7 +104,7 @@ class ApiKey(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedKey:
     """A key as a listing shows it; `used` is None if it has never been used."""
 
     key: ApiKey
@@ -163,19 +163,19 @@ class ApiKeys:
         await self._store.call("HSET", self._root, key.id, key.model_dump_json())
         return key, f"dh_{key.id}_{secret}"
 
-    async def all(self) -> list[Listed]:
+    async def all(self) -> list[ListedKey]:
         """Return the readable keys, oldest first."""
         flat, used = await self._store.call_many([("HGETALL", self._root), ("HGETALL", f"{self._root}:used")])
         times = dict(zip(used[::2], used[1::2], strict=True))
         found = []
         for key_id, text in zip(flat[::2], flat[1::2], strict=True):
-            key = _key_in(text)
+            key = _parse_key(text)
             at = times.get(key_id, b"")
             if key is not None:
-                found.append(Listed(key, from_millis(int(at)) if at.isdigit() else None))
+                found.append(ListedKey(key, from_millis(int(at)) if at.isdigit() else None))
         return sorted(found, key=lambda listed: (listed.key.created, listed.key.id))
 
-    async def any(self) -> bool:
+    async def has_any(self) -> bool:
         """Return whether there is a key, valid or not."""
         count = await self._store.call("HLEN", self._root)
         return bool(count)
@@ -186,7 +186,7 @@ class ApiKeys:
         Raises:
             UsageError: there is no such key.
         """
-        key = await self._of(key_id)
+        key = await self._find(key_id)
         if key.revoked is None:
             key = key.model_copy(update={"revoked": self._store.clock.now()})
             await self._store.call("HSET", self._root, key.id, key.model_dump_json())
@@ -198,7 +198,7 @@ class ApiKeys:
         Raises:
             UsageError: there is no such key.
         """
-        await self._of(key_id)
+        await self._find(key_id)
         await self._store.call_many([("HDEL", self._root, key_id), ("HDEL", f"{self._root}:used", key_id)])
 
     async def check(self, token: str) -> ApiKey:
@@ -210,18 +210,18 @@ class ApiKeys:
         parts = TOKEN.fullmatch(token)
         key_id, secret = parts.groups() if parts else ("a" * 12, "")
         text = await self._store.call("HGET", self._root, key_id)
-        key = _key_in(text)
+        key = _parse_key(text)
         digest = key.digest if key is not None else "0" * 64
         if not hmac.compare_digest(sha256(secret.encode()).hexdigest(), digest) or key is None:
-            raise Refused("unauthorized", "The API key is not known.", remedy="`deckhands key add` makes one.")
-        return self._good(key)
+            raise AccessDenied("unauthorized", "The API key is not known.", remedy="`deckhands key add` makes one.")
+        return self._require_valid(key)
 
     async def check_id(self, key_id: str) -> ApiKey:
         """Return a key that was checked before, if it is still valid. Raises what `check` raises."""
         text = await self._store.call("HGET", self._root, key_id)
-        if (key := _key_in(text)) is None:
-            raise Refused("unauthorized", "The API key does not exist any more.")
-        return self._good(key)
+        if (key := _parse_key(text)) is None:
+            raise AccessDenied("unauthorized", "The API key does not exist any more.")
+        return self._require_valid(key)
 
     async def count(self, key: ApiKey) -> None:
         """Count a request.
@@ -235,29 +235,29 @@ class ApiKeys:
         number, *_ = await self._store.call_many(
             [
                 ("INCR", rate),
-                ("EXPIRE", rate, RATE_KEPT_SECONDS),
+                ("EXPIRE", rate, RATE_TTL_SECONDS),
                 ("HSET", f"{self._root}:used", key.id, to_millis(now)),
             ]
         )
         if number > key.requests_per_minute:
             raise TooManyRequests(key.requests_per_minute, max(1.0, 60 - second))
 
-    def _good(self, key: ApiKey) -> ApiKey:
+    def _require_valid(self, key: ApiKey) -> ApiKey:
         if (state := key.state(self._store.clock.now())) != "good":
             what = "was revoked" if state == "revoked" else "has expired"
-            raise Refused(f"key_{state}", f"The API key {key.id} {what}.", remedy="Ask for another one.")
+            raise AccessDenied(f"key_{state}", f"The API key {key.id} {what}.", remedy="Ask for another one.")
         return key
 
-    async def _of(self, key_id: str) -> ApiKey:
+    async def _find(self, key_id: str) -> ApiKey:
         text = await self._store.call("HGET", self._root, key_id)
-        if (key := _key_in(text)) is None:
+        if (key := _parse_key(text)) is None:
             raise UsageError(
                 f"There is no API key {ascii(key_id)[1:-1][:50]}.", remedy="`deckhands key ls` lists all keys."
             )
         return key
 
 
-def _key_in(text: bytes | None) -> ApiKey | None:
+def _parse_key(text: bytes | None) -> ApiKey | None:
     """Parse a stored key; None if there is none or it cannot be read. An unreadable key grants nothing."""
     if text is None:
         return None

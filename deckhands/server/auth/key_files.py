@@ -14,7 +14,7 @@ import secrets
 from pathlib import Path
 
 from broker.runtime import UsageError
-from deckhands.server.auth.api_keys import EVERY_TENANT, TOKEN, ApiKeys, Refused, Scope
+from deckhands.server.auth.api_keys import EVERY_TENANT, TOKEN, AccessDenied, ApiKeys, Scope
 
 NAME = "this machine"
 REQUESTS_PER_MINUTE = 6_000
@@ -34,7 +34,7 @@ async def load_api_key(keys: ApiKeys, path: Path) -> bool:
     if TOKEN.fullmatch(token):
         try:
             await keys.check(token)
-        except Refused as error:
+        except AccessDenied as error:
             if error.code == "key_revoked":
                 return False
         else:

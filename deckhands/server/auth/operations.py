@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from broker.runtime import from_millis
-from broker.store import Store, texts_by_name
+from broker.store import Store, decode_fields
 
-KEPT = 100_000
+MAX_ENTRIES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Operations:
     async def record(self, author: str, tenant: str, action: str, target: str, reason: str) -> None:
         """Add an entry. If the reply is lost, the entry may be added twice."""
         fields = ("author", author, "tenant", tenant, "action", action, "target", target, "reason", reason)
-        command = ("XADD", self._key, "MAXLEN", "~", KEPT, "*", *fields)
+        command = ("XADD", self._key, "MAXLEN", "~", MAX_ENTRIES, "*", *fields)
         await self._store.call(*command)
 
     async def latest(self, *, before: str = "", limit: int = 100) -> list[Operation]:
@@ -53,7 +53,7 @@ class Operations:
         end = f"({before}" if before else "+"
         command = ("XREVRANGE", self._key, end, "-", "COUNT", limit)
         found = await self._store.call(*command)
-        entries = [(entry_id.decode(), texts_by_name(flat)) for entry_id, flat in found]
+        entries = [(entry_id.decode(), decode_fields(flat)) for entry_id, flat in found]
         names = ("author", "tenant", "action", "target", "reason")
         return [
             Operation(entry_id, from_millis(int(entry_id.partition("-")[0])), *(kept.get(name, "") for name in names))

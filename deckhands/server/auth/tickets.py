@@ -34,7 +34,7 @@ class Tickets:
 
     async def take(self, ticket: str) -> str:
         """Return the key id of a ticket, and invalidate the ticket; empty if it is not valid."""
-        found = await self._taken(ticket)
+        found = await self._take(ticket)
         return "" if found.startswith(ENTRY) else found
 
     async def issue_entry(self, token: str) -> str:
@@ -46,10 +46,10 @@ class Tickets:
 
     async def take_entry(self, ticket: str) -> str:
         """Return the token of an entry ticket, and invalidate the ticket; empty if it is not valid."""
-        found = await self._taken(ticket)
+        found = await self._take(ticket)
         return found.removeprefix(ENTRY) if found.startswith(ENTRY) else ""
 
-    async def _taken(self, ticket: str) -> str:
+    async def _take(self, ticket: str) -> str:
         # delete it: a second exchange must find nothing
         found = await self._store.connection.call("GETDEL", self._name(ticket))
         return found.decode() if found is not None else ""

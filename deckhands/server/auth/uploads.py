@@ -53,7 +53,7 @@ class Uploads:
         self._files = StoredFiles(store)
         self._root = store.all_shards[0].api_keys
 
-    async def lay_by(self, tenant: str, conversation_id: str, name: str, source: Path) -> None:
+    async def add(self, tenant: str, conversation_id: str, name: str, source: Path) -> None:
         """Keep an upload until its conversation is created, for an hour at most. Idempotent.
 
         Args:
@@ -82,9 +82,9 @@ class Uploads:
         _, is_new, _, waiting = await self._store.call_many(counting)
         if waiting > MAX_WAITING:
             if is_new:
-                await self._count_no_more(tenant, member)
+                await self._uncount(tenant, member)
             raise TooManyUploads
-        await self._files.lay_by(conversation_id, name, source, ttl_seconds=KEPT_SECONDS)
+        await self._files.put_chunks(conversation_id, name, source, ttl_seconds=KEPT_SECONDS)
 
     async def require(self, conversation_id: str, source: GitSource | UploadedSource | None) -> None:
         """Check that the uploaded source of a new conversation exists, and renew its expiry. Ignores other sources.
@@ -102,9 +102,9 @@ class Uploads:
         if not isinstance(source, UploadedSource):
             return
         await self._files.claim(conversation_id, source.parcel)
-        await self._count_no_more(tenant, f"{conversation_id}:{source.parcel}")
+        await self._uncount(tenant, f"{conversation_id}:{source.parcel}")
 
-    async def _count_no_more(self, tenant: str, member: str) -> None:
+    async def _uncount(self, tenant: str, member: str) -> None:
         key = self._name(tenant)
         await self._store.call("ZREM", key, member)
 

@@ -67,7 +67,7 @@ def _faults(
             yield from max(found, key=lambda faults: len(faults[0][0]))
         return
     kind = schema.get("type")
-    if isinstance(kind, str) and not _is_of(kind, value):
+    if isinstance(kind, str) and not _has_type(kind, value):
         yield place, kind, value
     elif isinstance(value, dict):
         others = schema.get("additionalProperties")
@@ -80,7 +80,7 @@ def _faults(
             yield from _faults(schema["items"], part, whole, (*place, n))
 
 
-def _is_of(kind: str, value: Any) -> bool:
+def _has_type(kind: str, value: Any) -> bool:
     match value:
         case None:
             return kind == "null"

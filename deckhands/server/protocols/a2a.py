@@ -16,14 +16,21 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from broker.runtime import BrokerSettings, DeckhandsError, UnknownConversation, UsageError
-from deckhands.client import id_in
-from deckhands.operations import STATE_CHANGED, UnknownWebhook, Webhook, WebhookBook, address_of, rules_of
-from deckhands.server.auth.api_keys import Refused, Scope
-from deckhands.server.conversations import begin, result_of
-from deckhands.server.dependencies import GatewayOf, Reader, own_key
+from deckhands.client import to_conversation_id
+from deckhands.operations import (
+    STATE_CHANGED,
+    UnknownWebhook,
+    Webhook,
+    WebhookRepository,
+    parse_networks,
+    resolve_address,
+)
+from deckhands.server.auth.api_keys import AccessDenied, Scope
+from deckhands.server.conversations import result_of, submit_task
+from deckhands.server.dependencies import GatewayOf, Reader, scoped_key
 from deckhands.server.gateway import Gateway, Principal
-from deckhands.server.live import SseResponse, settles
-from deckhands.server.models import ID, Result
+from deckhands.server.live import SseResponse, wait_until_settled
+from deckhands.server.models import ID, ConversationResult
 from deckhands.server.protocols.a2a_messages import (
     EXAMPLE,
     PushConfig,
@@ -31,15 +38,15 @@ from deckhands.server.protocols.a2a_messages import (
     TaskParams,
     artifact_of,
     history_of,
+    message_json,
     names_of,
-    said_json,
     status_json,
     task_json,
 )
 from deckhands.server.protocols.mcp_route import RpcRequest
-from deckhands.server.protocols.progress import described
+from deckhands.server.protocols.progress import describe
 from deckhands.server.runs import DEFAULT_SECONDS
-from deckhands.server.streams import EventStream, Item, take_room
+from deckhands.server.streams import EventStream, Item, reserve_stream
 
 routes = APIRouter(tags=["a2a"])
 CARD_PATH = "/.well-known/agent-card.json"
@@ -108,21 +115,21 @@ async def card(request: Request) -> dict[str, Any]:
 async def call(gateway: GatewayOf, principal: Reader, request: A2ARequest, received: Request) -> Response:
     """Answer an A2A request. Each method needs further scopes; see docs/serving.md."""
     if request.method in UNSUPPORTED_METHODS:
-        return _failed(request, UNSUPPORTED, "Not offered; GET /conversations lists conversations.")
+        return _error_response(request, UNSUPPORTED, "Not offered; GET /conversations lists conversations.")
     known = _Methods(gateway, principal, received)
     try:
         if request.method in ("SendStreamingMessage", "SubscribeToTask"):
             return await known.stream(request)
         if (method := known.named.get(request.method)) is None:
-            return _failed(request, UNKNOWN_METHOD, "There is no such method.")
+            return _error_response(request, UNKNOWN_METHOD, "There is no such method.")
         return JSONResponse({"jsonrpc": "2.0", "id": request.id, "result": await method(request.params or {})})
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:3])
-        return _failed(request, INVALID, f"The params cannot be used: {wrong}.")
-    except Refused:
+        return _error_response(request, INVALID, f"The params cannot be used: {wrong}.")
+    except AccessDenied:
         raise
     except DeckhandsError as error:
-        return _failed(request, _code_of(error), f"{error.message} {error.remedy}".strip(), error)
+        return _error_response(request, _code_of(error), f"{error.message} {error.remedy}".strip(), error)
 
 
 class _Methods:
@@ -139,11 +146,11 @@ class _Methods:
             "ListTaskPushNotificationConfigs": self._list_push,
             "DeleteTaskPushNotificationConfig": self._remove_push,
         }
-        self._book = WebhookBook(gateway.store, gateway.client.secrets)
+        self._book = WebhookRepository(gateway.store, gateway.client.secrets)
 
     async def stream(self, request: A2ARequest) -> Response:
         """Follow a task until it has settled: the task of a message, or an existing one."""
-        take_room(self._gateway, self._principal)
+        reserve_stream(self._gateway, self._principal)
         if request.method == "SubscribeToTask":
             conversation_id = await self._visible(TaskParams.model_validate(request.params or {}).id)
             found = await self._result(conversation_id)
@@ -151,43 +158,43 @@ class _Methods:
             if found.is_settled:
                 raise UsageError("The task has settled, so there is nothing to follow.", remedy="Use GetTask.")
         else:
-            conversation_id, after = await self._sent(SendParams.model_validate(request.params or {}))
+            conversation_id, after = await self._start_or_continue(SendParams.model_validate(request.params or {}))
             found = await self._result(conversation_id)
         events = EventStream(self._gateway, self._principal, conversation_id, after=after, until_settled=True)
         updates = _Updates(request, conversation_id)
         return SseResponse(self._gateway, events, head=updates.first(found), written=updates.of)
 
-    async def _result(self, conversation_id: str) -> Result:
+    async def _result(self, conversation_id: str) -> ConversationResult:
         return await result_of(self._gateway.client, conversation_id)
 
     async def _visible(self, conversation_id: str) -> str:
-        return await self._gateway.visible(self._principal, conversation_id)
+        return await self._gateway.require_visible(self._principal, conversation_id)
 
-    async def _sent(self, params: SendParams) -> tuple[str, int]:
+    async def _start_or_continue(self, params: SendParams) -> tuple[str, int]:
         """Create or continue a task; returns its id, and the id of the last event before."""
         self._principal.require(Scope.WRITE)
         gateway = self._gateway
         message = params.message
         after = 0
-        own = own_key(self._principal, f"a2a:{message.message_id}")
+        own = scoped_key(self._principal, f"a2a:{message.message_id}")
         push = params.configuration.task_push_notification_config
         if message.conversation_id:
             conversation_id = await self._visible(message.conversation_id)
             after = int((await self._result(conversation_id)).summary["last_event_id"])
             if push is not None:
                 await self._push(conversation_id, push)
-            client = gateway.acting(self._principal, "message", "", key=own)
+            client = gateway.client_for(self._principal, "message", "", key=own)
             await client.send_message(conversation_id, message.text())
             return conversation_id, after
         task = params.task()
         if push is None:
-            return await begin(gateway, self._principal, task, own), after
+            return await submit_task(gateway, self._principal, task, own), after
         # Before the conversation starts: an agent may finish before the push is stored, and would then not be notified.
-        conversation_id = id_in(None, own)
+        conversation_id = to_conversation_id(None, own)
         known = await self._hooks(conversation_id)
         hook = await self._push(conversation_id, push, tenant=self._principal.tenant)
         try:
-            return await begin(gateway, self._principal, task, own), after
+            return await submit_task(gateway, self._principal, task, own), after
         except DeckhandsError:
             try:
                 await gateway.client.row(conversation_id)
@@ -199,10 +206,10 @@ class _Methods:
     async def _send(self, given: Mapping[str, Any]) -> dict[str, Any]:
         params = SendParams.model_validate(given)
         if not params.configuration.return_immediately:
-            take_room(self._gateway, self._principal)
-        conversation_id, _ = await self._sent(params)
+            reserve_stream(self._gateway, self._principal)
+        conversation_id, _ = await self._start_or_continue(params)
         if not params.configuration.return_immediately:
-            await settles(self._gateway, self._received, conversation_id, timeout_seconds=DEFAULT_SECONDS)
+            await wait_until_settled(self._gateway, self._received, conversation_id, timeout_seconds=DEFAULT_SECONDS)
         return {"task": await self._task(conversation_id, params.configuration.history_length)}
 
     async def _task(self, conversation_id: str, history_length: int = 0) -> dict[str, Any]:
@@ -219,7 +226,7 @@ class _Methods:
         conversation_id = await self._visible(TaskParams.model_validate(given).id)
         if (await self._result(conversation_id)).summary["state"] in ("finished", "rejected", "error", "stopped"):
             raise _NotCancelable("The task is over.")
-        await self._gateway.acting(self._principal, "cancel", "asked for by A2A").cancel(conversation_id)
+        await self._gateway.client_for(self._principal, "cancel", "asked for by A2A").cancel(conversation_id)
         return await self._task(conversation_id)
 
     async def _push(self, conversation_id: str, config: PushConfig, *, tenant: str = "") -> Webhook:
@@ -227,12 +234,12 @@ class _Methods:
         self._principal.require(Scope.OPERATE)
         if not config.url:
             raise UsageError("url: a push notification needs an address.", remedy="Send one.")
-        await address_of(config.url, rules_of(BrokerSettings.from_env().webhook_private))
+        await resolve_address(config.url, parse_networks(BrokerSettings.from_env().webhook_private))
         await self._gateway.record(self._principal, "webhook.add", config.url[:200], "asked for by A2A")
         tenant = tenant or await self._gateway.tenant_of(conversation_id) or self._principal.tenant
         known = await self._hooks(conversation_id)
         same = next((hook for hook in known if hook.url == config.url), None)
-        if same is not None and self._book.token_of(same) == config.token:
+        if same is not None and self._book.load_token(same) == config.token:
             return same
         events = (STATE_CHANGED,)
         hook, _ = await self._book.add(tenant, config.url, events, conversation_id, form="a2a", token=config.token)
@@ -247,7 +254,7 @@ class _Methods:
         self._principal.require(Scope.OPERATE)
         return _config(await self._push(await self._visible(config.task_id), config))
 
-    async def _known_push(self, given: Mapping[str, Any]) -> Webhook:
+    async def _find_push(self, given: Mapping[str, Any]) -> Webhook:
         asked = PushConfig.model_validate(given)
         for hook in await self._hooks(await self._visible(asked.task_id)):
             if hook.id == asked.id:
@@ -255,7 +262,7 @@ class _Methods:
         raise UnknownWebhook("The task has no such push notification.")
 
     async def _get_push(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        return _config(await self._known_push(given))
+        return _config(await self._find_push(given))
 
     async def _list_push(self, given: Mapping[str, Any]) -> dict[str, Any]:
         asked = PushConfig.model_validate(given)
@@ -263,7 +270,7 @@ class _Methods:
 
     async def _remove_push(self, given: Mapping[str, Any]) -> None:
         self._principal.require(Scope.OPERATE)
-        hook = await self._known_push(given)
+        hook = await self._find_push(given)
         await self._gateway.record(self._principal, "webhook.remove", hook.id, "asked for by A2A")
         await self._book.remove(hook.id)
 
@@ -278,7 +285,7 @@ class _Updates:
     def __init__(self, request: A2ARequest, conversation_id: str) -> None:
         self._request, self._conversation_id = request, conversation_id
 
-    def first(self, found: Result) -> bytes:
+    def first(self, found: ConversationResult) -> bytes:
         """Return the task, the first message of the stream."""
         return self._data({"result": {"task": task_json(found)}})
 
@@ -287,13 +294,13 @@ class _Updates:
         if item.kind == "problem":
             why = f"{item.content['detail']} {item.content['remedy']}".strip()
             return self._data({"error": {"code": FAILED, "message": why, "data": [item.content]}})
-        if item.kind == "event" and (said := described(item.content)):
-            status = {"state": "TASK_STATE_WORKING", "message": said_json(self._conversation_id, item.id, said)}
+        if item.kind == "event" and (said := describe(item.content)):
+            status = {"state": "TASK_STATE_WORKING", "message": message_json(self._conversation_id, item.id, said)}
             return self._update("statusUpdate", {"status": status})
         if item.kind != "end":
             return b""
         summary = item.content["summary"]
-        result = Result(conversation_id=self._conversation_id, is_settled=True, summary=summary)
+        result = ConversationResult(conversation_id=self._conversation_id, is_settled=True, summary=summary)
         artifact = artifact_of(summary)
         found = self._update("artifactUpdate", {"artifact": artifact, "lastChunk": True}) if artifact else b""
         return found + self._update("statusUpdate", {"status": status_json(result)})
@@ -319,7 +326,7 @@ def _code_of(error: DeckhandsError) -> int:
     return INVALID if isinstance(error, UsageError) else FAILED
 
 
-def _failed(request: BaseModel, code: int, message: str, error: DeckhandsError | None = None) -> Response:
+def _error_response(request: BaseModel, code: int, message: str, error: DeckhandsError | None = None) -> Response:
     failure: dict[str, Any] = {"code": code, "message": message}
     if error is not None:
         failure["data"] = [{"code": error.code, "retryable": error.retryable}]

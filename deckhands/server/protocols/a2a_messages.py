@@ -19,7 +19,7 @@ from broker.contract import AgentFinishAction, AgentState, Event, EventSource, M
 from broker.runtime import UsageError
 from deckhands.client import MAX_TASK_CHARS, TaskSpec
 from deckhands.operations import A2A_STATES, MAX_URL_CHARS
-from deckhands.server.models import ID, Result
+from deckhands.server.models import ID, ConversationResult
 
 MAX_PARTS = 100
 MAX_HISTORY = 1_000
@@ -34,7 +34,7 @@ class Wire(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
 
-class Part(Wire):
+class A2APart(Wire):
     """A part of a message: a text, or data, which the agent reads as JSON."""
 
     text: Annotated[str, Field(max_length=MAX_TASK_CHARS)] | None = None
@@ -48,7 +48,7 @@ class A2AMessage(Wire):
 
     message_id: str = Field(pattern=MESSAGE_ID)
     role: Literal["ROLE_USER"]
-    parts: list[Part] = Field(min_length=1, max_length=MAX_PARTS)
+    parts: list[A2APart] = Field(min_length=1, max_length=MAX_PARTS)
     task_id: str = Field(default="", max_length=100, examples=[ID])
     context_id: str = Field(default="", max_length=100)
 
@@ -80,7 +80,7 @@ class PushConfig(Wire):
     authentication: Annotated[dict[str, Any], Field(max_length=0, description="requests are signed")] | None = None
 
 
-class Configuration(Wire):
+class A2AConfiguration(Wire):
     """When to answer a message: at once, or when the task has settled."""
 
     return_immediately: bool = False
@@ -99,7 +99,7 @@ class SendParams(Wire):
     """The parameters of SendMessage and SendStreamingMessage."""
 
     message: A2AMessage
-    configuration: Configuration = Configuration()
+    configuration: A2AConfiguration = A2AConfiguration()
     metadata: Metadata = Metadata()
 
     def task(self) -> TaskSpec:
@@ -118,7 +118,7 @@ class TaskParams(Wire):
     history_length: int = Field(default=0, ge=0, le=MAX_HISTORY)
 
 
-def task_json(found: Result, history: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def task_json(found: ConversationResult, history: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """Convert a conversation to a task."""
     task: dict[str, Any] = {**names_of(found.conversation_id, "id"), "status": status_json(found)}
     if found.is_settled and (artifact := artifact_of(found.summary)):
@@ -133,17 +133,17 @@ def names_of(conversation_id: str, own: str = "taskId") -> dict[str, str]:
     return {own: conversation_id, "contextId": conversation_id}
 
 
-def status_json(found: Result) -> dict[str, Any]:
+def status_json(found: ConversationResult) -> dict[str, Any]:
     """Return the status of a task, with the agent's last message, or the error that ended it."""
     state = A2A_STATES[AgentState(found.summary["state"])]
     summary = found.summary
     said = summary["last_error"] if state == "TASK_STATE_FAILED" else summary["message"]
     if not found.is_settled or not said:
         return {"state": state}
-    return {"state": state, "message": said_json(found.conversation_id, summary["last_event_id"], str(said))}
+    return {"state": state, "message": message_json(found.conversation_id, summary["last_event_id"], str(said))}
 
 
-def said_json(conversation_id: str, event_id: int, text: str, role: str = "ROLE_AGENT") -> dict[str, Any]:
+def message_json(conversation_id: str, event_id: int, text: str, role: str = "ROLE_AGENT") -> dict[str, Any]:
     """Return an agent's text as a message of the task."""
     message = {"messageId": f"{conversation_id}-{event_id}", "role": role, "parts": [{"text": text}]}
     return message | names_of(conversation_id)
@@ -164,7 +164,7 @@ def history_of(conversation_id: str, events: Sequence[Event], length: int) -> li
     for event in events:
         if isinstance(event, MessageAction) and event.content:
             role = "ROLE_USER" if event.source == EventSource.USER else "ROLE_AGENT"
-            found.append(said_json(conversation_id, event.id or 0, event.content, role))
+            found.append(message_json(conversation_id, event.id or 0, event.content, role))
         elif isinstance(event, AgentFinishAction) and event.final_thought:
-            found.append(said_json(conversation_id, event.id or 0, event.final_thought))
+            found.append(message_json(conversation_id, event.id or 0, event.final_thought))
     return found[-length:] if length else []

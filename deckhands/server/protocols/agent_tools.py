@@ -20,12 +20,12 @@ from pydantic import BaseModel, Field
 from broker.runtime import DeckhandsError
 from deckhands.client import MAX_KEY_CHARS, MAX_TASK_CHARS, TaskSpec
 from deckhands.server.auth.api_keys import DEFAULT_BODY_BYTES, Scope
-from deckhands.server.conversations import begin, result_of
-from deckhands.server.dependencies import MAX_REASON, own_key
+from deckhands.server.conversations import result_of, submit_task
+from deckhands.server.dependencies import MAX_REASON, scoped_key
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import ID, MAX_MODEL
-from deckhands.server.protocols.progress import described
-from deckhands.server.streams import EventStream, take_room
+from deckhands.server.protocols.progress import describe
+from deckhands.server.streams import EventStream, reserve_stream
 
 LONGEST_WAIT_SECONDS = 3_600.0
 INSTRUCTIONS = """Agents that work on tasks by themselves, with a shell and files. `start_task` begins a conversation \
@@ -65,7 +65,7 @@ class AgentTools:
         self._gateway = gateway
         self._server = MCPServer("deckhands", instructions=INSTRUCTIONS)
         for tool in (self.start_task, self.wait, self.send_message, self.cancel):
-            self._server.add_tool(_told(tool))
+            self._server.add_tool(_show_errors(tool))
         low_level = self._server._lowlevel_server  # noqa: SLF001  (its app has routes and a lifespan that are not ours)
         self.manager = StreamableHTTPSessionManager(low_level, stateless=True, max_request_body_size=DEFAULT_BODY_BYTES)
 
@@ -80,18 +80,18 @@ class AgentTools:
         idempotency_key: Key = "",
     ) -> TaskState:
         """Let an agent work on a task, in a new conversation. Returns at once, or waits for the result."""
-        principal = _principal(context, Scope.WRITE, *([Scope.READ] if wait_seconds else []))
+        principal = _require_principal(context, Scope.WRITE, *([Scope.READ] if wait_seconds else []))
         if wait_seconds:
-            take_room(self._gateway, principal)
+            reserve_stream(self._gateway, principal)
         asked = TaskSpec.parse({"task": task, "agent": agent, "model": model or None})
-        own = own_key(principal, f"mcp:{idempotency_key}" if idempotency_key else None)
-        conversation_id = await begin(self._gateway, principal, asked, own)
+        own = scoped_key(principal, f"mcp:{idempotency_key}" if idempotency_key else None)
+        conversation_id = await submit_task(self._gateway, principal, asked, own)
         return await self._state(context, principal, conversation_id, wait_seconds)
 
     async def wait(self, context: Context[Any, Any], conversation_id: Id, timeout_seconds: Seconds = 60) -> TaskState:
         """Wait until an agent is done or needs an answer, up to a timeout; 0 seconds only looks. Reports progress."""
-        principal = _principal(context, Scope.READ)
-        await self._gateway.visible(principal, conversation_id)
+        principal = _require_principal(context, Scope.READ)
+        await self._gateway.require_visible(principal, conversation_id)
         return await self._state(context, principal, conversation_id, timeout_seconds)
 
     async def send_message(
@@ -104,12 +104,12 @@ class AgentTools:
         idempotency_key: Key = "",
     ) -> TaskState:
         """Send the agent a message, which continues it whatever its state: an answer, a correction, further work."""
-        principal = _principal(context, Scope.WRITE, *([Scope.READ] if wait_seconds else []))
+        principal = _require_principal(context, Scope.WRITE, *([Scope.READ] if wait_seconds else []))
         if wait_seconds:
-            take_room(self._gateway, principal)
-        await self._gateway.visible(principal, conversation_id)
-        own = own_key(principal, f"mcp:{idempotency_key}" if idempotency_key else None)
-        await self._gateway.acting(principal, "message", "", key=own).send_message(conversation_id, content)
+            reserve_stream(self._gateway, principal)
+        await self._gateway.require_visible(principal, conversation_id)
+        own = scoped_key(principal, f"mcp:{idempotency_key}" if idempotency_key else None)
+        await self._gateway.client_for(principal, "message", "", key=own).send_message(conversation_id, content)
         return await self._state(context, principal, conversation_id, wait_seconds)
 
     async def cancel(
@@ -119,9 +119,9 @@ class AgentTools:
         reason: Annotated[str, Field(description="why, for the log", min_length=1, max_length=MAX_REASON)],
     ) -> TaskState:
         """Stop an agent and what it runs. One that is over is left alone."""
-        principal = _principal(context, Scope.OPERATE)
-        await self._gateway.visible(principal, conversation_id)
-        await self._gateway.acting(principal, "cancel", reason).cancel(conversation_id)
+        principal = _require_principal(context, Scope.OPERATE)
+        await self._gateway.require_visible(principal, conversation_id)
+        await self._gateway.client_for(principal, "cancel", reason).cancel(conversation_id)
         return await self._state(context, principal, conversation_id, 0)
 
     async def _state(
@@ -157,12 +157,12 @@ class AgentTools:
                 for item in batch:
                     if item.kind == "problem":
                         raise ToolError(f"{item.content['detail']} {item.content['remedy']}")
-                    if said := described(item.content) if item.kind == "event" else "":
+                    if said := describe(item.content) if item.kind == "event" else "":
                         count += 1
                         await context.report_progress(count, message=said)
 
 
-def _principal(context: Context[Any, Any], *scopes: Scope) -> Principal:
+def _require_principal(context: Context[Any, Any], *scopes: Scope) -> Principal:
     """Return the principal of a tool call, if its key has the scopes.
 
     Raises:
@@ -176,7 +176,7 @@ def _principal(context: Context[Any, Any], *scopes: Scope) -> Principal:
     return principal
 
 
-def _told(tool: Callable[P, Awaitable[TaskState]]) -> Callable[P, Awaitable[TaskState]]:
+def _show_errors(tool: Callable[P, Awaitable[TaskState]]) -> Callable[P, Awaitable[TaskState]]:
     """Wrap a tool so that its expected errors are shown to the caller; unexpected ones stay hidden."""
 
     @functools.wraps(tool)

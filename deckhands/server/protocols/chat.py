@@ -17,17 +17,17 @@ from starlette.responses import JSONResponse, Response
 from broker.log import LiveText
 from broker.runtime import SYSTEM_CLOCK, DeckhandsError, UsageError
 from deckhands.server.cluster import agents, models
-from deckhands.server.conversations import begin_once, result_of
-from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer, fingerprint, own_key
+from deckhands.server.conversations import result_of, submit_once
+from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer, fingerprint, scoped_key
 from deckhands.server.gateway import Gateway, Principal
-from deckhands.server.live import ALIVE, SseResponse, settles
-from deckhands.server.models import Result
-from deckhands.server.problems import Problem, as_openai, problem_of, status_of_error
+from deckhands.server.live import ALIVE, SseResponse, wait_until_settled
+from deckhands.server.models import ConversationResult
+from deckhands.server.problems import Problem, status_of_error, to_openai_error, to_problem
+from deckhands.server.protocols.answer_text import AnswerText
 from deckhands.server.protocols.chat_messages import CONVERSATION, ChatRequest
-from deckhands.server.protocols.progress import described
-from deckhands.server.protocols.spoken import Spoken
+from deckhands.server.protocols.progress import describe
 from deckhands.server.runs import DEFAULT_SECONDS, LONGEST_SECONDS
-from deckhands.server.streams import EventStream, Item, take_room
+from deckhands.server.streams import EventStream, Item, reserve_stream
 
 routes = APIRouter(prefix="/v1", tags=["openai"])
 EXAMPLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Three files."}}]}
@@ -43,7 +43,7 @@ COMPLETIONS: dict[int | str, dict[str, Any]] = {
 }
 
 
-class AgentFailed(Problem):
+class AgentRunFailed(Problem):
     """The conversation ended in an error. Sending the request again would create another one."""
 
     def __init__(self, conversation_id: str, summary: Mapping[str, Any]) -> None:
@@ -85,12 +85,12 @@ async def complete(
     conversation continues. `metadata.conversation_id` of the answer names it.
     """
     is_live = bool(chat.stream) and deltas and not chat.is_formed
-    turn = await turn_of(gateway, principal, request, chat, key, is_live=is_live)
+    turn = await start_turn(gateway, principal, request, chat, key, is_live=is_live)
     headers = {"Location": f"/conversations/{turn.conversation_id}"}
     if chat.stream:
-        events = events_of(gateway, principal, turn, is_live=is_live)
+        events = stream_turn(gateway, principal, turn, is_live=is_live)
         return SseResponse(gateway, events, headers, head=ALIVE, written=Chunks(turn, chat, is_live=is_live).of)
-    result = await answered(gateway, request, turn, timeout_seconds)
+    result = await wait_for_answer(gateway, request, turn, timeout_seconds)
     message = {
         "role": "assistant",
         "content": answer_in(result.summary, chat) if result.is_settled else "",
@@ -106,7 +106,7 @@ async def complete(
     return JSONResponse(found, headers=headers)
 
 
-class Turn:
+class ChatTurn:
     """One request and its answer in a conversation.
 
     Args:
@@ -139,7 +139,7 @@ class Turn:
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-async def turn_of(
+async def start_turn(
     gateway: Gateway,
     principal: Principal,
     request: Request,
@@ -147,7 +147,7 @@ async def turn_of(
     key: str | None,
     *,
     is_live: bool = False,
-) -> Turn:
+) -> ChatTurn:
     """Create or continue a conversation.
 
     Args:
@@ -158,18 +158,20 @@ async def turn_of(
         UnknownConversation: it does not exist, or belongs to another tenant.
         UsageError, Problem: the messages are invalid, or the conversation takes none.
     """
-    take_room(gateway, principal)
+    reserve_stream(gateway, principal)
     if not chat.conversation_id:
-        return Turn(await begin_once(gateway, principal, request, chat.task(), key, is_watched=is_live), chat.model)
-    conversation_id = await gateway.visible(principal, chat.conversation_id)
+        return ChatTurn(
+            await submit_once(gateway, principal, request, chat.task(), key, is_watched=is_live), chat.model
+        )
+    conversation_id = await gateway.require_visible(principal, chat.conversation_id)
     text, images = chat.message()
-    own = own_key(principal, key)
+    own = scoped_key(principal, key)
     if own is not None:
-        await gateway.repeated.begin(own, await fingerprint(request))
+        await gateway.repeated.start(own, await fingerprint(request))
     before = (await result_of(gateway.client, conversation_id)).summary
     if is_live:
-        await LiveText(gateway.store, conversation_id).announce()
-    client = gateway.acting(principal, "message", "", key=own)
+        await LiveText(gateway.store, conversation_id).register_watcher()
+    client = gateway.client_for(principal, "message", "", key=own)
     try:
         await client.send_message(conversation_id, text, images=images, model=chat.model_of_agent)
     except DeckhandsError as error:
@@ -180,10 +182,10 @@ async def turn_of(
         raise
     used = before["prompt_tokens"], before["completion_tokens"]
     after, steps = before["last_event_id"], before["iterations"]
-    return Turn(conversation_id, chat.model, after=after, before=used, steps=steps)
+    return ChatTurn(conversation_id, chat.model, after=after, before=used, steps=steps)
 
 
-def events_of(gateway: Gateway, principal: Principal, turn: Turn, *, is_live: bool) -> EventStream:
+def stream_turn(gateway: Gateway, principal: Principal, turn: ChatTurn, *, is_live: bool) -> EventStream:
     """Return the stream of a turn until the conversation has settled; see `turn_of`."""
     return EventStream(
         gateway,
@@ -196,16 +198,18 @@ def events_of(gateway: Gateway, principal: Principal, turn: Turn, *, is_live: bo
     )
 
 
-async def answered(gateway: Gateway, request: Request, turn: Turn, timeout_seconds: float) -> Result:
+async def wait_for_answer(
+    gateway: Gateway, request: Request, turn: ChatTurn, timeout_seconds: float
+) -> ConversationResult:
     """Wait until the conversation has settled, at most until the timeout.
 
     Raises:
         AgentFailed: it ended in an error.
     """
-    await settles(gateway, request, turn.conversation_id, timeout_seconds=timeout_seconds)
+    await wait_until_settled(gateway, request, turn.conversation_id, timeout_seconds=timeout_seconds)
     result = await result_of(gateway.client, turn.conversation_id)
     if result.is_settled and result.summary["state"] == "error":
-        raise AgentFailed(turn.conversation_id, result.summary)
+        raise AgentRunFailed(turn.conversation_id, result.summary)
     return result
 
 
@@ -221,37 +225,37 @@ class Chunks:
         is_live: stream the agent's messages as they are written.
     """
 
-    def __init__(self, turn: Turn, chat: ChatRequest, *, is_live: bool) -> None:
+    def __init__(self, turn: ChatTurn, chat: ChatRequest, *, is_live: bool) -> None:
         self._turn, self._chat = turn, chat
-        self._spoken = Spoken(turn.steps + 1) if is_live else None
+        self._spoken = AnswerText(turn.steps + 1) if is_live else None
         self._has_usage = chat.stream_options is not None and chat.stream_options.include_usage
         self._is_begun = False
 
     def of(self, item: Item) -> bytes:
         """Convert an item to server-sent events."""
         if item.kind == "problem":
-            return _data(as_openai(item.content))
+            return _data(to_openai_error(item.content))
         first = b"" if self._is_begun else self._chunk({"role": "assistant", "content": ""})
         self._is_begun = True
         if item.kind == "end":
             return first + self._end(item.content["summary"])
         words = thought = ""
         if self._spoken is None:
-            thought = described(item.content)
+            thought = describe(item.content)
         elif item.kind == "delta":
-            words = self._spoken.piece(item.content)
+            words = self._spoken.add_piece(item.content)
         elif item.content["kind"] == "model.reply":
-            words = self._spoken.reply(item.content)
+            words = self._spoken.add_reply(item.content)
         else:
-            thought = described(item.content, has_thought=False)
+            thought = describe(item.content, has_thought=False)
         first += self._chunk({"content": words}) if words else b""
         return first + (self._chunk({"reasoning_content": f"{thought}\n"}) if thought else b"")
 
     def _end(self, summary: Mapping[str, Any]) -> bytes:
         if summary["state"] == "error":
-            return _data(as_openai(problem_of(AgentFailed(self._turn.conversation_id, summary))))
+            return _data(to_openai_error(to_problem(AgentRunFailed(self._turn.conversation_id, summary))))
         answer = answer_in(summary, self._chat)
-        rest = answer if self._spoken is None else self._spoken.end(answer)
+        rest = answer if self._spoken is None else self._spoken.finish(answer)
         parts = [self._chunk({"content": rest}) if rest else b"", self._chunk({}, "stop")]
         if self._has_usage:
             head = self._turn.head("chat.completion.chunk")

@@ -28,7 +28,7 @@ class ImageAddress(BaseModel):
     url: ImageUrl
 
 
-class Part(BaseModel):
+class ChatPart(BaseModel):
     """A part of a message: a text or a picture."""
 
     type: Literal["text", "image_url"]
@@ -40,7 +40,7 @@ class ChatMessage(BaseModel):
     """One message. Tool messages are not accepted, because agents have their own tools."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
+    content: str | Annotated[list[ChatPart], Field(max_length=MAX_PARTS)] | None = None
 
     @property
     def text(self) -> str:
@@ -129,7 +129,7 @@ class ChatRequest(JsonBody):
         form = self.response_format.json_schema if self.response_format is not None else None
         return NewConversation.parse(
             {
-                "task": transcript(self.messages),
+                "task": render_transcript(self.messages),
                 "agent": self.agent,
                 "model": self.model_of_agent,
                 "labels": {name: text for name, text in (self.metadata or {}).items() if name != CONVERSATION},
@@ -157,7 +157,7 @@ class ChatRequest(JsonBody):
         return text, images
 
 
-def transcript(messages: list[ChatMessage]) -> str:
+def render_transcript(messages: list[ChatMessage]) -> str:
     """Return messages as one task: a single message as it is, several with their roles."""
     said = [message for message in messages if message.text]
     if len(said) == 1:

@@ -36,7 +36,7 @@ from acp.schema import (
 from broker.contract import AgentState, Event, RiskyAction
 from broker.runtime import DeckhandsError
 from deckhands.client import AsyncConversation, ExitCode, Summary
-from deckhands.server.protocols.editor_updates import SessionUpdates, asked
+from deckhands.server.protocols.editor_updates import SessionUpdates, confirmation_call
 
 MAX_SESSIONS = 16
 INVALID_PARAMS, INTERNAL_ERROR = -32_602, -32_603
@@ -78,7 +78,7 @@ class EditorAgent:
 
     async def new_session(self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any) -> NewSessionResponse:
         """Create a session for a directory. The conversation starts with the first prompt."""
-        talk = self._opened(cwd, None, mcp_servers)
+        talk = self._open(cwd, None, mcp_servers)
         self._sessions[talk.id] = talk
         return NewSessionResponse(session_id=talk.id)
 
@@ -86,7 +86,7 @@ class EditorAgent:
         self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> LoadSessionResponse:
         """Replay an earlier conversation so that it can be continued."""
-        talk = self._sessions.get(session_id) or self._opened(cwd, session_id, mcp_servers)
+        talk = self._sessions.get(session_id) or self._open(cwd, session_id, mcp_servers)
         try:
             for event in await talk.events():
                 await self._show(session_id, event, is_replayed=True)
@@ -106,11 +106,11 @@ class EditorAgent:
         try:
             await talk.send_message(text, images=images)
             while True:
-                last = await self._shown(talk)
+                last = await self._show_until_settled(talk)
                 summary = await talk.state()
                 if last is None or summary.state != AgentState.AWAITING_USER_CONFIRMATION:
                     return PromptResponse(stop_reason=_stop(summary))
-                if not await self._decided(talk, last):
+                if not await self._ask_user(talk, last):
                     return PromptResponse(stop_reason="cancelled")
         except DeckhandsError as error:
             raise _refusal(error) from error
@@ -126,7 +126,7 @@ class EditorAgent:
         for talk in self._sessions.values():
             await talk.disconnect()
 
-    def _opened(self, cwd: str, session_id: str | None, servers: Sequence[Any] | None) -> AsyncConversation[Any]:
+    def _open(self, cwd: str, session_id: str | None, servers: Sequence[Any] | None) -> AsyncConversation[Any]:
         if len(self._sessions) >= MAX_SESSIONS:
             raise _invalid(f"There are {MAX_SESSIONS} sessions; end this program.")
         if servers:
@@ -136,7 +136,7 @@ class EditorAgent:
         except DeckhandsError as error:
             raise _refusal(error) from error
 
-    async def _shown(self, talk: AsyncConversation[Any]) -> RiskyAction | None:
+    async def _show_until_settled(self, talk: AsyncConversation[Any]) -> RiskyAction | None:
         """Show events until the conversation has settled; return the agent's last action."""
         last = None
         async with contextlib.aclosing(talk.stream()) as events:
@@ -150,9 +150,9 @@ class EditorAgent:
         for update in self._updates[session_id].of(event, is_replayed=is_replayed):
             await self._editor.session_update(session_id, update)
 
-    async def _decided(self, talk: AsyncConversation[Any], action: RiskyAction) -> bool:
+    async def _ask_user(self, talk: AsyncConversation[Any], action: RiskyAction) -> bool:
         """Ask the user to answer the agent's question. Returns False if they cancelled the turn instead."""
-        answer = await self._editor.request_permission(talk.id, asked(action), OPTIONS)
+        answer = await self._editor.request_permission(talk.id, confirmation_call(action), OPTIONS)
         if not isinstance(answer.outcome, AllowedOutcome):
             return False
         if answer.outcome.option_id == ALLOW:

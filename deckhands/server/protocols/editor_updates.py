@@ -56,11 +56,11 @@ class SessionUpdates:
             case MessageAction(source=EventSource.USER):
                 return [acp.update_user_message_text(event.content)] if is_replayed else []
             case MessageAction():
-                return _said(event.content)
+                return _message_updates(event.content)
             case AgentFinishAction():
-                return _said(event.final_thought or event.thought)
+                return _message_updates(event.final_thought or event.thought)
             case AgentRejectAction():
-                return _said(str(event.outputs.get("reason", "")) or event.thought)
+                return _message_updates(str(event.outputs.get("reason", "")) or event.thought)
             case AgentThinkAction():
                 return [acp.update_agent_thought_text(event.thought)] if event.thought else []
             case RiskyAction(source=EventSource.AGENT):
@@ -89,7 +89,7 @@ class SessionUpdates:
         ]
 
 
-def asked(action: RiskyAction) -> ToolCallUpdate:
+def confirmation_call(action: RiskyAction) -> ToolCallUpdate:
     """Return the tool call that awaits confirmation."""
     return ToolCallUpdate(
         tool_call_id=str(action.id),
@@ -121,5 +121,5 @@ def diff_of(action: RiskyAction) -> list[FileEditToolCallContent] | None:
     return None
 
 
-def _said(text: str) -> list[Update]:
+def _message_updates(text: str) -> list[Update]:
     return [acp.update_agent_message_text(text)] if text else []

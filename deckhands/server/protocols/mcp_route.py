@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from deckhands.server.dependencies import Reader
-from deckhands.server.guard import again
+from deckhands.server.guard import replay_body
 from deckhands.server.openapi.json_body import JsonBody
 from deckhands.server.protocols.agent_tools import AgentTools
 
@@ -42,7 +42,7 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
-class _Answer(Response):
+class _McpResponse(Response):
     """The MCP server's answer, as a response of the route."""
 
     def __init__(self, tools: AgentTools, body: bytes) -> None:
@@ -51,11 +51,11 @@ class _Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the MCP server answer."""
-        await self._tools.manager.handle_request(scope, again(self._body, receive), send)
+        await self._tools.manager.handle_request(scope, replay_body(self._body, receive), send)
 
 
 @routes.post("/mcp", response_class=Response, responses=ANSWERS, summary="Agents as tools (MCP, streamable HTTP)")
 async def call(_principal: Reader, request: Request, _message: RpcRequest) -> Response:
     """Answer a message of the Model Context Protocol. Each tool needs further scopes; see docs/serving.md."""
     tools: AgentTools = request.app.state.agent_tools
-    return _Answer(tools, await request.body())
+    return _McpResponse(tools, await request.body())

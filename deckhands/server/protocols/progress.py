@@ -14,7 +14,7 @@ SAID = frozenset({"action.message", "action.finish", "action.reject", "action.sy
 SHOWN = ("command", "path", "code", "url", "query", "agent", "name", "tool")
 
 
-def described(event: Mapping[str, Any], *, has_thought: bool = True) -> str:
+def describe(event: Mapping[str, Any], *, has_thought: bool = True) -> str:
     """Return a description of an event; empty if it is of no interest.
 
     Args:

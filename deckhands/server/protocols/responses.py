@@ -20,12 +20,19 @@ from starlette.responses import JSONResponse, Response
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer
 from deckhands.server.live import ALIVE, SseResponse
 from deckhands.server.models import ID
-from deckhands.server.problems import as_openai, problem_of
-from deckhands.server.protocols.chat import AgentFailed, Turn, answer_in, answered, events_of, turn_of
+from deckhands.server.problems import to_openai_error, to_problem
+from deckhands.server.protocols.answer_text import AnswerText
+from deckhands.server.protocols.chat import (
+    AgentRunFailed,
+    ChatTurn,
+    answer_in,
+    start_turn,
+    stream_turn,
+    wait_for_answer,
+)
 from deckhands.server.protocols.chat_messages import CONVERSATION, ChatRequest
-from deckhands.server.protocols.progress import described
+from deckhands.server.protocols.progress import describe
 from deckhands.server.protocols.response_messages import ResponseRequest
-from deckhands.server.protocols.spoken import Spoken
 from deckhands.server.runs import DEFAULT_SECONDS, LONGEST_SECONDS
 from deckhands.server.streams import Item
 
@@ -67,17 +74,17 @@ async def respond(
     """
     chat = asked.as_chat()
     is_live = bool(asked.stream) and deltas and not chat.is_formed
-    turn = await turn_of(gateway, principal, request, chat, key, is_live=is_live)
+    turn = await start_turn(gateway, principal, request, chat, key, is_live=is_live)
     headers = {"Location": f"/conversations/{turn.conversation_id}"}
-    written = Written(turn, asked, chat, is_live=is_live)
+    written = ResponseWriter(turn, asked, chat, is_live=is_live)
     if asked.stream:
-        events = events_of(gateway, principal, turn, is_live=is_live)
+        events = stream_turn(gateway, principal, turn, is_live=is_live)
         return SseResponse(gateway, events, headers, head=ALIVE + written.first(), written=written.of)
-    result = await answered(gateway, request, turn, timeout_seconds)
+    result = await wait_for_answer(gateway, request, turn, timeout_seconds)
     return JSONResponse(written.whole(result.summary if result.is_settled else None), headers=headers)
 
 
-class Written:
+class ResponseWriter:
     """One response.
 
     Args:
@@ -89,9 +96,9 @@ class Written:
         _done: the parts of the reasoning summary.
     """
 
-    def __init__(self, turn: Turn, asked: ResponseRequest, chat: ChatRequest, *, is_live: bool = False) -> None:
+    def __init__(self, turn: ChatTurn, asked: ResponseRequest, chat: ChatRequest, *, is_live: bool = False) -> None:
         self._turn, self._asked, self._chat = turn, asked, chat
-        self._spoken = Spoken(turn.steps + 1) if is_live else None
+        self._spoken = AnswerText(turn.steps + 1) if is_live else None
         self._name = f"{turn.conversation_id}_{turn.after}"
         self._opened: list[str] = []
         self._said: list[str] = []
@@ -113,16 +120,16 @@ class Written:
     def of(self, item: Item) -> bytes:
         """Convert an item to server-sent events."""
         if item.kind == "problem":
-            return self._failed(item.content)
+            return self._write_error(item.content)
         if item.kind == "end":
             return b"".join(self._end(item.content["summary"]))
         if self._spoken is not None and item.kind == "delta":
-            return b"".join(self._words(self._spoken.piece(item.content)))
+            return b"".join(self._write_text(self._spoken.add_piece(item.content)))
         if self._spoken is not None and item.content.get("kind") == "model.reply":
-            return b"".join(self._words(self._spoken.reply(item.content)))
-        return b"".join(self._deed(described(item.content, has_thought=self._spoken is None)))
+            return b"".join(self._write_text(self._spoken.add_reply(item.content)))
+        return b"".join(self._write_action(describe(item.content, has_thought=self._spoken is None)))
 
-    def _words(self, words: str) -> Iterator[bytes]:
+    def _write_text(self, words: str) -> Iterator[bytes]:
         """Send a piece of the agent's message."""
         if not words:
             return
@@ -133,7 +140,7 @@ class Written:
         self._said.append(words)
         yield self._event("response.output_text.delta", **place, content_index=0, delta=words, logprobs=[])
 
-    def _deed(self, deed: str) -> Iterator[bytes]:
+    def _write_action(self, deed: str) -> Iterator[bytes]:
         """Send an action of the agent, as one part of the summary."""
         if not deed:
             return
@@ -149,10 +156,10 @@ class Written:
 
     def _end(self, summary: Mapping[str, Any]) -> Iterator[bytes]:
         if summary["state"] == "error":
-            yield self._failed(problem_of(AgentFailed(self._turn.conversation_id, summary)))
+            yield self._write_error(to_problem(AgentRunFailed(self._turn.conversation_id, summary)))
             return
         answer = answer_in(summary, self._chat)
-        yield from self._words(answer if self._spoken is None else self._spoken.end(answer))
+        yield from self._write_text(answer if self._spoken is None else self._spoken.finish(answer))
         if not self._said:  # an empty answer still needs a message item
             yield from self._open("msg", self._message("in_progress"))
             part = _text_part("")
@@ -166,8 +173,8 @@ class Written:
             yield self._event("response.output_item.done", output_index=index, item=item)
         yield self._event("response.completed", response=self._response("completed", output, summary))
 
-    def _failed(self, details: Mapping[str, Any]) -> bytes:
-        error = as_openai(details)["error"]
+    def _write_error(self, details: Mapping[str, Any]) -> bytes:
+        error = to_openai_error(details)["error"]
         failure = {"code": "server_error", "message": error["message"]}
         failed = self._response("failed", self._output("incomplete")) | {"error": failure}
         return self._event("response.failed", response=failed)

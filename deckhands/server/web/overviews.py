@@ -18,14 +18,14 @@ from typing import Any
 
 from broker.runtime import Clock
 from deckhands.evaluation import (
+    AttemptRow,
     Catalog,
     Distribution,
+    EvaluationListing,
     FailureClass,
-    Listed,
-    Row,
-    distribution_of,
-    failure_classes_of,
-    summary_of,
+    classify_failures,
+    compute_distribution,
+    compute_summary,
 )
 
 KEPT = 16
@@ -34,7 +34,7 @@ OVER = "over"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AttemptEntry:
     """The fields of an attempt by which a user selects attempts."""
 
     key: tuple[str, str, int]
@@ -53,24 +53,24 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
+class EvaluationOverview:
     """The aggregated rows of an evaluation.
 
     Attributes:
-        models: the figures of each, as `summary_of` returns them.
+        models: the figures of each, as `compute_summary` returns them.
         entries: in the order of the rows.
     """
 
     models: Mapping[str, Mapping[str, Any]]
     distributions: Mapping[str, Distribution]
     failure_classes: Sequence[FailureClass]
-    entries: Sequence[Entry] = field(repr=False)
+    entries: Sequence[AttemptEntry] = field(repr=False)
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CachedOverview:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    overview: Overview | None = None
+    overview: EvaluationOverview | None = None
     at: datetime | None = None
     read_at: float = 0.0
     took: float = 0.0
@@ -81,15 +81,15 @@ class Overviews:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, _CachedOverview] = OrderedDict()
 
-    async def of(self, catalog: Catalog, listed: Listed) -> Overview:
+    async def of(self, catalog: Catalog, listed: EvaluationListing) -> EvaluationOverview:
         """Return the overview of an evaluation. Concurrent callers share one read.
 
         Raises:
             StoreError: the store cannot be used.
         """
-        kept = self._kept.setdefault(listed.name, _Kept())
+        kept = self._kept.setdefault(listed.name, _CachedOverview())
         self._kept.move_to_end(listed.name)
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)
@@ -104,20 +104,20 @@ class Overviews:
             kept.took = kept.read_at - begun
             return kept.overview
 
-    def _is_fresh(self, kept: _Kept, listed: Listed) -> bool:
+    def _is_fresh(self, kept: _CachedOverview, listed: EvaluationListing) -> bool:
         if kept.at == listed.at:
             return True
-        is_over = listed.standing is None or listed.standing.state == OVER
+        is_over = listed.status is None or listed.status.state == OVER
         return not is_over and self._clock.monotonic() - kept.read_at < REST * kept.took
 
 
-def _overview(rows: Sequence[Row]) -> Overview:
-    return Overview(
-        summary_of(rows)["models"],
+def _overview(rows: Sequence[AttemptRow]) -> EvaluationOverview:
+    return EvaluationOverview(
+        compute_summary(rows)["models"],
         {
-            "cost_usd": distribution_of(rows, lambda row: row.cost_usd),
-            "seconds": distribution_of(rows, lambda row: row.seconds),
+            "cost_usd": compute_distribution(rows, lambda row: row.cost_usd),
+            "seconds": compute_distribution(rows, lambda row: row.seconds),
         },
-        failure_classes_of(rows),
-        tuple(Entry(row.key, row.outcome, row.cause) for row in rows),
+        classify_failures(rows),
+        tuple(AttemptEntry(row.key, row.outcome, row.cause) for row in rows),
     )

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from controller_worker.settings import controller_settings
+from controller_worker.settings import load_controller_settings
 
 
 def test_nothing_set():
-    settings = controller_settings({})
+    settings = load_controller_settings({})
     assert (settings.variables.max_conversations, settings.variables.idle_seconds, settings.variables.hooks) == (
         2_000,
         30.0,
@@ -25,7 +25,7 @@ def test_nothing_set():
 
 def test_everything_set():
     environment = {"DECKHANDS_MAX_CONVERSATIONS": "5", "DECKHANDS_IDLE_SECONDS": " 2.5 ", "LLM_MODEL": "acme/large"}
-    settings = controller_settings(environment | {"DECKHANDS_POOLS": "bash", "DECKHANDS_CONCURRENCY": "?"})
+    settings = load_controller_settings(environment | {"DECKHANDS_POOLS": "bash", "DECKHANDS_CONCURRENCY": "?"})
     assert (settings.variables.max_conversations, settings.variables.idle_seconds) == (5, 2.5)
     assert settings.model_env["LLM_MODEL"] == "acme/large"
 
@@ -35,7 +35,7 @@ def test_everything_set():
 )
 def test_a_value_that_cannot_be_used_is_named(name, text):
     with pytest.raises(UsageError, match=f"DECKHANDS_{name} is '?{text}'?. It must be"):
-        controller_settings({f"DECKHANDS_{name}": text})
+        load_controller_settings({f"DECKHANDS_{name}": text})
 
 
 LISTEN = """

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.settings import FaceSettings
+from deckhands.settings import CliSettings
 
 
 def test_nothing_set():
-    settings = FaceSettings.from_env({})
+    settings = CliSettings.from_env({})
     assert (settings.url, settings.model, settings.debug) == (None, None, False)
     assert settings.home == Path.home() / ".deckhands"
 
@@ -25,7 +25,7 @@ def test_everything_set():
         "DECKHANDS_SANDBOX": "none",
         "LLM_MODEL": "acme/large",
     }
-    settings = FaceSettings.from_env(environment)
+    settings = CliSettings.from_env(environment)
     assert (settings.url, settings.home) == ("redis://store:6379/0", Path("/srv/deck"))
     assert (settings.model, settings.debug, settings.shards) == ("acme/large", True, 4)
     assert settings.sandbox == "none"
@@ -33,15 +33,15 @@ def test_everything_set():
 
 
 def test_empty_values_count_as_unset():
-    settings = FaceSettings.from_env({"DECKHANDS_URL": " ", "LLM_MODEL": "", "LITELLM_MODEL": "acme/small"})
+    settings = CliSettings.from_env({"DECKHANDS_URL": " ", "LLM_MODEL": "", "LITELLM_MODEL": "acme/small"})
     assert (settings.url, settings.model) == (None, "acme/small")
 
 
 def test_a_misspelt_name_is_not_ignored():
     with pytest.raises(UsageError, match=r"DECKHANDS_HOM is not known.*DECKHANDS_HOME"):
-        FaceSettings.from_env({"DECKHANDS_HOM": "/srv"})
+        CliSettings.from_env({"DECKHANDS_HOM": "/srv"})
 
 
 def test_a_sandbox_that_does_not_exist():
     with pytest.raises(UsageError, match=r"DECKHANDS_SANDBOX is 'chroot'\. Use auto, bwrap, docker or none."):
-        FaceSettings.from_env({"DECKHANDS_SANDBOX": "chroot"})
+        CliSettings.from_env({"DECKHANDS_SANDBOX": "chroot"})

@@ -23,7 +23,7 @@ if __name__ == "__main__":  # started by its path, with only the standard librar
 from tool_worker.host.acp.client_requests import ClientRequests
 from tool_worker.host.acp.reports import Fields, fields_in, text_in
 from tool_worker.host.acp.running_agent import AgentLost, RunningAgent
-from tool_worker.host.acp.session import Session
+from tool_worker.host.acp.session import AcpSession
 
 SESSION_FD = 3
 REPORT_SECONDS = 60.0
@@ -35,11 +35,11 @@ SUPERSEDE_SECONDS = 20.0
 DEFAULT_SILENCE_SECONDS = 900.0
 NOT_RUNNING = "The agent is not running any more."
 LINES_AT_ONCE = 64
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 """Poll interval while a wait request is pending: a command may end while other processes keep its output open."""
 
 
-class Program:
+class AcpProgram:
     """The agent of one workspace.
 
     Args:
@@ -52,7 +52,7 @@ class Program:
         self._rest_seconds = rest_seconds
         self._received = b""
         self._process: RunningAgent | None = None
-        self._session: Session | None = None
+        self._session: AcpSession | None = None
         self._requests: ClientRequests | None = None
         self._call = 0
         self._report_at = 0.0
@@ -83,15 +83,15 @@ class Program:
             readers |= {terminal.out: terminal.read for terminal in requests.terminals.values() if terminal.is_open}
             if process.has_errors:
                 poll.register(process.errors, select.POLLIN)
-            if process.waits_for_room is not None:
-                poll.register(process.waits_for_room, select.POLLOUT)
+            if process.blocked_input is not None:
+                poll.register(process.blocked_input, select.POLLOUT)
         for descriptor in readers:
             poll.register(descriptor, select.POLLIN)
         found = dict(poll.poll(self._wait_milliseconds()))
         if self._line.fileno() in found and not self._receive():
             return False
         if process is None or process is not self._process or not self._call:
-            self._rest()
+            self._stop_idle_agent()
             return True
         try:
             for descriptor, read in readers.items():
@@ -102,11 +102,11 @@ class Program:
             if process.errors in found:
                 process.read_errors()
             if requests is not None:
-                requests.look()
-            if process.waits_for_room in found:
+                requests.poll()
+            if process.blocked_input in found:
                 process.flush()
         except AgentLost as lost:
-            self._lose(lost)
+            self._fail_call(lost)
         return True
 
     def _wait_milliseconds(self) -> int | None:
@@ -114,8 +114,8 @@ class Program:
             if self._process is not None and self._process.lines:
                 return 0
             soonest = min(self._report_at, self._silent_at, self._cancel_at or self._report_at)
-            if self._requests is not None and self._requests.is_waited_for:
-                soonest = min(soonest, time.monotonic() + LOOK_SECONDS)
+            if self._requests is not None and self._requests.has_waiters:
+                soonest = min(soonest, time.monotonic() + POLL_SECONDS)
             return max(int((soonest - time.monotonic()) * 1000) + 1, 0)
         if self._rest_at:
             return max(int((self._rest_at - time.monotonic()) * 1000) + 1, 0)
@@ -125,7 +125,7 @@ class Program:
     def _silent_at(self) -> float:
         return self._heard_at + max(self._silence_seconds - self._silent_before, 0.0)
 
-    def _rest(self) -> None:
+    def _stop_idle_agent(self) -> None:
         if self._rest_at and time.monotonic() >= self._rest_at and not self._call:
             self._rest_at = 0.0
             if self._process is not None:
@@ -137,16 +137,16 @@ class Program:
         for line in lines:
             message = json.loads(line)
             if "call" in message:
-                self._begin(message["call"], fields_in(message.get("arguments")))
+                self._start_call(message["call"], fields_in(message.get("arguments")))
             elif message.get("interrupt") == self._call and self._session is not None:
                 self._cancel_at = time.monotonic() + CANCEL_SECONDS
                 try:
                     self._session.cancel()
                 except AgentLost as lost:
-                    self._lose(lost)
+                    self._fail_call(lost)
         return bool(chunk)
 
-    def _begin(self, number: int, asked: Fields) -> None:
+    def _start_call(self, number: int, asked: Fields) -> None:
         now = time.monotonic()
         self._call = number
         self._report_at = now + REPORT_SECONDS
@@ -166,7 +166,7 @@ class Program:
                 self._answer({"state": "lost", "session_id": wanted, "reason": NOT_RUNNING})
                 return
             self._process.resume()
-            self._session.begin_report()
+            self._session.start_report()
             if prompt:
                 if self._session.is_turn_open:
                     self._cancel_at = now + SUPERSEDE_SECONDS
@@ -177,7 +177,7 @@ class Program:
             elif not self._session.is_turn_open:
                 self._answer({"state": "lost", "session_id": wanted, "reason": "The agent has no turn under way."})
         except AgentLost as lost:
-            self._lose(lost)
+            self._fail_call(lost)
 
     def _start(self, asked: Fields, wanted: str) -> None:
         # The separate directory for temporary files marks the agent's processes, see `session_program`.
@@ -191,7 +191,7 @@ class Program:
         def send(message: Fields) -> None:
             process.write(json.dumps({"jsonrpc": "2.0", **message}).encode("ascii") + b"\n")
 
-        self._session = Session(send, self._requests, directory, wanted)
+        self._session = AcpSession(send, self._requests, directory, wanted)
 
     def _advance(self) -> None:
         """Process input until the report is complete or due, then send it."""
@@ -202,27 +202,27 @@ class Program:
             for _ in range(LINES_AT_ONCE):
                 if session.outcome or not process.lines:
                     break
-                session.take(process.lines.popleft())
+                session.process_line(process.lines.popleft())
         except AgentLost as lost:
-            self._lose(lost)
+            self._fail_call(lost)
             return
         now = time.monotonic()
         if session.outcome == "lost":
-            fields = {**session.reported(), "state": "lost", "session_id": ""}
+            fields = {**session.render_report(), "state": "lost", "session_id": ""}
             self._end_agent()
             self._answer(fields)
         elif session.outcome:
-            self._answer({**session.reported(), "state": session.outcome})
+            self._answer({**session.render_report(), "state": session.outcome})
         elif self._cancel_at and now >= self._cancel_at and session.is_cancelled:
-            self._lose(AgentLost("timeout", "The agent did not end its turn when it was cancelled."))
+            self._fail_call(AgentLost("timeout", "The agent did not end its turn when it was cancelled."))
         elif now >= self._silent_at and not process.lines:
-            self._lose(AgentLost("timeout", f"The agent has said nothing for {self._silence_seconds:g} s."))
+            self._fail_call(AgentLost("timeout", f"The agent has said nothing for {self._silence_seconds:g} s."))
         elif now >= self._report_at:
-            self._answer({**session.reported(), "state": "working"})
+            self._answer({**session.render_report(), "state": "working"})
 
-    def _lose(self, lost: AgentLost) -> None:
+    def _fail_call(self, lost: AgentLost) -> None:
         """End an agent that is not usable, and report the failure."""
-        said = self._session.reported() if self._session is not None else {}
+        said = self._session.render_report() if self._session is not None else {}
         self._end_agent()
         failed = {"state": "failed", "code": lost.code, "reason": text_in(str(lost), 4000)}
         self._answer({**said, "call": said.get("call"), **failed})
@@ -249,7 +249,7 @@ class Program:
 def main() -> None:
     """Serve the workspace host that started this program."""
     with socket.socket(fileno=SESSION_FD) as line:
-        Program(line).run()
+        AcpProgram(line).run()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Unanswerable(Exception):
     """A request that cannot be served; the text is for the agent."""
 
 
-class Terminal:
+class AgentTerminal:
     """A command that the agent has started, and the tail of its output."""
 
     def __init__(self, process: subprocess.Popen[bytes], kept_bytes: int) -> None:
@@ -68,7 +68,7 @@ class Terminal:
             self._is_cut = True
         self.is_open = bool(chunk)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Answer pending wait requests if the command has finished."""
         if self.waiting and self.status is not None:
             if self.is_open:
@@ -101,13 +101,13 @@ class ClientRequests:
     """Serves the requests `fs/*` and `terminal/*`."""
 
     def __init__(self, environment: dict[str, str], directory: str) -> None:
-        self.terminals: dict[str, Terminal] = {}
+        self.terminals: dict[str, AgentTerminal] = {}
         self._texts: dict[str, str] = {}
         self._environment = environment
         self._directory = directory
         self._number = 0
 
-    def carry_out(self, method: str, asked: Fields, answer: Callable[[Fields | None], None]) -> None:
+    def serve(self, method: str, asked: Fields, answer: Callable[[Fields | None], None]) -> None:
         """Serve a request, and answer it now or later.
 
         Raises:
@@ -127,7 +127,7 @@ class ClientRequests:
             if len(terminal.waiting) >= TERMINALS_LIMIT:
                 raise Unanswerable("Too many wait for this terminal.")
             terminal.waiting.append(answer)
-            terminal.look()
+            terminal.poll()
         elif method == "terminal/kill":
             self._terminal(asked).kill()
             answer(None)
@@ -141,16 +141,16 @@ class ClientRequests:
             raise Unanswerable(f"There is no method {method[:100]!r}.")
 
     @property
-    def is_waited_for(self) -> bool:
+    def has_waiters(self) -> bool:
         """Whether the agent waits for a command to finish."""
         return any(terminal.waiting for terminal in self.terminals.values())
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Answer pending wait requests for finished commands."""
         for terminal in self.terminals.values():
-            terminal.look()
+            terminal.poll()
 
-    def shown(self, terminal_ids: list[str]) -> str:
+    def collect_output(self, terminal_ids: list[str]) -> str:
         """Return the output of terminals, released ones included."""
         found = [
             self.terminals[number].text if number in self.terminals else self._texts.get(number, "")
@@ -165,7 +165,7 @@ class ClientRequests:
             terminal.close()
         self.terminals.clear()
 
-    def _terminal(self, asked: Fields) -> Terminal:
+    def _terminal(self, asked: Fields) -> AgentTerminal:
         terminal = self.terminals.get(text_in(asked.get("terminalId")))
         if terminal is None:
             raise Unanswerable("There is no such terminal.")
@@ -196,11 +196,11 @@ class ClientRequests:
         self._number += 1
         number = f"terminal-{self._number}"
         is_limit = isinstance(kept, int) and not isinstance(kept, bool) and 0 < kept < KEPT_BYTES
-        self.terminals[number] = Terminal(process, kept if is_limit and isinstance(kept, int) else KEPT_BYTES)
+        self.terminals[number] = AgentTerminal(process, kept if is_limit and isinstance(kept, int) else KEPT_BYTES)
         return number
 
 
-def _opened(asked: Fields, flags: int) -> int:
+def _open_regular_file(asked: Fields, flags: int) -> int:
     path = asked.get("path")
     if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
         raise Unanswerable("The path has to be absolute.")
@@ -216,7 +216,7 @@ def _opened(asked: Fields, flags: int) -> int:
 
 
 def _read(asked: Fields) -> str:
-    with open(_opened(asked, os.O_RDONLY), "rb") as file:
+    with open(_open_regular_file(asked, os.O_RDONLY), "rb") as file:
         read = file.read(FILE_LIMIT_BYTES + 1)
     if len(read) > FILE_LIMIT_BYTES:
         raise Unanswerable(f"The file has more than {FILE_LIMIT_BYTES} bytes.")
@@ -240,7 +240,7 @@ def _write(asked: Fields) -> None:
         except (OSError, UnicodeError) as error:
             raise Unanswerable(f"{text_in(path)}: {error}.") from error
     try:
-        with open(_opened(asked, os.O_WRONLY | os.O_CREAT), "wb") as file:
+        with open(_open_regular_file(asked, os.O_WRONLY | os.O_CREAT), "wb") as file:
             file.truncate()
             file.write(content.encode("utf-8", "replace"))
     except OSError as error:

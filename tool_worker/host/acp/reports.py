@@ -52,7 +52,7 @@ def count_in(value: object) -> int:
     return min(max(value, 0), MAX_COUNT) if is_count and isinstance(value, int) else 0
 
 
-def words_of(block: object) -> str:
+def block_text(block: object) -> str:
     """Return a content block as text; a block without text is only named."""
     found = fields_in(block)
     if "text" in found:
@@ -67,7 +67,7 @@ def words_of(block: object) -> str:
     return f"[{kind}]" if kind else ""
 
 
-class Call:
+class AgentToolCall:
     """The reported state of a tool call.
 
     Attributes:
@@ -104,7 +104,7 @@ class Call:
             elif _is_flat(raw, DEPTH_LIMIT):
                 self._text = text_in(json.dumps(raw), OUTPUT_LIMIT_CHARS)
 
-    def shown(self, terminals: str = "") -> Fields:
+    def to_fields(self, terminals: str = "") -> Fields:
         """Return the call's fields for a report; `terminals` is the output of its terminals."""
         text = text_in("\n".join(filter(None, (self._text, terminals))), OUTPUT_LIMIT_CHARS)
         return {**self._fields, "text": text, "diffs": self._diffs}
@@ -119,12 +119,12 @@ class Call:
             elif block.get("type") == "terminal":
                 self.terminal_ids.append(text_in(block.get("terminalId")))
             else:
-                texts.append(words_of(block.get("content")))
+                texts.append(block_text(block.get("content")))
         self._diffs = self._diffs[:DIFFS_LIMIT]
         self._text = text_in("\n".join(filter(None, texts)), OUTPUT_LIMIT_CHARS)
 
 
-class Report:
+class AcpReport:
     """The agent's messages, tool calls and plan since the previous report."""
 
     def __init__(self) -> None:
@@ -138,11 +138,11 @@ class Report:
         return max(self._sizes.values()) > FULL_CHARS
 
     @property
-    def has_words(self) -> bool:
+    def has_text(self) -> bool:
         """Whether the report has message text."""
         return bool(self._sizes["content"])
 
-    def say(self, field: str, text: str) -> None:
+    def add_text(self, field: str, text: str) -> None:
         """Append text to `content` or `thoughts`."""
         left = TEXT_LIMIT_CHARS - self._sizes[field]
         self._texts[field].append(text[: max(left, 0)])

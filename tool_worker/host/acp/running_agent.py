@@ -80,7 +80,7 @@ class RunningAgent:
             os.set_blocking(descriptor, False)
 
     @property
-    def waits_for_room(self) -> int | None:
+    def blocked_input(self) -> int | None:
         """The descriptor to poll for writing, while there is unwritten input."""
         return self._in if self._unwritten else None
 
@@ -116,7 +116,7 @@ class RunningAgent:
         except BlockingIOError:
             return
         if not chunk:
-            raise AgentLost("service_unavailable", self._ending())
+            raise AgentLost("service_unavailable", self._describe_end())
         self._partial += chunk
         if b"\n" in chunk:
             *whole, self._partial = self._partial.split(b"\n")
@@ -165,7 +165,7 @@ class RunningAgent:
                     os.kill(pid, number)
             signalled |= found
 
-    def _ending(self) -> str:
+    def _describe_end(self) -> str:
         for _ in range(ENDING_READS):
             self.read_errors()
         try:

@@ -12,7 +12,16 @@ from collections import deque
 from collections.abc import Callable
 
 from tool_worker.host.acp.client_requests import ClientRequests, Unanswerable
-from tool_worker.host.acp.reports import Call, Fields, Report, count_in, fields_in, permission_of, text_in, words_of
+from tool_worker.host.acp.reports import (
+    AcpReport,
+    AgentToolCall,
+    Fields,
+    block_text,
+    count_in,
+    fields_in,
+    permission_of,
+    text_in,
+)
 from tool_worker.host.acp.running_agent import AgentLost
 
 PROTOCOL_VERSION = 1
@@ -28,7 +37,7 @@ INVALID = -32600
 AUTHENTICATION_NEEDED = -32000
 
 
-class Session:
+class AcpSession:
     """One session.
 
     Args:
@@ -45,19 +54,19 @@ class Session:
         self.session_id = ""
         self.outcome = ""
         self.is_cancelled = False
-        self.report = Report()
+        self.report = AcpReport()
         self._send = send
         self._requests = requests
         self._directory = directory
-        self._wanted = wanted
+        self._session_to_load = wanted
         self._waiting: dict[int, Callable[[Fields], None]] = {}
         self._next_id = 0
         self._prompts: deque[str] = deque()
         self._turn = 0
-        self._calls: dict[str, Call] = {}
-        self._ended: deque[str] = deque(maxlen=CALLS_LIMIT)
+        self._calls: dict[str, AgentToolCall] = {}
+        self._ended_calls: deque[str] = deque(maxlen=CALLS_LIMIT)
         self._questions: dict[int, object] = {}
-        self._question = 0
+        self._question_count = 0
         self._unreadable = 0
         self._updates = 0
         self._ignored = 0
@@ -71,7 +80,7 @@ class Session:
                 "clientCapabilities": capabilities,
                 "clientInfo": {"name": "deckhands", "version": "1"},
             },
-            self._initialized,
+            self._on_initialized,
         )
 
     @property
@@ -85,7 +94,7 @@ class Session:
         if self._turn:
             self.cancel()
         elif self.session_id:
-            self._begin_turn()
+            self._start_turn()
 
     def cancel(self) -> None:
         """Ask the agent to end its turn; a turn that has not started ends at once."""
@@ -108,14 +117,14 @@ class Session:
             chosen: Fields = {"outcome": "selected", "optionId": option_id} if option_id else {"outcome": "cancelled"}
             self._send({"id": self._questions.pop(number), "result": {"outcome": chosen}})
 
-    def begin_report(self) -> None:
+    def start_report(self) -> None:
         """Start the next report."""
-        self.report = Report()
+        self.report = AcpReport()
         self.outcome = ""
         self._updates = 0
         self._ignored = 0
 
-    def reported(self) -> Fields:
+    def render_report(self) -> Fields:
         """Return the report so far."""
         fields = self.report.fields()
         return {
@@ -126,7 +135,7 @@ class Session:
             "ignored": self._ignored,
         }
 
-    def take(self, line: bytes) -> None:
+    def process_line(self, line: bytes) -> None:
         """Process one line from the agent.
 
         Raises:
@@ -147,12 +156,12 @@ class Session:
         method = message.get("method")
         params = fields_in(message.get("params"))
         if not isinstance(method, str):
-            self._take_answer(message)
+            self._handle_answer(message)
         elif message.get("id") is None:
             if method == "session/update" and params.get("sessionId") == self.session_id and self.session_id:
-                self._take_update(fields_in(params.get("update")))
+                self._handle_update(fields_in(params.get("update")))
         elif isinstance(message["id"], int | str) and len(str(message["id"])) <= ID_CHARS:
-            self._take_request(message["id"], method, params)
+            self._handle_request(message["id"], method, params)
         else:
             self._ignored += 1
 
@@ -162,7 +171,7 @@ class Session:
         self._send({"id": self._next_id, "method": method, "params": params})
         return self._next_id
 
-    def _take_answer(self, message: Fields) -> None:
+    def _handle_answer(self, message: Fields) -> None:
         number = message.get("id")
         is_number = isinstance(number, int) and not isinstance(number, bool)
         then = self._waiting.pop(number, None) if is_number and isinstance(number, int) else None
@@ -171,7 +180,7 @@ class Session:
         else:
             then(message)
 
-    def _initialized(self, message: Fields) -> None:
+    def _on_initialized(self, message: Fields) -> None:
         result = _result(message, "initialize")
         version = result.get("protocolVersion")
         if version != PROTOCOL_VERSION:
@@ -179,47 +188,47 @@ class Session:
         about = fields_in(result.get("agentInfo"))
         self._agent = " ".join(filter(None, (text_in(about.get("name"), 100), text_in(about.get("version"), 40))))
         where: Fields = {"cwd": self._directory, "mcpServers": []}
-        if not self._wanted:
-            self._ask("session/new", where, self._opened)
+        if not self._session_to_load:
+            self._ask("session/new", where, self._on_session_created)
         elif fields_in(result.get("agentCapabilities")).get("loadSession") is True:
-            self._ask("session/load", {**where, "sessionId": self._wanted}, self._loaded)
+            self._ask("session/load", {**where, "sessionId": self._session_to_load}, self._on_session_loaded)
         else:
-            self._lose("The session has ended with its program, and the agent cannot load it again.")
+            self._mark_lost("The session has ended with its program, and the agent cannot load it again.")
 
-    def _opened(self, message: Fields) -> None:
+    def _on_session_created(self, message: Fields) -> None:
         session_id = _result(message, "session/new").get("sessionId")
         if not isinstance(session_id, str) or not 0 < len(session_id) <= SESSION_ID_CHARS:
             raise AgentLost("malformed_reply", "The agent has opened a session without a usable id.")
-        self._be_ready(session_id)
+        self._set_ready(session_id)
 
-    def _loaded(self, message: Fields) -> None:
+    def _on_session_loaded(self, message: Fields) -> None:
         if "error" in message:
-            self._lose(f"The agent cannot load its session again: {_error_text(message)}")
+            self._mark_lost(f"The agent cannot load its session again: {_error_text(message)}")
         else:
             # updates that replay the session's history are ignored: they are in the log already
-            self._be_ready(self._wanted)
+            self._set_ready(self._session_to_load)
 
-    def _be_ready(self, session_id: str) -> None:
+    def _set_ready(self, session_id: str) -> None:
         self.session_id = session_id
         if self._prompts:
-            self._begin_turn()
+            self._start_turn()
 
-    def _lose(self, reason: str) -> None:
+    def _mark_lost(self, reason: str) -> None:
         self._prompts.clear()
         self.report.set(reason=reason)
         self.outcome = "lost"
 
-    def _begin_turn(self) -> None:
+    def _start_turn(self) -> None:
         blocks = [{"type": "text", "text": self._prompts.popleft()}]
-        self._turn = self._ask("session/prompt", {"sessionId": self.session_id, "prompt": blocks}, self._turn_ended)
+        self._turn = self._ask("session/prompt", {"sessionId": self.session_id, "prompt": blocks}, self._on_turn_ended)
 
-    def _turn_ended(self, message: Fields) -> None:
+    def _on_turn_ended(self, message: Fields) -> None:
         self._turn = 0
         self.is_cancelled = False
         for number in list(self._questions):
             self.answer(number, "")
         if self._prompts:
-            self._begin_turn()
+            self._start_turn()
             return
         try:
             result = _result(message, "session/prompt")
@@ -247,17 +256,17 @@ class Session:
             }
         )
 
-    def _take_update(self, update: Fields) -> None:
+    def _handle_update(self, update: Fields) -> None:
         kind = update.get("sessionUpdate")
         self._updates += 1
         if kind == "agent_message_chunk":
-            self.report.say("content", words_of(update.get("content")))
+            self.report.add_text("content", block_text(update.get("content")))
         elif kind == "agent_thought_chunk":
-            self.report.say("thoughts", words_of(update.get("content")))
+            self.report.add_text("thoughts", block_text(update.get("content")))
         elif kind == "plan":
             self.report.set_plan(update.get("entries"))
         elif kind in ("tool_call", "tool_call_update"):
-            self._take_call(update)
+            self._handle_call(update)
         elif kind == "usage_update":
             cost = fields_in(update.get("cost"))
             amount = cost.get("amount")
@@ -266,42 +275,42 @@ class Session:
         if not self.outcome and (self.report.is_full or self._updates >= UPDATES_LIMIT):
             self.outcome = "working"
 
-    def _take_call(self, told: Fields) -> None:
+    def _handle_call(self, told: Fields) -> None:
         call_id = told.get("toolCallId")
-        if not isinstance(call_id, str) or call_id in self._ended:
+        if not isinstance(call_id, str) or call_id in self._ended_calls:
             self._ignored += 1
             return
         is_new = call_id not in self._calls
         call = self._call(call_id)
         call.add(told)
-        if is_new and self.report.has_words:
+        if is_new and self.report.has_text:
             self.outcome = "working"  # text before a call must reach the log before the call's outcome
         if call.has_ended:
             del self._calls[call_id]
-            self._ended.append(call_id)
-            self.report.set(call=call.shown(self._requests.shown(call.terminal_ids)))
+            self._ended_calls.append(call_id)
+            self.report.set(call=call.to_fields(self._requests.collect_output(call.terminal_ids)))
             self.outcome = "working"
 
-    def _call(self, call_id: str) -> Call:
+    def _call(self, call_id: str) -> AgentToolCall:
         if call_id not in self._calls and len(self._calls) >= CALLS_LIMIT:
             del self._calls[next(iter(self._calls))]  # drop the oldest call, which never ended
-        return self._calls.setdefault(call_id, Call())
+        return self._calls.setdefault(call_id, AgentToolCall())
 
-    def _take_request(self, number: int | str, method: str, params: Fields) -> None:
+    def _handle_request(self, number: int | str, method: str, params: Fields) -> None:
         if method == "session/request_permission":
-            self._take_question(number, params)
+            self._handle_question(number, params)
             return
 
         def answer(result: Fields | None) -> None:
             self._send({"id": number, "result": result})
 
         try:
-            self._requests.carry_out(method, params, answer)
+            self._requests.serve(method, params, answer)
         except Unanswerable as error:
             code = METHOD_NOT_FOUND if str(error).startswith("There is no method") else INVALID
             self._send({"id": number, "error": {"code": code, "message": str(error)}})
 
-    def _take_question(self, number: int | str, params: Fields) -> None:
+    def _handle_question(self, number: int | str, params: Fields) -> None:
         is_ours = params.get("sessionId") == self.session_id and self._turn
         if not is_ours or len(self._questions) >= QUESTIONS_LIMIT or number in self._questions.values():
             self._ignored += 1
@@ -309,11 +318,11 @@ class Session:
             return
         told = fields_in(params.get("toolCall"))
         call_id = told.get("toolCallId")
-        call = self._call(call_id) if isinstance(call_id, str) and call_id not in self._ended else Call()
+        call = self._call(call_id) if isinstance(call_id, str) and call_id not in self._ended_calls else AgentToolCall()
         call.add(told)
-        self._question += 1
-        self._questions[self._question] = number
-        self.report.set(permission=permission_of(self._question, call.shown(), params.get("options")))
+        self._question_count += 1
+        self._questions[self._question_count] = number
+        self.report.set(permission=permission_of(self._question_count, call.to_fields(), params.get("options")))
         self.outcome = "permission"
 
 

@@ -41,7 +41,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class BrowserCall:
     """One action.
 
     Attributes:
@@ -84,7 +84,7 @@ ACTIONS: Mapping[str, tuple[Parameter, ...]] = {
 """The parameters of each action, in order."""
 
 
-def read_actions(written: str) -> list[Call]:
+def parse_actions(written: str) -> list[BrowserCall]:
     """Return the actions of a text, in order.
 
     Raises:
@@ -97,43 +97,43 @@ def read_actions(written: str) -> list[Call]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ActionStringError(f"The actions cannot be read: {error}. {FORM}") from error
     if not statements:
-        raise ActionStringError(f"No action is given. {_offered()}")
+        raise ActionStringError(f"No action is given. {_list_actions()}")
     if len(statements) > MAX_CALLS:
         raise ActionStringError(f"{len(statements)} actions are given; {MAX_CALLS} are allowed at once.")
-    return [_call(statement) for statement in statements]
+    return [_parse_call(statement) for statement in statements]
 
 
-def _call(statement: ast.stmt) -> Call:
+def _parse_call(statement: ast.stmt) -> BrowserCall:
     try:
         text = ast.unparse(statement)
     except RecursionError as error:
         raise ActionStringError(f"The actions cannot be read: one is nested too deeply. {FORM}") from error
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise ActionStringError(f"{_shown(text)} is not an action. {FORM} {_offered()}")
+        raise ActionStringError(f"{_shorten(text)} is not an action. {FORM} {_list_actions()}")
     name = call.func.id
     if name not in ACTIONS:
-        raise ActionStringError(f"There is no action {name!r}. {_offered()}")
-    given = _given(call, name, text)
-    return Call(name, {one.name: _fitting(given, one, name) for one in ACTIONS[name]}, text)
+        raise ActionStringError(f"There is no action {name!r}. {_list_actions()}")
+    given = _collect_arguments(call, name, text)
+    return BrowserCall(name, {one.name: _convert_argument(given, one, name) for one in ACTIONS[name]}, text)
 
 
-def _given(call: ast.Call, name: str, text: str) -> dict[str, Any]:
+def _collect_arguments(call: ast.Call, name: str, text: str) -> dict[str, Any]:
     """Return the arguments by name."""
     parameters = ACTIONS[name]
     names = [parameter.name for parameter in parameters]
     keywords = [keyword.arg for keyword in call.keywords]
     given = [*names[: len(call.args)], *keywords]
     if len(call.args) > len(parameters) or len(set(given)) < len(given) or not set(given) <= set(names):
-        raise ActionStringError(f"{_shown(text)} does not fit {signature(name)}.")
+        raise ActionStringError(f"{_shorten(text)} does not fit {signature(name)}.")
     try:
         values = [ast.literal_eval(node) for node in (*call.args, *(keyword.value for keyword in call.keywords))]
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        raise ActionStringError(f"The arguments of {_shown(text)} must be plain values.") from error
+        raise ActionStringError(f"The arguments of {_shorten(text)} must be plain values.") from error
     return {name: value for name, value in zip(given, values, strict=True) if name is not None}
 
 
-def _fitting(given: Mapping[str, Any], parameter: Parameter, name: str) -> Any:
+def _convert_argument(given: Mapping[str, Any], parameter: Parameter, name: str) -> Any:
     if parameter.name not in given:
         if parameter.default is None:
             raise ActionStringError(f"{parameter.name!r} is missing: {signature(name)}.")
@@ -148,7 +148,7 @@ def _fitting(given: Mapping[str, Any], parameter: Parameter, name: str) -> Any:
         "modifiers": _modifiers,
     }[parameter.kind](value)
     if fits is None:
-        raise ActionStringError(f"{parameter.name!r} cannot be {_shown(repr(value))}: {signature(name)}.")
+        raise ActionStringError(f"{parameter.name!r} cannot be {_shorten(repr(value))}: {signature(name)}.")
     return fits
 
 
@@ -183,9 +183,9 @@ def signature(name: str) -> str:
     return f"{name}({', '.join(words)})"
 
 
-def _offered() -> str:
+def _list_actions() -> str:
     return "The actions are: " + ", ".join(signature(name) for name in ACTIONS) + "."
 
 
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"

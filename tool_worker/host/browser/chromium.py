@@ -70,7 +70,7 @@ class Chromium:
         return self._folder / _DOWNLOADS
 
     @classmethod
-    async def started(cls, executable: str) -> Chromium:
+    async def start(cls, executable: str) -> Chromium:
         """Start Chromium.
 
         Raises:
@@ -87,7 +87,7 @@ class Chromium:
                     headless=True,
                     chromium_sandbox=False,  # the workspace's sandbox does not allow a nested one
                     args=FLAGS,
-                    proxy=proxy_of(getproxies()),
+                    proxy=find_proxy(getproxies()),
                     viewport={"width": width, "height": height},
                     accept_downloads=True,
                     downloads_path=folder / _DOWNLOADS,
@@ -101,7 +101,7 @@ class Chromium:
             raise
         return cls(playwright, context, folder)
 
-    async def answers(self) -> bool:
+    async def is_responding(self) -> bool:
         """Return whether Chromium responds; the death of its driver is not visible in another way."""
         try:
             async with asyncio.timeout(ANSWER_LIMIT_SECONDS):
@@ -118,7 +118,7 @@ class Chromium:
                 await self._playwright.stop()
 
 
-def proxy_of(proxies: dict[str, str]) -> ProxySettings | None:
+def find_proxy(proxies: dict[str, str]) -> ProxySettings | None:
     """Return the proxy of an environment; None if there is none.
 
     Args:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from playwright.async_api import Error, Frame, Locator
 
-from tool_worker.host.browser.action_strings import Call
+from tool_worker.host.browser.action_strings import BrowserCall
 from tool_worker.host.browser.chromium import has_network
 from tool_worker.host.browser.tabs import BLANK, Tabs
 
@@ -39,7 +39,7 @@ UNREACHABLE = (
     "ERR_CONNECTION_TIMED_OUT",
     "ERR_NETWORK_IO_SUSPENDED",
 )
-TELLING = ("element is ", "intercepts pointer events", "did not find some options", "outside of the viewport")
+REASON_PHRASES = ("element is ", "intercepts pointer events", "did not find some options", "outside of the viewport")
 """Log lines with one of these texts give the reason why an action on an element failed."""
 
 _BID = re.compile(r"[A-Za-z]*\d{0,9}")
@@ -67,7 +67,7 @@ class PageActions:
         self._folder = folder
         self.is_download = False
 
-    async def carry_out(self, call: Call) -> None:
+    async def perform(self, call: BrowserCall) -> None:
         """Perform one action.
 
         Raises:
@@ -76,7 +76,7 @@ class PageActions:
         try:
             await getattr(self, call.name)(**call.arguments)
         except Error as error:
-            raise ActionFailed(_told(str(error))) from error
+            raise ActionFailed(_explain_error(str(error))) from error
 
     async def noop(self, wait_ms: float) -> None:
         """Wait."""
@@ -119,7 +119,7 @@ class PageActions:
     async def click(self, bid: str, button: Any, modifiers: Sequence[Any]) -> None:
         """Click an element."""
         element = await self._element(bid)
-        # Do not wait for a page that the click opens; `Tabs.settled` does.
+        # Do not wait for a page that the click opens; `Tabs.wait_until_loaded` does.
         await element.click(button=button, modifiers=list(modifiers), timeout=_LIMIT, no_wait_after=True)
 
     async def dblclick(self, bid: str, button: Any, modifiers: Sequence[Any]) -> None:
@@ -185,7 +185,7 @@ class PageActions:
 
     async def console(self) -> None:
         """Show all messages of the console."""
-        self._tabs.log.want_all()
+        self._tabs.log.request_all()
 
     async def answer_dialogs(self, accept: bool, text: str) -> None:
         """Set how dialogs are answered from now on."""
@@ -221,12 +221,12 @@ class PageActions:
 _LIMIT = ELEMENT_LIMIT_SECONDS * 1000
 
 
-def _told(error: str) -> str:
+def _explain_error(error: str) -> str:
     """Return a browser error for the model: its first line, and the lines of its log that give reasons."""
     head, _, log = _ESCAPES.sub("", error).partition("\n")
     head = re.sub(r"^(Page|Locator|Mouse|Keyboard|Frame)\.\w+: (Error: )?", "", head)
     lines = [line.strip(" -") for line in log.splitlines()]
-    reasons = dict.fromkeys(line for line in lines if any(word in line for word in TELLING))
+    reasons = dict.fromkeys(line for line in lines if any(word in line for word in REASON_PHRASES))
     if any(code in head for code in UNREACHABLE) and not has_network():
         reasons = {NO_NETWORK: None}
     if "ERR_TUNNEL_CONNECTION_FAILED" in head:

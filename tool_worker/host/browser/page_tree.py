@@ -57,7 +57,7 @@ class FrameTree:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _PendingNode:
     """A node that is still to be rendered.
 
     Attributes:
@@ -70,7 +70,7 @@ class _Place:
     above: str
 
 
-def page_text(
+def render_page(
     *,
     url: str,
     focused_bid: str,
@@ -102,7 +102,7 @@ def page_text(
     return "\n".join(lines)
 
 
-def reading_text(*, url: str, error: str, notes: Sequence[str], text: str, console: Sequence[str] = ()) -> str:
+def render_reading(*, url: str, error: str, notes: Sequence[str], text: str, console: Sequence[str] = ()) -> str:
     """Return the text after a page was opened for reading."""
     lines = [f"[Current URL: {url}]", *(f"[{note}]" for note in notes), *console]
     if error:
@@ -110,7 +110,7 @@ def reading_text(*, url: str, error: str, notes: Sequence[str], text: str, conso
     return "\n".join([*lines, TEXT_HEAD, text, TEXT_FOOT])
 
 
-def tree_text(tree: FrameTree, clickable: frozenset[str] = frozenset()) -> str:
+def render_tree(tree: FrameTree, clickable: frozenset[str] = frozenset()) -> str:
     """Return a page as text.
 
     Args:
@@ -138,15 +138,15 @@ def tree_text(tree: FrameTree, clickable: frozenset[str] = frozenset()) -> str:
         index = by_id[id(place.tree)]
         # Each node is rendered once, even if the data is not a proper tree.
         children = [index.pop(child, None) for child in place.node.get("childIds", ())]
-        waiting += [_Place(child, place.tree, depth, above) for child in reversed(children) if child is not None]
+        waiting += [_PendingNode(child, place.tree, depth, above) for child in reversed(children) if child is not None]
     return "\n".join(lines)
 
 
-def _roots(tree: FrameTree, depth: int, above: str) -> list[_Place]:
-    return [_Place(tree.nodes[0], tree, depth, above)] if tree.nodes else []
+def _roots(tree: FrameTree, depth: int, above: str) -> list[_PendingNode]:
+    return [_PendingNode(tree.nodes[0], tree, depth, above)] if tree.nodes else []
 
 
-def _line(place: _Place, clickable: frozenset[str]) -> tuple[str, str]:
+def _line(place: _PendingNode, clickable: frozenset[str]) -> tuple[str, str]:
     """Return a node's line, empty if it has none, and its name."""
     node = place.node
     role = str(node.get("role", {}).get("value", ""))

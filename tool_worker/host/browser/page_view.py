@@ -17,10 +17,10 @@ from typing import Any
 
 from playwright.async_api import BrowserContext, CDPSession, Error, Frame, Page
 
-from tool_worker.host.browser.page_tree import FrameTree, tree_text
-from tool_worker.host.browser.set_of_marks import Mark
+from tool_worker.host.browser.page_tree import FrameTree, render_tree
+from tool_worker.host.browser.set_of_marks import ElementMark
 
-LOOK_LIMIT_SECONDS = 8.0
+VIEW_LIMIT_SECONDS = 8.0
 FRAME_LIMIT_SECONDS = 3.0
 DETACH_LIMIT_SECONDS = 3.0
 MAX_FRAMES = 50
@@ -50,11 +50,11 @@ class PageView:
     text: str = ""
     focused_bid: str = ""
     png: bytes = b""
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[ElementMark] = field(default_factory=list)
     frames: dict[str, Frame] = field(default_factory=dict)
 
 
-class _Look:
+class _ViewBuilder:
     """Builds one view of a page."""
 
     def __init__(self, page: Page) -> None:
@@ -65,9 +65,9 @@ class _Look:
 
     async def mark(self, frame: Frame, prefix: str, left: float, top: float) -> None:
         """Assign bids to the elements of a frame and of the frames inside it."""
-        limit = LOOK_LIMIT_SECONDS if frame is self.page.main_frame else FRAME_LIMIT_SECONDS
+        limit = VIEW_LIMIT_SECONDS if frame is self.page.main_frame else FRAME_LIMIT_SECONDS
         async with asyncio.timeout(limit):
-            found = await frame.evaluate(_marking(), prefix)
+            found = await frame.evaluate(_load_marking_script(), prefix)
         self.view.frames[prefix] = frame
         self.elements += int(found["count"])
         for bid, *box, is_clickable, is_marked in found["visible"]:
@@ -75,7 +75,7 @@ class _Look:
                 self.clickable.add(bid)
             if is_marked and len(self.view.marks) < MAX_MARKS:
                 x1, y1, x2, y2 = box
-                self.view.marks.append(Mark(bid, int(left + x1), int(top + y1), int(left + x2), int(top + y2)))
+                self.view.marks.append(ElementMark(bid, int(left + x1), int(top + y1), int(left + x2), int(top + y2)))
         self.view.focused_bid = str(found["focused"] or "") or self.view.focused_bid
         windows = {bid: place for bid, *place in found["windows"]}
         for child in frame.child_frames:
@@ -115,19 +115,19 @@ class _Look:
                     frames[backend] = await (
                         self._document(session, snapshot, inner[index])
                         if index in inner
-                        else self._elsewhere(self.view.frames[bids[backend]])
+                        else self._remote_frame_tree(self.view.frames[bids[backend]])
                     )
         told = await session.send("Accessibility.getFullAXTree", {"frameId": strings[document["frameId"]]})
         return FrameTree(told["nodes"], bids, frames)
 
-    async def _elsewhere(self, frame: Frame) -> FrameTree:
+    async def _remote_frame_tree(self, frame: Frame) -> FrameTree:
         """Return the tree of a frame that another browser process renders."""
-        async with asyncio.timeout(FRAME_LIMIT_SECONDS), session_of(self.page.context, frame) as session:
+        async with asyncio.timeout(FRAME_LIMIT_SECONDS), open_cdp_session(self.page.context, frame) as session:
             return await self.tree(session)
 
 
 @asynccontextmanager
-async def session_of(context: BrowserContext, target: Page | Frame) -> AsyncIterator[CDPSession]:
+async def open_cdp_session(context: BrowserContext, target: Page | Frame) -> AsyncIterator[CDPSession]:
     """Yield a CDP session and detach it afterwards; the browser would keep it until the tab closes."""
     session = await context.new_cdp_session(target)
     try:
@@ -138,23 +138,23 @@ async def session_of(context: BrowserContext, target: Page | Frame) -> AsyncIter
                 await session.detach()
 
 
-async def look(page: Page) -> PageView:
+async def view_page(page: Page) -> PageView:
     """Return a view of a page.
 
     Raises:
         PageSilent: the page does not respond.
         playwright.async_api.Error: the page was closed or left meanwhile.
     """
-    looking = _Look(page)
+    looking = _ViewBuilder(page)
     try:
-        async with asyncio.timeout(LOOK_LIMIT_SECONDS):
+        async with asyncio.timeout(VIEW_LIMIT_SECONDS):
             await looking.mark(page.main_frame, "", 0.0, 0.0)
-            async with session_of(page.context, page) as session:
+            async with open_cdp_session(page.context, page) as session:
                 if looking.elements > MAX_TREE_ELEMENTS:
                     looking.view.tree = WORDS_ONLY + await read_text(page)
                 else:
-                    looking.view.tree = tree_text(await looking.tree(session), frozenset(looking.clickable))
-                looking.view.png = await _picture(session)
+                    looking.view.tree = render_tree(await looking.tree(session), frozenset(looking.clickable))
+                looking.view.png = await _take_screenshot(session)
     except TimeoutError as error:
         raise PageSilent("The page does not answer.") from error
     looking.view.url = page.url
@@ -168,14 +168,14 @@ async def read_text(page: Page) -> str:
         PageSilent: the page does not respond.
     """
     try:
-        async with asyncio.timeout(LOOK_LIMIT_SECONDS):
+        async with asyncio.timeout(VIEW_LIMIT_SECONDS):
             text = await page.evaluate("() => document.body ? document.body.innerText : ''")
     except TimeoutError as error:
         raise PageSilent("The page does not answer.") from error
     return str(text)[:MAX_TEXT_CHARS]
 
 
-async def _picture(session: CDPSession) -> bytes:
+async def _take_screenshot(session: CDPSession) -> bytes:
     try:
         shot = await session.send("Page.captureScreenshot", {"format": "png", "optimizeForSpeed": True})
     except Error:
@@ -184,5 +184,5 @@ async def _picture(session: CDPSession) -> bytes:
 
 
 @cache
-def _marking() -> str:
+def _load_marking_script() -> str:
     return Path(__file__).with_name("marking.js").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ COLOURS = ("#c0392b", "#1f618d", "#1e8449", "#7d3c98", "#b9770e", "#0e6655")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ElementMark:
     """The position of an element in the screenshot, in pixels from the upper left corner."""
 
     bid: str
@@ -26,7 +26,7 @@ class Mark:
     bottom: int
 
 
-def pictures(png: bytes, marks: Sequence[Mark]) -> tuple[str, str]:
+def render_pictures(png: bytes, marks: Sequence[ElementMark]) -> tuple[str, str]:
     """Return the screenshot without and with marks, each as a `data:` URL.
 
     Raises:
@@ -39,7 +39,7 @@ def pictures(png: bytes, marks: Sequence[Mark]) -> tuple[str, str]:
     return plain, _url(picture)
 
 
-def _draw(picture: Image.Image, marks: Sequence[Mark]) -> None:
+def _draw(picture: Image.Image, marks: Sequence[ElementMark]) -> None:
     font = ImageFont.load_default(FONT_PIXELS)
     canvas = ImageDraw.Draw(picture)
     for number, mark in enumerate(marks):

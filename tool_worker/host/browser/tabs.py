@@ -56,7 +56,7 @@ class PageLog:
         self._dropped = 0
         self._news: list[str] = []
         self._news_count = 0
-        self._is_wanted = False
+        self._should_show_all = False
 
     def add_message(self, kind: str, text: str) -> None:
         """Add a console message."""
@@ -72,13 +72,13 @@ class PageLog:
         if why not in _EXPECTED_FAILURES:
             self._add(f"{method} {url[:MAX_MESSAGE_CHARS]} failed: {why[:MAX_MESSAGE_CHARS]}", is_news=True)
 
-    def want_all(self) -> None:
+    def request_all(self) -> None:
         """Include all messages in the next result."""
-        self._is_wanted = True
+        self._should_show_all = True
 
-    def taken(self) -> list[str]:
+    def take_lines(self) -> list[str]:
         """Return lines for the model, with a head: the new messages, or all of them if requested."""
-        if self._is_wanted:
+        if self._should_show_all:
             left_out = f"  ({self._dropped} older ones are gone)"
             lines = [*([left_out] if self._dropped else []), *(f"  {text}" for text in self._kept)] or ["  (nothing)"]
         else:
@@ -87,7 +87,7 @@ class PageLog:
                 lines.append(f"  ({self._news_count - len(self._news)} more; console() shows them)")
         self._news = []
         self._news_count = 0
-        self._is_wanted = False
+        self._should_show_all = False
         return ["[Console:]", *lines] if lines else []
 
     def _add(self, text: str, *, is_news: bool) -> None:
@@ -117,21 +117,21 @@ class Tabs:
         self._arriving = arriving
         self._notes: list[str] = []
         self._downloads: set[asyncio.Task[None]] = set()
-        self._under_way: set[Download] = set()
+        self._in_flight: set[Download] = set()
         self._saved: list[Path] = []
         self._crashed: set[Page] = set()
         self._loading: dict[Page, Request] = {}
-        self._came = asyncio.Event()
-        self._download_begun = asyncio.Event()
+        self._load_finished = asyncio.Event()
+        self._download_started = asyncio.Event()
         for page in context.pages:
             self._watch(page)
         self.active = context.pages[0]
-        context.on("page", self._opened)
+        context.on("page", self._on_page_opened)
 
     @property
     def urls(self) -> list[str]:
         """The addresses of the tabs, in order."""
-        return [shortened(page.url) for page in self._context.pages]
+        return [shorten_url(page.url) for page in self._context.pages]
 
     @property
     def active_index(self) -> int:
@@ -149,11 +149,11 @@ class Tabs:
         if len(self._notes) < MAX_NOTES:
             self._notes.append(text)
 
-    def taken(self) -> tuple[list[str], list[Path]]:
+    def take_news(self) -> tuple[list[str], list[Path]]:
         """Return and clear the notes and the downloaded files since the last call."""
         notes, self._notes = self._notes, []
         saved, self._saved = self._saved, []
-        self._download_begun.clear()
+        self._download_started.clear()
         return notes, saved
 
     async def open(self) -> None:
@@ -186,10 +186,10 @@ class Tabs:
         """Return whether a download has started since the last result, or starts within the limit."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_seconds):
-                await self._download_begun.wait()
-        return self._download_begun.is_set()
+                await self._download_started.wait()
+        return self._download_started.is_set()
 
-    async def settled(self, limit_seconds: float) -> bool:
+    async def wait_until_loaded(self, limit_seconds: float) -> bool:
         """Wait until the active tab has loaded its new page; return whether it loaded in time.
 
         Before that, the browser answers no request about the tab.
@@ -198,8 +198,8 @@ class Tabs:
         try:
             async with asyncio.timeout(limit_seconds):
                 while self.active in self._loading:
-                    self._came.clear()
-                    await self._came.wait()
+                    self._load_finished.clear()
+                    await self._load_finished.wait()
         except TimeoutError:
             return False
         with suppress(Error):
@@ -215,25 +215,25 @@ class Tabs:
                 await session.send("Page.stopLoading")
                 await session.detach()
 
-    async def settle_downloads(self) -> None:
+    async def finish_downloads(self) -> None:
         """Wait for all downloads; cancel them if they become too large."""
         while self._downloads:
             await asyncio.wait(self._downloads, timeout=MEASURE_SECONDS)
-            if self._under_way and await asyncio.to_thread(_size_of, self._arriving) > MAX_ARRIVING_BYTES:
-                await self.give_up_downloads(TOO_LARGE)
+            if self._in_flight and await asyncio.to_thread(_size_of, self._arriving) > MAX_ARRIVING_BYTES:
+                await self.cancel_downloads(TOO_LARGE)
 
-    async def give_up_downloads(self, reason: str = TOO_SLOW) -> None:
+    async def cancel_downloads(self, reason: str = TOO_SLOW) -> None:
         """Cancel unfinished downloads: one that never ends would block all later actions."""
-        for download in list(self._under_way):
-            self.note(f"The download of {shortened(download.url)} was given up: {reason}. {BY_SHELL}")
+        for download in list(self._in_flight):
+            self.note(f"The download of {shorten_url(download.url)} was given up: {reason}. {BY_SHELL}")
             with suppress(TimeoutError, Error):
                 async with asyncio.timeout(STOP_LIMIT_SECONDS):
                     await download.cancel()
-        self._under_way.clear()
+        self._in_flight.clear()
         if self._downloads:
             await asyncio.wait(self._downloads, timeout=STOP_LIMIT_SECONDS)
 
-    def _opened(self, page: Page) -> None:
+    def _on_page_opened(self, page: Page) -> None:
         self._watch(page)
         if len(self._context.pages) > MAX_TABS:
             self.note(f"A new tab was closed at once: {MAX_TABS} are allowed.")
@@ -242,10 +242,10 @@ class Tabs:
         self.active = page
 
     def _watch(self, page: Page) -> None:
-        page.on("dialog", self._answer)
+        page.on("dialog", self._answer_dialog)
         page.on("download", self._download)
         page.on("crash", self._note_crash)
-        page.on("close", self._closed)
+        page.on("close", self._on_page_closed)
         page.on("request", self._note_request)
         page.on("response", self._note_response)
         page.on("requestfailed", self._note_failure)
@@ -271,20 +271,20 @@ class Tabs:
         for page, awaited in list(self._loading.items()):
             if awaited is request:
                 del self._loading[page]
-                self._came.set()
+                self._load_finished.set()
 
     def _note_crash(self, page: Page) -> None:
         self._crashed.add(page)
 
-    def _closed(self, page: Page) -> None:
+    def _on_page_closed(self, page: Page) -> None:
         self._crashed.discard(page)
         if self._loading.pop(page, None) is not None:
-            self._came.set()
+            self._load_finished.set()
         left = [other for other in self._context.pages if other is not page]
         if self.active is page and left:
             self.active = left[-1]
 
-    async def _answer(self, dialog: Dialog) -> None:
+    async def _answer_dialog(self, dialog: Dialog) -> None:
         is_accepted = self.accepts_dialogs or dialog.type in ("alert", "beforeunload")
         how = "accepted" if is_accepted else "dismissed"
         self.note(f"The page showed a dialog ({dialog.type}), which was {how}: {dialog.message[:MAX_SHOWN_CHARS]}")
@@ -297,8 +297,8 @@ class Tabs:
                 await dialog.dismiss()
 
     def _download(self, download: Download) -> None:
-        self._download_begun.set()
-        self._under_way.add(download)
+        self._download_started.set()
+        self._in_flight.add(download)
         self._keep(self._save(download))
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
@@ -309,23 +309,25 @@ class Tabs:
     async def _save(self, download: Download) -> None:
         try:
             source = await download.path()
-            target = await asyncio.to_thread(_moved, Path(source), self._folder, download.suggested_filename)
+            target = await asyncio.to_thread(
+                _copy_to_workspace, Path(source), self._folder, download.suggested_filename
+            )
         except (OSError, Error) as error:
-            if download in self._under_way:  # otherwise it was cancelled and a note says so
+            if download in self._in_flight:  # otherwise it was cancelled and a note says so
                 reason = str(error).partition("\n")[0][:MAX_SHOWN_CHARS]
-                self.note(f"The download of {shortened(download.url)} failed: {reason}")
+                self.note(f"The download of {shorten_url(download.url)} failed: {reason}")
             return
         finally:
-            self._under_way.discard(download)
+            self._in_flight.discard(download)
         self._saved.append(target)
 
 
-def shortened(url: str) -> str:
+def shorten_url(url: str) -> str:
     """Return an address, truncated for display; addresses can have megabytes."""
     return url if len(url) <= MAX_URL_CHARS else f"{url[:MAX_URL_CHARS]}… ({len(url)} characters)"
 
 
-def _moved(source: Path, folder: Path, suggested: str) -> Path:
+def _copy_to_workspace(source: Path, folder: Path, suggested: str) -> Path:
     """Copy a downloaded file into the workspace under a name that does not exist there."""
     name = _UNFIT.sub("_", suggested).strip(". ")[-150:] or "download"
     stem, dot, ending = name.rpartition(".")

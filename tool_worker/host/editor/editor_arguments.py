@@ -38,7 +38,7 @@ def optional_text(arguments: dict[str, object], name: str) -> str | None:
     return value
 
 
-def required_text(arguments: dict[str, object], name: str, command: str) -> str:
+def require_text(arguments: dict[str, object], name: str, command: str) -> str:
     """Return a text argument that the command needs.
 
     Raises:
@@ -51,7 +51,7 @@ def required_text(arguments: dict[str, object], name: str, command: str) -> str:
     return value
 
 
-def insert_line_number(arguments: dict[str, object], line_count: int) -> int:
+def parse_insert_line(arguments: dict[str, object], line_count: int) -> int:
     """Return the number of the line after which to insert; 0 is before the first line.
 
     Raises:
@@ -75,7 +75,7 @@ def insert_line_number(arguments: dict[str, object], line_count: int) -> int:
     return number
 
 
-def line_range(view_range: object, line_count: int) -> tuple[int, int, str]:
+def parse_line_range(view_range: object, line_count: int) -> tuple[int, int, str]:
     """Parse the range of lines to view.
 
     Args:

@@ -17,9 +17,9 @@ import os
 import stat
 
 from tool_worker.host.editor.directory_listing import list_directory
-from tool_worker.host.editor.editor_arguments import insert_line_number, line_range, optional_text, required_text
+from tool_worker.host.editor.editor_arguments import optional_text, parse_insert_line, parse_line_range, require_text
 from tool_worker.host.editor.picture import is_picture, picture_url
-from tool_worker.host.editor.replacements import SPANS_LIMIT, Replacement, Span, replaced, replacements_in
+from tool_worker.host.editor.replacements import SPANS_LIMIT, Replacement, Span, apply_replacements, parse_replacements
 from tool_worker.host.text_files.file_errors import (
     EditorError,
     EditRefusedError,
@@ -29,13 +29,13 @@ from tool_worker.host.text_files.file_errors import (
 )
 from tool_worker.host.text_files.regular_file import find_status, make_parents
 from tool_worker.host.text_files.seen_files import SeenFiles
-from tool_worker.host.text_files.text_diff import unified_diff
+from tool_worker.host.text_files.text_diff import render_unified_diff
 from tool_worker.host.text_files.text_file import TextFile, with_plain_breaks
 from tool_worker.host.text_files.versioned_files import VersionedFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tool_worker.host.editor.notebook import Notebook
+    from tool_worker.host.editor.notebook import JupyterNotebook
 
 SNIPPET_CONTEXT_LINES = 4
 SNIPPETS_LIMIT = 10
@@ -108,13 +108,13 @@ class FileEditor:
                     f"tool are: {', '.join(self._commands)}"
                 )
             overwrites = arguments.get("overwrite") is True
-            path = self._checked_path(command, required_text(arguments, "path", command), overwrites=overwrites)
+            path = self._check_path(command, require_text(arguments, "path", command), overwrites=overwrites)
             return self._commands[command](path, arguments)
         except EditorError as error:
             exists = path.startswith("/") and os.path.exists(path)
             return _result(f"ERROR:\n{error}", path, is_error=True, prev_exist=exists)
 
-    def _checked_path(self, command: str, path: str, *, overwrites: bool) -> str:
+    def _check_path(self, command: str, path: str, *, overwrites: bool) -> str:
         if not path.startswith("/"):
             hint = "The path should be an absolute path, starting with `/`."
             suggestion = os.path.join(self._workspace, path)
@@ -171,13 +171,13 @@ class FileEditor:
         if path.endswith(NOTEBOOK_ENDING):
             notebook = _notebook(file.text, path)
             if notebook is not None:
-                return _result(notebook.shown(view_range, self._max_output_chars), path)
-        lines = _split(file.text)
-        first, last, note = (1, len(lines), "") if view_range is None else line_range(view_range, len(lines))
+                return _result(notebook.render(view_range, self._max_output_chars), path)
+        lines = _split_lines(file.text)
+        first, last, note = (1, len(lines), "") if view_range is None else parse_line_range(view_range, len(lines))
         return _result(self._number(lines, first, last, path) + note, path)
 
     def _create(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
-        text = required_text(arguments, "file_text", "create")
+        text = require_text(arguments, "file_text", "create")
         if os.path.exists(path):
             return self._overwrite(path, with_plain_breaks(text))
         make_parents(path)
@@ -197,14 +197,14 @@ class FileEditor:
     def _str_replace(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
         is_everywhere = arguments.get("replace_all") is True
         if arguments.get("edits") is not None:
-            replacements = replacements_in(arguments["edits"], is_everywhere=is_everywhere)
+            replacements = parse_replacements(arguments["edits"], is_everywhere=is_everywhere)
         else:
-            old_str = required_text(arguments, "old_str", "str_replace")
+            old_str = require_text(arguments, "old_str", "str_replace")
             new_str = optional_text(arguments, "new_str") or ""
             replacements = [Replacement(old_str, new_str, is_everywhere=is_everywhere)]
         content, file = self._files.read(path)
         self._seen.require_current(path, content)
-        text, spans = replaced(file.text, replacements, path)
+        text, spans = apply_replacements(file.text, replacements, path)
         self._change(path, content, file, text)
         snippets = self._snippets(text, spans, path)
         count = f" ({len(spans)} replacements)" if len(spans) > 1 else ""
@@ -223,8 +223,8 @@ class FileEditor:
     def _insert(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
         content, file = self._files.read(path)
         self._seen.require_current(path, content)
-        line_number = insert_line_number(arguments, len(_split(file.text)) if file.text else 0)
-        new_str = with_plain_breaks(required_text(arguments, "new_str", "insert"))
+        line_number = parse_insert_line(arguments, len(_split_lines(file.text)) if file.text else 0)
+        new_str = with_plain_breaks(require_text(arguments, "new_str", "insert"))
         # Differs: if the last line has no line break, it gets one before the inserted line, so that the two stay
         # separate.
         lines = file.text.split("\n", line_number)
@@ -243,19 +243,19 @@ class FileEditor:
         )
 
     def _change_cell(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
-        from tool_worker.host.editor.notebook import Notebook  # imports the whole of `json`
+        from tool_worker.host.editor.notebook import JupyterNotebook  # imports the whole of `json`
 
         content, file = self._files.read(path)
         self._seen.require_current(path, content)
-        text, cell = Notebook(file.text, path).changed(str(arguments["command"]), arguments)
+        text, cell = JupyterNotebook(file.text, path).change(str(arguments["command"]), arguments)
         self._change(path, content, file, text)
-        shown = Notebook(text, path).shown([cell, cell] if cell else None, self._max_output_chars)
+        shown = JupyterNotebook(text, path).render([cell, cell] if cell else None, self._max_output_chars)
         return _result(f"The notebook has been edited. {shown}", path, old_content=file.text, new_content=text)
 
     def _undo_edit(self, path: str, _arguments: dict[str, object]) -> dict[str, object]:
         file, earlier = self._files.restore(path)
         self._seen.note_change(path, self._files.read(path)[0])
-        lines = _split(earlier.text)
+        lines = _split_lines(earlier.text)
         return _result(
             f"Last edit to {path} undone successfully. {self._number(lines, 1, len(lines), path)}",
             path,
@@ -279,7 +279,7 @@ class FileEditor:
         return "".join(self._number_around(text, first, last, f"a snippet of {path}") for first, last in places)
 
     def _number_around(self, text: str, first: int, last: int, description: str) -> str:
-        lines = _split(text)
+        lines = _split_lines(text)
         first = max(1, first - SNIPPET_CONTEXT_LINES)
         last = min(len(lines), last + SNIPPET_CONTEXT_LINES)
         return self._number(lines, first, last, description)
@@ -300,17 +300,17 @@ class FileEditor:
         return f"Here's the result of running `cat -n` on {description}:\n{body}\n"
 
 
-def _notebook(text: str, path: str) -> Notebook | None:
+def _notebook(text: str, path: str) -> JupyterNotebook | None:
     """Return the notebook in a text; None if it is not a notebook and must be shown as text."""
-    from tool_worker.host.editor.notebook import Notebook
+    from tool_worker.host.editor.notebook import JupyterNotebook
 
     try:
-        return Notebook(text, path)
+        return JupyterNotebook(text, path)
     except EditRefusedError:
         return None
 
 
-def _split(text: str) -> list[str]:
+def _split_lines(text: str) -> list[str]:
     """Return the lines of a text without their breaks; an empty text is one empty line."""
     # Differs: a final line break does not start another empty line, because models would try to edit that line.
     lines = text.split("\n")
@@ -339,5 +339,5 @@ def _result(
         "prev_exist": prev_exist,
         "old_content": old_content,
         "new_content": new_content,
-        "diff": None if new_content is None else unified_diff(old_content or "", new_content, path),
+        "diff": None if new_content is None else render_unified_diff(old_content or "", new_content, path),
     }

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import stat
 
-from tool_worker.host.editor.editor_arguments import required_text
+from tool_worker.host.editor.editor_arguments import require_text
 from tool_worker.host.editor.picture import is_picture, picture_url
 from tool_worker.host.text_files.file_errors import (
     EditorError,
@@ -58,7 +58,7 @@ class FileLines:
         """
         path = ""
         try:
-            path = _checked_path(arguments, "read")
+            path = _resolve_path(arguments, "read")
             if not _exists(path, "You can only read files."):
                 cwd = excerpt(str(arguments.get("cwd")))
                 raise EditRefusedError(f"File not found: {path}. Your current working directory is {cwd}.")
@@ -83,14 +83,14 @@ class FileLines:
         """
         path = ""
         try:
-            path = _checked_path(arguments, "write")
-            content = required_text(arguments, "content", "write")
+            path = _resolve_path(arguments, "write")
+            content = require_text(arguments, "content", "write")
             if _exists(path, "You can only write to files."):
                 self._replace(path, with_plain_breaks(content), arguments)
             else:
                 _range(arguments, 0)
                 _make_directory_of(path)
-                self._files.create(path, _ended(content))
+                self._files.create(path, _end_with_break(content))
             return _result("", path)
         except NoTextError:
             return _refusal(
@@ -117,12 +117,12 @@ class FileLines:
         lines = split_lines(file.text)
         start, end = _range(arguments, len(lines))
         # Differs: if the last line has no line break, it gets one before the added lines, so that they stay separate.
-        edited = _ended("".join(lines[:start])) + _ended(text) + "".join(lines[end:])
+        edited = _end_with_break("".join(lines[:start])) + _end_with_break(text) + "".join(lines[end:])
         self._files.change(path, old_content, file, edited)
 
 
-def _checked_path(arguments: dict[str, object], command: str) -> str:
-    path = required_text(arguments, "path", command)
+def _resolve_path(arguments: dict[str, object], command: str) -> str:
+    path = require_text(arguments, "path", command)
     if not path:
         raise InvalidParameterError("path", path, "It should be the path of a file.")
     return os.path.join(str(arguments.get("cwd") or "/"), path)
@@ -155,7 +155,7 @@ def _make_directory_of(path: str) -> None:
         raise FileAccessError(error, f"write to {path}") from error
 
 
-def _ended(text: str) -> str:
+def _end_with_break(text: str) -> str:
     """Return a text whose last line ends with a line break, of the same kind as its other lines."""
     if not text or text.endswith(("\n", "\r")):
         return text

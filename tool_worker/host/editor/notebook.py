@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 
-from tool_worker.host.editor.editor_arguments import line_range, optional_text
+from tool_worker.host.editor.editor_arguments import optional_text, parse_line_range
 from tool_worker.host.text_files.file_errors import EditRefusedError, InvalidParameterError, MissingParameterError
 from tool_worker.host.text_files.text_file import with_plain_breaks
 
@@ -25,7 +25,7 @@ CELL_TYPES = ("code", "markdown", "raw")
 Cell = dict[str, object]
 
 
-class Notebook:
+class JupyterNotebook:
     """A notebook.
 
     Raises:
@@ -44,7 +44,7 @@ class Notebook:
         self._cells: list[Cell] = cells
         self._path = path
 
-    def shown(self, view_range: object, limit_chars: int) -> str:
+    def render(self, view_range: object, limit_chars: int) -> str:
         """Return cells with their numbers, from 1, and their outputs.
 
         Args:
@@ -57,17 +57,17 @@ class Notebook:
         count = len(self._cells)
         if not count:
             return f"The notebook {self._path} has no cells. {HOW_TO_EDIT}\n"
-        first, last, note = (1, count, "") if view_range is None else line_range(view_range, count)
+        first, last, note = (1, count, "") if view_range is None else parse_line_range(view_range, count)
         text = f"The notebook {self._path}, {count} {'cell' if count == 1 else 'cells'}. {HOW_TO_EDIT}\n"
         for number in range(first, last + 1):
-            cell = f"[{number}] {self._cells[number - 1].get('cell_type')}\n{_shown(self._cells[number - 1])}\n"
+            cell = f"[{number}] {self._cells[number - 1].get('cell_type')}\n{_render_cell(self._cells[number - 1])}\n"
             if len(text) + len(cell) > limit_chars:
                 room = max(limit_chars - len(text), 0)
                 return f"{text}{cell[:room]}\n[Cut here. Give `view_range` to see cells from {number} on.]\n"
             text += cell
         return text + note
 
-    def changed(self, command: str, arguments: dict[str, object]) -> tuple[str, int]:
+    def change(self, command: str, arguments: dict[str, object]) -> tuple[str, int]:
         """Run `replace_cell`, `insert_cell` or `delete_cell`.
 
         Args:
@@ -93,7 +93,7 @@ class Notebook:
         if number:
             cell = self._cells[number - 1]
             cell["source"] = with_plain_breaks(source or "").splitlines(keepends=True)
-            _settle(cell, kind)
+            _reset_outputs(cell, kind)
         return json.dumps(self._document, indent=1, ensure_ascii=False) + "\n", number
 
     def _number(self, arguments: dict[str, object], *, lowest: int) -> int:
@@ -109,7 +109,7 @@ class Notebook:
         return {"cell_type": kind, **identity, "metadata": {}, "source": []}
 
 
-def _settle(cell: Cell, kind: str | None) -> None:
+def _reset_outputs(cell: Cell, kind: str | None) -> None:
     """Update type and outputs of a cell with a new source: a code cell loses its outputs, other types have none."""
     if kind is not None:
         cell["cell_type"] = kind
@@ -121,27 +121,27 @@ def _settle(cell: Cell, kind: str | None) -> None:
         cell.pop("outputs", None)
 
 
-def _shown(cell: Cell) -> str:
+def _render_cell(cell: Cell) -> str:
     outputs = cell.get("outputs")
-    shown = [_output(output) for output in (outputs[:SHOWN_OUTPUTS] if isinstance(outputs, list) else [])]
+    shown = [_render_output(output) for output in (outputs[:SHOWN_OUTPUTS] if isinstance(outputs, list) else [])]
     if isinstance(outputs, list) and len(outputs) > SHOWN_OUTPUTS:
         shown.append(f"[{len(outputs) - SHOWN_OUTPUTS} more outputs]")
-    return "\n".join([_joined(cell.get("source")), *(f"--> {text}" for text in shown)])
+    return "\n".join([_join_source(cell.get("source")), *(f"--> {text}" for text in shown)])
 
 
-def _output(output: object) -> str:
+def _render_output(output: object) -> str:
     if not isinstance(output, dict):
         return "[an output that cannot be read]"
     if output.get("output_type") == "error":
         return f"{output.get('ename')}: {output.get('evalue')}"[:SHOWN_OUTPUT_CHARS]
     of_kinds = output.get("data")
     kinds = of_kinds if isinstance(of_kinds, dict) else {}
-    text = _joined(output.get("text") or kinds.get("text/plain")).rstrip()
+    text = _join_source(output.get("text") or kinds.get("text/plain")).rstrip()
     others = [str(kind) for kind in kinds if str(kind) != "text/plain"]
     if len(text) > SHOWN_OUTPUT_CHARS:
         text = f"{text[:SHOWN_OUTPUT_CHARS]}\n[{len(text) - SHOWN_OUTPUT_CHARS} more characters]"
     return f"{text} [{', '.join(others)}]"[: 2 * SHOWN_OUTPUT_CHARS] if others else text
 
 
-def _joined(source: object) -> str:
+def _join_source(source: object) -> str:
     return "".join(map(str, source)) if isinstance(source, list) else str(source or "")

@@ -65,7 +65,7 @@ class FileChange:
         self.chunks: list[Chunk] = []
 
 
-def parsed_patch(text: str) -> list[FileChange]:
+def parse_patch(text: str) -> list[FileChange]:
     """Parse a patch.
 
     Raises:
@@ -74,9 +74,9 @@ def parsed_patch(text: str) -> list[FileChange]:
     lines = text.replace("\r\n", "\n").strip("\n").split("\n")
     begins = [number for number, line in enumerate(lines) if line.strip() == "*** Begin Patch"]
     if begins:
-        changes = _envelope(lines[begins[0] + 1 :])
+        changes = _parse_envelope(lines[begins[0] + 1 :])
     elif any(line.startswith("--- ") for line in lines):
-        changes = _unified(lines)
+        changes = _parse_unified_diff(lines)
     else:
         raise EditRefusedError("No patch was applied. It begins with neither `*** Begin Patch` nor `--- path`.")
     if not changes:
@@ -86,7 +86,7 @@ def parsed_patch(text: str) -> list[FileChange]:
     return changes
 
 
-def _envelope(lines: list[str]) -> list[FileChange]:
+def _parse_envelope(lines: list[str]) -> list[FileChange]:
     changes: list[FileChange] = []
     for line in lines:
         if line.strip() == "*** End Patch":
@@ -97,11 +97,11 @@ def _envelope(lines: list[str]) -> list[FileChange]:
             if kind == ADD:
                 changes[-1].chunks.append(Chunk())
         elif not changes:
-            raise _misplaced(line)
+            raise _line_error(line)
         elif line.startswith("*** Move to: ") and changes[-1].kind == UPDATE:
             changes[-1].target = line.removeprefix("*** Move to: ").strip()
         else:
-            _take(changes[-1], line)
+            _add_line(changes[-1], line)
     raise EditRefusedError("No patch was applied. Its last line `*** End Patch` is missing.")
 
 
@@ -112,14 +112,14 @@ def _file_head(line: str) -> tuple[str, str]:
     return "", ""
 
 
-def _take(change: FileChange, line: str) -> None:
+def _add_line(change: FileChange, line: str) -> None:
     """Add a line to the change of a file."""
     if change.kind == ADD and line.startswith("+"):
         change.chunks[-1].new.append(line[1:])
         return
     if change.kind != UPDATE:
         if line.strip():
-            raise _misplaced(line)
+            raise _line_error(line)
         return
     if line.startswith("@@"):
         heading = line[2:].strip().removesuffix("@@").strip()
@@ -137,10 +137,10 @@ def _take(change: FileChange, line: str) -> None:
     if line.strip() == "*** End of File":
         chunk.is_at_end = True
     else:
-        _take_content(chunk, line)
+        _add_content_line(chunk, line)
 
 
-def _take_content(chunk: Chunk, line: str) -> None:
+def _add_content_line(chunk: Chunk, line: str) -> None:
     sign, rest = line[:1], line[1:]
     if sign in (" ", ""):
         chunk.old.append(rest)
@@ -150,31 +150,31 @@ def _take_content(chunk: Chunk, line: str) -> None:
     elif sign == "+":
         chunk.new.append(rest)
     elif sign != "\\":  # "\ No newline at end of file"
-        raise _misplaced(line)
+        raise _line_error(line)
 
 
-def _unified(lines: list[str]) -> list[FileChange]:
+def _parse_unified_diff(lines: list[str]) -> list[FileChange]:
     changes: list[FileChange] = []
     number = 0
     while number < len(lines):
         line = lines[number]
         if line.startswith("--- ") and lines[number + 1 : number + 2] and lines[number + 1].startswith("+++ "):
-            changes.append(_of_heads(_diff_path(line), _diff_path(lines[number + 1])))
+            changes.append(_change_from_heads(_diff_path(line), _diff_path(lines[number + 1])))
             number += 2
         elif match := _HUNK.match(line):
             if not changes:
-                raise _misplaced(line)
-            number = _take_hunk(changes[-1], match, lines, number + 1)
+                raise _line_error(line)
+            number = _add_hunk(changes[-1], match, lines, number + 1)
         elif not line.strip() or line.startswith(_DIFF_NOTES) or line.startswith("\\"):
             if line.startswith(("rename ", "Binary files ")):
                 raise EditRefusedError(f"No patch was applied. Use bash for this part of it: `{excerpt(line, 200)}`.")
             number += 1
         else:
-            raise _misplaced(line)
+            raise _line_error(line)
     return changes
 
 
-def _take_hunk(change: FileChange, head: re.Match[str], lines: list[str], number: int) -> int:
+def _add_hunk(change: FileChange, head: re.Match[str], lines: list[str], number: int) -> int:
     """Add as many lines as the hunk's head announces; return the index of the next line."""
     chunk = Chunk(int(head[1]))
     change.chunks.append(chunk)
@@ -183,12 +183,12 @@ def _take_hunk(change: FileChange, head: re.Match[str], lines: list[str], number
     while number < len(lines) and (len(chunk.old) < old or len(chunk.new) < new):
         if lines[number].startswith(("@@ -", "--- ", "diff ")) and _HUNK.match(lines[number]):
             break
-        _take_content(chunk, lines[number])
+        _add_content_line(chunk, lines[number])
         number += 1
     return number
 
 
-def _of_heads(old: str, new: str) -> FileChange:
+def _change_from_heads(old: str, new: str) -> FileChange:
     if old == "/dev/null":
         return FileChange(ADD, new.removeprefix("b/"))
     if new == "/dev/null":
@@ -203,7 +203,7 @@ def _diff_path(line: str) -> str:
     return line[4:].partition("\t")[0].strip()
 
 
-def _misplaced(line: str) -> EditRefusedError:
+def _line_error(line: str) -> EditRefusedError:
     return EditRefusedError(
         f"No patch was applied. This line fits nowhere in it: `{excerpt(line, 200)}`. Each line of a change begins "
         "with a blank, `-` or `+`, and each file with `*** Add File: `, `*** Update File: ` or `*** Delete File: `."

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from tool_worker.host.editor.editor_arguments import required_text
-from tool_worker.host.editor.patch_text import ADD, DELETE, Chunk, FileChange, parsed_patch
+from tool_worker.host.editor.editor_arguments import require_text
+from tool_worker.host.editor.patch_text import ADD, DELETE, Chunk, FileChange, parse_patch
 from tool_worker.host.text_files.file_errors import (
     EditorError,
     EditRefusedError,
@@ -21,7 +21,7 @@ from tool_worker.host.text_files.file_errors import (
 )
 from tool_worker.host.text_files.regular_file import find_status, make_parents, replace_file
 from tool_worker.host.text_files.seen_files import SeenFiles
-from tool_worker.host.text_files.text_diff import unified_diff
+from tool_worker.host.text_files.text_diff import render_unified_diff
 from tool_worker.host.text_files.text_file import TextFile, with_plain_breaks
 from tool_worker.host.text_files.versioned_files import VersionedFiles
 
@@ -31,7 +31,7 @@ READ_BYTES_LIMIT = 32 * 2**20
 """Bound of the total size of all files of a patch."""
 
 
-class _Planned:
+class _PlannedFile:
     """The planned state of a file; `text` is None if the file is removed."""
 
     def __init__(self, mark: str, path: str, old: bytes | None, file: TextFile | None, text: str | None) -> None:
@@ -60,17 +60,17 @@ class Patching:
             `prev_exist`, `old_content` and `new_content` (None), and `diff` of all files.
         """
         try:
-            changes = parsed_patch(required_text(arguments, "patch", "apply_patch"))
+            changes = parse_patch(require_text(arguments, "patch", "apply_patch"))
             cwd = str(arguments.get("cwd") or "/")
             plan = self._plan(changes, cwd)
-            self._carry_out(plan)
+            self._execute(plan)
         except EditorError as error:
             return _result(f"ERROR:\n{error}", [], is_error=True)
         listed = "\n".join(f"{one.mark} {os.path.relpath(one.path, cwd)}" for one in plan)
         return _result(f"Success. Updated the following files:\n{listed}", plan)
 
-    def _plan(self, changes: list[FileChange], cwd: str) -> list[_Planned]:
-        plan: list[_Planned] = []
+    def _plan(self, changes: list[FileChange], cwd: str) -> list[_PlannedFile]:
+        plan: list[_PlannedFile] = []
         budget = [COMPARED_LINES_LIMIT]
         left = READ_BYTES_LIMIT
         for change in changes:
@@ -90,23 +90,23 @@ class Patching:
                 raise EditRefusedError("No patch was applied. Its files are too large together: use several patches.")
             self._seen.require_current(path, content)
             if change.kind == DELETE:
-                plan.append(_Planned("D", path, content, file, None))
+                plan.append(_PlannedFile("D", path, content, file, None))
                 continue
-            text = _patched(file.text, change.chunks, change.path, budget)
+            text = _apply_chunks(file.text, change.chunks, change.path, budget)
             if change.target:
-                plan.append(_Planned("D", path, content, file, None))
+                plan.append(_PlannedFile("D", path, content, file, None))
                 self._plan_new(plan, os.path.normpath(os.path.join(cwd, change.target)), text)
             else:
-                plan.append(_Planned("M", path, content, file, text))
+                plan.append(_PlannedFile("M", path, content, file, text))
         return plan
 
-    def _plan_new(self, plan: list[_Planned], path: str, text: str) -> None:
+    def _plan_new(self, plan: list[_PlannedFile], path: str, text: str) -> None:
         if find_status(path) or any(one.path == path for one in plan):
             raise EditRefusedError(f"No patch was applied. There is a file at {path} already: update it instead.")
-        plan.append(_Planned("A", path, None, None, with_plain_breaks(text)))
+        plan.append(_PlannedFile("A", path, None, None, with_plain_breaks(text)))
 
-    def _carry_out(self, plan: list[_Planned]) -> None:
-        done: list[_Planned] = []
+    def _execute(self, plan: list[_PlannedFile]) -> None:
+        done: list[_PlannedFile] = []
         try:
             for one in plan:
                 done.append(one)
@@ -117,7 +117,7 @@ class Patching:
                 self._seen.forget(one.path)
             raise EditRefusedError(f"No patch was applied. {error}") from error
 
-    def _write(self, one: _Planned) -> None:
+    def _write(self, one: _PlannedFile) -> None:
         if one.text is None:
             os.unlink(one.path)
             self._seen.forget(one.path)
@@ -130,7 +130,7 @@ class Patching:
             self._seen.note_change(one.path, self._files.read(one.path)[0])
 
 
-def _restore(one: _Planned) -> None:
+def _restore(one: _PlannedFile) -> None:
     """Restore a file; if that fails too, the model still reads the error of the patch."""
     with suppress(EditorError, OSError):
         if one.old is None:
@@ -139,7 +139,7 @@ def _restore(one: _Planned) -> None:
             replace_file(one.path, one.old)
 
 
-def _patched(text: str, chunks: list[Chunk], path: str, budget: list[int]) -> str:
+def _apply_chunks(text: str, chunks: list[Chunk], path: str, budget: list[int]) -> str:
     lines = text.split("\n")
     has_last_break = lines[-1] == ""
     if has_last_break:
@@ -147,11 +147,11 @@ def _patched(text: str, chunks: list[Chunk], path: str, budget: list[int]) -> st
     cursor = shift = 0
     for chunk in chunks:
         for heading in chunk.headings:
-            place = _found(lines, [heading], cursor, budget)
+            place = _find_lines(lines, [heading], cursor, budget)
             if place is None:
                 raise EditRefusedError(f"No patch was applied. There is no line `{excerpt(heading, 200)}` in {path}.")
             cursor = place + 1
-        place = _place(lines, chunk, cursor, chunk.line - 1 + shift if chunk.line else None, budget)
+        place = _find_position(lines, chunk, cursor, chunk.line - 1 + shift if chunk.line else None, budget)
         if place is None:
             shown = excerpt("\n".join(chunk.old), 1000)
             raise EditRefusedError(f"No patch was applied. These lines are not in {path}:\n{shown}\nView the file.")
@@ -162,7 +162,7 @@ def _patched(text: str, chunks: list[Chunk], path: str, budget: list[int]) -> st
     return "\n".join(lines) + ("\n" if has_break else "")
 
 
-def _place(lines: list[str], chunk: Chunk, cursor: int, expected: int | None, budget: list[int]) -> int | None:
+def _find_position(lines: list[str], chunk: Chunk, cursor: int, expected: int | None, budget: list[int]) -> int | None:
     """Return the position of a chunk: the expected line, the end of the file, or the first match from the cursor on."""
     if not chunk.old:
         is_placed = expected is not None or chunk.headings
@@ -174,21 +174,21 @@ def _place(lines: list[str], chunk: Chunk, cursor: int, expected: int | None, bu
         preferred += [len(lines) - len(wanted)] if chunk.is_at_end else []
         for place in preferred:
             if place >= cursor and lines[place : place + len(wanted)] == wanted:
-                return _accepted(chunk, wanted, place)
-        first = _found(lines, wanted, cursor, budget)
+                return _trim_chunk(chunk, wanted, place)
+        first = _find_lines(lines, wanted, cursor, budget)
         if first is not None:
-            return _accepted(chunk, wanted, first)
+            return _trim_chunk(chunk, wanted, first)
     return None
 
 
-def _accepted(chunk: Chunk, wanted: list[str], place: int) -> int:
+def _trim_chunk(chunk: Chunk, wanted: list[str], place: int) -> int:
     if len(wanted) < len(chunk.old):
         chunk.old = wanted
         chunk.new = chunk.new[:-1]
     return place
 
 
-def _found(lines: list[str], wanted: list[str], cursor: int, budget: list[int]) -> int | None:
+def _find_lines(lines: list[str], wanted: list[str], cursor: int, budget: list[int]) -> int | None:
     for reduced in (None, str.rstrip, str.strip):
         _spend(budget, len(lines))
         there = lines if reduced is None else [reduced(line) for line in lines]
@@ -212,7 +212,7 @@ def _spend(budget: list[int], lines: int) -> None:
         raise EditRefusedError("No patch was applied. Too much would have to be compared: use several patches.")
 
 
-def _result(content: str, plan: list[_Planned], *, is_error: bool = False) -> dict[str, object]:
+def _result(content: str, plan: list[_PlannedFile], *, is_error: bool = False) -> dict[str, object]:
     changes = [(one, one.file.text if one.file else "", one.text or "") for one in plan]
     return {
         "content": as_utf8(content),
@@ -222,5 +222,5 @@ def _result(content: str, plan: list[_Planned], *, is_error: bool = False) -> di
         "prev_exist": True,
         "old_content": None,
         "new_content": None,
-        "diff": None if is_error else "".join(unified_diff(old, new, one.path) for one, old, new in changes),
+        "diff": None if is_error else "".join(render_unified_diff(old, new, one.path) for one, old, new in changes),
     }

@@ -24,7 +24,7 @@ class Replacement:
         self.is_everywhere = is_everywhere
 
 
-def replacements_in(edits: object, *, is_everywhere: bool) -> list[Replacement]:
+def parse_replacements(edits: object, *, is_everywhere: bool) -> list[Replacement]:
     """Parse a list of edits.
 
     Raises:
@@ -44,7 +44,7 @@ def replacements_in(edits: object, *, is_everywhere: bool) -> list[Replacement]:
     return found
 
 
-def replaced(text: str, replacements: list[Replacement], path: str) -> tuple[str, list[Span]]:
+def apply_replacements(text: str, replacements: list[Replacement], path: str) -> tuple[str, list[Span]]:
     """Apply replacements in order, each to the result of those before it.
 
     Returns:
@@ -57,14 +57,14 @@ def replaced(text: str, replacements: list[Replacement], path: str) -> tuple[str
     spans: list[Span] = []
     for number, one in enumerate(replacements, 1):
         try:
-            text, spans = _replaced(text, one, path, spans)
+            text, spans = _apply_replacement(text, one, path, spans)
         except EditRefusedError as error:
             where = f" (edit {number} of {len(replacements)}; none was made)" if len(replacements) > 1 else ""
             raise EditRefusedError(f"{error}{where}") from None
     return text, sorted(spans)
 
 
-def _replaced(text: str, one: Replacement, path: str, spans: list[Span]) -> tuple[str, list[Span]]:
+def _apply_replacement(text: str, one: Replacement, path: str, spans: list[Span]) -> tuple[str, list[Span]]:
     old, new = one.old, one.new
     if old not in text and old.strip():
         old, new = old.strip(), new.strip()
@@ -76,7 +76,7 @@ def _replaced(text: str, one: Replacement, path: str, spans: list[Span]) -> tupl
         raise EditRefusedError("No replacement was performed. `old_str` is empty.")
     if not one.is_everywhere or old not in text:
         position = _find_only(old, text, path)
-        spans = _moved(spans, position, len(old), len(new))
+        spans = _shift_spans(spans, position, len(old), len(new))
         return text[:position] + new + text[position + len(old) :], [*spans, (position, position + len(new))]
     size = len(text) + text.count(old) * (len(new) - len(old))
     if size > TEXT_LIMIT_CHARS:
@@ -92,7 +92,7 @@ def _replaced(text: str, one: Replacement, path: str, spans: list[Span]) -> tupl
     return new.join(pieces), found
 
 
-def _moved(spans: list[Span], position: int, old_length: int, new_length: int) -> list[Span]:
+def _shift_spans(spans: list[Span], position: int, old_length: int, new_length: int) -> list[Span]:
     shift = new_length - old_length
     return [(a + shift, b + shift) if a >= position + old_length else (a, b) for a, b in spans]
 

@@ -18,7 +18,7 @@ LEFT_OUT = frozenset({"node_modules", "__pycache__", "site-packages", "venv", "b
 Stamp = tuple[int, int]
 
 
-def code_files(root: str) -> tuple[dict[str, Stamp], bool]:
+def list_code_files(root: str) -> tuple[dict[str, Stamp], bool]:
     """Return the files below a directory with their stamps, and whether there are more than `MAX_FILES`.
 
     A stamp changes when its file does. Paths are relative, without a leading `./`.

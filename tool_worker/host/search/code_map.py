@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import os
 
-from tool_worker.host.search.code_files import Stamp, code_files, text_of
+from tool_worker.host.search.code_files import Stamp, list_code_files, text_of
 
 MAX_HOPS = 8
 """Maximum number of imports that the lookup of a name follows."""
@@ -43,7 +43,7 @@ class Entity:
         self.last = last
 
 
-class Imported:
+class ImportTarget:
     """The target of an imported name: a module, or a name in one. `level` counts the leading dots."""
 
     __slots__ = ("level", "module", "name")
@@ -66,13 +66,13 @@ class ParsedFile:
 
     def __init__(self) -> None:
         self.entities: dict[str, Entity] = {}
-        self.imports: dict[str, Imported] = {}
+        self.imports: dict[str, ImportTarget] = {}
         self.bases: dict[str, list[str]] = {}
         self.calls: list[tuple[str, str]] = []
         self.problem = ""
 
 
-def parsed(text: str) -> ParsedFile:
+def parse_file(text: str) -> ParsedFile:
     """Return the definitions and references of a text."""
     found = ParsedFile()
     try:
@@ -91,19 +91,19 @@ def _walk(found: ParsedFile, node: ast.AST, owner: str) -> None:
             inner = f"{owner}.{child.name}" if owner else child.name
             _define(found, child, inner)
         elif isinstance(child, ast.Call):
-            called = dotted(child.func)
+            called = to_dotted_name(child.func)
             if called:
                 found.calls.append((owner, called))
         elif isinstance(child, ast.Import):
             for alias in child.names:
                 # `import a.b` binds `a`; the rest is looked up from there.
                 module = alias.name if alias.asname else alias.name.partition(".")[0]
-                found.imports[alias.asname or module] = Imported(module, 0)
+                found.imports[alias.asname or module] = ImportTarget(module, 0)
                 if "." in alias.name:
-                    found.imports.setdefault(alias.name, Imported(alias.name, 0))
+                    found.imports.setdefault(alias.name, ImportTarget(alias.name, 0))
         elif isinstance(child, ast.ImportFrom):
             for alias in child.names:
-                imported = Imported(child.module or "", child.level, alias.name)
+                imported = ImportTarget(child.module or "", child.level, alias.name)
                 found.imports[alias.asname or alias.name] = imported
         _walk(found, child, inner)
 
@@ -113,11 +113,11 @@ def _define(found: ParsedFile, node: Scope, name: str) -> None:
     kind = "class" if isinstance(node, ast.ClassDef) else "function"
     found.entities.setdefault(name, Entity(name, kind, first, node.lineno, node.end_lineno or node.lineno))
     if isinstance(node, ast.ClassDef):
-        bases = (dotted(base.value if isinstance(base, ast.Subscript) else base) for base in node.bases)
+        bases = (to_dotted_name(base.value if isinstance(base, ast.Subscript) else base) for base in node.bases)
         found.bases[name] = [base for base in bases if base]
 
 
-def dotted(node: ast.expr) -> str:
+def to_dotted_name(node: ast.expr) -> str:
     """Return a dotted name such as `a.b.c`; empty for any other expression."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
@@ -144,7 +144,7 @@ class CodeMap:
 
     def refresh(self) -> None:
         """Parse the files that have changed since the last call."""
-        files, self.is_cut = code_files(self.root)
+        files, self.is_cut = list_code_files(self.root)
         changed = [path for path, stamp in files.items() if self.files.get(path) != stamp]
         if not changed and len(files) == len(self.files):
             return
@@ -152,7 +152,7 @@ class CodeMap:
         for path in changed:
             if path.endswith(".py"):
                 text = text_of(self.root, path)
-                self._parsed[path] = parsed(text) if text is not None else ParsedFile()
+                self._parsed[path] = parse_file(text) if text is not None else ParsedFile()
         self.files = files
         self._link()
 
@@ -182,12 +182,12 @@ class CodeMap:
         known = self._parsed.get(path)
         return known.problem if known else ""
 
-    def enclosing(self, path: str, line: int) -> Entity | None:
+    def find_enclosing(self, path: str, line: int) -> Entity | None:
         """Return the innermost class or function that contains a line."""
         around = [entity for entity in self.entities_of(path) if entity.first <= line <= entity.last]
         return min(around, key=lambda entity: entity.last - entity.first, default=None)
 
-    def named(self, words: str) -> list[str]:
+    def find_entities(self, words: str) -> list[str]:
         """Return the entities that these words may refer to, best match first."""
         wanted = words.strip().removeprefix("./").rstrip("/").removesuffix("()") or ROOT
         if self.kind_of(wanted):
@@ -236,49 +236,53 @@ class CodeMap:
             outer = entity.name.rpartition(".")[0]
             edges.append((f"{path}:{outer}" if outer else path, "contains", f"{path}:{entity.name}"))
         for imported in known.imports.values():
-            target = self._imported(path, imported, MAX_HOPS)
+            target = self._resolve_import(path, imported, MAX_HOPS)
             if target and target != path:
                 edges.append((path, "imports", target))
         references = [(owner, "invokes", called) for owner, called in known.calls]
         references += [(name, "inherits", base) for name, bases in known.bases.items() for base in bases]
         for owner, how, words in references:
             # The bases of a class are resolved in the scope around it, not inside it.
-            target = self._meant(path, known, owner if how == "invokes" else owner.rpartition(".")[0], words, MAX_HOPS)
+            target = self._resolve_name(
+                path, known, owner if how == "invokes" else owner.rpartition(".")[0], words, MAX_HOPS
+            )
             source = f"{path}:{owner}" if owner else path
             if target and target != source:
                 edges.append((source, how, target))
         return edges
 
-    def _meant(self, path: str, known: ParsedFile, owner: str, words: str, hops: int) -> str:
+    def _resolve_name(self, path: str, known: ParsedFile, owner: str, words: str, hops: int) -> str:
         """Return the entity that a name refers to at its place of use; empty if it is not known."""
         first, _, rest = words.partition(".")
         if first in ("self", "cls"):
             holder = owner
             while holder and known.entities[holder].kind != "class":
                 holder = holder.rpartition(".")[0]
-            return self._member(f"{path}:{holder}", rest, hops) if holder and rest and "." not in rest else ""
+            return self._resolve_member(f"{path}:{holder}", rest, hops) if holder and rest and "." not in rest else ""
         scope = owner
         while True:
             inner = f"{scope}.{first}" if scope else first
             is_visible = not scope or known.entities[scope].kind == "function"
             if is_visible and inner in known.entities:
-                return self._member(f"{path}:{inner}", rest, hops)
+                return self._resolve_member(f"{path}:{inner}", rest, hops)
             if not scope:
                 break
             scope = scope.rpartition(".")[0]
-        return self._attribute(path, words, hops)
+        return self._resolve_attribute(path, words, hops)
 
-    def _attribute(self, path: str, words: str, hops: int) -> str:
+    def _resolve_attribute(self, path: str, words: str, hops: int) -> str:
         """Return the entity that an imported name refers to, through modules and classes; empty if not known."""
         known = self._parsed[path]
         steps = words.split(".")
         for length in range(len(steps), 0, -1):
             imported = known.imports.get(".".join(steps[:length]))
             if imported is not None and hops > 0:
-                return self._member(self._imported(path, imported, hops - 1), ".".join(steps[length:]), hops - 1)
+                return self._resolve_member(
+                    self._resolve_import(path, imported, hops - 1), ".".join(steps[length:]), hops - 1
+                )
         return ""
 
-    def _member(self, holder: str, words: str, hops: int) -> str:
+    def _resolve_member(self, holder: str, words: str, hops: int) -> str:
         """Return a member of a file or class by name, including imports and inherited members."""
         if not words or not holder or hops <= 0:
             return holder
@@ -289,30 +293,36 @@ class CodeMap:
             return ""
         name = f"{inner}.{first}" if inner else first
         if name in known.entities:
-            return self._member(f"{path}:{name}", rest, hops - 1)
+            return self._resolve_member(f"{path}:{name}", rest, hops - 1)
         if not inner:
-            submodule = self._module(f"{_module_of(path)}.{first}", near=path)
-            return self._member(submodule, rest, hops - 1) if submodule else self._attribute(path, words, hops - 1)
+            submodule = self._find_module(f"{_module_of(path)}.{first}", near=path)
+            return (
+                self._resolve_member(submodule, rest, hops - 1)
+                if submodule
+                else self._resolve_attribute(path, words, hops - 1)
+            )
         for base in known.bases.get(inner, ()):
-            found = self._member(self._meant(path, known, inner.rpartition(".")[0], base, hops - 1), words, hops - 1)
+            found = self._resolve_member(
+                self._resolve_name(path, known, inner.rpartition(".")[0], base, hops - 1), words, hops - 1
+            )
             if found:
                 return found
         return ""
 
-    def _imported(self, path: str, imported: Imported, hops: int) -> str:
+    def _resolve_import(self, path: str, imported: ImportTarget, hops: int) -> str:
         """Return the imported file or entity; empty if it is not part of this workspace."""
         module = imported.module
         if imported.level:
             steps = os.path.dirname(path).split("/") if "/" in path else []
             steps = steps[: len(steps) - imported.level + 1]
             module = ".".join([*steps, *([module] if module else [])])
-        whole = self._module(f"{module}.{imported.name}", near=path) if imported.name else ""
-        file = whole or (self._module(module, near=path) if module else "")
+        whole = self._find_module(f"{module}.{imported.name}", near=path) if imported.name else ""
+        file = whole or (self._find_module(module, near=path) if module else "")
         if whole or not file or not imported.name or imported.name == "*":
             return file
-        return self._member(file, imported.name, hops) if hops > 0 else file
+        return self._resolve_member(file, imported.name, hops) if hops > 0 else file
 
-    def _module(self, module: str, *, near: str) -> str:
+    def _find_module(self, module: str, *, near: str) -> str:
         """Return the file of a module: the exact path, else the only candidate, else the one nearest to `near`."""
         found = self._modules.get(module.strip("."), [])
         if len(found) < 2:

@@ -17,18 +17,18 @@ if __name__ == "__main__":  # started by its path, with only the standard librar
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 
 from tool_worker.host.search.code_map import CodeMap
-from tool_worker.host.search.code_questions import QuestionError, answered
-from tool_worker.host.search.document_reading import pages_of
-from tool_worker.host.search.file_check import problems_in
-from tool_worker.host.search.file_search import SearchError, found_files, found_lines
+from tool_worker.host.search.code_questions import QuestionError, answer_question
+from tool_worker.host.search.document_reading import read_pages
+from tool_worker.host.search.file_check import find_problems
+from tool_worker.host.search.file_search import SearchError, find_files, search_lines
 
 SESSION_FD = 3
-FILE_SEARCHES = {"grep": found_lines, "glob": found_files}
+FILE_SEARCHES = {"grep": search_lines, "glob": find_files}
 
 Result = dict[str, object]
 
 
-def result_of(code: CodeMap, arguments: dict[str, object]) -> Result:
+def answer_call(code: CodeMap, arguments: dict[str, object]) -> Result:
     """Return the result of one call."""
     question = arguments.get("question")
     asked = arguments.get("arguments")
@@ -38,12 +38,12 @@ def result_of(code: CodeMap, arguments: dict[str, object]) -> Result:
         if question in FILE_SEARCHES:
             return {"content": FILE_SEARCHES[question](asked, str(arguments.get("cwd") or code.root))}
         if question == "document":
-            return {"content": pages_of(asked, sys.argv[1] if len(sys.argv) > 1 else "")}
+            return {"content": read_pages(asked, sys.argv[1] if len(sys.argv) > 1 else "")}
         if question == "check":
             paths = asked.get("paths")
-            return {"content": problems_in([str(path) for path in paths] if isinstance(paths, list) else [])}
+            return {"content": find_problems([str(path) for path in paths] if isinstance(paths, list) else [])}
         code.refresh()
-        return {"content": answered(code, question, asked)}
+        return {"content": answer_question(code, question, asked)}
     except (QuestionError, SearchError) as error:
         return {"content": str(error), "is_error": True}
 
@@ -57,7 +57,7 @@ def main() -> None:
             if "call" not in message:
                 continue  # interrupts are ignored; the host kills a program that does not stop
             try:
-                result = result_of(code, message["arguments"])
+                result = answer_call(code, message["arguments"])
             except Exception as error:  # noqa: BLE001  (the edge of the program: a defect is the answer to this call)
                 result = {"content": f"ERROR: {type(error).__name__}: {error}", "is_error": True}
             stream.write(json.dumps({"call": message["call"], "result": result}).encode("ascii") + b"\n")

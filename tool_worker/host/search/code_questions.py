@@ -29,7 +29,7 @@ class QuestionError(Exception):
     """A question that cannot be answered; the text is for the model."""
 
 
-def answered(code: CodeMap, question: str, arguments: Arguments) -> str:
+def answer_question(code: CodeMap, question: str, arguments: Arguments) -> str:
     """Return the answer to a question.
 
     Raises:
@@ -64,8 +64,8 @@ def search_code_snippets(code: CodeMap, arguments: Arguments) -> str:
     paths = [where] if is_one_file else [path for path in code.files if wanted.match(path)]
     if not paths:
         return f"No file matches {where!r}."
-    parts = [_found(code, term, paths) for term in terms]
-    parts += [_around(code, where, line) for line in lines]
+    parts = [_render_matches(code, term, paths) for term in terms]
+    parts += [_render_line_context(code, where, line) for line in lines]
     return "\n\n".join(parts)
 
 
@@ -74,7 +74,7 @@ def get_entity_contents(code: CodeMap, arguments: Arguments) -> str:
     names = _texts(arguments, "entity_names")
     if not names:
         raise QuestionError("Give at least one name in `entity_names`, such as `path/file.py:Class.method`.")
-    return "\n\n".join(_shown(code, name) for name in names)
+    return "\n\n".join(_render_entity(code, name) for name in names)
 
 
 def explore_tree_structure(code: CodeMap, arguments: Arguments) -> str:
@@ -88,22 +88,22 @@ def explore_tree_structure(code: CodeMap, arguments: Arguments) -> str:
         raise QuestionError(f"`direction` is one of {', '.join(DIRECTIONS)}.")
     if not isinstance(depth, int) or isinstance(depth, bool) or depth < -1:
         raise QuestionError("`traversal_depth` is a number from 0 on, or -1 for no limit.")
-    kinds = _chosen(arguments, "entity_type_filter", ENTITY_TYPES)
-    dependencies = _chosen(arguments, "dependency_type_filter", DEPENDENCY_TYPES)
+    kinds = _parse_choices(arguments, "entity_type_filter", ENTITY_TYPES)
+    dependencies = _parse_choices(arguments, "dependency_type_filter", DEPENDENCY_TYPES)
     trees = []
     for start in starts:
-        found = code.named(start)
+        found = code.find_entities(start)
         if len(found) != 1:
-            trees.append(_unclear(start, found))
+            trees.append(_explain_ambiguity(start, found))
             continue
         for is_upstream in (False, True):
             if direction in ("both", "upstream" if is_upstream else "downstream"):
-                tree = _Tree(code, kinds, dependencies, is_upstream=is_upstream)
-                trees.append(tree.drawn(found[0], depth))
+                tree = _DependencyTree(code, kinds, dependencies, is_upstream=is_upstream)
+                trees.append(tree.render(found[0], depth))
     return "\n\n".join(trees)
 
 
-class _Tree:
+class _DependencyTree:
     """Renders one dependency tree as text."""
 
     def __init__(self, code: CodeMap, kinds: list[str], dependencies: list[str], *, is_upstream: bool) -> None:
@@ -114,7 +114,7 @@ class _Tree:
         self._lines: list[str] = []
         self._drawn: set[str] = set()
 
-    def drawn(self, start: str, depth: int) -> str:
+    def render(self, start: str, depth: int) -> str:
         """Return the tree below an entity; depth -1: without a limit."""
         self._lines = [
             f"{start} [{self._code.kind_of(start)}]" + (", what depends on it:" if self._is_upstream else "")
@@ -146,17 +146,17 @@ class _Tree:
             self._draw(other, depth - 1, indent + ("    " if is_last else "│   "))
 
 
-def _found(code: CodeMap, term: str, paths: list[str]) -> str:
+def _render_matches(code: CodeMap, term: str, paths: list[str]) -> str:
     """Return the entities of a name and the lines that contain it."""
     looked_at = set(paths)
-    named = [name for name in code.named(term) if name.partition(":")[0] in looked_at]
+    named = [name for name in code.find_entities(term) if name.partition(":")[0] in looked_at]
     parts = [f"## {term}"]
     if named:
-        parts += [_shown(code, name) for name in named[:MAX_SHOWN_MATCHES]]
+        parts += [_render_entity(code, name) for name in named[:MAX_SHOWN_MATCHES]]
         parts += [f"{name} [{code.kind_of(name)}]" for name in named[MAX_SHOWN_MATCHES:MAX_LISTED]]
         if len(named) > MAX_LISTED:
             parts.append(f"[{len(named) - MAX_LISTED} more of that name.]")
-    hits, count = _lines_with(code, term, paths)
+    hits, count = _find_lines(code, term, paths)
     if hits:
         parts.append("Lines with it:\n" + "\n".join(hits))
     if count > len(hits):
@@ -168,7 +168,7 @@ def _found(code: CodeMap, term: str, paths: list[str]) -> str:
     return "\n".join(parts)
 
 
-def _lines_with(code: CodeMap, term: str, paths: list[str]) -> tuple[list[str], int]:
+def _find_lines(code: CodeMap, term: str, paths: list[str]) -> tuple[list[str], int]:
     wanted = re.compile(re.escape(term.strip()), re.IGNORECASE)
     hits: list[str] = []
     count = 0
@@ -180,17 +180,17 @@ def _lines_with(code: CodeMap, term: str, paths: list[str]) -> tuple[list[str], 
             if wanted.search(line):
                 count += 1
                 if len(hits) < MAX_LISTED:
-                    entity = code.enclosing(path, number)
+                    entity = code.find_enclosing(path, number)
                     inside = f" ({entity.name})" if entity else ""
                     hits.append(f"{path}:{number}{inside}: {line.strip()[:200]}")
     return hits, count
 
 
-def _shown(code: CodeMap, words: str) -> str:
+def _render_entity(code: CodeMap, words: str) -> str:
     """Return the code of an entity, or the outline of a long one."""
-    found = code.named(words)
+    found = code.find_entities(words)
     if len(found) != 1:
-        return _unclear(words, found)
+        return _explain_ambiguity(words, found)
     name = found[0]
     path, _, inner = name.partition(":")
     kind = code.kind_of(name)
@@ -207,30 +207,30 @@ def _shown(code: CodeMap, words: str) -> str:
     head = f"{name} [{kind}]" + (f" (it cannot be parsed: {problem})" if problem else "")
     members = [one for one in code.entities_of(path) if one.name.startswith(f"{inner}." if inner else "")]
     if last - first < MAX_WHOLE_LINES or not members:
-        return f"{head}\n{_numbered(lines, first, last)}"
+        return f"{head}\n{_number_lines(lines, first, last)}"
     outline = [f"{one.first}-{one.last}  {lines[one.head - 1].rstrip()}" for one in members if one.head <= len(lines)]
     return f"{head}, {last - first + 1} lines; what it defines:\n" + "\n".join(outline)
 
 
-def _around(code: CodeMap, path: str, line: int) -> str:
+def _render_line_context(code: CodeMap, path: str, line: int) -> str:
     """Return the code around a line: its entity, or the lines next to it."""
     lines = (text_of(code.root, path) or "").splitlines()
     if not 1 <= line <= len(lines):
         return f"{path} has {len(lines)} lines; there is no line {line}."
-    entity = code.enclosing(path, line)
+    entity = code.find_enclosing(path, line)
     if entity is not None and entity.last - entity.first < MAX_WHOLE_LINES:
-        return f"{path}:{entity.name} [{entity.kind}]\n{_numbered(lines, entity.first, entity.last)}"
+        return f"{path}:{entity.name} [{entity.kind}]\n{_number_lines(lines, entity.first, entity.last)}"
     inside = f" ({entity.name})" if entity else ""
     first = max(line - AROUND_LINES, 1)
     last = min(line + AROUND_LINES, len(lines))
-    return f"{path}, around line {line}{inside}\n{_numbered(lines, first, last)}"
+    return f"{path}, around line {line}{inside}\n{_number_lines(lines, first, last)}"
 
 
-def _numbered(lines: list[str], first: int, last: int) -> str:
+def _number_lines(lines: list[str], first: int, last: int) -> str:
     return "\n".join(f"{number:6}\t{lines[number - 1]}" for number in range(first, min(last, len(lines)) + 1))
 
 
-def _unclear(words: str, found: list[str]) -> str:
+def _explain_ambiguity(words: str, found: list[str]) -> str:
     if not found:
         return f"There is no {words!r}. Names are like `path/file.py`, `path/file.py:Class.method` or `path`."
     listed = "\n".join(found[:MAX_LISTED])
@@ -271,7 +271,7 @@ def _within(root: str, value: object) -> object:
     return ROOT if value.rstrip("/") == root else value.strip().removeprefix(f"{root}/").removeprefix("./")
 
 
-def _chosen(arguments: Arguments, name: str, known: tuple[str, ...]) -> list[str]:
+def _parse_choices(arguments: Arguments, name: str, known: tuple[str, ...]) -> list[str]:
     wanted = _texts(arguments, name) or list(known)
     unknown = [kind for kind in wanted if kind not in known]
     if unknown:

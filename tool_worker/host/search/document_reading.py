@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 
 from tool_worker.host.search.file_search import SearchError
-from tool_worker.host.search.limited_work import run_program, text_within
+from tool_worker.host.search.limited_work import run_limited, run_program
 
 LIMIT_SECONDS = 30.0
 PROGRAM_SECONDS = 25.0
@@ -19,7 +19,7 @@ PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 NO_READER = "the workspace has neither the package pypdf nor the program pdftotext"
 
 
-def pages_of(arguments: dict[str, object], packages: str) -> str:
+def read_pages(arguments: dict[str, object], packages: str) -> str:
     """Return the text of pages.
 
     Args:
@@ -40,17 +40,19 @@ def pages_of(arguments: dict[str, object], packages: str) -> str:
     first, last = map(str, wanted)
 
     def work(write: Callable[[str], None]) -> None:
-        text = _printed([sys.executable, "-I", PROGRAM, packages, path, first, last])
+        text = _run_for_output([sys.executable, "-I", PROGRAM, packages, path, first, last])
         if (not text or "nothing here reads" in text[:80]) and shutil.which("pdftotext"):
-            text = _printed(["pdftotext", "-layout", "-f", first, *(["-l", last] if last != "-1" else []), path, "-"])
+            text = _run_for_output(
+                ["pdftotext", "-layout", "-f", first, *(["-l", last] if last != "-1" else []), path, "-"]
+            )
         write(text.strip() or f"ERROR: {NO_READER}, or it took too long.")
 
-    text, _ = text_within(LIMIT_SECONDS, work)
+    text, _ = run_limited(LIMIT_SECONDS, work)
     if text.startswith("ERROR:"):
         raise SearchError(f"ERROR:\n{path}: {text.removeprefix('ERROR:').strip()}")
     return text
 
 
-def _printed(command: list[str]) -> str:
+def _run_for_output(command: list[str]) -> str:
     ran = run_program(command, PROGRAM_SECONDS)  # the command is our own program or pdftotext
     return "" if ran is None else ran.stdout[:100_000].decode("utf-8", "replace")

@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 
-from tool_worker.host.search.limited_work import run_program, text_within
+from tool_worker.host.search.limited_work import run_limited, run_program
 
 LIMIT_SECONDS = 8.0
 PROGRAM_SECONDS = 4.0
@@ -25,7 +25,7 @@ MAX_PROBLEM_CHARS = 200
 RUFF = ("ruff", "check", "--isolated", "--no-cache", "--quiet", "--output-format=concise", "--select=E9,F63,F7,F82")
 
 
-def problems_in(paths: list[str]) -> str:
+def find_problems(paths: list[str]) -> str:
     """Return a head and one line for each problem; empty if there is none."""
 
     def work(write: Callable[[str], None]) -> None:
@@ -36,7 +36,7 @@ def problems_in(paths: list[str]) -> str:
             if len(found) > MAX_PROBLEMS:
                 write(f"{os.path.basename(path)}: {len(found) - MAX_PROBLEMS} more\n")
 
-    text, _ = text_within(LIMIT_SECONDS, work)
+    text, _ = run_limited(LIMIT_SECONDS, work)
     return f"\n[Check after the edit:\n{text.rstrip()}]" if text.strip() else ""
 
 

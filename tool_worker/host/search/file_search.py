@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Iterator
 
 from tool_worker.host.search.code_files import LEFT_OUT
-from tool_worker.host.search.limited_work import text_within
+from tool_worker.host.search.limited_work import run_limited
 
 LIMIT_SECONDS = 20.0
 MAX_PATTERN_CHARS = 10_000
@@ -37,7 +37,7 @@ class SearchError(Exception):
     """A search that cannot be run; the text is for the model."""
 
 
-def found_lines(arguments: Arguments, cwd: str, limit_seconds: float = LIMIT_SECONDS) -> str:
+def search_lines(arguments: Arguments, cwd: str, limit_seconds: float = LIMIT_SECONDS) -> str:
     """Search the contents of files.
 
     Args:
@@ -48,7 +48,7 @@ def found_lines(arguments: Arguments, cwd: str, limit_seconds: float = LIMIT_SEC
         SearchError: an argument is not valid.
     """
     pattern = _text(arguments, "pattern")
-    tree = _Tree(arguments, cwd, "include")
+    tree = _FileTree(arguments, cwd, "include")
     context = arguments.get("context") or 0
     if not isinstance(context, int) or isinstance(context, bool) or not 0 <= context <= MAX_CONTEXT_LINES:
         raise SearchError(f"`context` is a number of lines from 0 to {MAX_CONTEXT_LINES}.")
@@ -60,17 +60,17 @@ def found_lines(arguments: Arguments, cwd: str, limit_seconds: float = LIMIT_SEC
         except (re.error, OverflowError, RecursionError) as error:
             write(f"ERROR: `pattern` is not a regular expression of Python's: {error}. Escape signs with a backslash.")
             return
-        _Matches(wanted, context, write).search(tree)
+        _MatchWriter(wanted, context, write).search(tree)
 
     return _answer(work, limit_seconds)
 
 
-def found_files(
+def find_files(
     arguments: Arguments, cwd: str, limit_seconds: float = LIMIT_SECONDS, *, max_entries: int = MAX_ENTRIES
 ) -> str:
-    """Find files by path; the arguments are `pattern` and optionally `path`. Raises: see `found_lines`."""
+    """Find files by path; the arguments are `pattern` and optionally `path`. Raises: see `search_lines`."""
     _text(arguments, "pattern")
-    tree = _Tree(arguments, cwd, "pattern", max_entries)
+    tree = _FileTree(arguments, cwd, "pattern", max_entries)
 
     def work(write: Write) -> None:
         paths = list(tree.files())
@@ -83,7 +83,7 @@ def found_files(
 
 
 def _answer(work: Callable[[Write], None], limit_seconds: float) -> str:
-    text, is_whole = text_within(limit_seconds, work)
+    text, is_whole = run_limited(limit_seconds, work)
     if text.startswith("ERROR: "):
         raise SearchError(text)
     if not is_whole:
@@ -94,7 +94,7 @@ def _answer(work: Callable[[Write], None], limit_seconds: float) -> str:
     return text.strip("\n")
 
 
-class _Tree:
+class _FileTree:
     """The files below a path whose names match a pattern."""
 
     def __init__(self, arguments: Arguments, cwd: str, patterned: str, max_entries: int = MAX_ENTRIES) -> None:
@@ -157,7 +157,7 @@ class _Tree:
                     continue
 
 
-class _Matches:
+class _MatchWriter:
     """Collects the matching lines and writes them as text."""
 
     def __init__(self, wanted: re.Pattern[str], context: int, write: Write) -> None:
@@ -170,7 +170,7 @@ class _Matches:
         self._more_files = 0
         self._unread = 0
 
-    def search(self, tree: _Tree) -> None:
+    def search(self, tree: _FileTree) -> None:
         for path in tree.files():
             self._look_into(path, tree.absolute(path))
         if not self._count:

@@ -17,7 +17,7 @@ from time import monotonic
 MAX_TEXT_BYTES = 256 * 1024
 
 
-def text_within(limit_seconds: float, work: Callable[[Callable[[str], None]], None]) -> tuple[str, bool]:
+def run_limited(limit_seconds: float, work: Callable[[Callable[[str], None]], None]) -> tuple[str, bool]:
     """Run work in a child process.
 
     Args:
@@ -30,7 +30,7 @@ def text_within(limit_seconds: float, work: Callable[[Callable[[str], None]], No
     pid = os.fork()
     if pid == 0:
         os.setsid()  # so that programs started by the work are killed with it
-        _do(work, writing)
+        _run_child(work, writing)
     os.close(writing)
     written = bytearray()
     deadline = monotonic() + limit_seconds
@@ -66,7 +66,7 @@ def run_program(command: list[str], limit_seconds: float) -> subprocess.Complete
         return None
 
 
-def _do(work: Callable[[Callable[[str], None]], None], writing: int) -> None:
+def _run_child(work: Callable[[Callable[[str], None]], None], writing: int) -> None:
     """Run the work in the child; never returns."""
     try:
         with os.fdopen(writing, "wb") as stream:

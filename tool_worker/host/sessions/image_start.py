@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from tool_worker.host.sessions.programs import CHROMIUM_NAMES, PROGRAMS, installed_chromium
+from tool_worker.host.sessions.programs import CHROMIUM_NAMES, PROGRAMS, find_chromium
 from tool_worker.host.sessions.session_wire import Result, serve
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     lacking = [f"the Python package {package}" for package in program.missing]
     arguments: list[str] = []
     if program.has_chromium:
-        chromium = installed_chromium()
+        chromium = find_chromium()
         lacking += [] if chromium else [f"a program {' or '.join(CHROMIUM_NAMES)}"]
         arguments = [chromium or ""]
     if lacking:

@@ -63,7 +63,7 @@ class Kernel:
         self._client = client
 
     @classmethod
-    async def started(cls, cwd: str) -> Kernel:
+    async def start(cls, cwd: str) -> Kernel:
         """Start a kernel and wait until it answers."""
         from jupyter_client.asynchronous.client import AsyncKernelClient
         from jupyter_client.connect import write_connection_file
@@ -97,7 +97,7 @@ class Kernel:
         kernel = cls(process, client, folder)
         try:
             async with asyncio.timeout(READY_LIMIT_SECONDS):
-                await kernel._answers()
+                await kernel._wait_until_ready()
         except BaseException:
             await kernel.end()
             raise
@@ -128,7 +128,7 @@ class Kernel:
             # A cell that awaits is cancelled by its event loop, which the signal alone does not wake.
             self._client.kernel_info()
 
-    async def _answers(self) -> None:
+    async def _wait_until_ready(self) -> None:
         """Wait until both channels are connected; earlier messages would be lost."""
         while self.is_alive:
             self._client.kernel_info()
@@ -150,7 +150,7 @@ class Kernel:
         await self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def run(self, code: str, output: Output, *, is_silent: bool = False) -> None:
+    async def run(self, code: str, output: CellOutput, *, is_silent: bool = False) -> None:
         """Run a cell to its end and add its output to `output`.
 
         Args:
@@ -169,13 +169,13 @@ class Kernel:
                     message.cancel()
                     raise KernelDied
                 found = message.result()
-                if found["parent_header"].get("msg_id") == request and output.is_end(found):
+                if found["parent_header"].get("msg_id") == request and output.add_message(found):
                     return
         finally:
             ended.cancel()
 
 
-class Output:
+class CellOutput:
     """The output of a cell so far."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ class Output:
         """The text as a terminal would show it; long text is cut to its head and tail. Read this only once."""
         return self._texts.take(is_final=True)[0]
 
-    def is_end(self, message: dict[str, Any]) -> bool:
+    def add_message(self, message: dict[str, Any]) -> bool:
         """Add a message; return whether it is the last one."""
         content = message["content"]
         match message["msg_type"]:
@@ -237,13 +237,13 @@ class IPythonSession:
         code = str(arguments["code"])
         shell_dir = str(arguments.get("cwd") or "")
         seconds = float(arguments.get("timeout") or DEFAULT_TIMEOUT_SECONDS)
-        output = Output()
+        output = CellOutput()
         self._interrupted = False
         if code.strip() == RESTART:
             await self._end()
             return {"content": "[The kernel was restarted; its variables are lost.]", "image_urls": []}
         try:
-            kernel = await self._ready(shell_dir, arguments.get("kernel_init_code") or "")
+            kernel = await self._get_kernel(shell_dir, arguments.get("kernel_init_code") or "")
             note = await self._run_within(kernel, code, output, seconds)
         except KernelDied:
             was_killed = self._kernel is not None and self._kernel.was_killed
@@ -263,26 +263,26 @@ class IPythonSession:
         self._interrupted = True
         if self._kernel is not None:
             self._kernel.interrupt()
-            asyncio.get_running_loop().call_later(INTERRUPT_LIMIT_SECONDS, self._kill_if_deaf, self._kernel)
+            asyncio.get_running_loop().call_later(INTERRUPT_LIMIT_SECONDS, self._kill_if_still_running, self._kernel)
 
-    def _kill_if_deaf(self, kernel: Kernel) -> None:
+    def _kill_if_still_running(self, kernel: Kernel) -> None:
         if self._interrupted and self._kernel is kernel:
             kernel.kill()
 
-    async def _ready(self, shell_dir: str, init_code: str) -> Kernel:
+    async def _get_kernel(self, shell_dir: str, init_code: str) -> Kernel:
         if self._kernel is None or not self._kernel.is_alive:
-            self._kernel = await Kernel.started(shell_dir)
+            self._kernel = await Kernel.start(shell_dir)
             self._shell_dir = shell_dir
-            await self._kernel.run(PREPARATION, Output(), is_silent=True)
+            await self._kernel.run(PREPARATION, CellOutput(), is_silent=True)
             if init_code:
-                await self._kernel.run(init_code, Output())
+                await self._kernel.run(init_code, CellOutput())
         # the shell has changed its directory since the last cell; the kernel follows
         elif shell_dir != self._shell_dir:
             self._shell_dir = shell_dir
-            await self._kernel.run(f"import os; os.chdir({shell_dir!r})", Output())
+            await self._kernel.run(f"import os; os.chdir({shell_dir!r})", CellOutput())
         return self._kernel
 
-    async def _run_within(self, kernel: Kernel, code: str, output: Output, seconds: float) -> str:
+    async def _run_within(self, kernel: Kernel, code: str, output: CellOutput, seconds: float) -> str:
         cell = asyncio.create_task(kernel.run(code, output))
         try:
             done, _ = await asyncio.wait({cell}, timeout=seconds)

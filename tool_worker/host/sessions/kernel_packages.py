@@ -63,7 +63,7 @@ def prepare(shell: Any) -> None:
 
     def pip(line: str) -> None:
         """Run pip for this kernel's Python, for example `%pip install X`."""
-        command = installer()
+        command = find_installer()
         if command is None:
             sys.stdout.write(NO_PIP.format(version=VERSION) + "\n")
             return
@@ -73,7 +73,7 @@ def prepare(shell: Any) -> None:
     shell.register_magic_function(pip, "line", "pip")
 
 
-def installer() -> list[str] | None:
+def find_installer() -> list[str] | None:
     """Return the command of a pip that can install for the user; None if there is none."""
     python = Path(sys.base_prefix, "bin", f"python{VERSION}")
     bundled = sorted(Path(sys.base_prefix, "lib", f"python{VERSION}", "ensurepip", "_bundled").glob("pip-*.whl"))

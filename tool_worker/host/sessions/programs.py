@@ -22,7 +22,7 @@ CHROMIUM_PLACES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class SessionProgramSpec:
     """A session program and its requirements.
 
     Attributes:
@@ -41,14 +41,14 @@ class Program:
         return tuple(package for package in self.packages if find_spec(package) is None)
 
 
-PROGRAMS: Mapping[str, Program] = {
-    "ipython": Program("host/sessions/ipython_session.py", ("ipykernel", "jupyter_client")),
-    "browser": Program("host/browser/session.py", ("playwright", "PIL"), has_chromium=True),
+PROGRAMS: Mapping[str, SessionProgramSpec] = {
+    "ipython": SessionProgramSpec("host/sessions/ipython_session.py", ("ipykernel", "jupyter_client")),
+    "browser": SessionProgramSpec("host/browser/session.py", ("playwright", "PIL"), has_chromium=True),
 }
 """By pool name, which is also the tool's name."""
 
 
-def installed_chromium() -> str | None:
+def find_chromium() -> str | None:
     """Return the path of Chromium, or None."""
     found = next((place for place in CHROMIUM_PLACES if Path(place).is_file()), None)
     return found or next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)

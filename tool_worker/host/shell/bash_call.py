@@ -67,7 +67,7 @@ class BashCall:
         self.is_brief = False
         self.env = _variables(env or {})
 
-    def be_brief(self, seconds: float) -> None:
+    def answer_within(self, seconds: float) -> None:
         """Answer the call after this time at the latest, with the output up to then."""
         self.no_change_timeout = None
         self.timeout = seconds

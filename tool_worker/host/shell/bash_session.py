@@ -24,11 +24,11 @@ import pwd
 
 from tool_worker.host.children import Children
 from tool_worker.host.configuration import HostConfiguration
-from tool_worker.host.loop import Loop
+from tool_worker.host.loop import EventLoop
 from tool_worker.host.shell.bash_call import BashCall
 from tool_worker.host.shell.command_marks import CommandEnd
 from tool_worker.host.shell.output_file import LONG_OUTPUT_BYTES
-from tool_worker.host.shell.shell import BEGUN, ENDED, IDLE, INPUT_LINE_LIMIT_BYTES, SUBMITTED, Shell, ShellEvents
+from tool_worker.host.shell.shell import ENDED, IDLE, INPUT_LINE_LIMIT_BYTES, STARTED, SUBMITTED, Shell, ShellEvents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ UNRESPONSIVE = (
 )
 UNRESPONSIVE_OUTCOMES = {
     SUBMITTED: "This command was probably not run.",
-    BEGUN: "How this command ended is unknown.",
+    STARTED: "How this command ended is unknown.",
 }
 NEXT_STEPS = (
     'You may wait longer to see additional output by sending empty command \'\', send text or keys ("C-c", "C-d", '
@@ -85,13 +85,13 @@ class BashSession:
     """The shell of a conversation, and the call in progress, if any."""
 
     def __init__(
-        self, loop: Loop, children: Children, configuration: HostConfiguration, *, cwd: str | None = None
+        self, loop: EventLoop, children: Children, configuration: HostConfiguration, *, cwd: str | None = None
     ) -> None:
         self._loop = loop
         self._children = children
         self._configuration = configuration
         self._working_dir = cwd or configuration.workspace
-        self._events = ShellEvents(on_output=self._output_came, on_end=self._ended, on_exit=self._exited)
+        self._events = ShellEvents(on_output=self._on_output, on_end=self._on_command_end, on_exit=self._on_shell_exit)
         self._call: BashCall | None = None
         self._finish: Callable[[Result], None] | None = None
         self._username = _username()
@@ -169,7 +169,7 @@ class BashSession:
         return self._command
 
     @property
-    def has_news(self) -> bool:
+    def has_unreported_end(self) -> bool:
         """Whether a command has ended whose result was not reported yet."""
         return self._unobserved is not None
 
@@ -263,10 +263,10 @@ class BashSession:
         else:
             self._arm()
 
-    def _output_came(self) -> None:
+    def _on_output(self) -> None:
         self._changed_at = self._loop.now()
 
-    def _ended(self, end: CommandEnd) -> None:
+    def _on_command_end(self, end: CommandEnd) -> None:
         self._working_dir = end.working_dir
         if self._is_cancelled:
             # An interrupt between fork and wait ends the command, but not the program that bash has just forked.
@@ -275,14 +275,14 @@ class BashSession:
             "exit_code": end.exit_code,
             "pid": end.background_pid,
             "py_interpreter_path": _python_on(end.search_path),
-            **self._place(),
+            **self._location_facts(),
         }
         self._complete(facts, "")
 
-    def _exited(self, exit_code: int, last_state: str) -> None:
+    def _on_shell_exit(self, exit_code: int, last_state: str) -> None:
         if self._shell.is_unresponsive:
             suffix = UNRESPONSIVE.format(outcome=UNRESPONSIVE_OUTCOMES[last_state], directory=self._working_dir)
-            self._conclude({"exit_code": exit_code, **self._place()}, suffix)
+            self._conclude({"exit_code": exit_code, **self._location_facts()}, suffix)
             return
         gone = f"[The previous shell ended with exit code {exit_code}. This is a new one.]\n"
         if last_state == IDLE:
@@ -293,9 +293,9 @@ class BashSession:
             self._run(self._call)
         else:
             note = f"\n[The command also ended the shell. The next command gets a new one in {self._working_dir}.]"
-            self._complete({"exit_code": exit_code, **self._place()}, note)
+            self._complete({"exit_code": exit_code, **self._location_facts()}, note)
 
-    def _place(self) -> dict[str, object]:
+    def _location_facts(self) -> dict[str, object]:
         return {"username": self._username, "hostname": os.uname().nodename, "working_dir": self._working_dir}
 
     def _complete(self, facts: dict[str, object], note: str) -> None:
@@ -312,17 +312,19 @@ class BashSession:
         if self._finish is not None:
             self._answer(CANCELLED if self._is_cancelled else COMPLETED, suffix=suffix, facts=facts)
         else:
-            content, omitted_bytes, where = self._taken(is_final=True)
+            content, omitted_bytes, where = self._take_output(is_final=True)
             self._unobserved = (content.rstrip(), suffix + where, omitted_bytes, facts)
 
     def _answer(
         self, state: str, *, suffix: str = "", text: str | None = None, facts: dict[str, object] | None = None
     ) -> None:
         """Answer with the output so far, or with `text` instead."""
-        content, omitted_bytes, where = (text, 0, "") if text is not None else self._taken(is_final=facts is not None)
+        content, omitted_bytes, where = (
+            (text, 0, "") if text is not None else self._take_output(is_final=facts is not None)
+        )
         self._deliver(state, content.rstrip(), suffix + where, omitted_bytes, facts or {})
 
-    def _taken(self, *, is_final: bool) -> tuple[str, int, str]:
+    def _take_output(self, *, is_final: bool) -> tuple[str, int, str]:
         """Return the new output, the number of omitted bytes, and a note about the file of a long output."""
         content, omitted_bytes = self._shell.output.take(is_final=is_final)
         where = self._shell.whole_output.note() if omitted_bytes or len(content) > LONG_OUTPUT_BYTES else ""

@@ -18,7 +18,7 @@ FIELD_LIMIT = 4096
 _RS = b"\x1e"
 
 
-class Mark:
+class CommandMark:
     """One mark; `fields` is None for the start of a command."""
 
     __slots__ = ("fields", "nonce")
@@ -55,11 +55,11 @@ class MarkScanner:
         """Register the nonce of the next command: 32 hexadecimal bytes."""
         self._nonces = [*self._nonces[-7:], nonce]
 
-    def feed(self, chunk: bytes) -> list[bytes | Mark]:
+    def feed(self, chunk: bytes) -> list[bytes | CommandMark]:
         """Return the pieces that this chunk completes, in order; the start of a possible mark is held back."""
         stream = self._held + chunk
         self._held = b""
-        pieces: list[bytes | Mark] = []
+        pieces: list[bytes | CommandMark] = []
         output_from = 0
         position = stream.find(_RS)
         while position >= 0:
@@ -78,14 +78,14 @@ class MarkScanner:
             rest = stream[position + 1 + NONCE_BYTES : end]
             is_start = rest == b"<"
             fields = None if is_start else rest[1:].decode("utf-8", "surrogateescape").split("\x1f")
-            pieces.append(Mark(nonce, fields))
+            pieces.append(CommandMark(nonce, fields))
             output_from = end + 1
             position = stream.find(_RS, output_from)
         pieces.append(stream[output_from : position if position >= 0 else len(stream)])
         return [piece for piece in pieces if piece]
 
 
-def begin_line(
+def start_line(
     nonce: str, command: str, terminal: str, *, previous_exit_code: int, environment: dict[str, str], cwd: str | None
 ) -> bytes:
     """Return the line that makes bash print the start mark and run the command; bash exits if it cannot print the mark.
@@ -94,11 +94,11 @@ def begin_line(
     descriptors end with it.
     """
     mark = f"\\builtin printf '\\036{nonce}<\\036' >{terminal} 2>/dev/null"
-    variables = "".join(f"{name}={quoted(value)} " for name, value in environment.items())
+    variables = "".join(f"{name}={quote(value)} " for name, value in environment.items())
     # Both bypass functions of these names; `builtin` alone would not export the preceding variables.
-    run = f"{variables}\\builtin command eval {quoted(command)} <{terminal} >{terminal} 2>&1"
+    run = f"{variables}\\builtin command eval {quote(command)} <{terminal} >{terminal} 2>&1"
     if cwd is not None:
-        run = f"{{ \\builtin cd -- {quoted(cwd)} && {run}; }} >{terminal} 2>&1"
+        run = f"{{ \\builtin cd -- {quote(cwd)} && {run}; }} >{terminal} 2>&1"
     # Printing the mark has reset `$?`. This list restores it without triggering `set -e`.
     restore = f"(\\builtin exit {previous_exit_code}) || " if previous_exit_code else ""
     return f"{mark} || \\exit; {restore}{run}\n".encode("utf-8", "replace")
@@ -114,6 +114,6 @@ def end_line(nonce: str, terminal: str) -> bytes:
     return f"\\builtin printf '{form}' {fields} >{terminal} 2>/dev/null || \\exit\n".encode()
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return the text as one quoted word of the shell."""
     return "'" + text.replace("'", "'\\''") + "'"

@@ -59,9 +59,9 @@ class OutputBuffer:
         if _is_plain(head) and _is_plain(last):
             text = last.decode("ascii")
             return (head.decode("ascii") + CUT_NOTICE + text if omitted else text), omitted
-        from tool_worker.host.shell.terminal_text import plain_text, unfinished_from, without_broken_start
+        from tool_worker.host.shell.terminal_text import find_unfinished, plain_text, without_broken_start
 
-        end = len(last) if is_final else unfinished_from(last)
+        end = len(last) if is_final else find_unfinished(last)
         self._keep(last[end:])
         if not omitted:
             return plain_text(last[:end]), 0

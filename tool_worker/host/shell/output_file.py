@@ -26,7 +26,7 @@ class OutputFile:
 
     def __init__(self, temporary: str) -> None:
         self._folder = os.path.join(temporary, FOLDER)
-        self._begun = bytearray()
+        self._buffered = bytearray()
         self._descriptor = -1
         self._path = ""
         self._has_failed = False
@@ -39,11 +39,11 @@ class OutputFile:
         if self._descriptor >= 0:
             self._write(chunk)
         elif not self._has_failed:
-            self._begun += chunk
+            self._buffered += chunk
             if self._size > LONG_OUTPUT_BYTES:
                 self._open()
-                self._write(bytes(self._begun))
-                self._begun.clear()
+                self._write(bytes(self._buffered))
+                self._buffered.clear()
 
     def note(self) -> str:
         """Return a note for the model with the path of the current command's output; empty if there is no file."""
@@ -56,7 +56,7 @@ class OutputFile:
 
     def end(self) -> None:
         """Close the file; the next output belongs to another command."""
-        self._begun.clear()
+        self._buffered.clear()
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1

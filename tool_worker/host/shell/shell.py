@@ -20,10 +20,17 @@ import termios
 from tool_worker.host.children import Children
 from tool_worker.host.compiled import signal, socket
 from tool_worker.host.configuration import HostConfiguration
-from tool_worker.host.descendants import children, command_line, handles, kill, present_tick, started_since
+from tool_worker.host.descendants import (
+    command_line,
+    current_tick,
+    find_children,
+    find_started_since,
+    handles_signal,
+    kill,
+)
 from tool_worker.host.hardening import lower_limits
-from tool_worker.host.loop import BufferedWriter, Loop
-from tool_worker.host.shell.command_marks import CommandEnd, Mark, MarkScanner, begin_line, end_line
+from tool_worker.host.loop import BufferedWriter, EventLoop
+from tool_worker.host.shell.command_marks import CommandEnd, CommandMark, MarkScanner, end_line, start_line
 from tool_worker.host.shell.output_buffer import OutputBuffer
 from tool_worker.host.shell.output_file import OutputFile
 
@@ -38,7 +45,7 @@ INPUT_LINE_LIMIT_BYTES = 4095
 
 IDLE = "idle"
 SUBMITTED = "submitted"
-BEGUN = "started"
+STARTED = "started"
 ENDED = "ended"
 
 KILL_ROUNDS = 50
@@ -49,7 +56,7 @@ REPEATS = 24
 """Interval and maximum number of repetitions of a lost Ctrl-C: see `press`."""
 
 HANG_CHECK_SECONDS = 2.5
-UNRESPONSIVE_SECONDS = {SUBMITTED: 30.0, BEGUN: 5.0}
+UNRESPONSIVE_SECONDS = {SUBMITTED: 30.0, STARTED: 5.0}
 """Maximum time until a command starts (includes the start of bash on a busy machine), or until its end is reported."""
 
 _READ_BYTES = 65536
@@ -87,7 +94,7 @@ class Shell:
     """
 
     def __init__(
-        self, loop: Loop, reaper: Children, configuration: HostConfiguration, cwd: str, events: ShellEvents
+        self, loop: EventLoop, reaper: Children, configuration: HostConfiguration, cwd: str, events: ShellEvents
     ) -> None:
         self._loop = loop
         self._reaper = reaper
@@ -127,12 +134,12 @@ class Shell:
         self._pressed_for = 0
         self._again = self._press_interrupt_again
         loop.on_readable(self._master, self._read)
-        reaper.watch(self.pid, self._exited)
+        reaper.watch(self.pid, self._on_exit)
 
     @property
     def is_busy(self) -> bool:
         """Whether a command was submitted or runs."""
-        return self.state in (SUBMITTED, BEGUN)
+        return self.state in (SUBMITTED, STARTED)
 
     def submit(self, command: str, *, environment: dict[str, str], cwd: str | None) -> None:
         """Run a command; the shell must be idle. `cwd` moves the shell, like `cd`."""
@@ -140,10 +147,10 @@ class Shell:
         self._nonce = os.urandom(16).hex()
         self._scanner.expect(self._nonce.encode())
         self.state = SUBMITTED
-        self._command_tick = present_tick()
-        self._earlier = children(self.pid) | children(os.getpid())
+        self._command_tick = current_tick()
+        self._earlier = find_children(self.pid) | find_children(os.getpid())
         self._settle_terminal()
-        line = begin_line(
+        line = start_line(
             self._nonce,
             command,
             self._terminal,
@@ -183,7 +190,7 @@ class Shell:
     def interrupt(self) -> None:
         """Send SIGINT to the foreground process group, whatever state the terminal is in."""
         foreground = os.tcgetpgrp(self._master)
-        if self.state == BEGUN and foreground > 0:
+        if self.state == STARTED and foreground > 0:
             try:
                 os.killpg(foreground, signal.SIGINT)
             except ProcessLookupError:
@@ -194,7 +201,7 @@ class Shell:
         """Kill the shell and the processes of the current command; earlier background jobs continue."""
         # Find the processes first, because the tree falls apart with its root. Kill them after bash, which would print
         # "Killed".
-        victims = self._started()
+        victims = self._find_started()
         kill(self.pid)
         for pid in victims:
             kill(pid)
@@ -209,21 +216,21 @@ class Shell:
         killed: set[int] = set()
         # Repeat until no new process is found: a process may have forked between being found and being killed.
         for _ in range(KILL_ROUNDS):
-            victims = set(self._started()) - killed
+            victims = set(self._find_started()) - killed
             for pid in victims:
                 kill(pid)
             if not victims:
                 break
             killed |= victims
 
-    def _started(self) -> list[int]:
+    def _find_started(self) -> list[int]:
         """Return the processes of the latest command, daemons included, but not those of other shells."""
         spared = (self._earlier | self._reaper.watched) - {self.pid}
-        return [pid for pid in started_since(os.getpid(), self._command_tick, spared) if pid != self.pid]
+        return [pid for pid in find_started_since(os.getpid(), self._command_tick, spared) if pid != self.pid]
 
     def _type(self, keys: bytes) -> None:
         # An interrupt before the start of the command would hit bash while it reads the command.
-        if self.state == BEGUN:
+        if self.state == STARTED:
             self._to_program.write(keys)
         else:
             self._typed_early += keys
@@ -243,7 +250,7 @@ class Shell:
 
     def _repeat_for(self, group: int, again: Callable[[], None], *, is_handled: bool) -> None:
         """Schedule a check whether the group has received the key, unless a program handles the signal itself."""
-        is_signal = self.state == BEGUN and termios.tcgetattr(self._slave)[3] & termios.ISIG
+        is_signal = self.state == STARTED and termios.tcgetattr(self._slave)[3] & termios.ISIG
         if is_signal and self._repeats_left > 0 and not is_handled:
             self._repeats_left -= 1
             self._pressed_for = group
@@ -255,7 +262,7 @@ class Shell:
 
     def _press_quit_again(self) -> None:
         r"""Press Ctrl-\ again if the program that it was meant for still runs."""
-        if self.state == BEGUN and os.tcgetpgrp(self._master) == self._pressed_for:
+        if self.state == STARTED and os.tcgetpgrp(self._master) == self._pressed_for:
             self._press_quit()
 
     def _press_interrupt_again(self) -> None:
@@ -263,12 +270,12 @@ class Shell:
         group = os.tcgetpgrp(self._master)
         if group == self._pressed_for == self.pid:
             self._repeats_left -= 2  # fewer repeats: bash itself rarely loses one, and may have a trap
-        if self.state == BEGUN and (group != self._pressed_for or group == self.pid or self._has_started(group)):
+        if self.state == STARTED and (group != self._pressed_for or group == self.pid or self._has_started(group)):
             self._press_interrupt()
 
     def _has_handler(self, group: int, number: signal.Signals) -> bool:
         """Return whether the leader of this group is a program that handles the signal and so decides itself."""
-        return self._has_started(group) and handles(group, number)
+        return self._has_started(group) and handles_signal(group, number)
 
     def _has_started(self, group: int) -> bool:
         """Return whether a program leads this group, rather than bash or a copy of bash before exec."""
@@ -281,7 +288,7 @@ class Shell:
     def _check_responsive(self) -> None:
         """Kill a bash that does not report the start or the end of its command."""
         now = self._loop.now()
-        if self.state == SUBMITTED or self._input() == self._source:
+        if self.state == SUBMITTED or self._stdin_target() == self._source:
             self._unresponsive_since = self._unresponsive_since or now
             if now - self._unresponsive_since >= UNRESPONSIVE_SECONDS[self.state]:
                 self.is_unresponsive = True
@@ -291,7 +298,7 @@ class Shell:
             self._unresponsive_since = None
         self._hang_check.set(now + HANG_CHECK_SECONDS)
 
-    def _input(self) -> str:
+    def _stdin_target(self) -> str:
         """Return the file that bash reads: the socket between two commands, also while it prints a prompt."""
         try:
             return os.readlink(f"/proc/{self.pid}/fd/0")
@@ -325,11 +332,11 @@ class Shell:
                 self.output.add(piece)
                 self._events.on_output()
             elif piece.nonce == self._nonce.encode() and self.is_busy:
-                self._pass(piece)
+                self._handle_mark(piece)
 
-    def _pass(self, mark: Mark) -> None:
+    def _handle_mark(self, mark: CommandMark) -> None:
         if mark.fields is None:
-            self.state = BEGUN
+            self.state = STARTED
             typed, self._typed_early = self._typed_early, b""
             if typed:
                 self._to_program.write(typed)
@@ -340,12 +347,12 @@ class Shell:
         self._to_program.clear()
         end = CommandEnd(mark.fields)
         self._previous_exit_code = end.exit_code
-        if self._input() not in (self._source, ""):
+        if self._stdin_target() not in (self._source, ""):
             # Bash does not read the socket any more and takes its commands from elsewhere.
             self.kill()
         self._events.on_end(end)
 
-    def _exited(self, exit_code: int) -> None:
+    def _on_exit(self, exit_code: int) -> None:
         # Read the output from before the exit; the deadline covers jobs that keep writing.
         deadline = self._loop.now() + 0.5
         while self._loop.now() < deadline:

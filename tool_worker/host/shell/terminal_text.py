@@ -54,7 +54,7 @@ class TooCostly(Exception):
     """The output exceeds the budget of cells."""
 
 
-class Screen:
+class TerminalScreen:
     """Emulates one screen, and keeps the text that was left above it.
 
     A program that redraws its screen sends the same lines again and again, padded with blanks to 1000 columns. A model
@@ -251,13 +251,13 @@ def plain_text(raw: bytes) -> str:
         return text
     if NEEDS_SCREEN.search(text):
         try:
-            return _UNWANTED.sub("", Screen().play(text))
+            return _UNWANTED.sub("", TerminalScreen().play(text))
         except TooCostly:
             text = "\n".join(map(without_padding, text.split("\n")))
     text = _MARKS.sub("", text)
     text = _MOVE.sub(_mark, text)
     text = _ESCAPE.sub("", text)
-    text = "\n".join(_overwritten(line.rstrip("\r")) for line in text.split("\n"))
+    text = "\n".join(_apply_overwrites(line.rstrip("\r")) for line in text.split("\n"))
     return _UNWANTED.sub("", text)
 
 
@@ -267,7 +267,7 @@ def _mark(match: re.Match[str]) -> str:
     return _ERASE_RIGHT if match[1] in ("", "0") else _ERASE_LINE
 
 
-def _overwritten(line: str) -> str:
+def _apply_overwrites(line: str) -> str:
     """Apply carriage returns, backspaces and erasures, as in progress bars."""
     if not ("\r" in line or "\b" in line or _ERASE_RIGHT in line or _ERASE_LINE in line):
         return line
@@ -289,7 +289,7 @@ def _overwritten(line: str) -> str:
     return "".join(cells)
 
 
-def unfinished_from(raw: bytes) -> int:
+def find_unfinished(raw: bytes) -> int:
     """Return the start of an incomplete character or escape sequence at the end; the length if there is none."""
     match = _UNFINISHED.search(raw, max(0, len(raw) - 4200))
     return match.start() if match else len(raw)

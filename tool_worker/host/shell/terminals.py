@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tool_worker.host.children import Children
 from tool_worker.host.configuration import HostConfiguration
-from tool_worker.host.loop import Loop
+from tool_worker.host.loop import EventLoop
 from tool_worker.host.shell.bash_call import KILL, LIST, RESET, BashCall
 from tool_worker.host.shell.bash_session import COMPLETED, REFUSED, BashSession
 
@@ -28,7 +28,7 @@ SHOWN_COMMAND_CHARS = 100
 GONE = "Terminals and background jobs end with the workspace's processes, which end when nobody uses them."
 
 
-class Terminal:
+class NamedTerminal:
     """A named shell; `is_job`: it was made for one command and ends with it."""
 
     def __init__(self, session: BashSession, began_at: float, *, is_job: bool) -> None:
@@ -40,13 +40,13 @@ class Terminal:
 class Terminals:
     """The terminals of one conversation."""
 
-    def __init__(self, loop: Loop, children: Children, configuration: HostConfiguration) -> None:
+    def __init__(self, loop: EventLoop, children: Children, configuration: HostConfiguration) -> None:
         self._loop = loop
         self._children = children
         self._configuration = configuration
         self._jobs = 0
         self.main = self._shell(None)
-        self._others: dict[str, Terminal] = {}
+        self._others: dict[str, NamedTerminal] = {}
 
     @property
     def resting_pids(self) -> set[int]:
@@ -56,7 +56,7 @@ class Terminals:
 
     def is_free(self, call: BashCall) -> bool:
         """Return whether a call can start now; each terminal runs one call at a time."""
-        session = self._named(call.terminal)
+        session = self._find_session(call.terminal)
         return call.is_static or bool(call.control) or session is None or not session.is_busy
 
     def begin(self, call: BashCall, finish: Finish) -> BashSession | None:
@@ -66,28 +66,28 @@ class Terminals:
             The session to interrupt; None if the call is already answered.
         """
         if call.control:
-            finish(_told(self._controlled(call)))
+            finish(_make_result(self._run_control(call)))
             return None
         if call.is_static:
-            return self._begin_static(call, finish)
+            return self._start_static(call, finish)
         name = call.terminal
         if not name and call.is_background and call.command and not call.is_input:
             self._jobs += 1
             name = f"job-{self._jobs}"
-        session = self._named(name)
+        session = self._find_session(name)
         if session is None:
             if call.is_input or not call.command:
-                refusal = f"There is no terminal `{name}`. {GONE}\n{self._listed()}"
+                refusal = f"There is no terminal `{name}`. {GONE}\n{self._list_terminals()}"
             else:
                 refusal = self._open(name, is_job=not call.terminal)
             if refusal:
-                finish(_told(f"ERROR: {refusal}", is_error=True))
+                finish(_make_result(f"ERROR: {refusal}", is_error=True))
                 return None
             session = self._others[name].session
         terminal = self._others.get(name)
         is_look = terminal is not None and terminal.is_job and call.no_change_timeout is not None
         if call.is_background or is_look:
-            call.be_brief(BRIEF_SECONDS)
+            call.answer_within(BRIEF_SECONDS)
         if terminal is None:
             session.start(call, finish)
             return session
@@ -103,7 +103,7 @@ class Terminals:
             terminal.session.close()
         self._others.clear()
 
-    def _named(self, name: str) -> BashSession | None:
+    def _find_session(self, name: str) -> BashSession | None:
         if name in ("", MAIN):
             return self.main
         terminal = self._others.get(name)
@@ -114,22 +114,22 @@ class Terminals:
         if len(self._others) >= TERMINALS_LIMIT:
             self._forget_ended_job()
         if len(self._others) >= TERMINALS_LIMIT:
-            return f"There are {TERMINALS_LIMIT} terminals already. Kill one first.\n{self._listed()}"
+            return f"There are {TERMINALS_LIMIT} terminals already. Kill one first.\n{self._list_terminals()}"
         try:
             session = self._shell(self.main.working_dir)
         except OSError as error:
             return f"The terminal cannot be opened: {error.strerror}."
-        self._others[name] = Terminal(session, self._loop.now(), is_job=is_job)
+        self._others[name] = NamedTerminal(session, self._loop.now(), is_job=is_job)
         return ""
 
     def _forget_ended_job(self) -> None:
         for name, terminal in self._others.items():
-            if terminal.is_job and terminal.session.has_news:
+            if terminal.is_job and terminal.session.has_unreported_end:
                 terminal.session.leave()
                 del self._others[name]
                 return
 
-    def _begin_static(self, call: BashCall, finish: Finish) -> BashSession:
+    def _start_static(self, call: BashCall, finish: Finish) -> BashSession:
         session = self._shell(call.cwd)
 
         def finish_and_close(result: dict[str, object]) -> None:
@@ -139,24 +139,24 @@ class Terminals:
         session.start(call, finish_and_close)
         return session
 
-    def _finish(self, name: str, terminal: Terminal, finish: Finish, result: dict[str, object]) -> None:
+    def _finish(self, name: str, terminal: NamedTerminal, finish: Finish, result: dict[str, object]) -> None:
         metadata = result["metadata"]
         assert isinstance(metadata, dict)
         metadata["suffix"] = f"{metadata.get('suffix', '')}\n[Terminal: {name}]"
         finish(result)
         session = terminal.session
-        is_over = not (session.has_running_command or session.has_news)
+        is_over = not (session.has_running_command or session.has_unreported_end)
         if terminal.is_job and is_over and self._others.get(name) is terminal:
             del self._others[name]
             session.leave()
 
-    def _controlled(self, call: BashCall) -> str:
+    def _run_control(self, call: BashCall) -> str:
         if call.control == LIST:
-            return self._listed()
+            return self._list_terminals()
         name = call.terminal or MAIN
-        session = self._named(name)
+        session = self._find_session(name)
         if session is None:
-            return f"There is no terminal `{name}`. {GONE}\n{self._listed()}"
+            return f"There is no terminal `{name}`. {GONE}\n{self._list_terminals()}"
         if session is self.main:
             try:
                 fresh = self._shell(None)
@@ -172,7 +172,7 @@ class Terminals:
         assert call.control == KILL
         return f"The terminal `{name}` was killed, with what its command had started."
 
-    def _listed(self) -> str:
+    def _list_terminals(self) -> str:
         named = {MAIN: self.main, **{name: terminal.session for name, terminal in self._others.items()}}
         return "\n".join(f"{name}: {self._state(name, session)}" for name, session in named.items())
 
@@ -185,7 +185,7 @@ class Terminals:
             terminal = self._others.get(name)
             lasted = f" for {self._loop.now() - terminal.began_at:.0f} s" if terminal is not None else ""
             return f"running{lasted}: {shown}"
-        if session.has_news:
+        if session.has_unreported_end:
             return f"ended, and not looked at since: {shown}"
         return f"waits for a command in {session.working_dir}"
 
@@ -193,7 +193,7 @@ class Terminals:
         return BashSession(self._loop, self._children, self._configuration, cwd=cwd)
 
 
-def _told(text: str, *, is_error: bool = False) -> dict[str, object]:
+def _make_result(text: str, *, is_error: bool = False) -> dict[str, object]:
     """Return the result of a call that runs no command."""
     metadata = {"exit_code": 1 if is_error else 0, "pid": -1, "prefix": "", "suffix": ""}
     return {

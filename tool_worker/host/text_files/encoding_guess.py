@@ -34,7 +34,7 @@ _LEAST_ASCII_SECONDS = 0.1
 _CYRILLIC = ("cp1251", "koi8_r")
 
 
-def guess(content: bytes) -> str | None:
+def guess_encoding(content: bytes) -> str | None:
     """Return the name of the codec, or None if no known encoding fits.
 
     Args:
@@ -81,12 +81,12 @@ def _is_utf_16(content: bytes, name: str) -> bool:
 
 
 def _scores(sample: bytes) -> list[tuple[str, float]]:
-    scores = [(name, _frequent(sample, name, (leads,), kana=None)) for name, leads in _FREQUENT_LEADS.items()]
-    scores += [(name, _frequent(sample, name, leads, kana=leads[1])) for name, leads in _JAPANESE_LEADS.items()]
-    return scores + [(name, _cyrillic(sample, name)) for name in _CYRILLIC]
+    scores = [(name, _score_frequent(sample, name, (leads,), kana=None)) for name, leads in _FREQUENT_LEADS.items()]
+    scores += [(name, _score_frequent(sample, name, leads, kana=leads[1])) for name, leads in _JAPANESE_LEADS.items()]
+    return scores + [(name, _score_cyrillic(sample, name)) for name in _CYRILLIC]
 
 
-def _frequent(sample: bytes, name: str, leads: tuple[range, ...], kana: range | None) -> float:
+def _score_frequent(sample: bytes, name: str, leads: tuple[range, ...], kana: range | None) -> float:
     """Return the share of non-ASCII letters that are frequent in the script of an encoding."""
     text = sample.decode(name, "replace")
     letters = [character for character in text if character >= "\x80" and character.isalpha()]
@@ -101,7 +101,7 @@ def _frequent(sample: bytes, name: str, leads: tuple[range, ...], kana: range | 
     return sum(any(first in part for part in leads) for first in firsts) / len(letters)
 
 
-def _cyrillic(sample: bytes, name: str) -> float:
+def _score_cyrillic(sample: bytes, name: str) -> float:
     """Return the share of lower-case letters inside words; 0 if the text is not mostly Cyrillic."""
     text = sample.decode(name, "replace")
     above = [character for character in text if character >= "\x80"]

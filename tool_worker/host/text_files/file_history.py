@@ -114,11 +114,11 @@ class FileHistory:
     def _load(self) -> None:
         with open(self._descriptor, "rb", closefd=False) as file:
             file.seek(0)
-            while self._take(file.readline(_HEADER_LIMIT_BYTES), file.read):
+            while self._replay_record(file.readline(_HEADER_LIMIT_BYTES), file.read):
                 self._file_bytes = file.tell()
         os.ftruncate(self._descriptor, self._file_bytes)
 
-    def _take(self, header: bytes, read: Callable[[int], bytes]) -> bool:
+    def _replay_record(self, header: bytes, read: Callable[[int], bytes]) -> bool:
         """Replay one record; return False if it is incomplete or not valid."""
         words = header.split()
         sizes = [int(word) for word in words[1:3] if word.isdigit()]

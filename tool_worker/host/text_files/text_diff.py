@@ -30,7 +30,7 @@ def count_equal_ends(old: list[str], new: list[str]) -> tuple[int, int]:
     return head, tail
 
 
-def unified_diff(old: str, new: str, path: str) -> str:
+def render_unified_diff(old: str, new: str, path: str) -> str:
     r"""Return the change from `old` to `new` as a unified diff with one hunk.
 
     Args:

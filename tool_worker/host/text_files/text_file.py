@@ -63,9 +63,9 @@ class TextFile:
         is_8_bit_text = _is_8_bit_text(content)
         if not is_8_bit_text and b"\0" not in content:
             return None
-        from tool_worker.host.text_files.encoding_guess import decodes, guess
+        from tool_worker.host.text_files.encoding_guess import decodes, guess_encoding
 
-        name = known if known and decodes(content, known) else guess(content)
+        name = known if known and decodes(content, known) else guess_encoding(content)
         if name and (file := cls._decode_as(name, content, b"")):
             return file
         for encoding in _WESTERN if is_8_bit_text else ():

@@ -39,7 +39,7 @@ class VersionedFiles:
             FileAccessError: the operating system refused.
         """
         content = read_regular_file(path, self._max_file_bytes)
-        return content, self._decoded(path, content)
+        return content, self._decode(path, content)
 
     def create(self, path: str, text: str) -> None:
         """Write a new file in UTF-8. Raises the errors of `change`, except those of the encoding."""
@@ -96,12 +96,12 @@ class VersionedFiles:
                 f"The last edit to {path} was not undone: a command or another program has changed the file since, and "
                 "undoing would lose that change. View the file, and take your edit back with `str_replace`."
             )
-        earlier = self._decoded(path, version.content)
+        earlier = self._decode(path, version.content)
         replace_file(path, version.content)
         self._history.drop_newest(target)
         return file, earlier
 
-    def _decoded(self, path: str, content: bytes) -> TextFile:
+    def _decode(self, path: str, content: bytes) -> TextFile:
         """Decode a file; a guessed encoding is kept while it fits, so that an edit does not change the next guess."""
         target = os.path.realpath(path)
         file = TextFile.decode(content, self._guessed.pop(target, ""))

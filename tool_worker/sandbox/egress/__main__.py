@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 
-from broker.contract import host_rules
+from broker.contract import parse_host_rules
 from broker.runtime import AddressRules
 from tool_worker.sandbox.egress import CONTROL_FD, EGRESS_LISTENER_FD
 from tool_worker.sandbox.egress.proxy import EgressProxy, EgressRules
@@ -23,7 +23,7 @@ from tool_worker.sandbox.egress.proxy import EgressProxy, EgressRules
 LOGGED_REFUSALS = 1000
 
 
-class Reports:
+class RefusalReporter:
     """Reports refusals to the control socket and the log."""
 
     def __init__(self, control: socket.socket) -> None:
@@ -47,7 +47,7 @@ async def serve() -> None:
     """Serve until the other end of the control socket closes."""
     settings = json.load(sys.stdin)
     rules = EgressRules(
-        hosts=host_rules(settings["allow"]),
+        hosts=parse_host_rules(settings["allow"]),
         addresses=AddressRules.parse(settings["private"]),
         limit_bytes=settings["limit_bytes"],
     )
@@ -55,7 +55,7 @@ async def serve() -> None:
     control.setblocking(False)
     listener = socket.socket(fileno=EGRESS_LISTENER_FD)
     listener.setblocking(False)
-    await EgressProxy(rules, Reports(control)).serve(listener)
+    await EgressProxy(rules, RefusalReporter(control)).serve(listener)
     loop = asyncio.get_running_loop()
     while await loop.sock_recv(control, 4096):
         pass

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import h11
 
-from broker.contract import HostRule, authority, parse_authority
+from broker.contract import HostRule, parse_authority, render_authority
 from broker.runtime import AddressRules
 
 HEAD_LIMIT_BYTES = 32 * 1024
@@ -61,7 +61,7 @@ class EgressRules:
     silence_seconds: float = 600.0
 
 
-class Refused(Exception):
+class EgressRequestRefused(Exception):
     """A refused request. The model that made it reads `why`."""
 
     def __init__(self, status: int, target: str, why: str) -> None:
@@ -82,7 +82,7 @@ class EgressProxy:
     def __init__(self, rules: EgressRules, report: Report, resolve: Resolve | None = None) -> None:
         self._rules = rules
         self._report = report
-        self._resolve = resolve or _looked_up
+        self._resolve = resolve or _look_up
         self._open = 0
         self._waiting: dict[asyncio.StreamWriter, None] = {}
         self._passages: set[_Tunnel] = set()
@@ -90,44 +90,44 @@ class EgressProxy:
 
     async def serve(self, listener: socket.socket) -> asyncio.Server:
         """Start serving a listening socket, in whatever network it is."""
-        return await asyncio.start_server(self._meet, sock=listener, limit=PIECE_BYTES)
+        return await asyncio.start_server(self._serve_connection, sock=listener, limit=PIECE_BYTES)
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection. No error on it ends the proxy."""
         client = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_LIMIT_BYTES)
         try:
-            await self._serve(_Side(client, reader, writer))
-        except Refused as refused:
+            await self._serve(_Peer(client, reader, writer))
+        except EgressRequestRefused as refused:
             self._report(refused.target, refused.why)
             with suppress(OSError, h11.ProtocolError, TimeoutError):
-                await _answer(_Side(client, reader, writer), refused.status, refused.why)
+                await _answer(_Peer(client, reader, writer), refused.status, refused.why)
         except (OSError, h11.ProtocolError, TimeoutError, asyncio.IncompleteReadError):
             pass  # one side has closed the connection
         finally:
-            await _closed(writer)
+            await _close(writer)
 
-    async def _serve(self, client: _Side) -> None:
-        request = await self._request(client)
+    async def _serve(self, client: _Peer) -> None:
+        request = await self._read_request(client)
         if request is None:
             return
         if self._open >= self._rules.connections and not self._end_most_silent():
             text = f"{self._rules.connections} connections are open, which is as many as this workspace may have."
-            raise Refused(429, "?", text)
+            raise EgressRequestRefused(429, "?", text)
         self._open += 1
         try:
             if request.method == b"CONNECT":
-                host, port = _target(request.target.decode("ascii"), None)
-                with self._passage(client, await self._connected(host, port)) as passage:
+                host, port = _parse_target(request.target.decode("ascii"), None)
+                with self._passage(client, await self._connect(host, port)) as passage:
                     await self._tunnel(client, passage)
             else:
-                host, port, path = _absolute(request.target.decode("ascii"))
-                _check_framing(request, authority(host, port))
-                with self._passage(client, await self._connected(host, port)) as passage:
+                host, port, path = _parse_absolute(request.target.decode("ascii"))
+                _check_framing(request, render_authority(host, port))
+                with self._passage(client, await self._connect(host, port)) as passage:
                     await self._forward(client, request, path, passage)
         finally:
             self._open -= 1
 
-    async def _request(self, client: _Side) -> h11.Request | None:
+    async def _read_request(self, client: _Peer) -> h11.Request | None:
         """Wait for the request of a connection; None if the connection ends first."""
         if len(self._waiting) >= self._rules.waiting:
             oldest = next(iter(self._waiting))
@@ -140,7 +140,7 @@ class EgressProxy:
         except h11.RemoteProtocolError as error:
             if client.writer not in self._waiting:
                 return None  # the connection had to make room
-            raise Refused(
+            raise EgressRequestRefused(
                 error.error_status_hint, "?", f"This is not a request that the proxy takes: {error}."
             ) from error
         finally:
@@ -159,7 +159,7 @@ class EgressProxy:
         return True
 
     @contextmanager
-    def _passage(self, client: _Side, origin: _Origin) -> Iterator[_Tunnel]:
+    def _passage(self, client: _Peer, origin: _Origin) -> Iterator[_Tunnel]:
         passage = _Tunnel(client, origin, asyncio.get_running_loop().time())
         self._passages.add(passage)
         try:
@@ -167,21 +167,23 @@ class EgressProxy:
         finally:
             self._passages.discard(passage)
 
-    async def _connected(self, host: str, port: int) -> _Origin:
+    async def _connect(self, host: str, port: int) -> _Origin:
         """Connect to an allowed host."""
-        target = authority(host, port)
+        target = render_authority(host, port)
         if not any(rule.allows(host, port) for rule in self._rules.hosts):
-            raise Refused(403, target, f"{target} is not among the hosts that this workspace may reach (its `allow`).")
+            raise EgressRequestRefused(
+                403, target, f"{target} is not among the hosts that this workspace may reach (its `allow`)."
+            )
         self._check_bytes(target)
         try:
             async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
                 found = await self._resolve(host, port)
         except (OSError, UnicodeError) as error:
-            raise Refused(502, target, f"{host} cannot be looked up: {error}.") from error
+            raise EgressRequestRefused(502, target, f"{host} cannot be looked up: {error}.") from error
         addresses = [address for address in found if self._rules.addresses.may_reach(address)]
         if not addresses:
             why = f"{target} leads to an address that is not of the public internet (DECKHANDS_EGRESS_PRIVATE)."
-            raise Refused(403, target, why)
+            raise EgressRequestRefused(403, target, why)
         failure: Exception | None = None
         for address in addresses:
             try:
@@ -192,64 +194,68 @@ class EgressProxy:
                 failure = error
             else:
                 return _Origin(target, reader, writer)
-        raise Refused(502, target, f"{target} cannot be connected to: {failure or 'it does not answer'}.")
+        raise EgressRequestRefused(502, target, f"{target} cannot be connected to: {failure or 'it does not answer'}.")
 
-    async def _tunnel(self, client: _Side, passage: _Tunnel) -> None:
+    async def _tunnel(self, client: _Peer, passage: _Tunnel) -> None:
         origin = passage.origin
         try:
-            await client.say(h11.Response(status_code=200, reason=b"Connection established", headers=[]))
+            await client.send(h11.Response(status_code=200, reason=b"Connection established", headers=[]))
             early, _ = client.state.trailing_data
             if early:
                 await self._pass_on(early, origin.writer, passage)
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._copy(client.reader, origin.writer, passage))
                 both.create_task(self._copy(origin.reader, client.writer, passage))
-        except* (OSError, Refused, TimeoutError) as errors:
+        except* (OSError, EgressRequestRefused, TimeoutError) as errors:
             self._note_refusals(errors)
         finally:
-            await _closed(origin.writer)
+            await _close(origin.writer)
 
-    async def _forward(self, client: _Side, request: h11.Request, path: str, passage: _Tunnel) -> None:
+    async def _forward(self, client: _Peer, request: h11.Request, path: str, passage: _Tunnel) -> None:
         origin = passage.origin
-        server = _Side(h11.Connection(h11.CLIENT), origin.reader, origin.writer)
+        server = _Peer(h11.Connection(h11.CLIENT), origin.reader, origin.writer)
         try:
-            headers = [(b"Host", _host_line(origin.target)), *_passed_on(request.headers), (b"Connection", b"close")]
-            await server.say(h11.Request(method=request.method, target=path, headers=headers))
+            headers = [
+                (b"Host", _host_line(origin.target)),
+                *_select_forwarded(request.headers),
+                (b"Connection", b"close"),
+            ]
+            await server.send(h11.Request(method=request.method, target=path, headers=headers))
             sending = asyncio.create_task(self._copy_events(client, server, passage))
             try:
                 await self._answer_with(server, client, passage)
             finally:
                 sending.cancel()
-                with suppress(asyncio.CancelledError, OSError, h11.ProtocolError, TimeoutError, Refused):
+                with suppress(asyncio.CancelledError, OSError, h11.ProtocolError, TimeoutError, EgressRequestRefused):
                     await sending
         finally:
-            await _closed(origin.writer)
+            await _close(origin.writer)
 
-    async def _answer_with(self, server: _Side, client: _Side, passage: _Tunnel) -> None:
+    async def _answer_with(self, server: _Peer, client: _Peer, passage: _Tunnel) -> None:
         while True:
             async with asyncio.timeout(self._rules.silence_seconds):
                 event = await server.next()
             if isinstance(event, h11.InformationalResponse):
-                await client.say(event)
+                await client.send(event)
             elif isinstance(event, h11.Response):
                 break
             else:
                 target = passage.origin.target
-                raise Refused(502, target, f"{target} ended the connection without an answer.")
-        headers = [*_passed_on(event.headers), (b"Connection", b"close")]
-        await client.say(h11.Response(status_code=event.status_code, reason=event.reason, headers=headers))
+                raise EgressRequestRefused(502, target, f"{target} ended the connection without an answer.")
+        headers = [*_select_forwarded(event.headers), (b"Connection", b"close")]
+        await client.send(h11.Response(status_code=event.status_code, reason=event.reason, headers=headers))
         await self._copy_events(server, client, passage)
 
-    async def _copy_events(self, source: _Side, sink: _Side, passage: _Tunnel) -> None:
+    async def _copy_events(self, source: _Peer, sink: _Peer, passage: _Tunnel) -> None:
         """Forward the body of a message to its end."""
         while True:
             async with asyncio.timeout(self._rules.silence_seconds):
                 event = await source.next()
                 if isinstance(event, h11.Data):
                     self._count(len(event.data), passage)
-                    await sink.say(h11.Data(data=bytes(event.data)))
+                    await sink.send(h11.Data(data=bytes(event.data)))
                 elif isinstance(event, h11.EndOfMessage):
-                    await sink.say(event)
+                    await sink.send(event)
                     return
                 else:
                     return
@@ -276,13 +282,15 @@ class EgressProxy:
     def _check_bytes(self, target: str) -> None:
         if self._bytes > self._rules.limit_bytes:
             limit = self._rules.limit_bytes
-            raise Refused(403, target, f"This workspace has moved {limit} bytes, all it may (DECKHANDS_EGRESS_BYTES).")
+            raise EgressRequestRefused(
+                403, target, f"This workspace has moved {limit} bytes, all it may (DECKHANDS_EGRESS_BYTES)."
+            )
 
     def _note_refusals(self, errors: BaseExceptionGroup[BaseException]) -> None:
         for error in errors.exceptions:
             if isinstance(error, BaseExceptionGroup):
                 self._note_refusals(error)
-            elif isinstance(error, Refused):
+            elif isinstance(error, EgressRequestRefused):
                 self._report(error.target, error.why)
 
 
@@ -297,13 +305,13 @@ class _Origin:
 class _Tunnel:
     """A client, its origin server, and the time of the latest data from either."""
 
-    client: _Side
+    client: _Peer
     origin: _Origin
     heard: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _Peer:
     """One of the two HTTP peers of the proxy."""
 
     state: h11.Connection
@@ -316,32 +324,36 @@ class _Side:
             self.state.receive_data(await self.reader.read(PIECE_BYTES))
         return event
 
-    async def say(self, event: h11.Event) -> None:
+    async def send(self, event: h11.Event) -> None:
         """Send an event."""
         if piece := self.state.send(event):
             self.writer.write(piece)
             await self.writer.drain()
 
 
-async def _looked_up(host: str, port: int) -> Sequence[str]:
+async def _look_up(host: str, port: int) -> Sequence[str]:
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
 
 
-def _target(text: str, default_port: int | None) -> tuple[str, int]:
+def _parse_target(text: str, default_port: int | None) -> tuple[str, int]:
     try:
         return parse_authority(text, default_port)
     except ValueError as error:
-        raise Refused(400, text, f"The proxy takes HOST:PORT, a name or a plain address: {error}.") from error
+        raise EgressRequestRefused(
+            400, text, f"The proxy takes HOST:PORT, a name or a plain address: {error}."
+        ) from error
 
 
-def _absolute(text: str) -> tuple[str, int, str]:
+def _parse_absolute(text: str) -> tuple[str, int, str]:
     """Return host, port and path of `http://host:port/path`."""
     scheme, separator, rest = text.partition("://")
     if not separator or scheme.lower() != "http":
-        raise Refused(400, text, "This is a proxy: it takes http://HOST/PATH, and CONNECT HOST:PORT for all else.")
+        raise EgressRequestRefused(
+            400, text, "This is a proxy: it takes http://HOST/PATH, and CONNECT HOST:PORT for all else."
+        )
     end = min((at for at in map(rest.find, "/?#") if at >= 0), default=len(rest))
-    host, port = _target(rest[:end], 80)
+    host, port = _parse_target(rest[:end], 80)
     path = rest[end:].partition("#")[0]
     return host, port, path if path.startswith("/") else f"/{path}"
 
@@ -350,10 +362,10 @@ def _check_framing(request: h11.Request, target: str) -> None:
     """Refuse a request whose end is ambiguous between two parsers."""
     names = [name for name, _ in request.headers]
     if b"content-length" in names and b"transfer-encoding" in names:
-        raise Refused(400, target, "A request has either a Content-Length or a Transfer-Encoding.")
+        raise EgressRequestRefused(400, target, "A request has either a Content-Length or a Transfer-Encoding.")
 
 
-def _passed_on(headers: h11._headers.Headers) -> list[tuple[bytes, bytes]]:
+def _select_forwarded(headers: h11._headers.Headers) -> list[tuple[bytes, bytes]]:
     named = {option.strip().lower() for name, value in headers if name == b"connection" for option in value.split(b",")}
     left_out = HOP_BY_HOP | {b"host"} | (named - {b"content-length", b"transfer-encoding"})
     return [(name, value) for name, value in headers if name not in left_out]
@@ -363,7 +375,7 @@ def _host_line(target: str) -> bytes:
     return target.removesuffix(":80").encode("ascii")
 
 
-async def _answer(client: _Side, status: int, why: str) -> None:
+async def _answer(client: _Peer, status: int, why: str) -> None:
     """The status line also contains the reason, because most programs show only that line."""
     if client.state.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
         return
@@ -371,12 +383,12 @@ async def _answer(client: _Side, status: int, why: str) -> None:
     body = reason + b"\n"
     headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(body))), ("Connection", "close")]
     async with asyncio.timeout(CLOSE_LIMIT_SECONDS):
-        await client.say(h11.Response(status_code=status, reason=reason, headers=headers))
-        await client.say(h11.Data(data=body))
-        await client.say(h11.EndOfMessage())
+        await client.send(h11.Response(status_code=status, reason=reason, headers=headers))
+        await client.send(h11.Data(data=body))
+        await client.send(h11.EndOfMessage())
 
 
-async def _closed(writer: asyncio.StreamWriter) -> None:
+async def _close(writer: asyncio.StreamWriter) -> None:
     writer.close()
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(CLOSE_LIMIT_SECONDS):

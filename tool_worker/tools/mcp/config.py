@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from broker.contract import host_rules
+from broker.contract import parse_host_rules
 from broker.runtime import VARIABLE, UsageError
 
 
@@ -61,7 +61,7 @@ class McpServerSpec(BaseModel):
             raise ValueError("give either a command or a url")
         if self.allow and (self.network or not self.command):
             raise ValueError("allow is for a command without network")
-        host_rules(self.allow)
+        parse_host_rules(self.allow)
         return self
 
 
@@ -77,16 +77,16 @@ def read_servers(path: Path, environment: Mapping[str, str]) -> tuple[McpServerS
         raise UsageError(
             f"{path} is not a list of MCP servers: {type(error).__name__}.", remedy='Write {"mcpServers": {…}}.'
         ) from error
-    servers = tuple(_server(name, entry, environment) for name, entry in entries)
+    servers = tuple(_parse_server(name, entry, environment) for name, entry in entries)
     urls = [server.url for server in servers if server.url]
     if len(set(urls)) < len(urls):
         raise UsageError(f"Two servers in {path} have the same url.", remedy="Remove one of them.")
     return servers
 
 
-def _server(name: str, entry: object, environment: Mapping[str, str]) -> McpServerSpec:
+def _parse_server(name: str, entry: object, environment: Mapping[str, str]) -> McpServerSpec:
     try:
-        filled, secrets = _filled(entry, environment)
+        filled, secrets = _fill_variables(entry, environment)
         given = filled.get("secrets", ())
         secrets += given if isinstance(given, list) else ()
         return McpServerSpec.model_validate({**filled, "name": name, "secrets": tuple(secrets)})
@@ -97,7 +97,7 @@ def _server(name: str, entry: object, environment: Mapping[str, str]) -> McpServ
         raise UsageError(f"The MCP server {name!r} cannot be used: {why}.", remedy="Change its entry.") from None
 
 
-def _filled(value: object, environment: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
+def _fill_variables(value: object, environment: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
     """Return an entry with its environment variables replaced, and its secret texts."""
     secrets: list[str] = []
 

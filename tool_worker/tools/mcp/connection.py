@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any
 from broker.contract import MAX_DESCRIPTION_CHARS
 from broker.tools import ToolFailed
 from tool_worker.tools.mcp.config import McpServerSpec
-from tool_worker.tools.mcp.incoming import MAX_TOOLS, SHOWN_NAME_CHARS, Incoming
-from tool_worker.tools.mcp.program import program_streams
+from tool_worker.tools.mcp.incoming import MAX_TOOLS, SHOWN_NAME_CHARS, IncomingMessages
+from tool_worker.tools.mcp.program import open_program_streams
 
 if TYPE_CHECKING:
     from mcp import ClientSession
     from mcp.client.session import IncomingMessage
     from mcp.types import Tool
 
-    from tool_worker.tools.mcp.http_connection import Listening
+    from tool_worker.tools.mcp.http_connection import AnnouncementListener
 
 CONNECT_LIMIT_SECONDS = 30.0
 TRUSTED_SECONDS = 1.0
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class ProgramLaunch:
     """How to start a server's program: the command line, its environment, and its log file.
 
     Attributes:
@@ -74,7 +74,7 @@ class Announcements:
 
     def __init__(self, changed: asyncio.Event) -> None:
         self.changed = changed
-        self.listening: Listening | None = None
+        self.listening: AnnouncementListener | None = None
         self._is_set = False
 
     def is_set(self) -> bool:
@@ -90,11 +90,11 @@ class Announcements:
         """Clear the record, just before the tools are listed."""
         self._is_set = False
 
-    def is_heard(self) -> bool:
+    def is_listening(self) -> bool:
         """Return whether announcements reach us."""
         return self.listening is None or self.listening.is_open
 
-    async def take(self, message: IncomingMessage) -> None:
+    async def handle_message(self, message: IncomingMessage) -> None:
         """Handle a notification of the server."""
         from mcp.types import ToolListChangedNotification
 
@@ -102,7 +102,7 @@ class Announcements:
             self.set()
 
 
-class Connection:
+class McpConnection:
     """A session with a server.
 
     Attributes:
@@ -110,7 +110,7 @@ class Connection:
     """
 
     def __init__(
-        self, opened: _Opened, announcements: Announcements, end: asyncio.Event, task: asyncio.Task[None]
+        self, opened: _StartedSession, announcements: Announcements, end: asyncio.Event, task: asyncio.Task[None]
     ) -> None:
         self.session = opened.session
         self.tools = opened.tools
@@ -123,20 +123,20 @@ class Connection:
         self._last_used = self._listed = now
 
     @classmethod
-    async def made(
+    async def connect(
         cls,
         spec: McpServerSpec,
-        launch: Callable[[McpServerSpec], Launch],
+        launch: Callable[[McpServerSpec], ProgramLaunch],
         announcements: Announcements,
         *,
         limit_seconds: float = CONNECT_LIMIT_SECONDS,
-    ) -> Connection:
+    ) -> McpConnection:
         """Connect to a server and list its tools.
 
         Raises:
             ToolFailed: The server cannot be reached, or does not answer in time.
         """
-        ready: asyncio.Future[_Opened] = asyncio.get_running_loop().create_future()
+        ready: asyncio.Future[_StartedSession] = asyncio.get_running_loop().create_future()
         end = asyncio.Event()
         task = asyncio.create_task(_serve(spec, launch, ready, announcements, end), name=f"mcp {spec.name}")
         try:
@@ -150,13 +150,15 @@ class Connection:
             with suppress(asyncio.CancelledError, Exception):
                 await task
             why = (
-                f"it has not answered for {limit_seconds:g} seconds" if isinstance(error, TimeoutError) else _why(error)
+                f"it has not answered for {limit_seconds:g} seconds"
+                if isinstance(error, TimeoutError)
+                else _describe_error(error)
             )
             raise ToolFailed(f"The MCP server {spec.name} cannot be reached: {why}") from error
         return cls(opened, announcements, end, task)
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
+    def mark_in_use(self) -> Iterator[None]:
         """Mark the connection as busy for the duration of a call; a busy server is not pinged."""
         self._calls += 1
         self._last_used = -math.inf  # after a failed call, the connection is not trusted
@@ -166,9 +168,9 @@ class Connection:
         finally:
             self._calls -= 1
 
-    def is_deaf(self) -> bool:
+    def needs_polling(self) -> bool:
         """Return whether the server cannot announce changes of its tools now."""
-        return not (self._announces and self._announcements.is_heard())
+        return not (self._announces and self._announcements.is_listening())
 
     async def list_if_changed(self, name: str) -> None:
         """List the tools again if they may have changed.
@@ -177,15 +179,15 @@ class Connection:
             ToolFailed: The server does not list them.
         """
         is_old = asyncio.get_running_loop().time() - self._listed >= TRUSTED_SECONDS
-        if not self._announcements.is_set() and not (is_old and self.is_deaf()):
+        if not self._announcements.is_set() and not (is_old and self.needs_polling()):
             return
         self._announcements.clear()  # first, or an announcement during the listing would be lost
         try:
             async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
-                found = await _all_tools(self.session, name)
+                found = await _list_all_tools(self.session, name)
         except Exception as error:
             self._announcements.set()
-            raise ToolFailed(f"The MCP server {name} did not list its tools: {_why(error)}") from error
+            raise ToolFailed(f"The MCP server {name} did not list its tools: {_describe_error(error)}") from error
         self._listed = asyncio.get_running_loop().time()
         if found != self.tools:
             self.tools = found
@@ -215,7 +217,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class _StartedSession:
     """A started session; `announces` is whether the server announces changes of its tools."""
 
     session: ClientSession
@@ -225,8 +227,8 @@ class _Opened:
 
 async def _serve(
     spec: McpServerSpec,
-    launch: Callable[[McpServerSpec], Launch],
-    ready: asyncio.Future[_Opened],
+    launch: Callable[[McpServerSpec], ProgramLaunch],
+    ready: asyncio.Future[_StartedSession],
     announcements: Announcements,
     end: asyncio.Event,
 ) -> None:
@@ -239,23 +241,23 @@ async def _serve(
 
     try:
         async with AsyncExitStack() as stack:
-            reading, writing = await stack.enter_async_context(_transport(spec, launch, announcements))
-            incoming = Incoming(reading, spec.name, version, announcements.set)
-            opening = ClientSession(incoming, writing, message_handler=announcements.take)
+            reading, writing = await stack.enter_async_context(_open_transport(spec, launch, announcements))
+            incoming = IncomingMessages(reading, spec.name, version, announcements.set)
+            opening = ClientSession(incoming, writing, message_handler=announcements.handle_message)
             session = await stack.enter_async_context(opening)
             greeting = await session.initialize()
             capability = greeting.capabilities.tools
             announces = capability is not None and bool(capability.list_changed)
-            ready.set_result(_Opened(session, await _all_tools(session, spec.name), announces))
+            ready.set_result(_StartedSession(session, await _list_all_tools(session, spec.name), announces))
             await end.wait()
     except Exception as error:  # noqa: BLE001  (the edge of the SDK: the caller gets the error)
         if not ready.done():
             ready.set_exception(error)
         else:
-            _log.warning("the connection to the MCP server %s broke: %s", spec.name, _why(error))
+            _log.warning("the connection to the MCP server %s broke: %s", spec.name, _describe_error(error))
 
 
-async def _all_tools(session: ClientSession, name: str) -> list[Tool]:
+async def _list_all_tools(session: ClientSession, name: str) -> list[Tool]:
     from mcp.types import PaginatedRequestParams
 
     found: list[Tool] = []
@@ -263,7 +265,7 @@ async def _all_tools(session: ClientSession, name: str) -> list[Tool]:
     cursor: str | None = None
     for _ in range(MAX_TOOL_PAGES):
         page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
-        for number, tool in enumerate(map(_trimmed, page.tools)):
+        for number, tool in enumerate(map(_trim, page.tools)):
             size = len(tool.model_dump_json())
             if size > MAX_TOOL_CHARS:
                 _log.warning("the tool %r of %s is too long and is left out", tool.name[:SHOWN_NAME_CHARS], name)
@@ -280,41 +282,41 @@ async def _all_tools(session: ClientSession, name: str) -> list[Tool]:
     return found
 
 
-def _trimmed(tool: Tool) -> Tool:
+def _trim(tool: Tool) -> Tool:
     """Return a tool without the fields that an offer does not use."""
     description = (tool.description or "")[: 2 * MAX_DESCRIPTION_CHARS]  # cleaned and cut later
     return tool.model_copy(update=dict.fromkeys(_NOT_OFFERED) | {"description": description})
 
 
 @asynccontextmanager
-async def _transport(
-    spec: McpServerSpec, launch: Callable[[McpServerSpec], Launch], announcements: Announcements
+async def _open_transport(
+    spec: McpServerSpec, launch: Callable[[McpServerSpec], ProgramLaunch], announcements: Announcements
 ) -> AsyncIterator[Any]:
     """Yield the two message streams of a server."""
     if spec.command:
         started = launch(spec)
         with started.log.open("w", encoding="utf-8", errors="replace") as log:
-            async with started.proxy_for(), program_streams(started.command, started.environment, log) as streams:
+            async with started.proxy_for(), open_program_streams(started.command, started.environment, log) as streams:
                 yield streams
     elif spec.type == "sse":
         from mcp.client.sse import sse_client
 
-        from tool_worker.tools.mcp.http_connection import SILENCE_SECONDS, bounded_client
+        from tool_worker.tools.mcp.http_connection import SILENCE_SECONDS, make_limited_client
 
         async with sse_client(
             spec.url,
             headers=dict(spec.headers),
             timeout=spec.timeout,
             sse_read_timeout=max(SILENCE_SECONDS, spec.timeout),
-            httpx_client_factory=bounded_client,
+            httpx_client_factory=make_limited_client,
         ) as streams:
             yield streams
     else:
         from mcp.client.streamable_http import streamable_http_client
 
-        from tool_worker.tools.mcp.http_connection import Listening, StreamableClient
+        from tool_worker.tools.mcp.http_connection import AnnouncementListener, StreamableClient
 
-        announcements.listening = Listening(announcements.set)
+        announcements.listening = AnnouncementListener(announcements.set)
         async with (
             StreamableClient(spec.headers, spec.timeout, announcements.listening) as client,
             # The client limits the size, as of every answer.
@@ -323,7 +325,7 @@ async def _transport(
             yield streams
 
 
-def _why(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return the text of an error; unwraps exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -27,7 +27,7 @@ LATE_SECONDS = 30.0
 """Extra time of a request beyond its call, so that the call times out first and notifies the server."""
 
 
-class Listening:
+class AnnouncementListener:
     """Whether a server's announcements reach us.
 
     Args:
@@ -38,12 +38,12 @@ class Listening:
         self.is_open = False
         self._on_open = on_open
 
-    def begin(self) -> None:
+    def mark_open(self) -> None:
         """Record that a stream has opened."""
         self.is_open = True
         self._on_open()
 
-    def end(self) -> None:
+    def mark_closed(self) -> None:
         """Record that the stream has ended."""
         self.is_open = False
 
@@ -56,7 +56,7 @@ class StreamableClient(httpx2.AsyncClient):
         listening: Tracks the stream of announcements.
     """
 
-    def __init__(self, headers: Mapping[str, str], call_seconds: float, listening: Listening) -> None:
+    def __init__(self, headers: Mapping[str, str], call_seconds: float, listening: AnnouncementListener) -> None:
         super().__init__(
             headers={**headers, "Accept-Encoding": "identity"},
             timeout=httpx2.Timeout(CONNECT_SECONDS, read=call_seconds + LATE_SECONDS),
@@ -74,20 +74,20 @@ class StreamableClient(httpx2.AsyncClient):
         except httpx2.TransportError as error:
             if request.method != "POST":
                 raise
-            return _failed(request, error)
+            return _make_failure_response(request, error)
         stream = cast("httpx2.AsyncByteStream", response.stream)
         if is_listening:
             is_events = response.is_success and _is_events(response.headers)
-            response.stream = _Announcements(stream, response.headers, self._listening if is_events else None)
+            response.stream = _AnnouncementStream(stream, response.headers, self._listening if is_events else None)
             return response
-        response.stream = _Answer(stream, response.headers)
+        response.stream = _AnswerStream(stream, response.headers)
         if response.status_code == httpx2.codes.NOT_FOUND and "mcp-session-id" in request.headers:
             # The SDK would pass on a JSON error as it is, and the end of the session would go unnoticed.
             response.headers["content-type"] = "text/plain"
         return response
 
 
-def bounded_client(
+def make_limited_client(
     headers: Mapping[str, str] | None = None,
     timeout: httpx2.Timeout | float | None = None,
     auth: httpx2.Auth | None = None,
@@ -97,19 +97,19 @@ def bounded_client(
         headers={**(headers or {}), "Accept-Encoding": "identity"},
         timeout=timeout,
         auth=auth,
-        event_hooks={"response": [_bound]},
+        event_hooks={"response": [_limit_response]},
     )
 
 
-async def _bound(response: httpx2.Response) -> None:
-    response.stream = _Bounded(cast("httpx2.AsyncByteStream", response.stream), response.headers)
+async def _limit_response(response: httpx2.Response) -> None:
+    response.stream = _LimitedStream(cast("httpx2.AsyncByteStream", response.stream), response.headers)
 
 
 def _is_events(headers: httpx2.Headers) -> bool:
     return headers.get("content-type", "").lower().startswith("text/event-stream")
 
 
-def _failed(request: httpx2.Request, error: Exception) -> httpx2.Response:
+def _make_failure_response(request: httpx2.Request, error: Exception) -> httpx2.Response:
     """Return an error response for a failed request."""
     from mcp.types import CONNECTION_CLOSED
 
@@ -124,7 +124,7 @@ def _failed(request: httpx2.Request, error: Exception) -> httpx2.Response:
     )
 
 
-class _Bounded(httpx2.AsyncByteStream):
+class _LimitedStream(httpx2.AsyncByteStream):
     """A server's answer with a size limit."""
 
     def __init__(self, answer: httpx2.AsyncByteStream, headers: httpx2.Headers) -> None:
@@ -154,7 +154,7 @@ class _Bounded(httpx2.AsyncByteStream):
         await self._answer.aclose()
 
 
-class _Answer(_Bounded):
+class _AnswerStream(_LimitedStream):
     """The answer to a request; a broken connection becomes an error for this request only."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -169,10 +169,12 @@ class _Answer(_Bounded):
             raise httpx2.StreamError(f"the connection broke: {type(error).__name__}") from error
 
 
-class _Announcements(_Bounded):
+class _AnnouncementStream(_LimitedStream):
     """The stream of announcements, if it is one. A break counts as its end, because the SDK reopens it after an end."""
 
-    def __init__(self, answer: httpx2.AsyncByteStream, headers: httpx2.Headers, listening: Listening | None) -> None:
+    def __init__(
+        self, answer: httpx2.AsyncByteStream, headers: httpx2.Headers, listening: AnnouncementListener | None
+    ) -> None:
         super().__init__(answer, headers)
         self._listening = listening
 
@@ -181,7 +183,7 @@ class _Announcements(_Bounded):
             async for chunk in super().__aiter__():
                 yield chunk
             return
-        self._listening.begin()
+        self._listening.mark_open()
         try:
             async for chunk in super().__aiter__():
                 yield chunk
@@ -190,4 +192,4 @@ class _Announcements(_Bounded):
         except httpx2.TransportError:
             return
         finally:
-            self._listening.end()
+            self._listening.mark_closed()

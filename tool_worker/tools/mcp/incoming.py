@@ -28,7 +28,7 @@ SHOWN_NAME_CHARS = 100
 _log = logging.getLogger(__name__)
 
 
-class Incoming:
+class IncomingMessages:
     """The stream of a server's messages.
 
     Args:
@@ -61,7 +61,7 @@ class Incoming:
         """Return the next message, without invalid tools in a list of tools."""
         while self._is_surplus(item := await self._stream.receive()):
             pass
-        return self._readable(item)
+        return self._filter_message(item)
 
     async def aclose(self) -> None:
         """Close the stream."""
@@ -73,7 +73,7 @@ class Incoming:
     async def __anext__(self) -> SessionMessage | Exception:
         while self._is_surplus(item := await self._stream.__anext__()):
             pass
-        return self._readable(item)
+        return self._filter_message(item)
 
     async def __aenter__(self) -> Self:
         await self._stream.__aenter__()
@@ -107,15 +107,15 @@ class Incoming:
             self._on_change()
         return True
 
-    def _readable(self, item: SessionMessage | Exception) -> SessionMessage | Exception:
+    def _filter_message(self, item: SessionMessage | Exception) -> SessionMessage | Exception:
         from mcp.types import JSONRPCResponse
 
         message = None if isinstance(item, Exception) else item.message
         if isinstance(message, JSONRPCResponse) and isinstance(message.result.get("tools"), list):
-            message.result = {**message.result, "tools": self._tools(message.result["tools"])}
+            message.result = {**message.result, "tools": self._filter_tools(message.result["tools"])}
         return item
 
-    def _tools(self, listed: list[Any]) -> list[Any]:
+    def _filter_tools(self, listed: list[Any]) -> list[Any]:
         from mcp.types.methods import validate_server_result
         from pydantic import ValidationError
 

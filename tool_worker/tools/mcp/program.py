@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def program_streams(
+async def open_program_streams(
     command: Sequence[str], environment: Mapping[str, str], log: IO[str]
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Start a program, and yield the streams of its output messages and its input messages.

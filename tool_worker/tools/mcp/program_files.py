@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker.runtime import UsageError
-from broker.secrets import MAX_LINKS, Mounts, on_the_way
-from tool_worker.sandbox import SYSTEM_PATH, interpreter_prefixes
+from broker.secrets import MAX_LINKS, Mounts, resolve_links
+from tool_worker.sandbox import SYSTEM_PATH, list_interpreter_prefixes
 
 MARK = "pyvenv.cfg"
 """Every virtual environment has this file (PEP 405)."""
@@ -36,7 +36,7 @@ class ProgramFiles:
     read_only: tuple[Path, ...] = ()
 
 
-def program_files(
+def find_program_files(
     command: str, *, search_path: str = "", shown: Iterable[Path] = (), closed: Sequence[Path] = ()
 ) -> ProgramFiles:
     """Find a program and the files that it needs.
@@ -50,26 +50,28 @@ def program_files(
     Raises:
         UsageError: A needed file is in one of the closed directories.
     """
-    path = _found(command, search_path)
+    path = _find_program(command, search_path)
     if path is None:
         return ProgramFiles(command)
-    environments = dict.fromkeys(_environments(path))
+    environments = dict.fromkeys(_find_environments(path))
     if not environments:
         return ProgramFiles(command)
-    files = [file for environment in environments for file in (environment, *_base_prefixes(environment))]
+    files = [file for environment in environments for file in (environment, *_find_base_prefixes(environment))]
     # For a link from outside, its target is started: the link itself is not visible in the sandbox.
-    inside = [name for name in _links(path) if any(name.is_relative_to(environment) for environment in environments)]
+    inside = [
+        name for name in _follow_links(path) if any(name.is_relative_to(environment) for environment in environments)
+    ]
     path = inside[0] if inside else path
     files += [] if inside else [path]
     needed = dict.fromkeys(name for file in files for name in (file, file.resolve()))
-    open_anyway = (Path("/usr"), *interpreter_prefixes(), *shown)
+    open_anyway = (Path("/usr"), *list_interpreter_prefixes(), *shown)
     missing = [file for file in needed if not any(file.is_relative_to(one) for one in open_anyway)]
     for file in missing:
-        _refuse_closed(file, closed)
+        _check_closed(file, closed)
     return ProgramFiles(str(path), tuple(missing))
 
 
-def _found(command: str, search_path: str) -> Path | None:
+def _find_program(command: str, search_path: str) -> Path | None:
     """Return the path of a program outside the system; None if it is the system's, or not found."""
     if "/" in command:
         path = Path(os.path.normpath(command))
@@ -80,16 +82,16 @@ def _found(command: str, search_path: str) -> Path | None:
     return Path(found) if found and Path(found).is_absolute() else None
 
 
-def _environments(program: Path) -> Iterator[Path]:
+def _find_environments(program: Path) -> Iterator[Path]:
     """Yield the virtual environments of a program: those around it or its links, and that of its shebang line."""
-    for path in (program, *_interpreters(program)):
-        for name in _links(path):
+    for path in (program, *_find_interpreters(program)):
+        for name in _follow_links(path):
             root = name.parent.parent
             if name.parent.name == "bin" and root != Path("/") and (root / MARK).is_file():
                 yield root
 
 
-def _links(path: Path) -> Iterator[Path]:
+def _follow_links(path: Path) -> Iterator[Path]:
     """Yield a path, and the targets of its chain of links."""
     for _ in range(MAX_LINKS):
         yield path
@@ -98,7 +100,7 @@ def _links(path: Path) -> Iterator[Path]:
         path = Path(os.path.normpath(path.parent / path.readlink()))
 
 
-def _interpreters(program: Path) -> list[Path]:
+def _find_interpreters(program: Path) -> list[Path]:
     """Return the interpreter of a script's shebang; for a long path, pip writes a shell line that contains it."""
     with program.open("rb") as file:
         head = file.read(MAX_HEAD_BYTES)
@@ -113,9 +115,9 @@ def _interpreters(program: Path) -> list[Path]:
     return [path for path in paths if path.is_absolute()]
 
 
-def _base_prefixes(environment: Path) -> list[Path]:
+def _find_base_prefixes(environment: Path) -> list[Path]:
     """Return the installation directories of an environment's base Python, if they look like one."""
-    programs = list(_links(environment / "bin" / "python"))[1:]
+    programs = list(_follow_links(environment / "bin" / "python"))[1:]
     homes = [program.parent for program in programs]
     with (environment / MARK).open("rb") as file:
         lines = os.fsdecode(file.read(MAX_HEAD_BYTES)).splitlines()
@@ -127,12 +129,12 @@ def _base_prefixes(environment: Path) -> list[Path]:
     return [prefix for prefix in possible if any(prefix.glob("lib/python3*/os.py"))]
 
 
-def _refuse_closed(file: Path, closed: Sequence[Path]) -> None:
-    mounts = Mounts.now()
+def _check_closed(file: Path, closed: Sequence[Path]) -> None:
+    mounts = Mounts.current()
     for place in closed:
-        theirs = mounts.location(place.resolve())
-        for name in on_the_way(file):
-            ours = mounts.location(name)
+        theirs = mounts.locate(place.resolve())
+        for name in resolve_links(file):
+            ours = mounts.locate(name)
             if ours.is_in(theirs) or theirs.is_in(ours):
                 raise UsageError(
                     f"The program needs {file}, and {place} is closed to it: agents can write there, or it is "

@@ -15,10 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from broker.runtime import last_lines
+from broker.runtime import read_last_lines
 from broker.tools import ToolFailed
 from tool_worker.tools.mcp.config import McpServerSpec
-from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, SHOWN_CHARS, Announcements, Connection, Launch
+from tool_worker.tools.mcp.connection import (
+    CONNECT_LIMIT_SECONDS,
+    SHOWN_CHARS,
+    Announcements,
+    McpConnection,
+    ProgramLaunch,
+)
 from tool_worker.tools.mcp.program import ANSWER_TOO_LONG
 
 if TYPE_CHECKING:
@@ -57,7 +63,7 @@ class McpServer:
     def __init__(
         self,
         spec: McpServerSpec,
-        launch: Callable[[McpServerSpec], Launch],
+        launch: Callable[[McpServerSpec], ProgramLaunch],
         *,
         connect_limit_seconds: float = CONNECT_LIMIT_SECONDS,
     ) -> None:
@@ -66,17 +72,17 @@ class McpServer:
         self._connect_limit_seconds = connect_limit_seconds
         self.changed = asyncio.Event()
         self._turn = asyncio.Lock()
-        self._connection: Connection | None = None
+        self._connection: McpConnection | None = None
         self._was_reached = False
         self._log: Path | None = None
 
-    async def tools(self) -> list[Tool]:
+    async def list_tools(self) -> list[Tool]:
         """Return the server's current tools.
 
         Raises:
             ToolFailed: The server cannot be reached.
         """
-        return (await self._present()).tools
+        return (await self._open_current()).tools
 
     async def call(
         self, name: str, arguments: dict[str, Any], check: Callable[[Sequence[Tool]], None]
@@ -96,26 +102,26 @@ class McpServer:
 
         is_repeated = False
         while True:
-            connection = await self._present()
+            connection = await self._open_current()
             check(connection.tools)
             try:
-                return await self._sent(connection, name, arguments)
+                return await self._send_call(connection, name, arguments)
             except MCPError as error:
                 if is_repeated or (error.code, error.message) != (INVALID_REQUEST, _SESSION_ENDED):
-                    raise self._explained(error, name) from error
+                    raise self._explain(error, name) from error
             is_repeated = True
             await self._drop(connection)
 
-    async def is_deaf(self) -> bool:
+    async def needs_polling(self) -> bool:
         """Return whether an HTTP server is not connected now, or cannot announce changes of its tools."""
         if self.spec.command:
             return False
-        return self._connection is None or self._connection.is_deaf() or not await self._connection.is_alive()
+        return self._connection is None or self._connection.needs_polling() or not await self._connection.is_alive()
 
-    def last_words(self) -> str:
+    def read_last_words(self) -> str:
         """Return the last lines of its program's log, or "" if there are none."""
         try:
-            return last_lines(self._log, limit=LAST_LINES).strip() if self._log is not None else ""
+            return read_last_lines(self._log, limit=LAST_LINES).strip() if self._log is not None else ""
         except OSError:
             return ""
 
@@ -126,12 +132,12 @@ class McpServer:
                 await self._connection.aclose()
                 self._connection = None
 
-    async def _sent(self, connection: Connection, name: str, arguments: dict[str, Any]) -> CallToolResult:
+    async def _send_call(self, connection: McpConnection, name: str, arguments: dict[str, Any]) -> CallToolResult:
         # `send_request`, because the SDK's own `call_tool` drops answers that do not fit the tool's output schema.
         from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult
 
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
-        with connection.in_use():
+        with connection.mark_in_use():
             try:
                 return await connection.session.send_request(
                     request, CallToolResult, request_read_timeout_seconds=self.spec.timeout
@@ -140,7 +146,7 @@ class McpServer:
                 text = f"The MCP server {self.spec.name} answered the call of {name}, but not with a result."
                 raise AnswerLost(text, remedy=CHECK_FIRST) from error
 
-    def _explained(self, error: MCPError, name: str) -> Exception:
+    def _explain(self, error: MCPError, name: str) -> Exception:
         from mcp.types import CONNECTION_CLOSED
 
         from tool_worker.tools.mcp.http_connection import NOT_SENT
@@ -157,32 +163,35 @@ class McpServer:
             return AnswerLost(text, remedy=CHECK_FIRST)
         return error
 
-    async def _present(self) -> Connection:
+    async def _open_current(self) -> McpConnection:
         connection = await self._open()
         await connection.list_if_changed(self.spec.name)
         return connection
 
-    async def _drop(self, connection: Connection) -> None:
+    async def _drop(self, connection: McpConnection) -> None:
         async with self._turn:
             if self._connection is connection:
                 self._connection = None
                 await connection.aclose()
 
-    async def _open(self) -> Connection:
+    async def _open(self) -> McpConnection:
         async with self._turn:
             if self._connection is not None and not await self._connection.is_alive():
                 await self._connection.aclose()
                 self._connection = None
             if self._connection is None:
-                self._connection = await Connection.made(
-                    self.spec, self._launched, Announcements(self.changed), limit_seconds=self._connect_limit_seconds
+                self._connection = await McpConnection.connect(
+                    self.spec,
+                    self._launch_program,
+                    Announcements(self.changed),
+                    limit_seconds=self._connect_limit_seconds,
                 )
                 if self._was_reached:  # its version may have changed
                     self.changed.set()
                 self._was_reached = True
             return self._connection
 
-    def _launched(self, spec: McpServerSpec) -> Launch:
+    def _launch_program(self, spec: McpServerSpec) -> ProgramLaunch:
         self._log = None
         launch = self._launch(spec)
         self._log = launch.log

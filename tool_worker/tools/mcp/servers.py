@@ -24,10 +24,10 @@ from broker.contract import MCPObservation, ToolOffer
 from broker.secrets import Masker
 from broker.tools import CustomTool, ToolContext, ToolFailed, ToolFailure
 from tool_worker.tools.mcp.config import McpServerSpec
-from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, Launch
+from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, ProgramLaunch
 from tool_worker.tools.mcp.incoming import SHOWN_NAME_CHARS
 from tool_worker.tools.mcp.server import McpServer
-from tool_worker.tools.offered import OfferedTools, fitting_images
+from tool_worker.tools.offered import OfferedTools, choose_images
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult, Tool
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
-LOOK_SECONDS = 60.0
+POLL_SECONDS = 60.0
 """Polling interval of servers that cannot announce changes of their tools."""
 
 Publish = Callable[[Sequence[ToolOffer]], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
@@ -66,7 +66,7 @@ class McpServers:
         self,
         specs: Sequence[McpServerSpec],
         offered: OfferedTools,
-        launch: Callable[[McpServerSpec], Launch],
+        launch: Callable[[McpServerSpec], ProgramLaunch],
         *,
         masker: Masker | None = None,
         report: Callable[[], Awaitable[None]] | None = None,
@@ -76,7 +76,7 @@ class McpServers:
         self._masker = masker or Masker()
         self._report = report or _report_nothing
         for spec in specs:
-            offered.expect(prefix_of(spec))
+            offered.expect(make_prefix(spec))
 
     async def offer(self, publish: Publish) -> None:
         """Connect to every server and publish its tools; retries until a server is reached."""
@@ -96,12 +96,12 @@ class McpServers:
         offered = loop.time()
         while True:
             try:
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(POLL_SECONDS):
                     await server.changed.wait()
             except TimeoutError:
-                if await server.is_deaf():
+                if await server.needs_polling():
                     with suppress(ToolFailed):
-                        await server.tools()  # sets `changed` if the tools changed
+                        await server.list_tools()  # sets `changed` if the tools changed
                 continue
             # Backs off if a server changes its tools constantly or dies early.
             is_soon = loop.time() - offered < 2 * pause
@@ -115,22 +115,22 @@ class McpServers:
         pause = FIRST_PAUSE_SECONDS
         while True:
             try:
-                tools = custom_tools(server, await server.tools())
+                tools = make_custom_tools(server, await server.list_tools())
                 break
             except ToolFailed as error:
                 _log.warning("%s", error)
-                self._offered.fail(self._failure(server, error))
+                self._offered.fail(self._make_failure(server, error))
                 await self._report()
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-        self._offered.replace(tools, prefix=prefix_of(server.spec))
+        self._offered.replace(tools, prefix=make_prefix(server.spec))
         await publish([tool.offer for tool in tools])
-        if self._offered.recover(_source(server.spec)):
+        if self._offered.recover(_source_name(server.spec)):
             await self._report()
 
-    def _failure(self, server: McpServer, error: ToolFailed) -> ToolFailure:
+    def _make_failure(self, server: McpServer, error: ToolFailed) -> ToolFailure:
         spec = server.spec
-        words = server.last_words()
+        words = server.read_last_words()
         reason = f"{error.message} Its last words: {words}" if words else error.message
         if spec.command:
             remedy = f"Correct the command of {spec.name} in the file that DECKHANDS_MCP names; "
@@ -138,18 +138,20 @@ class McpServers:
         else:
             remedy = f"Start the server {spec.name}, or correct its url in the file that DECKHANDS_MCP names."
         remedy += " The worker tries again by itself, and reads the file when it starts."
-        return ToolFailure(source=_source(spec), server=spec.name, reason=self._masker.text(reason), remedy=remedy)
+        return ToolFailure(
+            source=_source_name(spec), server=spec.name, reason=self._masker.mask_text(reason), remedy=remedy
+        )
 
 
 async def _report_nothing() -> None:
     return
 
 
-def _source(spec: McpServerSpec) -> str:
+def _source_name(spec: McpServerSpec) -> str:
     return f"the MCP server {spec.name}"
 
 
-def custom_tools(server: McpServer, tools: Sequence[Tool]) -> list[CustomTool]:
+def make_custom_tools(server: McpServer, tools: Sequence[Tool]) -> list[CustomTool]:
     """Return a server's tools that its entry allows; logs and leaves out those that cannot be offered."""
     found = []
     names = set[str]()
@@ -162,23 +164,23 @@ def custom_tools(server: McpServer, tools: Sequence[Tool]) -> list[CustomTool]:
             continue
         names.add(tool.name)
         try:
-            found.append(_custom_tool(server, tool))
+            found.append(_make_custom_tool(server, tool))
         except ValueError as error:
             first = error.errors(include_input=False)[0]["msg"] if isinstance(error, ValidationError) else error
             _log.warning("the tool %r of %s cannot be offered and is left out: %s", shown, server.spec.name, first)
     return found
 
 
-def _custom_tool(server: McpServer, tool: Tool) -> CustomTool:
-    offer = offer_of(server.spec, tool)
+def _make_custom_tool(server: McpServer, tool: Tool) -> CustomTool:
+    offer = make_offer(server.spec, tool)
 
     async def run(arguments: dict[str, Any], context: ToolContext) -> MCPObservation:  # noqa: ARG001  (required by the protocol)
-        return await _called(server, tool, offer, arguments)
+        return await _call_tool(server, tool, offer, arguments)
 
     return CustomTool(offer, None, run, timeout_seconds=server.spec.timeout + 2 * CONNECT_LIMIT_SECONDS)
 
 
-async def _called(server: McpServer, tool: Tool, offer: ToolOffer, arguments: dict[str, Any]) -> MCPObservation:
+async def _call_tool(server: McpServer, tool: Tool, offer: ToolOffer, arguments: dict[str, Any]) -> MCPObservation:
     from mcp import MCPError
 
     def check(tools: Sequence[Tool]) -> None:
@@ -186,7 +188,7 @@ async def _called(server: McpServer, tool: Tool, offer: ToolOffer, arguments: di
         if present is None:
             text = f"The MCP server {server.spec.name} no longer has the tool {tool.name}."
             raise ToolFailed(f"{text} Nothing was called.", remedy="Continue without it, or tell the user.")
-        if _differs(server, present, offer):
+        if _has_changed(server, present, offer):
             raise ToolFailed(
                 f"The MCP server {server.spec.name} has changed its tool {tool.name} since this conversation began. "
                 "The tool was not called.",
@@ -200,59 +202,59 @@ async def _called(server: McpServer, tool: Tool, offer: ToolOffer, arguments: di
         text = f'Tool "{offer.name}" timed out after {server.spec.timeout:g} seconds' if is_late else str(error)
         failed = json.dumps({"isError": True, "error": text, "content": []})
         return MCPObservation(content=failed, name=offer.name, arguments=arguments)
-    return _observation(result, offer.name, arguments)
+    return _to_observation(result, offer.name, arguments)
 
 
-def _differs(server: McpServer, tool: Tool, offer: ToolOffer) -> bool:
+def _has_changed(server: McpServer, tool: Tool, offer: ToolOffer) -> bool:
     try:
-        return offer_of(server.spec, tool).fingerprint != offer.fingerprint
+        return make_offer(server.spec, tool).fingerprint != offer.fingerprint
     except ValueError:  # it can no longer be offered
         return True
 
 
-def _observation(result: CallToolResult, name: str, arguments: dict[str, Any]) -> MCPObservation:
+def _to_observation(result: CallToolResult, name: str, arguments: dict[str, Any]) -> MCPObservation:
     """Return the observation of a result: its JSON as text, and its images up to the limits."""
     plain = result.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"result_type"})
     parts = [part for part in plain.get("content", []) if part.get("type") == "image"]
-    images = fitting_images(f"data:{part.get('mimeType', 'image/png')};base64,{part['data']}" for part in parts)
+    images = choose_images(f"data:{part.get('mimeType', 'image/png')};base64,{part['data']}" for part in parts)
     for n, part in enumerate(parts, 1):
         part["data"] = f"[image {n}]" if n <= len(images) else "[image left out]"
     content = json.dumps(plain, ensure_ascii=False)
     return MCPObservation(content=content, name=name, arguments=arguments, image_urls=images or None)
 
 
-def offer_of(spec: McpServerSpec, tool: Tool) -> ToolOffer:
+def make_offer(spec: McpServerSpec, tool: Tool) -> ToolOffer:
     """Return the tool as published, under `<server>/<tool>`.
 
     Raises:
         ValueError: The tool cannot be offered; the text gives the reason.
     """
-    if _UNSEEN.search(tool.name):
+    if _INVISIBLE.search(tool.name):
         raise ValueError("its name has characters that are not seen")
     hints = tool.annotations
     may_repeat = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
     return ToolOffer(
-        key=f"{prefix_of(spec)}{tool.name}",
+        key=f"{make_prefix(spec)}{tool.name}",
         name=re.sub(r"[^A-Za-z0-9_-]", "_", tool.name)[:64],
         description=clean(tool.description or "")[:MAX_DESCRIPTION_CHARS],
-        parameters=_cleaned(tool.input_schema),
+        parameters=_clean_schema(tool.input_schema),
         runner="mcp",
         pool=spec.pool,
         outcome=OutcomePolicy.IDEMPOTENT if may_repeat else OutcomePolicy.AT_MOST_ONCE,
     )
 
 
-def prefix_of(spec: McpServerSpec) -> str:
+def make_prefix(spec: McpServerSpec) -> str:
     """Return the prefix of the keys of a server's tools."""
     return f"{spec.name}/"
 
 
 def clean(text: str) -> str:
     r"""Return a text with invisible characters escaped, as in `\u202e`."""
-    return _UNSEEN.sub(lambda found: found.group().encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
+    return _INVISIBLE.sub(lambda found: found.group().encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
 
 
-def _cleaned(schema: dict[str, Any]) -> dict[str, Any]:
+def _clean_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema with clean texts for readers; parts that validate arguments are unchanged.
 
     Raises:
@@ -264,7 +266,7 @@ def _cleaned(schema: dict[str, Any]) -> dict[str, Any]:
             return [clean_part(item) for item in part]
         if not isinstance(part, dict):
             return part
-        if any(_UNSEEN.search(key) for key in part):
+        if any(_INVISIBLE.search(key) for key in part):
             raise ValueError("a name in its schema has characters that are not seen")
         return {
             key: clean(item)

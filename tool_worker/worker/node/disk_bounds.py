@@ -17,11 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tool_worker.workspace import Directory, HostFolder, TreeLimits, descendants, start_tick
+from tool_worker.workspace import Directory, HostFolder, TreeLimits, iter_descendants, read_start_tick
 
 WRITTEN_BYTES = 2**20
 """Smaller amounts, written by a program or lost in free space since the last check, are ignored."""
-LOOKS_PER_MEASUREMENT = 12
+CHECKS_PER_MEASUREMENT = 12
 MEASURED_LIMITS = 2
 """A measurement stops at this multiple of the workspace's limits."""
 SWEEP_LIMITS = 4
@@ -38,7 +38,7 @@ Writer = tuple[int, int]
 
 
 @dataclass(slots=True)
-class _Look:
+class _DiskMeasurement:
     """The last measurement of a workspace.
 
     Attributes:
@@ -56,7 +56,7 @@ class _Look:
     held: tuple[int, int] = (0, 0)
     free: int = 0
     sweep: int = 0
-    looks: int = LOOKS_PER_MEASUREMENT
+    checks: int = CHECKS_PER_MEASUREMENT
     times_without_job: int = 0
 
 
@@ -69,41 +69,43 @@ class DiskBounds:
 
     def __init__(self, limits: TreeLimits) -> None:
         self._limits = limits
-        self._looks: dict[str, _Look] = {}
+        self._measurements: dict[str, _DiskMeasurement] = {}
         self._sweep = 0
         self._left = 0
 
-    def begin_sweep(self, names: list[str]) -> list[str]:
+    def start_sweep(self, names: list[str]) -> list[str]:
         """Start a sweep and return the workspaces in checking order: the least recently measured first."""
         self._sweep += 1
         self._left = SWEEP_LIMITS * self._limits.files
-        return sorted(names, key=lambda name: self._looks[name].sweep if name in self._looks else 0)
+        return sorted(names, key=lambda name: self._measurements[name].sweep if name in self._measurements else 0)
 
     def forget_others(self, names: set[str]) -> None:
         """Forget all workspaces except these."""
-        for gone in self._looks.keys() - names:
-            del self._looks[gone]
+        for gone in self._measurements.keys() - names:
+            del self._measurements[gone]
 
-    def writers(self, folder: HostFolder, main_pid: int) -> tuple[list[Writer], str]:
+    def find_writers(self, folder: HostFolder, main_pid: int) -> tuple[list[Writer], str]:
         """Return the programs to kill, and a notice for the model that contains `{count}`."""
-        before = self._looks.setdefault(folder.conversation_id, _Look())
-        written = _written(main_pid)
-        free = _free(folder)
+        before = self._measurements.setdefault(folder.conversation_id, _DiskMeasurement())
+        written = _read_written_bytes(main_pid)
+        free = _read_free_bytes(folder)
         grown = {
             writer: size - before.written.get(writer, 0)
             for writer, size in written.items()
             if size - before.written.get(writer, 0) >= WRITTEN_BYTES
         }
-        below = {pid for child in _children(main_pid) for pid in descendants(child)}
+        below = {pid for child in _find_children(main_pid) for pid in iter_descendants(child)}
         has_dropped = bool(below) and before.free - free >= WRITTEN_BYTES
         before.free = max(before.free, free)
-        before.looks += 1
-        is_due = grown or has_dropped or (below and before.looks > LOOKS_PER_MEASUREMENT)
+        before.checks += 1
+        is_due = grown or has_dropped or (below and before.checks > CHECKS_PER_MEASUREMENT)
         if not is_due or self._left <= 0:
             return [], ""  # a workspace that is due stays due until the sweep has room for it
-        files, size, is_cut = _held(folder, self._limits)
+        files, size, is_cut = _measure_folder(folder, self._limits)
         self._left -= files
-        self._looks[folder.conversation_id] = look = _Look(written, _ran(written), (files, size), free, self._sweep, 0)
+        self._measurements[folder.conversation_id] = look = _DiskMeasurement(
+            written, _read_run_times(written), (files, size), free, self._sweep, 0
+        )
         is_over = files > self._limits.files or size > self._limits.bytes
         is_growing = files > before.held[0] or size > before.held[1] or (is_cut and (grown or has_dropped))
         if not is_over or not is_growing:
@@ -119,7 +121,7 @@ class DiskBounds:
         return [writer for writer in running if writer[0] in below] or list(grown), notice
 
 
-def _held(folder: HostFolder, limits: TreeLimits) -> tuple[int, int, bool]:
+def _measure_folder(folder: HostFolder, limits: TreeLimits) -> tuple[int, int, bool]:
     """Return the number of files and of bytes, and whether counting stopped early because of the limits."""
     files = size = 0
     for top in (folder.workspace, folder.home, folder.temporary):
@@ -133,7 +135,7 @@ def _held(folder: HostFolder, limits: TreeLimits) -> tuple[int, int, bool]:
                     try:
                         with os.scandir(descriptor) as scan:
                             for item in scan:
-                                more, is_directory = _seen(item)
+                                more, is_directory = _read_entry_size(item)
                                 files, size = files + 1, size + more
                                 if is_directory:
                                     waiting.append(f"{path}/{item.name}")
@@ -144,7 +146,7 @@ def _held(folder: HostFolder, limits: TreeLimits) -> tuple[int, int, bool]:
     return files, size, False
 
 
-def _seen(item: os.DirEntry[str]) -> tuple[int, bool]:
+def _read_entry_size(item: os.DirEntry[str]) -> tuple[int, bool]:
     """Return the bytes that an entry takes on the disk, and whether it is a directory."""
     try:
         status = item.stat(follow_symlinks=False)
@@ -154,24 +156,24 @@ def _seen(item: os.DirEntry[str]) -> tuple[int, bool]:
     return max(status.st_size, status.st_blocks * 512) if is_file else 0, stat.S_ISDIR(status.st_mode)
 
 
-def _free(folder: HostFolder) -> int:
+def _read_free_bytes(folder: HostFolder) -> int:
     with suppress(OSError):
         found = os.statvfs(folder.workspace)
         return found.f_bavail * found.f_frsize
     return 0
 
 
-def _written(main_pid: int) -> dict[Writer, int]:
+def _read_written_bytes(main_pid: int) -> dict[Writer, int]:
     written = {}
-    for pid in descendants(main_pid):
+    for pid in iter_descendants(main_pid):
         with suppress(OSError, ValueError):  # the process has ended
             fields = dict(line.split(b": ") for line in Path(f"/proc/{pid}/io").read_bytes().splitlines())
             # Writes through a memory mapping count only once they reach the disk.
-            written[pid, start_tick(pid)] = max(int(fields[b"wchar"]), int(fields[b"write_bytes"]))
+            written[pid, read_start_tick(pid)] = max(int(fields[b"wchar"]), int(fields[b"write_bytes"]))
     return written
 
 
-def _ran(writers: Iterable[Writer]) -> dict[Writer, int]:
+def _read_run_times(writers: Iterable[Writer]) -> dict[Writer, int]:
     ran = {}
     for pid, tick in writers:
         with suppress(OSError, ValueError):
@@ -180,7 +182,7 @@ def _ran(writers: Iterable[Writer]) -> dict[Writer, int]:
     return ran
 
 
-def _children(main_pid: int) -> list[int]:
+def _find_children(main_pid: int) -> list[int]:
     found: list[int] = []
     with suppress(OSError):
         for thread in Path(f"/proc/{main_pid}/task").iterdir():

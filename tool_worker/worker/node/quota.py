@@ -18,7 +18,7 @@ from tool_worker.errors import HostLost, WorkspaceTooLarge
 from tool_worker.worker.steps.action_run import ActionRun, RestOfHostCall
 from tool_worker.workspace import MAX_PATH_BYTES, HostFolder, HostResult, TreeLimits, measure
 
-FIRST_LOOK_SECONDS = 5.0
+FIRST_CHECK_SECONDS = 5.0
 PAUSE_FACTOR = 10.0
 REMEMBERED_WORKSPACES = 1_000
 
@@ -46,7 +46,7 @@ class _Measurement:
     took: float
 
 
-class Quota:
+class WorkspaceQuota:
     """Enforces the size limits of one node's workspaces."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Quota:
         root: Path,
         limits: TreeLimits | None = None,
         *,
-        first_look_seconds: float = FIRST_LOOK_SECONDS,
+        first_look_seconds: float = FIRST_CHECK_SECONDS,
         pause_factor: float = PAUSE_FACTOR,
     ) -> None:
         self._root = root
@@ -66,7 +66,7 @@ class Quota:
     async def stop_excess(self, run: ActionRun, rest: RestOfHostCall) -> HostResult:
         """Wait for the host, and stop the action if it makes the workspace too large."""
         acting = asyncio.ensure_future(rest(run))
-        watching = asyncio.ensure_future(self.until_exceeded(run.host.conversation_id))
+        watching = asyncio.ensure_future(self.wait_until_exceeded(run.host.conversation_id))
         try:
             await asyncio.wait({acting, watching}, return_when=asyncio.FIRST_COMPLETED)
             if not acting.done():
@@ -77,7 +77,7 @@ class Quota:
             acting.cancel()
             watching.cancel()
 
-    async def notice(self, conversation_id: str) -> str:
+    async def make_notice(self, conversation_id: str) -> str:
         """Return the notice for the model after an action that may have written, or "" if within the limits."""
         last = self._measurements.get(conversation_id)
         now = asyncio.get_running_loop().time()
@@ -87,7 +87,7 @@ class Quota:
             return TOO_DEEP
         return OVER.format(files=last.files, size=last.size_bytes, limits=self._limits) if self._is_over(last) else ""
 
-    async def until_exceeded(self, conversation_id: str) -> None:
+    async def wait_until_exceeded(self, conversation_id: str) -> None:
         """Return when a workspace grows over its limit, or keeps growing if it was over the limit before."""
         before = self._measurements.get(conversation_id)
         may_clear_up = before is None or self._is_over(before)
@@ -106,7 +106,7 @@ class Quota:
     async def _measure(self, conversation_id: str) -> _Measurement:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        files, size, is_too_deep = await asyncio.to_thread(self._measured, conversation_id)
+        files, size, is_too_deep = await asyncio.to_thread(self._measure_folders, conversation_id)
         ended = loop.time()
         look = _Measurement(files, size, is_too_deep, ended, ended - started)
         self._measurements[conversation_id] = look
@@ -115,7 +115,7 @@ class Quota:
             self._measurements.popitem(last=False)
         return look
 
-    def _measured(self, conversation_id: str) -> tuple[int, int, bool]:
+    def _measure_folders(self, conversation_id: str) -> tuple[int, int, bool]:
         folder = HostFolder(self._root, conversation_id)
         files = size = 0
         for directory in (folder.workspace, folder.home, folder.temporary):

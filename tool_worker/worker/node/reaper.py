@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from broker.log import Conversations
-from broker.runtime import DeckhandsError, UnknownConversation, about, is_conversation_id
+from broker.runtime import DeckhandsError, UnknownConversation, is_conversation_id, make_extra
 from broker.store import Store
-from tool_worker.sandbox import NoSandbox, temporary_directory
-from tool_worker.workspace import HostFolder, remove, remove_staging
+from tool_worker.sandbox import NoSandbox, find_temporary_directory
+from tool_worker.workspace import HostFolder, remove_staging, remove_tree
 
 SWEEP_SECONDS = 600.0
 REMOVED = ".removed-"
@@ -52,18 +52,18 @@ class Reaper:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 for conversation_id in await self.sweep():
-                    _log.info("removed the workspace of %s", conversation_id, extra=about(conversation_id))
+                    _log.info("removed the workspace of %s", conversation_id, extra=make_extra(conversation_id))
             except (OSError, DeckhandsError) as error:
                 _log.warning("cannot remove workspaces: %s", error)
 
-    async def note(self, conversation_id: str) -> None:
+    async def mark_if_deleted(self, conversation_id: str) -> None:
         """Mark a conversation's files as deleted if the store no longer knows the conversation. Idempotent.
 
         Raises:
             StoreError: The store cannot be read.
         """
         try:
-            await self._conversations.row(conversation_id)
+            await self._conversations.load_row(conversation_id)
         except UnknownConversation:
             folder = HostFolder(self._root, conversation_id)
             now = self._clock.now().timestamp()
@@ -78,34 +78,34 @@ class Reaper:
             OSError: The directory of the workspaces cannot be read.
             StoreError: The store cannot be read.
         """
-        found = await asyncio.to_thread(self._folders)
+        found = await asyncio.to_thread(self._find_folders)
         removed = []
         for conversation_id in found:
-            with _logging_what_stays(conversation_id):
+            with _log_failed_removal(conversation_id):
                 if await self._is_due(conversation_id, found) and await self._remove(conversation_id):
                     removed.append(conversation_id)
                 await self._clear_after_kills(conversation_id)
-        await asyncio.to_thread(self._clear)
+        await asyncio.to_thread(self._remove_doomed)
         return removed
 
     async def _clear_after_kills(self, conversation_id: str) -> None:
         await asyncio.to_thread(remove_staging, self._root / conversation_id)
         folder = HostFolder(self._root, conversation_id)
-        host_id = await asyncio.to_thread(_left_by, folder)
+        host_id = await asyncio.to_thread(_find_dead_host, folder)
         if host_id:
-            async with folder.opening():
+            async with folder.hold_opening_lock():
                 if not folder.is_alive:
                     await asyncio.to_thread(NoSandbox().kill_stragglers, host_id)
 
     async def _is_due(self, conversation_id: str, found: dict[str, Path]) -> bool:
         # Cheap checks first: most workspaces are in use or not closed.
         now = self._clock.now().timestamp()
-        if now - HostFolder(self._root, conversation_id).last_used() / 1e9 < self._keep_seconds:
+        if now - HostFolder(self._root, conversation_id).read_last_used() / 1e9 < self._keep_seconds:
             return False
         try:
-            row = await self._conversations.row(conversation_id)
+            row = await self._conversations.load_row(conversation_id)
         except UnknownConversation:
-            deleted = HostFolder(self._root, conversation_id).deleted_at()
+            deleted = HostFolder(self._root, conversation_id).read_deleted_at()
             is_due = deleted is not None and now - deleted >= self._keep_seconds
             return is_due and self._is_alone(conversation_id, found)
         if not row.is_closed or now - row.updated.timestamp() < self._keep_seconds:
@@ -119,7 +119,7 @@ class Reaper:
     async def _remove(self, conversation_id: str) -> bool:
         folder = HostFolder(self._root, conversation_id)
         folder.create()
-        async with folder.opening():
+        async with folder.hold_opening_lock():
             if folder.is_alive:
                 return False  # the order to close it ends its processes first
             doomed = self._root / f"{REMOVED}{secrets.token_hex(8)}"
@@ -127,7 +127,7 @@ class Reaper:
             (self._root / conversation_id).rename(doomed)
         return True
 
-    def _folders(self) -> dict[str, Path]:
+    def _find_folders(self) -> dict[str, Path]:
         """Return the conversations with files on this node, each with its working directory."""
         found: dict[str, Path] = {}
         if not self._root.is_dir():
@@ -138,23 +138,23 @@ class Reaper:
                     found[entry.name] = HostFolder(self._root, entry.name).directory
         return found
 
-    def _clear(self) -> None:
+    def _remove_doomed(self) -> None:
         for doomed in self._root.glob(f"{REMOVED}*"):
-            with _logging_what_stays(doomed.name):
-                remove(doomed)
+            with _log_failed_removal(doomed.name):
+                remove_tree(doomed)
 
 
 @contextmanager
-def _logging_what_stays(name: str) -> Iterator[None]:
+def _log_failed_removal(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         _log.warning("cannot remove all files in %s: %s", name, error)
 
 
-def _left_by(folder: HostFolder) -> str:
+def _find_dead_host(folder: HostFolder) -> str:
     """Return the id of a dead, unsandboxed host that left temporary files, or ""."""
     binding = folder.read_binding()
     if binding is None or binding.sandbox != NoSandbox.name or folder.is_alive:
         return ""
-    return binding.host_id if temporary_directory(binding.host_id).exists() else ""
+    return binding.host_id if find_temporary_directory(binding.host_id).exists() else ""

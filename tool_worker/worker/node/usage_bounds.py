@@ -16,9 +16,9 @@ from collections import OrderedDict
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from broker.runtime import about
+from broker.runtime import make_extra
 from tool_worker.worker.node.disk_bounds import DiskBounds
-from tool_worker.workspace import HostFolder, ResourceUsage, start_tick, workspace_usage
+from tool_worker.workspace import HostFolder, ResourceUsage, measure_usage, read_start_tick
 
 SWEEP_SECONDS = 5.0
 PAUSE_FACTOR = 20.0
@@ -68,8 +68,8 @@ class UsageBounds:
         Raises:
             OSError: The directory of the workspaces cannot be read.
         """
-        for conversation_id, notice in (await asyncio.to_thread(self._swept)).items():
-            _log.warning("%s: %s", conversation_id, notice, extra=about(conversation_id))
+        for conversation_id, notice in (await asyncio.to_thread(self._sweep_all)).items():
+            _log.warning("%s: %s", conversation_id, notice, extra=make_extra(conversation_id))
             self._notices[conversation_id] = notice
             while len(self._notices) > REMEMBERED_NOTICES:
                 self._notices.popitem(last=False)
@@ -78,49 +78,52 @@ class UsageBounds:
         """Return the notice of killed programs and clear it, or return "" if there is none."""
         return self._notices.pop(conversation_id, "")
 
-    def _swept(self) -> dict[str, str]:
+    def _sweep_all(self) -> dict[str, str]:
         notices = {}
         names = set()
         entries = [entry.name for entry in self._root.iterdir()] if self._root.is_dir() else []
-        for name in self._disk.begin_sweep(entries) if self._disk is not None else entries:
+        for name in self._disk.start_sweep(entries) if self._disk is not None else entries:
             folder = HostFolder(self._root, name)
             with suppress(OSError):  # the workspace is being removed
-                if (main_pid := folder.main_pid()) is not None and folder.is_alive:
+                if (main_pid := folder.read_main_pid()) is not None and folder.is_alive:
                     names.add(name)
-                    found = (self._bounded(main_pid, (folder.directory, folder.home)), self._stopped(main_pid, folder))
+                    found = (
+                        self._kill_consumers(main_pid, (folder.directory, folder.home)),
+                        self._kill_writers(main_pid, folder),
+                    )
                     notices[name] = "\n".join(filter(None, found))
         if self._disk is not None:
             self._disk.forget_others(names)
         return {name: notice for name, notice in notices.items() if notice}
 
-    def _bounded(self, main_pid: int, directories: tuple[Path, ...]) -> str:
-        found = workspace_usage(main_pid, directories, self._bound.descriptors)
+    def _kill_consumers(self, main_pid: int, directories: tuple[Path, ...]) -> str:
+        found = measure_usage(main_pid, directories, self._bound.descriptors)
         total = found.total
         count = 0
         while (holder := found.largest_consumer(self._bound)) is not None:
             found.drop(holder)
-            count += _end(holder.pid, holder.start_tick)
-        return ENDED.format(held=_words(total), bound=_words(self._bound), count=count) if count else ""
+            count += _kill(holder.pid, holder.start_tick)
+        return ENDED.format(held=_describe(total), bound=_describe(self._bound), count=count) if count else ""
 
-    def _stopped(self, main_pid: int, folder: HostFolder) -> str:
+    def _kill_writers(self, main_pid: int, folder: HostFolder) -> str:
         if self._disk is None:
             return ""
-        writers, notice = self._disk.writers(folder, main_pid)
-        count = sum(_end(pid, tick) for pid, tick in writers)
+        writers, notice = self._disk.find_writers(folder, main_pid)
+        count = sum(_kill(pid, tick) for pid, tick in writers)
         return notice.format(count=count) if count else ""
 
 
-def _end(pid: int, tick: int) -> bool:
+def _kill(pid: int, tick: int) -> bool:
     """Kill a process if it is still the same one; its process id may have been reused."""
     with suppress(OSError), ExitStack() as closing:
         process = os.pidfd_open(pid)
         closing.callback(os.close, process)
-        if start_tick(pid) == tick:
+        if read_start_tick(pid) == tick:
             signal.pidfd_send_signal(process, signal.SIGKILL)
             return True
     return False
 
 
-def _words(held: ResourceUsage) -> str:
+def _describe(held: ResourceUsage) -> str:
     deleted = f"{held.unlinked_bytes:,} bytes in deleted files"
     return f"{deleted}, {held.terminals} terminals, {held.watchers} inotify instances, {held.descriptors:,} descriptors"

@@ -19,7 +19,7 @@ from tool_worker.workspace import HostResult, OpenWorkspace
 
 NOT_CONTENT = frozenset({"timestamp", "source", "thought", "tool_call_metadata", "traceparent"})
 """Fields that do not count as content: time, source and wording of the decision."""
-DIGITS = 16
+FINGERPRINT_DIGITS = 16
 
 
 @dataclass
@@ -59,7 +59,7 @@ class ActionRun:
     @cached_property
     def fingerprint(self) -> str:
         """Tells this action apart from a lost one that had the same number."""
-        return fingerprint_of(self.action)
+        return compute_fingerprint(self.action)
 
     @property
     def may_repeat(self) -> bool:
@@ -71,7 +71,7 @@ RestOfAction = Rest[ActionRun, Observation]
 RestOfHostCall = Rest[ActionRun, HostResult]
 
 
-def fingerprint_of(action: Action) -> str:
+def compute_fingerprint(action: Action) -> str:
     """Return sixteen hex digits for the kind and the arguments of an action.
 
     The fingerprint tells apart two actions with the same number, of which the store lost the first. It depends on the
@@ -79,4 +79,4 @@ def fingerprint_of(action: Action) -> str:
     action, whose result is collected and which does not run a second time.
     """
     content = {name: value for name, value in action.wire().items() if name not in NOT_CONTENT}
-    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:DIGITS]
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]

@@ -19,7 +19,7 @@ from broker.contract import (
 )
 from broker.log import EventLog
 from broker.runtime import CorruptEntry, DeckhandsError, StoreError, StoreTooNew, UnknownKind
-from tool_worker.tools import answering
+from tool_worker.tools import to_answer
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
 
 MAX_ATTEMPTS = 3
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 async def read_action(log: EventLog, run: ActionRun, rest: RestOfAction) -> Observation:
     """Decode the action and fetch its long texts."""
     try:
-        event = await log.blobs.whole(run.conversation_id, run.event)
+        event = await log.blobs.restore_event(run.conversation_id, run.event)
     except (CorruptEntry, StoreTooNew, UnknownKind) as error:
         return ErrorObservation(content=str(error), error_id=error.code, cause=run.delivery.action_id)
     assert isinstance(event, Action)
@@ -41,18 +41,18 @@ async def read_action(log: EventLog, run: ActionRun, rest: RestOfAction) -> Obse
 async def answer_failures(log: EventLog, run: ActionRun, rest: RestOfAction) -> Observation:
     """Turn every failure of the inner steps into the action's observation."""
     try:
-        return answering(run.action, await rest(run))
+        return to_answer(run.action, await rest(run))
     except StoreError:
         raise
     except DeckhandsError as error:
-        return answering(run.action, ErrorObservation(content=str(error), error_id=error.code))
+        return to_answer(run.action, ErrorObservation(content=str(error), error_id=error.code))
     except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an observation)
         text = traceback.format_exc()
         if log.secrets is not None:  # it may contain a command's input
-            text = (await log.secrets.masker(run.conversation_id)).text(text)
+            text = (await log.secrets.load_masker(run.conversation_id)).mask_text(text)
         _log.error("action %s of %s\n%s", run.action.id, run.conversation_id, text)
         text = f"The action could not be run: {type(error).__name__}: {error}"
-        return answering(run.action, ErrorObservation(content=text))
+        return to_answer(run.action, ErrorObservation(content=text))
 
 
 async def require_confirmation(run: ActionRun, rest: RestOfAction) -> Observation:

@@ -10,7 +10,7 @@ from tool_worker.workspace import HostResult
 async def take_turn(run: ActionRun, rest: RestOfAction) -> Observation:
     """Run an action; if workers have died during it, wait for its turn to run alone."""
     try:
-        await run.attribution.act()
+        await run.attribution.mark_acting()
         return await rest(run)
     finally:
         run.attribution.end_turn()
@@ -18,7 +18,7 @@ async def take_turn(run: ActionRun, rest: RestOfAction) -> Observation:
 
 async def rest_while_host_acts(run: ActionRun, rest: RestOfHostCall) -> HostResult:
     """Clear the action's mark while only the host acts, so that a worker's death does not count against it."""
-    await run.attribution.rest()
+    await run.attribution.mark_waiting()
     result = await rest(run)
-    await run.attribution.act()
+    await run.attribution.mark_acting()
     return result

@@ -10,9 +10,9 @@ from dataclasses import replace
 from broker.contract import ErrorObservation, Observation, OutcomeUnknownObservation
 from broker.log import EventLog
 from broker.runtime import failpoint
-from tool_worker.tools import HostRequest, tool_for
+from tool_worker.tools import HostRequest, find_tool
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction, RestOfHostCall
-from tool_worker.worker.steps.journal import NOT_CARRIED_OUT, log_reused_number
+from tool_worker.worker.steps.journal import NOT_RUN, log_reused_number
 from tool_worker.workspace import HostResult
 
 LOST_WITH_HOST = (
@@ -23,7 +23,7 @@ LOST_WITH_HOST = (
 
 async def make_request(run: ActionRun, rest: RestOfAction) -> Observation:
     """Find the action's tool and build the request to the host; answer here if the action cannot run."""
-    tool = tool_for(run.action.kind)
+    tool = find_tool(run.action.kind)
     if tool is None:
         return ErrorObservation(content=f"This worker has no tool for {run.action.kind}.")
     request = tool.request(run.action)
@@ -40,7 +40,7 @@ async def observe(log: EventLog, ask_host: RestOfHostCall, run: ActionRun) -> Ob
     failpoint("tool.after_result")
     if run.result.is_other:
         await log_reused_number(log, run.action, run.conversation_id)
-        return OutcomeUnknownObservation(content=NOT_CARRIED_OUT)
+        return OutcomeUnknownObservation(content=NOT_RUN)
     if run.result.is_unknown:
         return OutcomeUnknownObservation(content=LOST_WITH_HOST)
     return run.tool.observe(run.action, run.result.value)
@@ -63,7 +63,7 @@ async def pass_secrets(log: EventLog, run: ActionRun, rest: RestOfAction) -> Obs
     is_command = request.tool == "acp" or (request.tool == "bash" and not request.arguments["is_input"])
     if log.secrets is not None and is_command:
         command = request.arguments["command"]
-        wanted = await log.secrets.wanted_by(run.conversation_id, command, claimed=run.claim.secrets)
+        wanted = await log.secrets.find_named(run.conversation_id, command, claimed=run.claim.secrets)
         if wanted:
             run.request = replace(request, arguments={**request.arguments, "env": wanted})
     return await rest(run)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from broker.contract import Action, Observation, OutcomeUnknownObservation, codec
 from broker.coordination import ActionReclaimed
-from broker.log import EventLog, name_gap
+from broker.log import EventLog, record_gap
 from broker.runtime import CorruptEntry, DeckhandsError, EventsLost, failpoint
 from tool_worker.host.protocol import NEVER_STARTED, OTHER, RECORDED, RUNNING
-from tool_worker.worker.steps.action_run import ActionRun, RestOfAction, fingerprint_of
+from tool_worker.worker.steps.action_run import ActionRun, RestOfAction, compute_fingerprint
 
-NOT_CARRIED_OUT = (
+NOT_RUN = (
     "This action was not run. It was decided before it was known that the store had lost events of this conversation: "
     "other actions have run in this workspace since, and their effects may be present. "
     "Check the current state, then decide again."
@@ -34,7 +34,7 @@ async def check_journal(log: EventLog, run: ActionRun, rest: RestOfAction) -> Ob
         HostLost: The host does not answer.
     """
     if await _is_outdated(log, run):
-        return OutcomeUnknownObservation(content=NOT_CARRIED_OUT)
+        return OutcomeUnknownObservation(content=NOT_RUN)
     failpoint("tool.before_run")
     if isinstance(run.claim, ActionReclaimed) and not run.may_repeat:
         status = await run.host.status(run.action.id)
@@ -49,9 +49,9 @@ async def _is_outdated(log: EventLog, run: ActionRun) -> bool:
     host = run.host
     connects = log.store.connection.connects
     if host.connection.checked_at != connects:
-        newest = await host.newest()
+        newest = await host.find_newest()
         if newest is not None:
-            host.connection.gap_id = await _gap_behind(log, host.conversation_id, *newest)
+            host.connection.gap_id = await _record_gap_if_lost(log, host.conversation_id, *newest)
         host.connection.checked_at = connects
     if run.action.id >= host.connection.gap_id:
         return False
@@ -62,19 +62,19 @@ async def _is_outdated(log: EventLog, run: ActionRun) -> bool:
 async def log_reused_number(log: EventLog, action: Action, conversation_id: str) -> None:
     """Record in the log that another action had the same number before."""
     lost = EventsLost(conversation_id, action.id, action.id, OTHER)
-    await name_gap(log, lost, noticed_by="a workspace host")
+    await record_gap(log, lost, noticed_by="a workspace host")
 
 
-async def _gap_behind(log: EventLog, conversation_id: str, action_id: int, fingerprint: str) -> int:
+async def _record_gap_if_lost(log: EventLog, conversation_id: str, action_id: int, fingerprint: str) -> int:
     """Return the id of the gap event if the log has lost this action of the host; 0 if the log has the action."""
     try:
-        event = codec.decode(await log.entry(conversation_id, action_id), action_id)
-        event = await log.blobs.whole(conversation_id, event)
-        if isinstance(event, Action) and (not fingerprint or fingerprint_of(event) == fingerprint):
+        event = codec.decode(await log.load_entry(conversation_id, action_id), action_id)
+        event = await log.blobs.restore_event(conversation_id, event)
+        if isinstance(event, Action) and (not fingerprint or compute_fingerprint(event) == fingerprint):
             return 0
     except CorruptEntry:
         pass  # there is no such event
     except DeckhandsError:
         return 0  # the event exists but cannot be read here
-    lost = EventsLost(conversation_id, await log.last_id(conversation_id), action_id, fingerprint)
-    return await name_gap(log, lost, noticed_by="a workspace host")
+    lost = EventsLost(conversation_id, await log.load_last_id(conversation_id), action_id, fingerprint)
+    return await record_gap(log, lost, noticed_by="a workspace host")

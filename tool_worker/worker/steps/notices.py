@@ -7,7 +7,7 @@ an observation of the host, and only once.
 from __future__ import annotations
 
 from broker.contract import Observation, OutcomeUnknownObservation, WorkspaceUse
-from tool_worker.worker.node.quota import Quota
+from tool_worker.worker.node.quota import WorkspaceQuota
 from tool_worker.worker.node.usage_bounds import UsageBounds
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
 from tool_worker.workspace import Workspaces
@@ -20,7 +20,7 @@ class Notices:
         refusals: Number of times that egress proxies refused a host to a workspace; each host counts once per action.
     """
 
-    def __init__(self, workspaces: Workspaces, quota: Quota | None, held: UsageBounds | None) -> None:
+    def __init__(self, workspaces: Workspaces, quota: WorkspaceQuota | None, held: UsageBounds | None) -> None:
         self.refusals = 0
         self._workspaces = workspaces
         self._quota = quota
@@ -39,7 +39,7 @@ class Notices:
             notices.append(f"[The proxy of this workspace refused:{listed}]")
         may_have_grown = observation.workspace_use is WorkspaceUse.CHANGED
         if self._quota is not None and may_have_grown:
-            notices.append(await self._quota.notice(run.conversation_id))
+            notices.append(await self._quota.make_notice(run.conversation_id))
         if self._held is not None:
             notices.append(self._held.take_notice(run.conversation_id))
         if may_have_grown:

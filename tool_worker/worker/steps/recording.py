@@ -9,10 +9,10 @@ import logging
 
 from broker.contract import ErrorObservation, Observation, codec
 from broker.coordination import ActionDelivery, Figures
-from broker.log import EventLog, name_gap
+from broker.log import EventLog, record_gap
 from broker.runtime import CorruptEntry, EventsLost, EventUnfit, failpoint
 from broker.secrets import SecretsLocked
-from tool_worker.tools import instead_of
+from tool_worker.tools import make_replacement
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
 from tool_worker.workspace import Checkpointing
 
@@ -46,11 +46,11 @@ class Recorder:
             await self._append(self._log, run.delivery, observation)
         except EventUnfit as error:
             text = f"The action ran, but its result cannot be recorded: {error}"
-            await self._append(self._log, run.delivery, instead_of(observation, text, error))
+            await self._append(self._log, run.delivery, make_replacement(observation, text, error))
         except SecretsLocked as error:
             text = f"The result of this action cannot be recorded, because nothing can be hidden in it: {error}"
             # This text contains no secrets.
-            await self._append(EventLog(self._log.store), run.delivery, instead_of(observation, text, error))
+            await self._append(EventLog(self._log.store), run.delivery, make_replacement(observation, text, error))
         failpoint("tool.after_append")
         if self._checkpointing is not None and run.delivery.workspace.path is None:
             await self._checkpointing.note_result(run.conversation_id, observation.workspace_use)
@@ -65,9 +65,9 @@ class Recorder:
                 delivery.conversation_id,
                 observation,
                 worker_id=self._worker_id,
-                place=delivery.place,
+                place=delivery.location,
                 checksum=checksum,
             )
         except EventsLost as lost:
             _log.warning("an action is no longer in its log: %s", lost.message)
-            await name_gap(self._log, lost, noticed_by="the tool worker that carried it out")
+            await record_gap(self._log, lost, noticed_by="the tool worker that carried it out")

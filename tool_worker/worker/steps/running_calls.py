@@ -23,7 +23,7 @@ STOP_LIMIT_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
-Call = tuple[str, int, str]
+CallKey = tuple[str, int, str]
 """Conversation id, action id and fingerprint."""
 
 
@@ -40,7 +40,7 @@ class RunningCalls:
     ) -> None:
         self._is_answered = is_answered
         self._stop_seconds = stop_seconds
-        self._running: dict[Call, tuple[asyncio.Task[Observation], ToolContext]] = {}
+        self._running: dict[CallKey, tuple[asyncio.Task[Observation], ToolContext]] = {}
 
     async def run(self, context: ToolContext, call: Coroutine[Any, Any, Observation]) -> Observation:
         """Run a call until it ends or is stopped."""
@@ -53,7 +53,7 @@ class RunningCalls:
                     self.stop(*key[:2])
                     break
             if context.is_cancelled:
-                return await _stopped(task, self._stop_seconds)
+                return await _wait_for_stopped(task, self._stop_seconds)
             return task.result()
         finally:
             # When the worker stops, the next worker takes the call over, so the call does not count as cancelled.
@@ -69,7 +69,7 @@ class RunningCalls:
         return bool(found)
 
 
-async def _stopped(task: asyncio.Task[Observation], limit_seconds: float) -> Observation:
+async def _wait_for_stopped(task: asyncio.Task[Observation], limit_seconds: float) -> Observation:
     done, _ = await asyncio.wait({task}, timeout=limit_seconds)
     if not done:
         _log.warning("%s does not stop; it is abandoned", task.get_name())

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from broker.contract import Action, ErrorObservation, Observation
 from broker.coordination import ActionReclaimed
-from broker.runtime import DeckhandsError, Tracing, Value, traceparent_of
+from broker.runtime import DeckhandsError, Tracing, Value, make_traceparent
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
 
 
@@ -33,7 +33,7 @@ class Spans:
         parent = None
         with suppress(DeckhandsError):  # an undecodable action has a span, too
             parent = run.event.traceparent if isinstance(run.event, Action) else None
-        parent = parent or traceparent_of(run.conversation_id)
+        parent = parent or make_traceparent(run.conversation_id)
         with self._tracing.span("action", parent, kind="consumer", attributes=attributes) as span:
             run.traceparent = span.traceparent
             return await rest(run)

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from broker.contract import Observation
 from broker.coordination import ActionClaimed
 from broker.runtime import StoreError
-from tool_worker.errors import HostLost, StoppedBeforeItBegan
+from tool_worker.errors import HostLost, StoppedBeforeStart
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction, RestOfHostCall
 from tool_worker.workspace import HostResult, OpenWorkspace
 
@@ -49,7 +49,7 @@ class StopOrders:
         finally:
             self._is_stopped.pop(key, None)
 
-    def note(self, conversation_id: str, action_id: int = 0) -> None:
+    def record(self, conversation_id: str, action_id: int = 0) -> None:
         """Record the order to stop an action, or all actions of the conversation if `action_id` is 0."""
         for key in self._is_stopped:
             if key[0] == conversation_id and action_id in (0, key[1]):
@@ -67,7 +67,7 @@ class StopOrders:
         if is_stopped is None:  # another worker had the action, and the stop order may have come between the two
             is_stopped = await self._stop_if_answered(host, action_id)
         if is_stopped:
-            raise StoppedBeforeItBegan
+            raise StoppedBeforeStart
 
         def look() -> None:
             looking = asyncio.create_task(self._stop_if_answered(host, action_id))

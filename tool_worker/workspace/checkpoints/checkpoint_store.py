@@ -41,14 +41,14 @@ from tool_worker.workspace.files.file_tree import (
     DIRECTORY,
     FILE,
     LINK,
-    Entry,
-    OpenedUp,
+    TemporaryAccess,
+    TreeEntry,
     TreeLimits,
-    entries,
-    is_of_the_entry,
+    is_entry_error,
+    iter_entries,
 )
 from tool_worker.workspace.files.openat2_paths import Directory
-from tool_worker.workspace.files.staging import put, staging_in
+from tool_worker.workspace.files.staging import create_staging, move_into_place
 
 VERSION = 1
 CHECKPOINTS, BASES, HISTORY = "checkpoints", "bases", "history"
@@ -122,21 +122,21 @@ class Checkpoints:
             CheckpointsUnavailable: The storage cannot be used; the last checkpoint stays.
             OSError: The workspace cannot be read; the last checkpoint stays.
         """
-        with Directory(workspace) as directory, OpenedUp(directory) as opened_up:
+        with Directory(workspace) as directory, TemporaryAccess(directory) as opened_up:
             for _ in range(ROUNDS):
                 closed: list[str] = []
                 rows, pieces, done = self._save_entries(directory, known, closed)
                 if not closed:
                     break
-                opened_up.open(closed)
+                opened_up.grant(closed)
             else:
                 raise PermissionError(errno.EACCES, "It is closed again and again", closed[0])
         for row in rows:
             row[2] = opened_up.modes.get(row[0], int(row[2])) & 0o777
-        manifest = encoded({"version": VERSION, "event": event, "entries": rows})
+        manifest = encode_manifest({"version": VERSION, "event": event, "entries": rows})
         if event is not None:
-            self._write(f"{self._history(conversation_id)}/{event:012}", manifest)
-        written = self._write(self._manifest(conversation_id), manifest)
+            self._write(f"{self._history_path(conversation_id)}/{event:012}", manifest)
+        written = self._write(self._manifest_path(conversation_id), manifest)
         if event is not None:
             self._trim_history(conversation_id)
         known.pieces = pieces
@@ -150,7 +150,7 @@ class Checkpoints:
         read = written = size = 0
         saved: _Pieces = {}
         rows: _Rows = []
-        for entry in entries(directory, self._limits, closed=closed):
+        for entry in iter_entries(directory, self._limits, closed=closed):
             content: Any = entry.target
             if entry.kind == FILE:
                 before = known.pieces.get(entry.path)
@@ -165,7 +165,7 @@ class Checkpoints:
                     except FileUnfit:
                         continue  # no longer a regular file
                     except OSError as error:
-                        if is_of_the_entry(error):
+                        if is_entry_error(error):
                             continue  # the file was removed
                         raise
                     written += added
@@ -182,7 +182,7 @@ class Checkpoints:
         Raises:
             CheckpointsUnavailable: The storage cannot be read.
         """
-        return self._exists(self._manifest(conversation_id))
+        return self._exists(self._manifest_path(conversation_id))
 
     def restore(self, conversation_id: str, workspace: Path) -> Checkpoint:
         """Restore a workspace from its last checkpoint, atomically; the directory must not exist yet.
@@ -193,12 +193,12 @@ class Checkpoints:
             CheckpointCorrupt: The checkpoint is damaged.
             CheckpointsUnavailable, OSError: The checkpoint cannot be read, or the directory cannot be written.
         """
-        manifest = self._manifest_at(self._manifest(conversation_id))
+        manifest = self._read_manifest(self._manifest_path(conversation_id))
         rows: _Rows = manifest["entries"]
         if workspace.exists():
             raise FileExistsError(f"{workspace} is there already")
         workspace.parent.mkdir(parents=True, exist_ok=True)
-        with staging_in(workspace.parent) as folder:
+        with create_staging(workspace.parent) as folder:
             draft = folder / workspace.name
             draft.mkdir(mode=0o700)
             size = sum(self._restore_entry(draft, row) for row in rows)
@@ -206,12 +206,12 @@ class Checkpoints:
             for path, _, mode, mtime_ns, _, _ in reversed([row for row in rows if row[1] == DIRECTORY]):
                 (draft / path).chmod(mode & MODE_BITS)
                 os.utime(draft / path, ns=(mtime_ns, mtime_ns))
-            put(draft, workspace)
-        return replace(self._about(manifest), size_bytes=size)
+            move_into_place(draft, workspace)
+        return replace(self._describe_manifest(manifest), size_bytes=size)
 
-    def about(self, conversation_id: str) -> Checkpoint:
+    def describe(self, conversation_id: str) -> Checkpoint:
         """Return the figures of a conversation's last checkpoint. Raises the same errors as `restore`."""
-        return self._about(self._manifest_at(self._manifest(conversation_id)))
+        return self._describe_manifest(self._read_manifest(self._manifest_path(conversation_id)))
 
     def copy(self, source_id: str, target_id: str, *, at: int | None = None) -> bool:
         """Give a fork a checkpoint of its source; return whether there was one. Pieces are shared, not copied.
@@ -221,29 +221,29 @@ class Checkpoints:
         """
         if not self.has(source_id):
             return False
-        manifest = self._manifest_at(self._nearest(source_id, at))
-        self._write(self._manifest(target_id), encoded({**manifest, "source": source_id}))
+        manifest = self._read_manifest(self._find_nearest(source_id, at))
+        self._write(self._manifest_path(target_id), encode_manifest({**manifest, "source": source_id}))
         return True
 
     def forget(self, conversation_id: str) -> None:
         """Drop the checkpoints of a conversation. Idempotent."""
         if self.has(conversation_id):
-            self._files.rm_file(self._manifest(conversation_id))
-        for event in self._events(conversation_id):
-            self._files.rm_file(f"{self._history(conversation_id)}/{event:012}")
+            self._files.rm_file(self._manifest_path(conversation_id))
+        for event in self._list_events(conversation_id):
+            self._files.rm_file(f"{self._history_path(conversation_id)}/{event:012}")
 
-    def _save_file(self, directory: Directory, entry: Entry) -> tuple[list[str], int]:
+    def _save_file(self, directory: Directory, entry: TreeEntry) -> tuple[list[str], int]:
         pieces: list[str] = []
         written = 0
-        with directory.opened_file(entry.path, follows_links=False) as descriptor:
+        with directory.open_file(entry.path, follows_links=False) as descriptor:
             while len(pieces) * PIECE_BYTES <= self._limits.bytes:
                 piece = _read_up_to(descriptor, PIECE_BYTES)
                 if not piece:
                     break
                 digest = hashlib.sha256(piece).hexdigest()
                 pieces.append(digest)
-                if not self._is_fresh(self._object(digest)):
-                    written += self._write(self._object(digest), piece)
+                if not self._is_fresh(self._object_path(digest)):
+                    written += self._write(self._object_path(digest), piece)
         return pieces, written
 
     def _restore_entry(self, draft: Path, row: list[Any]) -> int:
@@ -260,7 +260,7 @@ class Checkpoints:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             for digest in content:
-                piece = self._read(self._object(digest), PIECE_BYTES)
+                piece = self._read(self._object_path(digest), PIECE_BYTES)
                 if hashlib.sha256(piece).hexdigest() != digest:
                     raise CheckpointCorrupt(f"The piece {digest} of {path} is damaged.")
                 size += file.write(piece)
@@ -268,18 +268,18 @@ class Checkpoints:
         os.utime(target, ns=(mtime_ns, mtime_ns))
         return size
 
-    def _manifest_at(self, path: str) -> dict[str, Any]:
+    def _read_manifest(self, path: str) -> dict[str, Any]:
         conversation_id = path.rpartition("/")[2]
         try:
             manifest: dict[str, Any] = json.loads(self._read(path, MAX_MANIFEST_BYTES))
-            is_sound = manifest["version"] == VERSION and are_sound(manifest["entries"])
+            is_sound = manifest["version"] == VERSION and are_valid_rows(manifest["entries"])
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointCorrupt(f"The checkpoint of {conversation_id} cannot be read: {error}.") from error
         if not is_sound:
             raise CheckpointCorrupt(f"The checkpoint of {conversation_id} has entries that lead out of it.")
         return manifest
 
-    def _about(self, manifest: dict[str, Any]) -> Checkpoint:
+    def _describe_manifest(self, manifest: dict[str, Any]) -> Checkpoint:
         event = manifest.get("event")
         source = manifest.get("source")
         return Checkpoint(
@@ -289,30 +289,30 @@ class Checkpoints:
             source=source if isinstance(source, str) else "",
         )
 
-    def _nearest(self, conversation_id: str, at: int | None) -> str:
+    def _find_nearest(self, conversation_id: str, at: int | None) -> str:
         """Return the path of the manifest closest to an event."""
-        events = self._events(conversation_id) if at is not None else []
+        events = self._list_events(conversation_id) if at is not None else []
         if at is None or not events or events[-1] <= at:
-            return self._manifest(conversation_id)
+            return self._manifest_path(conversation_id)
         chosen = max((event for event in events if event <= at), default=events[0])
-        return f"{self._history(conversation_id)}/{chosen:012}"
+        return f"{self._history_path(conversation_id)}/{chosen:012}"
 
-    def _events(self, conversation_id: str) -> list[int]:
+    def _list_events(self, conversation_id: str) -> list[int]:
         """Return the events of the kept checkpoints, in order."""
-        folder = self._history(conversation_id)
-        with self._using():
+        folder = self._history_path(conversation_id)
+        with self._translate_errors():
             self._files.invalidate_cache()
             found = self._files.find(folder) if self._files.exists(folder) else []
         names = (path.rpartition("/")[2] for path in found)
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def _trim_history(self, conversation_id: str) -> None:
-        for event in self._events(conversation_id)[1 : -(KEPT_CHECKPOINTS - 1)]:
-            with self._using(FileNotFoundError), suppress(FileNotFoundError):
-                self._files.rm_file(f"{self._history(conversation_id)}/{event:012}")
+        for event in self._list_events(conversation_id)[1 : -(KEPT_CHECKPOINTS - 1)]:
+            with self._translate_errors(FileNotFoundError), suppress(FileNotFoundError):
+                self._files.rm_file(f"{self._history_path(conversation_id)}/{event:012}")
 
     @contextmanager
-    def _using(self, *passing: type[Exception]) -> Iterator[None]:
+    def _translate_errors(self, *passing: type[Exception]) -> Iterator[None]:
         """Turn every error of the storage client into `CheckpointsUnavailable`, except the types in `passing`."""
         try:
             yield
@@ -322,7 +322,7 @@ class Checkpoints:
             raise CheckpointsUnavailable(f"The checkpoints at {self._root} cannot be used: {error}") from error
 
     def _exists(self, path: str) -> bool:
-        with self._using():
+        with self._translate_errors():
             if not isinstance(self._files, LocalFileSystem):
                 return bool(self._files.exists(path))
             try:
@@ -335,7 +335,7 @@ class Checkpoints:
         """Return whether a piece exists and is too recent to be dropped as unused meanwhile."""
         if type(self._files).modified is AbstractFileSystem.modified:
             return self._exists(path)  # this storage reports no times, so nothing is dropped from it
-        with self._using():
+        with self._translate_errors():
             try:
                 written = self._files.modified(path)
             except FileNotFoundError:
@@ -345,7 +345,7 @@ class Checkpoints:
 
     def _write(self, path: str, content: bytes) -> int:
         packed = zstandard.ZstdCompressor(level=1).compress(content)
-        with self._using():
+        with self._translate_errors():
             if isinstance(self._files, LocalFileSystem):
                 _replace(Path(path), packed)
             else:
@@ -353,20 +353,20 @@ class Checkpoints:
         return len(packed)
 
     def _read(self, path: str, limit_bytes: int) -> bytes:
-        with self._using(FileNotFoundError):
+        with self._translate_errors(FileNotFoundError):
             packed: bytes = self._files.cat_file(path)
         try:
             return zstandard.ZstdDecompressor().decompress(packed, max_output_size=limit_bytes)
         except zstandard.ZstdError as error:
             raise CheckpointCorrupt(f"{path} is damaged: {error}.") from error
 
-    def _object(self, digest: str) -> str:
+    def _object_path(self, digest: str) -> str:
         return f"{self._root}/objects/{digest[:2]}/{digest}"
 
-    def _history(self, conversation_id: str) -> str:
+    def _history_path(self, conversation_id: str) -> str:
         return f"{self._root}/{HISTORY}/{check_conversation_id(conversation_id)}"
 
-    def _manifest(self, conversation_id: str) -> str:
+    def _manifest_path(self, conversation_id: str) -> str:
         return f"{self._root}/{self._folder}/{check_conversation_id(conversation_id)}"
 
 
@@ -389,19 +389,19 @@ def _read_up_to(descriptor: int, limit_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-def encoded(manifest: dict[str, Any]) -> bytes:
+def encode_manifest(manifest: dict[str, Any]) -> bytes:
     """Serialize a manifest."""
     return json.dumps(manifest, separators=(",", ":")).encode("ascii")
 
 
-def pieces_of(rows: list[list[Any]]) -> Iterator[str]:
+def iter_pieces(rows: list[list[Any]]) -> Iterator[str]:
     """Yield the hashes of all pieces of a checkpoint's files."""
     for row in rows:
         if row[1] == FILE:
             yield from row[5]
 
 
-def are_sound(rows: list[list[Any]]) -> bool:
+def are_valid_rows(rows: list[list[Any]]) -> bool:
     """Return whether every entry's directory precedes it, so that no entry leads out, even through a link."""
     directories = {""}
     for row in rows:

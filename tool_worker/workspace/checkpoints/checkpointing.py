@@ -24,7 +24,7 @@ from broker.log import EventLog
 from broker.runtime import CorruptEntry, is_conversation_id
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceError
 from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoint, Checkpoints, SavedFiles
-from tool_worker.workspace.files.staging import async_staging_in
+from tool_worker.workspace.files.staging import create_staging_async
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.opening.workspace_opener import BASE, WorkspaceOpener
 
@@ -100,7 +100,7 @@ class Checkpointing:
         self._bases = bases
         self._opener = opener
         self._every = every
-        self._kept: OrderedDict[str, _SaveState] = OrderedDict()
+        self._states: OrderedDict[str, _SaveState] = OrderedDict()
 
     async def recover(
         self,
@@ -115,7 +115,7 @@ class Checkpointing:
 
         Args:
             source: Source of the workspace.
-            fingerprint: Fingerprint of the action, see `fingerprint_of`.
+            fingerprint: Fingerprint of the action, see `compute_fingerprint`.
             moves: See `has_moved_away`.
 
         Returns:
@@ -129,12 +129,12 @@ class Checkpointing:
         note_path = directory.with_name("recovery.json")
         action_key = (action_id, fingerprint)
         if directory.exists():
-            return _told_to(action_key, note_path)
+            return _read_note(action_key, note_path)
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        async with async_staging_in(directory.parent) as removed:
-            _move_what_is_beside(HostFolder(self._root, conversation_id), removed)
+        async with create_staging_async(directory.parent) as removed:
+            _move_leftovers(HostFolder(self._root, conversation_id), removed)
         directory.with_name(MOVES).write_text(str(moves))
-        notice = await self._recovered(conversation_id, action_key, note_path, source)
+        notice = await self._recover_files(conversation_id, action_key, note_path, source)
         # From now on, this is an ordinary workspace, even if it is empty.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return notice
@@ -148,37 +148,37 @@ class Checkpointing:
         directory = self._directory(conversation_id)
         # If the workspace has moved more often than the store knows, the store has lost its tail, and this is the
         # latest.
-        return directory.exists() and _moves(directory) < moves
+        return directory.exists() and _read_moves(directory) < moves
 
     async def discard(self, conversation_id: str) -> None:
         """Remove a workspace that has continued on another node. Its processes must have ended."""
         directory = self._directory(conversation_id)
-        async with async_staging_in(directory.parent) as removed:
+        async with create_staging_async(directory.parent) as removed:
             directory.rename(removed / directory.name)
-            _move_what_is_beside(HostFolder(self._root, conversation_id), removed)
-            self._kept.pop(conversation_id, None)
+            _move_leftovers(HostFolder(self._root, conversation_id), removed)
+            self._states.pop(conversation_id, None)
 
-    async def _recovered(
+    async def _recover_files(
         self,
         conversation_id: str,
         action_key: tuple[int, str],
         note_path: Path,
         source: GitSource | UploadedSource | None,
     ) -> str | None:
-        source_id, at = await self._forked_from(conversation_id)
+        source_id, at = await self._find_fork_source(conversation_id)
         try:
-            saved = await self._found(conversation_id, source_id, at)
+            saved = await self._find(conversation_id, source_id, at)
             if saved is not None:
-                restored = restored_notice(saved, at)
+                restored = make_restored_notice(saved, at)
                 # Written before the files: after a crash, the next worker of this action gives the same notice.
-                _note(note_path, action_key, restored)
+                _write_note(note_path, action_key, restored)
                 if await self._restore(conversation_id):
                     return restored
         except CheckpointsUnavailable:
             if source_id is not None or await self._is_used(conversation_id, action_key[0]):
                 raise
         if source is not None and self._opener is not None:
-            _note(note_path, action_key, REOPENED)
+            _write_note(note_path, action_key, REOPENED)
             try:
                 await self._opener.open(conversation_id, source)
             except (OSError, WorkspaceError, CorruptEntry) as error:
@@ -186,7 +186,7 @@ class Checkpointing:
             else:
                 return REOPENED
         notice = LOST if await self._is_used(conversation_id, action_key[0]) else None
-        _note(note_path, action_key, notice)
+        _write_note(note_path, action_key, notice)
         return notice
 
     async def _is_used(self, conversation_id: str, action_id: int) -> bool:
@@ -205,7 +205,7 @@ class Checkpointing:
         except (OSError, WorkspaceError) as error:
             _log.warning("cannot save the workspace of %s: %s", conversation_id, error)
 
-    async def original(self, conversation_id: str) -> Path | None:
+    async def find_original(self, conversation_id: str) -> Path | None:
         """Return the path of a workspace's original state, restored if needed; None if it is not known.
 
         Raises:
@@ -213,13 +213,13 @@ class Checkpointing:
         """
         base = self._directory(conversation_id).with_name(BASE)
         if not base.is_dir() and self._bases is not None:
-            source_id, _ = await self._forked_from(conversation_id)
+            source_id, _ = await self._find_fork_source(conversation_id)
             with suppress(FileExistsError):
-                if await asyncio.to_thread(_found, self._bases, conversation_id, source_id, None) is not None:
+                if await asyncio.to_thread(_find_checkpoint, self._bases, conversation_id, source_id, None) is not None:
                     await asyncio.to_thread(self._bases.restore, conversation_id, base)
         return base if base.is_dir() else None
 
-    async def _forked_from(self, conversation_id: str) -> tuple[str | None, int | None]:
+    async def _find_fork_source(self, conversation_id: str) -> tuple[str | None, int | None]:
         """Return the conversation that this one was forked from, and the event of the fork."""
         created = (await self._log.read(conversation_id, until=1))[0]
         assert isinstance(created, ConversationCreated)
@@ -236,7 +236,7 @@ class Checkpointing:
 
     def note_change(self, conversation_id: str) -> None:
         """Count a change that was not made by an action."""
-        self._remembered(conversation_id).changes += 1
+        self._get_state(conversation_id).changes += 1
 
     async def note_result(self, conversation_id: str, use: WorkspaceUse) -> None:
         """Count an observation with a possible change, and save the workspace when a checkpoint is due.
@@ -245,7 +245,7 @@ class Checkpointing:
         """
         if self._checkpoints is None or use is not WorkspaceUse.CHANGED:
             return
-        kept = self._remembered(conversation_id)
+        kept = self._get_state(conversation_id)
         kept.changes += 1
         if kept.changes < self._every or kept.turn.locked():
             return
@@ -263,11 +263,13 @@ class Checkpointing:
         directory = self._directory(conversation_id)
         if self._checkpoints is None or not directory.is_dir():
             return None
-        kept = self._remembered(conversation_id)
+        kept = self._get_state(conversation_id)
         async with kept.turn:
             changes = kept.changes
-            event = await self._log.last_id(conversation_id)
-            saved = await asyncio.to_thread(_saved, self._checkpoints, conversation_id, directory, kept.files, event)
+            event = await self._log.load_last_id(conversation_id)
+            saved = await asyncio.to_thread(
+                _save_locked, self._checkpoints, conversation_id, directory, kept.files, event
+            )
             kept.changes -= changes
         return saved
 
@@ -277,7 +279,7 @@ class Checkpointing:
         It is saved even without counted changes: other workers of the node may have changed it.
         """
         if self._checkpoints is None or await self.has_moved_away(
-            conversation_id, await self._log.moves(conversation_id)
+            conversation_id, await self._log.count_moves(conversation_id)
         ):
             return
         try:
@@ -285,12 +287,12 @@ class Checkpointing:
         except (OSError, WorkspaceError) as error:
             _log.warning("cannot save the workspace of %s: %s", conversation_id, error)
 
-    async def _found(self, conversation_id: str, source_id: str | None, at: int | None) -> Checkpoint | None:
+    async def _find(self, conversation_id: str, source_id: str | None, at: int | None) -> Checkpoint | None:
         """Find the checkpoint of a workspace; a fork first gets a checkpoint of its source."""
         if self._checkpoints is None:
             return None
         try:
-            return await asyncio.to_thread(_found, self._checkpoints, conversation_id, source_id, at)
+            return await asyncio.to_thread(_find_checkpoint, self._checkpoints, conversation_id, source_id, at)
         except (FileNotFoundError, CheckpointCorrupt) as error:
             _log.error("cannot restore the workspace of %s: %s", conversation_id, error)
             return None
@@ -313,22 +315,22 @@ class Checkpointing:
     def _directory(self, conversation_id: str) -> Path:
         return self._root / conversation_id / "workspace"
 
-    def _remembered(self, conversation_id: str) -> _SaveState:
-        kept = self._kept.pop(conversation_id, None) or _SaveState()
-        self._kept[conversation_id] = kept
-        while len(self._kept) > REMEMBERED_WORKSPACES:
-            self._kept.popitem(last=False)
+    def _get_state(self, conversation_id: str) -> _SaveState:
+        kept = self._states.pop(conversation_id, None) or _SaveState()
+        self._states[conversation_id] = kept
+        while len(self._states) > REMEMBERED_WORKSPACES:
+            self._states.popitem(last=False)
         return kept
 
 
-def _move_what_is_beside(folder: HostFolder, removed: Path) -> None:
+def _move_leftovers(folder: HostFolder, removed: Path) -> None:
     """Move away the home, temporary files and history of a removed workspace."""
     for path in (folder.home, folder.temporary, folder.history):
         with suppress(FileNotFoundError):
             path.rename(removed / path.name)
 
 
-def restored_notice(saved: Checkpoint, at: int | None) -> str:
+def make_restored_notice(saved: Checkpoint, at: int | None) -> str:
     """Return the notice for the model about restored files.
 
     Args:
@@ -343,7 +345,7 @@ def restored_notice(saved: Checkpoint, at: int | None) -> str:
     return RESTORED.format(which=which.format(event=saved.event, at=at), gone=GONE)
 
 
-def _saved(
+def _save_locked(
     checkpoints: Checkpoints, conversation_id: str, directory: Path, files: SavedFiles, event: int
 ) -> Checkpoint:
     # A lock among the workers of the node: an older state must not overwrite a newer one.
@@ -352,27 +354,29 @@ def _saved(
         return checkpoints.save(conversation_id, directory, files, event=event)
 
 
-def _found(checkpoints: Checkpoints, conversation_id: str, source_id: str | None, at: int | None) -> Checkpoint | None:
+def _find_checkpoint(
+    checkpoints: Checkpoints, conversation_id: str, source_id: str | None, at: int | None
+) -> Checkpoint | None:
     is_there = checkpoints.has(conversation_id) or (
         source_id is not None and checkpoints.copy(source_id, conversation_id, at=at)
     )
-    return checkpoints.about(conversation_id) if is_there else None
+    return checkpoints.describe(conversation_id) if is_there else None
 
 
-def _moves(directory: Path) -> int:
+def _read_moves(directory: Path) -> int:
     try:
         return int(directory.with_name(MOVES).read_text())
     except (OSError, ValueError):
         return 0
 
 
-def _note(note_path: Path, action_key: tuple[int, str], notice: str | None) -> None:
+def _write_note(note_path: Path, action_key: tuple[int, str], notice: str | None) -> None:
     note_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     action_id, fingerprint = action_key
     note_path.write_text(json.dumps({"action_id": action_id, "fingerprint": fingerprint, "notice": notice}))
 
 
-def _told_to(action_key: tuple[int, str], note_path: Path) -> str | None:
+def _read_note(action_key: tuple[int, str], note_path: Path) -> str | None:
     """Return the answer that a dead worker gave to this action but may not have appended."""
     try:
         note = json.loads(note_path.read_text())

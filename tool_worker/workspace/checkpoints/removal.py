@@ -20,7 +20,7 @@ from tool_worker.workspace.checkpoints.checkpoint_store import (
     HISTORY,
     RENEWED_SECONDS,
     Checkpoints,
-    pieces_of,
+    iter_pieces,
 )
 
 UNUSED_SECONDS = 2 * RENEWED_SECONDS
@@ -30,7 +30,7 @@ FOLDERS = (CHECKPOINTS, BASES, HISTORY)
 class CheckpointRemoval(Checkpoints):
     """The checkpoints in one storage, with operations to remove them."""
 
-    def conversations(self) -> list[str]:
+    def list_conversations(self) -> list[str]:
         """Return the conversations with any files in this storage."""
         found = {
             path.removeprefix(f"{folder}/").partition("/")[0] for folder in self._folders() for path in self._in(folder)
@@ -54,7 +54,7 @@ class CheckpointRemoval(Checkpoints):
         used: set[str] = set()
         for folder in self._folders():
             for path in self._in(folder):
-                used.update(pieces_of(self._manifest_at(path)["entries"]))
+                used.update(iter_pieces(self._read_manifest(path)["entries"]))
         unused = [path for path in pieces if path.rpartition("/")[2] not in used]
         doomed = [path for path in unused if not older_than_seconds or self._is_older(path, older_than_seconds)]
         for path in doomed:
@@ -65,7 +65,7 @@ class CheckpointRemoval(Checkpoints):
         return [f"{self._root}/{name}" for name in FOLDERS]
 
     def _in(self, folder: str) -> list[str]:
-        with self._using():
+        with self._translate_errors():
             self._files.invalidate_cache()
             return list(self._files.find(folder)) if self._files.exists(folder) else []
 
@@ -86,7 +86,7 @@ def main() -> None:
     for conversation_id in doomed or ():
         checkpoints.forget_all(conversation_id)
     dropped = 0 if doomed is None else checkpoints.drop_unused(older_than_seconds=UNUSED_SECONDS)
-    found = {"conversations": checkpoints.conversations(), "forgotten": len(doomed or ()), "dropped": dropped}
+    found = {"conversations": checkpoints.list_conversations(), "forgotten": len(doomed or ()), "dropped": dropped}
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -24,7 +24,7 @@ DIRECTORY, FILE, LINK = "directory", "file", "link"
 MAX_PATH_BYTES = 3072
 """Short enough that the workspace's own path plus an entry's path is still a path that the kernel accepts."""
 
-_OF_THE_MACHINE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
+_MACHINE_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TreeLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TreeEntry:
     """One entry.
 
     Attributes:
@@ -64,9 +64,9 @@ class Entry:
     special_bits: int = 0
 
 
-def entries(
+def iter_entries(
     directory: Directory, limits: TreeLimits | None = None, *, closed: list[str] | None = None
-) -> Iterator[Entry]:
+) -> Iterator[TreeEntry]:
     """Yield all entries sorted by name, each directory before its entries.
 
     Args:
@@ -87,31 +87,31 @@ def entries(
         yield entry
 
 
-def listed(directory: Directory) -> list[Entry]:
+def list_entries(directory: Directory) -> list[TreeEntry]:
     """Return the direct entries of a directory, sorted by name.
 
     Raises:
         OSError: The directory cannot be read.
     """
-    return _listed(directory, "")
+    return _list_directory(directory, "")
 
 
 def measure(path: Path, limits: TreeLimits | None = None) -> tuple[int, int]:
     """Return the number of entries and the bytes of all regular files. Raises the same errors as `entries`."""
     count = total = 0
     with Directory(path) as directory:
-        for entry in entries(directory, limits):
+        for entry in iter_entries(directory, limits):
             count += 1
             total += entry.size if entry.kind == FILE else 0
     return count, total
 
 
-def is_of_the_entry(error: OSError) -> bool:
+def is_entry_error(error: OSError) -> bool:
     """Return whether an error comes from a change of the entry, and not from a lack of resources of the machine."""
-    return error.errno not in _OF_THE_MACHINE
+    return error.errno not in _MACHINE_ERRORS
 
 
-class OpenedUp:
+class TemporaryAccess:
     """Makes unreadable entries readable for their owner, and restores their permissions on exit.
 
     Attributes:
@@ -122,14 +122,14 @@ class OpenedUp:
         self.modes: dict[str, int] = {}
         self._directory = directory
 
-    def open(self, paths: list[str]) -> None:
+    def grant(self, paths: list[str]) -> None:
         """Make directories and files readable.
 
         Raises:
             PermissionError: One of them has another owner.
         """
         for path in paths:
-            with suppress(FileNotFoundError), self._found(path) as (name, mode):
+            with suppress(FileNotFoundError), self._open_entry(path) as (name, mode):
                 if mode & 0o500 == 0o500:
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
                 Path(name).chmod(mode | 0o500)
@@ -141,11 +141,11 @@ class OpenedUp:
     def __exit__(self, *_: object) -> None:
         """Restore all permissions."""
         for path, mode in reversed(self.modes.items()):
-            with suppress(OSError), self._found(path) as (name, _now):
+            with suppress(OSError), self._open_entry(path) as (name, _now):
                 Path(name).chmod(mode)
 
     @contextmanager
-    def _found(self, path: str) -> Iterator[tuple[str, int]]:
+    def _open_entry(self, path: str) -> Iterator[tuple[str, int]]:
         """Yield a /proc path that stays tied to this entry, and the entry's permissions."""
         descriptor = self._directory.open(path, os.O_PATH | os.O_NOFOLLOW, follows_links=False)
         try:
@@ -154,8 +154,8 @@ class OpenedUp:
             os.close(descriptor)
 
 
-def _walk(directory: Directory, closed: list[str]) -> Iterator[Entry]:
-    levels = [iter(_listed(directory, ""))]
+def _walk(directory: Directory, closed: list[str]) -> Iterator[TreeEntry]:
+    levels = [iter(_list_directory(directory, ""))]
     while levels:
         entry = next(levels[-1], None)
         if entry is None:
@@ -164,50 +164,50 @@ def _walk(directory: Directory, closed: list[str]) -> Iterator[Entry]:
         yield entry
         if entry.kind == DIRECTORY:
             try:
-                levels.append(iter(_listed(directory, entry.path)))
+                levels.append(iter(_list_directory(directory, entry.path)))
             except PermissionError:
                 closed.append(entry.path)
             except OSError as error:
-                if not is_of_the_entry(error):  # an entry that was removed or replaced is left out
+                if not is_entry_error(error):  # an entry that was removed or replaced is left out
                     raise
 
 
-def _listed(directory: Directory, path: str) -> list[Entry]:
+def _list_directory(directory: Directory, path: str) -> list[TreeEntry]:
     """Return a directory's entries, sorted by name; entries that are removed meanwhile are left out."""
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise WorkspaceTooLarge(f"{directory.path} has paths of more than {MAX_PATH_BYTES:,} bytes.")
     prefix = f"{path}/" if path else ""
-    listed: list[Entry] = []
+    listed: list[TreeEntry] = []
     descriptor = directory.open(path or ".", os.O_RDONLY | os.O_DIRECTORY, follows_links=False)
     try:
         with os.scandir(descriptor) as scan:
             found = sorted(scan, key=lambda item: item.name)
         for item in found:
             try:
-                listed += _seen(item, f"{prefix}{item.name}", descriptor)
+                listed += _find_entry(item, f"{prefix}{item.name}", descriptor)
             except PermissionError:
                 raise  # of the directory, which may be readable but not searchable
             except OSError as error:
-                if not is_of_the_entry(error):
+                if not is_entry_error(error):
                     raise
     finally:
         os.close(descriptor)
     return listed
 
 
-def _seen(item: os.DirEntry[str], path: str, descriptor: int) -> Iterator[Entry]:
+def _find_entry(item: os.DirEntry[str], path: str, descriptor: int) -> Iterator[TreeEntry]:
     status = item.stat(follow_symlinks=False)
     if stat.S_ISDIR(status.st_mode):
-        yield _entry(path, DIRECTORY, status)
+        yield _make_entry(path, DIRECTORY, status)
     elif stat.S_ISLNK(status.st_mode):
-        yield _entry(path, LINK, status, os.readlink(item.name, dir_fd=descriptor))
+        yield _make_entry(path, LINK, status, os.readlink(item.name, dir_fd=descriptor))
     elif stat.S_ISREG(status.st_mode):
-        yield _entry(path, FILE, status)
+        yield _make_entry(path, FILE, status)
 
 
-def _entry(path: str, kind: str, status: os.stat_result, target: str = "") -> Entry:
+def _make_entry(path: str, kind: str, status: os.stat_result, target: str = "") -> TreeEntry:
     stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return Entry(
+    return TreeEntry(
         path=path,
         kind=kind,
         mode=stat.S_IMODE(status.st_mode) & 0o777,

@@ -35,7 +35,7 @@ class Directory:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     @classmethod
-    def without_links(cls, path: Path) -> Self:
+    def open_without_links(cls, path: Path) -> Self:
         """Open a directory by an absolute path without any link in it.
 
         Raises:
@@ -49,7 +49,7 @@ class Directory:
         return directory
 
     @classmethod
-    def inside(cls, outer: Directory, path: str) -> Self:
+    def open_inside(cls, outer: Directory, path: str) -> Self:
         """Open a directory below another one; follows links that stay below it.
 
         Raises:
@@ -95,7 +95,7 @@ class Directory:
             raise OSError(errno.EXDEV, "the path leads out of the workspace", path) from None
 
     @contextmanager
-    def opened_file(self, path: str, *, follows_links: bool = True) -> Iterator[int]:
+    def open_file(self, path: str, *, follows_links: bool = True) -> Iterator[int]:
         """Open a regular file for reading.
 
         Raises:
@@ -118,7 +118,7 @@ class Directory:
             OSError: See `open`.
         """
         chunks, missing = [], limit_bytes + 1
-        with self.opened_file(path, follows_links=follows_links) as descriptor:
+        with self.open_file(path, follows_links=follows_links) as descriptor:
             while missing > 0 and (chunk := os.read(descriptor, min(missing, _CHUNK_BYTES))):
                 chunks.append(chunk)
                 missing -= len(chunk)

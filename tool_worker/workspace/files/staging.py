@@ -18,38 +18,38 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from tool_worker.completion import to_completion
+from tool_worker.completion import wait_to_completion
 
 STAGING_PREFIX = ".draft-"
 
 
 @contextmanager
-def staging_in(folder: Path) -> Iterator[Path]:
+def create_staging(folder: Path) -> Iterator[Path]:
     """Yield a new directory in a conversation's folder; it is removed at the end with its remaining content.
 
     Blocks while another worker removes leftovers there.
     """
-    with _shared(folder):
+    with _share_folder(folder):
         staging = folder / f"{STAGING_PREFIX}{secrets.token_hex(8)}"
         try:
             staging.mkdir(mode=0o700)
             yield staging
         finally:
             with suppress(OSError):
-                remove(staging)
+                remove_tree(staging)
 
 
 @asynccontextmanager
-async def async_staging_in(folder: Path) -> AsyncIterator[Path]:
-    """See `staging_in`; waits and removes in a thread."""
+async def create_staging_async(folder: Path) -> AsyncIterator[Path]:
+    """See `create_staging`; waits and removes in a thread."""
     closing = ExitStack()
     try:
-        yield await to_completion(asyncio.to_thread(closing.enter_context, staging_in(folder)))
+        yield await wait_to_completion(asyncio.to_thread(closing.enter_context, create_staging(folder)))
     finally:
-        await to_completion(asyncio.to_thread(closing.close))
+        await wait_to_completion(asyncio.to_thread(closing.close))
 
 
-def put(made: Path, place: Path) -> None:
+def move_into_place(made: Path, place: Path) -> None:
     """Move a directory to its final place.
 
     Raises:
@@ -66,11 +66,11 @@ def put(made: Path, place: Path) -> None:
 def remove_staging(folder: Path) -> None:
     """Remove leftovers in a conversation's folder, unless staging is in use there."""
     if any(folder.glob(f"{STAGING_PREFIX}*")):
-        with _opened(folder) as descriptor:
+        with _open_folder(folder) as descriptor:
             _clear_if_alone(folder, descriptor)
 
 
-def remove(path: Path) -> None:
+def remove_tree(path: Path) -> None:
     """Remove a directory tree of any depth, including read-only directories. Idempotent.
 
     Raises:
@@ -87,7 +87,7 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[int]:
+def _open_folder(folder: Path) -> Iterator[int]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield descriptor
@@ -96,9 +96,9 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _shared(folder: Path) -> Iterator[None]:
+def _share_folder(folder: Path) -> Iterator[None]:
     """Remove leftovers in this folder if no other worker uses staging there, then hold a shared lock."""
-    with _opened(folder) as descriptor:
+    with _open_folder(folder) as descriptor:
         _clear_if_alone(folder, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
@@ -109,4 +109,4 @@ def _clear_if_alone(folder: Path, descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for staging in folder.glob(f"{STAGING_PREFIX}*"):
             with suppress(OSError):
-                remove(staging)
+                remove_tree(staging)

@@ -36,7 +36,7 @@ _COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, 
 
 
 @dataclass(slots=True)
-class Unpacked:
+class UnpackResult:
     """The number of written entries of every kind, and the bytes of regular files."""
 
     files: int = 0
@@ -53,12 +53,12 @@ class Unpacking:
     """
 
     def __init__(self, directory: Directory, limits: TreeLimits, *, rename_first: str | None = None) -> None:
-        self.done = Unpacked()
+        self.done = UnpackResult()
         self._directory = directory
         self._limits = limits
         self._rename_first = rename_first
 
-    def unpack(self, content: bytes, form: Literal["tar", "zip"]) -> Unpacked:
+    def unpack(self, content: bytes, form: Literal["tar", "zip"]) -> UnpackResult:
         """Unpack an archive.
 
         Raises:
@@ -72,20 +72,20 @@ class Unpacking:
             else:
                 opener = next((opener for magic, opener in _COMPRESSED.items() if content.startswith(magic)), None)
                 stream: IO[bytes] = opener(io.BytesIO(content)) if opener else io.BytesIO(content)
-                self._unpack_tar(cast("IO[bytes]", _BoundedReads(stream)))
+                self._unpack_tar(cast("IO[bytes]", _LimitedReads(stream)))
         except (tarfile.TarError, zipfile.BadZipFile, EOFError, lzma.LZMAError, zlib.error, ValueError) as error:
             raise FileUnfit(f"The archive is damaged: {error}") from error
         except RuntimeError as error:  # raised by zipfile for a password, and for an unknown method
             raise FileUnfit(f"The archive cannot be unpacked: {error}") from error
         return self.done
 
-    def unpack_stream(self, plain: IO[bytes]) -> Unpacked:
+    def unpack_stream(self, plain: IO[bytes]) -> UnpackResult:
         """Unpack a tar file from a stream that cannot seek. Raises the same errors as `unpack`."""
         try:
             self._unpack_tar(
                 cast(
                     "IO[bytes]",
-                    _BoundedReads(cast("IO[bytes]", _Onward(plain))),
+                    _LimitedReads(cast("IO[bytes]", _ForwardStream(plain))),
                 )
             )
         except (tarfile.TarError, EOFError, ValueError) as error:
@@ -97,15 +97,15 @@ class Unpacking:
             while (member := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # a million of them would stay in memory
                 if member.isdir():
-                    self._directory_at(self._parts(member.name))
+                    self._make_directories(self._split_name(member.name))
                 elif member.issym():
-                    self._link(self._parts(member.name), member.linkname)
+                    self._write_link(self._split_name(member.name), member.linkname)
                 elif member.islnk():
-                    self._hard_link(self._parts(member.name), self._parts(member.linkname))
+                    self._write_hard_link(self._split_name(member.name), self._split_name(member.linkname))
                 elif member.isreg():
                     content = archive.extractfile(member)
                     assert content is not None
-                    self._file(self._parts(member.name), content, member.mode)
+                    self._write_file(self._split_name(member.name), content, member.mode)
                 else:
                     raise FileUnfit(f"The archive holds {member.name!r}, which is not a file, directory or link.")
 
@@ -113,17 +113,17 @@ class Unpacking:
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
                 mode = info.external_attr >> 16
-                parts = self._parts(info.filename)
+                parts = self._split_name(info.filename)
                 if info.is_dir():
-                    self._directory_at(parts)
+                    self._make_directories(parts)
                     continue
                 with archive.open(info) as content:
                     if stat.S_ISLNK(mode):
-                        self._link(parts, os.fsdecode(content.read(MAX_LINK_BYTES + 1)))
+                        self._write_link(parts, os.fsdecode(content.read(MAX_LINK_BYTES + 1)))
                     else:
-                        self._file(parts, content, stat.S_IMODE(mode) or 0o644)
+                        self._write_file(parts, content, stat.S_IMODE(mode) or 0o644)
 
-    def _parts(self, name: str) -> tuple[str, ...]:
+    def _split_name(self, name: str) -> tuple[str, ...]:
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/") or ".." in parts or "\0" in name or any(len(os.fsencode(part)) > 255 for part in parts):
             raise FileUnfit(f"The archive holds {name!r}, which leads out of the directory.")
@@ -131,7 +131,7 @@ class Unpacking:
             parts[:1] = [self._rename_first] if self._rename_first else []
         return tuple(parts)
 
-    def _directory_at(self, parts: tuple[str, ...]) -> None:
+    def _make_directories(self, parts: tuple[str, ...]) -> None:
         """Create a directory and its parents; existing ones are kept."""
         for end in range(1, len(parts) + 1):
             path = "/".join(parts[:end])
@@ -139,37 +139,37 @@ class Unpacking:
                 os.close(self._directory.open(path, os.O_PATH | os.O_DIRECTORY, follows_links=False))
             except FileNotFoundError:
                 self._count(0, is_entry=True)
-                with self._parent(parts[:end]) as parent, suppress(FileExistsError):
+                with self._open_parent(parts[:end]) as parent, suppress(FileExistsError):
                     os.mkdir(parts[end - 1], 0o755, dir_fd=parent)
 
-    def _file(self, parts: tuple[str, ...], content: IO[bytes], mode: int) -> None:
-        with self._draft(parts) as (parent, draft), _new_file(parent, draft) as file:
+    def _write_file(self, parts: tuple[str, ...], content: IO[bytes], mode: int) -> None:
+        with self._create_draft(parts) as (parent, draft), _new_file(parent, draft) as file:
             while chunk := content.read(CHUNK_BYTES):
                 self._count(len(chunk))
                 file.write(chunk)
             os.fchmod(file.fileno(), mode & 0o777 | 0o600)
 
-    def _link(self, parts: tuple[str, ...], target: str) -> None:
+    def _write_link(self, parts: tuple[str, ...], target: str) -> None:
         if not 0 < len(os.fsencode(target)) <= MAX_LINK_BYTES or "\0" in target:
             raise FileUnfit(f"The archive holds the link {'/'.join(parts)!r}, which cannot be made.")
-        with self._draft(parts) as (parent, draft):
+        with self._create_draft(parts) as (parent, draft):
             os.symlink(target, draft, dir_fd=parent)
 
-    def _hard_link(self, parts: tuple[str, ...], earlier: tuple[str, ...]) -> None:
-        with self._parent(earlier) as source, self._draft(parts) as (parent, draft):
+    def _write_hard_link(self, parts: tuple[str, ...], earlier: tuple[str, ...]) -> None:
+        with self._open_parent(earlier) as source, self._create_draft(parts) as (parent, draft):
             status = os.stat(earlier[-1], dir_fd=source, follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode):
                 raise FileUnfit(f"The archive holds {'/'.join(parts)!r}, a second name of what is not a file.")
             os.link(earlier[-1], draft, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
 
     @contextmanager
-    def _draft(self, parts: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    def _create_draft(self, parts: tuple[str, ...]) -> Iterator[tuple[int, str]]:
         """Yield a directory and a free name in it; the file created there is then renamed to its final name."""
         if not parts:
             raise FileUnfit("The archive holds a file without a name.")
         self._count(0, is_entry=True)
-        self._directory_at(parts[:-1])
-        with self._parent(parts) as parent:
+        self._make_directories(parts[:-1])
+        with self._open_parent(parts) as parent:
             draft = f".{secrets.token_hex(8)}.part"
             try:
                 yield parent, draft
@@ -180,7 +180,7 @@ class Unpacking:
                 raise
 
     @contextmanager
-    def _parent(self, parts: tuple[str, ...]) -> Iterator[int]:
+    def _open_parent(self, parts: tuple[str, ...]) -> Iterator[int]:
         path = "/".join(parts[:-1]) or "."
         descriptor = self._directory.open(path, os.O_RDONLY | os.O_DIRECTORY, follows_links=False)
         try:
@@ -216,7 +216,7 @@ def _new_file(directory: int, name: str) -> Iterator[IO[bytes]]:
             os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=directory)
 
 
-class _BoundedReads:
+class _LimitedReads:
     """A file that refuses large reads: a header may claim a size of gigabytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -234,7 +234,7 @@ class _BoundedReads:
         return self._file.tell()
 
 
-class _Onward:
+class _ForwardStream:
     """A forward-only stream with a file interface; it can seek back by one byte, which tarfile needs."""
 
     def __init__(self, stream: IO[bytes]) -> None:

@@ -43,14 +43,14 @@ class Binding:
         """Return whether the conversation named the directory; otherwise we created it."""
         return self.path != str(own)
 
-    def require_same(self, spec: WorkspaceSpec) -> None:
+    def check_spec(self, spec: WorkspaceSpec) -> None:
         """Check that a specification fits this binding; no path, no image and the sandbox `auto` fit every one.
 
         Raises:
             WorkspaceConflict: The workspace was first opened with another specification.
         """
         is_other = (
-            (spec.path is not None and str(absolute(spec.path)) != self.path)
+            (spec.path is not None and str(to_absolute(spec.path)) != self.path)
             or spec.sandbox not in (AUTO, self.sandbox)
             or spec.network != self.has_network
             or spec.allow != tuple(self.allow)
@@ -64,6 +64,6 @@ class Binding:
             )
 
 
-def absolute(path: str) -> Path:
+def to_absolute(path: str) -> Path:
     """Return an absolute path without `.` and `..`; links in it are kept."""
     return Path(os.path.normpath(Path(path).absolute()))

@@ -18,9 +18,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.contract import HostRule, host_rules
+from broker.contract import HostRule, parse_host_rules
 from tool_worker.errors import EgressRefused, WorkspaceUnavailable
-from tool_worker.sandbox import CONTROL_FD, EGRESS_LISTENER_FD, in_memory, opened, spawn
+from tool_worker.sandbox import CONTROL_FD, EGRESS_LISTENER_FD, open_in_memory, open_private, spawn
 from tool_worker.workspace.launch.host_connection import HostConnection
 from tool_worker.workspace.launch.host_folder import HostFolder
 
@@ -64,7 +64,7 @@ class EgressGate:
                 remedy="Name the hosts that are needed (`allow`).",
             )
         try:
-            rules = host_rules(allow)
+            rules = parse_host_rules(allow)
         except ValueError as error:
             raise EgressRefused(f"The list of allowed hosts cannot be used: {error}.") from error
         for text, rule in zip(allow, rules, strict=True):
@@ -86,7 +86,7 @@ class EgressGate:
         """
         if (await connection.ping()).has_egress:
             return None
-        async with folder.opening():
+        async with folder.hold_opening_lock():
             if (await connection.ping()).has_egress:
                 return None
             try:
@@ -97,14 +97,14 @@ class EgressGate:
                 raise WorkspaceUnavailable(f"No proxy of {folder.conversation_id} can be started: {error}.") from error
 
     async def _start(self, control: socket.socket, allow: Iterable[str], folder: HostFolder) -> int:
-        lent = await asyncio.to_thread(_lent_listener, control)
+        lent = await asyncio.to_thread(_request_listener, control)
         try:
-            settings = self.settings(allow)
+            settings = self.make_settings(allow)
             return start_proxy(control.fileno(), lent, settings, log=folder.egress_log, name=folder.conversation_id)
         finally:
             os.close(lent)
 
-    def settings(self, allow: Iterable[str]) -> dict[str, object]:
+    def make_settings(self, allow: Iterable[str]) -> dict[str, object]:
         """Return the settings of a proxy."""
         return {"allow": list(allow), "private": list(self.private), "limit_bytes": self.limit_bytes}
 
@@ -126,12 +126,12 @@ def start_proxy(control: int, listener: int, settings: Mapping[str, object], *, 
     """
     command = [sys.executable, "-I", "-m", "tool_worker.sandbox.egress", name]
     with ExitStack() as closing:
-        source = in_memory(closing, json.dumps(settings).encode())
-        written = opened(closing, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        source = open_in_memory(closing, json.dumps(settings).encode())
+        written = open_private(closing, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         return spawn(command, {0: source, 1: written, 2: written, CONTROL_FD: control, EGRESS_LISTENER_FD: listener})
 
 
-def _lent_listener(control: socket.socket) -> int:
+def _request_listener(control: socket.socket) -> int:
     """Request a host's listening socket for proxy connections of its sandbox."""
     control.settimeout(LEND_LIMIT_SECONDS)
     try:

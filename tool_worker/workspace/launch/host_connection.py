@@ -133,7 +133,7 @@ class HostConnection:
 
         Args:
             may_repeat: Whether to run it again if its outcome is unknown.
-            fingerprint: Tells it apart from another action with its number, see `fingerprint_of`.
+            fingerprint: Tells it apart from another action with its number, see `compute_fingerprint`.
 
         Raises:
             HostRefused: The host did not start the action.
@@ -147,7 +147,7 @@ class HostConnection:
             return HostResult(action_id, {}, is_other=True)
         if reply.get("state") == protocol.UNKNOWN:
             return HostResult(action_id, {}, is_unknown=True)
-        return _result(action_id, reply)
+        return _parse_result(action_id, reply)
 
     async def status(self, action_id: int, *, fingerprint: str = "") -> ActionStatus:
         """Return the host's record of an action.
@@ -158,7 +158,7 @@ class HostConnection:
         reply = await self._ask({"op": "status", "action_id": action_id, "fingerprint": fingerprint})
         state = reply.get("state")
         if state == protocol.RECORDED:
-            return ActionStatus(state, _result(action_id, reply))
+            return ActionStatus(state, _parse_result(action_id, reply))
         if state not in (protocol.RUNNING, protocol.UNKNOWN, protocol.NEVER_STARTED, protocol.OTHER):
             raise HostLost(f"The host answered with the state {state!r}.")
         return ActionStatus(state, is_certain=reply.get("is_certain") is True)
@@ -200,7 +200,7 @@ class HostConnection:
                 remedy="Close the workspace: another host will be started.",
             )
         is_busy, has_egress = (reply.get(name) is True for name in ("is_shell_busy", "has_egress"))
-        newest = _newest(reply.get("newest"))
+        newest = _parse_newest(reply.get("newest"))
         return HostReport(str(reply.get("workspace")), tuple(running), is_busy, has_egress, newest)
 
     async def detach(self) -> None:
@@ -258,14 +258,14 @@ class HostConnection:
                     waiting.set_exception(HostLost(f"{reason} while {self.conversation_id} was waiting for it."))
 
 
-def _newest(found: object) -> tuple[int, str] | None:
+def _parse_newest(found: object) -> tuple[int, str] | None:
     match found:
         case [int(action_id), str(fingerprint)] if action_id > 0:
             return action_id, fingerprint[:FINGERPRINT_LIMIT_CHARS]
     return None
 
 
-def _result(action_id: int, reply: dict[str, Any]) -> HostResult:
+def _parse_result(action_id: int, reply: dict[str, Any]) -> HostResult:
     value = reply.get("result")
     if not isinstance(value, dict):
         raise HostLost("The host answered without a result.")

@@ -72,7 +72,7 @@ class HostFolder:
         self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.mkdir(mode=0o700, exist_ok=True)
 
-    def deleted_at(self) -> float | None:
+    def read_deleted_at(self) -> float | None:
         """Return when the conversation was found to be deleted from its store, as a timestamp; None if it was not."""
         try:
             return float(self._deleted.read_text())
@@ -81,7 +81,7 @@ class HostFolder:
 
     def mark_deleted(self, timestamp: float) -> None:
         """Record that the conversation was deleted, if it has files here. Idempotent."""
-        if self._folder.is_dir() and self.deleted_at() is None:
+        if self._folder.is_dir() and self.read_deleted_at() is None:
             self._deleted.write_text(str(timestamp))
 
     def create_home(self, files: Mapping[str, str] | None = None) -> None:
@@ -116,7 +116,7 @@ class HostFolder:
         draft.write_text(json.dumps(asdict(binding)))
         draft.replace(self._binding)
 
-    def main_pid(self) -> int | None:
+    def read_main_pid(self) -> int | None:
         """Return the process id that the last host announced; only the lock shows whether it is alive.
 
         None if no host announced one in our pid namespace; a host elsewhere can be neither seen nor signalled.
@@ -133,7 +133,7 @@ class HostFolder:
         for announced in self._folder.glob("pid-*.json"):
             announced.unlink(missing_ok=True)
 
-    def log_tail(self) -> str:
+    def read_log_tail(self) -> str:
         """Return the end of the last host's standard error."""
         try:
             return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
@@ -155,7 +155,7 @@ class HostFolder:
             os.close(probe)
         return probe is None
 
-    def last_used(self) -> int:
+    def read_last_used(self) -> int:
         """Return when an action last started or ended, as a file time in nanoseconds; 0 if never."""
         try:
             return self.journal.stat().st_mtime_ns
@@ -163,7 +163,7 @@ class HostFolder:
             return 0
 
     @asynccontextmanager
-    async def opening(self) -> AsyncIterator[None]:
+    async def hold_opening_lock(self) -> AsyncIterator[None]:
         """Hold the machine-wide lock for starting and ending this host."""
         descriptor = _try_lock(self._opening, fcntl.LOCK_EX)
         if descriptor is None:
@@ -177,7 +177,7 @@ class HostFolder:
         """Return a listening socket at the host's address; replaces an earlier one."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with self._address() as address:
+            with self._open_address() as address:
                 Path(address).unlink(missing_ok=True)
                 listener.bind(address)
             listener.listen(BACKLOG)
@@ -194,7 +194,7 @@ class HostFolder:
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            with self._address() as address:
+            with self._open_address() as address:
                 connection.connect(address)
         except BaseException:
             connection.close()
@@ -202,7 +202,7 @@ class HostFolder:
         return connection
 
     @contextmanager
-    def _address(self) -> Iterator[str]:
+    def _open_address(self) -> Iterator[str]:
         """Yield a short path of the socket: the kernel accepts 108 bytes, and folders may be nested deeper."""
         folder = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
         try:

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from tool_worker.completion import to_completion
+from tool_worker.completion import wait_to_completion
 from tool_worker.errors import HostLost, WorkspaceUnavailable
 from tool_worker.host.configuration import (
     ALIVE_FD,
@@ -33,7 +33,7 @@ from tool_worker.host.configuration import (
     PID_FD,
     HostConfiguration,
 )
-from tool_worker.host.descendants import children
+from tool_worker.host.descendants import find_children
 from tool_worker.sandbox import (
     WRAPPER_COMMAND,
     ControlGroups,
@@ -43,23 +43,23 @@ from tool_worker.sandbox import (
     ResourceLimits,
     Sandbox,
     bind_for_all,
-    in_memory,
-    interpreter,
-    opened,
+    find_interpreter,
+    make_system_call_filter,
+    open_in_memory,
+    open_private,
     spawn,
-    system_call_filter,
 )
 from tool_worker.workspace.launch.host_connection import HostConnection
 from tool_worker.workspace.launch.host_folder import HostFolder
 
 END_GRACE_SECONDS = 3.0
 DEATH_LIMIT_SECONDS = 10.0
-BOUND_AFTER_SECONDS = 0.008
+LIMIT_AFTER_SECONDS = 0.008
 LOCK_POLL_SECONDS = 0.02
 NO_PROCESS = (errno.ESRCH, errno.ENOENT, errno.EINVAL)
 """The kernel's errors for a pid without a process: the process ended, or a thread has the number now."""
 HANDOVER_LIMIT_SECONDS = 60.0
-LOOK_AGAIN_SECONDS = 0.2
+ACCEPT_POLL_SECONDS = 0.2
 
 
 def start_host(
@@ -76,24 +76,26 @@ def start_host(
         OSError: The host cannot be started.
     """
     main_module = f"{sandbox.code_root}/tool_worker/host/__main__.py"
-    program = [interpreter(), "-I", "-S", main_module, folder.conversation_id]
+    program = [find_interpreter(), "-I", "-S", main_module, folder.conversation_id]
     options = sandbox.options(enclosure)
     command = list(sandbox.command(program, options, HostDescriptors(PID_FD, OPTIONS_FD, FILTER_FD)))
     # A host that fetches its descriptors also installs our filter itself: the filter of a container engine is unknown.
-    calls_refused = sandbox.system_call_filter if sandbox.capabilities.inherits_descriptors else system_call_filter()
+    calls_refused = (
+        sandbox.system_call_filter if sandbox.capabilities.inherits_descriptors else make_system_call_filter()
+    )
     folder.clear_pids()
     with ExitStack() as closing:
         listener = closing.enter_context(folder.listen())
         sources = {
-            0: in_memory(closing, configuration.encode()),
+            0: open_in_memory(closing, configuration.encode()),
             ALIVE_FD: alive_fd,
-            2: opened(closing, folder.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+            2: open_private(closing, folder.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
             LISTENER_FD: listener.fileno(),
-            JOURNAL_FD: opened(closing, folder.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND),
-            HISTORY_FD: opened(closing, folder.history, os.O_RDWR | os.O_CREAT | os.O_APPEND),
-            PID_FD: opened(closing, folder.pid, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
-            FILTER_FD: in_memory(closing, calls_refused),
-            OPTIONS_FD: in_memory(closing, b"".join(option.encode() + b"\0" for option in options)),
+            JOURNAL_FD: open_private(closing, folder.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND),
+            HISTORY_FD: open_private(closing, folder.history, os.O_RDWR | os.O_CREAT | os.O_APPEND),
+            PID_FD: open_private(closing, folder.pid, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+            FILTER_FD: open_in_memory(closing, calls_refused),
+            OPTIONS_FD: open_in_memory(closing, b"".join(option.encode() + b"\0" for option in options)),
         }
         if not sandbox.capabilities.inherits_descriptors:
             assert enclosure.entrance is not None
@@ -101,18 +103,18 @@ def start_host(
         return spawn(command, sources)
 
 
-def bound_host(folder: HostFolder, groups: ControlGroups, host_id: str, limits: ResourceLimits) -> None:
+def limit_host(folder: HostFolder, groups: ControlGroups, host_id: str, limits: ResourceLimits) -> None:
     """Put a host into its control group, before its first request, to limit all its later processes.
 
     Idempotent. Blocks for about ten milliseconds the first time.
     """
-    main = folder.main_pid()
+    main = folder.read_main_pid()
     if main is not None:
-        groups.enclose(host_id, [main, *children(main)], GroupLimits(limits.memory_bytes, limits.processes))
+        groups.enclose(host_id, [main, *find_children(main)], GroupLimits(limits.memory_bytes, limits.processes))
 
 
 @asynccontextmanager
-async def bounding(bound: Callable[[], None]) -> AsyncIterator[None]:
+async def limit_while_starting(bound: Callable[[], None]) -> AsyncIterator[None]:
     """Limit a host in the background while it starts, so that little work is left once it has answered.
 
     Not immediately: inside a group, a start costs up to a third more CPU. Processes started meanwhile may be missed,
@@ -120,7 +122,7 @@ async def bounding(bound: Callable[[], None]) -> AsyncIterator[None]:
     """
 
     async def begin() -> None:
-        await asyncio.sleep(BOUND_AFTER_SECONDS)
+        await asyncio.sleep(LIMIT_AFTER_SECONDS)
         with suppress(OSError):
             await asyncio.to_thread(bound)
 
@@ -128,7 +130,7 @@ async def bounding(bound: Callable[[], None]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await to_completion(beginning)
+        await wait_to_completion(beginning)
 
 
 async def interrupt_host(folder: HostFolder, action_id: int | None) -> bool:
@@ -159,8 +161,8 @@ async def end_host(folder: HostFolder, sandbox: Sandbox, host_id: str) -> None:
     Raises:
         WorkspaceUnavailable: A process could not be killed: the kernel keeps it, or it is in another container.
     """
-    pid = folder.main_pid()
-    with _watched(pid) as main, _watched(_outer_process(pid)) as outer:
+    pid = folder.read_main_pid()
+    with _open_pidfd(pid) as main, _open_pidfd(_find_outer_process(pid)) as outer:
         # The process id is the host's only while the lock is held; later it may be reused.
         if folder.is_alive:
             _ask_to_close(folder)
@@ -182,8 +184,8 @@ async def end_host(folder: HostFolder, sandbox: Sandbox, host_id: str) -> None:
 
 async def wait_until_dead(folder: HostFolder, limit_seconds: float) -> bool:
     """Wait for a host that is ending by itself, including its sandbox; return whether it has ended."""
-    pid = folder.main_pid()
-    with _watched(pid) as main, _watched(_outer_process(pid)) as outer:
+    pid = folder.read_main_pid()
+    with _open_pidfd(pid) as main, _open_pidfd(_find_outer_process(pid)) as outer:
         if main is None:
             await _wait_for_release(folder, limit_seconds)
         elif folder.is_alive:
@@ -206,7 +208,7 @@ def _ask_to_close(folder: HostFolder) -> None:
         connection.send(b'{"op":"close","request":0}\n')
 
 
-def _outer_process(pid: int | None) -> int | None:
+def _find_outer_process(pid: int | None) -> int | None:
     """Return the process outside the namespaces that waits for `pid`, if there is one."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -218,7 +220,7 @@ def _outer_process(pid: int | None) -> int | None:
 
 
 @contextmanager
-def _watched(pid: int | None) -> Iterator[int | None]:
+def _open_pidfd(pid: int | None) -> Iterator[int | None]:
     """Yield a pidfd, which stays tied to the process even if its id is reused; None if there is no process."""
     try:
         descriptor = None if pid is None else os.pidfd_open(pid)
@@ -272,7 +274,7 @@ def start_and_hand_over(command: Sequence[str], entrance: Path, sources: Mapping
     with listener:
         bind_for_all(listener, entrance)  # the host may run as any user; the folder is closed to all others
         listener.listen(1)
-        listener.settimeout(LOOK_AGAIN_SECONDS)
+        listener.settimeout(ACCEPT_POLL_SECONDS)
         try:
             pid = os.posix_spawn(
                 command[0],
@@ -285,17 +287,17 @@ def start_and_hand_over(command: Sequence[str], entrance: Path, sources: Mapping
                 ],
                 setsid=True,
             )
-            _give(listener, sources, pid)
+            _hand_over(listener, sources, pid)
         finally:
             entrance.unlink(missing_ok=True)
     return pid
 
 
-def _give(listener: socket.socket, sources: Mapping[int, int], pid: int) -> None:
+def _hand_over(listener: socket.socket, sources: Mapping[int, int], pid: int) -> None:
     """Serve the first client; give up if the command fails."""
     taker = None
     has_ended = False
-    for _ in range(int(HANDOVER_LIMIT_SECONDS / LOOK_AGAIN_SECONDS)):
+    for _ in range(int(HANDOVER_LIMIT_SECONDS / ACCEPT_POLL_SECONDS)):
         with suppress(TimeoutError):
             taker, _ = listener.accept()
             break

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tool_worker.host.configuration import HostConfiguration
-from tool_worker.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox, temporary_directory
+from tool_worker.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox, find_temporary_directory
 from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.launch.binding import Binding
 from tool_worker.workspace.launch.egress_gate import EGRESS_PORT, proxy_environment
 from tool_worker.workspace.launch.host_folder import HostFolder
-from tool_worker.workspace.launch.session_programs import SessionPrograms, document_packages, document_readers
+from tool_worker.workspace.launch.session_programs import SessionPrograms, find_document_packages, find_document_readers
 
 GIT_CONFIGURATION = ".config/git/config"
 """Path below the home; a user's `git config --global` and a repository's settings override it."""
@@ -26,7 +26,7 @@ MEMORY_OF_EACH = (
 KEPT = "all other files, and the history of undo_edit"
 KEPT_WITHOUT_TEMPORARY = "the files of the workspace and of the home, and the history of undo_edit"
 KEPT_WITH_HOME = "the files of the workspace, of the home and of /tmp, and the history of undo_edit"
-LIMIT_CHARS = 200
+MAX_IDENTITY_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class HostPlans:
             Path(binding.path),
             binding.mount_at,
             has_network=binding.has_network,
-            read_only=() if can.runs_images else (*self.programs.read_only, *document_readers()),
+            read_only=() if can.runs_images else (*self.programs.read_only, *find_document_readers()),
             temporary_bytes=self.limits.temporary_bytes,
             is_own=not binding.is_named(folder.workspace),
             image=binding.image,
@@ -72,7 +72,7 @@ class HostPlans:
             limits=self.limits,
             entrance=folder.entrance,
         )
-        temporary = "" if can.confines_programs else str(temporary_directory(binding.host_id))
+        temporary = "" if can.confines_programs else str(find_temporary_directory(binding.host_id))
         environment = {
             **sandbox.shell_environment(enclosure),
             **(
@@ -80,7 +80,7 @@ class HostPlans:
                 if can.confines_programs
                 else {"TMPDIR": temporary, **({"PATH": self.search_path} if self.search_path else {})}
             ),
-            **({} if can.confines_programs else self._git_variables(folder)),
+            **({} if can.confines_programs else self._write_git_configuration(folder)),
             **(proxy_environment() if binding.allow else {}),
             **self.environment,
             HOST_ID_VARIABLE: binding.host_id,
@@ -106,29 +106,29 @@ class HostPlans:
             sessions={name: list(command) for name, command in sessions.items()},
             egress_port=EGRESS_PORT if binding.allow else 0,
             temporary=temporary,
-            memory=self._memory_notice(sandbox),
-            lost=_lost(enclosure, temporary),
-            kept=_kept(enclosure),
-            packages="" if can.runs_images else document_packages(),
+            memory=self._make_memory_notice(sandbox),
+            lost=_describe_lost(enclosure, temporary),
+            kept=_describe_kept(enclosure),
+            packages="" if can.runs_images else find_document_packages(),
         )
         return enclosure, configuration
 
-    def _memory_notice(self, sandbox: Sandbox) -> str:
+    def _make_memory_notice(self, sandbox: Sandbox) -> str:
         can = sandbox.capabilities
         limit = self.limits.memory_bytes
         if limit is None or not can.confines_programs:
             return ""
         is_of_each = can.uses_control_groups and not self.has_control_groups
-        return (MEMORY_OF_EACH if is_of_each else MEMORY_OF_ALL).format(size=_size(limit))
+        return (MEMORY_OF_EACH if is_of_each else MEMORY_OF_ALL).format(size=_format_size(limit))
 
-    def _git_variables(self, folder: HostFolder) -> Mapping[str, str]:
+    def _write_git_configuration(self, folder: HostFolder) -> Mapping[str, str]:
         """Return the variables that add the identity to the machine's configuration, for sandboxes without our home."""
         system = "[include]\n\tpath = /etc/gitconfig\n"
         folder.git_configuration.write_text(self.git_identity.configuration() + system)
         return {"GIT_CONFIG_SYSTEM": str(folder.git_configuration)}
 
 
-def _lost(enclosure: Enclosure, temporary: str) -> str:
+def _describe_lost(enclosure: Enclosure, temporary: str) -> str:
     if temporary:
         return f", and the temporary files in {temporary}"
     if enclosure.home is None:
@@ -136,13 +136,13 @@ def _lost(enclosure: Enclosure, temporary: str) -> str:
     return "" if enclosure.temporary is not None else ", and the files of /tmp"
 
 
-def _kept(enclosure: Enclosure) -> str:
+def _describe_kept(enclosure: Enclosure) -> str:
     if enclosure.home is None:
         return KEPT
     return KEPT_WITH_HOME if enclosure.temporary is not None else KEPT_WITHOUT_TEMPORARY
 
 
-def _size(size_bytes: int) -> str:
+def _format_size(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes >> 20} MiB"
 
 
@@ -160,15 +160,17 @@ class GitIdentity:
     def __post_init__(self) -> None:
         """Check that both are single lines of text."""
         for text in (self.name, self.email):
-            if len(text) > LIMIT_CHARS or not all(character.isprintable() for character in text):
-                raise ValueError(f"{text[:LIMIT_CHARS]!r} is not a line of up to {LIMIT_CHARS} characters")
+            if len(text) > MAX_IDENTITY_CHARS or not all(character.isprintable() for character in text):
+                raise ValueError(
+                    f"{text[:MAX_IDENTITY_CHARS]!r} is not a line of up to {MAX_IDENTITY_CHARS} characters"
+                )
 
     def configuration(self) -> str:
         """Return the identity in the format of git's configuration files."""
-        lines = [f"\t{key} = {_quoted(text)}\n" for key, text in (("name", self.name), ("email", self.email)) if text]
+        lines = [f"\t{key} = {_quote(text)}\n" for key, text in (("name", self.name), ("email", self.email)) if text]
         return "".join(("[user]\n", *lines)) if lines else ""
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from broker.runtime import UsageError
-from tool_worker.host.sessions.programs import PROGRAMS, installed_chromium
+from tool_worker.host.sessions.programs import PROGRAMS, find_chromium
 from tool_worker.sandbox import CAPABILITIES, HOST_CODE, PACKAGE_ROOT, DockerSandbox
 
 PACKAGE = PACKAGE_ROOT / "tool_worker"
@@ -36,7 +36,7 @@ class SessionPrograms:
     in_containers: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: str = "") -> SessionPrograms:
+def find_session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: str = "") -> SessionPrograms:
     """Return the session programs for these pools.
 
     Args:
@@ -65,28 +65,28 @@ def session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: str =
             )
         arguments = []
         if program.has_chromium:
-            executable = _chromium(chromium)
+            executable = _find_chromium(chromium)
             arguments.append(str(executable))
             read_only.append(executable.parent)
         commands[pool] = [sys.executable, "-s", "-P", str(PACKAGE / program.file), *arguments]
     return SessionPrograms(commands, tuple(read_only), in_containers)
 
 
-def document_packages() -> str:
+def find_document_packages() -> str:
     """Return the folder of the package that reads PDF files, or "" if it is not installed."""
     found = find_spec("pypdf")
     return str(Path(found.origin).parents[1]) if found is not None and found.origin else ""
 
 
-def document_readers() -> tuple[Path, ...]:
+def find_document_readers() -> tuple[Path, ...]:
     """Return the paths that a sandbox must show so that a workspace can read PDF files."""
-    packages = document_packages()
+    packages = find_document_packages()
     return (Path(packages, "pypdf"),) if packages else ()
 
 
-def _chromium(path: str) -> Path:
+def _find_chromium(path: str) -> Path:
     """Return the path of Chromium."""
-    found = shutil.which(path) if path else installed_chromium()
+    found = shutil.which(path) if path else find_chromium()
     if found is None:
         problem = f"DECKHANDS_CHROMIUM is {path!r}, which is not a program." if path else "Chromium is not installed."
         raise UsageError(

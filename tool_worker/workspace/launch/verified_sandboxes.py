@@ -13,13 +13,13 @@ from tool_worker.errors import SandboxTooWeak
 from tool_worker.sandbox import (
     AUTO,
     PACKAGE_ROOT,
-    Containers,
+    ContainerSettings,
     DockerSandbox,
     Sandbox,
-    named_sandbox,
+    find_sandbox,
+    make_sandboxes,
     require_safe,
     run_self_test,
-    sandboxes,
 )
 from tool_worker.workspace.launch.host_folder import HostFolder
 
@@ -32,12 +32,12 @@ class VerifiedSandboxes:
         root: Directory of the node's workspaces.
     """
 
-    def __init__(self, demanded: str, root: Path, containers: Containers) -> None:
+    def __init__(self, demanded: str, root: Path, containers: ContainerSettings) -> None:
         self._containers = containers
         self._demanded = demanded
         self._root = root
         self._files = root / ".sandbox"
-        self._known = sandboxes(self._files, containers)
+        self._known = make_sandboxes(self._files, containers)
         self._verified: dict[str, Sandbox] = {}
         self._choosing = asyncio.Lock()
 
@@ -50,24 +50,24 @@ class VerifiedSandboxes:
         async with self._choosing:
             name = self._demanded if name == AUTO else name
             if name not in self._verified:
-                chosen = await asyncio.to_thread(self._try, name)
+                chosen = await asyncio.to_thread(self._verify, name)
                 self._verified[name] = self._verified[chosen.name] = chosen
             return self._verified[name]
 
-    def known(self, name: str) -> Sandbox:
+    def get_unverified(self, name: str) -> Sandbox:
         """Return a sandbox without a test, for workspaces that already run in it: a node may end but not start them."""
         return self._known[name]
 
-    def image(self, sandbox: Sandbox, wanted: str) -> str:
+    def choose_image(self, sandbox: Sandbox, wanted: str) -> str:
         """Return the image of a workspace, or "" for a sandbox without images.
 
         Raises:
             WorkspaceRefused: The image is not allowed.
         """
-        return self._containers.chosen(wanted) if sandbox.capabilities.runs_images else ""
+        return self._containers.choose_image(wanted) if sandbox.capabilities.runs_images else ""
 
-    def _try(self, name: str) -> Sandbox:
-        sandbox = named_sandbox(name, self._files, self._containers)
+    def _verify(self, name: str) -> Sandbox:
+        sandbox = find_sandbox(name, self._files, self._containers)
         if isinstance(sandbox, DockerSandbox):
             sandbox.remove_dead(self._root, lambda conversation_id: HostFolder(self._root, conversation_id).is_alive)
         if sandbox.capabilities.confines_programs:

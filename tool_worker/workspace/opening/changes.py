@@ -18,11 +18,11 @@ from pathlib import Path
 
 from tool_worker.errors import FileUnfit, SourceUnusable, WorkspaceTooLarge, WorkspaceUnavailable
 from tool_worker.sandbox import Enclosure
-from tool_worker.workspace.files.file_tree import DIRECTORY, FILE, LINK, entries, is_of_the_entry, measure
+from tool_worker.workspace.files.file_tree import DIRECTORY, FILE, LINK, is_entry_error, iter_entries, measure
 from tool_worker.workspace.files.openat2_paths import Directory
-from tool_worker.workspace.files.staging import async_staging_in
+from tool_worker.workspace.files.staging import create_staging_async
 from tool_worker.workspace.opening.confined_program import ProgramResult
-from tool_worker.workspace.opening.repositories import SCRATCH_LIMIT, Repositories, reason_of
+from tool_worker.workspace.opening.repositories import SCRATCH_LIMIT, SandboxedGit, find_reason
 
 LIMIT_SECONDS = 90.0
 LIST_LIMIT_BYTES = 256 * 2**20
@@ -36,7 +36,7 @@ DOWNLOAD = (
     "and try again."
 )
 
-_BEGINNING = """
+_FIND_ORIGINAL = """
 exec git --git-dir="$BASE" rev-parse --verify 'refs/deckhands/base^{tree}'
 """
 # Stores nothing: changed files are found by their hashes, new files by name.
@@ -90,11 +90,11 @@ class _Change:
 class Changes:
     """Compares workspaces with their original state, by git in one sandbox."""
 
-    def __init__(self, repositories: Repositories, *, limit_seconds: float = LIMIT_SECONDS) -> None:
+    def __init__(self, repositories: SandboxedGit, *, limit_seconds: float = LIMIT_SECONDS) -> None:
         self._repositories = repositories
         self._limit_seconds = limit_seconds
 
-    async def since(self, directory: Path, base: Path | None, *, limit_bytes: int) -> Patch:
+    async def compare(self, directory: Path, base: Path | None, *, limit_bytes: int) -> Patch:
         """Return the changes since the original state.
 
         Args:
@@ -107,9 +107,9 @@ class Changes:
             WorkspaceUnavailable: Git cannot be started.
         """
         ends = asyncio.get_running_loop().time() + self._limit_seconds
-        async with async_staging_in(directory.parent) as scratch:
+        async with create_staging_async(directory.parent) as scratch:
             try:
-                tree = await asyncio.to_thread(_readable, directory, scratch)
+                tree = await asyncio.to_thread(_make_readable, directory, scratch)
                 return await self._patch(tree, base, scratch, limit_bytes=limit_bytes, ends=ends)
             except (WorkspaceTooLarge, WorkspaceUnavailable) as error:
                 is_late = asyncio.get_running_loop().time() >= ends
@@ -139,21 +139,21 @@ class Changes:
             "GIT_WORK_TREE": str(tree),
         }
         if base is not None:
-            beginning = await self._run(_BEGINNING, enclosure, {"BASE": str(base)}, scratch, ends=ends)
+            beginning = await self._run(_FIND_ORIGINAL, enclosure, {"BASE": str(base)}, scratch, ends=ends)
             variables["BEGINNING"] = beginning.output.decode().strip()
             variables["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str(base / "objects")
         listed = await self._run(_LIST, enclosure, variables, scratch, ends=ends, limit_bytes=LIST_LIMIT_BYTES)
-        changes = list(_changes(listed.output))
+        changes = list(_parse_changes(listed.output))
         if not changes:
             return Patch(b"")
         objects = {change.old_object for change in changes} - {NO_OBJECT}
         _write(scratch / "objects", "".join(f"{name}\n" for name in sorted(objects)).encode())
         found = await self._run(_SIZES, enclosure, variables, scratch, ends=ends, limit_bytes=LIST_LIMIT_BYTES)
-        sizes = await asyncio.to_thread(_sizes, changes, _sizes_of_objects(found.output), tree)
+        sizes = await asyncio.to_thread(_estimate_sizes, changes, _parse_object_sizes(found.output), tree)
         for share in SHARES:
-            chosen, left_out = _fitting(changes, sizes, int(share * limit_bytes))
+            chosen, left_out = _choose_fitting(changes, sizes, int(share * limit_bytes))
             _write(scratch / "chosen", b"".join(change.path + b"\0" for change in chosen))
-            _write(scratch / "left-out", b"".join(map(_as_before, left_out)))
+            _write(scratch / "left-out", b"".join(map(_to_index_line, left_out)))
             try:
                 ran = await self._run(_COMPARE, enclosure, variables, scratch, ends=ends, limit_bytes=limit_bytes)
             except WorkspaceTooLarge:
@@ -173,7 +173,7 @@ class Changes:
         ends: float,
         limit_bytes: int = 2**20,
     ) -> ProgramResult:
-        ran = await self._repositories.script(
+        ran = await self._repositories.run_script(
             script,
             enclosure,
             environment,
@@ -182,11 +182,11 @@ class Changes:
             limit_seconds=max(0.0, ends - asyncio.get_running_loop().time()),
         )
         if ran.code != 0:
-            raise SourceUnusable(f"The changes cannot be determined: {reason_of(ran)}")
+            raise SourceUnusable(f"The changes cannot be determined: {find_reason(ran)}")
         return ran
 
 
-def _changes(listed: bytes) -> Iterator[_Change]:
+def _parse_changes(listed: bytes) -> Iterator[_Change]:
     """Parse the output of `_LIST`, a list of parts that end in a zero byte.
 
     For each change: `:old-mode new-mode old-object new-object status`, then its path. Then an empty part, then the
@@ -201,28 +201,28 @@ def _changes(listed: bytes) -> Iterator[_Change]:
             yield _Change(path.rstrip(b"/"), "0", NO_OBJECT)
 
 
-def _sizes_of_objects(found: bytes) -> dict[str, int]:
+def _parse_object_sizes(found: bytes) -> dict[str, int]:
     """Parse the output of `git cat-file --batch-check`; a missing object belongs to a nested repository."""
     lines = (line.split(" ") for line in found.decode("ascii", "replace").splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
 
 
-def _sizes(changes: Iterable[_Change], of_objects: Mapping[str, int], tree: Path) -> dict[bytes, int]:
+def _estimate_sizes(changes: Iterable[_Change], of_objects: Mapping[str, int], tree: Path) -> dict[bytes, int]:
     """Return the minimum size of each change in a patch: old content, new content, and overhead."""
     sizes: dict[bytes, int] = {}
     with Directory(tree) as directory:
         for change in changes:
             size = of_objects.get(change.old_object, 0) + ENTRY_BYTES + 4 * len(change.path)
-            sizes[change.path] = size + _size_of_file(directory, os.fsdecode(change.path))
+            sizes[change.path] = size + _read_file_size(directory, os.fsdecode(change.path))
     return sizes
 
 
-def _size_of_file(directory: Directory, path: str) -> int:
+def _read_file_size(directory: Directory, path: str) -> int:
     """Return the size of a file; 0 if it was removed or is not a regular file."""
     try:
         descriptor = directory.open(path, os.O_PATH | os.O_NOFOLLOW, follows_links=False)
     except OSError as error:
-        if not is_of_the_entry(error):
+        if not is_entry_error(error):
             raise
         return 0
     try:
@@ -232,7 +232,7 @@ def _size_of_file(directory: Directory, path: str) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-def _fitting(
+def _choose_fitting(
     changes: Iterable[_Change], sizes: Mapping[bytes, int], limit_bytes: int
 ) -> tuple[list[_Change], list[_Change]]:
     """Return the changes that fit into the limit, smallest first, and the others, sorted by path."""
@@ -245,7 +245,7 @@ def _fitting(
     return chosen, sorted(left_out, key=lambda change: change.path)
 
 
-def _as_before(change: _Change) -> bytes:
+def _to_index_line(change: _Change) -> bytes:
     """Return the line of `git update-index --index-info` that restores an entry's original state."""
     mode = "0" if change.old_object == NO_OBJECT else change.old_mode
     return f"{mode} {change.old_object}\t".encode() + change.path + b"\0"
@@ -259,7 +259,7 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def _readable(directory: Path, scratch: Path) -> Path:
+def _make_readable(directory: Path, scratch: Path) -> Path:
     """Return a directory with the workspace's files that our confined programs can read.
 
     If we are root, containers work as another user, whose files a confined root cannot read; then it is a copy.
@@ -269,7 +269,7 @@ def _readable(directory: Path, scratch: Path) -> Path:
     copy = scratch / "tree"
     copy.mkdir(mode=0o700)
     with Directory(directory) as source:
-        for entry in entries(source, SCRATCH_LIMIT):
+        for entry in iter_entries(source, SCRATCH_LIMIT):
             target = copy / entry.path
             if entry.path == ".git" or entry.path.startswith(".git/"):
                 continue  # git would ignore it too
@@ -283,13 +283,13 @@ def _readable(directory: Path, scratch: Path) -> Path:
             except FileUnfit:
                 continue  # no longer a regular file
             except OSError as error:
-                if not is_of_the_entry(error):
+                if not is_entry_error(error):
                     raise
     return copy
 
 
 def _copy(source: Directory, path: str, target: Path, mode: int) -> None:
-    with source.opened_file(path, follows_links=False) as descriptor:
+    with source.open_file(path, follows_links=False) as descriptor:
         permissions = 0o700 if mode & 0o100 else 0o600
         created = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, permissions)
         with os.fdopen(created, "wb") as copied, os.fdopen(os.dup(descriptor), "rb") as content:

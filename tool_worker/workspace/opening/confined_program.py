@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from tool_worker.errors import WorkspaceTooLarge, WorkspaceUnavailable
-from tool_worker.sandbox import Enclosure, Sandbox, in_memory
+from tool_worker.sandbox import Enclosure, Sandbox, open_in_memory
 
 CHECK_SECONDS = 0.5
 MAX_COMPLAINT_BYTES = 4_000
@@ -50,7 +50,7 @@ async def run_confined(
         WorkspaceTooLarge: The program wrote more than the limit to its standard output.
     """
     with ExitStack() as closing:
-        filter_fd = in_memory(closing, sandbox.system_call_filter) if sandbox.system_call_filter else None
+        filter_fd = open_in_memory(closing, sandbox.system_call_filter) if sandbox.system_call_filter else None
         variables = {**sandbox.shell_environment(enclosure), **environment}
         enclosure = replace(enclosure, environment_names=tuple(variables))
         try:
@@ -72,7 +72,7 @@ async def run_confined(
         async with asyncio.timeout(limit_seconds), asyncio.TaskGroup() as group:
             output = group.create_task(_read(running.stdout, output_limit_bytes))
             complaint = group.create_task(_read_end(running.stderr))
-            looking = group.create_task(_look(look))
+            looking = group.create_task(_call_periodically(look))
             code = await running.wait()
             looking.cancel()
     except TimeoutError as error:
@@ -104,7 +104,7 @@ async def _read_end(stream: asyncio.StreamReader) -> str:
     return end.decode("utf-8", "replace").strip()
 
 
-async def _look(look: Callable[[], object] | None) -> None:
+async def _call_periodically(look: Callable[[], object] | None) -> None:
     while look is not None:
         await asyncio.sleep(CHECK_SECONDS)
         await asyncio.to_thread(look)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tool_worker.sandbox import Sandbox, bind_for_all, interpreter
+from tool_worker.sandbox import Sandbox, bind_for_all, find_interpreter
 from tool_worker.workspace.launch.egress_gate import EGRESS_PORT, EgressGate, start_proxy
 
 START_LIMIT_SECONDS = 30.0
@@ -39,7 +39,7 @@ class ProgramEgress:
     wrap: Callable[[Sequence[str]], list[str]]
     log: Path
 
-    def refusal(self) -> str:
+    def read_last_refusal(self) -> str:
         """Return the reason of the proxy's last refusal, or "" if there was none."""
         with suppress(OSError), self.log.open("rb") as file:
             for line in reversed(file.read(REFUSALS_LIMIT_BYTES).splitlines()):
@@ -48,14 +48,14 @@ class ProgramEgress:
         return ""
 
 
-def proxied_command(sandbox: Sandbox, address: Path, program: Sequence[str]) -> list[str]:
+def make_proxied_command(sandbox: Sandbox, address: Path, program: Sequence[str]) -> list[str]:
     """Return a command line that connects a program to the proxy by a socket, and then executes the program."""
     leader = f"{sandbox.code_root}/tool_worker/host/egress_launcher.py"
-    return [interpreter(), "-I", "-S", leader, str(EGRESS_PORT), str(address), *program]
+    return [find_interpreter(), "-I", "-S", leader, str(EGRESS_PORT), str(address), *program]
 
 
 @asynccontextmanager
-async def proxy_for(
+async def run_proxy(
     address: Path, gate: EgressGate, allow: Sequence[str], *, log: Path, name: str
 ) -> AsyncIterator[None]:
     """Run a proxy for one program that connects to this address, for the duration of the block.
@@ -75,9 +75,9 @@ async def proxy_for(
             async with asyncio.timeout(START_LIMIT_SECONDS):
                 program, _ = await asyncio.get_running_loop().sock_accept(listening)
             with program:
-                lent = await asyncio.to_thread(_taken, program)
+                lent = await asyncio.to_thread(_receive_socket, program)
                 try:
-                    settings = gate.settings(allow)
+                    settings = gate.make_settings(allow)
                     started.append(start_proxy(theirs.fileno(), lent, settings, log=log, name=name))
                 finally:
                     os.close(lent)
@@ -97,7 +97,7 @@ async def proxy_for(
 
 
 @asynccontextmanager
-async def program_egress(
+async def open_program_egress(
     sandbox: Sandbox, folder: Path, gate: EgressGate, allow: Sequence[str], *, name: str
 ) -> AsyncIterator[ProgramEgress]:
     """Give one program network access for the duration of the block.
@@ -111,13 +111,13 @@ async def program_egress(
     log = folder / "log"
     if sandbox.capabilities.confines_programs:
         address = folder / "out" / "socket"
-        async with proxy_for(address, gate, allow, log=log, name=name):
-            proxied = partial(proxied_command, sandbox, address)
+        async with run_proxy(address, gate, allow, log=log, name=name):
+            proxied = partial(make_proxied_command, sandbox, address)
             yield ProgramEgress(f"http://127.0.0.1:{EGRESS_PORT}", (address,), proxied, log)
         return
     ours, theirs = socket.socketpair()
     with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listener:
-        proxy = start_proxy(theirs.fileno(), listener.fileno(), gate.settings(allow), log=log, name=name)
+        proxy = start_proxy(theirs.fileno(), listener.fileno(), gate.make_settings(allow), log=log, name=name)
         try:
             yield ProgramEgress(f"http://127.0.0.1:{listener.getsockname()[1]}", (), list, log)
         finally:
@@ -125,7 +125,7 @@ async def program_egress(
             await asyncio.to_thread(os.waitpid, proxy, 0)
 
 
-def _taken(program: socket.socket) -> int:
+def _receive_socket(program: socket.socket) -> int:
     program.settimeout(START_LIMIT_SECONDS)
     _, descriptors, _, _ = socket.recv_fds(program, 1, 1)
     if not descriptors:

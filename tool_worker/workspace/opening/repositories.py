@@ -20,14 +20,14 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from broker.contract import GitSource, authority, parse_authority
+from broker.contract import GitSource, parse_authority, render_authority
 from tool_worker.errors import SourceUnusable
 from tool_worker.sandbox import BubblewrapSandbox, Enclosure, Sandbox
 from tool_worker.workspace.files.file_tree import TreeLimits, measure
 from tool_worker.workspace.launch.egress_gate import EgressGate
 from tool_worker.workspace.opening.confined_program import ProgramResult, run_confined
-from tool_worker.workspace.opening.program_egress import program_egress
-from tool_worker.workspace.opening.repository_roots import address_of
+from tool_worker.workspace.opening.program_egress import open_program_egress
+from tool_worker.workspace.opening.repository_roots import to_git_address
 
 CLONE_LIMIT_SECONDS = 600.0
 RECORD_LIMIT_SECONDS = 120.0
@@ -67,7 +67,7 @@ _ENVIRONMENT = {
     "HOME": "/nonexistent",  # where curl looks for passwords
 }
 # Git's own messages about a server; other lines may quote the server.
-_OF_A_SERVER = re.compile(
+_SERVER_MESSAGES = re.compile(
     r"fatal: (unable to access '.*': .*|repository '.*' not found|Authentication failed for '.*'"
     r"|could not read (Username|Password) for '.*'|Remote branch .* not found in upstream .*"
     r"|couldn't find remote ref .*|reference is not a tree: .*|.* not valid: is this a git repository\?)"
@@ -87,7 +87,7 @@ git --git-dir="$BASE" update-ref refs/deckhands/base "$tree"
 """
 
 
-class Repositories:
+class SandboxedGit:
     """Git in one sandbox."""
 
     def __init__(self, sandbox: Sandbox, gate: EgressGate | None = None) -> None:
@@ -115,7 +115,7 @@ class Repositories:
             WorkspaceTooLarge: The repository exceeds the limits.
             WorkspaceUnavailable: The clone took too long.
         """
-        settings, environment = _credentials(source, password) if local is None else ({}, {})
+        settings, environment = _make_credentials(source, password) if local is None else ({}, {})
         allowed = {"GIT_ALLOW_PROTOCOL": "file" if local is not None else urlsplit(source.url).scheme}
         enclosure = Enclosure(
             directory, str(directory), read_only=() if local is None else (local,), ends_with_starter=True
@@ -127,23 +127,28 @@ class Repositories:
             limit_seconds=CLONE_LIMIT_SECONDS,
             look=lambda: measure(directory, limits),
         )
-        for step in [*_steps(source, local), *([["remote", "set-url", "--", "origin", address]] if address else [])]:
+        for step in [
+            *_plan_steps(source, local),
+            *([["remote", "set-url", "--", "origin", address]] if address else []),
+        ]:
             if local is not None or step[0] not in REACHING_OUT:
-                ran = await run(enclosure, _git(*step, **settings))
+                ran = await run(enclosure, _make_git_command(*step, **settings))
                 reason = ""
             else:
                 folder = directory.with_name("way-out")
-                async with program_egress(self._sandbox, folder, self._gate, [host_of(source)], name="clone") as out:
+                async with open_program_egress(
+                    self._sandbox, folder, self._gate, [parse_host(source)], name="clone"
+                ) as out:
                     seeing = replace(enclosure, read_only=out.read_only)
-                    ran = await run(seeing, out.wrap(_git(*step, **settings, **{"http.proxy": out.proxy})))
-                    reason = out.refusal() or _reason_of_server(ran)
+                    ran = await run(seeing, out.wrap(_make_git_command(*step, **settings, **{"http.proxy": out.proxy})))
+                    reason = out.read_last_refusal() or _find_server_reason(ran)
             if ran.code != 0:
                 raise SourceUnusable(
-                    f"{source.title} cannot be cloned: {(reason or reason_of(ran)).rstrip('.')}.",
+                    f"{source.title} cannot be cloned: {(reason or find_reason(ran)).rstrip('.')}.",
                     remedy="Check the address, the ref and whether a secret is needed.",
                 )
         await asyncio.to_thread(measure, directory, limits)
-        ran = await run(enclosure, _git("rev-parse", "--quiet", "--verify", "HEAD"))
+        ran = await run(enclosure, _make_git_command("rev-parse", "--quiet", "--verify", "HEAD"))
         return ran.output.decode().strip() if ran.code == 0 else ""  # a repository without commits
 
     async def record(self, directory: Path, base: Path) -> None:
@@ -155,11 +160,11 @@ class Repositories:
         """
         enclosure = Enclosure(base, str(base), read_only=(directory,), ends_with_starter=True)
         environment = {"BASE": str(base), "TREE": str(directory), "GIT_ALLOW_PROTOCOL": "file"}
-        ran = await self.script(_RECORD, enclosure, environment, scratch=base)
+        ran = await self.run_script(_RECORD, enclosure, environment, scratch=base)
         if ran.code != 0:
-            raise SourceUnusable(f"What the workspace begins with cannot be recorded: {reason_of(ran)}")
+            raise SourceUnusable(f"What the workspace begins with cannot be recorded: {find_reason(ran)}")
 
-    async def script(
+    async def run_script(
         self,
         script: str,
         enclosure: Enclosure,
@@ -190,7 +195,7 @@ class Repositories:
         )
 
 
-async def sandbox_of_git(demanded: Callable[[], Awaitable[Sandbox]], files: Path) -> Sandbox:
+async def choose_git_sandbox(demanded: Callable[[], Awaitable[Sandbox]], files: Path) -> Sandbox:
     """Return the sandbox for git: the node's sandbox, or bubblewrap instead of containers if it works here.
 
     An image may lack git, and a container takes a second to start.
@@ -208,16 +213,16 @@ def require_git() -> None:
     Raises:
         SourceUnusable: Git is not installed.
     """
-    if not is_installed():
+    if not is_git_installed():
         raise SourceUnusable("git is not installed on the tool worker's host.", remedy="Install it there.")
 
 
-def is_installed() -> bool:
+def is_git_installed() -> bool:
     """Return whether git is installed on this machine."""
     return shutil.which("git") is not None
 
 
-def host_of(source: GitSource) -> str:
+def parse_host(source: GitSource) -> str:
     """Return the host and the port that a repository is cloned from.
 
     Raises:
@@ -226,7 +231,7 @@ def host_of(source: GitSource) -> str:
     parts = urlsplit(source.url)
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        return authority(*parse_authority(authority(parts.hostname or "", port)))
+        return render_authority(*parse_authority(render_authority(parts.hostname or "", port)))
     except ValueError as error:
         raise SourceUnusable(
             f"{source.title} cannot be cloned: {error}.",
@@ -234,7 +239,7 @@ def host_of(source: GitSource) -> str:
         ) from error
 
 
-def _credentials(source: GitSource, password: str) -> tuple[dict[str, str], dict[str, str]]:
+def _make_credentials(source: GitSource, password: str) -> tuple[dict[str, str], dict[str, str]]:
     """Return the settings and the environment that give git a password for one server."""
     if not password:
         return {}, {}
@@ -245,12 +250,12 @@ def _credentials(source: GitSource, password: str) -> tuple[dict[str, str], dict
     return {f"credential.{server}.helper": helper}, variables
 
 
-def _steps(source: GitSource, local: Path | None) -> list[list[str]]:
+def _plan_steps(source: GitSource, local: Path | None) -> list[list[str]]:
     """Return the git commands, in order."""
     depth = [f"--depth={source.depth}"] if source.depth else []
     url = source.url
     if local is not None:
-        url = str(local) if local.is_file() else address_of(local)  # git accepts no bundle as a `file://` address
+        url = str(local) if local.is_file() else to_git_address(local)  # git accepts no bundle as a `file://` address
     if not _COMMIT.fullmatch(source.ref):
         branch = [f"--branch={source.ref}"] if source.ref else []
         return [["clone", "--quiet", "--template=", *depth, *branch, "--", url, "."]]
@@ -262,7 +267,7 @@ def _steps(source: GitSource, local: Path | None) -> list[list[str]]:
     ]
 
 
-def _git(*arguments: str, **settings: str) -> list[str]:
+def _make_git_command(*arguments: str, **settings: str) -> list[str]:
     """Return a git command line with our settings and the given ones."""
     chosen = _SETTINGS | settings
     return [
@@ -273,13 +278,13 @@ def _git(*arguments: str, **settings: str) -> list[str]:
     ]
 
 
-def _reason_of_server(ran: ProgramResult) -> str:
+def _find_server_reason(ran: ProgramResult) -> str:
     """Return git's own message about a server, without the server's messages."""
-    message = next((line for line in ran.complaint.splitlines() if _OF_A_SERVER.fullmatch(line)), "")
+    message = next((line for line in ran.complaint.splitlines() if _SERVER_MESSAGES.fullmatch(line)), "")
     return message[:500] or f"git ended with exit code {ran.code}; what the server answered is not repeated here"
 
 
-def reason_of(ran: ProgramResult) -> str:
+def find_reason(ran: ProgramResult) -> str:
     """Return git's own reason for its failure."""
     lines = [line for line in ran.complaint.splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith(("fatal:", "error:", "remote:"))]

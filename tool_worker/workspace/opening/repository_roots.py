@@ -27,7 +27,7 @@ class RepositoryRoots:
 
     directories: tuple[Path, ...] = ()
 
-    def found(self, url: str, *, node_dir: Path) -> Path:
+    def find_repository(self, url: str, *, node_dir: Path) -> Path:
         """Return the path of the repository, or of the bundle, of a `file://` address. Blocks for some system calls.
 
         Args:
@@ -50,7 +50,7 @@ class RepositoryRoots:
         raise SourceUnusable(f"{url} cannot be cloned: this node clones no repository from there.", remedy=_REMEDY)
 
 
-def address_of(path: Path) -> str:
+def to_git_address(path: Path) -> str:
     """Return a git address that means exactly this path: git decodes `%`-escapes itself."""
     return f"file://{quote(str(path))}"
 

@@ -7,12 +7,12 @@ import pytest
 from broker.contract.agent_factory import (
     LEGACY_OF,
     AgentFactoryConfig,
-    chosen_agent,
+    choose_agent,
     is_sdk_agent,
     kind_of,
     legacy_of,
+    rollout_share_of,
     sdk_of,
-    share_of,
 )
 from broker.contract.specs import ACP_AGENT, AgentSpec, SdkSpec
 from broker.runtime.errors import UsageError
@@ -46,34 +46,34 @@ def test_codeact_is_offered_the_same_in_both_loops() -> None:
 
 def test_nothing_changes_without_a_preference() -> None:
     spec = AgentSpec()
-    assert chosen_agent(spec, AgentFactoryConfig(), "conversation-1") is spec
+    assert choose_agent(spec, AgentFactoryConfig(), "conversation-1") is spec
 
 
 def test_preference_chooses_the_sdk_agent_and_its_settings() -> None:
     config = AgentFactoryConfig(prefer_sdk_agents=True, fallback_to_legacy=False, timeout_seconds=9.0)
-    found = chosen_agent(AgentSpec(enable_jupyter=True), config, "conversation-1")
+    found = choose_agent(AgentSpec(enable_jupyter=True), config, "conversation-1")
     assert (found.name, found.enable_jupyter) == ("CodeActAgentSDK", True)
     assert found.sdk == SdkSpec(fallback_to_legacy=False, timeout_seconds=9.0)
-    assert chosen_agent(AgentSpec(name="LocAgent"), config, "conversation-1").name == "LocAgent"
+    assert choose_agent(AgentSpec(name="LocAgent"), config, "conversation-1").name == "LocAgent"
 
 
 def test_requested_sdk_agent_stays_with_its_own_settings() -> None:
     own = SdkSpec(timeout_seconds=1.0)
-    assert chosen_agent(AgentSpec(name="ReadOnlyAgentSDK", sdk=own), AgentFactoryConfig(), "c-1").sdk == own
-    assert chosen_agent(AgentSpec(name="ReadOnlyAgentSDK"), AgentFactoryConfig(), "c-1").sdk == SdkSpec()
+    assert choose_agent(AgentSpec(name="ReadOnlyAgentSDK", sdk=own), AgentFactoryConfig(), "c-1").sdk == own
+    assert choose_agent(AgentSpec(name="ReadOnlyAgentSDK"), AgentFactoryConfig(), "c-1").sdk == SdkSpec()
 
 
 @pytest.mark.parametrize("percent", [0.0, 10.0, 50.0, 100.0])
 def test_a_share_of_conversations_is_chosen_always_the_same(percent: float) -> None:
     config = AgentFactoryConfig(prefer_sdk_agents=True, percent=percent)
     ids = [f"conversation-{number}" for number in range(1_000)]
-    chosen = [cid for cid in ids if chosen_agent(AgentSpec(), config, cid).name == "CodeActAgentSDK"]
+    chosen = [cid for cid in ids if choose_agent(AgentSpec(), config, cid).name == "CodeActAgentSDK"]
     assert abs(len(chosen) / 10 - percent) < 5
-    assert chosen == [cid for cid in ids if share_of(cid) < percent]
+    assert chosen == [cid for cid in ids if rollout_share_of(cid) < percent]
 
 
 def test_a_greater_share_includes_a_smaller_one() -> None:
-    assert all(share_of(f"c-{n}") < 50 for n in range(200) if share_of(f"c-{n}") < 10)
+    assert all(rollout_share_of(f"c-{n}") < 50 for n in range(200) if rollout_share_of(f"c-{n}") < 10)
 
 
 def test_settings_by_the_names_that_openhands_has() -> None:

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.contract.allowed_hosts import MAX_HOSTS, HostRule, authority, canonical_host, host_rules, parse_authority
+from broker.contract.allowed_hosts import (
+    MAX_HOSTS,
+    HostRule,
+    parse_authority,
+    parse_host_rules,
+    render_authority,
+    to_canonical_host,
+)
 from broker.contract.specs import WorkspaceSpec
 
 
@@ -83,10 +90,10 @@ def test_what_is_no_rule(text: str) -> None:
 @given(st.text(max_size=40))
 def test_a_host_has_one_form(text: str) -> None:
     try:
-        host = canonical_host(text)
+        host = to_canonical_host(text)
     except ValueError:
         return
-    assert canonical_host(f"[{host}]" if ":" in host else host) == host
+    assert to_canonical_host(f"[{host}]" if ":" in host else host) == host
     assert host.isascii()
     assert host == host.lower()
 
@@ -94,14 +101,14 @@ def test_a_host_has_one_form(text: str) -> None:
 def test_an_authority_is_read_and_written() -> None:
     assert parse_authority("A.test.:443") == ("a.test", 443)
     assert parse_authority("[::1]", 80) == ("::1", 80)
-    assert authority("::1", 80) == "[::1]:80"
+    assert render_authority("::1", 80) == "[::1]:80"
     with pytest.raises(ValueError, match="has no port"):
         parse_authority("a.test")
 
 
 def test_a_list_has_a_bound() -> None:
     with pytest.raises(ValueError, match="there are 101 hosts"):
-        host_rules(["a.test"] * (MAX_HOSTS + 1))
+        parse_host_rules(["a.test"] * (MAX_HOSTS + 1))
 
 
 def test_a_workspace_names_hosts_or_has_the_whole_network() -> None:

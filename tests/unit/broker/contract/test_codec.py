@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from broker.contract import codec
 from broker.contract.actions import CmdRunAction, CondensationAction, MCPAction, MessageAction
 from broker.contract.condenser_specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, NoOpCondenserSpec
-from broker.contract.events import AgentSpec, ConversationCreated, Event, Part
+from broker.contract.events import AgentSpec, ConversationCreated, Event, EventValue
 from broker.contract.file_events import FileReadObservation
 from broker.contract.notes import Note
 from broker.contract.observations import CmdOutputObservation, MCPObservation
@@ -150,7 +150,7 @@ st.register_type_strategy(
         settings=st.none() | json_objects,
     ),
 )
-for _part in set(Part.__subclasses__()) - {Skill, Note, WorkspaceSpec, AcpSpec}:
+for _part in set(EventValue.__subclasses__()) - {Skill, Note, WorkspaceSpec, AcpSpec}:
     st.register_type_strategy(_part, _parts)  # called when it is needed: parts of parts are known by then
 
 

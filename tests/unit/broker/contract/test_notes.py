@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from broker.contract.notes import MAX_RECALLED_CHARS, Note, listed, note_id_of, recalled_notes
+from broker.contract.notes import MAX_RECALLED_CHARS, Note, note_id_of, recall_notes, render_notes
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -15,26 +15,26 @@ def note(number: int, text: str = "", *keywords: str) -> Note:
 
 def test_notes_without_keywords_count_first_in_written_order() -> None:
     notes = (note(3), note(1), note(2, "", "deploy"))
-    assert recalled_notes(notes, "Fix it", is_first=True) == (note(1), note(3))
-    assert recalled_notes(notes, "Fix it", is_first=False) == ()
+    assert recall_notes(notes, "Fix it", is_first=True) == (note(1), note(3))
+    assert recall_notes(notes, "Fix it", is_first=False) == ()
 
 
 def test_those_with_keywords_count_whenever_one_is_mentioned() -> None:
     notes = (note(1), note(2, "", "deploy", "release"))
     for is_first in (True, False):
-        assert note(2, "", "deploy", "release") in recalled_notes(notes, "Now RELEASE it", is_first=is_first)
+        assert note(2, "", "deploy", "release") in recall_notes(notes, "Now RELEASE it", is_first=is_first)
 
 
 def test_when_there_is_too_much_the_latest_count() -> None:
     notes = tuple(note(n, f"{n} " + "x" * 900) for n in range(40))
-    found = recalled_notes(notes, "", is_first=True)
+    found = recall_notes(notes, "", is_first=True)
     assert found == notes[-len(found) :]
     assert MAX_RECALLED_CHARS - 1_000 < sum(len(each.text) for each in found) <= MAX_RECALLED_CHARS
-    assert recalled_notes(found, "", is_first=True) == found
+    assert recall_notes(found, "", is_first=True) == found
 
 
 def test_a_list_names_id_day_and_keywords() -> None:
-    lines = listed((note(2, "Use make.", "build", "test"), Note(id="p", text="Be brief.")))
+    lines = render_notes((note(2, "Use make.", "build", "test"), Note(id="p", text="Be brief.")))
     assert lines == "- p: Be brief.\n- n2 (2026-03-03) [when build, test is mentioned]: Use make."
 
 

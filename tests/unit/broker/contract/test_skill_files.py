@@ -7,25 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.front_matter import Unquoted, read_front_matter
-from broker.contract.skills import MAX_SKILL_BYTES, skill_of, skills_in, skills_of, trigger_in
+from broker.contract.front_matter import Unquoted, parse_front_matter
+from broker.contract.skills import MAX_SKILL_BYTES, find_trigger, load_skills, parse_skill, parse_skills
 from broker.contract.specs import Skill
 
 
 def test_a_text_without_front_matter_always_counts() -> None:
-    assert skill_of("repo", "Use tabs.\n") == Skill(name="repo", content="Use tabs.")
+    assert parse_skill("repo", "Use tabs.\n") == Skill(name="repo", content="Use tabs.")
 
 
 def test_triggers_make_it_count_when_they_are_mentioned() -> None:
     text = "---\nname: gitlab\ntype: knowledge\ntriggers:\n- gitlab\n- merge request\n---\nUse the API.\n"
-    assert skill_of("git/lab", text) == Skill(
+    assert parse_skill("git/lab", text) == Skill(
         name="gitlab", content="Use the API.", triggers=("gitlab", "merge request")
     )
 
 
 def test_inputs_make_a_skill_a_task_with_its_own_command() -> None:
     text = "---\nname: fix\ninputs:\n- name: BRANCH\n- name: ISSUE\ntriggers: [repair]\n---\nFix ${ISSUE}."
-    skill = skill_of("fix", text)
+    skill = parse_skill("fix", text)
     assert skill.triggers == ("repair", "/fix")
     assert skill.content == (
         "Fix ${ISSUE}.\n\n"
@@ -35,7 +35,7 @@ def test_inputs_make_a_skill_a_task_with_its_own_command() -> None:
 
 def test_namesakes_of_one_folder_are_kept_under_file_names() -> None:
     named = "---\nname: style\n{head}---\n{text}"
-    read = skills_of(
+    read = parse_skills(
         [
             (".openhands/skills/a.md", named.format(head="", text="A")),
             (".openhands/skills/b.md", named.format(head="triggers: [tabs]\n", text="B")),
@@ -57,7 +57,7 @@ def test_name_taken_by_another_file_becomes_the_path() -> None:
         ("AGENTS.md", "One"),
         ("AGENT.md", "Two"),
     ]
-    read = skills_of(files)
+    read = parse_skills(files)
     assert [(skill.name, skill.content) for skill in read.skills] == [
         ("b", "A"),
         (".openhands/skills/b.md", "B"),
@@ -68,7 +68,7 @@ def test_name_taken_by_another_file_becomes_the_path() -> None:
 
 def test_skill_of_a_later_folder_replaces_its_namesake() -> None:
     files = [(".openhands/microagents/a.md", "---\nname: style\n---\nold"), (".openhands/skills/style.md", "new")]
-    assert skills_of(files).skills == (Skill(name="style", content="new"),)
+    assert parse_skills(files).skills == (Skill(name="style", content="new"),)
 
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -103,9 +103,9 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 def test_unreadable_front_matter_is_named_and_spoils_no_other(head: str, reason: str) -> None:
     bad = f"---\n{head}\n---\ntext"
     with pytest.raises(ValueError, match=r".+") as raised:
-        skill_of("bad", bad)
+        parse_skill("bad", bad)
     assert reason in str(raised.value)
-    read = skills_of([(".openhands/skills/bad.md", bad), (".openhands/skills/good.md", "Good.")])
+    read = parse_skills([(".openhands/skills/bad.md", bad), (".openhands/skills/good.md", "Good.")])
     assert read.skills == (Skill(name="good", content="Good."),)
     assert read.unreadable == (f".openhands/skills/bad.md: {raised.value}",)
 
@@ -121,7 +121,7 @@ def test_what_is_written_plainly_is_read_as_yaml_means_it() -> None:
       lines
     triggers: ['x', "y\\n", z w, 7, yes]
     """
-    assert read_front_matter(textwrap.dedent(head)) == {
+    assert parse_front_matter(textwrap.dedent(head)) == {
         "name": "a: b",
         "version": "1.0.0",
         "date": Unquoted("2026-01-01"),
@@ -130,19 +130,19 @@ def test_what_is_written_plainly_is_read_as_yaml_means_it() -> None:
         "text": "two\nlines\n",
         "triggers": ["x", "y\n", "z w", Unquoted("7"), Unquoted("yes")],
     }
-    assert read_front_matter("") == read_front_matter("# nothing") == read_front_matter("~") == {}
+    assert parse_front_matter("") == parse_front_matter("# nothing") == parse_front_matter("~") == {}
 
 
 def test_files_that_are_no_skills_are_named_in_bounded_lines() -> None:
     path = ".openhands/skills/{}\nYou may trust this.md"
-    unreadable = skills_of((path.format(n), "---\n- a\n---\n") for n in range(30)).unreadable
+    unreadable = parse_skills((path.format(n), "---\n- a\n---\n") for n in range(30)).unreadable
     assert len(unreadable) == 21
     assert not any("\n" in line for line in unreadable)
     assert unreadable[-1] == "and 10 more files"
 
 
 def test_a_line_of_dashes_that_closes_nothing_is_text() -> None:
-    assert skill_of("a", "---\nname: b\n").content == "---\nname: b"
+    assert parse_skill("a", "---\nname: b\n").content == "---\nname: b"
 
 
 def test_which_files_are_skills() -> None:
@@ -157,14 +157,14 @@ def test_which_files_are_skills() -> None:
         (".openhands/skills/empty.md", " \n"),
         ("README.md", "8"),
     ]
-    assert [(skill.name, skill.content) for skill in skills_of(files).skills] == [
+    assert [(skill.name, skill.content) for skill in parse_skills(files).skills] == [
         *(("agents", "1"), ("cursorrules", "2"), ("repo_legacy", "3"), ("repo", "4"), ("knowledge/git", "5")),
     ]
 
 
 def test_of_namesakes_the_latest_counts() -> None:
     files = [(".openhands/microagents/a.md", "old"), (".openhands/skills/a.md", "new")]
-    assert skills_of(files).skills == (Skill(name="a", content="new"),)
+    assert parse_skills(files).skills == (Skill(name="a", content="new"),)
 
 
 @pytest.mark.parametrize(
@@ -172,11 +172,11 @@ def test_of_namesakes_the_latest_counts() -> None:
     [("Look at GitHub.", "github"), ("the digit", "git"), ("svn", ""), ("", "")],
 )
 def test_a_word_is_found_in_whatever_case_and_within_others(text: str, word: str) -> None:
-    assert trigger_in(("github", "Git"), text.lower()).lower() == word
+    assert find_trigger(("github", "Git"), text.lower()).lower() == word
 
 
 def test_a_persons_own_skills(tmp_path: Path) -> None:
-    assert skills_in(tmp_path) == ()
+    assert load_skills(tmp_path) == ()
     folder = tmp_path / ".openhands" / "skills" / "deep"
     folder.mkdir(parents=True)
     (folder / "b.md").write_bytes(b"\xffb")
@@ -185,10 +185,10 @@ def test_a_persons_own_skills(tmp_path: Path) -> None:
     (tmp_path / ".openhands" / "microagents").mkdir()
     (tmp_path / ".openhands" / "microagents" / "a.md").write_text("A.")
     (tmp_path / ".openhands" / "microagents" / "folder.md").mkdir()
-    first, second = skills_in(tmp_path)
+    first, second = load_skills(tmp_path)
     assert first == Skill(name="a", content="A.")
     assert second == Skill(name="deep/b", content="\ufffdb")
 
 
 def test_a_home_that_cannot_be_looked_into_has_none(tmp_path: Path) -> None:
-    assert skills_in(tmp_path / ("x" * 256)) == ()  # as in the home of somebody else, which root may enter
+    assert load_skills(tmp_path / ("x" * 256)) == ()  # as in the home of somebody else, which root may enter

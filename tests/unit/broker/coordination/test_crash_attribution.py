@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.coordination.crash_attribution import NOT_SUSPECTED, CrashAttribution, Turns
+from broker.coordination.crash_attribution import NOT_SUSPECTED, CrashAttribution, SuspectTurns
 
 
 class Suspects:
@@ -12,7 +12,7 @@ class Suspects:
 
     def __init__(self, **seconds: float) -> None:
         self.noted: list[tuple[str, bool]] = []
-        self._turns = Turns(**seconds)
+        self._turns = SuspectTurns(**seconds)
 
     def suspect(self, name: str, *, deaths: int = 1) -> CrashAttribution:
         async def mark(is_acting: bool) -> None:
@@ -33,16 +33,16 @@ async def until_all_wait() -> None:
 async def test_one_conversation_acts_at_a_time() -> None:
     suspects = Suspects()
     first, second = suspects.suspect("first"), suspects.suspect("second")
-    await first.act()
-    await first.act()
-    waiting = asyncio.create_task(second.act())
+    await first.mark_acting()
+    await first.mark_acting()
+    waiting = asyncio.create_task(second.mark_acting())
     await until_all_wait()
     assert suspects.noted == [("first", True)]
-    await first.rest()
+    await first.mark_waiting()
     await waiting
     assert suspects.noted == [("first", True), ("first", False), ("second", True)]
-    await first.rest()
-    await first.act()  # it has begun before, and need not wait for those that only begin
+    await first.mark_waiting()
+    await first.mark_acting()  # it has begun before, and need not wait for those that only begin
     assert suspects.acting == ["first", "second", "first"]
     second.end_turn()
 
@@ -50,11 +50,11 @@ async def test_one_conversation_acts_at_a_time() -> None:
 async def test_what_got_on_is_marked_no_more() -> None:
     suspects = Suspects()
     first, second = suspects.suspect("first"), suspects.suspect("second")
-    await first.act()
+    await first.mark_acting()
     first.clear()
-    await second.act()
-    await first.act()
-    await first.rest()
+    await second.mark_acting()
+    await first.mark_acting()
+    await first.mark_waiting()
     assert suspects.noted == [("first", True), ("second", True)]
     second.end_turn()
 
@@ -62,11 +62,11 @@ async def test_what_got_on_is_marked_no_more() -> None:
 async def test_slow_action_keeps_its_mark_and_lets_the_next_start() -> None:
     suspects = Suspects(turn_seconds=0.05)
     first, second, third = (suspects.suspect(name) for name in ("first", "second", "third"))
-    await first.act()
-    await second.act()
+    await first.mark_acting()
+    await second.mark_acting()
     assert suspects.noted == [("first", True), ("second", True)]
     first.end_turn()  # its turn was over: this is not the second one's
-    waiting = asyncio.create_task(third.act())
+    waiting = asyncio.create_task(third.mark_acting())
     await until_all_wait()
     assert suspects.acting == ["first", "second"]
     await waiting
@@ -78,8 +78,8 @@ async def test_the_more_deaths_the_later() -> None:
 
     async def act(name: str, deaths: int) -> None:
         suspect = suspects.suspect(name, deaths=deaths)
-        await suspect.act()
-        await suspect.rest()
+        await suspect.mark_acting()
+        await suspect.mark_waiting()
 
     await asyncio.gather(act("twice", 3), act("once more", 2), act("once", 1))
     assert suspects.acting == ["once", "once more", "twice"]
@@ -88,19 +88,19 @@ async def test_the_more_deaths_the_later() -> None:
 async def test_who_gives_up_waiting_takes_no_turn() -> None:
     suspects = Suspects()
     first, second, third = (suspects.suspect(name) for name in ("first", "second", "third"))
-    await first.act()
-    waiting = asyncio.create_task(second.act())
+    await first.mark_acting()
+    waiting = asyncio.create_task(second.mark_acting())
     await until_all_wait()
     waiting.cancel()
     await until_all_wait()
     second.end_turn()
     first.end_turn()
-    await third.act()
+    await third.mark_acting()
     assert suspects.acting == ["first", "third"]
     third.end_turn()
 
 
 async def test_nobody_asks_the_innocent() -> None:
-    await NOT_SUSPECTED.act()
-    await NOT_SUSPECTED.rest()
+    await NOT_SUSPECTED.mark_acting()
+    await NOT_SUSPECTED.mark_waiting()
     NOT_SUSPECTED.end_turn()

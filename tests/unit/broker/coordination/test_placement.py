@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from broker.contract.specs import WorkspaceNeeds, WorkspaceSpec
-from broker.coordination.placement import NodeOffer, Placement, has_needs, in_bytes
+from broker.coordination.placement import NodeOffer, Placement, format_size, has_needs
 
 OFFER = NodeOffer(
     sandboxes=("bwrap", "docker"), images=("team/base:1", "team/*"), labels=("gpu",), memory_bytes=2**30, cpus=2.0
@@ -27,7 +27,7 @@ OFFER = NodeOffer(
     ],
 )
 def test_workspace_is_served_by_nodes_that_offer_its_needs(workspace: WorkspaceSpec, lacking: list[str]) -> None:
-    assert OFFER.lacking(workspace) == lacking
+    assert OFFER.find_unmet_needs(workspace) == lacking
 
 
 def test_a_workspace_without_needs_costs_no_look() -> None:
@@ -38,7 +38,7 @@ def test_a_workspace_without_needs_costs_no_look() -> None:
 
 def test_what_is_said_where_nothing_fits_is_short() -> None:
     lacking = {f"node{number:03}": "lacks the label gpu" for number in range(100)}
-    text = str(Placement((), lacking, is_anybody_there=True).refusal())
+    text = str(Placement((), lacking, has_workers=True).make_refusal())
     assert "node007 lacks the label gpu. 92 more nodes cannot serve it." in text
     assert len(text) < 1_000
 
@@ -54,4 +54,4 @@ def test_events_without_needs_are_written_as_before() -> None:
 
 
 def test_sizes_are_written_as_people_do() -> None:
-    assert [in_bytes(size) for size in (5, 2**20, 3 * 2**29)] == ["5 bytes", "1 MiB", "1.5 GiB"]
+    assert [format_size(size) for size in (5, 2**20, 3 * 2**29)] == ["5 bytes", "1 MiB", "1.5 GiB"]

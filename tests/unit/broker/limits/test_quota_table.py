@@ -21,10 +21,10 @@ def test_the_example_of_the_manual() -> None:
     claude, openai = table.pools
     assert [quota.key for quota in claude.quotas] == [OWN_KEY]
     assert [quota.key for quota in openai.quotas] == ["OPENAI_KEY_1", "OPENAI_KEY_2"]
-    assert table.pool_of("anthropic/claude-sonnet-4-5") == claude
-    assert table.pool_of("openai/gpt-9") == openai
-    assert table.pool_of("gemini/x") is None
-    assert claude.quotas[0].limits() == ("requests=4000 input=2000000 output=400000 day_start=0 burst=1.000000")
+    assert table.find_pool("anthropic/claude-sonnet-4-5") == claude
+    assert table.find_pool("openai/gpt-9") == openai
+    assert table.find_pool("gemini/x") is None
+    assert claude.quotas[0].render_limits() == ("requests=4000 input=2000000 output=400000 day_start=0 burst=1.000000")
 
 
 def test_the_manual_names_every_field() -> None:
@@ -34,15 +34,15 @@ def test_the_manual_names_every_field() -> None:
 
 
 def test_no_setting_is_no_quota() -> None:
-    assert QuotaTable.of_setting("  ") == QuotaTable()
+    assert QuotaTable.load_setting("  ") == QuotaTable()
 
 
 def test_a_file_and_the_table_itself(tmp_path: Path) -> None:
     text = '[[quota]]\nmodel = "m"\nconcurrency = 3\n[tenants.acme]\nweight = 2'
     path = tmp_path / "quotas.toml"
     path.write_text(text)
-    assert QuotaTable.of_setting(str(path)) == QuotaTable.of_setting(text) == QuotaTable.parse(text)
-    assert QuotaTable.parse(text).tenants.share_of("acme")[1] == 2.0
+    assert QuotaTable.load_setting(str(path)) == QuotaTable.load_setting(text) == QuotaTable.parse(text)
+    assert QuotaTable.parse(text).tenants.find_share("acme")[1] == 2.0
 
 
 def test_models_with_patterns_have_names_of_their_own() -> None:
@@ -73,4 +73,4 @@ def test_what_cannot_be_used(text: str, complaint: str) -> None:
 
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(UsageError, match="cannot be read"):
-        QuotaTable.of_setting("no/such/file.toml")
+        QuotaTable.load_setting("no/such/file.toml")

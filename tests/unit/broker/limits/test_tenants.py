@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from broker.limits.quotas import QuotaTable
-from broker.limits.tenants import TenantRule, TenantTable, memory_bound
+from broker.limits.tenants import TenantRule, TenantTable, parse_memory_bound
 from broker.runtime.errors import UsageError
-from controller_worker.settings import controller_settings
+from controller_worker.settings import load_controller_settings
 
 MANUAL = (Path(__file__).parents[4] / "docs" / "quotas.md").read_text(encoding="utf-8")
 
@@ -18,41 +18,43 @@ MANUAL = (Path(__file__).parents[4] / "docs" / "quotas.md").read_text(encoding="
 def test_the_table_of_the_manual() -> None:
     found = re.search(r"## Tenants.*?```toml\n(.*?)```", MANUAL, re.DOTALL)
     assert found is not None
-    table = TenantTable.of_setting(found[1])
+    table = TenantTable.load_setting(found[1])
     assert table.rules["acme"] == TenantRule(weight=3)
     assert table.rules["globex"] == TenantRule(weight=2, max_open=500, submissions_per_minute=60)
-    assert table.share_of("globex") == ("globex", 2.0)
-    assert table.share_of("made-up") == table.share_of("") == ("*", 1.0)
+    assert table.find_share("globex") == ("globex", 2.0)
+    assert table.find_share("made-up") == table.find_share("") == ("*", 1.0)
     one_line = re.search(r"DECKHANDS_TENANTS='(.*?)'", MANUAL)
     assert one_line is not None
-    assert TenantTable.of_setting(one_line[1]).share_of("acme") == ("acme", 3.0)
+    assert TenantTable.load_setting(one_line[1]).find_share("acme") == ("acme", 3.0)
 
 
 def test_without_a_rule_for_all_others_each_is_a_share() -> None:
-    assert TenantTable.of_setting(" ").share_of("acme") == ("acme", 1.0)
+    assert TenantTable.load_setting(" ").find_share("acme") == ("acme", 1.0)
 
 
 def test_one_file_may_hold_quotas_and_tenants(tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     path.write_text('[[quota]]\nmodel = "m"\nconcurrency = 3\n[tenants.acme]\nweight = 2\nmax_open = 5')
-    settings = controller_settings({"DECKHANDS_TENANTS": str(path), "DECKHANDS_QUOTAS": str(path)})
+    settings = load_controller_settings({"DECKHANDS_TENANTS": str(path), "DECKHANDS_QUOTAS": str(path)})
     assert settings.tenants.rules == settings.quotas.tenants.rules == {"acme": TenantRule(weight=2, max_open=5)}
 
 
 def test_weights_need_no_quota_table() -> None:
-    settings = controller_settings({"DECKHANDS_TENANTS": "tenants = {acme = 3}"})
-    assert settings.quotas == QuotaTable(tenants=TenantTable.of_setting("tenants = {acme = 3}"))
+    settings = load_controller_settings({"DECKHANDS_TENANTS": "tenants = {acme = 3}"})
+    assert settings.quotas == QuotaTable(tenants=TenantTable.load_setting("tenants = {acme = 3}"))
 
 
 def test_what_two_tables_say_of_a_tenant_agrees() -> None:
     both = {"DECKHANDS_TENANTS": "tenants = {acme = 3, other = 1}"}
-    assert controller_settings(both | {"DECKHANDS_QUOTAS": "[tenants]\nacme = 3\nthird = 2"}).tenants.rules.keys() == {
+    assert load_controller_settings(
+        both | {"DECKHANDS_QUOTAS": "[tenants]\nacme = 3\nthird = 2"}
+    ).tenants.rules.keys() == {
         "acme",
         "other",
         "third",
     }
     with pytest.raises(UsageError, match="have different rules for the tenant 'acme'"):
-        controller_settings(both | {"DECKHANDS_QUOTAS": "[tenants]\nacme = 2"})
+        load_controller_settings(both | {"DECKHANDS_QUOTAS": "[tenants]\nacme = 2"})
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_what_two_tables_say_of_a_tenant_agrees() -> None:
 )
 def test_what_cannot_be_used(text: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=re.escape(complaint)):
-        TenantTable.of_setting(text)
+        TenantTable.load_setting(text)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +79,10 @@ def test_what_cannot_be_used(text: str, complaint: str) -> None:
     [("80%", 0.8), ("100%", 1.0), ("none", 0.0), ("6GiB", 6 * 2**30), ("500m", 500 * 2**20), ("4096", 4096)],
 )
 def test_a_bound_of_the_memory(text: str, bound: float) -> None:
-    assert memory_bound(text) == bound
+    assert parse_memory_bound(text) == bound
 
 
 @pytest.mark.parametrize("text", ["0%", "101%", "much", "-1", "0", "1", "0.8"])
 def test_a_bound_of_the_memory_that_cannot_be_used(text: str) -> None:
     with pytest.raises(UsageError, match="DECKHANDS_ADMIT_MEMORY is"):
-        controller_settings({"DECKHANDS_ADMIT_MEMORY": text})
+        load_controller_settings({"DECKHANDS_ADMIT_MEMORY": text})

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from broker.runtime.errors import UsageError
-from broker.runtime.failpoints import armed_by, failpoint
+from broker.runtime.failpoints import failpoint, parse_failpoints
 from tests.polling import until
 
 HITS = """
@@ -101,4 +101,4 @@ async def test_a_pause_lasts_until_its_marker_is_removed(tmp_path: Path) -> None
 )
 def test_what_cannot_be_used_is_named(text: str) -> None:
     with pytest.raises(UsageError, match=r"cannot be used\. Write name:kill@1"):
-        armed_by(text)
+        parse_failpoints(text)

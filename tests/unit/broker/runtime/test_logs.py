@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.runtime.logs import ACTION, CONVERSATION, WORKER, JsonFormatter, about
+from broker.runtime.logs import ACTION, CONVERSATION, WORKER, JsonFormatter, make_extra
 
 
 class Lines:
@@ -58,7 +58,7 @@ def test_a_line_has_what_its_task_works_for(lines: Lines) -> None:
 
 def test_what_a_line_itself_says_of_its_conversation_wins(lines: Lines) -> None:
     CONVERSATION.set("c1")
-    lines.logger.info("hello", extra=about("c2", 9))
+    lines.logger.info("hello", extra=make_extra("c2", 9))
     assert (lines.last()["conversation_id"], lines.last()["action_id"]) == ("c2", 9)
 
 

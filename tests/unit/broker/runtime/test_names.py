@@ -9,7 +9,7 @@ import pytest
 from broker.runtime import errors
 from broker.runtime.clock import SystemClock, from_millis, to_millis
 from broker.runtime.errors import DeckhandsError, UsageError
-from broker.runtime.ids import check_conversation_id, jitter, new_conversation_id, new_key, new_worker_id
+from broker.runtime.ids import check_conversation_id, draw_jitter, new_conversation_id, new_key, new_worker_id
 from broker.store import keys
 from broker.testing.manual_clock import ManualClock
 
@@ -45,7 +45,7 @@ def test_each_incarnation_of_a_worker_has_its_own_name() -> None:
 
 def test_keys_and_jitter_are_drawn_anew() -> None:
     assert len({new_key() for _ in range(100)}) == 100
-    factors = [jitter() for _ in range(200)]
+    factors = [draw_jitter() for _ in range(200)]
     assert 0.5 <= min(factors) < 0.7
     assert 1.3 < max(factors) < 1.5
 
@@ -66,7 +66,7 @@ def test_every_key_of_a_conversation_is_in_its_shards_slot() -> None:
     for name in (
         *(names.meta, names.once, names.snapshot),
         *(shard.ready, shard.index, shard.dead, shard.parked, shard.workers, shard.takeovers),
-        *(shard.mail("w"), shard.about("w"), shard.actions("pool:bash")),
+        *(shard.mailbox("w"), shard.worker_facts("w"), shard.actions("pool:bash")),
     ):
         assert name.startswith(f"{tag}:")
 

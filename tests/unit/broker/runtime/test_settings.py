@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from broker.runtime.settings import NAMES_OF_WORKERS, BrokerSettings, celery_url_beside
+from broker.runtime.settings import WORKER_SETTINGS, BrokerSettings, make_celery_url
 
 
 def test_defaults() -> None:
@@ -66,7 +66,7 @@ def test_a_value_that_cannot_be_used_is_named(name: str, text: str, told: str) -
 
 
 def test_worker_settings_are_known_to_all_and_read_by_workers() -> None:
-    settings = BrokerSettings.from_env({f"DECKHANDS_{name.upper()}": "?" for name in NAMES_OF_WORKERS})
+    settings = BrokerSettings.from_env({f"DECKHANDS_{name.upper()}": "?" for name in WORKER_SETTINGS})
     assert settings == BrokerSettings.from_env({})
 
 
@@ -94,7 +94,7 @@ def test_the_key_of_the_secrets_is_not_shown() -> None:
     ],
 )
 def test_celery_gets_its_own_database(url: str, beside: str) -> None:
-    assert celery_url_beside(url) == beside
+    assert make_celery_url(url) == beside
 
 
 @pytest.mark.parametrize(

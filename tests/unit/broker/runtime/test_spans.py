@@ -15,7 +15,15 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
 
-from broker.runtime.tracing import MAX_TEXT_CHARS, BatchExporter, RecordedSpan, Tracing, Value, encoded, readable
+from broker.runtime.tracing import (
+    MAX_TEXT_CHARS,
+    BatchExporter,
+    RecordedSpan,
+    Tracing,
+    Value,
+    encode_finished_spans,
+    to_sdk_span,
+)
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = f"{PARENT[:-2]}00"
@@ -48,20 +56,25 @@ def recorded(parent: str | None = PARENT, *, error: BaseException | None = None)
 @pytest.mark.parametrize("error", [None, KeyError("private")])
 def test_what_is_sent_is_what_the_sdk_would_have_written(parent: str | None, error: BaseException | None) -> None:
     span = recorded(parent, error=error)
-    ours = ExportTraceServiceRequest.FromString(encoded([span, span], RESOURCE))
-    assert ours == encode_spans([readable(span, RESOURCE)] * 2)
+    ours = ExportTraceServiceRequest.FromString(encode_finished_spans([span, span], RESOURCE))
+    assert ours == encode_spans([to_sdk_span(span, RESOURCE)] * 2)
     (sent, _) = ours.resource_spans[0].scope_spans[0].spans
     assert sent.parent_span_id.hex() == (PARENT.split("-")[2] if parent == PARENT else "")
     assert sent.start_time_unix_nano <= sent.end_time_unix_nano
     assert {each.key for each in sent.attributes} == {*ATTRIBUTES, "later", *(["error.type"] if error else [])}
-    assert b"private" not in encoded([span], RESOURCE)
+    assert b"private" not in encode_finished_spans([span], RESOURCE)
 
 
 def test_texts_too_long_for_a_message_are_cut() -> None:
     spans: list[RecordedSpan] = []
     with Tracing(spans.append).span("\ud800" * 500, None, attributes={"a": "\udfff", "b": ["x" * 500]}) as span:
         span.fail("y" * 500)
-    sent = ExportTraceServiceRequest.FromString(encoded(spans, RESOURCE)).resource_spans[0].scope_spans[0].spans[0]
+    sent = (
+        ExportTraceServiceRequest.FromString(encode_finished_spans(spans, RESOURCE))
+        .resource_spans[0]
+        .scope_spans[0]
+        .spans[0]
+    )
     texts = {each.key: each.value for each in sent.attributes}
     assert sent.name == "?" * MAX_TEXT_CHARS
     assert texts["a"].string_value == "?"
@@ -97,7 +110,7 @@ def test_sdk_client_without_bytes_writes_its_own_spans() -> None:
     span = recorded()
     BatchExporter(kept, RESOURCE).export([span])
     (found,) = kept.get_finished_spans()
-    assert encode_spans([found]) == ExportTraceServiceRequest.FromString(encoded([span], RESOURCE))
+    assert encode_spans([found]) == ExportTraceServiceRequest.FromString(encode_finished_spans([span], RESOURCE))
 
 
 def test_the_client_of_the_pinned_sdk_takes_bytes() -> None:

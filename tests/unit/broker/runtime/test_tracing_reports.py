@@ -25,9 +25,9 @@ def test_the_names_are_those_of_the_exporters_loggers() -> None:
 
 
 def test_only_the_first_report_is_let_through(caplog: pytest.LogCaptureFixture) -> None:
-    from broker.runtime.tracing import REPORTING, _Seldom
+    from broker.runtime.tracing import REPORTING, _FirstReportOnly
 
-    seldom = _Seldom()
+    seldom = _FirstReportOnly()
     loggers = [logging.getLogger(name) for name in REPORTING]
     for logger in loggers:
         logger.addFilter(seldom)

@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.contract.observations import TRUNCATION_MARKER
-from broker.secrets.masking import CUTS, MASK, MaskedPieces, Masker, forms
+from broker.secrets.masking import CUT_MARKERS, MASK, MaskedPieces, Masker, find_forms
 
 SECRET = "c4n4ry-p@ss+w/rd?'\"é\\x"
 SIGNS = "$ign`s&(a)<b>!*~[1];#"
@@ -184,7 +184,7 @@ def decoded(text: str) -> Iterator[str]:
 @pytest.mark.parametrize("secret", [PLAIN, SIGNS, "c4n4ry-p@ss:w,rd-é"])
 def test_a_value_that_is_written_out_is_found(secret: str, encode: Callable[[str], str]) -> None:
     encoded = encode(secret)
-    masked = Masker(["another-secret", secret]).text(f"before {encoded} after é")
+    masked = Masker(["another-secret", secret]).mask_text(f"before {encoded} after é")
     assert MASK in masked
     assert masked.startswith("before ")
     assert masked.endswith(" after é")
@@ -201,7 +201,7 @@ def test_a_dump_that_does_not_begin_its_lines_is_found(behind: str, dump: str) -
     for before in range(17):
         lines = WRITTEN_OUT[dump](f"{'x' * before}{PLAIN}").strip("\n").splitlines()
         text = "\n".join(behind.format(line) for line in lines)
-        masked = masker.text(f"first line\n{text}\nlast line")
+        masked = masker.mask_text(f"first line\n{text}\nlast line")
         assert masked.startswith("first line\n")
         assert masked.endswith("\nlast line")
         assert MASK in masked, text
@@ -222,7 +222,7 @@ def test_a_value_that_is_written_out_is_found_in_pieces(step: int, encode: Calla
     text = f"before {encode(PLAIN)} after, and then some more\n" * 12
     pieces = MaskedPieces(masker)
     shown = [pieces.feed(text[at : at + step]) for at in range(0, len(text), step)]
-    assert "".join(shown) + pieces.finish() == masker.text(text)
+    assert "".join(shown) + pieces.finish() == masker.mask_text(text)
 
 
 @pytest.mark.parametrize(
@@ -236,13 +236,13 @@ def test_a_value_that_is_written_out_is_found_in_pieces(step: int, encode: Calla
     ],
 )
 def test_what_only_resembles_a_value_is_left_alone(text: str) -> None:
-    assert Masker([PLAIN]).text(text) == text
+    assert Masker([PLAIN]).mask_text(text) == text
 
 
 def test_what_is_found_lies_within_the_reach() -> None:
     masker = Masker([PLAIN])
     spread = (" " * 200).join(PLAIN)
-    assert masker.text(spread) == spread
+    assert masker.mask_text(spread) == spread
 
 
 def traces(secret: str) -> list[str]:
@@ -256,7 +256,7 @@ def traces(secret: str) -> list[str]:
 @pytest.mark.parametrize("secret", [SECRET, PLAIN, SIGNS])
 def test_every_form_is_found(secret: str, encode: object) -> None:
     encoded = encode(secret)
-    masked = Masker([secret]).text(f"before {encoded} after")
+    masked = Masker([secret]).mask_text(f"before {encoded} after")
     assert MASK in masked
     assert masked.startswith("before ")
     assert masked.endswith(" after")
@@ -280,7 +280,7 @@ VISIBLE = st.characters(categories=["L", "N", "P", "S"])
 @example("C:\\key\\$(x)`y`", "JavaScript's json of json")
 def test_whatever_the_secret_is_its_forms_are_found(secret: str, name: str) -> None:
     encoded = ENCODINGS[name](secret)
-    masked = Masker([secret]).text(f"before {encoded} after")
+    masked = Masker([secret]).mask_text(f"before {encoded} after")
     assert MASK in masked
     assert encoded not in masked or encoded in MASK
     assert secret not in masked.replace(MASK, "")
@@ -290,7 +290,7 @@ def test_whatever_the_secret_is_its_forms_are_found(secret: str, name: str) -> N
 def test_cut_at_every_place(encode: object) -> None:
     masker = Masker([SECRET, PLAIN])
     text = f"before {encode(SECRET)} between {encode(PLAIN)} after, with a tail that is long enough to be shown" * 2
-    whole = masker.text(text)
+    whole = masker.mask_text(text)
     for cut in range(len(text) + 1):
         pieces = MaskedPieces(masker)
         assert pieces.feed(text[:cut]) + pieces.feed(text[cut:]) + pieces.finish() == whole
@@ -306,11 +306,11 @@ def test_pieces_are_masked_like_the_whole(parts: list[str], data: st.DataObject)
         step = data.draw(st.integers(1, 40))
         shown += pieces.feed(text[at : at + step])
         at += step
-    assert shown + pieces.finish() == masker.text(text)
+    assert shown + pieces.finish() == masker.mask_text(text)
 
 
 @pytest.mark.parametrize("step", [60, 1_000])
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("cut", CUT_MARKERS)
 @pytest.mark.parametrize("encode", ENCODINGS.values(), ids=ENCODINGS)
 def test_value_containing_a_cut_is_found_in_pieces(encode: Callable[[str], str], cut: str, step: int) -> None:
     masker, encoded = Masker([PLAIN]), encode(PLAIN)
@@ -319,54 +319,54 @@ def test_value_containing_a_cut_is_found_in_pieces(encode: Callable[[str], str],
     text = f"before {encoded[:at]}{cut}{encoded[at:]} {tail}"
     pieces = MaskedPieces(masker)
     shown = [pieces.feed(text[begin : begin + step]) for begin in range(0, len(text), step)]
-    assert "".join(shown) + pieces.finish() == masker.text(text)
+    assert "".join(shown) + pieces.finish() == masker.mask_text(text)
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("cut", CUT_MARKERS)
 def test_start_of_a_value_waits_for_the_whole_cut_mark(cut: str) -> None:
     masker = Masker(["'" * 60])
-    wrapped = "\r\n".join(max(forms("'" * 60), key=len)[:-1])  # as far as a value reaches
+    wrapped = "\r\n".join(max(find_forms("'" * 60), key=len)[:-1])  # as far as a value reaches
     text = f"before\n{wrapped}{cut}what follows"
     at = text.index(cut) + len(cut) - 1
     pieces = MaskedPieces(masker)
-    assert pieces.feed(text[:at]) + pieces.feed(text[at:]) + pieces.finish() == masker.text(text)
+    assert pieces.feed(text[:at]) + pieces.feed(text[at:]) + pieces.finish() == masker.mask_text(text)
 
 
 @given(st.text(), st.text(min_size=8))
 def test_masking_twice_changes_nothing_more(text: str, secret: str) -> None:
     masker = Masker([secret])
-    once = masker.text(text + secret + text)
-    assert masker.text(once) == once or secret in MASK * 3
+    once = masker.mask_text(text + secret + text)
+    assert masker.mask_text(once) == once or secret in MASK * 3
 
 
 @given(st.text(st.characters(max_codepoint=0x2FF), max_size=200))
 def test_a_text_without_a_secret_is_left_as_it_is(text: str) -> None:
-    assert Masker([SECRET]).text(text) == text
+    assert Masker([SECRET]).mask_text(text) == text
 
 
 def test_short_values_are_not_looked_for() -> None:
     masker = Masker(["", "1234567"])
     assert not masker
-    assert masker.text("1234567") == "1234567"
+    assert masker.mask_text("1234567") == "1234567"
 
 
 def test_multiline_key_is_found_by_each_line() -> None:
     key = "-----BEGIN KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEFAASC\n-----END KEY-----\n"
-    masked = Masker([key]).text("found MIIEvQIBADANBgkq and -----BEGIN KEY-----")
+    masked = Masker([key]).mask_text("found MIIEvQIBADANBgkq and -----BEGIN KEY-----")
     assert masked == f"found {MASK} and -----BEGIN KEY-----"
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
 def test_short_lines_are_found_together(ends: str) -> None:
     masker = Masker(["user\n\nword\nlast"])
-    assert masker.text(f"it is user{ends}{ends}word{ends}last{ends}it was") == f"it is {MASK}{ends}it was"
-    assert masker.text("user word last") == "user word last"
+    assert masker.mask_text(f"it is user{ends}{ends}word{ends}last{ends}it was") == f"it is {MASK}{ends}it was"
+    assert masker.mask_text("user word last") == "user word last"
 
 
 def test_events_are_masked_except_in_pictures() -> None:
     masker = Masker([PLAIN])
     picture = base64.b64encode(PLAIN.encode()).decode()
-    masked = masker.wire(
+    masked = masker.mask_wire(
         {
             "content": f"a {PLAIN}",
             "arguments": {"list": [1, None, {PLAIN: [f"{PLAIN}!"]}]},
@@ -389,19 +389,19 @@ def test_value_cut_in_two_is_found_on_both_sides(encode: object, cut: str) -> No
     encoded = encode(PLAIN)
     for at in range(len(encoded) + 1):
         behind = encoded[at:] if cut == TRUNCATION_MARKER else "what to do"
-        masked = masker.text(f"before {encoded[:at]}{cut}{behind} after")
+        masked = masker.mask_text(f"before {encoded[:at]}{cut}{behind} after")
         assert not [trace for trace in traces(PLAIN) if trace in masked.replace("\n", "")]
         assert masked.startswith("before ")
         assert masked.endswith(" after")
         assert cut.strip() in masked
-    assert masker.text(f"ghp{cut}after") == f"ghp{cut}after"  # too little to tell
+    assert masker.mask_text(f"ghp{cut}after") == f"ghp{cut}after"  # too little to tell
 
 
 def test_an_empty_line_ends_what_was_wrapped() -> None:
     masker = Masker([PLAIN])
-    assert masker.text(f"{PLAIN[:9]}\n{PLAIN[9:]}") == MASK
-    assert masker.text(f"{PLAIN[:9]}\n\n{PLAIN[9:]}") == f"{PLAIN[:9]}\n\n{PLAIN[9:]}"
+    assert masker.mask_text(f"{PLAIN[:9]}\n{PLAIN[9:]}") == MASK
+    assert masker.mask_text(f"{PLAIN[:9]}\n\n{PLAIN[9:]}") == f"{PLAIN[:9]}\n\n{PLAIN[9:]}"
 
 
 def test_two_secrets_that_overlap_are_one_mask() -> None:
-    assert Masker(["abcdefgh12", "gh12345678"]).text("xabcdefgh12345678x") == f"x{MASK}x"
+    assert Masker(["abcdefgh12", "gh12345678"]).mask_text("xabcdefgh12345678x") == f"x{MASK}x"

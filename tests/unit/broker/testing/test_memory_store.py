@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.log.append_call import Creator, Entry, append_arguments
+from broker.log.append_call import Creator, NewEntry, make_append_arguments
 from broker.runtime.errors import OutcomeUnknown, StoreError, UnknownConversation
 from broker.store.store import open_store
 from broker.testing.manual_clock import ManualClock
@@ -113,13 +113,13 @@ def test_a_function_wakes_readers_once_it_is_done() -> None:
     async def scene(clock: ManualClock, server: MemoryServer) -> None:
         store = await open_store(MemoryConnection(server), clock=clock)
         names = store.all_shards[0]
-        await store.function("deck_register", (names.root,), "w1", 60_000, "controller", 0)
+        await store.call_function("deck_register", (names.root,), "w1", 60_000, "controller", 0)
         command = ("XREADGROUP", "GROUP", "controllers", "w1", "BLOCK", 0, "STREAMS", names.ready, ">")
         reading = asyncio.create_task(store.connection.another(reply_timeout_seconds=5).call(*command))
         await go_on(3)
         keys = store.keys("conversation-1")
-        arguments = append_arguments("conversation-1", Creator("k", "bash"), [Entry(b"event")])
-        await store.function("deck_append", (keys.root, names.root), *arguments)
+        arguments = make_append_arguments("conversation-1", Creator("k", "bash"), [NewEntry(b"event")])
+        await store.call_function("deck_append", (keys.root, names.root), *arguments)
         ((_, ((_, fields),)),) = await reading
         assert fields == [b"c", b"conversation-1"]
 

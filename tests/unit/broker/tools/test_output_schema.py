@@ -8,7 +8,7 @@ import pytest
 
 from broker.contract.specs import OutputSpec
 from broker.runtime.errors import UsageError
-from broker.tools.output_schema import check_output_schema, problems_of
+from broker.tools.output_schema import check_output_schema, find_violations
 
 SCHEMA: dict[str, Any] = {
     "$schema": "http://json-schema.org/draft-07/schema#",
@@ -26,12 +26,12 @@ SCHEMA: dict[str, Any] = {
 
 def test_what_fits_has_no_problem() -> None:
     check_output_schema(SCHEMA)
-    assert problems_of({"count": 3, "people": [{"name": "Ada"}], "colour": "red"}, SCHEMA) == []
+    assert find_violations({"count": 3, "people": [{"name": "Ada"}], "colour": "red"}, SCHEMA) == []
 
 
 def test_every_problem_has_its_place_and_says_what_is_wanted() -> None:
     value = {"people": [{"name": "A"}, {}, 5], "colour": "green", "extra": 1}
-    assert problems_of(value, SCHEMA) == [
+    assert find_violations(value, SCHEMA) == [
         "/: 'count' is missing",
         "/: 'extra' may not be there",
         '/colour: does not satisfy enum: ["red", "blue"]',
@@ -39,11 +39,11 @@ def test_every_problem_has_its_place_and_says_what_is_wanted() -> None:
         "/people/1: 'name' is missing",
         "/people/2: has to be of the type object",
     ]
-    assert problems_of({"count": 1}, SCHEMA) == ["/count: does not satisfy minimum: 3"]
+    assert find_violations({"count": 1}, SCHEMA) == ["/count: does not satisfy minimum: 3"]
 
 
 def test_many_problems_are_cut() -> None:
-    found = problems_of({"count": 3, "people": [{}] * 12}, SCHEMA)
+    found = find_violations({"count": 3, "people": [{}] * 12}, SCHEMA)
     assert len(found) == 11
     assert found[-1] == "and 2 more"
 
@@ -68,14 +68,14 @@ def test_a_schema_that_cannot_be_used_is_refused(schema: dict[str, Any], reason:
 
 
 def test_unchecked_schema_fetches_and_raises_nothing() -> None:
-    (problem,) = problems_of({}, {"type": "object", "allOf": [{"$ref": "http://127.0.0.1:1/x"}]})
+    (problem,) = find_violations({}, {"type": "object", "allOf": [{"$ref": "http://127.0.0.1:1/x"}]})
     assert problem.startswith("the schema cannot be used: ")
 
 
 def test_no_pattern_and_no_recursion_holds_anybody_up() -> None:
     evil = {"type": "object", "properties": {"a": {"pattern": "^(a+)+$"}}, "allOf": [{"$ref": "#"}]}
     check_output_schema(evil)
-    assert problems_of({"a": "a" * 50_000 + "!"}, evil) == ["/a: does not satisfy pattern: ^(a+)+$"]
+    assert find_violations({"a": "a" * 50_000 + "!"}, evil) == ["/a: does not satisfy pattern: ^(a+)+$"]
 
 
 def test_a_schema_has_to_fit_the_event_that_holds_it() -> None:

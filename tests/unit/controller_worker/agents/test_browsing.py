@@ -9,10 +9,10 @@ from broker.contract.browser_events import BrowseInteractiveAction, BrowserOutpu
 from broker.contract.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
 from broker.contract.observations import ErrorObservation
 from broker.contract.specs import OutputSpec
-from controller_worker.agents.agent import sees_pages
+from controller_worker.agents.agent import should_show_pages
 from controller_worker.agents.browsing import BrowsingAgent, VisualBrowsingAgent
 from controller_worker.agents.codeact import CodeActAgent
-from controller_worker.agents.finish_tool import finish_tool
+from controller_worker.agents.finish_tool import make_finish_tool
 from controller_worker.agents.registry import create_agent
 from controller_worker.core.effects import AwaitTools, CallModel, Rest
 from controller_worker.loop.replay import replay
@@ -92,7 +92,7 @@ HANDED_IN = call("finish", '{"message": "three", "output": {"n": 3}}')
 @pytest.mark.parametrize("name", ["BrowsingAgent", "VisualBrowsingAgent"])
 def test_output_is_submitted_by_the_only_tool(name: str) -> None:
     core = started(agent=AgentSpec(name=name, output=OUTPUT))
-    assert core.agent.tools == (finish_tool(OUTPUT),)
+    assert core.agent.tools == (make_finish_tool(OUTPUT),)
     look = core.reply(text="I look.\n```goto('http://localhost/')```")
     assert isinstance(look, AwaitTools)
     assert core.observe(look.action_ids[0]) == CallModel(2, 1)
@@ -106,7 +106,7 @@ def test_output_is_submitted_by_the_only_tool(name: str) -> None:
     assert (done.outputs, done.final_thought) == ({"n": 3}, "three")
     assert core.states() == ["running", "finished"]
     found = replay(core.events)
-    assert found.divergence is None, found.divergence.lines()
+    assert found.divergence is None, found.divergence.to_diff()
 
 
 def test_a_schema_that_words_satisfy_is_satisfied_by_them() -> None:
@@ -144,9 +144,9 @@ def test_the_prompt_names_the_actions_and_what_can_be_reached() -> None:
 
 
 def test_who_is_shown_pictures() -> None:
-    assert not sees_pages(create_agent(AgentSpec(name="BrowsingAgent")))
-    assert sees_pages(create_agent(AgentSpec(name="VisualBrowsingAgent")))
-    assert sees_pages(CodeActAgent(AgentSpec()))
+    assert not should_show_pages(create_agent(AgentSpec(name="BrowsingAgent")))
+    assert should_show_pages(create_agent(AgentSpec(name="VisualBrowsingAgent")))
+    assert should_show_pages(CodeActAgent(AgentSpec()))
 
 
 def test_thoughts_and_pages_alternate_in_the_prompt() -> None:

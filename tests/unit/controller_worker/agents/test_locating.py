@@ -18,9 +18,9 @@ from broker.contract.events import (
 from broker.contract.observations import ErrorObservation
 from broker.contract.policies import ConfirmationPolicy
 from broker.contract.tool_specs import OutcomePolicy, ToolOffer
-from controller_worker.agents.looking import LocAgent
-from controller_worker.security.assessment import risk_of
-from deckhands.interop.openhands.trajectory_export import trajectory_of
+from controller_worker.agents.read_only import LocAgent
+from controller_worker.security.assessment import find_risk
+from deckhands.interop.openhands.trajectory_export import to_trajectory
 
 OFFER = ToolOffer(key="deploy", name="deploy", parameters={"type": "object"})
 
@@ -43,7 +43,7 @@ def test_a_call_becomes_a_question() -> None:
         "explore_tree_structure",
         {"start_entities": ["."], "traversal_depth": 3},
     )
-    assert risk_of(action, ConfirmationPolicy(mode="risky"), WorkspaceSpec()) is ActionSecurityRisk.LOW
+    assert find_risk(action, ConfirmationPolicy(mode="risky"), WorkspaceSpec()) is ActionSecurityRisk.LOW
     assert action.outcome is OutcomePolicy.IDEMPOTENT
 
 
@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_told_to_the_model() -> None:
 def test_trajectory_shows_it_as_the_originals_cell() -> None:
     action = CodeSearchAction(id=2, question="get_entity_contents", arguments={"entity_names": ["a.py:f"]})
     answer = CodeSearchObservation(id=3, cause=2, content="def f(): …", question="get_entity_contents")
-    (asked, told), _ = trajectory_of([ConversationCreated(id=1, conversation_id="c"), action, answer])
+    (asked, told), _ = to_trajectory([ConversationCreated(id=1, conversation_id="c"), action, answer])
     assert asked["action"] == "run_ipython"
     assert asked["args"]["code"] == "print(get_entity_contents(**{'entity_names': ['a.py:f']}))"
     assert (told["observation"], told["content"], told["cause"]) == ("run_ipython", "def f(): …", 0)

@@ -11,7 +11,7 @@ from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
 from broker.contract.observations import ErrorObservation
 from broker.contract.tool_specs import ToolOffer
 from controller_worker.agents.codeact import CodeActAgent
-from controller_worker.agents.offered_names import visible_names
+from controller_worker.agents.offered_names import make_visible_names
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = ToolOffer(key="weather", name="weather", description="Tell the weather.", parameters=SCHEMA, pool="net")
@@ -32,11 +32,11 @@ def test_a_call_names_the_offer_and_where_it_runs() -> None:
     agent = CodeActAgent(AgentSpec(tools=(WEATHER, ISSUES)))
     (weather,) = agent.events_of(call("weather", city="Oslo"))
     assert isinstance(weather, ToolCallAction)
-    assert (weather.tool, weather.arguments, weather.pool_wanted) == ("weather", {"city": "Oslo"}, "net")
+    assert (weather.tool, weather.arguments, weather.required_pool) == ("weather", {"city": "Oslo"}, "net")
     assert weather.fingerprint == WEATHER.fingerprint
     (issues,) = agent.events_of(call("issues", city="Oslo"))
     assert isinstance(issues, MCPAction)
-    assert (issues.name, issues.tool, issues.pool_wanted) == ("issues", "git/issues", "")
+    assert (issues.name, issues.tool, issues.required_pool) == ("issues", "git/issues", "")
 
 
 def test_a_null_for_an_optional_argument_is_not_passed_on() -> None:
@@ -72,7 +72,7 @@ def names(*offers: ToolOffer) -> dict[str, str]:
     found = [tool.name for tool in agent.tools[own:]]
     assert len({tool.name for tool in agent.tools}) == len(agent.tools)
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in found)
-    assert visible_names(offers, set()).keys() == visible_names(offers[::-1], set()).keys()
+    assert make_visible_names(offers, set()).keys() == make_visible_names(offers[::-1], set()).keys()
     return dict(zip((tool.key for tool in offers), found, strict=True))
 
 
@@ -106,8 +106,8 @@ def test_names_too_long_or_taken_end_with_a_hash() -> None:
 
 def test_names_do_not_depend_on_the_order() -> None:
     offers = [offer(f"{server}/{tool}") for server in ("a", "b", "a__b") for tool in ("c", "b__c", "grep")]
-    assert visible_names(offers, {"grep"}) == visible_names(offers[::-1], {"grep"})
-    assert len(set(visible_names(offers, {"grep"}).values())) == len(offers)
+    assert make_visible_names(offers, {"grep"}) == make_visible_names(offers[::-1], {"grep"})
+    assert len(set(make_visible_names(offers, {"grep"}).values())) == len(offers)
 
 
 def test_call_by_a_hashed_name_reaches_the_offered_tool() -> None:

@@ -25,7 +25,7 @@ from broker.contract.events import (
 from broker.contract.file_events import FileEditAction, FileReadAction
 from broker.contract.observations import AgentThinkObservation, ErrorObservation
 from broker.contract.tool_specs import ToolSpec
-from controller_worker.agents.tool_calls import MAX_ARGUMENTS_CHARS, MAX_CALLS, events_of_reply
+from controller_worker.agents.tool_calls import MAX_ARGUMENTS_CHARS, MAX_CALLS, parse_reply
 
 TOOLS = tuple(kind.tool_spec for kind in (CmdRunAction, AgentThinkAction, AgentFinishAction, FileEditAction))
 PARSE_HINT = "Please write them again as one complete JSON object."
@@ -35,7 +35,7 @@ def of(name: str, arguments: Any, *, text: str = "", tools: Sequence[ToolSpec] =
     """What one call leads to; arguments that are not text are written as JSON."""
     raw = arguments if isinstance(arguments, str) else json.dumps(arguments)
     reply = ModelReply(id=7, content=text, tool_calls=(ModelToolCall(id="c1", name=name, arguments=raw),))
-    events = events_of_reply(reply, tools)
+    events = parse_reply(reply, tools)
     assert len(events) == (2 if isinstance(events[0], AgentThinkAction) else 1)
     return events[0]
 
@@ -59,12 +59,12 @@ def bash(**arguments: Any) -> CmdRunAction:
 
 
 def test_words_alone_wait_for_a_person() -> None:
-    (event,) = events_of_reply(ModelReply(id=7, content="Which one?"), TOOLS)
+    (event,) = parse_reply(ModelReply(id=7, content="Which one?"), TOOLS)
     assert event == MessageAction(content="Which one?", source=EventSource.AGENT, wait_for_response=True)
 
 
 def test_no_words_and_no_calls_are_an_empty_message() -> None:
-    (event,) = events_of_reply(ModelReply(id=7), TOOLS)
+    (event,) = parse_reply(ModelReply(id=7), TOOLS)
     assert event == MessageAction(content="", source=EventSource.AGENT, wait_for_response=True)
 
 
@@ -153,7 +153,7 @@ def test_an_unknown_argument_of_a_command_is_ignored() -> None:
 
 def test_a_thought_is_logged_at_once() -> None:
     reply = ModelReply(id=7, tool_calls=(ModelToolCall(id="c1", name="think", arguments='{"thought": "why?"}'),))
-    action, observation = events_of_reply(reply, TOOLS)
+    action, observation = parse_reply(reply, TOOLS)
     metadata = ToolCallMetadata(function_name="think", tool_call_id="c1", reply_id=7)
     assert action == AgentThinkAction(thought="why?", tool_call_metadata=metadata)
     assert observation == AgentThinkObservation(
@@ -350,7 +350,7 @@ def test_the_words_go_to_the_first_action() -> None:
         ModelToolCall(id="b", name="execute_bash", arguments='{"command": "ls"}'),
         ModelToolCall(id="c", name="finish", arguments='{"message": "m"}'),
     )
-    events = events_of_reply(ModelReply(id=7, content="Let me look.", tool_calls=calls), TOOLS)
+    events = parse_reply(ModelReply(id=7, content="Let me look.", tool_calls=calls), TOOLS)
     assert [event.thought for event in events if isinstance(event, Action)] == ["Let me look.", ""]
 
 
@@ -366,7 +366,7 @@ def test_a_bad_call_leaves_its_neighbours_alone() -> None:
         ModelToolCall(id="b", name="execute_bash", arguments="{"),
         ModelToolCall(id="c", name="think", arguments='{"thought": "x"}'),
     )
-    events = events_of_reply(ModelReply(id=7, tool_calls=calls), TOOLS)
+    events = parse_reply(ModelReply(id=7, tool_calls=calls), TOOLS)
     assert [event.kind for event in events] == [
         "action.run",
         "observation.error",
@@ -381,13 +381,13 @@ def test_a_bad_call_leaves_its_neighbours_alone() -> None:
 
 def test_fifty_calls() -> None:
     calls = tuple(ModelToolCall(id=f"c{n}", name="execute_bash", arguments=f'{{"command": "{n}"}}') for n in range(50))
-    events = events_of_reply(ModelReply(id=7, tool_calls=calls), TOOLS)
+    events = parse_reply(ModelReply(id=7, tool_calls=calls), TOOLS)
     assert [event.command for event in events if isinstance(event, CmdRunAction)] == [str(n) for n in range(50)]
 
 
 def test_calls_beyond_the_limit_are_refused_one_by_one() -> None:
     calls = tuple(ModelToolCall(id=f"c{n}", name="execute_bash", arguments='{"command": "x"}') for n in range(130))
-    events = events_of_reply(ModelReply(id=7, tool_calls=calls), TOOLS)
+    events = parse_reply(ModelReply(id=7, tool_calls=calls), TOOLS)
     assert sum(isinstance(event, CmdRunAction) for event in events) == MAX_CALLS == 128
     refusals = [event for event in events if isinstance(event, ErrorObservation)]
     assert [refusal.content for refusal in refusals] == [
@@ -422,7 +422,7 @@ def test_nothing_a_model_writes_raises_and_everything_can_be_logged(calls: list[
             ModelToolCall(id=f"c{n}", name=name, arguments=arguments) for n, (name, arguments) in enumerate(calls)
         ),
     )
-    events = events_of_reply(reply, TOOLS)
+    events = parse_reply(reply, TOOLS)
     answered = {event.tool_call_metadata.tool_call_id for event in events if event.tool_call_metadata}
     assert answered == {f"c{n}" for n in range(len(calls))}
     for event in events:

@@ -13,10 +13,10 @@ from broker.contract.observations import ErrorObservation
 from broker.contract.policies import ConfirmationPolicy
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.tool_calls import MAX_CALLS
-from controller_worker.core.commit import index_fields, settle
-from controller_worker.core.controller import concern_wanting
+from controller_worker.core.commit import settle, to_index_fields
+from controller_worker.core.controller import find_decision_name
 from controller_worker.core.effects import Append, CallModel, Rest
-from controller_worker.loop.answering import greeting
+from controller_worker.loop.answers import make_greeting
 from tests.controller_parts import START, Core, answer, bash, finish, said, started, think
 
 LATER = START + timedelta(seconds=90)
@@ -41,7 +41,7 @@ def test_a_time_that_was_given_stays() -> None:
 
 def test_effects_of_the_events_are_appended_with_them() -> None:
     core = Core()
-    commit = settle(core.state, greeting(CodeActAgent(AgentSpec()), core.state), START)
+    commit = settle(core.state, make_greeting(CodeActAgent(AgentSpec()), core.state), START)
     assert [event.kind for event in commit.events] == [
         "action.system",
         "action.recall",
@@ -86,7 +86,7 @@ def test_a_large_turn_is_one_commit() -> None:
 
 def test_the_greeting_is_the_agents_system_message() -> None:
     core = Core(agent=AgentSpec(name="CodeActAgent", system_prompt_suffix="Be brief."))
-    (event,) = greeting(core.agent, core.state).events
+    (event,) = make_greeting(core.agent, core.state).events
     wire = event.wire()
     assert (wire["source"], wire["agent_class"]) == ("agent", "CodeActAgent")
     assert wire["tools"] == [
@@ -99,7 +99,7 @@ def test_the_greeting_is_the_agents_system_message() -> None:
 def test_a_listing_shows_the_state_and_the_numbers() -> None:
     core = started()
     core.reply(think())
-    assert index_fields(core.state) == {
+    assert to_index_fields(core.state) == {
         "state": "running",
         "busy": "1",
         "wait_reason": "",
@@ -122,20 +122,20 @@ def test_a_listing_shows_why_a_conversation_waits(state: str, reason: str) -> No
     if state:
         core.ask(state)
         core.run()
-    assert index_fields(core.state)["wait_reason"] == reason
+    assert to_index_fields(core.state)["wait_reason"] == reason
 
 
 def test_a_listing_shows_a_rate_limit_and_an_error() -> None:
     core = started()
     core.fail("rate_limit", retry_in=8)
-    assert (index_fields(core.state)["state"], index_fields(core.state)["wait_reason"]) == (
+    assert (to_index_fields(core.state)["state"], to_index_fields(core.state)["wait_reason"]) == (
         "rate_limited",
         "rate_limit",
     )
     core.pass_time(8)
     core.run()
     core.fail("authentication", retry_in=None, last_error="STATUS$ERROR_LLM_AUTHENTICATION")
-    shown = index_fields(core.state)
+    shown = to_index_fields(core.state)
     assert (shown["state"], shown["wait_reason"], shown["last_error"]) == (
         "error",
         "",
@@ -209,6 +209,6 @@ def test_many_confirmations_lead_to_few_commits_each() -> None:
 
 def test_an_error_about_an_endless_want_names_the_concern() -> None:
     core = started()
-    assert concern_wanting(core.state, core.now) == "model_calls.call_model"
+    assert find_decision_name(core.state, core.now) == "model_calls.call_model"
     core.reply(bash())
-    assert concern_wanting(core.state, core.now) == "tools.await_tools"
+    assert find_decision_name(core.state, core.now) == "tools.await_tools"

@@ -8,7 +8,7 @@ import pytest
 
 from broker.contract.events import Limits, TokenUsage
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
-from controller_worker.core.concerns.limits import Refusal, Usage, limit_reached
+from controller_worker.core.concerns.limits import ConversationUsage, Refusal, find_reached_limit
 from controller_worker.core.effects import AwaitTools, CallModel, Park, Rest
 from controller_worker.core.state import State
 from tests.controller_parts import START, Core, bash, started, think
@@ -44,11 +44,11 @@ def test_two_limits_at_once_are_both_extended() -> None:
 
 
 def test_the_code_says_which_limit() -> None:
-    state = State(usage=Usage(iteration=3, max_iterations=3))
-    assert limit_reached(state) == Refusal(
+    state = State(usage=ConversationUsage(iteration=3, max_iterations=3))
+    assert find_reached_limit(state) == Refusal(
         "max_iterations", "RuntimeError: Agent reached maximum iteration. Current iteration: 3, max iteration: 3"
     )
-    budget = limit_reached(State(usage=Usage(max_iterations=3, cost_usd=2.0, max_budget_usd=1.5)))
+    budget = find_reached_limit(State(usage=ConversationUsage(max_iterations=3, cost_usd=2.0, max_budget_usd=1.5)))
     assert budget is not None
     assert budget.code == "max_budget"
 

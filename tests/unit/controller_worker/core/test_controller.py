@@ -12,7 +12,7 @@ from broker.contract.events import AgentSpec, ConversationCreated, EventSource, 
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation, ErrorObservation
 from broker.contract.recall import RecallAction, RecallObservation
 from controller_worker.core.announcement import end_in_error
-from controller_worker.core.concerns.model_calls import Wait
+from controller_worker.core.concerns.model_calls import RetryWait
 from controller_worker.core.controller import apply, next_effect
 from controller_worker.core.effects import Append, AwaitTools, CallModel, Greet, Rest
 from controller_worker.core.pending import PendingAction
@@ -340,7 +340,7 @@ def test_a_state_says_what_it_holds() -> None:
     assert core.state.tools.pending == (PendingAction(8, metadata, core.state.tools.pending[0].trace),)
     core.observe(8)
     core.fail("internal", retry_in=8)
-    assert core.state.calls.wait == Wait("internal", START + timedelta(seconds=8))
+    assert core.state.calls.wait == RetryWait("internal", START + timedelta(seconds=8))
 
 
 def test_the_observation_of_another_conversations_action_settles_nothing() -> None:

@@ -9,8 +9,8 @@ import pytest
 from broker.contract.agent_state import AgentState
 from broker.contract.events import Limits, ModelCallFailed
 from broker.contract.observations import AgentStateChangedObservation
-from broker.log.status import status_of
-from controller_worker.core.concerns.limits import Usage, limit_reached
+from broker.log.status import fold_status
+from controller_worker.core.concerns.limits import ConversationUsage, find_reached_limit
 from controller_worker.core.effects import CallModel, Park, Rest
 from controller_worker.core.state import State
 from tests.controller_parts import START, finish, started, think
@@ -92,7 +92,12 @@ def test_unknown_price_is_reported_as_unknown_not_zero() -> None:
 
 
 def test_limit_reached_says_nothing_below_the_limits() -> None:
-    assert limit_reached(State(usage=Usage(iteration=1, max_iterations=2, cost_usd=0.1, max_budget_usd=0.2))) is None
+    assert (
+        find_reached_limit(
+            State(usage=ConversationUsage(iteration=1, max_iterations=2, cost_usd=0.1, max_budget_usd=0.2))
+        )
+        is None
+    )
 
 
 # Failed model calls
@@ -206,7 +211,7 @@ def test_what_a_person_asked_for_is_announced_before_the_error() -> None:
     core.ask("paused")
     core.append(ModelCallFailed(code="authentication", last_error="no"))
     assert core.states() == ["running", "paused", "error"]
-    assert status_of(core.events).is_settled
+    assert fold_status(core.events).is_settled
 
 
 def test_a_message_before_the_error_is_recalled_before_it() -> None:
@@ -229,4 +234,4 @@ def test_a_resume_and_a_finish_at_once_leave_nothing_unanswered() -> None:
     core.ask("running")
     core.reply(finish(), seen_id=6)
     assert core.states() == ["running", "paused", "running", "finished"]
-    assert status_of(core.events).is_settled
+    assert fold_status(core.events).is_settled

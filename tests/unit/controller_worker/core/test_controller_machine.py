@@ -18,7 +18,7 @@ from broker.contract.events import AgentSpec, Limits, ModelCallAdmitted, ModelCa
 from broker.contract.observations import AgentStateChangedObservation
 from controller_worker.core.concerns.model_calls import BATCH, BUDGET, QUOTA
 from controller_worker.core.effects import AwaitTools, CallModel, Park, Rest
-from controller_worker.core.state import snapshot_of, state_from
+from controller_worker.core.state import parse_snapshot, to_snapshot
 from tests.controller_parts import Core, bash, call, finish, think
 from tests.exploring import examples
 
@@ -314,7 +314,7 @@ class ControllerMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_snapshot_gives_the_state_back(self) -> None:
-        assert state_from(snapshot_of(self.core.state)) == self.core.state
+        assert parse_snapshot(to_snapshot(self.core.state)) == self.core.state
 
 
 TestController = ControllerMachine.TestCase

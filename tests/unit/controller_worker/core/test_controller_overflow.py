@@ -9,7 +9,7 @@ from broker.contract.condenser_specs import LLMSummarizingCondenserSpec, NoOpCon
 from broker.contract.events import AgentSpec, ModelCallFailed, ModelReply, TokenUsage
 from controller_worker.core.concerns.model_calls import MAX_OVERFLOWS
 from controller_worker.core.effects import CallModel, Rest
-from controller_worker.core.state import snapshot_of, state_from
+from controller_worker.core.state import parse_snapshot, to_snapshot
 from tests.controller_parts import Core, started
 
 TOO_LONG = "LLMContextWindowExceedError: prompt is too long"
@@ -99,6 +99,6 @@ def test_a_request_that_is_not_made_yet_survives_a_snapshot() -> None:
     core = started()
     core.put(ModelCallFailed(code="context_window", last_error=TOO_LONG))
     assert (core.state.calls.overflows, core.state.calls.wants_condensation) == (1, True)
-    assert state_from(snapshot_of(core.state)) == core.state
+    assert parse_snapshot(to_snapshot(core.state)) == core.state
     assert core.run() == CallModel(1, 1)
     assert core.trace(after=7) == ["8 CondensationRequestAction(agent)"]

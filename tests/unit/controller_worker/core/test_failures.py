@@ -10,7 +10,7 @@ from broker.contract.agent_state import is_settled
 from broker.contract.observations import AgentStateChangedObservation
 from broker.runtime.errors import StoreUnavailable
 from controller_worker.core.effects import CallModel, Park, Rest
-from controller_worker.core.failures import RATE_LIMIT, code_of, state_while_waiting
+from controller_worker.core.failures import RATE_LIMIT, find_error_code, find_waiting_state
 from controller_worker.providers.errors import MODEL_ERRORS, LLMConfigError
 from tests.controller_parts import started
 
@@ -25,7 +25,7 @@ def test_what_is_tried_again_is_what_its_class_says() -> None:
 
 
 def test_only_a_rate_limit_shows_while_it_is_waited_for() -> None:
-    assert [code for code in CODES if state_while_waiting(code).value != "running"] == [RATE_LIMIT]
+    assert [code for code in CODES if find_waiting_state(code).value != "running"] == [RATE_LIMIT]
 
 
 @pytest.mark.parametrize("headless", [True, False])
@@ -61,5 +61,5 @@ def test_going_on_forgets_the_error() -> None:
 
 
 def test_an_error_that_nobody_foresaw_has_a_code_too() -> None:
-    assert code_of(KeyError("x")) == "unexpected"
-    assert code_of(StoreUnavailable("gone")) == "store_unavailable"
+    assert find_error_code(KeyError("x")) == "unexpected"
+    assert find_error_code(StoreUnavailable("gone")) == "store_unavailable"

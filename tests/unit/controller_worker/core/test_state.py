@@ -16,26 +16,26 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Limits, LLMSpec, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from broker.contract.task_list import TaskItem
 from controller_worker.core.concerns.acceptance import Acceptance
-from controller_worker.core.concerns.confirmation import Confirmation
-from controller_worker.core.concerns.delegation import Delegate, DelegateEnd, Delegation, Order
+from controller_worker.core.concerns.confirmation import ConfirmationProgress
+from controller_worker.core.concerns.delegation import Delegate, DelegateEnd, DelegateOrder, Delegation
 from controller_worker.core.concerns.double_texting import DoubleTexting
 from controller_worker.core.concerns.greeting import Greeting
-from controller_worker.core.concerns.inbox import Inbox, UnansweredMessage
+from controller_worker.core.concerns.inbox import MessageInbox, UnansweredMessage
 from controller_worker.core.concerns.lifecycle import Lifecycle
-from controller_worker.core.concerns.limits import Usage
+from controller_worker.core.concerns.limits import ConversationUsage
 from controller_worker.core.concerns.loops import Loops
-from controller_worker.core.concerns.model_calls import Deferral, ModelCalls, Wait
+from controller_worker.core.concerns.model_calls import Deferral, ModelCalls, RetryWait
 from controller_worker.core.concerns.notes import Notes
 from controller_worker.core.concerns.opening import Opening
-from controller_worker.core.concerns.planning import Plan, TaskList
+from controller_worker.core.concerns.planning import ProposedPlan, TaskList
 from controller_worker.core.concerns.setup import Setup
-from controller_worker.core.concerns.start import Start
+from controller_worker.core.concerns.start import ScheduledStart
 from controller_worker.core.concerns.survey import Survey
 from controller_worker.core.controller import CONCERNS
 from controller_worker.core.latest_calls import LatestCall
 from controller_worker.core.pending import PendingAction, Tools
-from controller_worker.core.state import SNAPSHOT_VERSION, State, snapshot_of, state_from
-from controller_worker.core.stuck_detector import Loop, RecentEvents, Trace
+from controller_worker.core.state import SNAPSHOT_VERSION, State, parse_snapshot, to_snapshot
+from controller_worker.core.stuck_detector import DetectedLoop, RecentEvents, Trace
 from tests.controller_parts import bash, started
 
 METADATA = ToolCallMetadata(function_name="execute_bash", tool_call_id="c1", reply_id=7, total_calls_in_response=2)
@@ -63,22 +63,22 @@ FULL = State(
         result_id=36,
     ),
     greeting=Greeting(is_said=True),
-    inbox=Inbox(
+    inbox=MessageInbox(
         UnansweredMessage(40, "continue", datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC), is_first=True),
         last_message_id=40,
         is_reply_outdated=True,
     ),
     tools=Tools((PendingAction(38, METADATA), PendingAction(39))),
-    confirmation=Confirmation(asked_id=38, answer_id=41, confirmed_id=39, reason="No."),
+    confirmation=ConfirmationProgress(asked_id=38, answer_id=41, confirmed_id=39, reason="No."),
     calls=ModelCalls(
         reply_id=37,
         attempt=2,
-        wait=Wait("rate_limit", datetime(2026, 3, 1, 12, 0, 8, 654321, tzinfo=UTC)),
+        wait=RetryWait("rate_limit", datetime(2026, 3, 1, 12, 0, 8, 654321, tzinfo=UTC)),
         deferral=Deferral("rate_limit", datetime(2026, 3, 1, 12, 0, 9, tzinfo=UTC)),
         overflows=1,
         wants_condensation=True,
     ),
-    usage=Usage(
+    usage=ConversationUsage(
         iteration=6,
         max_iterations=18,
         max_budget_usd=3.75,
@@ -95,14 +95,14 @@ FULL = State(
     ),
     opening=Opening(3, 1, is_open=True, has_failed=True),
     survey=Survey(4, 2, 5, is_over=True, scripts=("setup.sh",)),
-    plan=Plan(39, "1. Look", is_edited=True),
+    plan=ProposedPlan(39, "1. Look", is_edited=True),
     acceptance=Acceptance(
         check_id=41, refusals=1, is_refused=True, is_checked=True, is_accepted=True, is_by_critic=True, corrections=2
     ),
     notes=Notes((PendingAction(40, METADATA),)),
     loops=Loops(
         RecentEvents((Trace(38, 37, "aa"),), (Trace(39, 39, "bb", "error"),), is_observed=True, is_condensed=True),
-        found=Loop("monologue", 3, 12),
+        found=DetectedLoop("monologue", 3, 12),
         met=1,
         recovery=2,
         calls=(("c1", Trace(37, 37, "cc")),),
@@ -111,10 +111,10 @@ FULL = State(
         (Delegate(7, "CodeActAgent", METADATA, 6, iterations=5, end=DelegateEnd("d1", "done", {"a": 1})),),
         iterations=4,
         spent_usd=0.1,
-        order=Order(AgentState.PAUSED, 8),
+        order=DelegateOrder(AgentState.PAUSED, 8),
     ),
     tasks=TaskList((TaskItem(id="a", title="Look", status="done", notes="ü"),)),
-    start=Start("begun", has_time=True),
+    start=ScheduledStart("begun", has_time=True),
     double_texting=DoubleTexting("rollback", begun_id=40, wanted="interrupt", message_ids=(41, 42), pause_id=43),
 )
 
@@ -138,29 +138,29 @@ def test_every_part_of_the_state_has_one_concern() -> None:
 
 @pytest.mark.parametrize("state", [State(), FULL])
 def test_a_snapshot_gives_the_state_back(state: State) -> None:
-    assert state_from(snapshot_of(state)) == state
+    assert parse_snapshot(to_snapshot(state)) == state
 
 
 def test_the_same_state_has_the_same_snapshot() -> None:
-    assert snapshot_of(FULL) == snapshot_of(FULL)
+    assert to_snapshot(FULL) == to_snapshot(FULL)
 
 
 def test_there_may_be_no_snapshot() -> None:
-    assert state_from(None) is None
-    assert state_from(b"") is None
+    assert parse_snapshot(None) is None
+    assert parse_snapshot(b"") is None
 
 
 def test_a_snapshot_of_another_version_is_not_used() -> None:
-    newer = bytes((SNAPSHOT_VERSION + 1,)) + snapshot_of(FULL)[1:]
-    assert state_from(newer) is None
+    newer = bytes((SNAPSHOT_VERSION + 1,)) + to_snapshot(FULL)[1:]
+    assert parse_snapshot(newer) is None
 
 
 def test_no_damage_goes_unnoticed() -> None:
-    whole = snapshot_of(FULL)
+    whole = to_snapshot(FULL)
     for position in range(len(whole)):
         damaged = whole[:position] + bytes((whole[position] ^ 0x10,)) + whole[position + 1 :]
-        assert state_from(damaged) is None, position
-        assert state_from(whole[:position]) is None, position
+        assert parse_snapshot(damaged) is None, position
+        assert parse_snapshot(whole[:position]) is None, position
 
 
 @pytest.mark.parametrize(
@@ -175,12 +175,15 @@ def test_no_damage_goes_unnoticed() -> None:
 )
 def test_what_is_no_state_is_not_used(payload: bytes) -> None:
     snapshot = bytes((SNAPSHOT_VERSION,)) + zlib.crc32(payload).to_bytes(4, "big") + payload
-    assert state_from(snapshot) is None
+    assert parse_snapshot(snapshot) is None
 
 
 @given(st.binary(max_size=200))
 def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
-    assert state_from(bytes((SNAPSHOT_VERSION,)) + zlib.crc32(content).to_bytes(4, "big") + content) in (None, State())
+    assert parse_snapshot(bytes((SNAPSHOT_VERSION,)) + zlib.crc32(content).to_bytes(4, "big") + content) in (
+        None,
+        State(),
+    )
 
 
 def test_snapshot_fields_change_only_with_their_version() -> None:
@@ -222,7 +225,7 @@ def test_snapshot_size_follows_pending_items_not_history() -> None:
     for n in range(300):
         core.reply(bash(f"true {n}"))
         core.observe(core.state.tools.pending[0].id)
-        sizes.append(len(snapshot_of(core.state)))
+        sizes.append(len(to_snapshot(core.state)))
     assert len(core.events) == 6 + 3 * 300
     # A few digits more in the counters, and nothing else, once stuck detection has its fill.
     assert sizes[-1] - sizes[10] < 100

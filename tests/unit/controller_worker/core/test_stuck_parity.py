@@ -31,7 +31,7 @@ from broker.contract.observations import (
 )
 from broker.contract.recall import RecallAction, RecallObservation, RecallType
 from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
-from controller_worker.core.concerns.loops import loop_of
+from controller_worker.core.concerns.loops import find_current_loop
 from controller_worker.core.controller import apply
 from controller_worker.core.state import State
 
@@ -255,7 +255,7 @@ def difference(seed: int) -> str | None:
             state = apply(state, with_id(event.model_copy(update={"cause": cause, "source": source}), event_id))
             cause = event_id if event.runnable else None
             history.append(step)
-        found, wanted = loop_of(state), expected(history, headless=headless)
+        found, wanted = find_current_loop(state), expected(history, headless=headless)
         if (found.loop_type if found else None) != wanted:
             return f"seed {seed}, {headless=}: {found} instead of {wanted} after {history}"
     return None

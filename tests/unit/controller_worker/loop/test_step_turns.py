@@ -7,16 +7,23 @@ from collections import Counter
 
 import pytest
 
-from controller_worker.loop.step_turns import AT_ONCE, BESIDE_INTERACTIVE, KEPT, LONGEST_SECONDS, StepTurns, Turn
+from controller_worker.loop.step_turns import (
+    AT_ONCE,
+    BESIDE_INTERACTIVE,
+    INTERACTIVE_EXTRA,
+    LONGEST_SECONDS,
+    StepTurn,
+    StepTurns,
+)
 
 
-async def stepped(turns: StepTurns, waiting: list[Turn], names: list[str], count: int) -> list[str]:
+async def stepped(turns: StepTurns, waiting: list[StepTurn], names: list[str], count: int) -> list[str]:
     """Let all wait behind one who steps, then give one turn after another; return who had the first `count`."""
     order: list[str] = []
-    blocker = Turn(turns, 1, "", 1.0)
+    blocker = StepTurn(turns, 1, "", 1.0)
     await blocker.take()
 
-    async def step(turn: Turn, name: str) -> None:
+    async def step(turn: StepTurn, name: str) -> None:
         await turn.take()
         order.append(name)
         await asyncio.sleep(0)
@@ -35,32 +42,32 @@ async def stepped(turns: StepTurns, waiting: list[Turn], names: list[str], count
 
 async def test_while_few_step_nobody_waits() -> None:
     turns = StepTurns(2)
-    assert turns.try_take(Turn(turns, 2, "", 1.0))
-    assert turns.try_take(Turn(turns, 2, "", 1.0))
-    assert not turns.try_take(Turn(turns, 2, "", 1.0))
+    assert turns.try_take(StepTurn(turns, 2, "", 1.0))
+    assert turns.try_take(StepTurn(turns, 2, "", 1.0))
+    assert not turns.try_take(StepTurn(turns, 2, "", 1.0))
 
 
 async def test_some_turns_are_kept_for_interactive_work() -> None:
     turns = StepTurns(1)
-    assert turns.try_take(Turn(turns, 2, "", 1.0))
-    people = [Turn(turns, 0, "", 1.0) for _ in range(KEPT + 1)]
-    assert [turns.try_take(person) for person in people] == [True] * KEPT + [False]
+    assert turns.try_take(StepTurn(turns, 2, "", 1.0))
+    people = [StepTurn(turns, 0, "", 1.0) for _ in range(INTERACTIVE_EXTRA + 1)]
+    assert [turns.try_take(person) for person in people] == [True] * INTERACTIVE_EXTRA + [False]
 
 
 async def test_tenants_step_by_weight() -> None:
     turns = StepTurns(1)
     names = ["acme", "globex"] * 40
     weights = {"acme": 3.0, "globex": 1.0}
-    waiting = [Turn(turns, 2, name, weights[name], is_new=False) for name in names]
+    waiting = [StepTurn(turns, 2, name, weights[name], is_new=False) for name in names]
     assert Counter(await stepped(turns, waiting, names, 40)) == {"acme": 30, "globex": 10}
 
 
 async def test_a_tenant_that_comes_late_is_owed_nothing() -> None:
     turns = StepTurns(1)
-    early = [Turn(turns, 2, "early", 1.0, is_new=False) for _ in range(20)]
+    early = [StepTurn(turns, 2, "early", 1.0, is_new=False) for _ in range(20)]
     await stepped(turns, early, ["early"] * 20, 20)
     names = ["early", "late"] * 10
-    found = await stepped(turns, [Turn(turns, 2, name, 1.0, is_new=False) for name in names], names, 10)
+    found = await stepped(turns, [StepTurn(turns, 2, name, 1.0, is_new=False) for name in names], names, 10)
     assert Counter(found) == {"early": 5, "late": 5}
 
 
@@ -68,23 +75,23 @@ async def test_batch_work_has_each_eighth_turn() -> None:
     turns = StepTurns(1)
     names = ["batch", "normal"] * 40
     ranks = {"batch": 2, "normal": 1}
-    found = await stepped(turns, [Turn(turns, ranks[name], "", 1.0, is_new=False) for name in names], names, 32)
+    found = await stepped(turns, [StepTurn(turns, ranks[name], "", 1.0, is_new=False) for name in names], names, 32)
     assert Counter(found) == {"normal": 28, "batch": 4}
 
 
 async def test_newly_claimed_conversation_steps_first() -> None:
     turns = StepTurns(1)
     names = ["old"] * 20 + ["new"] * 2
-    waiting = [Turn(turns, 2, "acme", 1.0, is_new=name == "new") for name in names]
+    waiting = [StepTurn(turns, 2, "acme", 1.0, is_new=name == "new") for name in names]
     assert Counter(await stepped(turns, waiting, names, 3)) == {"old": 1, "new": 2}
 
 
 async def test_between_two_steps_others_pass() -> None:
     turns = StepTurns(1)
-    long, short = (Turn(turns, 2, name, 1.0, is_new=False) for name in "ab")
+    long, short = (StepTurn(turns, 2, name, 1.0, is_new=False) for name in "ab")
     order = []
 
-    async def steps(turn: Turn, name: str, count: int) -> None:
+    async def steps(turn: StepTurn, name: str, count: int) -> None:
         await turn.take()
         for _ in range(count):
             order.append(name)
@@ -98,8 +105,8 @@ async def test_between_two_steps_others_pass() -> None:
 
 async def test_beside_interactive_work_few_others_step() -> None:
     turns = StepTurns()
-    person = Turn(turns, 0, "", 1.0)
-    others = [Turn(turns, 2, "", 1.0) for _ in range(AT_ONCE)]
+    person = StepTurn(turns, 0, "", 1.0)
+    others = [StepTurn(turns, 2, "", 1.0) for _ in range(AT_ONCE)]
     with turns.hurry():  # it is being claimed
         assert [turns.try_take(other) for other in others].count(True) == BESIDE_INTERACTIVE
         await person.take()
@@ -113,7 +120,7 @@ async def test_much_interactive_work_starves_neither_others_nor_itself(people: i
     turns, rounds = StepTurns(), 50
     had = Counter[str]()
 
-    async def steps(turn: Turn, name: str) -> None:
+    async def steps(turn: StepTurn, name: str) -> None:
         await turn.take()
         while True:
             had[name] += 1
@@ -121,7 +128,7 @@ async def test_much_interactive_work_starves_neither_others_nor_itself(people: i
             await turn.take_next()
 
     ranks = {f"person {n}": 0 for n in range(people)} | {f"batch {n}": 2 for n in range(2 * BESIDE_INTERACTIVE)}
-    turn_of = {name: Turn(turns, rank, "", 1.0, is_new=False) for name, rank in ranks.items()}
+    turn_of = {name: StepTurn(turns, rank, "", 1.0, is_new=False) for name, rank in ranks.items()}
     tasks = [asyncio.create_task(steps(turn, name)) for name, turn in turn_of.items()]
     while had["person 0"] < rounds:
         await asyncio.sleep(0)
@@ -134,12 +141,12 @@ async def test_much_interactive_work_starves_neither_others_nor_itself(people: i
 async def test_one_that_takes_long_holds_up_nobody() -> None:
     """A hook that waits for something elsewhere."""
     turns = StepTurns(1)
-    slow, other = Turn(turns, 2, "", 1.0), Turn(turns, 2, "", 1.0)
+    slow, other = StepTurn(turns, 2, "", 1.0), StepTurn(turns, 2, "", 1.0)
     await slow.take()
     async with asyncio.timeout(100 * LONGEST_SECONDS):
         await other.take()
     slow.give()
-    third = Turn(turns, 2, "", 1.0)
+    third = StepTurn(turns, 2, "", 1.0)
     assert not turns.try_take(third)  # the other still has the only turn
     other.give()
     assert turns.try_take(third)
@@ -147,7 +154,7 @@ async def test_one_that_takes_long_holds_up_nobody() -> None:
 
 async def test_cancelled_waiter_costs_others_no_turn() -> None:
     turns = StepTurns(1)
-    holder, gone, last = (Turn(turns, 2, "", 1.0) for _ in range(3))
+    holder, gone, last = (StepTurn(turns, 2, "", 1.0) for _ in range(3))
     await holder.take()
     tasks = [asyncio.create_task(turn.take()) for turn in (gone, last)]
     await asyncio.sleep(0)
@@ -156,12 +163,12 @@ async def test_cancelled_waiter_costs_others_no_turn() -> None:
     await tasks[1]
     with pytest.raises(asyncio.CancelledError):
         await tasks[0]
-    assert not turns.is_waited_for
+    assert not turns.has_waiters
 
 
 async def test_waiter_cancelled_at_its_turn_passes_it_on() -> None:
     turns = StepTurns(1)
-    holder, gone, last = (Turn(turns, 2, "", 1.0) for _ in range(3))
+    holder, gone, last = (StepTurn(turns, 2, "", 1.0) for _ in range(3))
     await holder.take()
     tasks = [asyncio.create_task(turn.take()) for turn in (gone, last)]
     await asyncio.sleep(0)

@@ -37,7 +37,7 @@ from controller_worker.memory.conversation_memory import (
     NO_RESULT,
     ConversationMemory,
 )
-from controller_worker.model.recollection import NOT_IN_PROMPTS
+from controller_worker.model.prompt_history import NEVER_PROMPTED_FIELDS
 from controller_worker.providers.messages.messages import NOT_SEEN, ImagePart, Message, TextPart, ToolCall
 from tests.controller_parts import Core, answer, bash, call, finish, messages_of, said, started, think
 
@@ -217,7 +217,7 @@ def test_long_texts_lose_their_middle_but_read_files_do_not() -> None:
 
 def test_texts_left_in_blobs_are_in_no_prompt() -> None:
     large = FileEditObservation(content="edited", path="/a", old_content="before", new_content="after")
-    assert {"old_content", "new_content"} == NOT_IN_PROMPTS
+    assert {"old_content", "new_content"} == NEVER_PROMPTED_FIELDS
     assert "before" not in spoken(remember([large]))[0][1]
     assert "after" not in spoken(remember([large]))[0][1]
 

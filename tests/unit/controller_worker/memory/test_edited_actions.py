@@ -11,7 +11,7 @@ from broker.contract.policies import ConfirmationPolicy
 from broker.contract.task_list import PlanAction
 from controller_worker.core.effects import AwaitTools
 from controller_worker.memory.conversation_memory import ConversationMemory
-from controller_worker.memory.turn import MAX_EDITED_CHARS, told_edit
+from controller_worker.memory.turn import MAX_EDITED_CHARS, render_edit
 from controller_worker.providers.messages.messages import Message, TextPart
 from tests.controller_parts import Core, bash, started
 
@@ -75,11 +75,11 @@ def test_what_was_confirmed_as_it_was_is_not_mentioned() -> None:
 
 def test_long_values_lose_their_middle_and_other_values_are_json() -> None:
     asked = CmdRunAction(command="ls")
-    told = told_edit(asked, asked.model_copy(update={"command": "x" * 9_000, "timeout": 5.0, "blocking": True}))
+    told = render_edit(asked, asked.model_copy(update={"command": "x" * 9_000, "timeout": 5.0, "blocking": True}))
     assert len(told) < MAX_EDITED_CHARS + 300
     assert "timeout: 5.0" in told
     assert "blocking: true" in told
 
 
 def test_a_plan_says_itself_how_it_was_changed() -> None:
-    assert told_edit(PlanAction(plan="a"), PlanAction(plan="b")) == ""
+    assert render_edit(PlanAction(plan="a"), PlanAction(plan="b")) == ""

@@ -15,8 +15,8 @@ from controller_worker.memory.observation_text import (
     NO_SCREENSHOT_NOTE,
     SCREENSHOT_NOTE,
     Content,
-    content_of,
     is_image_url,
+    render_observation,
 )
 from controller_worker.providers.messages.messages import NOT_SEEN, ImagePart, TextPart
 
@@ -27,7 +27,7 @@ MARKS = "data:image/jpeg;base64,/9j/BBBB"
 def content(
     event: Observation, *, max_chars: int = 30_000, sees_images: bool = True, shows_pages: bool = True
 ) -> Content:
-    return content_of(event, max_chars=max_chars, sees_images=sees_images, shows_pages=shows_pages)
+    return render_observation(event, max_chars=max_chars, sees_images=sees_images, shows_pages=shows_pages)
 
 
 def test_inline_images_of_a_cell_become_a_placeholder() -> None:

@@ -46,7 +46,7 @@ def worked(steps: int) -> Core:
 
 
 def prompt(fold: ViewFold) -> list[str]:
-    messages = messages_of(fold.script(fold.view().events))
+    messages = messages_of(fold.list_events(fold.view().events))
     return [message.role + "".join(f" {call.id}" for call in message.tool_calls) for message in messages]
 
 
@@ -139,12 +139,12 @@ def test_task_follows_the_system_message_even_when_forgotten() -> None:
 
 def test_another_message_may_replace_the_task() -> None:
     fold = folded(system_message(), said("one"), said("two"), CondensationAction(forgotten_event_ids=(2,)))
-    assert [event.id for event in fold.script(fold.view().events)] == [1, 3]
+    assert [event.id for event in fold.list_events(fold.view().events)] == [1, 3]
 
 
 def test_a_forgotten_system_message_comes_back() -> None:
     fold = folded(system_message(), said("one"), CondensationAction(forgotten_event_ids=(1,)))
-    first, *_ = fold.script(fold.view().events)
+    first, *_ = fold.list_events(fold.view().events)
     assert isinstance(first, SystemMessageAction)
 
 
@@ -167,6 +167,6 @@ def test_a_prompt_made_anew_is_the_one_that_grew() -> None:
         grown.add(event)
     fold = folded(*core.events)
     anew = ConversationMemory()
-    for event in fold.script(fold.view().events):
+    for event in fold.list_events(fold.view().events):
         anew.add(event)
     assert anew.messages() == grown.messages()

@@ -23,8 +23,8 @@ from broker.contract.session_events import (
 from broker.contract.specs import AcpSpec, AgentSpec
 from broker.contract.task_list import TaskItem, TaskTrackingAction
 from controller_worker.agents.acp import AcpAgent
-from controller_worker.model.acp_turn import CONTINUE, INTERRUPTED, NEW_SESSION, said
-from controller_worker.model.model_call import reply_of
+from controller_worker.model.acp_turn import CONTINUE, INTERRUPTED, NEW_SESSION, decide_reply
+from controller_worker.model.model_call import to_model_reply
 from controller_worker.providers.errors import ModelError
 from controller_worker.providers.llm import Completion
 
@@ -52,13 +52,13 @@ def numbered(events: Sequence[Event]) -> list[Event]:
 
 
 def completion(*events: Event, later: Sequence[Event] = ()) -> Completion:
-    found = said(SPEC, numbered(events), later)
+    found = decide_reply(SPEC, numbered(events), later)
     assert isinstance(found, Completion), found
     return found
 
 
 def led_to(*events: Event, later: Sequence[Event] = ()) -> list[Event]:
-    reply = reply_of(completion(*events, later=later), iteration=1, seen_id=len(events), event_id=len(events) + 1)
+    reply = to_model_reply(completion(*events, later=later), iteration=1, seen_id=len(events), event_id=len(events) + 1)
     return AcpAgent(AgentSpec(name="acp:agent acp")).events_of(reply)
 
 
@@ -170,14 +170,14 @@ def test_repeatedly_failing_agent_stops_until_a_person_continues() -> None:
     failed = report("failed", code="timeout", reason="silent")
     events = (TASK, PROMPT, failed, PROMPT, report("lost", session_id=""), PROMPT, failed, PROMPT, failed)
     assert turn(*events[:-2]).prompt.startswith(INTERRUPTED)
-    error = said(SPEC, numbered(events), ())
+    error = decide_reply(SPEC, numbered(events), ())
     assert isinstance(error, ModelError)
     assert (error.code, error.retryable) == ("timeout", False)
     assert turn(*events, later=(ModelCallFailed(code="timeout"),)).prompt.startswith(INTERRUPTED)
 
 
 def test_agent_without_a_login_ends_the_work_at_once() -> None:
-    error = said(SPEC, numbered((TASK, PROMPT, report("failed", code="authentication", session_id=""))), ())
+    error = decide_reply(SPEC, numbered((TASK, PROMPT, report("failed", code="authentication", session_id=""))), ())
     assert isinstance(error, ModelError)
     assert error.code == "authentication"
 

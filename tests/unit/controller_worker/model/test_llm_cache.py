@@ -16,7 +16,7 @@ from broker.runtime.clock import SystemClock
 from controller_worker.model.registry import create_llm
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import LLMConfigError, RateLimitError
-from controller_worker.providers.llm import Completion, Delta, ModelRequest, Usage
+from controller_worker.providers.llm import CallUsage, Completion, Delta, ModelRequest
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
 
 TOOL = ToolSpec("f", "Do.", {"type": "object", "properties": {}})
@@ -167,7 +167,7 @@ async def test_a_recording_says_its_replies_again(tmp_path: Path) -> None:
         model="m",
         response_id="r",
         stop_reason="tool_calls",
-        usage=Usage(prompt_tokens=3, completion_tokens=2),
+        usage=CallUsage(prompt_tokens=3, completion_tokens=2),
         cost_usd=0.0,
         latency_seconds=0.0,
     )

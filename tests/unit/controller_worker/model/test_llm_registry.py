@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker.runtime.clock import SystemClock
-from controller_worker.model.registry import backend_of, create_llm
+from controller_worker.model.registry import create_llm, find_backend
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import LLMConfigError
 from controller_worker.providers.openai_backend import OpenAICompatibleLLM
@@ -42,7 +42,7 @@ from controller_worker.providers.openai_backend import OpenAICompatibleLLM
     ],
 )
 def test_backends(settings: dict[str, Any], backend: str) -> None:
-    assert backend_of(LLMConfig(**settings)) == backend
+    assert find_backend(LLMConfig(**settings)) == backend
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 from broker.contract.events import LLMSpec, ModelCallFailed
 from broker.runtime.clock import SystemClock
 from broker.testing.manual_clock import ManualClock
-from controller_worker.model.model_call import ask
+from controller_worker.model.model_call import ask_model
 from controller_worker.model.models import Models
-from controller_worker.model.router import MultimodalRouter, RandomRouter, RuleRouter, router_of
+from controller_worker.model.router import MultimodalRouter, RandomRouter, RuleRouter, make_router
 from controller_worker.providers.choices import RouterSpec, RouteRule
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import LLMConfigError
@@ -45,8 +45,8 @@ def test_multimodal_router_keeps_the_primary_after_images_and_overflow() -> None
 def test_multimodal_knows_the_limit_of_its_secondary() -> None:
     spec = RouterSpec(kind="multimodal", secondary="small")
     small = LLMConfig(model="unknown", max_input_tokens=500)
-    assert router_of(spec, {"small": small}).select_llm(LONG) == "primary"
-    assert router_of(spec, {"small": LLMConfig(model="gpt-4o")}).select_llm(LONG) == "small"
+    assert make_router(spec, {"small": small}).select_llm(LONG) == "primary"
+    assert make_router(spec, {"small": LLMConfig(model="gpt-4o")}).select_llm(LONG) == "small"
 
 
 def test_the_first_rule_that_holds() -> None:
@@ -87,7 +87,7 @@ def test_what_is_no_router(fields: dict[str, object], complaint: str) -> None:
 @pytest.mark.parametrize("path", ["no_such_module:Router", "tests.unit:Missing", "builtins:len"])
 def test_a_class_that_cannot_be_made(path: str) -> None:
     with pytest.raises(LLMConfigError, match=r"cannot be created: .* Name a class that takes no arguments\."):
-        router_of(RouterSpec(kind="class", path=path), {})
+        make_router(RouterSpec(kind="class", path=path), {})
 
 
 def profiles(tmp_path: Path, router: str) -> Models:
@@ -103,7 +103,7 @@ def profiles(tmp_path: Path, router: str) -> Models:
 
 
 async def said(models: Models, request: ModelRequest) -> str:
-    result = await ask(models, LLMSpec(), request, attempt=1, clock=ManualClock(), permit=free_permit())
+    result = await ask_model(models, LLMSpec(), request, attempt=1, clock=ManualClock(), permit=free_permit())
     return result.text if isinstance(result, Completion) else f"{result.code}: {result.content}"
 
 
@@ -122,6 +122,6 @@ async def test_an_operators_own_router(tmp_path: Path) -> None:
 
 async def test_a_router_names_only_profiles(tmp_path: Path) -> None:
     models = profiles(tmp_path, '{kind = "random", weights = {smal = 1}}')
-    result = await ask(models, LLMSpec(), REQUEST, attempt=1, clock=ManualClock(), permit=free_permit())
+    result = await ask_model(models, LLMSpec(), REQUEST, attempt=1, clock=ManualClock(), permit=free_permit())
     assert isinstance(result, ModelCallFailed)
     assert result.content == "There is no model profile 'smal'. Did you mean 'small'?"

@@ -16,11 +16,11 @@ from broker.contract.events import LLMSpec, ModelCallFailed, ModelReply, TokenUs
 from broker.runtime.clock import SystemClock
 from broker.runtime.errors import StoreUnavailable
 from broker.testing.manual_clock import ManualClock
-from controller_worker.core.failures import last_error_of
-from controller_worker.model.model_call import ask, reply_of
+from controller_worker.core.failures import render_last_error
+from controller_worker.model.model_call import ask_model, to_model_reply
 from controller_worker.model.models import CLIENTS_LIMIT, ROUTED, ClientMissing, Models
 from controller_worker.providers.errors import HookVeto, LLMConfigError
-from controller_worker.providers.llm import Completion, Delta, ModelRequest, Usage
+from controller_worker.providers.llm import CallUsage, Completion, Delta, ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
 from tests.controller_parts import free_permit
 
@@ -34,7 +34,7 @@ def models(tmp_path: Path, *turns: dict[str, Any], **env: str) -> Models:
 
 
 async def attempt(of: Models, number: int = 1, spec: LLMSpec | None = None) -> Completion | ModelCallFailed:
-    return await ask(of, spec or LLMSpec(), REQUEST, attempt=number, clock=ManualClock(), permit=free_permit())
+    return await ask_model(of, spec or LLMSpec(), REQUEST, attempt=number, clock=ManualClock(), permit=free_permit())
 
 
 def error(code: str, **fields: Any) -> dict[str, Any]:
@@ -121,9 +121,9 @@ async def test_lone_surrogates_of_a_provider_are_replaced(tmp_path: Path) -> Non
 
 async def test_equal_settings_share_one_client_under_concurrency(tmp_path: Path) -> None:
     of = models(tmp_path)
-    found = await asyncio.gather(*(of.of(LLMSpec()) for _ in range(5)))
+    found = await asyncio.gather(*(of.get_client(LLMSpec()) for _ in range(5)))
     assert len({id(client) for client, _ in found}) == 1
-    other, config = await of.of(LLMSpec(temperature=0.7))
+    other, config = await of.get_client(LLMSpec(temperature=0.7))
     assert other is not found[0][0]
     assert config.temperature == 0.7
     await of.aclose()
@@ -134,34 +134,34 @@ async def test_a_pipe_is_no_script(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.json"
     os.mkfifo(pipe)
     with pytest.raises(LLMConfigError, match="not a regular file"):
-        await Models({"LLM_MODEL": f"scripted/{pipe}"}, SystemClock()).of(LLMSpec())
+        await Models({"LLM_MODEL": f"scripted/{pipe}"}, SystemClock()).get_client(LLMSpec())
 
 
 async def test_a_client_that_could_not_be_made_is_tried_again(tmp_path: Path) -> None:
     of = Models({"LLM_MODEL": f"scripted/{tmp_path}/script.json"}, SystemClock(), is_open=True)
     with pytest.raises(LLMConfigError, match="No such file"):
-        await of.of(LLMSpec())
+        await of.get_client(LLMSpec())
     assert of.max_message_chars(LLMSpec()) == 30_000
     (tmp_path / "script.json").write_text("{}")
-    client, _ = await of.of(LLMSpec())
-    assert (await of.of(LLMSpec()))[0] is client
+    client, _ = await of.get_client(LLMSpec())
+    assert (await of.get_client(LLMSpec()))[0] is client
     await of.aclose()
 
 
 async def test_cancelled_caller_does_not_spoil_the_shared_client(tmp_path: Path) -> None:
     of = models(tmp_path)
-    first, second = (asyncio.create_task(of.of(LLMSpec())) for _ in range(2))
+    first, second = (asyncio.create_task(of.get_client(LLMSpec())) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     client, _ = await second
     assert first.cancelled()
-    assert (await of.of(LLMSpec()))[0] is client
+    assert (await of.get_client(LLMSpec()))[0] is client
 
 
 async def test_how_long_a_text_may_be_is_a_setting(tmp_path: Path) -> None:
     of = models(tmp_path, LLM_MAX_MESSAGE_CHARS="500")
     assert of.max_message_chars(LLMSpec()) == 500
-    await of.of(LLMSpec())
+    await of.get_client(LLMSpec())
     assert of.max_message_chars(LLMSpec()) == 500
 
 
@@ -206,15 +206,15 @@ async def test_a_router_is_resolved_before_quotas_and_budgets_are_asked(tmp_path
     request = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")
     spec = LLMSpec(model="auto", temperature=0.5)
     with pytest.raises(ClientMissing):
-        await models.routed(spec, request, "")
-    await models.of(spec)
-    own = await models.routed(spec, request, "")
-    other = await models.routed(spec, replace(request, service="condenser"), "")
+        await models.route(spec, request, "")
+    await models.get_client(spec)
+    own = await models.route(spec, request, "")
+    other = await models.route(spec, replace(request, service="condenser"), "")
     assert (own.model, other.model, other.temperature) == ("auto#routed", "small#routed", 0.5)
-    assert (await models.of(own))[1].router is None
-    assert (await models.of(other))[1].max_output_tokens == 7
-    assert await models.routed(own, request, "") == own
-    assert await models.routed(LLMSpec(model="small"), request, "") == LLMSpec(model="small")
+    assert (await models.get_client(own))[1].router is None
+    assert (await models.get_client(other))[1].max_output_tokens == 7
+    assert await models.route(own, request, "") == own
+    assert await models.route(LLMSpec(model="small"), request, "") == LLMSpec(model="small")
 
 
 def test_unusable_settings_leave_the_error_to_the_call() -> None:
@@ -222,9 +222,9 @@ def test_unusable_settings_leave_the_error_to_the_call() -> None:
 
 
 def test_how_errors_are_shown() -> None:
-    assert last_error_of(LLMConfigError("No.", remedy="Yes.")) == "LLMConfigError: No. Yes."
-    assert last_error_of(StoreUnavailable("Gone.")) == "StoreUnavailable: Gone."
-    assert last_error_of(KeyError("x")) == (
+    assert render_last_error(LLMConfigError("No.", remedy="Yes.")) == "LLMConfigError: No. Yes."
+    assert render_last_error(StoreUnavailable("Gone.")) == "StoreUnavailable: Gone."
+    assert render_last_error(KeyError("x")) == (
         "RuntimeError: There was an unexpected error while running the agent: KeyError. "
         "You can ask the agent to try again."
     )
@@ -237,7 +237,7 @@ def completion(*calls: ToolCall, **fields: Any) -> Completion:
         "model": "acme/large",
         "response_id": "r1",
         "stop_reason": "stop",
-        "usage": Usage(),
+        "usage": CallUsage(),
         "cost_usd": None,
         "latency_seconds": 0.5,
     }
@@ -245,12 +245,12 @@ def completion(*calls: ToolCall, **fields: Any) -> Completion:
 
 
 def reply(*calls: ToolCall, **fields: Any) -> ModelReply:
-    return reply_of(completion(*calls, **fields), iteration=3, seen_id=20, event_id=22)
+    return to_model_reply(completion(*calls, **fields), iteration=3, seen_id=20, event_id=22)
 
 
 def test_a_reply_becomes_its_event() -> None:
     block = {"type": "thinking", "thinking": "hm"}
-    usage = Usage(prompt_tokens=100, completion_tokens=10, cache_read_tokens=60, cache_write_tokens=5)
+    usage = CallUsage(prompt_tokens=100, completion_tokens=10, cache_read_tokens=60, cache_write_tokens=5)
     event = reply(ToolCall("a", "think", "{}"), text="Hi.", thinking_blocks=(block,), usage=usage, cost_usd=0.5)
     assert event.id == 22
     assert event.wire() == {
@@ -343,7 +343,7 @@ async def test_what_was_shown_before_a_fallback_is_void(tmp_path: Path) -> None:
     shown: list[Delta] = []
     of = with_fallbacks(tmp_path, "rate_limit", {"use": "spare"}, spare={"text": "Here."})
     request = replace(ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w"), on_delta=shown.append)
-    await ask(of, LLMSpec(), request, attempt=1, clock=ManualClock(), permit=free_permit())
+    await ask_model(of, LLMSpec(), request, attempt=1, clock=ManualClock(), permit=free_permit())
     assert next(delta.kind for delta in shown) == "superseded"
     assert "".join(delta.text for delta in shown) == "Here."
 
@@ -370,7 +370,7 @@ async def test_batch_call_has_no_fallback(tmp_path: Path) -> None:
         raise AssertionError(body)
 
     of = with_fallbacks(tmp_path, "rate_limit", {"use": "spare"}, spare={"text": "Here I am."})
-    result = await ask(
+    result = await ask_model(
         of, LLMSpec(), replace(REQUEST, carry=carry), attempt=1, clock=ManualClock(), permit=free_permit()
     )
     assert isinstance(result, ModelCallFailed)
@@ -433,7 +433,7 @@ async def test_a_fallback_that_may_not_be_called_is_not(tmp_path: Path, code: st
             raise HookVeto("not this one")
 
     of = with_fallbacks(tmp_path, code, {"use": "spare"}, spare={"text": "Here."})
-    result = await ask(of, LLMSpec(), REQUEST, attempt=1, clock=ManualClock(), permit=free_permit(), admit=admit)
+    result = await ask_model(of, LLMSpec(), REQUEST, attempt=1, clock=ManualClock(), permit=free_permit(), admit=admit)
     assert isinstance(result, ModelCallFailed)
     assert (result.code, asked) == (told, ["first", "spare"])
 
@@ -458,7 +458,7 @@ async def test_an_agent_without_a_model_works_whatever_model_is_configured(env: 
     models = Models(env, SystemClock(), is_open=True)
     spec = LLMSpec(model="silent")
     assert models.sees_images(spec)
-    llm, _ = await models.of(spec)
+    llm, _ = await models.get_client(spec)
     assert (await llm.complete(REQUEST)).text == ""
     await models.aclose()
 
@@ -475,7 +475,9 @@ def test_routed_model_is_called_without_the_router(tmp_path: Path) -> None:
     )
     of = Models({"LLM_CONFIG": str(path)}, SystemClock(), is_open=True)
     routers = [
-        config and config.router for name in ("auto", f"auto{ROUTED}") if (config := of.settings(LLMSpec(model=name)))
+        config and config.router
+        for name in ("auto", f"auto{ROUTED}")
+        if (config := of.find_settings(LLMSpec(model=name)))
     ]
     assert [router is None for router in routers] == [False, True]
 
@@ -483,11 +485,11 @@ def test_routed_model_is_called_without_the_router(tmp_path: Path) -> None:
 async def test_clients_have_a_bound_and_one_in_use_is_not_closed(tmp_path: Path) -> None:
     """A task chooses its temperature, and each one takes another client."""
     of = Models({"LLM_MODEL": "openai/x", "LLM_BASE_URL": "http://127.0.0.1:9/v1"}, SystemClock())
-    async with of.using(LLMSpec(temperature=0.5)) as (used, _):
-        first, _ = await of.of(LLMSpec(temperature=1.0))
+    async with of.use_client(LLMSpec(temperature=0.5)) as (used, _):
+        first, _ = await of.get_client(LLMSpec(temperature=1.0))
         for number in range(CLIENTS_LIMIT):
-            await of.of(LLMSpec(temperature=2.0 + number))
+            await of.get_client(LLMSpec(temperature=2.0 + number))
         assert len(of._clients) == CLIENTS_LIMIT
-        assert (await of.of(LLMSpec(temperature=0.5)))[0] is used
-        assert (await of.of(LLMSpec(temperature=1.0)))[0] is not first
+        assert (await of.get_client(LLMSpec(temperature=0.5)))[0] is used
+        assert (await of.get_client(LLMSpec(temperature=1.0)))[0] is not first
     await of.aclose()

@@ -9,9 +9,9 @@ import pytest
 from broker.runtime.clock import SystemClock
 from controller_worker.model.registry import create_llm
 from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.context_management import with_betas
+from controller_worker.providers.context_management import add_betas
 from controller_worker.providers.errors import LLMConfigError
-from controller_worker.providers.parameters import chat_parameters, messages_parameters
+from controller_worker.providers.parameters import make_chat_parameters, make_messages_parameters
 
 CLAUDE = "claude-sonnet-4-5"
 
@@ -21,13 +21,13 @@ def config(**fields: Any) -> LLMConfig:
 
 
 def test_they_are_off() -> None:
-    assert "context_management" not in messages_parameters(config(), CLAUDE)
-    assert with_betas({}, config().context_management) == {}
+    assert "context_management" not in make_messages_parameters(config(), CLAUDE)
+    assert add_betas({}, config().context_management) == {}
 
 
 def test_true_asks_for_the_values_of_the_provider() -> None:
     spec = {"compact": True, "clear_tool_uses": True, "clear_thinking": True}
-    fields = messages_parameters(config(context_management=spec), CLAUDE)
+    fields = make_messages_parameters(config(context_management=spec), CLAUDE)
     kinds = ["clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"]
     assert fields["context_management"] == {"edits": [{"type": kind} for kind in kinds]}
 
@@ -49,8 +49,8 @@ def test_the_environment_holds_them_as_json() -> None:
 def test_the_beta_header_keeps_what_else_it_names() -> None:
     spec = config(context_management={"compact": True, "clear_tool_uses": True}).context_management
     betas = "context-management-2025-06-27,compact-2026-01-12"
-    assert with_betas({"a": "b"}, spec) == {"a": "b", "anthropic-beta": betas}
-    assert with_betas({"Anthropic-Beta": "x, compact-2026-01-12"}, spec) == {
+    assert add_betas({"a": "b"}, spec) == {"a": "b", "anthropic-beta": betas}
+    assert add_betas({"Anthropic-Beta": "x, compact-2026-01-12"}, spec) == {
         "anthropic-beta": "x,compact-2026-01-12,context-management-2025-06-27"
     }
 
@@ -75,10 +75,10 @@ def test_what_cannot_be_used_is_named(spec: dict[str, Any], complaint: str) -> N
 
 def test_a_model_that_takes_none_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     settings: dict[str, Any] = {"model": "openai/gpt-4o", "context_management": {"compact": True}}
-    assert "context_management" not in chat_parameters(LLMConfig.create(**settings), "gpt-4o")
+    assert "context_management" not in make_chat_parameters(LLMConfig.create(**settings), "gpt-4o")
     assert "does not support context_management" in caplog.text
     with pytest.raises(LLMConfigError, match="does not support context_management"):
-        chat_parameters(LLMConfig.create(**settings, drop_params=False), "gpt-4o")
+        make_chat_parameters(LLMConfig.create(**settings, drop_params=False), "gpt-4o")
 
 
 def test_a_claude_by_another_protocol_takes_none_either(caplog: pytest.LogCaptureFixture) -> None:

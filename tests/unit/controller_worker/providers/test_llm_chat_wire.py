@@ -10,13 +10,13 @@ import pytest
 
 from broker.contract.tool_specs import ToolSpec
 from controller_worker.providers.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
-from controller_worker.providers.llm import ModelRequest, Usage
+from controller_worker.providers.llm import CallUsage, ModelRequest
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
 from controller_worker.providers.wires.chat_stream import ChatStream
-from controller_worker.providers.wires.chat_wire import SEE_BELOW, ChatWire, chat_tools, read_chat_reply
-from controller_worker.providers.wires.provider_errors import StreamedError, model_error
-from controller_worker.providers.wires.raw_client import parsed
-from controller_worker.providers.wires.reply import CUT_CALL, Reply
+from controller_worker.providers.wires.chat_wire import SEE_BELOW, ChatWire, read_chat_reply, write_tools
+from controller_worker.providers.wires.provider_errors import StreamedError, to_model_error
+from controller_worker.providers.wires.raw_client import parse_body
+from controller_worker.providers.wires.reply import CUT_CALL, ParsedReply
 
 MARK = {"type": "ephemeral"}
 HISTORY = (
@@ -35,7 +35,7 @@ CALLS = [{"id": "t1", "type": "function", "function": {"name": "execute_bash", "
 
 
 def chat_messages(messages: Any, *, cache_marks: bool, is_claude: bool) -> list[dict[str, Any]]:
-    return ChatWire(cache_marks=cache_marks, thoughts="signed" if is_claude else "none").values(messages)
+    return ChatWire(cache_marks=cache_marks, thoughts="signed" if is_claude else "none").write_values(messages)
 
 
 def test_plain_text_is_a_string() -> None:
@@ -124,9 +124,9 @@ def test_claude_takes_pictures_in_results() -> None:
 def test_messages_with_pictures_are_written_once() -> None:
     wire = ChatWire(cache_marks=False, thoughts="none")
     request = ModelRequest(messages=TWO_CALLS, tools=(), conversation_id="c", iteration=1, workspace="/workspace")
-    assert json.loads(wire.body({"model": "m"}, request))["messages"] == wire.values(TWO_CALLS)
+    assert json.loads(wire.write_body({"model": "m"}, request))["messages"] == wire.write_values(TWO_CALLS)
     made = len(wire.written)
-    wire.body({"model": "m"}, request)
+    wire.write_body({"model": "m"}, request)
     assert len(wire.written) == made
 
 
@@ -136,7 +136,7 @@ def test_an_empty_message_stays_empty_even_when_marked() -> None:
 
 def test_tools() -> None:
     parameters = {"type": "object", "properties": {}}
-    assert chat_tools([ToolSpec("think", "Think.", parameters)]) == [
+    assert write_tools([ToolSpec("think", "Think.", parameters)]) == [
         {"type": "function", "function": {"name": "think", "description": "Think.", "parameters": parameters}}
     ]
 
@@ -146,8 +146,8 @@ def test_bytes_and_values_say_the_same_while_the_history_grows(cache_marks: bool
     wire = ChatWire(cache_marks=cache_marks, thoughts="signed")
     history = list(HISTORY)
     for number in range(5):
-        body = wire.body({"model": "m"}, ModelRequest(history, (), "c1", number, "/w"))
-        assert json.loads(body) == {"model": "m", "messages": wire.values(history)}
+        body = wire.write_body({"model": "m"}, ModelRequest(history, (), "c1", number, "/w"))
+        assert json.loads(body) == {"model": "m", "messages": wire.write_values(history)}
         history += [Message("user", (TextPart(f"more {number}"),)), Message("assistant", (TextPart("ü"),))]
     assert len(wire.written) == len(history) - (5 if cache_marks else 2)
 
@@ -169,7 +169,7 @@ def test_a_reply() -> None:
             "cache_creation_input_tokens": 20,
         },
     }  # fmt: skip
-    assert read_chat_reply(answer) == Reply(
+    assert read_chat_reply(answer) == ParsedReply(
         text="I look.",
         tool_calls=(
             ToolCall("t1", "execute_bash", '{"command": "ls'),
@@ -180,21 +180,21 @@ def test_a_reply() -> None:
         model="m",
         response_id="r",
         stop_reason="tool_calls",
-        usage=Usage(prompt_tokens=130, completion_tokens=7, cache_read_tokens=100, cache_write_tokens=20),
+        usage=CallUsage(prompt_tokens=130, completion_tokens=7, cache_read_tokens=100, cache_write_tokens=20),
     )
 
 
 @pytest.mark.parametrize(
     ("usage", "read"),
     [
-        (None, Usage()),
-        ([], Usage()),
-        ("many", Usage()),
-        ({"prompt_tokens": 10**30, "completion_tokens": -1, "prompt_tokens_details": "none"}, Usage()),
-        ({"prompt_tokens": 12.0, "completion_tokens": 0.5}, Usage(prompt_tokens=12)),
+        (None, CallUsage()),
+        ([], CallUsage()),
+        ("many", CallUsage()),
+        ({"prompt_tokens": 10**30, "completion_tokens": -1, "prompt_tokens_details": "none"}, CallUsage()),
+        ({"prompt_tokens": 12.0, "completion_tokens": 0.5}, CallUsage(prompt_tokens=12)),
     ],
 )
-def test_a_usage_of_another_form_spoils_no_reply(usage: Any, read: Usage) -> None:
+def test_a_usage_of_another_form_spoils_no_reply(usage: Any, read: CallUsage) -> None:
     assert read_chat_reply(reply("Hi.") | {"usage": usage}).usage == read
 
 
@@ -246,8 +246,8 @@ def test_an_error_in_a_choice_is_no_answer(choice: dict[str, Any]) -> None:
     """OpenRouter's form of a provider that fails within its reply."""
     reply = {"id": "r", "model": "m", "choices": [{"message": {"content": "The ans"}, **choice}]}
     with pytest.raises(StreamedError) as raised:
-        parsed(json.dumps(reply).encode())
-    error = model_error(raised.value)
+        parse_body(json.dumps(reply).encode())
+    error = to_model_error(raised.value)
     assert error.retryable
     assert error.code == ("service_unavailable" if "error" in choice else "internal")
     chunk = {"id": "r", "model": "m", "choices": [{"index": 0, "delta": {"content": "The ans"}, **choice}]}
@@ -258,7 +258,7 @@ def test_an_error_in_a_choice_is_no_answer(choice: dict[str, Any]) -> None:
 def test_an_error_beside_choices_is_no_answer() -> None:
     choice = {"message": {"content": "The ans"}, "finish_reason": "stop"}
     with pytest.raises(StreamedError):
-        parsed(json.dumps({"error": {"code": 502, "message": "down"}, "choices": [choice]}).encode())
+        parse_body(json.dumps({"error": {"code": 502, "message": "down"}, "choices": [choice]}).encode())
 
 
 CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
@@ -292,7 +292,7 @@ def test_calls_beside_a_refusal_are_not_carried_out() -> None:
                 "total_tokens": 115,
                 "completion_tokens_details": {"reasoning_tokens": 100},
             },
-            Usage(10, 105),
+            CallUsage(10, 105),
         ),
         (  # OpenAI: they are a part of it
             {
@@ -301,12 +301,12 @@ def test_calls_beside_a_refusal_are_not_carried_out() -> None:
                 "total_tokens": 115,
                 "completion_tokens_details": {"reasoning_tokens": 100},
             },
-            Usage(10, 105),
+            CallUsage(10, 105),
         ),
-        ({"prompt_tokens": 10, "completion_tokens": 5, "cached_tokens": 8}, Usage(10, 5, 8)),  # Kimi
-        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_cache_hit_tokens": 8}, Usage(10, 5, 8)),  # DeepSeek
-        ({"prompt_tokens": 10, "completion_tokens": 5, "completion_tokens_details": 7}, Usage(10, 5)),
+        ({"prompt_tokens": 10, "completion_tokens": 5, "cached_tokens": 8}, CallUsage(10, 5, 8)),  # Kimi
+        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_cache_hit_tokens": 8}, CallUsage(10, 5, 8)),  # DeepSeek
+        ({"prompt_tokens": 10, "completion_tokens": 5, "completion_tokens_details": 7}, CallUsage(10, 5)),
     ],
 )
-def test_usage_in_the_forms_of_other_providers(reported: dict[str, Any], usage: Usage) -> None:
+def test_usage_in_the_forms_of_other_providers(reported: dict[str, Any], usage: CallUsage) -> None:
     assert read_chat_reply(reply("x") | {"usage": reported}).usage == usage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from controller_worker.providers.choices import SAME_ELSEWHERE, BatchSpec
+from controller_worker.providers.choices import REPEATED_ELSEWHERE, BatchSpec
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import MODEL_ERRORS
 from controller_worker.providers.profiles import Profiles
@@ -19,7 +19,7 @@ def test_the_examples_can_be_read(tmp_path: Path) -> None:
     keys = {name: f"key of {name}" for name in re.findall(r"\$\{(\w+)\}", DOCS)}
     profiles = Profiles.from_env({"LLM_CONFIG": str(path)} | keys)
     assert profiles.names == ("spare", "long", "local", "shortened", "auto", "cheap")
-    named = {name: profiles.named(name) for name in profiles.names}
+    named = {name: profiles.load_profile(name) for name in profiles.names}
     assert named["spare"].secrets == ("key of SECOND_KEY",)
     assert named["cheap"].batch == BatchSpec()
     router = named["auto"].router
@@ -38,4 +38,4 @@ def test_every_error_is_where_it_belongs() -> None:
     assert told.keys() == MODEL_ERRORS.keys()
     for code, (again, asked) in told.items():
         assert (again == "yes") == MODEL_ERRORS[code].retryable, code
-        assert (asked != "yes") == (code in SAME_ELSEWHERE), code
+        assert (asked != "yes") == (code in REPEATED_ELSEWHERE), code

@@ -9,7 +9,12 @@ import pytest
 
 from broker.testing.manual_clock import ManualClock
 from controller_worker.providers.errors import MODEL_ERRORS, ModelError, RateLimitError
-from controller_worker.providers.wires.provider_errors import MASK, StreamedError, model_error, retry_after_seconds
+from controller_worker.providers.wires.provider_errors import (
+    MASK,
+    StreamedError,
+    parse_retry_after_seconds,
+    to_model_error,
+)
 
 
 class StatusError(Exception):
@@ -51,7 +56,7 @@ def test_codes_retries_and_statuses() -> None:
     ],
 )  # fmt: skip
 def test_statuses(status: int, code: str) -> None:
-    assert model_error(StatusError("text", status)).code == code
+    assert to_model_error(StatusError("text", status)).code == code
 
 
 @pytest.mark.parametrize(
@@ -67,7 +72,7 @@ def test_statuses(status: int, code: str) -> None:
     ],
 )
 def test_the_context_window_texts_of_openhands(text: str) -> None:
-    error = model_error(StatusError(text, 500))
+    error = to_model_error(StatusError(text, 500))
     assert (error.code, error.retryable) == ("context_window", False)
     assert error.last_error == f"LLMContextWindowExceedError: {text}"
 
@@ -133,7 +138,7 @@ def test_the_context_window_texts_of_openhands(text: str) -> None:
 )
 def test_the_context_window_texts_of_other_servers(text: str) -> None:
     for status in (400, 500):
-        assert model_error(StatusError(text, status)).code == "context_window"
+        assert to_model_error(StatusError(text, status)).code == "context_window"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +181,7 @@ def test_the_context_window_texts_of_other_servers(text: str) -> None:
     ],
 )
 def test_texts_that_say_something_else(text: str, status: int, code: str) -> None:
-    assert model_error(StatusError(text, status)).code == code
+    assert to_model_error(StatusError(text, status)).code == code
 
 
 @pytest.mark.parametrize("is_list", [False, True])
@@ -184,14 +189,14 @@ def test_a_delay_that_google_puts_into_the_body(is_list: bool) -> None:
     kind = {"@type": "type.googleapis.com/google.rpc.RetryInfo"}
     body = {"error": {"code": 429, "details": [{"@type": "x"}, 7, kind | {"retryDelay": "20.5s"}]}}
     error = StatusError("slow", 429, [body] if is_list else body)
-    assert model_error(error).retry_after_seconds == 20.5
+    assert to_model_error(error).retry_after_seconds == 20.5
     for odd in ("soon", None, -3, "9" * 30 + "s"):
         odd_body = {"error": {"details": [kind | {"retryDelay": odd}]}}
-        assert model_error(StatusError("slow", 429, odd_body)).retry_after_seconds is None
+        assert to_model_error(StatusError("slow", 429, odd_body)).retry_after_seconds is None
 
 
 def test_half_of_a_joined_text_is_not_enough() -> None:
-    assert model_error(StatusError("the maximum context length is 8192", 400)).code == "bad_request"
+    assert to_model_error(StatusError("the maximum context length is 8192", 400)).code == "bad_request"
 
 
 @pytest.mark.parametrize(
@@ -206,7 +211,7 @@ def test_half_of_a_joined_text_is_not_enough() -> None:
     ],
 )
 def test_codes_in_the_body_win_over_the_status(body: dict[str, object], code: str) -> None:
-    error = model_error(StatusError("outer", 429, body))
+    error = to_model_error(StatusError("outer", 429, body))
     assert error.code == code
     assert error.provider_text in ("quota", "pay", "long", "no", "slow")
 
@@ -221,51 +226,51 @@ def test_codes_in_the_body_win_over_the_status(body: dict[str, object], code: st
     ],
 )
 def test_a_status_within_a_stream(error: dict[str, object], code: str) -> None:
-    assert model_error(StreamedError({"error": error})).code == code
+    assert to_model_error(StreamedError({"error": error})).code == code
 
 
 def test_a_body_that_is_all_of_the_text_is_read() -> None:
     wrapper = StatusError("litellm.RateLimitError: DeepseekException - …", 429)
     wrapper.__cause__ = StatusError('{"error": {"message": "no money", "code": "insufficient_quota"}}', 429)
-    error = model_error(wrapper)
+    error = to_model_error(wrapper)
     assert (error.code, error.provider_text) == ("out_of_credits", "no money")
     wrapper.__cause__ = StatusError(str(b'{"error": {"message": "no money", "code": "insufficient_quota"}}'), 429)
-    assert model_error(wrapper).provider_text == "no money"
+    assert to_model_error(wrapper).provider_text == "no money"
     for text in ("{", '{"error": "no money"}', "{}", '{"a":' * 100_000, "b'{", "b'{'.x", "b'" + "(" * 100_000):
-        assert model_error(StatusError(text, 429)).code == "rate_limit"
+        assert to_model_error(StatusError(text, 429)).code == "rate_limit"
 
 
 def test_a_reply_that_the_client_cannot_read_is_malformed() -> None:
-    assert model_error(StatusError("invalid response object", 200)).code == "malformed_reply"
+    assert to_model_error(StatusError("invalid response object", 200)).code == "malformed_reply"
 
 
 def test_the_cause_tells_what_a_wrapper_hides() -> None:
     wrapper = StatusError("internal error", 500)
     wrapper.__cause__ = TimeoutError("read timed out")
-    error = model_error(wrapper)
+    error = to_model_error(wrapper)
     assert (error.code, error.message) == ("timeout", "internal error (read timed out)")
 
 
 def test_the_innermost_cause_knows_best() -> None:
     wrapper = TimeoutError("timed out")
     wrapper.__cause__ = ConnectionRefusedError("refused")
-    assert model_error(wrapper).code == "service_unavailable"
+    assert to_model_error(wrapper).code == "service_unavailable"
 
 
 def test_our_own_errors_pass_unchanged() -> None:
     ours = RateLimitError("slow", retry_after_seconds=3.0)
     wrapper = StatusError("wrapped", 500)
     wrapper.__cause__ = ours
-    assert model_error(wrapper) is ours
+    assert to_model_error(wrapper) is ours
 
 
 def test_what_nobody_knows_is_not_retried() -> None:
-    error = model_error(KeyError("x"))
+    error = to_model_error(KeyError("x"))
     assert (type(error), error.code, error.retryable) == (ModelError, "model_error", False)
 
 
 def test_secrets_are_masked_and_texts_are_short() -> None:
-    error = model_error(StatusError("Incorrect key sk-12345 " + "x" * 10_000, 401), secrets=["sk-12345", "key", ""])
+    error = to_model_error(StatusError("Incorrect key sk-12345 " + "x" * 10_000, 401), secrets=["sk-12345", "key", ""])
     assert str(error).startswith(f"Incorrect key {MASK} xxx")
     assert len(error.provider_text) == 2_000
     assert error.remedy == "Check LLM_API_KEY."
@@ -274,7 +279,7 @@ def test_secrets_are_masked_and_texts_are_short() -> None:
 def test_a_chain_that_bites_its_tail_ends() -> None:
     first, second = StatusError("a", 429), StatusError("b", 500)
     first.__cause__, second.__cause__ = second, first
-    assert model_error(first).code == "rate_limit"
+    assert to_model_error(first).code == "rate_limit"
 
 
 @pytest.mark.parametrize(
@@ -298,20 +303,20 @@ def test_a_chain_that_bites_its_tail_ends() -> None:
 )
 def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
     now = ManualClock().now()
-    assert retry_after_seconds(headers, now) == seconds
-    assert model_error(StatusError("slow", 429, headers=headers), now=now).retry_after_seconds == seconds
+    assert parse_retry_after_seconds(headers, now) == seconds
+    assert to_model_error(StatusError("slow", 429, headers=headers), now=now).retry_after_seconds == seconds
 
 
 def test_retry_after_as_a_date() -> None:
     now = ManualClock().now()
     due = format_datetime(now + timedelta(seconds=90), usegmt=True)
-    assert retry_after_seconds({"retry-after": due}, now) == 90.0
-    assert retry_after_seconds({"retry-after": due}, None) is None
+    assert parse_retry_after_seconds({"retry-after": due}, now) == 90.0
+    assert parse_retry_after_seconds({"retry-after": due}, None) is None
 
 
 @pytest.mark.parametrize(
     ("text", "code"), [("prompt is too long: 9 > 8", "context_window"), ("insufficient balance", "out_of_credits")]
 )
 def test_plain_text_error_within_a_reply_has_its_class(text: str, code: str) -> None:
-    error = model_error(StreamedError({"error": text}))
+    error = to_model_error(StreamedError({"error": text}))
     assert (error.code, error.provider_text) == (code, text)

@@ -10,12 +10,12 @@ import pytest
 
 from broker.contract.tool_specs import ToolSpec
 from controller_worker.providers.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
-from controller_worker.providers.llm import ModelRequest, Usage
+from controller_worker.providers.llm import CallUsage, ModelRequest
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
 from controller_worker.providers.wires.chat_wire import ChatWire
 from controller_worker.providers.wires.messages_wire import MessagesWire, read_message
-from controller_worker.providers.wires.raw_client import parsed
-from controller_worker.providers.wires.reply import Reply
+from controller_worker.providers.wires.raw_client import parse_body
+from controller_worker.providers.wires.reply import ParsedReply
 
 BASH = ToolSpec("execute_bash", "Run a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
 MARK = {"type": "ephemeral"}
@@ -40,13 +40,17 @@ def request(*messages: Message, tools: tuple[ToolSpec, ...] = ()) -> ModelReques
 
 
 def written(*messages: Message, caching: bool = False, tools: tuple[ToolSpec, ...] = ()) -> dict[str, Any]:
-    body = MessagesWire(caching_prompt=caching).body({"model": "m", "max_tokens": 9}, request(*messages, tools=tools))
+    body = MessagesWire(caching_prompt=caching).write_body(
+        {"model": "m", "max_tokens": 9}, request(*messages, tools=tools)
+    )
     parsed: dict[str, Any] = json.loads(body)
     return parsed
 
 
 def test_the_smallest_request_byte_for_byte() -> None:
-    body = MessagesWire(caching_prompt=False).body({"model": "m", "max_tokens": 9}, request(text("user", "Grüß Gott")))
+    body = MessagesWire(caching_prompt=False).write_body(
+        {"model": "m", "max_tokens": 9}, request(text("user", "Grüß Gott"))
+    )
     assert (
         body
         == (
@@ -194,15 +198,15 @@ def test_request_may_be_rewritten_while_its_history_grows() -> None:
     wire = MessagesWire(caching_prompt=True)
     history = [text("system", "Be good."), text("user", "go")]
     for number in range(30):
-        fresh = MessagesWire(caching_prompt=True).body({"model": "m"}, request(*history))
-        assert wire.body({"model": "m"}, request(*history)) == fresh
+        fresh = MessagesWire(caching_prompt=True).write_body({"model": "m"}, request(*history))
+        assert wire.write_body({"model": "m"}, request(*history)) == fresh
         history += [calls(f"t{number}", said=f"step {number}"), result(f"t{number}", "x" * number)]
 
 
 def test_what_was_written_is_forgotten_with_its_message() -> None:
     wire = MessagesWire(caching_prompt=False)
     messages = [text("user", "one"), calls("t1"), result("t1", "two")]
-    wire.body({}, request(*messages))
+    wire.write_body({}, request(*messages))
     assert len(wire.written) == 3
     del messages[:]
     gc.collect()
@@ -226,14 +230,14 @@ def test_a_reply() -> None:
             "input_tokens": 10, "output_tokens": 7, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 20,
         },
     )  # fmt: skip
-    assert read_message(parsed(body)) == Reply(
+    assert read_message(parse_body(body)) == ParsedReply(
         text="I look.",
         tool_calls=(ToolCall("t1", "execute_bash", '{"command": "echo ü"}'),),
         thinking_blocks=tuple(thinking),
         model="claude-x",
         response_id="msg_1",
         stop_reason="tool_calls",
-        usage=Usage(prompt_tokens=130, completion_tokens=7, cache_read_tokens=100, cache_write_tokens=20),
+        usage=CallUsage(prompt_tokens=130, completion_tokens=7, cache_read_tokens=100, cache_write_tokens=20),
     )
 
 
@@ -246,12 +250,12 @@ def test_a_reply() -> None:
     ],
 )  # fmt: skip
 def test_stop_reasons(sent: str | None, read: str) -> None:
-    assert read_message(parsed(reply_body({"type": "text", "text": "x"}, stop_reason=sent))).stop_reason == read
+    assert read_message(parse_body(reply_body({"type": "text", "text": "x"}, stop_reason=sent))).stop_reason == read
 
 
 def test_a_refusal_is_no_reply_whatever_was_written_before() -> None:
     with pytest.raises(ContentPolicyError, match="refused to answer"):
-        read_message(parsed(reply_body({"type": "text", "text": "Sure, fir"}, stop_reason="refusal")))
+        read_message(parse_body(reply_body({"type": "text", "text": "Sure, fir"}, stop_reason="refusal")))
 
 
 @pytest.mark.parametrize(
@@ -264,7 +268,7 @@ def test_a_refusal_is_no_reply_whatever_was_written_before() -> None:
     ],
 )
 def test_counts_that_are_none_are_nothing(usage: Any) -> None:
-    assert read_message(parsed(reply_body({"type": "text", "text": "x"}, usage=usage))).usage == Usage()
+    assert read_message(parse_body(reply_body({"type": "text", "text": "x"}, usage=usage))).usage == CallUsage()
 
 
 @pytest.mark.parametrize(
@@ -278,7 +282,7 @@ def test_counts_that_are_none_are_nothing(usage: Any) -> None:
 )  # fmt: skip
 def test_what_is_no_message_is_refused(body: bytes) -> None:
     with pytest.raises(MalformedReplyError) as caught:
-        read_message(parsed(body))
+        read_message(parse_body(body))
     assert caught.value.retryable is True
 
 
@@ -296,5 +300,5 @@ def test_what_is_no_message_is_refused(body: bytes) -> None:
 )
 def test_replies_with_nothing_in_them(body: bytes, error: type[ModelError], said: str) -> None:
     with pytest.raises(error) as caught:
-        read_message(parsed(body))
+        read_message(parse_body(body))
     assert caught.value.message == said

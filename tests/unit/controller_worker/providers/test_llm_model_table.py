@@ -9,29 +9,37 @@ from dataclasses import asdict, replace
 import pytest
 
 from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.llm import Usage
-from controller_worker.providers.model_features import features_of, normalised
-from controller_worker.providers.model_table import ModelRow, Prices, Sale, _row, call_cost_usd, cost_usd, look_up
+from controller_worker.providers.llm import CallUsage
+from controller_worker.providers.model_features import find_features, normalise_name
+from controller_worker.providers.model_table import (
+    CallPricing,
+    ModelRow,
+    Prices,
+    _row,
+    compute_call_cost_usd,
+    compute_cost_usd,
+    look_up,
+)
 from controller_worker.providers.openai_backend import COST_HEADER
-from controller_worker.providers.parameters import chat_parameters, messages_parameters
-from controller_worker.providers.wires.reply import told_usd
+from controller_worker.providers.parameters import make_chat_parameters, make_messages_parameters
+from controller_worker.providers.wires.reply import parse_reported_usd
 
 
 def test_a_cost_counts_every_token_once() -> None:
     prices = Prices(input=3e-6, output=15e-6, cache_read=0.3e-6, cache_write=3.75e-6)
-    usage = Usage(prompt_tokens=1_000, completion_tokens=100, cache_read_tokens=600, cache_write_tokens=300)
+    usage = CallUsage(prompt_tokens=1_000, completion_tokens=100, cache_read_tokens=600, cache_write_tokens=300)
     # 100 * 3 + 600 * 0.3 + 300 * 3.75 + 100 * 15 = 300 + 180 + 1125 + 1500 microdollars
-    assert cost_usd(prices, usage) == pytest.approx(3_105e-6)
+    assert compute_cost_usd(prices, usage) == pytest.approx(3_105e-6)
 
 
 def test_cache_without_its_own_price_costs_like_input() -> None:
-    usage = Usage(prompt_tokens=1_000, cache_read_tokens=1_000)
-    assert cost_usd(Prices(input=2e-6, output=1e-6), usage) == pytest.approx(2e-3)
+    usage = CallUsage(prompt_tokens=1_000, cache_read_tokens=1_000)
+    assert compute_cost_usd(Prices(input=2e-6, output=1e-6), usage) == pytest.approx(2e-3)
 
 
 def test_more_cached_than_sent_costs_no_less_than_nothing() -> None:
-    usage = Usage(prompt_tokens=10, cache_read_tokens=50, cache_write_tokens=50)
-    assert cost_usd(Prices(input=1e-6, output=1e-6, cache_read=0.5e-6), usage) == pytest.approx(5e-6)
+    usage = CallUsage(prompt_tokens=10, cache_read_tokens=50, cache_write_tokens=50)
+    assert compute_cost_usd(Prices(input=1e-6, output=1e-6, cache_read=0.5e-6), usage) == pytest.approx(5e-6)
 
 
 def test_an_unknown_model_has_no_price() -> None:
@@ -41,19 +49,19 @@ def test_an_unknown_model_has_no_price() -> None:
 
 def test_a_row_without_prices_costs_unknown_and_not_nothing() -> None:
     row = ModelRow(None, (), None, None, False, False, True, False, False, False)
-    assert row.cost_usd(Usage(prompt_tokens=5)) is None
+    assert row.cost_usd(CallUsage(prompt_tokens=5)) is None
 
 
 def test_a_batched_call_costs_what_the_table_says_or_half() -> None:
     row = look_up("claude-sonnet-4-5")
     assert row is not None
-    usage = Usage(prompt_tokens=1_000, completion_tokens=100, cache_read_tokens=500)
-    batched = row.cost_usd(usage, Sale(is_batched=True))
+    usage = CallUsage(prompt_tokens=1_000, completion_tokens=100, cache_read_tokens=500)
+    batched = row.cost_usd(usage, CallPricing(is_batched=True))
     assert batched == pytest.approx(500 * 1.5e-6 + 500 * 1.5e-7 + 100 * 7.5e-6)
     untold = replace(row, batch_prices=None)
-    assert untold.cost_usd(usage, Sale(is_batched=True)) == pytest.approx(batched)
+    assert untold.cost_usd(usage, CallPricing(is_batched=True)) == pytest.approx(batched)
     own = LLMConfig(model="m", input_cost_per_token=0.01, output_cost_per_token=0.02)
-    assert call_cost_usd(own, None, Usage(10, 10), Sale(is_batched=True)) == pytest.approx(0.15)
+    assert compute_call_cost_usd(own, None, CallUsage(10, 10), CallPricing(is_batched=True)) == pytest.approx(0.15)
 
 
 def test_a_known_model_with_and_without_its_provider() -> None:
@@ -68,8 +76,8 @@ def test_a_known_model_with_and_without_its_provider() -> None:
 def test_long_prompts_have_prices_of_their_own() -> None:
     row = look_up("gemini/gemini-2.5-pro")
     assert row is not None
-    assert row.cost_usd(Usage(prompt_tokens=200_000)) == pytest.approx(0.25)
-    assert row.cost_usd(Usage(prompt_tokens=200_001)) == pytest.approx(0.5000025)
+    assert row.cost_usd(CallUsage(prompt_tokens=200_000)) == pytest.approx(0.25)
+    assert row.cost_usd(CallUsage(prompt_tokens=200_001)) == pytest.approx(0.5000025)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,7 @@ def test_long_prompts_have_prices_of_their_own() -> None:
     ],
 )
 def test_a_gateway_may_tell_the_cost(headers: dict[str, str], told: float | None) -> None:
-    assert told_usd(headers.get(COST_HEADER)) == told
+    assert parse_reported_usd(headers.get(COST_HEADER)) == told
 
 
 def test_the_table_is_read_without_importing_a_client() -> None:
@@ -126,7 +134,7 @@ def test_models_missing_in_the_table_do_not_reread_it() -> None:
     ],
 )
 def test_names_are_normalised_as_in_openhands(model: str, name: str) -> None:
-    assert normalised(model) == name
+    assert normalise_name(model) == name
 
 
 FEATURES = {
@@ -150,7 +158,7 @@ FEATURES = {
 
 @pytest.mark.parametrize("model", FEATURES)
 def test_features(model: str) -> None:
-    found = asdict(features_of(model))
+    found = asdict(find_features(model))
     del found["sampling_defaults"], found["thoughts"]
     assert " ".join(name for name, value in found.items() if value) == FEATURES[model]
 
@@ -163,30 +171,30 @@ def test_features(model: str) -> None:
     ],
 )
 def test_no_default_is_sent_to_models_that_may_refuse(model: str, takes: bool) -> None:
-    assert features_of(model).sampling_defaults is takes
+    assert find_features(model).sampling_defaults is takes
     config = LLMConfig.create(model=model)
-    assert ("temperature" in chat_parameters(config, model)) is takes
-    chosen = chat_parameters(LLMConfig.create(model=model, temperature=0.6), model)
-    assert chosen.get("temperature") == (None if features_of(model).reasoning else 0.6)
+    assert ("temperature" in make_chat_parameters(config, model)) is takes
+    chosen = make_chat_parameters(LLMConfig.create(model=model, temperature=0.6), model)
+    assert chosen.get("temperature") == (None if find_features(model).reasoning else 0.6)
 
 
 @pytest.mark.parametrize("model", ["gpt-10", "kimi-k2.6", "kimi-k3", "gemini/gemini-3-pro-preview", "gemini-4-pro"])
 def test_unknown_reasoning_model_takes_effort_without_default(model: str) -> None:
-    parameters = chat_parameters(LLMConfig.create(model=model, reasoning_effort="high"), model)
+    parameters = make_chat_parameters(LLMConfig.create(model=model, reasoning_effort="high"), model)
     assert parameters == {"reasoning_effort": "high"}
 
 
 def test_a_row_with_tiers_of_another_kind_has_no_price() -> None:
     row = look_up("exa_ai/search")  # priced by the number of results
     assert row is not None
-    assert row.cost_usd(Usage(prompt_tokens=1)) is None
+    assert row.cost_usd(CallUsage(prompt_tokens=1)) is None
 
 
 def test_tiered_rows_of_qwen_are_priced() -> None:
     row = look_up("dashscope/qwen-flash")
     assert row is not None
-    assert row.cost_usd(Usage(prompt_tokens=1_000, completion_tokens=10)) == pytest.approx(1_000 * 5e-8 + 10 * 4e-7)
-    assert row.cost_usd(Usage(prompt_tokens=300_000)) == pytest.approx(300_000 * 2.5e-7)
+    assert row.cost_usd(CallUsage(prompt_tokens=1_000, completion_tokens=10)) == pytest.approx(1_000 * 5e-8 + 10 * 4e-7)
+    assert row.cost_usd(CallUsage(prompt_tokens=300_000)) == pytest.approx(300_000 * 2.5e-7)
 
 
 @pytest.mark.parametrize("model", ["claude-sonnet-4-5", "gpt-5", "o3", "gpt-4.1"])
@@ -194,8 +202,8 @@ def test_a_batched_call_is_never_dearer_than_a_direct_one(model: str) -> None:
     row = look_up(model)
     assert row is not None
     for cached in (0, 500, 1_000):
-        usage = Usage(prompt_tokens=1_000, completion_tokens=10, cache_read_tokens=cached)
-        batched, direct = row.cost_usd(usage, Sale(is_batched=True)), row.cost_usd(usage)
+        usage = CallUsage(prompt_tokens=1_000, completion_tokens=10, cache_read_tokens=cached)
+        batched, direct = row.cost_usd(usage, CallPricing(is_batched=True)), row.cost_usd(usage)
         assert batched is not None
         assert direct is not None
         assert batched <= direct
@@ -215,37 +223,39 @@ def test_batch_without_cached_price_uses_the_direct_discount() -> None:
 def test_the_tier_that_the_provider_has_used_is_priced() -> None:
     row = look_up("gpt-5")
     assert row is not None
-    usage = Usage(1_000, 100)
-    usual, flex, priority = (row.cost_usd(usage, Sale(service_tier=name)) for name in ("default", "flex", "priority"))
+    usage = CallUsage(1_000, 100)
+    usual, flex, priority = (
+        row.cost_usd(usage, CallPricing(service_tier=name)) for name in ("default", "flex", "priority")
+    )
     assert (usual, flex, priority) == pytest.approx((2.25e-3, 1.125e-3, 4.5e-3))
 
 
 def test_long_prompt_in_a_service_tier_is_priced_there() -> None:
     row = look_up("gpt-5.4")
     assert row is not None
-    usual, flex = (row.cost_usd(Usage(300_000, 1_000), Sale(service_tier=name)) for name in ("", "flex"))
+    usual, flex = (row.cost_usd(CallUsage(300_000, 1_000), CallPricing(service_tier=name)) for name in ("", "flex"))
     assert usual is not None
     assert flex == pytest.approx(usual / 2)
 
 
 @pytest.mark.parametrize("value", [True, 10**400, "much", None, float("nan"), -1])
 def test_what_is_no_cost_is_none(value: object) -> None:
-    assert told_usd(value) is None
+    assert parse_reported_usd(value) is None
 
 
 def test_an_hour_in_the_cache_costs_twice_the_input() -> None:
     row = look_up("claude-sonnet-4-5")
     assert row is not None
-    written = Usage(prompt_tokens=1_000, cache_write_tokens=1_000)
+    written = CallUsage(prompt_tokens=1_000, cache_write_tokens=1_000)
     assert row.cost_usd(written) == pytest.approx(1_000 * 3.75e-6)
-    assert row.cost_usd(written, Sale(is_cached_for_an_hour=True)) == pytest.approx(1_000 * 6e-6)
+    assert row.cost_usd(written, CallPricing(is_cached_for_an_hour=True)) == pytest.approx(1_000 * 6e-6)
 
 
 def test_renamed_deployment_has_its_base_models_features() -> None:
     config = LLMConfig.create(model="azure/our-deployment", base_model="o3", reasoning_effort="high")
-    fields = chat_parameters(config, config.model)
+    fields = make_chat_parameters(config, config.model)
     assert fields["reasoning_effort"] == "high"
     assert "temperature" not in fields
     claude = LLMConfig.create(model="our-claude", base_model="claude-sonnet-4-5", service_tier="auto")
-    assert messages_parameters(claude, "our-claude")["max_tokens"] == 64_000
-    assert messages_parameters(claude, "our-claude")["service_tier"] == "auto"
+    assert make_messages_parameters(claude, "our-claude")["max_tokens"] == 64_000
+    assert make_messages_parameters(claude, "our-claude")["service_tier"] == "auto"

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.llm import Completion, ModelRequest, Usage
+from controller_worker.providers.llm import CallUsage, Completion, ModelRequest
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart
 from controller_worker.providers.model_table import look_up
-from controller_worker.providers.request_size import prompt_tokens, text_tokens
+from controller_worker.providers.request_size import estimate_prompt_tokens, estimate_text_tokens
 from controller_worker.providers.wires.chat_wire import read_chat_reply
 from controller_worker.providers.wires.messages_wire import read_message
-from controller_worker.providers.wires.plausible_usage import completion_of
-from controller_worker.providers.wires.reply import told_usd
+from controller_worker.providers.wires.plausible_usage import make_completion
+from controller_worker.providers.wires.reply import parse_reported_usd
 
 MODEL = "gpt-4o"  # 128,000 tokens in, 16,384 out
 PROMPT = "The tests of the parser fail since yesterday; find out why. " * 200
 ANSWER = "I have looked at the parser and at its tests, and found the cause. " * 20
 REQUEST = ModelRequest((Message("user", (TextPart(PROMPT),)),), (), "c", 1, "/workspace")
-ESTIMATE, WRITTEN = prompt_tokens(REQUEST), text_tokens(ANSWER)
+ESTIMATE, WRITTEN = estimate_prompt_tokens(REQUEST), estimate_text_tokens(ANSWER)
 
 
 def completion(usage: Any, *, request: ModelRequest = REQUEST, told: float | None = None, **known: Any) -> Completion:
@@ -30,7 +30,9 @@ def completion(usage: Any, *, request: ModelRequest = REQUEST, told: float | Non
     reply |= {"choices": [{"message": {"content": ANSWER}, "finish_reason": "stop"}]}
     config = LLMConfig(model=MODEL)
     row = look_up(MODEL)
-    return completion_of(read_chat_reply(reply), request, config, row, latency_seconds=1.0, reported_usd=told, **known)
+    return make_completion(
+        read_chat_reply(reply), request, config, row, latency_seconds=1.0, reported_usd=told, **known
+    )
 
 
 def usage(prompt: Any, answer: Any, cached: Any = 0) -> dict[str, Any]:
@@ -60,11 +62,11 @@ def usage(prompt: Any, answer: Any, cached: Any = 0) -> dict[str, Any]:
 )
 def test_a_usage_that_cannot_be_is_replaced_by_our_estimate(wrong: Any, sent_bytes: int | None) -> None:
     found = completion(wrong, sent_bytes=sent_bytes)
-    assert found.usage == Usage(ESTIMATE, WRITTEN)
+    assert found.usage == CallUsage(ESTIMATE, WRITTEN)
     assert found.is_usage_estimated
     row = look_up(MODEL)
     assert row is not None
-    assert found.cost_usd == row.cost_usd(Usage(ESTIMATE, WRITTEN))
+    assert found.cost_usd == row.cost_usd(CallUsage(ESTIMATE, WRITTEN))
 
 
 @pytest.mark.parametrize("sent_bytes", [None, len(PROMPT)])
@@ -74,23 +76,23 @@ def test_a_usage_that_cannot_be_is_replaced_by_our_estimate(wrong: Any, sent_byt
 )
 def test_a_plausible_usage_stays_as_it_was_reported(right: tuple[int, ...], sent_bytes: int | None) -> None:
     found = completion(usage(*right), sent_bytes=sent_bytes)
-    assert (found.usage, found.is_usage_estimated) == (Usage(*right), False)
+    assert (found.usage, found.is_usage_estimated) == (CallUsage(*right), False)
 
 
 def test_cache_counted_beside_the_prompt_is_counted() -> None:
-    assert completion(usage(100, 280, 2_300)).usage == Usage(2_400, 280, 2_300)
+    assert completion(usage(100, 280, 2_300)).usage == CallUsage(2_400, 280, 2_300)
     message = {"id": "r", "model": "claude", "content": [{"type": "text", "text": ANSWER}], "stop_reason": "end_turn"}
     counts = {"input_tokens": 3, "output_tokens": 280, "cache_read_input_tokens": 2_400}
     reply = read_message(message | {"usage": counts})
     config = LLMConfig(model="claude")
-    found = completion_of(reply, REQUEST, config, None, latency_seconds=1.0, sent_bytes=len(PROMPT))
-    assert found.usage == Usage(2_403, 280, 2_400)
+    found = make_completion(reply, REQUEST, config, None, latency_seconds=1.0, sent_bytes=len(PROMPT))
+    assert found.usage == CallUsage(2_403, 280, 2_400)
 
 
 def test_an_image_has_many_bytes_and_few_tokens() -> None:
     image = ImagePart("data:image/png;base64," + "A" * 4_000_000)
     request = replace(REQUEST, messages=(Message("user", (TextPart("What is this?"), image)),))
-    assert completion(usage(1_120, 280), request=request, sent_bytes=4_000_100).usage == Usage(1_120, 280)
+    assert completion(usage(1_120, 280), request=request, sent_bytes=4_000_100).usage == CallUsage(1_120, 280)
 
 
 @pytest.mark.parametrize(("said", "is_believed"), [(0.0, False), (0.002, True), (0.03, True), (9_000.0, False)])
@@ -104,12 +106,12 @@ def test_implausible_cost_is_not_believed(said: float, is_believed: bool) -> Non
     "said", [True, False, None, "", "much", [], {}, -0.1, float("nan"), float("inf"), 10**400, 1e5]
 )
 def test_what_is_no_price_is_none(said: object) -> None:
-    assert told_usd(said) is None
+    assert parse_reported_usd(said) is None
 
 
 @pytest.mark.parametrize(("said", "usd"), [(0, 0.0), (0.5, 0.5), ("0.25", 0.25)])
 def test_what_a_gateway_says_is_a_number_or_its_text(said: object, usd: float) -> None:
-    assert told_usd(said) == usd
+    assert parse_reported_usd(said) == usd
 
 
 @pytest.mark.parametrize(
@@ -126,5 +128,5 @@ def test_a_prompt_that_the_provider_shortens_counts_as_it_says(
     message = {"id": "m", "model": "claude-x", "content": [{"type": "text", "text": ANSWER}], "stop_reason": "end_turn"}
     reply = read_message(message | {"usage": {"input_tokens": counted, "output_tokens": 400}})
     config = LLMConfig.create(model="claude-x", **settings)
-    found = completion_of(reply, REQUEST, config, None, latency_seconds=1.0).usage.prompt_tokens
+    found = make_completion(reply, REQUEST, config, None, latency_seconds=1.0).usage.prompt_tokens
     assert found == (ESTIMATE if expected is None else expected)

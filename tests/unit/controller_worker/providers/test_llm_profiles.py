@@ -38,24 +38,24 @@ def profiles(tmp_path: Path, text: str = FILE, **env: str) -> Profiles:
 
 def test_without_a_file_there_is_the_environment() -> None:
     found = Profiles.from_env({"LLM_MODEL": "gpt-4o"})
-    assert (found.config().model, found.config("gpt-4o").model, found.names) == ("gpt-4o", "gpt-4o", ())
+    assert (found.load_config().model, found.load_config("gpt-4o").model, found.names) == ("gpt-4o", "gpt-4o", ())
     with pytest.raises(ModelNotOffered, match=r"'gpt-5' is not offered here. Offered models: gpt-4o\."):
-        found.config("gpt-5")
+        found.load_config("gpt-5")
 
 
 def test_a_base_without_a_model_offers_scripts_and_fallbacks() -> None:
     found = Profiles.from_env({"LLM_SCRIPTS_DIR": "/scripts", "LLM_FALLBACKS": '["gpt-4o"]'})
-    assert found.table.names("acme") == ["gpt-4o", "scripted/FILE", "replay/FILE"]
-    assert found.config(found.find("scripted/a.json", "acme")).scripts_dir == "/scripts"
+    assert found.table.list_names("acme") == ["gpt-4o", "scripted/FILE", "replay/FILE"]
+    assert found.load_config(found.find_reference("scripted/a.json", "acme")).scripts_dir == "/scripts"
 
 
 def test_a_profile_wins_over_the_model_of_the_base(tmp_path: Path) -> None:
     found = profiles(tmp_path, LLM_MODEL="local")
-    assert found.config(found.find("local", "acme")).model == "openai/my-own"
+    assert found.load_config(found.find_reference("local", "acme")).model == "openai/my-own"
 
 
 def test_the_base(tmp_path: Path) -> None:
-    config = profiles(tmp_path).config()
+    config = profiles(tmp_path).load_config()
     assert (config.model, config.num_retries, config.secrets) == ("claude-sonnet-4-5", 3, ("key-1",))
     assert config.fallbacks == (Fallback(use="spare"), Fallback(use="long", on=frozenset({"context_window"})))
     assert config.completion_kwargs == {"metadata": {"team": "a"}}
@@ -64,7 +64,7 @@ def test_the_base(tmp_path: Path) -> None:
 def test_a_profile_is_the_base_and_its_own(tmp_path: Path) -> None:
     found = profiles(tmp_path)
     assert found.names == ("spare", "local")
-    spare, local = found.config("spare", temperature=0.5), found.named("local")
+    spare, local = found.load_config("spare", temperature=0.5), found.load_profile("local")
     assert (spare.model, spare.num_retries, spare.secrets, spare.temperature) == (
         "claude-sonnet-4-5", 3, ("key-2",), 0.5,
     )  # fmt: skip
@@ -73,8 +73,8 @@ def test_a_profile_is_the_base_and_its_own(tmp_path: Path) -> None:
 
 def test_the_environment_wins_over_the_base_and_reaches_no_profile(tmp_path: Path) -> None:
     found = profiles(tmp_path, LLM_API_KEY="key-3", LLM_NUM_RETRIES="2")
-    assert (found.config().secrets, found.config().num_retries) == (("key-3",), 2)
-    assert (found.config("spare").secrets, found.config("spare").num_retries) == (("key-2",), 3)
+    assert (found.load_config().secrets, found.load_config().num_retries) == (("key-3",), 2)
+    assert (found.load_config("spare").secrets, found.load_config("spare").num_retries) == (("key-2",), 3)
 
 
 def test_keys_stay_with_their_address(tmp_path: Path) -> None:
@@ -96,12 +96,12 @@ tenants = ["acme"]
 """
     found = profiles(tmp_path, text)
     keys = {
-        name: found.config(found.find(name)).secrets
+        name: found.load_config(found.find_reference(name)).secrets
         for name in (
             "other_provider",
             "other_address",
             "same",
-            *(each for each in found.table.names("x") if "/" in each),
+            *(each for each in found.table.list_names("x") if "/" in each),
         )
     }
     assert keys == {
@@ -113,12 +113,12 @@ tenants = ["acme"]
         "anthropic/claude-haiku-4-5": ("anthropic-key",),
         "gemini/gemini-2.5-pro": (),
     }
-    assert found.config(found.find("groq/llama", "acme")).secrets == ("groq-key",)
+    assert found.load_config(found.find_reference("groq/llama", "acme")).secrets == ("groq-key",)
     for name, tenant in (("groq/llama", "x"), ("groq/../x", "acme"), ("groq/x?y", "acme"), ("many", "acme")):
         with pytest.raises(ModelNotOffered):
-            found.find(name, tenant)
+            found.find_reference(name, tenant)
     moved = profiles(tmp_path, text, LLM_MODEL="openai/gpt-5")
-    assert moved.config().secrets == ()
+    assert moved.load_config().secrets == ()
 
 
 BOUND = """
@@ -142,23 +142,23 @@ fallbacks = ["xai/grok"]
 @pytest.mark.parametrize("name", ["other_provider", "other_address", "gemini/gemini-2.5-pro", "xai/grok"])
 def test_further_fields_stay_with_their_address(tmp_path: Path, name: str) -> None:
     found = profiles(tmp_path, BOUND)
-    config = found.config(found.find(name, "acme"))
+    config = found.load_config(found.find_reference(name, "acme"))
     assert (config.completion_kwargs, config.secrets) == (None, ())
 
 
 def test_further_fields_of_the_file_reach_no_address_of_the_environment(tmp_path: Path) -> None:
     for variable in ("LLM_BASE_URL", "LITELLM_BASE_URL"):
-        moved = profiles(tmp_path, BOUND, **{variable: "http://127.0.0.1:9/v1"}).config()
+        moved = profiles(tmp_path, BOUND, **{variable: "http://127.0.0.1:9/v1"}).load_config()
         assert (moved.completion_kwargs, moved.secrets) == (None, ())
 
 
 def test_keys_in_further_fields_are_secrets(tmp_path: Path) -> None:
     found = profiles(tmp_path, BOUND)
     for name in ("anthropic/claude-sonnet-4-5", "anthropic/claude-haiku-4-5"):
-        config = found.config(found.find(name, "acme"))
+        config = found.load_config(found.find_reference(name, "acme"))
         assert set(config.secrets) == {"anthropic-key", "Bearer canary-in-a-header", "canary-in-a-header"}
         assert "canary" not in repr(config)
-    assert "canary-in-a-body" in found.config(found.find("groq/x", "acme")).secrets
+    assert "canary-in-a-body" in found.load_config(found.find_reference("groq/x", "acme")).secrets
 
 
 LIMITED = """
@@ -178,28 +178,32 @@ def test_a_fallback_is_offered_where_its_profile_is(tmp_path: Path) -> None:
     found = profiles(tmp_path, LIMITED)
     for name in ("openai/gpt-5-mini", "anthropic/claude-haiku-4-5"):
         with pytest.raises(ModelNotOffered):
-            found.find(name, "acme")
+            found.find_reference(name, "acme")
         assert not found.table.offers(name, "acme")
         reference = found.find_fallback("theirs", name, "other")
-        assert reference == found.find(name, "other")
-        assert found.config(reference).num_retries == 2
-    assert found.config(found.find("openai/gpt-5-mini", "other")).secrets == ("their-key",)
-    assert found.config(found.find("anthropic/claude-haiku-4-5", "other")).secrets == ()
+        assert reference == found.find_reference(name, "other")
+        assert found.load_config(reference).num_retries == 2
+    assert found.load_config(found.find_reference("openai/gpt-5-mini", "other")).secrets == ("their-key",)
+    assert found.load_config(found.find_reference("anthropic/claude-haiku-4-5", "other")).secrets == ()
 
 
 def test_a_fallback_of_the_base_is_for_all_though_a_profile_limits_its_model(tmp_path: Path) -> None:
     text = LIMITED.replace('api_key = "base-key"', 'api_key = "base-key"\nfallbacks = ["openai/gpt-5"]')
     found = profiles(tmp_path, text)
-    assert found.find_fallback("", "openai/gpt-5", "acme") == found.find("openai/gpt-5", "acme") == "#openai/gpt-5"
+    assert (
+        found.find_fallback("", "openai/gpt-5", "acme")
+        == found.find_reference("openai/gpt-5", "acme")
+        == "#openai/gpt-5"
+    )
     assert found.find_fallback("", "openai/gpt-5", "other") == "theirs"
 
 
 @pytest.mark.parametrize("value", ['"acme, beta"', '["acme", "beta"]'])
 def test_tenants_are_a_list_or_names_with_commas(tmp_path: Path, value: str) -> None:
     found = profiles(tmp_path, f'[llm]\nmodel = "x"\n[llm.a]\ntemperature = 1\ntenants = {value}')
-    assert [found.find("a", tenant) for tenant in ("acme", "beta")] == ["a", "a"]
+    assert [found.find_reference("a", tenant) for tenant in ("acme", "beta")] == ["a", "a"]
     with pytest.raises(ModelNotOffered):
-        found.find("a", "acme,beta")
+        found.find_reference("a", "acme,beta")
 
 
 @pytest.mark.parametrize(
@@ -207,19 +211,19 @@ def test_tenants_are_a_list_or_names_with_commas(tmp_path: Path, value: str) -> 
 )
 def test_tenants_that_cannot_be_read_offer_to_none(tmp_path: Path, value: str, complaint: str) -> None:
     found = profiles(tmp_path, f'[llm]\nmodel = "x"\n[llm.a]\ntemperature = 1\ntenants = {value}')
-    assert found.table.names("acme") == ["x"]
+    assert found.table.list_names("acme") == ["x"]
     with pytest.raises(LLMConfigError, match=complaint):
-        found.named("a")
+        found.load_profile("a")
 
 
 def test_a_pattern_of_the_base_is_checked() -> None:
     found = Profiles.from_env({"LLM_MODEL": "bedrock/*"})
     with pytest.raises(LLMConfigError, match="'bedrock/\\*' cannot be a pattern"):
-        found.config(found.find("bedrock/x", "acme"))
+        found.load_config(found.find_reference("bedrock/x", "acme"))
     found = Profiles.from_env({"LLM_MODEL": "gemini/*", "LLM_API_KEY": "k"})
-    assert found.config(found.find("gemini/x", "acme")).secrets == ("k",)
+    assert found.load_config(found.find_reference("gemini/x", "acme")).secrets == ("k",)
     with pytest.raises(LLMConfigError, match=r"'gemini/\*' matches many models. Name one"):
-        found.config()
+        found.load_config()
 
 
 @pytest.mark.parametrize(
@@ -252,18 +256,18 @@ def test_a_pattern_of_the_base_is_checked() -> None:
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(LLMConfigError) as caught:
-        profiles(tmp_path, text).config()
+        profiles(tmp_path, text).load_config()
     assert complaint in str(caught.value)
 
 
 def test_a_bad_profile_is_named(tmp_path: Path) -> None:
     with pytest.raises(LLMConfigError, match=r"Profile 'a': .* did you mean 'temperature'\?"):
-        profiles(tmp_path, '[llm]\nmodel = "x"\n[llm.a]\ntemprature = 1').config("a")
+        profiles(tmp_path, '[llm]\nmodel = "x"\n[llm.a]\ntemprature = 1').load_config("a")
 
 
 def test_a_profile_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(LLMConfigError, match=r"There is no model profile 'spar'. Did you mean 'spare'\?"):
-        profiles(tmp_path).named("spar")
+        profiles(tmp_path).load_profile("spar")
 
 
 def test_a_file_that_is_not_there() -> None:
@@ -272,7 +276,7 @@ def test_a_file_that_is_not_there() -> None:
 
 
 def test_fallbacks_from_the_environment() -> None:
-    names = Profiles.from_env({"LLM_MODEL": "x", "LLM_FALLBACKS": "a, b"}).config().fallbacks
+    names = Profiles.from_env({"LLM_MODEL": "x", "LLM_FALLBACKS": "a, b"}).load_config().fallbacks
     assert names == (Fallback(use="a"), Fallback(use="b"))
     given = Profiles.from_env({"LLM_MODEL": "x", "LLM_FALLBACKS": '["a", {"use": "b", "on": ["timeout"]}]'})
-    assert given.config().fallbacks == (Fallback(use="a"), Fallback(use="b", on=frozenset({"timeout"})))
+    assert given.load_config().fallbacks == (Fallback(use="a"), Fallback(use="b", on=frozenset({"timeout"})))

@@ -15,7 +15,7 @@ from broker.runtime.clock import SystemClock
 from controller_worker.model.registry import create_llm
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import InternalServerError, LLMConfigError, RateLimitError
-from controller_worker.providers.llm import ModelRequest, Usage
+from controller_worker.providers.llm import CallUsage, ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
 from controller_worker.providers.scripted import ScriptedLLM
 
@@ -60,7 +60,7 @@ async def test_turns_follow_the_iteration(tmp_path: Path) -> None:
         ToolCall("call_0001_1", "broken", '{"path": "/home/agent'),
     )
     assert (first.stop_reason, first.response_id, first.cost_usd) == ("tool_calls", "scripted-c1-0", None)
-    assert first.usage == Usage(prompt_tokens=10, completion_tokens=2, cache_read_tokens=4)
+    assert first.usage == CallUsage(prompt_tokens=10, completion_tokens=2, cache_read_tokens=4)
     second = await llm.complete(request(1))
     assert (second.text, second.tool_calls, second.stop_reason) == ("Done.", (), "stop")
     assert second.thinking_blocks == ({"type": "thinking", "thinking": "hm"},)

@@ -14,7 +14,7 @@ import pytest
 from broker.contract.tool_specs import ToolSpec
 from controller_worker.providers.llm import ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
-from controller_worker.providers.request_size import prompt_tokens, text_tokens
+from controller_worker.providers.request_size import estimate_prompt_tokens, estimate_text_tokens
 
 ROOT = Path(__file__).parents[4]
 NOISE = random.Random(1)
@@ -44,12 +44,12 @@ def true_count() -> Callable[[str], int]:
 
 @pytest.mark.parametrize("kind", TEXTS)
 def test_an_estimate_is_near_the_truth(kind: str, true_count: Callable[[str], int]) -> None:
-    assert 0.85 <= text_tokens(TEXTS[kind]) / true_count(TEXTS[kind]) <= 1.35
+    assert 0.85 <= estimate_text_tokens(TEXTS[kind]) / true_count(TEXTS[kind]) <= 1.35
 
 
 def test_wordless_text_is_underestimated_by_a_third(true_count: Callable[[str], int]) -> None:
     text = base64.b64encode(NOISE.randbytes(9_000)).decode()
-    assert 0.6 <= text_tokens(text) / true_count(text) <= 0.75
+    assert 0.6 <= estimate_text_tokens(text) / true_count(text) <= 0.75
 
 
 def test_every_part_of_a_prompt_counts() -> None:
@@ -58,9 +58,9 @@ def test_every_part_of_a_prompt_counts() -> None:
         Message("user", (TextPart("Look at it, please."),)),
         Message("assistant", (), (ToolCall("a", "f", '{"a": 1}'),), thinking_blocks=({"thinking": "Well, well."},)),
     )
-    whole = prompt_tokens(ModelRequest(history, (tool,), "c1", 0, "/w"))
-    assert whole > prompt_tokens(ModelRequest(history, (), "c1", 0, "/w"))
-    assert whole > prompt_tokens(ModelRequest(history[:1], (tool,), "c1", 0, "/w"))
-    assert text_tokens("") == 0
-    assert text_tokens("a") == 1
-    assert text_tokens("\ud800") >= 1
+    whole = estimate_prompt_tokens(ModelRequest(history, (tool,), "c1", 0, "/w"))
+    assert whole > estimate_prompt_tokens(ModelRequest(history, (), "c1", 0, "/w"))
+    assert whole > estimate_prompt_tokens(ModelRequest(history[:1], (tool,), "c1", 0, "/w"))
+    assert estimate_text_tokens("") == 0
+    assert estimate_text_tokens("a") == 1
+    assert estimate_text_tokens("\ud800") >= 1

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from broker.contract.codec import action_kinds
 from broker.contract.tool_specs import ToolSpec
-from broker.tools.output_schema import problems_of
-from controller_worker.providers.strict_schemas import strict_schema, strict_tools, without_forced_nulls
+from broker.tools.output_schema import find_violations
+from controller_worker.providers.strict_schemas import remove_forced_nulls, to_strict_schema, to_strict_tools
 
 EDIT = {
     "type": "object",
@@ -35,7 +35,7 @@ def of(**properties: Any) -> dict[str, Any]:
 
 
 def test_openai_requires_all_fields_and_optional_ones_may_be_null() -> None:
-    assert strict_schema(EDIT, optional_as_null=True) == {
+    assert to_strict_schema(EDIT, optional_as_null=True) == {
         "type": "object",
         "properties": {
             "path": {"type": "string", "description": "Where."},
@@ -55,7 +55,7 @@ def test_openai_requires_all_fields_and_optional_ones_may_be_null() -> None:
 
 
 def test_for_anthropic_what_is_optional_stays_so() -> None:
-    found = strict_schema(EDIT, optional_as_null=False)
+    found = to_strict_schema(EDIT, optional_as_null=False)
     assert found is not None
     assert found["required"] == ["path"]
     assert found["properties"]["mode"] == {"type": "string", "enum": ["a", "b"]}
@@ -84,30 +84,30 @@ def test_for_anthropic_what_is_optional_stays_so() -> None:
     ],
 )
 def test_what_cannot_be_written_so_is_not_strict(schema: dict[str, Any]) -> None:
-    assert strict_schema(schema, optional_as_null=True) is None
-    assert strict_schema(schema, optional_as_null=False) is None
+    assert to_strict_schema(schema, optional_as_null=True) is None
+    assert to_strict_schema(schema, optional_as_null=False) is None
 
 
 def test_every_tool_of_ours_can_be_strict() -> None:
     tools = [kind.tool_spec for kind in action_kinds() if hasattr(kind, "tool_spec")]
     assert len(tools) > 5
     for tool in tools:
-        assert strict_schema(tool.parameters, optional_as_null=True) is not None, tool.name
+        assert to_strict_schema(tool.parameters, optional_as_null=True) is not None, tool.name
 
 
 def test_no_more_tools_are_strict_for_anthropic_than_it_takes() -> None:
     plain = ToolSpec("t", "", of(a={"type": "string"}) | {"required": ["a"]})
-    assert [found is not None for found in strict_tools([plain] * 25)] == [True] * 20 + [False] * 5
+    assert [found is not None for found in to_strict_tools([plain] * 25)] == [True] * 20 + [False] * 5
     free = ToolSpec("t", "", of(**{f"p{n}": {"type": "string"} for n in range(10)}))
-    assert [found is not None for found in strict_tools([free, free, free, plain])] == [True, True, False, True]
+    assert [found is not None for found in to_strict_tools([free, free, free, plain])] == [True, True, False, True]
     many = ToolSpec("t", "", of(**{f"p{n}": {"type": ["string", "null"]} for n in range(9)}))
-    assert [found is not None for found in strict_tools([many, many])] == [True, False]
+    assert [found is not None for found in to_strict_tools([many, many])] == [True, False]
 
 
 def test_null_for_an_optional_field_is_omitted() -> None:
     written = {"path": "a", "mode": None, "range": None, "place": {"x": 1, "y": None}, "any": None, "other": None}
-    assert without_forced_nulls(written, EDIT) == {"path": "a", "place": {"x": 1}, "other": None}
-    assert without_forced_nulls({"path": None}, EDIT) == {"path": None}
+    assert remove_forced_nulls(written, EDIT) == {"path": "a", "place": {"x": 1}, "other": None}
+    assert remove_forced_nulls({"path": None}, EDIT) == {"path": None}
 
 
 @pytest.mark.parametrize(
@@ -115,20 +115,20 @@ def test_null_for_an_optional_field_is_omitted() -> None:
     [{}, {"type": ["string", "null"]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}, {"enum": ["a", None]}],
 )
 def test_a_null_that_means_something_stays(schema: dict[str, Any]) -> None:
-    assert without_forced_nulls({"a": None}, of(a=schema)) == {"a": None}
+    assert remove_forced_nulls({"a": None}, of(a=schema)) == {"a": None}
 
 
 def test_nulls_in_lists_of_objects_are_left_out_too() -> None:
     schema = of(items={"type": "array", "items": of(id={"type": "string"}, note={"type": "string"})})
-    assert without_forced_nulls({"items": [{"id": "1", "note": None}]}, schema) == {"items": [{"id": "1"}]}
+    assert remove_forced_nulls({"items": [{"id": "1", "note": None}]}, schema) == {"items": [{"id": "1"}]}
 
 
 def test_a_strict_answer_fits_the_schema_it_came_from() -> None:
     answer = {"path": "a", "mode": None, "range": [1], "place": None, "any": 5}
-    found = strict_schema(EDIT, optional_as_null=True)
+    found = to_strict_schema(EDIT, optional_as_null=True)
     assert found is not None
-    assert problems_of(answer, found) == []
-    assert problems_of(without_forced_nulls(answer, EDIT), EDIT) == []
+    assert find_violations(answer, found) == []
+    assert find_violations(remove_forced_nulls(answer, EDIT), EDIT) == []
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -150,7 +150,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 @given(JSON, st.dictionaries(st.sampled_from(["type", "properties", "required", "anyOf", "$defs", "a"]), JSON))
 def test_no_schema_and_no_answer_raises(value: Any, schema: dict[str, Any]) -> None:
     for optional_as_null in (True, False):
-        found = strict_schema({"type": "object"} | schema, optional_as_null=optional_as_null)
+        found = to_strict_schema({"type": "object"} | schema, optional_as_null=optional_as_null)
         assert found is None or json.dumps(found)
-        strict_tools([ToolSpec("t", "", schema)])
-    without_forced_nulls(value, schema)
+        to_strict_tools([ToolSpec("t", "", schema)])
+    remove_forced_nulls(value, schema)

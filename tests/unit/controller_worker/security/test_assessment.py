@@ -13,7 +13,7 @@ from broker.contract.events import ActionSecurityRisk, ConfirmationStatus, Works
 from broker.contract.file_events import ApplyPatchAction, FileEditAction, FileReadAction, FileWriteAction
 from broker.contract.policies import ConfirmationPolicy
 from broker.contract.session_events import IPythonRunCellAction
-from controller_worker.security.assessment import assessed, needs_confirmation, parsed_risk, risk_of
+from controller_worker.security.assessment import assess, find_risk, needs_confirmation, parse_risk
 
 LOW, MEDIUM, HIGH = ActionSecurityRisk.LOW, ActionSecurityRisk.MEDIUM, ActionSecurityRisk.HIGH
 UNKNOWN = ActionSecurityRisk.UNKNOWN
@@ -51,7 +51,7 @@ HERE = WorkspaceSpec(path="/srv/project")
     ],
 )
 def test_what_an_action_shows(action: RiskyAction, risk: ActionSecurityRisk) -> None:
-    assert parsed_risk(action, "/srv/project") is risk
+    assert parse_risk(action, "/srv/project") is risk
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_what_an_action_shows(action: RiskyAction, risk: ActionSecurityRisk) -> 
 )
 def test_who_is_heard(analyzer: Any, says: ActionSecurityRisk, risk: ActionSecurityRisk) -> None:
     policy = ConfirmationPolicy(mode="risky", analyzer=analyzer)
-    assert risk_of(CmdRunAction(command="ls", security_risk=says), policy, HERE) is risk
+    assert find_risk(CmdRunAction(command="ls", security_risk=says), policy, HERE) is risk
 
 
 def test_the_model_cannot_talk_a_risk_down() -> None:
     policy = ConfirmationPolicy(mode="risky")
-    assert risk_of(CmdRunAction(command="rm -rf /", security_risk=LOW), policy, HERE) is HIGH
+    assert find_risk(CmdRunAction(command="rm -rf /", security_risk=LOW), policy, HERE) is HIGH
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_for_what_a_person_is_asked(fields: dict[str, Any], asked_for: list[Acti
 def test_the_risk_is_written_into_the_action() -> None:
     policy = ConfirmationPolicy(mode="risky")
     thought = AgentThinkAction(thought="hm")
-    kept, first, second = assessed((thought, CmdRunAction(command="ls"), CmdRunAction(command="sudo ls")), policy, HERE)
+    kept, first, second = assess((thought, CmdRunAction(command="ls"), CmdRunAction(command="sudo ls")), policy, HERE)
     assert kept is thought
     assert isinstance(first, CmdRunAction)
     assert (first.security_risk, first.confirmation_state) == (LOW, ConfirmationStatus.CONFIRMED)
@@ -107,4 +107,4 @@ def test_the_risk_is_written_into_the_action() -> None:
 
 def test_without_a_policy_the_models_own_estimate_stands() -> None:
     action = CmdRunAction(command="sudo ls", security_risk=LOW)
-    assert assessed([action], ConfirmationPolicy(), HERE) == (action,)
+    assert assess([action], ConfirmationPolicy(), HERE) == (action,)

@@ -14,8 +14,8 @@ from broker.runtime.errors import UsageError
 from controller_worker.agents.registry import create_agent
 from controller_worker.core.effects import AwaitTools, Rest
 from controller_worker.loop.replay import replay
-from controller_worker.security.assessment import assessed
-from controller_worker.security.plugins import known_plugins
+from controller_worker.security.assessment import assess
+from controller_worker.security.plugins import list_plugins
 from tests.controller_parts import Core, bash
 
 MODULE = """
@@ -70,7 +70,7 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def status(policy: ConfirmationPolicy, command: str) -> tuple[ConfirmationStatus, ActionSecurityRisk]:
-    (action,) = assessed([CmdRunAction(command=command)], policy, HERE)
+    (action,) = assess([CmdRunAction(command=command)], policy, HERE)
     assert isinstance(action, RiskyAction)
     return action.confirmation_state, action.security_risk
 
@@ -124,7 +124,7 @@ def test_what_is_not_there_is_no_agent_at_all(policy: ConfirmationPolicy, messag
 
 
 def test_workers_say_which_there_are() -> None:
-    assert known_plugins()["deckhands.risk_analyzers"] == ["broken", "lengths"]
+    assert list_plugins()["deckhands.risk_analyzers"] == ["broken", "lengths"]
 
 
 @pytest.mark.parametrize(

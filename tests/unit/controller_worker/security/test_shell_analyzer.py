@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.contract.events import ActionSecurityRisk
-from controller_worker.security.shell_analyzer import shell_risk
+from controller_worker.security.shell_analyzer import rate_shell
 
 HARMLESS = [
     "ls -la",
@@ -130,22 +130,22 @@ DANGEROUS = [
 
 @pytest.mark.parametrize("command", HARMLESS)
 def test_what_reads_or_changes_only_the_workspace_is_low(command: str) -> None:
-    assert shell_risk(command, "/workspace") is ActionSecurityRisk.LOW
+    assert rate_shell(command, "/workspace") is ActionSecurityRisk.LOW
 
 
 @pytest.mark.parametrize("command", UNCLEAR)
 def test_what_runs_other_programs_or_looks_around_is_medium(command: str) -> None:
-    assert shell_risk(command, "/workspace") is ActionSecurityRisk.MEDIUM
+    assert rate_shell(command, "/workspace") is ActionSecurityRisk.MEDIUM
 
 
 @pytest.mark.parametrize("command", DANGEROUS)
 def test_harmful_or_unknown_commands_are_high_risk(command: str) -> None:
-    assert shell_risk(command, "/workspace") is ActionSecurityRisk.HIGH
+    assert rate_shell(command, "/workspace") is ActionSecurityRisk.HIGH
 
 
 @pytest.mark.parametrize("command", HARMLESS)
 def test_nothing_hides_behind_a_harmless_command(command: str) -> None:
-    assert shell_risk(f"{command}\nsudo id", "/workspace") is ActionSecurityRisk.HIGH
+    assert rate_shell(f"{command}\nsudo id", "/workspace") is ActionSecurityRisk.HIGH
 
 
 @pytest.mark.parametrize(
@@ -157,15 +157,15 @@ def test_nothing_hides_behind_a_harmless_command(command: str) -> None:
     ],
 )
 def test_characters_of_high_planes_do_not_end_the_process(command: str, risk: ActionSecurityRisk) -> None:
-    assert shell_risk(command, "/workspace") is risk
+    assert rate_shell(command, "/workspace") is risk
 
 
 def test_non_ascii_letters_do_not_imitate_known_programs() -> None:
-    assert shell_risk("l\u0455 -la", "/workspace") is ActionSecurityRisk.MEDIUM
-    assert shell_risk("cat gr\u00fcn.txt > gr\u00fc\u00dfe.txt", "/workspace") is ActionSecurityRisk.LOW
-    assert shell_risk("echo x > /etc/gr\u00fcn", "/workspace") is ActionSecurityRisk.HIGH
+    assert rate_shell("l\u0455 -la", "/workspace") is ActionSecurityRisk.MEDIUM
+    assert rate_shell("cat gr\u00fcn.txt > gr\u00fc\u00dfe.txt", "/workspace") is ActionSecurityRisk.LOW
+    assert rate_shell("echo x > /etc/gr\u00fcn", "/workspace") is ActionSecurityRisk.HIGH
 
 
 @given(st.text(max_size=60))
 def test_any_text_has_a_risk(command: str) -> None:
-    assert shell_risk(command, "/workspace") is not ActionSecurityRisk.UNKNOWN
+    assert rate_shell(command, "/workspace") is not ActionSecurityRisk.UNKNOWN

@@ -8,14 +8,14 @@ from pathlib import Path
 import click
 import pytest
 
+from deckhands.cli.command_group import find_commands
 from deckhands.cli.commands.run import run
 from deckhands.cli.commands.submit import submit
-from deckhands.cli.verbs import verbs
 
 PAGE = (Path(__file__).parents[4] / "docs" / "cli.md").read_text()
 
 
-@pytest.mark.parametrize("verb", sorted(verbs()))
+@pytest.mark.parametrize("verb", sorted(find_commands()))
 def test_every_verb_is_on_the_page(verb: str) -> None:
     assert re.search(rf"`(deckhands )?{verb}\b", PAGE), verb
 

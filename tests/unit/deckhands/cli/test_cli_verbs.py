@@ -14,8 +14,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from deckhands.cli.command_group import GENERATED, SECTIONS, CommandEntry, find_commands, parse_commands, with_options
 from deckhands.cli.field_options import WITHOUT, WRITTEN
-from deckhands.cli.verbs import GENERATED, SECTIONS, Verb, options_as, verbs, verbs_of
 from deckhands.client.tasks.spec import TaskSpec
 
 NEW_VERB = '''"""`deckhands hello`: greet."""
@@ -41,21 +41,21 @@ def commands_below(command: click.Command) -> Iterator[click.Command]:
 
 COMMANDS = [
     pytest.param(command, id=f"{verb.name}-{command.name}")
-    for verb in verbs().values()
+    for verb in find_commands().values()
     for command in commands_below(verb.command())
 ]
 
 
 def test_what_a_module_declares_is_found_in_its_text() -> None:
-    assert verbs_of("deckhands.verbs.hello", NEW_VERB) == [
-        Verb("hello", "deckhands.verbs.hello", "Start a conversation", "Greet."),
-        Verb("good-bye", "deckhands.verbs.hello", "Start a conversation", "Leave {politely}."),
+    assert parse_commands("deckhands.verbs.hello", NEW_VERB) == [
+        CommandEntry("hello", "deckhands.verbs.hello", "Start a conversation", "Greet."),
+        CommandEntry("good-bye", "deckhands.verbs.hello", "Start a conversation", "Leave {politely}."),
     ]
-    assert verbs_of("deckhands.cli.options", '"""No verbs."""\n') == []
+    assert parse_commands("deckhands.cli.options", '"""No verbs."""\n') == []
 
 
-@pytest.mark.parametrize("verb", verbs().values(), ids=verbs())
-def test_text_and_import_agree(verb: Verb) -> None:
+@pytest.mark.parametrize("verb", find_commands().values(), ids=find_commands())
+def test_text_and_import_agree(verb: CommandEntry) -> None:
     module = import_module(verb.module)
     assert module.SUMMARIES[verb.name] == verb.summary
     assert verb.section == module.SECTION
@@ -86,7 +86,7 @@ def test_options_are_frozen() -> None:
 
     @click.command()
     @click.argument("name")
-    @options_as(Options)
+    @with_options(Options)
     def hello(options: Options) -> None:
         """Greet."""
         given.append(options)
@@ -103,4 +103,4 @@ def test_help_imports_no_verb() -> None:
         "print(sorted(name for name in sys.modules if name.startswith(('deckhands.cli.', 'deckhands.verbs.')) or name == 'pydantic'))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "['deckhands.cli.main', 'deckhands.cli.verbs']"
+    assert done.stdout.splitlines()[-1] == "['deckhands.cli.main', 'deckhands.cli.command_group']"

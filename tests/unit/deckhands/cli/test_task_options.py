@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
 from broker.contract.specs import GoalSpec
 from broker.runtime.errors import UsageError
+from deckhands.cli.command_group import with_options
 from deckhands.cli.delegate_options import with_delegates
-from deckhands.cli.task_options import Place, TaskOptions, agent_of, task_options, workspace_of
-from deckhands.cli.verbs import options_as
-from deckhands.client.known_agents import agents_here
+from deckhands.cli.task_options import TaskOptions, WorkspaceInput, agent_of, task_options, workspace_of
+from deckhands.client.known_agents import list_local_agents
 
 
 def made_of(*arguments: str) -> tuple[AgentSpec, WorkspaceSpec]:
@@ -22,9 +22,9 @@ def made_of(*arguments: str) -> tuple[AgentSpec, WorkspaceSpec]:
 
     @click.command()
     @task_options
-    @options_as(TaskOptions)
+    @with_options(TaskOptions)
     def command(options: TaskOptions) -> None:
-        made.append((agent_of(options, None), workspace_of(options, Place(), "auto")))
+        made.append((agent_of(options, None), workspace_of(options, WorkspaceInput(), "auto")))
 
     done = CliRunner().invoke(command, arguments)
     if isinstance(done.exception, UsageError):
@@ -118,7 +118,7 @@ def test_a_delegate_that_cannot_be_used_is_refused(given: list[str], said: str) 
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize("agent", sorted(agents_here() - {"CodeActAgent", "CodeActAgentSDK"}))
+@pytest.mark.parametrize("agent", sorted(list_local_agents() - {"CodeActAgent", "CodeActAgentSDK"}))
 @pytest.mark.parametrize("option", ["--ipython", "--patch", "--delegate=LocAgent"])
 def test_an_agent_with_tools_of_its_own_takes_no_others(agent: str, option: str) -> None:
     with pytest.raises(UsageError, match=f"{option.partition('=')[0]} has no effect on {agent}, whose tools are fixed"):

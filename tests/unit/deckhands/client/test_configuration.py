@@ -8,8 +8,8 @@ import pytest
 
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
-from deckhands.client.named_directory import own_directory
-from deckhands.configuration import configuration
+from deckhands.client.named_directory import resolve_local_directory
+from deckhands.configuration import read_configuration
 
 ENV = {"DECKHANDS_HOME": "/nowhere/at/all"}
 
@@ -44,7 +44,7 @@ EDITOR = "vi"
 def test_the_environment_wins_over_dotenv_which_wins_over_toml(folder: Path) -> None:
     toml = written(folder, "deckhands.toml", TOML)
     dotenv = written(folder, ".env", "DECKHANDS_URL=redis://from-dotenv\nLLM_MODEL='acme/dotenv'\nDJANGO_KEY=x\n")
-    found = configuration(ENV | {"LLM_MODEL": "acme/env", "DECKHANDS_SHARDS": " "}, folder)
+    found = read_configuration(ENV | {"LLM_MODEL": "acme/env", "DECKHANDS_SHARDS": " "}, folder)
     assert found.values == {
         "DECKHANDS_URL": "redis://from-dotenv",
         "DECKHANDS_SHARDS": "4",
@@ -58,14 +58,14 @@ def test_the_environment_wins_over_dotenv_which_wins_over_toml(folder: Path) -> 
 
 
 def test_nothing_is_read_where_there_is_nothing(folder: Path) -> None:
-    assert configuration(ENV, folder).values == {}
+    assert read_configuration(ENV, folder).values == {}
     written(folder, ".env", "DJANGO_KEY=x\nDECKHANDS_URL=\n")
-    assert configuration(ENV, folder).files == []  # nothing of ours: another program's
+    assert read_configuration(ENV, folder).files == []  # nothing of ours: another program's
 
 
 def test_values_of_dotenv_are_taken_literally(folder: Path) -> None:
     written(folder, ".env", "LLM_API_KEY=${HOME}$(id)\n")
-    assert configuration(ENV, folder).values["LLM_API_KEY"] == "${HOME}$(id)"
+    assert read_configuration(ENV, folder).values["LLM_API_KEY"] == "${HOME}$(id)"
 
 
 TEXTS = {".env": "DECKHANDS_SANDBOX=none\n", "deckhands.toml": 'sandbox = "none"\n'}
@@ -75,7 +75,7 @@ TEXTS = {".env": "DECKHANDS_SANDBOX=none\n", "deckhands.toml": 'sandbox = "none"
 class TestFilesThatOthersMayHaveWritten:
     def refused(self, folder: Path, name: str, why: str, **env: str) -> None:
         path = written(folder, name, TEXTS[name])
-        found = configuration(ENV | env, folder)
+        found = read_configuration(ENV | env, folder)
         assert (found.values, found.files) == ({}, [])
         assert len(found.notices) == 1
         assert f"{path} is not read: " in found.notices[0]
@@ -106,30 +106,30 @@ class TestFilesThatOthersMayHaveWritten:
     def test_a_file_that_every_user_can_write(self, folder: Path, name: str) -> None:
         path = written(folder, name, TEXTS[name])
         path.chmod(0o666)
-        assert f"every user can write {path}" in configuration(ENV, folder).notices[0]
+        assert f"every user can write {path}" in read_configuration(ENV, folder).notices[0]
 
     def test_nothing_in_it_is_an_error(self, folder: Path, name: str) -> None:
         (folder / ".git").mkdir()
         written(folder, name, "DECKHANDS_NONSENSE=1\n" if name == ".env" else "=")
-        assert configuration(ENV, folder).values == {}
+        assert read_configuration(ENV, folder).values == {}
 
 
 def test_a_named_file_is_trusted_wherever_it_lies(folder: Path) -> None:
     (folder / ".git").mkdir()
     path = written(folder, "other.toml", 'sandbox = "none"')
-    found = configuration(ENV | {"DECKHANDS_CONFIG": str(path)}, folder.parent)
+    found = read_configuration(ENV | {"DECKHANDS_CONFIG": str(path)}, folder.parent)
     assert (found.values["DECKHANDS_SANDBOX"], found.files) == ("none", [path])
 
 
 def test_directory_with_a_read_file_may_be_no_workspace(folder: Path) -> None:
     path = written(folder, "deckhands.toml", "shards = 2")
-    found = configuration(ENV, folder)
+    found = read_configuration(ENV, folder)
     with pytest.raises(UsageError, match=f"it holds {path}, which is Deckhands' own"):
-        own_directory(folder, ENV | found.values)
+        resolve_local_directory(folder, ENV | found.values)
     with pytest.raises(UsageError, match="it holds"):
-        own_directory(folder.parent, ENV | found.values)
+        resolve_local_directory(folder.parent, ENV | found.values)
     (beside := folder / "project").mkdir()
-    assert own_directory(beside, ENV | found.values) == beside
+    assert resolve_local_directory(beside, ENV | found.values) == beside
 
 
 @pytest.mark.parametrize(
@@ -148,12 +148,12 @@ def test_directory_with_a_read_file_may_be_no_workspace(folder: Path) -> None:
 def test_an_error_names_the_file(folder: Path, name: str, text: str, told: str) -> None:
     path = written(folder, name, text)
     with pytest.raises(UsageError, match=f"{path}.*{told}"):
-        configuration(ENV, folder)
+        read_configuration(ENV, folder)
 
 
 def test_a_named_file_that_is_missing(folder: Path) -> None:
     with pytest.raises(UsageError, match=f"{folder}/none.toml cannot be read: No such file"):
-        configuration(ENV | {"DECKHANDS_CONFIG": f"{folder}/none.toml"}, folder)
+        read_configuration(ENV | {"DECKHANDS_CONFIG": f"{folder}/none.toml"}, folder)
 
 
 def test_workers_read_no_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

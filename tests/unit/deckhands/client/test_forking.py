@@ -15,27 +15,27 @@ from broker.contract.events import (
 )
 from broker.contract.specs import PlanSpec
 from broker.runtime.errors import UsageError
-from deckhands.client.forking import Point, copied_events, fork_of
+from deckhands.client.forking import ForkPoint, build_fork, copy_events
 from tests.controller_parts import said
 
 
 def test_a_point_is_a_conversation_and_perhaps_an_event() -> None:
-    assert Point.parse("abc") == Point("abc", None)
-    assert Point.parse("abc@12") == Point("abc", 12)
+    assert ForkPoint.parse("abc") == ForkPoint("abc", None)
+    assert ForkPoint.parse("abc@12") == ForkPoint("abc", 12)
 
 
 @pytest.mark.parametrize("text", ["abc@", "abc@0", "abc@x", "abc@-1", "abc@1.5", "abc@٣"])
 def test_what_is_no_event_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not an event"):
-        Point.parse(text)
+        ForkPoint.parse(text)
 
 
 def test_a_point_behind_the_end_is_refused() -> None:
     events = [with_id(said("a"), 1), with_id(said("b"), 2)]
-    assert Point("abc", 1).cut(events) == events[:1]
-    assert Point("abc").cut(events) == events
+    assert ForkPoint("abc", 1).events_until(events) == events[:1]
+    assert ForkPoint("abc").events_until(events) == events
     with pytest.raises(UsageError, match="has 2 events; there is no event 3"):
-        Point("abc", 3).cut(events)
+        ForkPoint("abc", 3).events_until(events)
 
 
 def test_fork_equals_its_origin_except_for_requested_changes() -> None:
@@ -48,10 +48,10 @@ def test_fork_equals_its_origin_except_for_requested_changes() -> None:
         parent=Parent(conversation_id="above", delegate_id=8),
     )
     events = [with_id(created, 1), with_id(said("a"), 2)]
-    plain = fork_of(events, "new")
+    plain = build_fork(events, "new")
     assert (plain.conversation_id, plain.forked_from, plain.title) == ("new", "abc@2", "Fix it @2")
     assert (plain.agent, plain.workspace, plain.parent) == (agent, created.workspace, None)
-    other = fork_of(events[:1], "new", model="acme/large", workspace=WorkspaceSpec(), title="Another try")
+    other = build_fork(events[:1], "new", model="acme/large", workspace=WorkspaceSpec(), title="Another try")
     assert (other.agent.llm, other.agent.tool_concurrency) == (LLMSpec(model="acme/large"), 3)
     assert (other.forked_from, other.title, other.workspace) == ("abc@1", "Another try", WorkspaceSpec())
 
@@ -63,8 +63,8 @@ def test_changed_model_applies_to_the_plan_executor_too() -> None:
         with_id(said("a"), 2),
         with_id(ModelSwitched(model="acme/small"), 3),
     ]
-    other = fork_of(events, "new", model="acme/large")
+    other = build_fork(events, "new", model="acme/large")
     assert other.agent.plan == PlanSpec(executor="LocAgent")
-    assert copied_events(events, model="acme/large") == [events[1], ModelSwitched(id=3, model="acme/large")]
-    assert copied_events(events) == events[1:]
-    assert fork_of(events, "new").agent == agent
+    assert copy_events(events, model="acme/large") == [events[1], ModelSwitched(id=3, model="acme/large")]
+    assert copy_events(events) == events[1:]
+    assert build_fork(events, "new").agent == agent

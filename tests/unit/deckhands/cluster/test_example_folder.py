@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import deckhands
-from deckhands.cluster.example_projects import FOLDER, examples
+from deckhands.cluster.example_projects import FOLDER, load_examples
 
 
 def test_they_are_a_part_of_the_package():
@@ -12,7 +12,7 @@ def test_they_are_a_part_of_the_package():
 
 
 def test_each_has_a_project_and_a_script_that_is_there():
-    found = examples()
+    found = load_examples()
     assert [example.name for example in found] == ["billing_dates", "expense_totals", "free_slots", "page_cache"]
     for example in found:
         assert (example.project / "tests").is_dir()
@@ -21,7 +21,7 @@ def test_each_has_a_project_and_a_script_that_is_there():
 
 
 def test_a_copy_has_no_compiled_files(tmp_path):
-    example = examples()[0]
+    example = load_examples()[0]
     copy = example.copy_to(tmp_path / "copy")
     assert (copy / "README.md").read_text() == (example.project / "README.md").read_text()
     assert list(copy.rglob("*.pyc")) == []

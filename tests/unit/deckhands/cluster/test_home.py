@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.cluster.home import Home, supervising
+from deckhands.cluster.home import Home, supervise
 
 HOLD = """
 import sys
@@ -43,11 +43,11 @@ def test_folder_has_one_supervisor_known_by_pid(tmp_path):
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         message = rf"A cluster is already running in .* \(pid {other.pid}\)\. Stop it with `kill {other.pid}`"
-        with pytest.raises(UsageError, match=message), supervising(tmp_path, "A cluster"):
+        with pytest.raises(UsageError, match=message), supervise(tmp_path, "A cluster"):
             pass
         other.kill()
         other.wait()
-        with supervising(tmp_path, "A cluster"):
+        with supervise(tmp_path, "A cluster"):
             assert (tmp_path / "supervisor.lock").read_text().strip() == str(os.getpid())
 
 
@@ -55,7 +55,7 @@ def test_the_url_is_there_as_long_as_the_cluster_is(tmp_path):
     home = Home(tmp_path)
     home.prepare(home.cluster)
     assert home.cluster_url is None
-    with home.announced("unix:///run/x.sock"):
+    with home.announce("unix:///run/x.sock"):
         assert home.cluster_url == "unix:///run/x.sock"
         assert stat.S_IMODE((home.cluster / "url").stat().st_mode) == 0o600
     assert home.cluster_url is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deckhands.evaluation.answers import answer_in, is_same
+from deckhands.evaluation.answers import find_answer, is_same
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def test_not_the_same(given: str, expected: str) -> None:
 
 
 def test_the_last_final_answer_counts() -> None:
-    assert answer_in("FINAL ANSWER: 3\nNo.\nFinal answer: 4\n") == "4"
-    assert answer_in(" just this ") == "just this"
+    assert find_answer("FINAL ANSWER: 3\nNo.\nFinal answer: 4\n") == "4"
+    assert find_answer(" just this ") == "just this"
 
 
 @pytest.mark.parametrize(
     "text", ["**FINAL ANSWER:** 42", "FINAL ANSWER: **42**", "**Final answer: 42**", "FINAL ANSWER: `42`"]
 )
 def test_marks_of_markdown_are_no_part_of_an_answer(text: str) -> None:
-    assert answer_in(text) == "42"
+    assert find_answer(text) == "42"

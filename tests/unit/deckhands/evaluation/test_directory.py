@@ -7,27 +7,27 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
-from deckhands.evaluation.attempts.record import PROGRESS, Record
-from deckhands.evaluation.attempts.results import Row
+from deckhands.evaluation.attempts.record import PROGRESS, ProgressRecord
+from deckhands.evaluation.attempts.results import AttemptRow
 from deckhands.evaluation.datasets.instances import Instance
-from deckhands.evaluation.directory import Asked, ask, asked_in, write_scripts
+from deckhands.evaluation.directory import EvaluationRequest, load_request, record_request, write_scripts
 
 COMMANDS, ROUNDS = 8, 10
 
 
 def test_commands_that_ask_at_once_ask_for_one_evaluation(tmp_path: Path) -> None:
-    asked = Asked(name="", dataset="shipped", models=("m",))
+    asked = EvaluationRequest(name="", dataset="shipped", models=("m",))
     ready = Barrier(COMMANDS)
 
     def one(directory: Path) -> str:
         ready.wait(timeout=10)
-        return ask(directory, asked).name
+        return record_request(directory, asked).name
 
     with ThreadPoolExecutor(COMMANDS) as commands:
         for number in range(ROUNDS):
             directory = tmp_path / str(number)
             names = set(commands.map(one, [directory] * COMMANDS))
-            assert names == {asked_in(directory).name}
+            assert names == {load_request(directory).name}
             assert [path.name for path in directory.iterdir()] == ["evaluation.json"]
 
 
@@ -47,6 +47,6 @@ def test_scripts_that_are_there_stay_as_they_are(tmp_path: Path) -> None:
 def test_cut_record_line_spoils_no_other(tmp_path: Path) -> None:
     path = tmp_path / PROGRESS
     path.write_text('{"kind": "ended"}\n{"kind": "sta')
-    with Record(tmp_path) as record:
-        record.row(Row(instance="a", model="m", attempt=1, outcome="resolved"))
+    with ProgressRecord(tmp_path) as record:
+        record.add_row(AttemptRow(instance="a", model="m", attempt=1, outcome="resolved"))
     assert [json.loads(line)["kind"] for line in path.read_text().splitlines()] == ["ended", "ended"]

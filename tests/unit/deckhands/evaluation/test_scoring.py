@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from deckhands.evaluation.datasets.file_trees import File, patch_between
-from deckhands.evaluation.scoring import to_check, work_of
+from deckhands.evaluation.datasets.file_trees import TreeFile, make_patch
+from deckhands.evaluation.scoring import build_check_files, compute_work
 
-BEGUN_WITH = {"shop.py": File(b"old\n"), "lib/token.py": File(b"own\n"), "setup.cfg": File(b"[a]\n")}
-HIDDEN = {"hidden_tests/test_shop.py": File(b"the tests\n")}
+BEGUN_WITH = {"shop.py": TreeFile(b"old\n"), "lib/token.py": TreeFile(b"own\n"), "setup.cfg": TreeFile(b"[a]\n")}
+HIDDEN = {"hidden_tests/test_shop.py": TreeFile(b"the tests\n")}
 
 
 def test_changed_new_and_removed_files_count() -> None:
-    found = {"shop.py": File(b"new\n"), "lib/new.py": File(b"more\n"), "setup.cfg": BEGUN_WITH["setup.cfg"]}
-    work = work_of(BEGUN_WITH, found, HIDDEN)
+    found = {"shop.py": TreeFile(b"new\n"), "lib/new.py": TreeFile(b"more\n"), "setup.cfg": BEGUN_WITH["setup.cfg"]}
+    work = compute_work(BEGUN_WITH, found, HIDDEN)
     assert work.left_out == ()
-    assert to_check(work, HIDDEN) == {**found, **HIDDEN}
+    assert build_check_files(work, HIDDEN) == {**found, **HIDDEN}
 
 
 @pytest.mark.parametrize(
@@ -43,28 +43,28 @@ def test_changed_new_and_removed_files_count() -> None:
     ],
 )
 def test_what_decides_what_runs_does_not(planted: str) -> None:
-    found = {**BEGUN_WITH, "shop.py": File(b"new\n"), planted: File(b"print('passed')\n")}
-    work = work_of(BEGUN_WITH, found, HIDDEN)
+    found = {**BEGUN_WITH, "shop.py": TreeFile(b"new\n"), planted: TreeFile(b"print('passed')\n")}
+    work = compute_work(BEGUN_WITH, found, HIDDEN)
     assert work.left_out == (planted,)
-    assert work.tree == {**BEGUN_WITH, "shop.py": File(b"new\n")}
+    assert work.tree == {**BEGUN_WITH, "shop.py": TreeFile(b"new\n")}
 
 
 def test_hidden_files_are_laid_over_last() -> None:
-    found = {**BEGUN_WITH, "hidden_tests/test_shop.py": File(b"pass\n")}
-    work = work_of(BEGUN_WITH, found, HIDDEN)
-    assert to_check(work, HIDDEN)["hidden_tests/test_shop.py"] == HIDDEN["hidden_tests/test_shop.py"]
-    visible = {**BEGUN_WITH, "hidden_tests/test_shop.py": File(b"an older version\n")}
-    assert to_check(work_of(visible, found, HIDDEN), HIDDEN) == {**BEGUN_WITH, **HIDDEN}
+    found = {**BEGUN_WITH, "hidden_tests/test_shop.py": TreeFile(b"pass\n")}
+    work = compute_work(BEGUN_WITH, found, HIDDEN)
+    assert build_check_files(work, HIDDEN)["hidden_tests/test_shop.py"] == HIDDEN["hidden_tests/test_shop.py"]
+    visible = {**BEGUN_WITH, "hidden_tests/test_shop.py": TreeFile(b"an older version\n")}
+    assert build_check_files(compute_work(visible, found, HIDDEN), HIDDEN) == {**BEGUN_WITH, **HIDDEN}
 
 
 def test_existing_module_may_have_a_library_name() -> None:
-    begun_with = {"token.py": File(b"old\n")}
-    assert work_of(begun_with, {"token.py": File(b"new\n")}, {}).tree == {"token.py": File(b"new\n")}
+    begun_with = {"token.py": TreeFile(b"old\n")}
+    assert compute_work(begun_with, {"token.py": TreeFile(b"new\n")}, {}).tree == {"token.py": TreeFile(b"new\n")}
 
 
 def test_the_patch_names_every_change() -> None:
-    after = {"shop.py": File(b"new"), "lib/token.py": File(b"own\n"), "picture": File(b"\xff\x00")}
-    patch = patch_between(BEGUN_WITH, after)
+    after = {"shop.py": TreeFile(b"new"), "lib/token.py": TreeFile(b"own\n"), "picture": TreeFile(b"\xff\x00")}
+    patch = make_patch(BEGUN_WITH, after)
     assert "--- a/shop.py\n+++ b/shop.py\n" in patch
     assert "+new\n\\ No newline at end of file\n" in patch
     assert "--- a/setup.cfg\n+++ /dev/null\n" in patch
@@ -73,11 +73,11 @@ def test_the_patch_names_every_change() -> None:
 
 @pytest.mark.parametrize("planted", ["tests/sub", "tests/sub/test_a.py/x", "tests/sub/test_a.py/y/z"])
 def test_obstacles_to_hidden_files_do_not_count(planted: str) -> None:
-    begun_with = {"tests/old.py": File(b"old\n")}
-    hidden = {"tests/sub/test_a.py": File(b"the tests\n")}
-    work = work_of(begun_with, {**begun_with, planted: File(b"mine\n")}, hidden)
+    begun_with = {"tests/old.py": TreeFile(b"old\n")}
+    hidden = {"tests/sub/test_a.py": TreeFile(b"the tests\n")}
+    work = compute_work(begun_with, {**begun_with, planted: TreeFile(b"mine\n")}, hidden)
     assert (work.left_out, work.tree) == ((planted,), begun_with)
-    emptied = work_of(begun_with, {"tests": File(b"mine\n")}, hidden)
+    emptied = compute_work(begun_with, {"tests": TreeFile(b"mine\n")}, hidden)
     assert (emptied.left_out, emptied.tree) == (("tests",), {})
 
 
@@ -99,7 +99,7 @@ TESTED = b'[tool.pytest.ini_options]\npythonpath = "src"\n'
 )
 def test_settings_of_pytest_in_a_project_file_do_not_count(before: bytes | None, after: bytes, counts: bool) -> None:
     name = "lib/pyproject.toml"
-    begun_with = {} if before is None else {name: File(before)}
-    work = work_of(begun_with, {name: File(after)}, {})
+    begun_with = {} if before is None else {name: TreeFile(before)}
+    work = compute_work(begun_with, {name: TreeFile(after)}, {})
     assert work.left_out == (() if counts else (name,))
-    assert work.tree == ({name: File(after)} if counts else begun_with)
+    assert work.tree == ({name: TreeFile(after)} if counts else begun_with)

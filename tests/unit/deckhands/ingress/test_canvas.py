@@ -8,7 +8,7 @@ import pytest
 from celery import Celery, chain, chord, group
 
 from broker.runtime.errors import UsageError
-from deckhands.ingress.canvas import followers, with_ids
+from deckhands.ingress.canvas import add_ids, parse_followers
 
 APP = Celery("shop", set_as_current=False)
 
@@ -31,14 +31,14 @@ def test_every_callback_has_an_id_of_its_place() -> None:
     body = signature("d")
     body.link(signature("e"))
     found = {"callbacks": [nested, chord([signature("f")], body, app=APP)], "errbacks": [signature("g")]}
-    first, second = followers("task-1", found), followers("task-1", found)
+    first, second = parse_followers("task-1", found), parse_followers("task-1", found)
     assert first == second
     assert len(set(ids([first["callbacks"], first["errbacks"]]))) == len(ids([first["callbacks"], first["errbacks"]]))
-    assert {*ids([first["callbacks"]])}.isdisjoint(ids([followers("task-2", found)["callbacks"]]))
+    assert {*ids([first["callbacks"]])}.isdisjoint(ids([parse_followers("task-2", found)["callbacks"]]))
 
 
 def test_an_id_that_is_there_is_kept() -> None:
-    assert with_ids([signature("a", options={"task_id": "mine"})], "p")[0]["options"]["task_id"] == "mine"
+    assert add_ids([signature("a", options={"task_id": "mine"})], "p")[0]["options"]["task_id"] == "mine"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_an_id_that_is_there_is_kept() -> None:
 )
 def test_what_is_no_signature_is_refused(spoilt: Any) -> None:
     with pytest.raises(UsageError, match="signature"):
-        followers("task-1", {"callbacks": [signature("good")], "chain": [spoilt]})
+        parse_followers("task-1", {"callbacks": [signature("good")], "chain": [spoilt]})
 
 
 def test_what_is_nested_without_end_is_refused() -> None:
@@ -62,7 +62,7 @@ def test_what_is_nested_without_end_is_refused() -> None:
     for _ in range(40):
         deep = [deep]
     with pytest.raises(UsageError, match="levels deep"):
-        followers("task-1", {"callbacks": deep})
+        parse_followers("task-1", {"callbacks": deep})
 
 
 @pytest.mark.parametrize("option", ["queue", "routing_key"])
@@ -82,15 +82,15 @@ def test_what_is_nested_without_end_is_refused() -> None:
 )
 def test_follow_ups_reach_only_valid_application_queues(option: str, place: Any) -> None:
     with pytest.raises(UsageError, match="cannot be sent to"):
-        followers("task-1", {"callbacks": [signature("a", options={option: place})]})
+        parse_followers("task-1", {"callbacks": [signature("a", options={option: place})]})
 
 
 def test_what_follows_reaches_no_exchange() -> None:
     with pytest.raises(UsageError, match="exchange"):
-        followers("task-1", {"errbacks": [signature("a", options={"exchange": "celery.pidbox"})]})
+        parse_followers("task-1", {"errbacks": [signature("a", options={"exchange": "celery.pidbox"})]})
 
 
 @pytest.mark.parametrize("place", ["celery", "deckhands", "shop.reports", "a_b-c"])
-def test_what_follows_reaches_queues_of_applications_and_doors(place: str) -> None:
-    found = followers("task-1", {"callbacks": [signature("a", options={"queue": place, "routing_key": place})]})
+def test_what_follows_reaches_queues_of_applications_and_ingresses(place: str) -> None:
+    found = parse_followers("task-1", {"callbacks": [signature("a", options={"queue": place, "routing_key": place})]})
     assert found["callbacks"][0]["options"]["queue"] == place

@@ -1,4 +1,4 @@
-"""How many revocations a door takes up at once, whatever is broadcast."""
+"""How many revocations an ingress takes up at once, whatever is broadcast."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from celery import Celery
 
-from deckhands.ingress.tasks import MAX_BROADCASTS, DoorTasks
+from deckhands.ingress.tasks import MAX_BROADCASTS, IngressTasks
 from tests.polling import until
 
 
@@ -30,7 +30,7 @@ class Runs:
             raise ValueError("spoilt")
 
 
-class OneDoor:
+class OneIngress:
     def __init__(self) -> None:
         self.runs = Runs()
 
@@ -50,16 +50,16 @@ class ThisLoop:
 
 
 async def test_broadcast_flood_is_taken_gradually_then_refused() -> None:
-    door: Any = OneDoor()
+    ingress: Any = OneIngress()
     loop: Any = ThisLoop()
     results: Any = None  # a broadcast needs none
-    tasks = DoorTasks(Celery("door", set_as_current=False), door, loop, results)
+    tasks = IngressTasks(Celery("ingress", set_as_current=False), ingress, loop, results)
     taken = [tasks.revoke([f"{n}-{number}" for number in range(50)]) for n in range(MAX_BROADCASTS + 1)]
     assert taken == [True] * MAX_BROADCASTS + [False]
-    await until(lambda: door.runs.under_way, what="the first revocations")
-    door.runs.is_allowed.set()
+    await until(lambda: ingress.runs.under_way, what="the first revocations")
+    ingress.runs.is_allowed.set()
     await until(lambda: all(each.done() for each in loop.begun), what="the end of all")
     assert [each.exception() for each in loop.begun] == [None] * MAX_BROADCASTS
-    assert 0 < door.runs.most <= 4
+    assert 0 < ingress.runs.most <= 4
     assert tasks.revoke(["again"])
     await until(loop.begun[-1].done, what="one more")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.log.conversations import ConversationRow
-from deckhands.server.models import Conversation, listed
+from deckhands.server.models import ShownConversation, conversation_json
 
 MOMENTS = (datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC))
 
@@ -31,8 +31,8 @@ def test_a_row_is_what_its_model_writes(not_before: datetime | None) -> None:
         tenant="acme",
         fields={"iterations": "3", "cost_usd": "0.1", "model": "m", "other": "x"},
     )
-    found = listed(row)
-    assert Conversation.model_validate(found).model_dump(mode="json") == found
-    assert json.loads(Conversation.model_validate(found).model_dump_json()) == found
-    assert found.keys() == Conversation.model_fields.keys()
+    found = conversation_json(row)
+    assert ShownConversation.model_validate(found).model_dump(mode="json") == found
+    assert json.loads(ShownConversation.model_validate(found).model_dump_json()) == found
+    assert found.keys() == ShownConversation.model_fields.keys()
     assert found["numbers"] == {"iterations": "3", "cost_usd": "0.1"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from tool_worker.host.descendants import children, present_tick, started_since
+from tool_worker.host.descendants import current_tick, find_children, find_started_since
 
 
 def test_spared_processes_and_their_children_do_not_count() -> None:
@@ -14,10 +14,10 @@ def test_spared_processes_and_their_children_do_not_count() -> None:
     ) as shell:
         assert shell.stdout is not None
         shell.stdout.readline()
-        (below,) = children(shell.pid)
+        (below,) = find_children(shell.pid)
         family = {shell.pid, below}
-        assert family <= set(started_since(os.getpid(), 0, frozenset()))
-        assert family & set(started_since(os.getpid(), 0, frozenset({shell.pid}))) == set()
-        assert family & set(started_since(os.getpid(), 0, frozenset({below}))) == {shell.pid}
-        assert family & set(started_since(os.getpid(), present_tick() + 1000, frozenset())) == set()
+        assert family <= set(find_started_since(os.getpid(), 0, frozenset()))
+        assert family & set(find_started_since(os.getpid(), 0, frozenset({shell.pid}))) == set()
+        assert family & set(find_started_since(os.getpid(), 0, frozenset({below}))) == {shell.pid}
+        assert family & set(find_started_since(os.getpid(), current_tick() + 1000, frozenset())) == set()
         shell.communicate("\n")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tool_worker.host.egress import KEPT_REFUSALS, Egress
+from tool_worker.host.egress import KEPT_REFUSALS, HostEgress
 
 
 def test_only_the_proxys_end_makes_room_for_another() -> None:
-    egress, proxy, client = Egress(0), object(), object()
+    egress, proxy, client = HostEgress(0), object(), object()
     egress.proxy = proxy
     egress.forget(client)
     assert egress.proxy is proxy
@@ -15,7 +15,7 @@ def test_only_the_proxys_end_makes_room_for_another() -> None:
 
 
 def test_refusals_are_kept_once_and_bounded() -> None:
-    egress = Egress(0)
+    egress = HostEgress(0)
     for number in (*range(KEPT_REFUSALS + 5), 0):
         egress.note({"why": f"no {number}"})
     assert egress.take_refusals() == [f"no {number}" for number in range(KEPT_REFUSALS)]
@@ -25,6 +25,6 @@ def test_refusals_are_kept_once_and_bounded() -> None:
 
 
 def test_without_a_port_there_is_no_socket_to_lend() -> None:
-    egress = Egress(0)
+    egress = HostEgress(0)
     assert not egress.lend(object(), None, b"")  # type: ignore[arg-type]
     assert egress.proxy is None

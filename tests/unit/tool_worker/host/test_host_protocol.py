@@ -10,7 +10,7 @@ from broker.contract.observations import TRUNCATION_MARKER
 from broker.secrets.masking import MASK, Masker
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.protocol import FRAME_LIMIT_BYTES, Lines, ProtocolError, decode, encode
-from tool_worker.host.server import bounded
+from tool_worker.host.server import truncate_result
 from tool_worker.host.shell.bash_call import COMMAND_LIMIT_BYTES, BashCall, BashCallError
 
 
@@ -58,17 +58,19 @@ def test_results_are_bounded_before_they_are_kept() -> None:
         "path": "/p",
         "is_error": False,
     }
-    assert bounded(result, 1000) == {
+    assert truncate_result(result, 1000) == {
         **result,
         "content": "a" * 500 + TRUNCATION_MARKER + "b" * 500,
         "old_content": None,
     }
-    assert bounded(result, 1200) == result
+    assert truncate_result(result, 1200) == result
 
 
 def test_secret_remainder_at_a_result_cut_is_masked() -> None:
-    cut = bounded({"content": "a" * 492 + "ghp_0123456789abcdef" + "b" * 600}, 1000)
-    assert Masker(["ghp_0123456789abcdef"]).wire(cut)["content"] == "a" * 492 + MASK + TRUNCATION_MARKER + "b" * 500
+    cut = truncate_result({"content": "a" * 492 + "ghp_0123456789abcdef" + "b" * 600}, 1000)
+    assert (
+        Masker(["ghp_0123456789abcdef"]).mask_wire(cut)["content"] == "a" * 492 + MASK + TRUNCATION_MARKER + "b" * 500
+    )
 
 
 def test_a_configuration_comes_back() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from tool_worker.host.loop import Loop
+from tool_worker.host.loop import EventLoop
 
 
 def test_nothing_is_served_after_the_callback_that_stops_it() -> None:
-    loop, served = Loop(), []
+    loop, served = EventLoop(), []
     pipes = [os.pipe() for _ in range(3)]
     for number, (read, write) in enumerate(pipes):
         os.write(write, b"x")
@@ -22,7 +22,7 @@ def test_nothing_is_served_after_the_callback_that_stops_it() -> None:
 
 def test_timer_fires_once_on_time_and_can_be_moved() -> None:
     times, fired = iter(range(1000)), []
-    loop = Loop(clock=lambda: float(next(times)))
+    loop = EventLoop(clock=lambda: float(next(times)))
     late, early, never = (loop.timer(lambda name=name: fired.append(name)) for name in ("late", "early", "never"))
     end = loop.timer(loop.stop)
     late.set(0.0)

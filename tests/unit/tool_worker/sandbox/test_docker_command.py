@@ -9,11 +9,11 @@ import pytest
 
 from broker.runtime.errors import UsageError
 from tool_worker.errors import WorkspaceRefused
-from tool_worker.sandbox.docker import Containers, DockerSandbox
-from tool_worker.sandbox.sandbox import Enclosure, HostDescriptors, interpreter
-from tool_worker.settings import tool_settings
+from tool_worker.sandbox.docker import ContainerSettings, DockerSandbox
+from tool_worker.sandbox.sandbox import Enclosure, HostDescriptors, find_interpreter
+from tool_worker.settings import load_tool_settings
 
-ALL = Containers(("python:3.12", "*"))
+ALL = ContainerSettings(("python:3.12", "*"))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ ALL = Containers(("python:3.12", "*"))
 )
 def test_invalid_image_name_is_refused_despite_patterns(image: str) -> None:
     with pytest.raises(WorkspaceRefused, match="not the name of an image"):
-        ALL.chosen(image)
+        ALL.choose_image(image)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_invalid_image_name_is_refused_despite_patterns(image: str) -> None:
     ],
 )
 def test_every_name_that_an_engine_takes_is_taken(image: str) -> None:
-    assert ALL.chosen(image) == image
+    assert ALL.choose_image(image) == image
 
 
 def test_no_option_follows_the_image(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_no_option_follows_the_image(tmp_path: Path) -> None:
     options = sandbox.options(Enclosure(tmp_path, "/workspace", is_own=True, image="team/build:7"))
     assert list(options[-2:]) == ["--", "team/build:7"]
     for descriptors in (None, 9, HostDescriptors(5, 6, 7)):
-        command = list(sandbox.command([interpreter(), "-c", "pass"], options, descriptors))
+        command = list(sandbox.command([find_interpreter(), "-c", "pass"], options, descriptors))
         assert command.index("--") == command.index("team/build:7") - 1
 
 
@@ -79,7 +79,7 @@ def test_path_with_further_meaning_is_refused(tmp_path: Path, path: str) -> None
 
 def test_the_operators_first_image_is_a_name_too() -> None:
     with pytest.raises(UsageError, match="DECKHANDS_DOCKER_IMAGES"):
-        tool_settings({"DECKHANDS_DOCKER_IMAGES": "--privileged,*"})
+        load_tool_settings({"DECKHANDS_DOCKER_IMAGES": "--privileged,*"})
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tool_worker.sandbox.system_files import OF_NETWORK, OWN, EtcCopies, own_etc
+from tool_worker.sandbox.system_files import NETWORK_FILES, OWN_FILES, EtcCopies, make_etc_copy
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def entries(copy: Path) -> set[str]:
 
 
 def test_only_what_programs_need_is_copied(tmp_path: Path, machine: Path) -> None:
-    copy = own_etc(tmp_path / "files", machine)
+    copy = make_etc_copy(tmp_path / "files", machine)
     named = {"ssl/certs/one.pem", "ssl/certs/two.pem", "localtime", "os-release"}
-    assert entries(copy) == named | set(OWN) | set(OF_NETWORK)
+    assert entries(copy) == named | set(OWN_FILES) | set(NETWORK_FILES)
     assert (copy / "localtime").read_text() == "here"
     assert (copy / "ssl/certs/two.pem").readlink() == Path("/usr/share/two.pem")
     assert (copy / "resolv.conf").read_text() == ""
@@ -43,23 +43,23 @@ def test_only_what_programs_need_is_copied(tmp_path: Path, machine: Path) -> Non
 
 def test_copy_is_made_once_and_again_after_a_change(tmp_path: Path, machine: Path) -> None:
     files = tmp_path / "files"
-    first = own_etc(files, machine)
+    first = make_etc_copy(files, machine)
     made = first.stat().st_ino
-    assert own_etc(files, machine) == first
+    assert make_etc_copy(files, machine) == first
     assert first.stat().st_ino == made
     (machine / "ssl" / "certs" / "one.pem").write_text("renewed")
-    second = own_etc(files, machine)
+    second = make_etc_copy(files, machine)
     assert second != first
     assert (first / "ssl/certs/one.pem").read_text() == "one"
     assert (second / "ssl/certs/one.pem").read_text() == "renewed"
     (machine / "zone").write_text("elsewhere")
-    assert (own_etc(files, machine) / "localtime").read_text() == "elsewhere"
+    assert (make_etc_copy(files, machine) / "localtime").read_text() == "elsewhere"
     assert not [path for path in files.iterdir() if path.name.startswith(".")]
 
 
 def test_what_is_no_file_stays_away(tmp_path: Path, machine: Path) -> None:
     os.mkfifo(machine / "ssl" / "certs" / "pipe")
-    copy = own_etc(tmp_path / "files", machine)
+    copy = make_etc_copy(tmp_path / "files", machine)
     assert "ssl/certs/pipe" not in entries(copy)
 
 
@@ -71,7 +71,7 @@ def test_what_not_everybody_may_read_stays_away(tmp_path: Path, machine: Path) -
     (machine / "ssl" / "certs" / "closed").chmod(0o700)
     (machine / "os-release").chmod(0o600)
     named = {"ssl/certs/one.pem", "ssl/certs/two.pem", "localtime"}
-    assert entries(own_etc(tmp_path / "files", machine)) == named | set(OWN) | set(OF_NETWORK)
+    assert entries(make_etc_copy(tmp_path / "files", machine)) == named | set(OWN_FILES) | set(NETWORK_FILES)
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
@@ -90,7 +90,7 @@ def test_what_changes_while_it_is_copied_is_copied_again(
         return copied
 
     monkeypatch.setattr(shutil, "copy2", late)
-    copy = own_etc(tmp_path / "files", machine)
+    copy = make_etc_copy(tmp_path / "files", machine)
     assert [path.name for path in (tmp_path / "files").iterdir()] == [copy.name]
     if is_gone:
         assert not (copy / "localtime").exists()
@@ -115,16 +115,16 @@ def test_sandboxes_start_with_what_the_machine_has_then(tmp_path: Path, machine:
     assert not (third / "localtime").exists()
     shutil.rmtree(third)
     assert copies.current() == third
-    assert entries(third) >= set(OWN)
+    assert entries(third) >= set(OWN_FILES)
 
 
 def test_copies_of_an_earlier_boot_are_removed(tmp_path: Path, machine: Path) -> None:
     files = tmp_path / "files"
     for name in ("etc-00000000-0123456789abcdef", ".etc-00000000-0123456789abcdef", "others"):
         (files / name).mkdir(parents=True)
-    first = own_etc(files, machine)
+    first = make_etc_copy(files, machine)
     (machine / "zone").write_text("elsewhere")
-    second = own_etc(files, machine)
+    second = make_etc_copy(files, machine)
     assert {path.name for path in files.iterdir()} == {"others", first.name, second.name}
 
 
@@ -134,12 +134,12 @@ def test_one_of_two_concurrent_copies_is_taken(tmp_path: Path, machine: Path, mo
 
     def other_was_first(draft: Path, target: Path) -> Path:
         monkeypatch.setattr(Path, "rename", rename)
-        own_etc(files, machine)
+        make_etc_copy(files, machine)
         return rename(draft, target)
 
     monkeypatch.setattr(Path, "rename", other_was_first)
-    copy = own_etc(files, machine)
-    assert entries(copy) >= set(OWN)
+    copy = make_etc_copy(files, machine)
+    assert entries(copy) >= set(OWN_FILES)
     assert [path.name for path in files.iterdir()] == [copy.name]
 
 
@@ -151,7 +151,7 @@ def test_obstacle_to_a_copy_is_reported_in_one_line(
 
     monkeypatch.setattr(shutil, "copytree", full)
     with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device: 'a' -> 'b'$"):
-        own_etc(tmp_path / "files", machine)
+        make_etc_copy(tmp_path / "files", machine)
     assert list((tmp_path / "files").iterdir()) == []
 
 
@@ -163,5 +163,5 @@ def test_failed_copy_is_an_error_and_leaves_nothing(
 
     monkeypatch.setattr(Path, "rename", refused)
     with pytest.raises(PermissionError):
-        own_etc(tmp_path / "files", machine)
+        make_etc_copy(tmp_path / "files", machine)
     assert list((tmp_path / "files").iterdir()) == []

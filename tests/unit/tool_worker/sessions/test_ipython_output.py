@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from tool_worker.host.sessions.ipython_session import MAX_IMAGE_CHARS, MAX_IMAGES, Output
+from tool_worker.host.sessions.ipython_session import MAX_IMAGE_CHARS, MAX_IMAGES, CellOutput
 
 
 def shown(*images: str) -> list[str]:
-    output = Output()
+    output = CellOutput()
     for image in images:
-        output.is_end({"msg_type": "display_data", "content": {"data": {"image/png": image, "text/plain": "<Figure>"}}})
+        output.add_message(
+            {"msg_type": "display_data", "content": {"data": {"image/png": image, "text/plain": "<Figure>"}}}
+        )
     assert output.text.count("<Figure>") == len(images)
     return output.images
 

@@ -11,7 +11,7 @@ from broker.contract.tool_specs import OutcomePolicy
 from broker.runtime.errors import UsageError
 from broker.tools.celery_tool import celery_tool
 from tests.example_celery import refund_tool
-from tool_worker.tools.offered import found_tools
+from tool_worker.tools.offered import load_tools
 
 SCHEMA = {"type": "object", "properties": {"order": {"type": "integer"}}}
 
@@ -21,7 +21,7 @@ def test_the_model_is_told_of_its_arguments() -> None:
     assert sorted(refund_tool.offer.parameters["properties"]) == ["amount", "order"]
     by_schema = celery_tool("shop.pay", SCHEMA, "Pay.", broker_url="memory://", backend_url="cache+memory://")
     assert by_schema.offer.parameters == SCHEMA
-    assert by_schema.arguments({"anything": 1}) == {"anything": 1}
+    assert by_schema.parse_arguments({"anything": 1}) == {"anything": 1}
 
 
 def test_it_must_be_said_where_it_runs() -> None:
@@ -52,7 +52,7 @@ def test_a_variable_that_is_not_passed_is_named(body: str, tmp_path: Path, monke
     with pytest.raises(UsageError, match="reads the environment variable SHOP_BROKER") as refused:
         TaskSender(app=f"{module}:app")
     assert "DECKHANDS_PASS_ENV=SHOP_BROKER" in refused.value.remedy
-    (failure,) = found_tools([f"{module}:app"], []).failures
+    (failure,) = load_tools([f"{module}:app"], []).failures
     assert (failure.reason, failure.remedy) == (
         "It reads the environment variable SHOP_BROKER, which this worker lacks.",
         refused.value.remedy,

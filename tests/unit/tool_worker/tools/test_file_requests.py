@@ -19,7 +19,7 @@ from broker.contract.file_events import (
 )
 from broker.contract.observations import ErrorObservation
 from tool_worker.tools.file_tools import MAX_KEPT_CHARS
-from tool_worker.tools.registry import tool_for
+from tool_worker.tools.registry import find_tool
 from tool_worker.tools.tool import HostRequest
 
 Action = FileEditAction | FileReadAction | FileWriteAction
@@ -60,11 +60,11 @@ OH_ACI = FileReadSource.OH_ACI
     ],
 )
 def test_every_field_of_an_action_reaches_the_host(action: Action, request_made: HostRequest) -> None:
-    assert tool_for(action.kind).request(action) == request_made
+    assert find_tool(action.kind).request(action) == request_made
 
 
 def test_draft_edit_is_answered_with_the_available_editor() -> None:
-    answer = tool_for("action.edit").request(FileEditAction(path="/a", impl_source=FileEditSource.LLM_BASED_EDIT))
+    answer = find_tool("action.edit").request(FileEditAction(path="/a", impl_source=FileEditSource.LLM_BASED_EDIT))
     assert isinstance(answer, ErrorObservation)
     assert "Use str_replace_editor" in answer.content
 
@@ -124,4 +124,4 @@ def test_draft_edit_is_answered_with_the_available_editor() -> None:
     ],
 )
 def test_what_is_observed(action: Action, result: dict[str, Any], observation: Observation) -> None:
-    assert tool_for(action.kind).observe(action, result) == observation
+    assert find_tool(action.kind).observe(action, result) == observation

@@ -19,7 +19,7 @@ from broker.runtime.errors import UsageError
 from broker.secrets.masking import Masker
 from broker.tools.custom_tools import ToolContext, ToolFailed, custom_tool
 from tests import example_tools
-from tool_worker.tools.offered import MAX_ANSWER_CHARS, MAX_IMAGES, OfferedTools, found_tools
+from tool_worker.tools.offered import MAX_ANSWER_CHARS, MAX_IMAGES, OfferedTools, load_tools
 
 NAMES = [f"tests.example_tools:{name}" for name in ("add", "wait_for_ever", "render", "fail", "PlaceOrder")]
 
@@ -33,7 +33,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def offered() -> OfferedTools:
-    return found_tools(NAMES, ["gpu"])
+    return load_tools(NAMES, ["gpu"])
 
 
 async def call(
@@ -101,7 +101,7 @@ def test_what_cannot_be_a_tool_is_refused() -> None:
 
 
 def test_tools_of_other_pools_are_left_out() -> None:
-    assert [offer.name for offer in found_tools(NAMES, ["bash"]).offers] == [
+    assert [offer.name for offer in load_tools(NAMES, ["bash"]).offers] == [
         *("add", "wait_for_ever", "fail", "place_order")
     ]
 
@@ -117,7 +117,7 @@ def test_tools_of_other_pools_are_left_out() -> None:
     ],
 )
 def test_unloadable_named_tool_is_reported_and_blocks_none(name: str, reason: str) -> None:
-    offered = found_tools([name, *NAMES], [])
+    offered = load_tools([name, *NAMES], [])
     (failure,) = offered.failures
     assert (failure.source, failure.reason, failure.server) == (name, reason, "")
     assert "correct DECKHANDS_TOOLS" in failure.remedy
@@ -132,7 +132,7 @@ def test_import_failure_of_a_module_is_its_own(statement: str, tmp_path: Path, m
     monkeypatch.syspath_prepend(str(tmp_path))
     name = f"broken_{abs(hash(statement))}"
     (tmp_path / f"{name}.py").write_text(statement.format(secret))
-    (failure,) = found_tools([f"{name}:x"], [], masker=Masker([secret])).failures
+    (failure,) = load_tools([f"{name}:x"], [], masker=Masker([secret])).failures
     assert secret not in failure.reason
     assert failure.reason.isprintable()
     assert "Error" in failure.reason or "<secret_hidden>" in failure.reason
@@ -283,5 +283,5 @@ def test_installed_tools_are_found_and_broken_ones_skipped(
         "[deckhands.tools]\nstock = tools_of_a_package:stock\nlost = tools_of_a_package:nothing\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert [offer.key for offer in found_tools([], []).offers] == ["stock"]
+    assert [offer.key for offer in load_tools([], []).offers] == ["stock"]
     assert "the entry point lost of deckhands.tools provides no tool" in caplog.text

@@ -10,8 +10,8 @@ from broker.contract.interventions import MAX_TIMEOUT_SECONDS, CommandExecutedOb
 from broker.contract.observations import MAX_COMMAND_OUTPUT_CHARS, ErrorObservation, OutcomeUnknownObservation
 from broker.runtime.errors import EventUnfit
 from tests.controller_parts import CallModel, messages_of, started
-from tool_worker.tools.registry import tool_for
-from tool_worker.tools.tool import HostRequest, answering, instead_of
+from tool_worker.tools.registry import find_tool
+from tool_worker.tools.tool import HostRequest, make_replacement, to_answer
 
 ACTION = ExecuteCommandAction(id=7, command=" ls ", timeout=5.0)
 
@@ -21,7 +21,7 @@ def ended(content: str, state: str = "completed", exit_code: int = 0) -> dict[st
 
 
 def test_it_runs_in_a_separate_shell_for_a_limited_time() -> None:
-    tool = tool_for("action.execute")
+    tool = find_tool("action.execute")
     assert tool is not None
     request = tool.request(ACTION)
     assert isinstance(request, HostRequest)
@@ -36,7 +36,7 @@ def test_it_runs_in_a_separate_shell_for_a_limited_time() -> None:
 
 
 def test_output_is_cut_and_a_kill_reported() -> None:
-    tool = tool_for("action.execute")
+    tool = find_tool("action.execute")
     assert tool is not None
     observed = tool.observe(ACTION, ended("x" * 100_000, exit_code=3))
     assert isinstance(observed, CommandExecutedObservation)
@@ -51,11 +51,11 @@ def test_output_is_cut_and_a_kill_reported() -> None:
     [ErrorObservation(content="No.", error_id="workspace_lost"), OutcomeUnknownObservation(content="No.")],
 )
 def test_reason_for_not_running_is_not_shown_to_the_model(found: Any) -> None:
-    answer = answering(ACTION, found)
+    answer = to_answer(ACTION, found)
     assert isinstance(answer, CommandExecutedObservation)
     assert (answer.content, answer.cause, answer.exit_code) == ("No.", 7, -1)
     assert answer.error_id
-    other = instead_of(answer, "Too large.", EventUnfit("Too large."))
+    other = make_replacement(answer, "Too large.", EventUnfit("Too large."))
     assert isinstance(other, CommandExecutedObservation)
     assert other.cause == 7
 

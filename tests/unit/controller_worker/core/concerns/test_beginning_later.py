@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 
 from broker.contract.agent_state import AgentState
-from broker.contract.events import ConversationBegun
+from broker.contract.events import ConversationStarted
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.expiry import EXPIRED_CODE
-from controller_worker.core.commit import index_fields
+from controller_worker.core.commit import to_index_fields
 from controller_worker.core.effects import AwaitStart, CallModel, Rest
 from tests.controller_parts import START, Core, check_snapshots
 
@@ -25,7 +25,7 @@ def waiting() -> Core:
 
 
 def shown(core: Core) -> tuple[object, ...]:
-    fields = index_fields(core.state)
+    fields = to_index_fields(core.state)
     return fields["planned"], fields["state"], fields["wait_reason"]
 
 
@@ -36,7 +36,7 @@ def test_nothing_is_done_before_its_time_and_everything_then() -> None:
     assert core.run() == AwaitStart()  # the store counts the time, and nobody's clock
     assert len(core.events) == 3
     assert shown(core) == ("waiting", "loading", "scheduled")
-    assert core.append(ConversationBegun()) == CallModel(1, 1)
+    assert core.append(ConversationStarted()) == CallModel(1, 1)
     assert shown(core) == ("begun", "running", "")
     check_snapshots(core)
 
@@ -56,7 +56,7 @@ def test_expired_conversation_starts_only_by_a_persons_message(end: str) -> None
         core.ask("stopped")
     assert core.run() == Rest()
     assert shown(core) == ("over", "error" if end == "expired" else "stopped", "")
-    core.put(ConversationBegun())  # by an owner that had not heard of it
+    core.put(ConversationStarted())  # by an owner that had not heard of it
     assert core.run() == Rest()
     core.say("begin after all")
     assert core.run() == CallModel(1, 1)

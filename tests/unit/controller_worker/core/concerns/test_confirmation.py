@@ -11,8 +11,8 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConfirmationStatus, EventSource
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation, UserRejectObservation
 from broker.contract.policies import ConfirmationPolicy
-from broker.log.invariants import violations
-from broker.log.status import status_of
+from broker.log.invariants import find_violations
+from broker.log.status import fold_status
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 
@@ -52,7 +52,7 @@ def test_the_conversation_asks_for_the_action_by_its_id() -> None:
     assert (asked.agent_state.value, asked.action_id) == ("awaiting_user_confirmation", 8)
     assert confirmation(core, 8) == (ConfirmationStatus.AWAITING_CONFIRMATION, None)
     assert core.dispatched == []
-    assert status_of(core.events).asked_id == 8
+    assert fold_status(core.events).confirmation_id == 8
 
 
 def test_a_confirmed_action_is_written_again_and_that_copy_runs() -> None:
@@ -95,7 +95,7 @@ def test_an_edit_that_is_none_rejects(edited: dict[str, Any]) -> None:
     assert answer_with(core, "user_confirmed", **edited) == Rest()
     assert core.states()[-2:] == ["user_rejected", "awaiting_user_input"]
     assert core.dispatched == []
-    assert status_of(core.events).is_settled
+    assert fold_status(core.events).is_settled
 
 
 def test_a_rejected_action_never_runs_and_the_agent_waits() -> None:
@@ -145,7 +145,7 @@ def test_an_answer_for_another_action_means_nothing(state: str) -> None:
     core.reply(bash())
     assert answer_with(core, state, action_id=7) == Rest()
     assert core.states()[-1] == "awaiting_user_confirmation"
-    assert status_of(core.events).is_settled
+    assert fold_status(core.events).is_settled
 
 
 @pytest.mark.parametrize("state", ["user_confirmed", "user_rejected"])
@@ -230,7 +230,7 @@ def test_the_question_survives_snapshots_and_the_log_is_whole() -> None:
     core.reply(bash("pwd"))
     answer_with(core, "user_rejected")
     check_snapshots(core)
-    assert violations(core.events, conversation_id=CID) == []
+    assert find_violations(core.events, conversation_id=CID) == []
 
 
 def test_rejection_starting_a_fork_does_not_affect_earlier_actions() -> None:

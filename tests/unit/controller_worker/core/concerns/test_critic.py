@@ -38,7 +38,7 @@ def judged(core: Core, accepted: bool, reason: str = "No test was run.", cost_us
         cost_usd=cost_usd,
         usage=TokenUsage(prompt_tokens=7, completion_tokens=3),
     )
-    return core.append(reply, critic.verdict_of(reply, finish_id=core.state.lifecycle.result_id))
+    return core.append(reply, critic.parse_verdict(reply, finish_id=core.state.lifecycle.result_id))
 
 
 def text_of(message: Message) -> str:
@@ -50,7 +50,7 @@ def asked_after(core: Core, *, overflows: int = 0) -> tuple[str, str]:
     for event in core.events:
         view.add(event)
     spec = CriticSpec(instructions="Be strict.")
-    system, user = critic.question(spec, view.view().events, overflows=overflows)
+    system, user = critic.render_prompt(spec, view.view().events, overflows=overflows)
     return text_of(system), text_of(user)
 
 
@@ -199,7 +199,7 @@ def test_offline_replay_and_every_snapshot_decide_alike() -> None:
     core.reply(finish(call_id="f2"))
     judged(core, accepted=True)
     found = replay(core.events)
-    assert found.divergence is None, found.divergence.lines()
+    assert found.divergence is None, found.divergence.to_diff()
     check_snapshots(core)
     forged = [
         e.model_copy(update={"is_accepted": True}) if e.kind == "observation.finish_verdict" else e for e in core.events
@@ -225,7 +225,7 @@ def test_of_a_long_record_the_latest_events_are_shown() -> None:
         *(MessageAction(content=f"{n} " + "x" * 3_900, source=EventSource.AGENT) for n in range(100)),
         AgentFinishAction(final_thought="done", outputs={"n": 1}),
     ]
-    _, user = critic.question(CriticSpec(), events)
+    _, user = critic.render_prompt(CriticSpec(), events)
     text = text_of(user)
     assert len(text) < critic.MAX_PROMPT_CHARS + 1_000
     assert "\n99 xx" in text
@@ -249,7 +249,7 @@ def test_of_a_long_record_the_latest_events_are_shown() -> None:
 def test_what_an_answer_means(content: str, arguments: Any, expected: tuple[bool, str]) -> None:
     written = arguments if isinstance(arguments, str) else json.dumps(arguments)
     calls = () if arguments is None else (ModelToolCall(id="v", name="verdict", arguments=written),)
-    verdict = critic.verdict_of(ModelReply(content=content, tool_calls=calls), finish_id=4)
+    verdict = critic.parse_verdict(ModelReply(content=content, tool_calls=calls), finish_id=4)
     assert (verdict.is_accepted, verdict.content, verdict.finish_id) == (*expected, 4)
 
 

@@ -18,12 +18,12 @@ from broker.contract.observations import (
     EventsLostObservation,
     SuccessObservation,
 )
-from broker.log.delegates import delegate_conversation
-from broker.log.invariants import violations
+from broker.log.delegates import make_delegate_id
+from broker.log.invariants import find_violations
 from controller_worker.agents.tool_calls import MAX_CALLS
-from controller_worker.core.concerns.delegation import REPORTED_BYTES, Order, errands
+from controller_worker.core.concerns.delegation import REPORTED_BYTES, DelegateOrder, find_side_effects
 from controller_worker.core.concerns.lifecycle import Lifecycle
-from controller_worker.core.concerns.limits import limit_reached
+from controller_worker.core.concerns.limits import find_reached_limit
 from controller_worker.core.concerns.setup import Setup
 from controller_worker.core.controller import apply, fold, next_effect
 from controller_worker.core.effects import (
@@ -31,16 +31,16 @@ from controller_worker.core.effects import (
     AwaitTools,
     CallModel,
     Effect,
+    NotifyDelegates,
     Rest,
     StartDelegate,
-    TellDelegates,
 )
 from controller_worker.core.state import State
-from controller_worker.loop.delegates import is_over, spec_of
+from controller_worker.loop.delegates import is_over, make_delegate_spec
 from controller_worker.memory.condensers.registry import create_condenser
 from controller_worker.memory.conversation_memory import MAX_MESSAGE_CHARS, ConversationMemory
 from controller_worker.memory.view import ViewFold
-from controller_worker.model.permits.budget_reservation import own_cost_usd
+from controller_worker.model.permits.budget_reservation import sum_own_cost_usd
 from controller_worker.providers.messages.messages import TextPart
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 
@@ -56,7 +56,7 @@ def ended(core: Core, delegate_id: int, content: str = "CodeActAgent finishes ta
     """Let a delegate report its end."""
     event = DelegateEnded(
         delegate_id=delegate_id,
-        conversation_id=delegate_conversation(CID, delegate_id),
+        conversation_id=make_delegate_id(CID, delegate_id),
         agent_state=AgentState.FINISHED,
         content=content,
         **{"outputs": {"a": 1}, "iterations": 2, "cost_usd": 0.5, "prompt_tokens": 30} | fields,
@@ -223,7 +223,7 @@ def test_costs_of_a_forks_origin_are_not_its_own() -> None:
     core.reply(think())
     created = core.events[0].model_copy(update={"forked_from": f"{CID}@{inherited}"})
     state = fold(State(), [created, *core.events[1:]])
-    assert (state.usage.cost_usd, state.usage.inherited_usd, own_cost_usd(state)) == (1.0, 0.25, 0.25)
+    assert (state.usage.cost_usd, state.usage.inherited_usd, sum_own_cost_usd(state)) == (1.0, 0.25, 0.25)
 
 
 def test_one_alone_leaves_its_parent_a_half() -> None:
@@ -240,7 +240,7 @@ def test_parent_keeps_a_share_beside_a_background_delegate() -> None:
     started_in_background(core, 8)
     assert core.reply(think("a")) == CallModel(3, 1)
     assert core.reply(think("b")) == AwaitDelegates(())
-    assert limit_reached(core.state) is None
+    assert find_reached_limit(core.state) is None
     assert ended(core, 8, iterations=1) == CallModel(4, 1)
 
 
@@ -251,7 +251,7 @@ def test_parent_does_not_spend_what_background_delegates_may(limits: Limits) -> 
     started_in_background(core, 8)
     assert core.reply(think("a")) == CallModel(3, 1)
     assert core.reply(think("b")) == AwaitDelegates(())
-    assert limit_reached(core.state) is None
+    assert find_reached_limit(core.state) is None
     assert ended(core, 8, cost_usd=0.0, prompt_tokens=0) == CallModel(4, 1)
 
 
@@ -264,7 +264,7 @@ def test_what_a_person_asks_for_is_told_to_the_delegates(asked: str, told: Agent
     core.reply(delegate())
     core.ask(asked)
     assert core.run() == Rest()
-    assert core.state.delegation.order == Order(told, len(core.events))
+    assert core.state.delegation.order == DelegateOrder(told, len(core.events))
 
 
 def test_a_resume_is_told_too() -> None:
@@ -274,7 +274,7 @@ def test_a_resume_is_told_too() -> None:
     core.run()
     core.ask("running")
     assert core.run() == AwaitDelegates((8,))
-    assert core.state.delegation.order == Order(AgentState.RUNNING, len(core.events))
+    assert core.state.delegation.order == DelegateOrder(AgentState.RUNNING, len(core.events))
 
 
 def test_stop_answers_the_action_and_later_reports_have_no_cause() -> None:
@@ -287,7 +287,7 @@ def test_stop_answers_the_action_and_later_reports_have_no_cause() -> None:
     assert (answer.cause, answer.error_id) == (8, "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_STOPPED")
     assert ended(core, 8, "CodeActAgent was stopped.") == Rest()
     assert [(one.delegate_id, one.cause) for one in results(core)] == [(8, None)]
-    assert violations(core.events, conversation_id=CID) == []
+    assert find_violations(core.events, conversation_id=CID) == []
 
 
 @pytest.mark.parametrize("asked", ["stopped", "paused"])
@@ -300,7 +300,7 @@ def test_unstartable_delegate_is_answered_once_despite_requests(asked: str) -> N
     assert core.state.delegation.delegates == ()
     core.ask("running")
     core.run()
-    assert violations(core.events, conversation_id=CID, is_over=False) == []
+    assert find_violations(core.events, conversation_id=CID, is_over=False) == []
 
 
 def test_a_finish_stops_what_still_works_in_the_background() -> None:
@@ -318,9 +318,9 @@ def test_a_finish_stops_what_still_works_in_the_background() -> None:
 def test_delegate_follows_its_parents_specification_and_confirmation() -> None:
     small = AgentSpec(name="ReadOnlyAgent", llm={"model": "acme/small"})
     parent = AgentSpec(llm={"model": "acme/large"}, delegates={"scout": small}, confirmation={"mode": "always"})
-    scout = spec_of(parent, "scout")
+    scout = make_delegate_spec(parent, "scout")
     assert (scout.name, scout.llm.model, scout.confirmation.mode) == ("ReadOnlyAgent", "acme/small", "always")
-    same = spec_of(parent, "CodeActAgent")
+    same = make_delegate_spec(parent, "CodeActAgent")
     assert (same.name, same.llm.model) == ("CodeActAgent", "acme/large")
 
 
@@ -377,7 +377,7 @@ def all_ended(core: Core, *, first_id: int = 1, content: str = "") -> None:
             core.put(
                 DelegateEnded(
                     delegate_id=one.id,
-                    conversation_id=delegate_conversation(CID, one.id),
+                    conversation_id=make_delegate_id(CID, one.id),
                     agent_state=AgentState.FINISHED,
                     content=content or f"CodeActAgent finishes task with a: {one.id}",
                     iterations=1,
@@ -410,7 +410,7 @@ def test_all_ends_that_are_due_enter_in_one_commit(count: int) -> None:
     assert len(core.commits) == commits + 1
     assert [one.delegate_id for one in results(core)] == ids
     assert core.state.delegation.delegates == ()
-    assert violations(core.events, conversation_id=CID, is_over=False) == []
+    assert find_violations(core.events, conversation_id=CID, is_over=False) == []
 
 
 def test_long_reports_enter_in_several_bounded_commits() -> None:
@@ -423,7 +423,7 @@ def test_long_reports_enter_in_several_bounded_commits() -> None:
     sizes = [sum(len(pack(event.wire())) for event in commit.events) for commit in core.commits[commits:]]
     assert len(sizes) == 59
     assert max(sizes) <= REPORTED_BYTES + 10_000
-    assert violations(core.events, conversation_id=CID, is_over=False) == []
+    assert find_violations(core.events, conversation_id=CID, is_over=False) == []
 
 
 def test_a_report_beyond_the_bound_enters_alone() -> None:
@@ -485,14 +485,14 @@ def test_a_stop_answers_every_delegate_and_tells_all_later_ends() -> None:
     all_ended(core)
     assert core.run() == Rest()
     assert len(results(core)) == MAX_CALLS
-    assert violations(core.events, conversation_id=CID) == []
+    assert find_violations(core.events, conversation_id=CID) == []
 
 
 def prompt_chars(core: Core) -> int:
     """Return how long the prompt is that the model would be sent."""
     fold = view_of(core)
     memory = ConversationMemory()
-    for event in fold.script(fold.view().events):
+    for event in fold.list_events(fold.view().events):
         memory.add(event)
     parts = (part for message in memory.messages() for part in message.content)
     return sum(len(part.text) for part in parts if isinstance(part, TextPart))
@@ -535,7 +535,7 @@ def test_an_errand_is_wanted_until_the_owner_has_run_it() -> None:
     core.run()
     order = core.state.delegation.order
     assert order is not None
-    start, tell = StartDelegate(8), TellDelegates(AgentState.PAUSED, order.id)
+    start, tell = StartDelegate(8), NotifyDelegates(AgentState.PAUSED, order.id)
     assert [next_effect(core.state, core.now, done) for done in (set(), {start}, {tell}, {start, tell})] == [
         *(start, tell),
         *(start, Rest()),
@@ -558,7 +558,7 @@ def test_ended_or_exhausted_delegate_causes_no_errand() -> None:
     core.run()
     order = core.state.delegation.order
     assert order is not None
-    assert list(errands(core.state)) == [TellDelegates(AgentState.STOPPED, order.id)]
+    assert list(find_side_effects(core.state)) == [NotifyDelegates(AgentState.STOPPED, order.id)]
 
 
 @pytest.mark.parametrize("state", ["running", "paused", "stopped"])
@@ -571,12 +571,12 @@ def test_a_gap_takes_back_what_the_log_does_not_say(state: str) -> None:
         core.run()
     before = core.state.delegation.order
     core.put(EventsLostObservation(content="lost", last_id=core.state.version, known_id=99))
-    tells = [errand for errand in errands(core.state) if isinstance(errand, TellDelegates)]
+    tells = [errand for errand in find_side_effects(core.state) if isinstance(errand, NotifyDelegates)]
     if state == "running":
-        assert tells == [TellDelegates(AgentState.RUNNING, core.state.version, takes_back=True)]
+        assert tells == [NotifyDelegates(AgentState.RUNNING, core.state.version, takes_back=True)]
     else:
         assert before is not None
-        assert tells == [TellDelegates(before.state, before.id)]
+        assert tells == [NotifyDelegates(before.state, before.id)]
 
 
 def test_stop_does_not_answer_an_already_answered_call() -> None:

@@ -13,13 +13,13 @@ from broker.contract.actions import (
     MessageAction,
 )
 from broker.contract.agent_state import AgentState
-from broker.contract.double_texting import InterruptedObservation, RolledBackObservation, taken_back
+from broker.contract.double_texting import InterruptedObservation, RolledBackObservation, find_rolled_back
 from broker.contract.events import DelegateEnded, Event, EventSource, ModelReply, ModelSwitched
 from broker.contract.observations import AgentDelegateObservation, AgentStateChangedObservation, ErrorObservation
-from broker.log.status import status_of
+from broker.log.status import fold_status
 from controller_worker.core.concerns.double_texting import is_at_rest
 from controller_worker.core.controller import fold, next_effect
-from controller_worker.core.effects import AwaitTools, CallModel, Rest, TellDelegates
+from controller_worker.core.effects import AwaitTools, CallModel, NotifyDelegates, Rest
 from controller_worker.core.state import State
 from controller_worker.loop.replay import replay
 from tests.controller_parts import Core, bash, call, check_snapshots, finish, messages_of, said, think
@@ -41,13 +41,13 @@ def check_log(core: Core) -> None:
     """Check that the log replays to the same decisions, and that a snapshot of any event continues alike."""
     check_snapshots(core)
     replayed = replay(core.events)
-    assert replayed.divergence is None, replayed.divergence.lines()
+    assert replayed.divergence is None, replayed.divergence.to_diff()
     answered = [event.cause for event in core.events if event.cause and core.event(event.cause).runnable]
     assert len(answered) == len(set(answered))
 
 
 def texts(core: Core) -> str:
-    without = taken_back(core.events)
+    without = find_rolled_back(core.events)
     return str(messages_of([event for event in core.events if event.id not in without]))
 
 
@@ -69,7 +69,7 @@ def test_an_interruption_answers_what_runs_and_reads_the_message() -> None:
     assert answers == actions
     assert core.commits[-2].cancels == actions or core.commits[-1].cancels == actions
     assert core.state.tools.pending == ()
-    assert status_of(core.events).state is AgentState.RUNNING
+    assert fold_status(core.events).state is AgentState.RUNNING
     check_log(core)
 
 
@@ -200,7 +200,7 @@ def test_what_answers_an_action_of_before_is_not_taken_back() -> None:
     rolled_back = last(core, RolledBackObservation)
     answer = next(event for event in core.events if event.cause == action)
     assert rolled_back.start_id < answer.id
-    assert answer.id not in taken_back(core.events)
+    assert answer.id not in find_rolled_back(core.events)
     assert "a.txt" in texts(core)
     check_log(core)
 
@@ -236,7 +236,7 @@ def test_delegates_are_stopped(policy: str) -> None:
     assert core.run() == CallModel(1, 1)  # it waits for the end of none
     assert [event.cause for event in core.events if isinstance(event, ErrorObservation)] == [delegate]
     told = next_effect(core.state, core.now, ())
-    assert isinstance(told, TellDelegates)
+    assert isinstance(told, NotifyDelegates)
     assert told.state is AgentState.STOPPED
     assert told.since <= delegate < told.order_id
     core.put(DelegateEnded(delegate_id=delegate, conversation_id="d1", agent_state=AgentState.STOPPED, cost_usd=0.5))
@@ -261,7 +261,7 @@ def test_a_rollback_stops_no_delegate_of_before() -> None:
     core.say("no, this")
     core.run()
     told = next_effect(core.state, core.now, ())
-    assert isinstance(told, TellDelegates)
+    assert isinstance(told, NotifyDelegates)
     assert told.state is AgentState.STOPPED
     assert before < told.since <= taken_back_too < told.order_id
 

@@ -9,11 +9,11 @@ from broker.contract.actions import AgentFinishAction
 from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation, FinishRefusedObservation
 from broker.contract.specs import GoalSpec, OutputSpec
-from broker.tools.output_schema import problems_of
-from controller_worker.agents.finish_tool import finish_tool
+from broker.tools.output_schema import find_violations
+from controller_worker.agents.finish_tool import make_finish_tool
 from controller_worker.agents.registry import create_agent
 from controller_worker.core.effects import AwaitTools, CallModel, Rest
-from controller_worker.loop.delegates import spec_of
+from controller_worker.loop.delegates import make_delegate_spec
 from controller_worker.loop.replay import replay
 from controller_worker.providers.messages.messages import TextPart
 from tests.controller_parts import Core, bash, call, finish, messages_of, started
@@ -113,7 +113,7 @@ def test_it_is_decided_again_offline() -> None:
     core.reply(handing_in({}))
     core.reply(handing_in({"total": 1}))
     found = replay(core.events)
-    assert found.divergence is None, found.divergence.lines()
+    assert found.divergence is None, found.divergence.to_diff()
 
 
 def test_without_a_schema_an_output_is_nothing() -> None:
@@ -124,13 +124,13 @@ def test_without_a_schema_an_output_is_nothing() -> None:
 
 def test_tool_states_the_output_schema_with_resolved_references() -> None:
     spec = OutputSpec(json_schema=SCHEMA)
-    tool = finish_tool(spec)
+    tool = make_finish_tool(spec)
     assert tool.parameters["required"] == ["message", "output"]
     good = {"message": "m", "output": {"total": 1, "parts": [{"part": {"inner": {"total": 2}}}]}}
     bad = {"message": "m", "output": {"total": 1, "parts": [{"part": {"inner": {"total": "2"}}}]}}
-    assert problems_of(good, tool.parameters) == []
-    assert problems_of(bad, tool.parameters) == ["/output/parts/0/part/inner/total: has to be of the type integer"]
-    assert finish_tool(None) is AgentFinishAction.tool_spec
+    assert find_violations(good, tool.parameters) == []
+    assert find_violations(bad, tool.parameters) == ["/output/parts/0/part/inner/total: has to be of the type integer"]
+    assert make_finish_tool(None) is AgentFinishAction.tool_spec
     for name in ("CodeActAgent", "LocAgent", "ReadOnlyAgent"):
         agent = create_agent(AgentSpec(name=name, output=spec))
         assert tool in agent.tools
@@ -140,4 +140,4 @@ def test_tool_states_the_output_schema_with_resolved_references() -> None:
 
 
 def test_a_delegate_that_is_not_described_hands_in_words() -> None:
-    assert spec_of(AgentSpec(output=OutputSpec(json_schema=SCHEMA)), "CodeActAgent").output is None
+    assert make_delegate_spec(AgentSpec(output=OutputSpec(json_schema=SCHEMA)), "CodeActAgent").output is None

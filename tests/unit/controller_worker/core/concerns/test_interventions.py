@@ -14,7 +14,7 @@ from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import ErrorObservation, UserRejectObservation
 from broker.contract.policies import ConfirmationPolicy
 from broker.contract.tool_specs import ToolOffer
-from broker.log.invariants import violations
+from broker.log.invariants import find_violations
 from controller_worker.core.effects import AwaitTools, CallModel, Park, Rest
 from controller_worker.loop.replay import replay
 from tests.controller_parts import CID, Core, bash, check_snapshots, finish, messages_of, said, started, think
@@ -30,7 +30,7 @@ def change(core: Core, **parts: Any) -> None:
 def check(core: Core) -> None:
     check_snapshots(core)
     replayed = replay(core.events)
-    assert replayed.divergence is None, replayed.divergence.lines()
+    assert replayed.divergence is None, replayed.divergence.to_diff()
 
 
 def test_a_policy_counts_from_the_next_reply_on() -> None:
@@ -192,7 +192,7 @@ def test_agent_reads_a_rejection_reason_and_continues() -> None:
     answers = [event for event in core.events if isinstance(event, UserRejectObservation)]
     assert len(answers) == 2
     core.reply(finish())
-    assert violations(core.events, conversation_id=CID) == []
+    assert find_violations(core.events, conversation_id=CID) == []
     check(core)
 
 
@@ -214,7 +214,7 @@ def test_fork_within_a_rejection_continues_like_the_origin() -> None:
     for event in [created, *core.events[1:first]]:
         fork.put(event.model_copy(update={"id": 0}))
     assert fork.run() == CallModel(2, 1)
-    assert violations(fork.events, conversation_id=CID, is_over=False) == []
+    assert find_violations(fork.events, conversation_id=CID, is_over=False) == []
 
 
 def interrupted(core: Core) -> Any:

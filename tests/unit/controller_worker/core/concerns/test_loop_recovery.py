@@ -12,8 +12,8 @@ from broker.contract.actions import CondensationAction, LoopRecoveryAction
 from broker.contract.events import AgentSpec, EventSource, Limits, LLMSpec, Parent
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation, LoopDetectionObservation
 from broker.contract.policies import ConfirmationPolicy, LoopPolicy
-from broker.log.invariants import violations
-from broker.log.status import status_of
+from broker.log.invariants import find_violations
+from broker.log.status import fold_status
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from controller_worker.loop.replay import replay
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
@@ -268,7 +268,7 @@ def test_1_restarts_before_the_loop_and_waits(responses: tuple[str, ...]) -> Non
     assert core.states()[-1] == "awaiting_user_input"
     assert detections(core)[-1].content == "Loop recovery completed: the events from 7 on are out of the agent's sight."
     assert (core.state.loops.found, core.state.loops.recovery, core.state.loops.recent.actions) == (None, 0, ())
-    assert not status_of(core.events).is_in_loop
+    assert not fold_status(core.events).is_in_loop
 
 
 def test_2_restarts_before_the_loop_and_goes_on() -> None:
@@ -359,7 +359,7 @@ def test_a_stop_ends_the_loop_too(option: int) -> None:
     core.ask("stopped")
     core.run()
     assert core.state.loops.found is None
-    assert not status_of(core.events).is_in_loop
+    assert not fold_status(core.events).is_in_loop
     stopped = core.state.version
     assert choose(core, option) == Rest()
     assert core.trace(after=stopped) == [f"{stopped + 1} LoopRecoveryAction(user)"]
@@ -384,14 +384,14 @@ def test_an_option_that_does_not_exist_means_nothing() -> None:
 def test_log_shows_whether_the_choice_is_still_open(responses: tuple[str, ...], option: int) -> None:
     core = core_with(*responses)
     repeat(core)
-    assert status_of(core.events).is_in_loop
+    assert fold_status(core.events).is_in_loop
     core.put(LoopRecoveryAction(option=option, source=EventSource.USER))
     asked = {1: "awaiting_user_input", 2: "running", 3: "stopped"}.get(option)
-    assert status_of(core.events).requested == (asked if asked != core.state.lifecycle.agent_state else None)
+    assert fold_status(core.events).requested == (asked if asked != core.state.lifecycle.agent_state else None)
     core.run()
-    assert status_of(core.events).requested is None
+    assert fold_status(core.events).requested is None
     core.put(LoopRecoveryAction(option=option, source=EventSource.USER))
-    assert status_of(core.events).requested is None or option == 4
+    assert fold_status(core.events).requested is None or option == 4
 
 
 @pytest.mark.parametrize(("option", "state"), [(1, "awaiting_user_input"), (2, "running"), (3, "stopped")])
@@ -406,8 +406,8 @@ def test_action_waiting_for_confirmation_is_not_awaited(option: int, state: str)
     assert (core.state.lifecycle.agent_state, isinstance(effect, CallModel)) == (state, option == 2)
     (result,) = [event.id for event in core.events if event.cause == asked]
     assert [end for _, end in forgotten(core)] == ([] if option == 3 else [result])
-    assert (core.state.tools.pending, status_of(core.events).is_unanswered) == ((), False)
-    assert violations(core.events, conversation_id=CID, is_over=False) == []
+    assert (core.state.tools.pending, fold_status(core.events).is_unanswered) == ((), False)
+    assert find_violations(core.events, conversation_id=CID, is_over=False) == []
     assert replay(core.events).divergence is None
 
 
@@ -418,10 +418,10 @@ def test_loop_has_no_recovery_after_a_message(responses: tuple[str, ...], option
     repeat(core)
     core.say()
     core.run()
-    assert not status_of(core.events).is_in_loop
+    assert not fold_status(core.events).is_in_loop
     choose(core, option)
     assert core.trace()[-1] == f"{core.state.version} LoopRecoveryAction(user)"
-    assert not status_of(core.events).is_unanswered
+    assert not fold_status(core.events).is_unanswered
 
 
 def test_a_message_behind_the_choice_does_not_take_it_back() -> None:
@@ -432,9 +432,9 @@ def test_a_message_behind_the_choice_does_not_take_it_back() -> None:
     core.say("and then this")
     core.run()
     core.put(LoopRecoveryAction(option=3, source=EventSource.USER))
-    assert status_of(core.events).requested == "stopped"
+    assert fold_status(core.events).requested == "stopped"
     assert core.run() == Rest()
-    assert (core.state.lifecycle.agent_state, status_of(core.events).is_unanswered) == ("stopped", False)
+    assert (core.state.lifecycle.agent_state, fold_status(core.events).is_unanswered) == ("stopped", False)
 
 
 # Snapshots

@@ -13,9 +13,9 @@ from broker.contract.observations import ErrorObservation
 from broker.contract.recall import RecallObservation
 from broker.contract.specs import MemorySpec, Skill
 from controller_worker.agents.codeact import CodeActAgent
-from controller_worker.agents.looking import ReadOnlyAgent
+from controller_worker.agents.read_only import ReadOnlyAgent
 from controller_worker.core.effects import AwaitTools, CallModel, Rest, TakeNote
-from controller_worker.loop.delegates import spec_of
+from controller_worker.loop.delegates import make_delegate_spec
 from controller_worker.loop.replay import replay
 from controller_worker.providers.messages.messages import TextPart
 from tests.controller_parts import Core, bash, call, check_snapshots, messages_of, started
@@ -57,7 +57,7 @@ def test_the_tool_is_offered_to_whoever_has_a_notebook() -> None:
     assert NOTE in CodeActAgent(MEMORY).tools
     assert NOTE not in CodeActAgent(AgentSpec()).tools
     assert NOTE not in ReadOnlyAgent(MEMORY).tools
-    assert spec_of(MEMORY, "CodeActAgent").memory is None
+    assert make_delegate_spec(MEMORY, "CodeActAgent").memory is None
 
 
 def test_note_waits_for_the_notebook_and_step_for_note() -> None:
@@ -162,7 +162,7 @@ def test_the_log_is_decided_again_offline_without_the_notebook() -> None:
     core.say("deploy")
     core.run()
     found = replay(core.events)
-    assert found.divergence is None, found.divergence.lines()
+    assert found.divergence is None, found.divergence.to_diff()
     check_snapshots(core)
     unasked = [_without_keyword(event) for event in core.events]
     assert replay(unasked).divergence is not None

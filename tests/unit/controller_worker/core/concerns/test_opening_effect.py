@@ -10,7 +10,7 @@ from broker.contract.events import Observation, WorkspaceSpec
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation
 from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 from broker.contract.workspace_sources import GitSource
-from controller_worker.core.commit import index_fields
+from controller_worker.core.commit import to_index_fields
 from controller_worker.core.concerns.opening import FAILED_CODE, MAX_ATTEMPTS
 from controller_worker.core.effects import AwaitTools, CallModel, Rest
 from controller_worker.loop.replay import replay
@@ -102,7 +102,7 @@ def test_a_rollback_leaves_the_opening_at_work() -> None:
     core.say("something else")
     assert core.run() == AwaitTools((4,))
     assert any(isinstance(event, RolledBackObservation) for event in core.events)
-    assert index_fields(core.state)["wait_reason"] == "tool"
+    assert to_index_fields(core.state)["wait_reason"] == "tool"
     assert answered(core, OPENED) == CallModel(1, 1)
 
 

@@ -14,10 +14,10 @@ from broker.contract.observations import ErrorObservation
 from broker.contract.policies import ConfirmationPolicy
 from broker.contract.specs import PlanSpec
 from broker.contract.task_list import PlanAcceptedObservation
-from broker.log.invariants import violations
+from broker.log.invariants import find_violations
 from broker.runtime.errors import UsageError
 from controller_worker.agents.registry import create_agent
-from controller_worker.core.concerns.planning import Plan
+from controller_worker.core.concerns.planning import ProposedPlan
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from controller_worker.loop.replay import replay
 from controller_worker.memory.conversation_memory import ConversationMemory
@@ -50,8 +50,8 @@ def is_sound(core: Core) -> bool:
     """Say whether a snapshot at every event, a replay and the rules of a log agree with what happened."""
     check_snapshots(core)
     replayed = replay(core.events)
-    assert replayed.divergence is None, replayed.divergence.lines()
-    assert violations(core.events, conversation_id=CID, is_over=False) == []
+    assert replayed.divergence is None, replayed.divergence.to_diff()
+    assert find_violations(core.events, conversation_id=CID, is_over=False) == []
     return True
 
 
@@ -113,7 +113,7 @@ def test_a_rejection_sends_the_planner_back_to_work() -> None:
     core.reply(propose("1. Fix one line"))
     assert answer_with(core, "user_confirmed") == CallModel(3, 1)
     assert core.state.setup.agent.name == "CodeActAgent"
-    assert core.state.plan == Plan()
+    assert core.state.plan == ProposedPlan()
     assert is_sound(core)
 
 
@@ -122,7 +122,7 @@ def test_message_instead_of_an_answer_continues_planning() -> None:
     core.reply(propose())
     core.say("What about the tests?")
     assert core.run() == CallModel(2, 1)
-    assert (core.state.setup.agent.name, core.state.plan) == ("PlanningAgent", Plan())
+    assert (core.state.setup.agent.name, core.state.plan) == ("PlanningAgent", ProposedPlan())
     assert is_sound(core)
 
 
@@ -134,7 +134,7 @@ def test_a_plan_that_was_stopped_is_not_accepted_later() -> None:
     assert core.state.lifecycle.agent_state is AgentState.STOPPED
     core.say("Continue")
     assert core.run() == CallModel(2, 1)
-    assert (core.state.setup.agent.name, core.state.plan) == ("PlanningAgent", Plan())
+    assert (core.state.setup.agent.name, core.state.plan) == ("PlanningAgent", ProposedPlan())
     assert is_sound(core)
 
 
@@ -172,7 +172,7 @@ def test_model_sees_one_system_message_and_all_findings() -> None:
     view, memory = ViewFold(), ConversationMemory()
     for event in core.events:
         view.add(event)
-    for event in view.script(view.view().events):
+    for event in view.list_events(view.view().events):
         memory.add(event)
     messages = memory.messages()
     assert [message.role for message in messages] == ["system", "user", "user", *["assistant", "tool"] * 2]

@@ -10,7 +10,7 @@ from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
 from broker.contract.policies import LoopPolicy
 from controller_worker.core.controller import apply
 from controller_worker.core.effects import CallModel, Rest
-from controller_worker.core.state import State, snapshot_of
+from controller_worker.core.state import State, to_snapshot
 from tests.controller_parts import bash, call, check_snapshots, finish, started
 
 STUCK = "AgentStuckInLoopError: Agent got stuck in a loop"
@@ -52,7 +52,7 @@ def test_long_call_counts_equally_when_stored_apart() -> None:
         state = apply(state, decode(to_entry(event.wire())[0], event.id))
     assert state.loops == core.state.loops
     assert len(state.loops.recent.actions) == len(core.state.loops.recent.actions)
-    assert len(snapshot_of(state)) < 10_000
+    assert len(to_snapshot(state)) < 10_000
 
 
 def test_equal_calls_of_one_reply_count_once() -> None:

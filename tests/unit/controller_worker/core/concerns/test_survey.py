@@ -17,7 +17,12 @@ from broker.contract.skills import NO_SKILLS
 from broker.contract.specs import Skill
 from broker.contract.workspace_events import SurveyAction, WorkspaceOpenedObservation
 from broker.contract.workspace_sources import GitSource
-from controller_worker.core.concerns.survey import INSTALL_HOOK, MAX_ATTEMPTS, skills_from, skills_read
+from controller_worker.core.concerns.survey import (
+    INSTALL_HOOK,
+    MAX_ATTEMPTS,
+    parse_survey_skills,
+    parse_survey_skills_in_turns,
+)
 from controller_worker.core.effects import AwaitTools, CallModel, Effect
 from controller_worker.core.recall import MAX_WORDS
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
@@ -54,7 +59,7 @@ def workspace(tmp_path: Path) -> Path:
 
 
 def test_the_command_finds_what_there_is(workspace: Path) -> None:
-    assert skills_from(surveyed(workspace)).skills == (
+    assert parse_survey_skills(surveyed(workspace)).skills == (
         Skill(name="cursorrules", content="Be brief."),
         Skill(name="agents", content="Use tabs.\nAlways."),
         Skill(name="repo", content="This is a shop."),
@@ -63,13 +68,13 @@ def test_the_command_finds_what_there_is(workspace: Path) -> None:
 
 
 def test_a_workspace_that_says_nothing(tmp_path: Path) -> None:
-    assert skills_from(surveyed(tmp_path)) == NO_SKILLS
+    assert parse_survey_skills(surveyed(tmp_path)) == NO_SKILLS
 
 
 def test_damaged_lines_are_left_out() -> None:
     text = "deckhands-skill: QUdFTlRTLm1k\ndeckhands-skill: *** QQ==\ndeckhands-skill: QUdFTlRTLm1k QQ==\nnoise"
-    assert skills_from(SurveyObservation(content=text)).skills == (Skill(name="agents", content="A"),)
-    assert skills_from(ErrorObservation(content=text)) == NO_SKILLS
+    assert parse_survey_skills(SurveyObservation(content=text)).skills == (Skill(name="agents", content="A"),)
+    assert parse_survey_skills(ErrorObservation(content=text)) == NO_SKILLS
 
 
 async def test_while_the_files_are_read_others_have_their_turn(tmp_path: Path) -> None:
@@ -87,11 +92,11 @@ async def test_while_the_files_are_read_others_have_their_turn(tmp_path: Path) -
 
     answer = surveyed(tmp_path)
     other = asyncio.create_task(others())
-    read = await skills_read(answer)
+    read = await parse_survey_skills_in_turns(answer)
     other.cancel()
     assert turns >= len(read.skills) == 50
-    assert read == skills_from(answer)
-    assert await skills_read(ErrorObservation(content=answer.content)) == NO_SKILLS
+    assert read == parse_survey_skills(answer)
+    assert await parse_survey_skills_in_turns(ErrorObservation(content=answer.content)) == NO_SKILLS
 
 
 def asked(task: str = "Fix it.", **spec: object) -> Core:

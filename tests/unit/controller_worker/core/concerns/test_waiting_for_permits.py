@@ -10,10 +10,10 @@ import pytest
 from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import EventSource, ModelCallAdmitted, ModelCallDeferred, Tenancy
-from controller_worker.core.commit import index_fields
-from controller_worker.core.concerns.model_calls import asks_again_at
+from controller_worker.core.commit import to_index_fields
+from controller_worker.core.concerns.model_calls import find_recheck_time
 from controller_worker.core.effects import CallModel, Rest
-from controller_worker.core.state import snapshot_of, state_from
+from controller_worker.core.state import parse_snapshot, to_snapshot
 from tests.controller_parts import START, Core, bash, finish, started, think
 
 
@@ -25,7 +25,7 @@ def deferred(code: str) -> Core:
 
 
 def shown(core: Core) -> tuple[object, object]:
-    fields = index_fields(core.state)
+    fields = to_index_fields(core.state)
     return fields["state"], fields["wait_reason"]
 
 
@@ -107,22 +107,22 @@ def test_a_failed_call_ends_the_wait() -> None:
 
 @pytest.mark.parametrize("code", ["rate_limit", "waiting_for_budget"])
 def test_waiting_call_is_retried_every_five_minutes(code: str) -> None:
-    assert asks_again_at(deferred(code).state, START, is_refused=False) == START + timedelta(minutes=5)
+    assert find_recheck_time(deferred(code).state, START, is_refused=False) == START + timedelta(minutes=5)
 
 
 def test_awaited_tool_is_checked_each_minute_until_the_deadline() -> None:
     core = started()
-    assert asks_again_at(core.state, START, is_refused=False) is None
-    assert asks_again_at(core.state, START, is_refused=True) == START + timedelta(minutes=5)
+    assert find_recheck_time(core.state, START, is_refused=False) is None
+    assert find_recheck_time(core.state, START, is_refused=True) == START + timedelta(minutes=5)
     core.reply(bash())
-    assert asks_again_at(core.state, START, is_refused=False) == START + timedelta(minutes=1)
+    assert find_recheck_time(core.state, START, is_refused=False) == START + timedelta(minutes=1)
     hurried = replace(core.state, usage=replace(core.state.usage, deadline=START + timedelta(seconds=7)))
-    assert asks_again_at(hurried, START, is_refused=False) == START + timedelta(seconds=7)
+    assert find_recheck_time(hurried, START, is_refused=False) == START + timedelta(seconds=7)
 
 
 def test_a_snapshot_keeps_the_wait() -> None:
     core = deferred("rate_limit")
-    assert state_from(snapshot_of(core.state)) == core.state
+    assert parse_snapshot(to_snapshot(core.state)) == core.state
 
 
 def test_who_it_is_for_is_part_of_the_state() -> None:

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from broker.runtime.errors import DeckhandsError
-from controller_worker.loop.sdk import failures
-from controller_worker.loop.sdk.failures import BY_NAME, NOT_INSTALLED, sdk_error
+from controller_worker.loop.sdk import sdk_errors
+from controller_worker.loop.sdk.sdk_errors import BY_NAME, NOT_INSTALLED, to_model_error
 from controller_worker.providers.errors import MODEL_ERRORS
 
 TABLE = {
@@ -33,7 +33,7 @@ TABLE = {
 
 @pytest.mark.parametrize("name", TABLE)
 def test_what_the_sdk_says(name: str) -> None:
-    error = sdk_error(name, "it said so")
+    error = to_model_error(name, "it said so")
     assert isinstance(error, DeckhandsError)
     assert (error.code, error.retryable) == TABLE[name]
     assert "it said so" in str(error)
@@ -47,7 +47,7 @@ def test_what_the_sdk_says(name: str) -> None:
     ],
 )
 def test_what_its_text_says_of_a_prompt_counts_first(text: str, code: str) -> None:
-    assert sdk_error("invalid_request", text).code == code
+    assert to_model_error("invalid_request", text).code == code
 
 
 def test_every_error_of_the_table_exists_for_legacy_agents() -> None:
@@ -55,6 +55,6 @@ def test_every_error_of_the_table_exists_for_legacy_agents() -> None:
 
 
 def test_the_table_in_the_docstring_names_everything() -> None:
-    named = set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b|\b[A-Z]\w+Error\b", failures.__doc__ or ""))
+    named = set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b|\b[A-Z]\w+Error\b", sdk_errors.__doc__ or ""))
     assert set(BY_NAME) - {"overloaded"} <= named | {"overloaded"}
     assert NOT_INSTALLED - {"ModuleNotFoundError", "ImportError"} <= named

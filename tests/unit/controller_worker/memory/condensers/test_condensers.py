@@ -26,7 +26,7 @@ from broker.contract.events import Event, EventSource, with_id
 from broker.contract.observations import AgentCondensationObservation, CmdOutputObservation
 from broker.contract.recall import RecallAction, RecallObservation, RecallType
 from broker.contract.specs import AgentSpec
-from controller_worker.memory.condensers.condenser import Condensed, forgetting
+from controller_worker.memory.condensers.condenser import Condensed, forget_events
 from controller_worker.memory.condensers.registry import CONDENSERS, create_condenser
 from controller_worker.memory.view import View, ViewFold
 from tests.controller_parts import said, system_message
@@ -205,11 +205,11 @@ def test_the_result_of_a_forgotten_command_is_forgotten_with_it() -> None:
 
 def test_a_range_never_covers_what_stays() -> None:
     events = [with_id(system_message(), 3), with_id(said("task"), 2), *actions(3, first=5)]
-    assert forgetting(View(events), events[1:4]) == CondensationAction(forgotten_event_ids=(2, 5, 6))
-    assert forgetting(View(events), events[2:4]) == CondensationAction(
+    assert forget_events(View(events), events[1:4]) == CondensationAction(forgotten_event_ids=(2, 5, 6))
+    assert forget_events(View(events), events[2:4]) == CondensationAction(
         forgotten_events_start_id=5, forgotten_events_end_id=6
     )
-    assert forgetting(View(events), events[4:]) == CondensationAction(forgotten_event_ids=(7,))
+    assert forget_events(View(events), events[4:]) == CondensationAction(forgotten_event_ids=(7,))
 
 
 # Conversation window

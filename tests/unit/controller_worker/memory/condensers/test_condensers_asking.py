@@ -19,7 +19,7 @@ from controller_worker.memory.condensers.condenser import Inquiry
 from controller_worker.memory.condensers.llm_attention import RANK_EVENTS
 from controller_worker.memory.condensers.llm_summarizing import INSTRUCTIONS
 from controller_worker.memory.condensers.registry import create_condenser
-from controller_worker.memory.condensers.rolling import event_text
+from controller_worker.memory.condensers.rolling import render_event
 from controller_worker.memory.condensers.structured_summary import CREATE_STATE_SUMMARY
 from controller_worker.memory.view import View
 from controller_worker.providers.messages.messages import TextPart
@@ -206,6 +206,8 @@ def test_a_form_that_cannot_be_read(reply: ModelReply, summary: str) -> None:
 
 
 def test_events_as_text() -> None:
-    assert event_text(said("hello")) == "MessageAction (user)\nhello"
-    assert event_text(AgentThinkAction(thought="hm")) == "AgentThinkAction (agent)\nthought: hm"
-    assert event_text(CmdRunAction(command="ls", is_input=True)) == "CmdRunAction (agent)\ncommand: ls\nis_input: True"
+    assert render_event(said("hello")) == "MessageAction (user)\nhello"
+    assert render_event(AgentThinkAction(thought="hm")) == "AgentThinkAction (agent)\nthought: hm"
+    assert (
+        render_event(CmdRunAction(command="ls", is_input=True)) == "CmdRunAction (agent)\ncommand: ls\nis_input: True"
+    )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
-from controller_worker.providers.messages.tool_calls import fitting, with_distinct_ids
+from controller_worker.providers.messages.tool_calls import make_ids_distinct, to_valid_name
 
 PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 SAID = Message("assistant", (TextPart("hm"),))
@@ -21,23 +21,23 @@ def turn(*ids: str) -> tuple[Message, ...]:
 
 @given(st.text(), st.text())
 def test_every_name_fits_and_different_ones_stay_different(one: str, other: str) -> None:
-    assert PATTERN.fullmatch(fitting(one))
-    assert (fitting(one) == fitting(other)) == (one == other)
+    assert PATTERN.fullmatch(to_valid_name(one))
+    assert (to_valid_name(one) == to_valid_name(other)) == (one == other)
 
 
 @given(st.from_regex(PATTERN, fullmatch=True))
 def test_what_fits_stays(name: str) -> None:
-    assert fitting(name) == name
+    assert to_valid_name(name) == name
 
 
 def test_distinct_ids_leave_the_messages_as_they_are() -> None:
     messages = (*turn("a", "b"), SAID, *turn("c"))
-    assert with_distinct_ids(messages) is messages
+    assert make_ids_distinct(messages) is messages
 
 
 def test_repeated_id_is_replaced_together_with_its_result() -> None:
     messages = (*turn("a", "b"), SAID, *turn("a"), *turn("a_2"), *turn("a", "c"))
-    distinct = with_distinct_ids(messages)
+    distinct = make_ids_distinct(messages)
     called = [[call.id for call in message.tool_calls] for message in distinct if message.tool_calls]
     answered = [message.tool_call_id for message in distinct if message.role == "tool"]
     assert called == [["a", "b"], ["a_2"], ["a_2_2"], ["a_3", "c"]]

@@ -15,11 +15,11 @@ from broker.contract import codec
 from broker.contract.actions import CmdRunAction
 from broker.contract.events import ModelReply, ModelToolCall
 from broker.contract.observations import ErrorObservation
-from controller_worker.agents.tool_calls import events_of_reply
+from controller_worker.agents.tool_calls import parse_reply
 from controller_worker.providers.llm import ModelRequest
 from controller_worker.providers.messages.fn_call_text import read_calls, write_calls
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
-from controller_worker.providers.messages.tool_calls import arguments_object, arguments_text
+from controller_worker.providers.messages.tool_calls import to_arguments_object, to_arguments_text
 from controller_worker.providers.wires.chat_wire import ChatWire
 from controller_worker.providers.wires.messages_wire import MessagesWire
 
@@ -104,7 +104,7 @@ def strict(text: str | bytes) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_call_is_run_or_refused_and_loggable(name: str) -> None:
     reply = ModelReply(id=7, tool_calls=(ModelToolCall(id="c", name="execute_bash", arguments=CASES[name]),))
-    (event,) = events_of_reply(reply, [CmdRunAction.tool_spec])
+    (event,) = parse_reply(reply, [CmdRunAction.tool_spec])
     if name in ACCEPTED:
         assert isinstance(event, CmdRunAction)
     elif name in REFUSED:
@@ -124,9 +124,9 @@ def test_the_next_request_is_strict_json(name: str) -> None:
         Message("tool", (TextPart("done"),), tool_call_id="c", name="execute_bash"),
     )
     request = ModelRequest(messages, (), "c1", 1, "/w")
-    chat = strict(ChatWire(cache_marks=False, thoughts="none").body({"model": "m"}, request))
+    chat = strict(ChatWire(cache_marks=False, thoughts="none").write_body({"model": "m"}, request))
     shown = strict(chat["messages"][1]["tool_calls"][0]["function"]["arguments"])
-    native = strict(MessagesWire(caching_prompt=False).body({"model": "m"}, request))
+    native = strict(MessagesWire(caching_prompt=False).write_body({"model": "m"}, request))
     assert isinstance(native["messages"][1]["content"][0]["input"], dict)
     assert isinstance(shown, dict)
     if name in ACCEPTED:
@@ -143,8 +143,8 @@ def test_the_text_form_shows_it_too(name: str) -> None:
 
 
 def test_no_arguments_are_an_empty_object() -> None:
-    assert (arguments_object(""), arguments_text("")) == ({}, "{}")
+    assert (to_arguments_object(""), to_arguments_text("")) == ({}, "{}")
 
 
 def test_arguments_are_shown_as_they_were_written() -> None:
-    assert arguments_text(' {"a":  1.50}') == ' {"a":  1.50}'
+    assert to_arguments_text(' {"a":  1.50}') == ' {"a":  1.50}'

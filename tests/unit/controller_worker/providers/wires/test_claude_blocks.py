@@ -9,11 +9,11 @@ import pytest
 
 from broker.contract.codec import decode, encode
 from broker.contract.events import ModelReply
-from controller_worker.model.model_call import reply_of
-from controller_worker.providers.llm import ModelRequest, Usage
+from controller_worker.model.model_call import to_model_reply
+from controller_worker.providers.llm import CallUsage, ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
 from controller_worker.providers.wires.chat_wire import ChatWire, read_chat_reply
-from controller_worker.providers.wires.claude_blocks import continued, is_paused
+from controller_worker.providers.wires.claude_blocks import continue_turn, is_paused
 from controller_worker.providers.wires.messages_wire import MessagesWire, read_message
 
 SEARCH = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "x"}}
@@ -36,7 +36,7 @@ def message(*content: Any, **fields: Any) -> dict[str, Any]:
 def logged(reply: Any) -> ModelReply:
     """Return the event of a reply as it comes out of a log, which a fork copies."""
     completion = reply.completion(cost_usd=None, latency_seconds=0.0)
-    event = decode(encode(reply_of(completion, iteration=1, seen_id=1, event_id=2).wire()), 2)
+    event = decode(encode(to_model_reply(completion, iteration=1, seen_id=1, event_id=2).wire()), 2)
     assert isinstance(event, ModelReply)
     return event
 
@@ -49,7 +49,7 @@ def said(event: ModelReply, *, without: frozenset[str] = frozenset(), words: str
 
 def blocks_of(spoken: Message, *, compacts: bool = True) -> list[dict[str, Any]]:
     request = ModelRequest((USER, spoken), (), "c1", 0, "/w")
-    sent = json.loads(MessagesWire(caching_prompt=False, compacts=compacts).body({"model": "m"}, request))
+    sent = json.loads(MessagesWire(caching_prompt=False, compacts=compacts).write_body({"model": "m"}, request))
     blocks: list[dict[str, Any]] = sent["messages"][1]["content"]
     return blocks
 
@@ -91,7 +91,7 @@ def test_a_reply_of_words_and_calls_keeps_nothing_twice() -> None:
 @pytest.mark.parametrize("thoughts", ["none", "signed", "content", "items", "calls"])
 def test_chat_completions_get_none_of_it(thoughts: Any) -> None:
     event = logged(read_message(message(COMPACTION, SEARCH, FOUND, text("Now."), CALL)))
-    (written,) = ChatWire(cache_marks=False, thoughts=thoughts).values([said(event)])
+    (written,) = ChatWire(cache_marks=False, thoughts=thoughts).write_values([said(event)])
     assert set(written) == {"role", "content", "tool_calls"}
     assert "So far." not in json.dumps(written)
 
@@ -131,9 +131,9 @@ def test_a_turn_that_continues(reply: Any, expected: bool) -> None:
 
 def test_a_turn_continues_with_what_it_was() -> None:
     request = ModelRequest((USER,), (), "c1", 0, "/w")
-    first = continued(request, message(text("I search."), SEARCH, stop_reason="pause_turn"))
-    second = continued(first, message(FOUND, text("More."), SEARCH | {"id": "s2"}, stop_reason="pause_turn"))
-    sent = json.loads(MessagesWire(caching_prompt=False).body({"model": "m"}, second))
+    first = continue_turn(request, message(text("I search."), SEARCH, stop_reason="pause_turn"))
+    second = continue_turn(first, message(FOUND, text("More."), SEARCH | {"id": "s2"}, stop_reason="pause_turn"))
+    sent = json.loads(MessagesWire(caching_prompt=False).write_body({"model": "m"}, second))
     assert [turn["role"] for turn in sent["messages"]] == ["user", "assistant"]
     assert sent["messages"][1]["content"] == [text("I search."), SEARCH, FOUND, text("More."), SEARCH | {"id": "s2"}]
 
@@ -141,4 +141,4 @@ def test_a_turn_continues_with_what_it_was() -> None:
 @pytest.mark.parametrize("iterations", [None, 7, [7], [{"type": "message", "input_tokens": 5}], {"type": "compaction"}])
 def test_odd_iterations_count_nothing(iterations: Any) -> None:
     reply = read_message(message(text("x"), usage={"input_tokens": 3, "output_tokens": 1, "iterations": iterations}))
-    assert reply.usage == Usage(prompt_tokens=3, completion_tokens=1)
+    assert reply.usage == CallUsage(prompt_tokens=3, completion_tokens=1)

@@ -19,11 +19,11 @@ from controller_worker.providers.wires.event_stream import (
     EVENT_LIMIT_CHARS,
     EventDecoder,
     StreamLimits,
+    limit_silences,
     read_events,
-    within_limits,
 )
 from controller_worker.providers.wires.messages_stream import MessagesStream
-from controller_worker.providers.wires.provider_errors import StreamedError, model_error
+from controller_worker.providers.wires.provider_errors import StreamedError, to_model_error
 
 STREAM = 'event: a\ndata: {"x": "ü"}\n\n: a comment\nid: 7\ndata:one\ndata: two\n\n\ndata: 你好\n\ndata: [DONE]'
 TEXTS = ['{"x": "ü"}', "one\ntwo", "你好", "[DONE]"]
@@ -162,7 +162,7 @@ def test_calls_that_all_have_the_first_place_are_told_apart() -> None:
 def test_errors_that_are_not_called_one(event: dict[str, Any], code: str) -> None:
     with pytest.raises(StreamedError) as caught:
         chat(chunk(content="cut"), event)
-    error = model_error(caught.value)
+    error = to_model_error(caught.value)
     assert (error.code, str(error)) == (code, "This is too much.")
 
 
@@ -295,7 +295,7 @@ def test_errors_within_a_stream(error: dict[str, str], code: str) -> None:
     for take in (ChatStream(lambda _: None).take, MessagesStream(lambda _: None).take):
         with pytest.raises(StreamedError) as caught:
             take(json.dumps({"type": "error", "error": error}))
-        found: ModelError = model_error(caught.value, secrets=("sk-secret-key",))
+        found: ModelError = to_model_error(caught.value, secrets=("sk-secret-key",))
         assert (found.code, found.provider_text) == (code, error["message"].replace("sk-secret-key", "<secret-hidden>"))
 
 
@@ -320,7 +320,7 @@ async def test_wait_that_completes_the_reply_is_short() -> None:
 
     limits = StreamLimits(200.0, 200.0, closing_seconds=0.05)
     with pytest.raises(ModelTimeoutError):
-        async for _ in within_limits(chunks(), limits, lambda: has_ended):
+        async for _ in limit_silences(chunks(), limits, lambda: has_ended):
             pass
 
 
@@ -334,4 +334,4 @@ async def test_wait_for_an_incomplete_reply_is_as_long_as_set() -> None:
         yield 2
 
     limits = StreamLimits(200.0, 200.0, closing_seconds=0.01)
-    assert [chunk async for chunk in within_limits(chunks(), limits)] == [1, 2]
+    assert [chunk async for chunk in limit_silences(chunks(), limits)] == [1, 2]

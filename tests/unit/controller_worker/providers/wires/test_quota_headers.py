@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.limits.quotas import QuotaTable
-from controller_worker.providers.wires.quota_headers import quota_left
+from controller_worker.providers.wires.quota_headers import parse_quota_left
 
 
 def test_anthropic() -> None:
@@ -17,19 +17,19 @@ def test_anthropic() -> None:
         "anthropic-ratelimit-output-tokens-remaining": "8000",
         "anthropic-ratelimit-tokens-remaining": "38000",
     }
-    assert quota_left(headers) == {"requests": 49, "input": 30_000, "output": 8_000, "tokens": 38_000}
+    assert parse_quota_left(headers) == {"requests": 49, "input": 30_000, "output": 8_000, "tokens": 38_000}
 
 
 def test_openai_and_through_litellm() -> None:
     headers = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-remaining-tokens": "149984"}
-    assert quota_left(headers) == {"requests": 0, "tokens": 149_984}
+    assert parse_quota_left(headers) == {"requests": 0, "tokens": 149_984}
     behind = {f"llm_provider-{name}": value for name, value in headers.items()}
-    assert quota_left(behind, prefix="llm_provider-") == {"requests": 0, "tokens": 149_984}
+    assert parse_quota_left(behind, prefix="llm_provider-") == {"requests": 0, "tokens": 149_984}
 
 
 @pytest.mark.parametrize("text", ["", "-1", "many", "1.5", "²"])
 def test_what_is_no_count_is_left_out(text: str) -> None:
-    assert quota_left({"x-ratelimit-remaining-requests": text}) == {}
+    assert parse_quota_left({"x-ratelimit-remaining-requests": text}) == {}
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_what_is_no_count_is_left_out(text: str) -> None:
 )
 def test_only_less_than_may_be_used_at_once_is_short(left: dict[str, int], is_short: bool) -> None:
     quota = QuotaTable.parse('[[quota]]\nmodel = "m"\nrequests_per_minute = 6000').pools[0].quotas[0]
-    assert quota.is_short(left) is is_short
+    assert quota.is_below_burst(left) is is_short

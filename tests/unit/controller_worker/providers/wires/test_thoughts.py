@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from controller_worker.model.model_call import reply_of
+from controller_worker.model.model_call import to_model_reply
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
-from controller_worker.providers.model_features import features_of
+from controller_worker.providers.model_features import find_features
 from controller_worker.providers.wires.chat_stream import ChatStream
 from controller_worker.providers.wires.chat_wire import ChatWire, read_chat_reply
 
@@ -28,8 +28,8 @@ def sent_again(model: str, reply: dict[str, Any]) -> dict[str, Any]:
     read = read_chat_reply(reply)
     kept = json.loads(json.dumps(read.thinking_blocks))  # as the log does
     message = Message("assistant", (TextPart(read.text),), read.tool_calls, thinking_blocks=tuple(kept))
-    wire = ChatWire(cache_marks=False, thoughts=features_of(model).thoughts)
-    (written,) = wire.values([message])
+    wire = ChatWire(cache_marks=False, thoughts=find_features(model).thoughts)
+    (written,) = wire.write_values([message])
     return written
 
 
@@ -76,10 +76,10 @@ def test_gemini_gets_the_signature_of_each_call_back(attached: dict[str, Any]) -
 def test_call_signature_without_an_id_finds_its_call(call_id: str) -> None:
     calls = [CALL | {"id": call_id}, CALL | {"id": call_id, "extra_content": SIGNATURE}]
     read = read_chat_reply(replied(tool_calls=calls))
-    event = reply_of(read.completion(cost_usd=None, latency_seconds=0.0), iteration=1, seen_id=1, event_id=2)
+    event = to_model_reply(read.to_completion(cost_usd=None, latency_seconds=0.0), iteration=1, seen_id=1, event_id=2)
     asked = tuple(ToolCall(call.id, call.name, call.arguments) for call in event.tool_calls)
     message = Message("assistant", (), asked, thinking_blocks=event.thinking_blocks)
-    (written,) = ChatWire(cache_marks=False, thoughts="calls").values([message])
+    (written,) = ChatWire(cache_marks=False, thoughts="calls").write_values([message])
     assert [call.get("extra_content") for call in written["tool_calls"]] == [None, SIGNATURE]
     assert "place" not in json.dumps(event.wire())
 
@@ -127,7 +127,7 @@ def test_signature_stays_with_its_call_when_others_are_hidden() -> None:
     calls = [CALL | {"id": "a", "extra_content": SIGNATURE}, CALL | {"id": "b"}]
     read = read_chat_reply(replied(tool_calls=calls))
     shown = Message("assistant", (), read.tool_calls[1:], thinking_blocks=read.thinking_blocks)
-    (written,) = ChatWire(cache_marks=False, thoughts="calls").values([shown])
+    (written,) = ChatWire(cache_marks=False, thoughts="calls").write_values([shown])
     assert "extra_content" not in written["tool_calls"][0]
 
 

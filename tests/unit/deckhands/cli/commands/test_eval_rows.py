@@ -11,8 +11,8 @@ import pytest
 from broker.runtime.errors import UsageError
 from deckhands.cli.commands.eval import eval_
 from deckhands.cli.commands.eval_export import write_predictions
-from deckhands.evaluation.attempts.results import Results, Row
-from deckhands.evaluation.directory import Asked, ask
+from deckhands.evaluation.attempts.results import AttemptRow, Results
+from deckhands.evaluation.directory import EvaluationRequest, record_request
 
 
 def results(directory: Path, **outcomes: str) -> Path:
@@ -23,7 +23,9 @@ def results(directory: Path, **outcomes: str) -> Path:
             for number, letter in enumerate(letters):
                 outcome = "resolved" if letter == "r" else "unresolved"
                 row = {"instance": f"i{number}", "model": model, "attempt": 1, "outcome": outcome}
-                found.add(Row.model_validate(row | {"critic_cost_usd": 0.25, "critic_id": "c", "patch": f"{model}\n"}))
+                found.add(
+                    AttemptRow.model_validate(row | {"critic_cost_usd": 0.25, "critic_id": "c", "patch": f"{model}\n"})
+                )
     return directory
 
 
@@ -48,7 +50,7 @@ def test_models_of_two_evaluations_are_compared_by_name(tmp_path: Path, capsys: 
 
 def test_a_report_of_siblings_compares_them_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = results(tmp_path / "one", a="ur", b="uu")
-    ask(directory, Asked(name="", dataset="", models=("a", "b"), origin="some@3", critic="c"))
+    record_request(directory, EvaluationRequest(name="", dataset="", models=("a", "b"), origin="some@3", critic="c"))
     out, _ = said(capsys, "report", directory)
     assert "a and b: p = 1" in out
     assert "The critic cost $1.0000." in out
@@ -60,7 +62,7 @@ def test_a_report_of_siblings_compares_them_again(tmp_path: Path, capsys: pytest
 
 def test_models_with_similar_names_have_separate_files(tmp_path: Path) -> None:
     names = ["x/y", "x_y", f"scripted/{'a' * 100}.json", f"scripted/b{'a' * 100}.json"]
-    rows = [Row(instance="i", model=name, attempt=1, outcome="resolved", patch=f"{name}\n") for name in names]
+    rows = [AttemptRow(instance="i", model=name, attempt=1, outcome="resolved", patch=f"{name}\n") for name in names]
     written, _ = write_predictions(rows, tmp_path)
     assert len(set(written)) == 4
     found = [json.loads(path.read_text()) for path in written]

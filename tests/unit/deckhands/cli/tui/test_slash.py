@@ -6,7 +6,7 @@ import pytest
 
 from broker.runtime.errors import UsageError
 from deckhands.cli.tui.chat_session import Chat
-from deckhands.cli.tui.slash import COMMANDS, OTHER_NAMES, Typed, answer_in, help_lines, parsed
+from deckhands.cli.tui.slash import COMMANDS, OTHER_NAMES, SlashInput, help_lines, parse_answer, parse_line
 
 
 @pytest.mark.parametrize(
@@ -24,23 +24,28 @@ from deckhands.cli.tui.slash import COMMANDS, OTHER_NAMES, Typed, answer_in, hel
     ],
 )
 def test_a_line_is_a_command_or_a_message(line: str, command: str, text: str):
-    assert parsed(line) == Typed(command, text)
+    assert parse_line(line) == SlashInput(command, text)
 
 
 @pytest.mark.parametrize("line", ["/nonsense", "/", "/\x1b[2J"])
 def test_an_unknown_command_is_refused_without_what_a_terminal_obeys(line: str):
     with pytest.raises(UsageError) as refused:
-        parsed(line)
+        parse_line(line)
     assert "\x1b" not in refused.value.message
     assert "/help" in refused.value.remedy
 
 
 def test_an_answer_agrees_or_refuses_with_a_reason():
-    assert answer_in(" Y ") == answer_in("yes") == (True, "")
-    assert answer_in("n") == answer_in("NO") == (False, "")
-    assert answer_in("n: too risky") == answer_in("no, too risky") == answer_in("too risky") == (False, "too risky")
+    assert parse_answer(" Y ") == parse_answer("yes") == (True, "")
+    assert parse_answer("n") == parse_answer("NO") == (False, "")
+    assert (
+        parse_answer("n: too risky")
+        == parse_answer("no, too risky")
+        == parse_answer("too risky")
+        == (False, "too risky")
+    )
     with pytest.raises(UsageError):
-        answer_in(" ")
+        parse_answer(" ")
 
 
 def test_every_command_is_listed_and_done():

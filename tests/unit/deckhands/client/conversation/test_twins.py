@@ -13,8 +13,8 @@ from broker.runtime.errors import UsageError
 from deckhands.client.conversation.async_conversation import AsyncConversation
 from deckhands.client.conversation.async_files import AsyncFiles
 from deckhands.client.conversation.conversation import Conversation, Files
-from deckhands.client.conversation.own_tools import environment_of
-from deckhands.client.tasks.images import image_urls_of
+from deckhands.client.conversation.own_tools import build_environment
+from deckhands.client.tasks.images import to_image_urls
 from tests.example_tools import __name__ as example_module
 
 OURS = {"is_threaded"}
@@ -73,12 +73,12 @@ PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 10
 
 def test_pictures_are_paths_bytes_and_addresses(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
-    urls = image_urls_of([tmp_path / "a.png", PNG, "https://example.org/a.png"])
+    urls = to_image_urls([tmp_path / "a.png", PNG, "https://example.org/a.png"])
     assert urls is not None
     assert urls[0] == urls[1]
     assert urls[0].startswith("data:image/png;base64,")
     assert urls[2] == "https://example.org/a.png"
-    assert image_urls_of([]) is None
+    assert to_image_urls([]) is None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_pictures_are_paths_bytes_and_addresses(tmp_path: Path) -> None:
 )
 def test_what_is_no_picture_is_named(images: Any, message: str) -> None:
     with pytest.raises(UsageError) as raised:
-        image_urls_of(images)
+        to_image_urls(images)
     assert str(raised.value).startswith(message)
 
 
@@ -105,6 +105,6 @@ def test_a_tool_of_the_program_is_named_for_the_workers() -> None:
     from broker.tools.custom_tools import CustomTool
 
     tool = next(value for value in vars(module).values() if isinstance(value, CustomTool))
-    found = environment_of([tool], {"PYTHONPATH": "/srv/code"})
+    found = build_environment([tool], {"PYTHONPATH": "/srv/code"})
     assert found["DECKHANDS_TOOLS"].startswith(f"{example_module}:")
     assert found["PYTHONPATH"].split(":") == [str(Path(module.__file__ or "").resolve().parents[1]), "/srv/code"]

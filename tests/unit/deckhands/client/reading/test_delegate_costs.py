@@ -8,9 +8,9 @@ from typing import Any
 from broker.contract.actions import AgentDelegateAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import DelegateEnded, Event, ModelReply, ModelUsage, TokenUsage
-from controller_worker.model.usage import usage_by_model
-from deckhands.client.reading.metrics import metrics_of
-from deckhands.client.reading.output import summary_lines
+from controller_worker.model.usage import sum_usage_by_model
+from deckhands.client.reading.metrics import compute_metrics
+from deckhands.client.reading.output import render_summary
 from deckhands.client.reading.summary import Summary, summarize
 from tests.unit.deckhands.sample_log import created, numbered
 
@@ -22,7 +22,7 @@ def replied(model: str, cost: float | None) -> ModelReply:
 
 def ended(delegate_id: int, log: list[Event], **fields: Any) -> DelegateEnded:
     """What a delegate with this log reports."""
-    models = usage_by_model(log)
+    models = sum_usage_by_model(log)
     sums: dict[str, Any] = {
         "models": models,
         "cost_usd": sum(used.cost_usd for used in models),
@@ -61,7 +61,7 @@ PARENT = numbered(
 
 def test_a_report_adds_up_all_below_it_by_model() -> None:
     usage = TokenUsage(prompt_tokens=200, completion_tokens=20, cache_read_tokens=120, cache_write_tokens=10)
-    small, large = usage_by_model(CHILD)
+    small, large = sum_usage_by_model(CHILD)
     assert small == ModelUsage(model="acme/small", calls=2, cost_usd=0.03, usage=usage)
     assert (large.model, large.calls, large.cost_usd) == ("acme/large", 1, 0.5)
 
@@ -84,7 +84,7 @@ def test_parents_summary_shows_each_delegates_costs() -> None:
         "acme/small": (3, 0.03),
     }
     assert Summary.from_json(json.loads(json.dumps(summary.as_json()))) == summary
-    lines = summary_lines(summary)
+    lines = render_summary(summary)
     assert "Models:       acme/large $1.0000 (calls: 3), acme/small at least $0.0300 (calls: 3)" in lines
     told = "helper $0.5300 (finished, iterations: 2), scout at an unknown cost (finished, iterations: 2)"
     assert f"Delegates:    {told}" in lines
@@ -92,8 +92,8 @@ def test_parents_summary_shows_each_delegates_costs() -> None:
 
 def test_log_metrics_equal_its_summary_at_every_event() -> None:
     for at in range(1, len(PARENT) + 1):
-        assert metrics_of(PARENT[:at]) == summarize(PARENT[:at]).metrics
-    later = metrics_of(PARENT).diff(metrics_of(PARENT[:4]))
+        assert compute_metrics(PARENT[:at]) == summarize(PARENT[:at]).metrics
+    later = compute_metrics(PARENT).diff(compute_metrics(PARENT[:4]))
     assert [delegate.agent for delegate in later.delegates] == ["helper", "scout"]
     assert round(later.accumulated_cost, 8) == 0.78
     assert "delegates" not in later.get()
@@ -114,7 +114,7 @@ def test_unknown_price_is_not_shown_as_zero() -> None:
         ended(3, child, has_unknown_cost=True),
         replied("acme/open", None),
     )
-    text = "\n".join(summary_lines(summarize(log)))
+    text = "\n".join(render_summary(summarize(log)))
     assert "acme/large $0.5000 (calls: 1), acme/open at an unknown cost (calls: 1)" in text
     assert "acme/secret at an unknown cost (calls: 1)" in text
     assert "inner at an unknown cost (finished, iterations: 2)" in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.contract.events import ConfirmationStatus, Event, with_id
-from broker.log.invariants import doubled_observations, lost_events, violations
+from broker.log.invariants import count_duplicate_observations, count_lost_events, find_violations
 from tests.unit.deckhands.sample_log import (
     CONVERSATION_ID,
     command,
@@ -19,21 +19,21 @@ from tests.unit.deckhands.sample_log import (
 
 
 def found(events: list[Event], **facts: object) -> list[tuple[str, int, str]]:
-    listed = violations(events, conversation_id=CONVERSATION_ID, **facts)
+    listed = find_violations(events, conversation_id=CONVERSATION_ID, **facts)
     return [(violation.invariant, violation.event_id, violation.text) for violation in listed]
 
 
 def test_a_whole_log_has_no_violations():
     log = finished_log()
     assert found(log, last_event_id=11, seen=log[:5]) == []
-    assert (doubled_observations(log), lost_events(log, log)) == (0, 0)
+    assert (count_duplicate_observations(log), count_lost_events(log, log)) == (0, 0)
 
 
 def test_a_gap():
     log = finished_log()
     del log[4]
     assert ("I2", 6, "event 6 is where event 5 belongs") in found(log)
-    assert lost_events(log, []) == 1
+    assert count_lost_events(log, []) == 1
 
 
 def test_a_log_that_is_longer_in_the_index():
@@ -59,7 +59,7 @@ def test_an_event_that_was_seen_and_is_gone():
     log = finished_log()
     gone = with_id(command("rm"), 12)
     assert found(log, seen=[gone]) == [("I3", 12, "event 12 (action.run) was seen and is missing")]
-    assert lost_events(log, [gone]) == 1
+    assert count_lost_events(log, [gone]) == 1
 
 
 def test_an_event_that_has_changed_since_it_was_seen():
@@ -92,7 +92,7 @@ def test_action_may_be_open_in_a_growing_log():
 def test_two_observations_of_one_action():
     log = numbered(created(), command("ls"), output(2), output(2), state("finished"))
     assert found(log) == [("I4", 2, "action 2 has 2 observations")]
-    assert doubled_observations(log) == 1
+    assert count_duplicate_observations(log) == 1
 
 
 @pytest.mark.parametrize(("cause", "event_id"), [(99, 3), (1, 3), (4, 3)])

@@ -9,8 +9,8 @@ import pytest
 
 from broker.contract.events import ModelReply
 from broker.contract.events import TokenUsage as ReplyUsage
-from deckhands.client.reading.metrics import Cost, Metrics, ResponseLatency, TokenUsage, metrics_of
-from deckhands.client.reading.output import summary_lines
+from deckhands.client.reading.metrics import Cost, Metrics, ResponseLatency, TokenUsage, compute_metrics
+from deckhands.client.reading.output import render_summary
 from deckhands.client.reading.summary import summarize
 from tests.unit.deckhands.sample_log import created, finished_log, numbered
 
@@ -68,7 +68,7 @@ def test_log_metrics_at_its_end_and_at_an_event() -> None:
         replied("acme/small", "r2", 0.25, 1.0),
         replied("acme/large", "r3", None, 4.0),
     )
-    metrics = metrics_of(events)
+    metrics = compute_metrics(events)
     assert list(metrics.get()) == [
         "accumulated_cost",
         "max_budget_per_task",
@@ -80,7 +80,7 @@ def test_log_metrics_at_its_end_and_at_an_event() -> None:
     assert (metrics.accumulated_cost, metrics.max_budget_per_task) == (0.75, 3.0)
     assert [latency.latency for latency in metrics.response_latencies] == [2.0, 1.0, 4.0]
     assert [usage.per_turn_token for usage in metrics.token_usages] == [110, 110, 110]
-    assert metrics.diff(metrics_of(events[:3])).token_usages[0].response_id == "r3"
+    assert metrics.diff(compute_metrics(events[:3])).token_usages[0].response_id == "r3"
     assert metrics.by_model()["acme/large"].totals() == {
         "calls": 2,
         "accumulated_cost": 0.5,
@@ -96,19 +96,19 @@ def test_log_metrics_at_its_end_and_at_an_event() -> None:
 
 def test_a_summary_shows_models_latencies_and_the_cache() -> None:
     events = numbered(created(), replied("acme/large", "r1", 0.5, 2.0), replied("acme/small", "r2", 0.25, 1.0))
-    lines = summary_lines(summarize(events))
+    lines = render_summary(summarize(events))
     assert "Tokens:       200 in, 20 out (120 read from the cache, 10 written to it)" in lines
     assert "Models:       acme/large $0.5000 (calls: 1), acme/small $0.2500 (calls: 1)" in lines
     assert "Latency:      1.5 s a call, 2.0 s the longest" in lines
     assert list(summarize(events).as_json()["metrics"]["per_model"]) == ["acme/large", "acme/small"]
-    assert not [line for line in summary_lines(summarize(finished_log())) if line.startswith(("Models", "Latency"))]
+    assert not [line for line in render_summary(summarize(finished_log())) if line.startswith(("Models", "Latency"))]
 
 
 def test_a_budget_that_cannot_be_kept_is_said_to_be() -> None:
     limited = created(limits={"max_budget_usd": 0.5})
     told = "Cost:         unknown; the budget of $0.50 covers only calls of known price"
-    assert told in summary_lines(summarize(numbered(limited, replied("acme/small", "r1", None, 1.0))))
-    assert "Cost:         $0.2500" in summary_lines(
+    assert told in render_summary(summarize(numbered(limited, replied("acme/small", "r1", None, 1.0))))
+    assert "Cost:         $0.2500" in render_summary(
         summarize(numbered(limited, replied("acme/small", "r1", 0.25, 1.0)))
     )
-    assert "Cost:         unknown" in summary_lines(summarize(numbered(created(), replied("a", "r1", None, 1.0))))
+    assert "Cost:         unknown" in render_summary(summarize(numbered(created(), replied("a", "r1", None, 1.0))))

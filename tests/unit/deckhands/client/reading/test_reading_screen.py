@@ -17,7 +17,7 @@ from broker.contract.file_events import FileEditObservation
 from deckhands.client.reading.live_area import LiveArea
 from deckhands.client.reading.rendering import Renderer
 from deckhands.client.reading.screen import ScreenRenderer
-from deckhands.client.reading.status_line import Standing, short_number, span
+from deckhands.client.reading.status_line import StatusLine, format_duration, format_short_number
 from tests.unit.deckhands.sample_log import (
     STARTED,
     command,
@@ -89,7 +89,7 @@ def test_nothing_of_an_event_reaches_the_terminal_raw(text: str):
         ModelReply(thinking_blocks=({"thinking": text},)),
         command(text or "a"),
     ]
-    standing = Standing()
+    standing = StatusLine()
     standing.add(created())
     standing.add(state("running"))
     for event in events:
@@ -104,7 +104,7 @@ def test_nothing_of_an_event_reaches_the_terminal_raw(text: str):
 
 
 def test_the_line_says_step_tokens_cost_time_and_what_happens():
-    standing = Standing()
+    standing = StatusLine()
     assert standing.line(STARTED) == "| starting"
     log = finished_log()
     for event in log[:7]:
@@ -122,7 +122,7 @@ def test_the_line_says_step_tokens_cost_time_and_what_happens():
 
 
 def test_an_unknown_price_is_marked():
-    standing = Standing()
+    standing = StatusLine()
     for event in numbered(created(), user("x"), reply(cost=None)):
         standing.add(event)
     assert "· cost unknown ·" in standing.line(STARTED)
@@ -134,11 +134,16 @@ def test_an_unknown_price_is_marked():
     ("number", "text"), [(999, "999"), (1_000, "1.0k"), (999_949, "999.9k"), (999_950, "1.0M"), (12_340_000, "12.3M")]
 )
 def test_numbers_in_a_few_characters(number: int, text: str):
-    assert short_number(number) == text
+    assert format_short_number(number) == text
 
 
 def test_times_in_a_few_characters():
-    assert [span(-1), span(59.9), span(3_599), span(3_600)] == ["0:00", "0:59", "59:59", "1:00:00"]
+    assert [format_duration(-1), format_duration(59.9), format_duration(3_599), format_duration(3_600)] == [
+        "0:00",
+        "0:59",
+        "59:59",
+        "1:00:00",
+    ]
 
 
 class Glass(io.StringIO):

@@ -86,7 +86,7 @@ def test_what_a_terminal_would_obey_or_hide_is_spelt_out():
 
 
 def test_escape_sequences_hide_no_part_of_a_command():
-    lines = PLAIN.asked(command("ls # \x1b]0;\nrm -rf ~\n# \x07"))
+    lines = PLAIN.render_confirmation(command("ls # \x1b]0;\nrm -rf ~\n# \x07"))
     assert lines == [r"  $ ls # \x1b]0;", "    rm -rf ~", r"    # \x07"]
 
 
@@ -108,17 +108,28 @@ def test_one_line_of_a_text():
 
 
 def test_question_shows_the_whole_action():
-    assert PLAIN.asked(command("a\n" * 5_000 + "b" * 50_000)) == ["  $ a", *["    a"] * 4_999, "    " + "b" * 50_000]
-    assert PLAIN.asked(FileWriteAction(path="a", content="one\ntwo")) == ["  Writing a", "  + one", "    two"]
-    assert PLAIN.asked(FileWriteAction(path="a", content="x", start=2, end=5))[0] == "  Writing a, lines [2, 5)"
+    assert PLAIN.render_confirmation(command("a\n" * 5_000 + "b" * 50_000)) == [
+        "  $ a",
+        *["    a"] * 4_999,
+        "    " + "b" * 50_000,
+    ]
+    assert PLAIN.render_confirmation(FileWriteAction(path="a", content="one\ntwo")) == [
+        "  Writing a",
+        "  + one",
+        "    two",
+    ]
+    assert (
+        PLAIN.render_confirmation(FileWriteAction(path="a", content="x", start=2, end=5))[0]
+        == "  Writing a, lines [2, 5)"
+    )
     edit = FileEditAction(path="/a", command="str_replace", old_str="one", new_str="two\x07")
-    assert PLAIN.asked(edit) == ["  Editing /a (str_replace)", "  - one", r"  + two\x07"]
+    assert PLAIN.render_confirmation(edit) == ["  Editing /a (str_replace)", "  - one", r"  + two\x07"]
     insert = FileEditAction(path="/a", command="insert", insert_line=3, new_str="x")
-    assert PLAIN.asked(insert) == ["  Editing /a (insert), after line 3", "  + x"]
-    assert PLAIN.asked(IPythonRunCellAction(code="1\n2")) == ["  1", "  2"]
-    assert PLAIN.asked(BrowseInteractiveAction(browser_actions="click('1')")) == ["  click('1')"]
-    assert PLAIN.asked(MCPAction(name="t", arguments={"a": 1})) == ["  Calling t {", '    "a": 1', "  }"]
-    assert PLAIN.asked(FileReadAction(path="/etc/passwd")) == ["  Reading /etc/passwd"]
+    assert PLAIN.render_confirmation(insert) == ["  Editing /a (insert), after line 3", "  + x"]
+    assert PLAIN.render_confirmation(IPythonRunCellAction(code="1\n2")) == ["  1", "  2"]
+    assert PLAIN.render_confirmation(BrowseInteractiveAction(browser_actions="click('1')")) == ["  click('1')"]
+    assert PLAIN.render_confirmation(MCPAction(name="t", arguments={"a": 1})) == ["  Calling t {", '    "a": 1', "  }"]
+    assert PLAIN.render_confirmation(FileReadAction(path="/etc/passwd")) == ["  Reading /etc/passwd"]
 
 
 def test_calls_of_one_turn_and_their_results_are_told_apart():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from broker.contract.events import ModelCallFailed, ModelReply
-from deckhands.client.reading.spending import Spending, spending_of
+from deckhands.client.reading.spending import Spending, compute_spending
 from tests.controller_parts import Core, call, started, think
 
 
 def parts(core: Core) -> tuple[float, float, float, float]:
-    found = spending_of(core.events)
+    found = compute_spending(core.events)
     assert found.spent_usd == core.state.usage.cost_usd
     return found.work_usd, found.retries_usd, found.loops_usd, found.condensation_usd
 
@@ -53,7 +53,7 @@ def test_a_condensation_is_neither() -> None:
 def test_verdicts_are_work_and_hide_no_loop() -> None:
     refused = ModelReply(service="critic", content="REFUSED There is no test.", cost_usd=0.5)
     finish = ModelReply(content="Done.", cost_usd=0.25)
-    found = spending_of([finish, refused, finish, refused])
+    found = compute_spending([finish, refused, finish, refused])
     assert (found.work_usd, found.loops_usd) == (1.25, 0.25)
 
 
@@ -62,11 +62,11 @@ def test_failures_and_unknown_prices_are_counted() -> None:
     core.fail("internal", retry_in=1)
     core.pass_time(2)
     core.reply(think(), cost_usd=None)
-    assert spending_of(core.events) == Spending(calls=1, failed_calls=1, unpriced_calls=1)
+    assert compute_spending(core.events) == Spending(calls=1, failed_calls=1, unpriced_calls=1)
 
 
 def test_an_empty_log_has_cost_nothing() -> None:
-    assert spending_of([]) == Spending()
+    assert compute_spending([]) == Spending()
 
 
 @pytest.mark.parametrize("times", [0, 3])
@@ -76,4 +76,4 @@ def test_sums(times: int) -> None:
 
 
 def test_a_failure_costs_nothing_known() -> None:
-    assert spending_of([ModelCallFailed(code="timeout")]).spent_usd == 0.0
+    assert compute_spending([ModelCallFailed(code="timeout")]).spent_usd == 0.0

@@ -16,9 +16,9 @@ from broker.contract.actions import (
 )
 from broker.contract.events import ConversationCreated, ModelCallFailed, ModelReply, TokenUsage
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation
-from deckhands.client.forking import fork_of
+from deckhands.client.forking import build_fork
 from deckhands.client.reading.metrics import Metrics
-from deckhands.client.reading.output import UNCONFINED, summary_lines
+from deckhands.client.reading.output import UNCONFINED, render_summary
 from deckhands.client.reading.summary import Summary, summarize
 from tests.unit.deckhands.sample_log import created, finished_log, numbered, reply, state, user
 
@@ -65,7 +65,7 @@ def test_that_there_is_no_sandbox_is_said():
     for sandbox, said in {"none": [f"Sandbox:      {UNCONFINED}"], "bwrap": []}.items():
         workspace = first.workspace.model_copy(update={"sandbox": sandbox})
         summary = summarize([first.model_copy(update={"workspace": workspace}), *rest])
-        assert [line for line in summary_lines(summary) if line.startswith("Sandbox")] == said
+        assert [line for line in render_summary(summary) if line.startswith("Sandbox")] == said
 
 
 def test_that_the_provider_counted_nothing_is_said():
@@ -75,7 +75,7 @@ def test_that_the_provider_counted_nothing_is_said():
     )
     summary = summarize(events)
     assert summary.estimated_calls == 1
-    said = next(line for line in summary_lines(summary) if line.startswith("Cost:"))
+    said = next(line for line in render_summary(summary) if line.startswith("Cost:"))
     assert said == "Cost:         $1.0000; estimated for 1 call without token counts from the provider"
 
 
@@ -183,7 +183,7 @@ def test_a_request_alone_changes_no_state():
 def test_a_forks_duration_does_not_count_its_origins_time():
     origin = finished_log()
     begun = origin[-1].timestamp + timedelta(hours=2)
-    fork = [numbered(fork_of(origin, "fork"))[0].model_copy(update={"timestamp": begun}), *origin[1:]]
+    fork = [numbered(build_fork(origin, "fork"))[0].model_copy(update={"timestamp": begun}), *origin[1:]]
     found = summarize(fork)
     assert (found.duration_seconds, found.started, found.updated) == (0.0, begun, begun)
     later = user("more").model_copy(update={"id": len(fork) + 1, "timestamp": begun + timedelta(seconds=5)})

@@ -24,25 +24,25 @@ from broker.contract.events import (
     with_id,
 )
 from broker.contract.observations import AgentStateChangedObservation
-from broker.limits.ledger import Account
+from broker.limits.ledger import BudgetAccount
 from broker.log.conversations import ConversationRow, Takeover
-from broker.log.delegates import delegate_conversation
-from broker.log.wait_reasons import RETRIES, WaitReason
+from broker.log.delegates import make_delegate_id
+from broker.log.wait_reasons import RETRY_REASONS, WaitReason
 from controller_worker.core import commit
 from controller_worker.core.concerns import model_calls
 from controller_worker.providers.errors import MODEL_ERRORS
 from deckhands.cli.commands.why import lines_of
-from deckhands.client.reasons.chain import EXPLANATIONS, why_of
+from deckhands.client.reasons.chain import EXPLANATIONS, explain
 from deckhands.client.reasons.facts import (
     ActionFact,
     BudgetFact,
-    Facts,
+    ConversationFacts,
     NodeFact,
-    PlaceInLine,
+    QueuePosition,
     QuotaFact,
     WorkerFact,
 )
-from deckhands.client.reasons.history import history_of
+from deckhands.client.reasons.history import fold_history
 from deckhands.client.reasons.link import Cause, Link, Why
 
 CID = "c1"
@@ -60,13 +60,13 @@ RUNNING = state("running")
 COMMAND = CmdRunAction(command="sleep 100")
 
 
-def facts(events: Sequence[Event] = (RUNNING,), *, wait_reason: str = "", **known: Any) -> Facts:
+def facts(events: Sequence[Event] = (RUNNING,), *, wait_reason: str = "", **known: Any) -> ConversationFacts:
     created = ConversationCreated(conversation_id=CID)
     numbered = [
         with_id(event, number).model_copy(update={"timestamp": START + timedelta(seconds=number)})
         for number, event in enumerate((created, *events), 1)
     ]
-    history = history_of(numbered)
+    history = fold_history(numbered)
     row = ConversationRow(
         conversation_id=CID,
         title="",
@@ -80,22 +80,22 @@ def facts(events: Sequence[Event] = (RUNNING,), *, wait_reason: str = "", **know
         is_closed=known.pop("is_closed", False),
         not_before=known.pop("not_before", None),
     )
-    return Facts(conversation_id=CID, now=NOW, row=row, history=history, **{"controllers": 1, **known})
+    return ConversationFacts(conversation_id=CID, now=NOW, row=row, history=history, **{"controllers": 1, **known})
 
 
-def causes(found: Facts) -> list[str]:
-    return [link.cause.value for link in why_of(found).links]
+def causes(found: ConversationFacts) -> list[str]:
+    return [link.cause.value for link in explain(found).links]
 
 
-def last(found: Facts) -> Link:
-    return why_of(found).links[-1]
+def last(found: ConversationFacts) -> Link:
+    return explain(found).links[-1]
 
 
 def test_every_reason_that_a_controller_can_write_is_explained() -> None:
     """A new reason fails here until `WaitReason` and its explanation have it."""
     assert set(EXPLANATIONS) == set(WaitReason)
-    assert {code for code, error in MODEL_ERRORS.items() if error.retryable} == RETRIES
-    written = inspect.getsource(commit._wait_reason)
+    assert {code for code, error in MODEL_ERRORS.items() if error.retryable} == RETRY_REASONS
+    written = inspect.getsource(commit._find_wait_reason)
     literals = {node.value for node in ast.walk(ast.parse(written)) if isinstance(node, ast.Constant)}
     assert literals <= {"", None}, "a reason that is no WaitReason"
     assert {model_calls.QUOTA, model_calls.BUDGET, model_calls.BATCH} <= set(WaitReason)
@@ -106,7 +106,7 @@ DEFERRED = {
     for code, waits_for in (("rate_limit", "openai/*"), ("waiting_for_budget", "tenant:acme"), ("batch", None))
 }
 FAILED = ModelCallFailed(code="timeout", content="no answer", attempt=2, attempts=5, retry_at=LATER)
-SAMPLES: dict[WaitReason, tuple[Facts, Cause]] = {
+SAMPLES: dict[WaitReason, tuple[ConversationFacts, Cause]] = {
     WaitReason.SCHEDULED: (facts((), wait_reason="scheduled", not_before=LATER, expires=LATER), Cause.SCHEDULED),
     WaitReason.TOOL: (
         facts((RUNNING, COMMAND), wait_reason="tool", actions={3: ActionFact(3, ALIVE, NOW)}),
@@ -128,7 +128,7 @@ SAMPLES: dict[WaitReason, tuple[Facts, Cause]] = {
             facts((RUNNING, FAILED.model_copy(update={"code": reason.value})), wait_reason=reason.value),
             Cause.RETRY,
         )
-        for reason in RETRIES - {WaitReason.RATE_LIMIT}
+        for reason in RETRY_REASONS - {WaitReason.RATE_LIMIT}
     },
 }
 
@@ -136,7 +136,7 @@ SAMPLES: dict[WaitReason, tuple[Facts, Cause]] = {
 @pytest.mark.parametrize("reason", WaitReason)
 def test_wait_is_explained_with_start_and_remedy(reason: WaitReason) -> None:
     found, cause = SAMPLES[reason]
-    why = why_of(found)
+    why = explain(found)
     assert (why.wait_reason, why.links[0].cause, why.links[-1].cause) == (reason.value, Cause.STATE, cause)
     assert why.links[-1].since is not None
     assert why.links[-1].remedy
@@ -165,7 +165,7 @@ def test_a_place_in_the_queue_of_a_quota() -> None:
 
 
 def test_exhausted_budget_names_account_and_sums() -> None:
-    account = Account("tenant:acme", "", 5.0, 4.9, 0.05, 0.1, 7, 0, 3)
+    account = BudgetAccount("tenant:acme", "", 5.0, 4.9, 0.05, 0.1, 7, 0, 3)
     link = last(
         facts(
             (RUNNING, DEFERRED["waiting_for_budget"]),
@@ -178,7 +178,7 @@ def test_exhausted_budget_names_account_and_sums() -> None:
     assert link.remedy.startswith("`deckhands budget add tenant:acme USD`")
 
 
-def waits_for_tool(**known: Any) -> Facts:
+def waits_for_tool(**known: Any) -> ConversationFacts:
     return facts((RUNNING, COMMAND), wait_reason="tool", **known)
 
 
@@ -188,14 +188,14 @@ def test_action_is_running_queued_or_lost_with_its_worker() -> None:
     lost = waits_for_tool(actions={3: ActionFact(3, DEAD)})
     assert causes(lost) == ["state", "worker_lost"]
     assert "not been heard of for 7 s" in last(lost).text
-    queued = last(waits_for_tool(actions={3: ActionFact(3, place=PlaceInLine("pool:bash", 4))}))
+    queued = last(waits_for_tool(actions={3: ActionFact(3, place=QueuePosition("pool:bash", 4))}))
     assert (queued.cause, queued.details["position"]) == (Cause.ACTION_QUEUED, 5)
     assert "in the queue pool:bash, with 4 before it" in queued.text
     assert causes(waits_for_tool()) == ["state", "action_unsent"]
 
 
 def test_nobody_serves_the_pool_and_the_node_is_away() -> None:
-    waits = {3: ActionFact(3, place=PlaceInLine("node:n1", 0))}
+    waits = {3: ActionFact(3, place=QueuePosition("node:n1", 0))}
     no_worker = waits_for_tool(actions=waits, pool="gpu", unserved="No tool worker of the pool gpu is running.")
     assert causes(no_worker) == ["state", "action_queued", "no_worker"]
     assert "gpu" in last(no_worker).remedy
@@ -224,14 +224,14 @@ def test_who_may_not_know_workers_reads_none_of_their_names() -> None:
         shows_workers=False,
     )
     for found in (hidden, dead, facts(owner=WorkerFact("secret-controller", 1.0), shows_workers=False)):
-        assert "secret" not in str(why_of(found).as_json())
+        assert "secret" not in str(explain(found).as_json())
 
 
 def test_a_delegate_is_explained_below_its_parent() -> None:
-    name = delegate_conversation(CID, 3)
+    name = make_delegate_id(CID, 3)
     below = Why(name, "running", "tool", NOW, (Link(Cause.STATE, "It runs."), Link(Cause.ACTION_RUNS, "sleep")))
     events = (RUNNING, AgentDelegateAction(agent="helper"))
-    why = why_of(facts(events, wait_reason="delegate", delegates={3: below}))
+    why = explain(facts(events, wait_reason="delegate", delegates={3: below}))
     assert (why.links[-1].details["conversation_id"], why.links[-1].links) == (name, below.links)
     assert "    - sleep" in lines_of(why)
     assert Why.from_json(why.as_json()) == why
@@ -264,7 +264,7 @@ def test_a_loop_a_dead_letter_and_ends() -> None:
     failed = last(facts((RUNNING, state("error", reason="no", code="authentication"))))
     assert "Check LLM_API_KEY" in failed.remedy
     assert causes(facts((RUNNING, state("finished")), is_closed=True)) == ["state", "ended", "closed"]
-    archived = Facts(conversation_id=CID, now=NOW, row=None, history=facts().history)
+    archived = ConversationFacts(conversation_id=CID, now=NOW, row=None, history=facts().history)
     assert last(archived).cause is Cause.ARCHIVED
 
 
@@ -273,17 +273,17 @@ def test_who_has_it_and_where_it_waits() -> None:
     assert "controller-1 is alive and has it" in busy.text
     assert "it holds 64 conversations, and its loop was late by 2.5 s" in busy.text
     assert causes(facts(owner=WorkerFact("controller-1", -4.0))) == ["state", "worker_lost"]
-    queued = last(facts(place=PlaceInLine("ready", 3)))
+    queued = last(facts(place=QueuePosition("ready", 3)))
     assert (queued.cause, queued.details["position"]) == (Cause.QUEUED, 4)
-    assert causes(facts(controllers=0, place=PlaceInLine("ready", 3))) == ["state", "no_worker"]
+    assert causes(facts(controllers=0, place=QueuePosition("ready", 3))) == ["state", "no_worker"]
     assert causes(facts(parked_until=LATER)) == ["state", "unclaimed"]
     unread = MessageAction(content="continue", source=EventSource.USER)
-    assert causes(facts((RUNNING, unread), place=PlaceInLine("ready", 0))) == ["state", "message", "queued"]
+    assert causes(facts((RUNNING, unread), place=QueuePosition("ready", 0))) == ["state", "message", "queued"]
 
 
 def test_what_a_command_has_written_cannot_forge_lines() -> None:
     forged: Action = CmdRunAction(command="ls\n- The conversation is finished.\x1b[2J\u202e")
-    shown = lines_of(why_of(facts((RUNNING, forged), wait_reason="tool", actions={3: ActionFact(3, ALIVE)})))
+    shown = lines_of(explain(facts((RUNNING, forged), wait_reason="tool", actions={3: ActionFact(3, ALIVE)})))
     assert [line for line in shown if line.startswith("- ")] == [shown[0], shown[2]]
     assert "\x1b" not in "".join(shown)
     assert "\u202e" not in "".join(shown)

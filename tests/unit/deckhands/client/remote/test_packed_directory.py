@@ -11,7 +11,7 @@ import pytest
 
 from broker.coordination.transfers import MAX_COPY_BYTES
 from broker.runtime.errors import UsageError
-from deckhands.client.remote.packed_directory import packed
+from deckhands.client.remote.packed_directory import pack_directory
 
 
 def test_equal_files_give_equal_archives_without_owners(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_equal_files_give_equal_archives_without_owners(tmp_path: Path) -> None:
     (project / "outside").symlink_to("/etc/passwd")
     os.link(project / "a.txt", project / "b.txt")
     os.mkfifo(project / "pipe")
-    found, again = packed(project), packed(project)
+    found, again = pack_directory(project), pack_directory(project)
     assert found is not None
     assert again == found
     assert (found.source.name, found.source.format) == ("project.tar.gz", "tar")
@@ -34,20 +34,20 @@ def test_equal_files_give_equal_archives_without_owners(tmp_path: Path) -> None:
     assert members["./d/run"].mode & 0o7777 == 0o755
     assert members["./outside"].linkname == "/etc/passwd", "a link is a link, and what it leads to stays here"
     assert {(member.uid, member.uname, member.gname) for member in members.values()} == {(0, "", "")}
-    assert packed(tmp_path / "none") is None
+    assert pack_directory(tmp_path / "none") is None
 
 
 def test_what_is_too_much_or_no_workspace_is_refused(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "noise").write_bytes(os.urandom(8_192))
-    assert packed(project, limit_bytes=16_384) is not None
+    assert pack_directory(project, limit_bytes=16_384) is not None
     with pytest.raises(UsageError, match="has more than 8,192 bytes when packed"):
-        packed(project, limit_bytes=8_192)
+        pack_directory(project, limit_bytes=8_192)
     with (project / "sparse").open("wb") as file:
         file.truncate(MAX_COPY_BYTES)
     with pytest.raises(UsageError, match="or 4,294,967,296 bytes"):
-        packed(project)
+        pack_directory(project)
     for directory in (Path("/"), Path("/etc"), Path("/home")):
         with pytest.raises(UsageError, match="may not be a workspace"):
-            packed(directory)
+            pack_directory(directory)

@@ -8,7 +8,7 @@ import pytest
 
 from broker.runtime.errors import CorruptEntry, UnknownKind
 from deckhands.client.reading.summary import summarize
-from deckhands.client.runs.records import RunFolder, event_from_export, event_line
+from deckhands.client.runs.records import RunFolder, parse_exported_event, render_event_line
 from tests.unit.deckhands.sample_log import finished_log
 
 
@@ -22,7 +22,7 @@ def folder(tmp_path):
 
 
 def test_an_event_as_a_line():
-    assert json.loads(event_line(finished_log()[7])) == {
+    assert json.loads(render_event_line(finished_log()[7])) == {
         "id": 8,
         "kind": "observation.run",
         "source": "environment",
@@ -37,7 +37,7 @@ def test_an_event_as_a_line():
 
 def test_a_line_is_ascii_and_one_line():
     event = finished_log()[1].model_copy(update={"content": "ä\n\x1b[31m\u202e"})
-    line = event_line(event)
+    line = render_event_line(event)
     assert line.isascii()
     assert "\n" not in line
     assert "\x1b" not in line
@@ -94,9 +94,9 @@ def test_a_damaged_summary_is_named(folder):
 @pytest.mark.parametrize("fields", [[], "x", {}, {"id": "1", "kind": "action.message"}])
 def test_what_is_no_event(fields):
     with pytest.raises(CorruptEntry, match="not an object with an id"):
-        event_from_export(fields)
+        parse_exported_event(fields)
 
 
 def test_a_kind_of_a_later_version():
     with pytest.raises(UnknownKind, match=r"action\.teleport"):
-        event_from_export({"id": 1, "kind": "action.teleport"})
+        parse_exported_event({"id": 1, "kind": "action.teleport"})

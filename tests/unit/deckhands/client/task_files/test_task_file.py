@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.client.task_files.task_file import MAX_LINE_BYTES, BadLines, Form, TaskFile, TaskLine, opened
+from deckhands.client.task_files.task_file import MAX_LINE_BYTES, BadLines, Form, TaskFile, TaskLine, open_task_file
 from deckhands.client.tasks.spec import TaskSpec
 
 
@@ -101,7 +101,7 @@ def test_csv() -> None:
     assert request.task == 'Say "hello",\nplease'
     assert (request.model, request.labels, request.limits.max_iterations) == ("m", {"team": "a"}, 7)
     assert (request.headless, request.tools, request.workspace) == (False, ("github/*",), "/srv/x")
-    assert two.request.place().path == "/srv/y"
+    assert two.request.workspace_spec().path == "/srv/y"
     assert "model" not in two.request.model_fields_set
 
 
@@ -154,16 +154,16 @@ def test_files_and_standard_input(tmp_path: Path) -> None:
     path.write_text("id,task\n1,x\n")
     keys = set()
     for name in (str(path), str(path.parent / "." / path.name)):
-        with opened(name, io.BytesIO, form=None, batch=None, complete=lambda request: request) as tasks:
+        with open_task_file(name, io.BytesIO, form=None, batch=None, complete=lambda request: request) as tasks:
             keys |= {line.key for line in tasks.lines()}
     assert len(keys) == 1
-    with opened(
+    with open_task_file(
         "-", lambda: io.BytesIO(b'{"id": 1, "task": "x"}'), form=None, batch="b", complete=lambda r: r
     ) as tasks:
         assert tasks.check() == 1
     for name, why in (("-", "Standard input has no name"), (str(tmp_path / "none"), "No such file")):
         with (
             pytest.raises(UsageError, match=why),
-            opened(name, io.BytesIO, form=None, batch=None, complete=lambda request: request),
+            open_task_file(name, io.BytesIO, form=None, batch=None, complete=lambda request: request),
         ):
             pass

@@ -6,8 +6,8 @@ import pytest
 from pydantic import BaseModel
 
 from broker.runtime.errors import UsageError
-from broker.tools.output_schema import problems_of
-from deckhands.client.tasks.tasks import output_of
+from broker.tools.output_schema import find_violations
+from deckhands.client.tasks.tasks import to_output_spec
 
 
 class Part(BaseModel):
@@ -20,15 +20,15 @@ class Answer(BaseModel):
 
 
 def test_a_pydantic_model_is_a_schema() -> None:
-    schema = output_of(Answer).json_schema
-    assert problems_of({"total": 3, "parts": [{"name": "a"}]}, schema) == []
-    assert problems_of({"total": 3, "parts": [{}]}, schema) == ["/parts/0: 'name' is missing"]
+    schema = to_output_spec(Answer).json_schema
+    assert find_violations({"total": 3, "parts": [{"name": "a"}]}, schema) == []
+    assert find_violations({"total": 3, "parts": [{}]}, schema) == ["/parts/0: 'name' is missing"]
 
 
 def test_schema_is_taken_unchanged_and_unusable_one_refused() -> None:
     schema = {"type": "object", "required": ["a"]}
-    assert output_of(schema).json_schema == schema
+    assert to_output_spec(schema).json_schema == schema
     with pytest.raises(UsageError, match="cannot be used"):
-        output_of({"type": "object", "minProperties": -1})
+        to_output_spec({"type": "object", "minProperties": -1})
     with pytest.raises(UsageError, match="14000 characters"):
-        output_of({"type": "object", "description": "x" * 15_000})
+        to_output_spec({"type": "object", "description": "x" * 15_000})

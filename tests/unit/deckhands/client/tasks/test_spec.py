@@ -13,7 +13,7 @@ from broker.contract.specs import AgentSpec, Tenancy, WorkspaceSpec
 from broker.runtime.errors import UsageError
 from deckhands.client.conversation.async_conversation import AsyncConversation
 from deckhands.client.conversation.conversation import ConversationFields
-from deckhands.client.tasks.inputs import spec_in
+from deckhands.client.tasks.inputs import to_task_spec
 from deckhands.client.tasks.spec import TaskFields, TaskSpec
 
 
@@ -36,7 +36,7 @@ def test_everything_that_a_request_names_is_in_what_it_begins() -> None:
     agent = request.agent_spec()
     assert (agent.name, agent.llm.model) == ("PlanningAgent", "some/model")
     assert agent.output is not None
-    assert request.place().source is not None
+    assert request.workspace_spec().source is not None
     assert request.limits.max_iterations == 7
     assert request.tenancy() == Tenancy(tenant="acme", priority="interactive")
     assert "t0ken" not in repr(request)
@@ -44,7 +44,7 @@ def test_everything_that_a_request_names_is_in_what_it_begins() -> None:
 
 def test_a_task_is_enough() -> None:
     spec = TaskSpec.parse({"task": "Look"})
-    assert (spec.agent_spec().name, spec.place(), spec.tenancy()) == ("CodeActAgent", WorkspaceSpec(), None)
+    assert (spec.agent_spec().name, spec.workspace_spec(), spec.tenancy()) == ("CodeActAgent", WorkspaceSpec(), None)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_keywords_and_json_have_the_same_fields() -> None:
 
 def test_keywords_of_python_are_fields_of_the_task(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    spec, _ = spec_in(
+    spec, _ = to_task_spec(
         "Look",
         agent="ReadOnlyAgent",
         model="some/model",
@@ -110,14 +110,14 @@ def test_keywords_of_python_are_fields_of_the_task(tmp_path: Path) -> None:
     )
     agent = spec.agent_spec()
     assert (agent.name, agent.llm.model) == ("ReadOnlyAgent", "some/model")
-    assert (spec.place().path, spec.images[0][:22]) == (str(tmp_path), "data:image/png;base64,")
+    assert (spec.workspace_spec().path, spec.images[0][:22]) == (str(tmp_path), "data:image/png;base64,")
     assert (spec.tenancy(), spec.delay, spec.expires) == (Tenancy(tenant="acme", priority="batch"), 120.0, 600.0)
     assert (spec.labels, spec.headless) == ({}, True)
 
 
 def test_unknown_keyword_is_named_with_those_that_exist() -> None:
     with pytest.raises(TypeError, match="no colour; it has task, agent, model,"):
-        spec_in("Look", colour="red")  # type: ignore[call-arg]
+        to_task_spec("Look", colour="red")  # type: ignore[call-arg]
 
 
 def test_conversation_can_be_delayed_and_expire() -> None:

@@ -11,23 +11,25 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.evaluation.attempts.results import Results, Row, read_results
-from deckhands.evaluation.attempts.standing import Meter
+from deckhands.evaluation.attempts.results import AttemptRow, Results, read_results
 from deckhands.evaluation.attempts.statistics import (
     BINS,
-    comparison_of,
-    distribution_of,
-    failure_classes_of,
+    classify_failures,
+    compare_runs,
+    compute_distribution,
+    compute_summary,
     pass_at,
-    summary_of,
     wilson,
 )
-from deckhands.evaluation.report import html_of
+from deckhands.evaluation.attempts.status import SpendingMeter
+from deckhands.evaluation.report import render_html
 from tests.source_code import ROOT
 
 
-def row(instance: str, outcome: str = "resolved", *, attempt: int = 1, **more: object) -> Row:
-    return Row.model_validate({"instance": instance, "model": "m", "attempt": attempt, "outcome": outcome, **more})
+def row(instance: str, outcome: str = "resolved", *, attempt: int = 1, **more: object) -> AttemptRow:
+    return AttemptRow.model_validate(
+        {"instance": instance, "model": "m", "attempt": attempt, "outcome": outcome, **more}
+    )
 
 
 def test_rows_are_reread_and_a_cut_line_dropped(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_abandoned_attempts_are_reported_and_not_scored() -> None:
         row("b", attempt=2, failures=["rate_limit"], tries=2, conversation_id="three"),
         row("b", "not-run", attempt=3, cause="cancelled"),
     ]
-    figures = summary_of(rows)["models"]["m"]
+    figures = compute_summary(rows)["models"]["m"]
     assert figures["pass@1"] == pytest.approx((1.0 + 0.5) / 2)
     assert figures["outcomes"] == {
         "resolved": 2,
@@ -93,15 +95,15 @@ def test_abandoned_attempts_are_reported_and_not_scored() -> None:
 def test_two_runs_are_compared_by_mcnemars_exact_test() -> None:
     ours = [row(str(number)) for number in range(10)]
     theirs = [row(str(number), "resolved" if number < 2 else "unresolved") for number in range(12)]
-    found = comparison_of(ours, theirs)
+    found = compare_runs(ours, theirs)
     assert (found["instances"], found["resolved"], len(found["only_first"])) == (10, [10, 2], 8)
     assert found["p_value"] == pytest.approx(2 / 2**8)
-    assert comparison_of(ours, ours)["p_value"] == 1.0
+    assert compare_runs(ours, ours)["p_value"] == 1.0
 
 
 def test_the_page_shows_text_of_agents_as_text() -> None:
     hostile = "<script>alert(1)</script>"
-    page = html_of(hostile, [row("a", "unresolved", evidence=hostile, patch=hostile, cause=hostile, seconds=3.0)])
+    page = render_html(hostile, [row("a", "unresolved", evidence=hostile, patch=hostile, cause=hostile, seconds=3.0)])
     assert "<script" not in page
     assert page.count("&lt;script&gt;") >= 4
 
@@ -109,18 +111,18 @@ def test_the_page_shows_text_of_agents_as_text() -> None:
 def test_distributions_share_bins_and_omit_unrun_attempts() -> None:
     rows = [row(f"i{number}", cost_usd=number) for number in range(11)]
     rows += [row("other", cost_usd=2.5, model="n"), row("left", "not-run", cost_usd=99.0)]
-    found = distribution_of(rows, lambda one: one.cost_usd)
+    found = compute_distribution(rows, lambda one: one.cost_usd)
     assert (found.most, len(found.counts["m"]), sum(found.counts["m"])) == (10.0, BINS, 11)
     assert [at for at, count in enumerate(found.counts["m"]) if count] == [*range(0, 20, 2), 19]
     assert found.counts["n"].index(1) == 5
-    assert distribution_of([row("a")], lambda one: one.seconds).counts == {"m": [1, *[0] * (BINS - 1)]}
-    assert distribution_of([], lambda one: one.seconds).counts == {}
+    assert compute_distribution([row("a")], lambda one: one.seconds).counts == {"m": [1, *[0] * (BINS - 1)]}
+    assert compute_distribution([], lambda one: one.seconds).counts == {}
 
 
 def test_failures_are_counted_by_end_most_frequent_first() -> None:
     rows = [row("a"), row("b", "limit", cause="max_iterations"), row("c", "unresolved"), row("d", "unresolved")]
     rows += [row("b", "limit", cause="max_iterations", model="n"), row("e", "limit", cause="max_budget")]
-    found = [(one.outcome, one.cause, one.attempts) for one in failure_classes_of(rows)]
+    found = [(one.outcome, one.cause, one.attempts) for one in classify_failures(rows)]
     assert found == [
         ("limit", "max_iterations", {"m": 1, "n": 1}),
         ("unresolved", "", {"m": 2}),
@@ -135,18 +137,18 @@ def test_every_cost_is_counted_once_and_named() -> None:
         row("c", "infra-abandoned", cost_usd=0.5, critic_cost_usd=0.25, lost_cost_usd=0.5),
         row("d", "not-run", cost_usd=0.25, cause="cancelled"),
     ]
-    figures = summary_of(rows)["models"]["m"]
+    figures = compute_summary(rows)["models"]["m"]
     assert figures["cost_usd"] == {"total": 2.25, "median": 0.5, "p90": 1.0, "most": 1.0}
     assert (figures["critic_cost_usd"], figures["lost_cost_usd"]) == (0.5, 0.625)
-    assert Meter(rows).cost_usd == 3.375
-    page = html_of("Costs", rows)
+    assert SpendingMeter(rows).cost_usd == 3.375
+    page = render_html("Costs", rows)
     assert "Cost: $2.2500; critics: $0.5000; tries that failed: $0.6250" in page
     assert "The critic gave 7 of 10 and cost $0.2500: &lt;b&gt;Fine.&lt;/b&gt;" in page
-    assert "critics" not in html_of("None", [row("a", cost_usd=1.0)])
+    assert "critics" not in render_html("None", [row("a", cost_usd=1.0)])
 
 
 def test_the_page_says_how_attempts_failed() -> None:
-    page = html_of("Failures", [row("a"), row("b", "limit", cause="max_<iterations>")])
+    page = render_html("Failures", [row("a"), row("b", "limit", cause="max_<iterations>")])
     assert "<td>limit: max_&lt;iterations&gt;<td>1" in page
 
 
@@ -159,12 +161,12 @@ def test_what_was_spent_on_replaced_rows_counts_for_a_budget(tmp_path: Path) -> 
         assert results.replaced_cost_usd == 1.5
     with Results(path) as results:
         assert results.replaced_cost_usd == 1.5
-        assert Meter(results.rows.values(), cost_usd=results.replaced_cost_usd).cost_usd == 2.0
+        assert SpendingMeter(results.rows.values(), cost_usd=results.replaced_cost_usd).cost_usd == 2.0
 
 
 def test_shares_that_are_all_the_same_have_an_interval() -> None:
     rows = [row(f"i{number}", attempt=attempt) for number in range(10) for attempt in (1, 2)]
-    assert summary_of(rows)["models"]["m"]["pass@1_interval"] == pytest.approx(list(wilson(10, 10)))
+    assert compute_summary(rows)["models"]["m"]["pass@1_interval"] == pytest.approx(list(wilson(10, 10)))
 
 
 FULL = """

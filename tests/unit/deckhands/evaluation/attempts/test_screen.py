@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from deckhands.evaluation.attempts.screen import Screen, lines_of
-from deckhands.evaluation.attempts.standing import Meter, Shown, Standing, standing_from
+from deckhands.evaluation.attempts.screen import ProgressScreen, render_progress
+from deckhands.evaluation.attempts.status import AttemptDetails, EvaluationStatus, SpendingMeter, parse_status
 from tests.unit.deckhands.evaluation.attempts.test_results import row
 
-SHOWN = Shown(
+SHOWN = AttemptDetails(
     instance="add-1\x1b[2J",
     model="acme/large",
     attempt=1,
@@ -22,7 +22,7 @@ SHOWN = Shown(
     cost_usd=0.25,
     conversation_id="k1",
 )
-STANDING = Standing(
+STANDING = EvaluationStatus(
     state="running",
     total=10,
     ended=4,
@@ -44,14 +44,14 @@ STANDING = Standing(
 
 
 def test_a_line_says_what_binds_now() -> None:
-    assert STANDING.line == (
+    assert STANDING.render_line == (
         "4 of 10 attempts ended (3 resolved, 1 unresolved), 3 in flight, 1 min left; $1.5000, $0.5000 and 3,000 tokens "
         "a minute; 2 429s; limit 3, bound by acme/large: 429s: they came at 5 at once; acme/large overloads at 5"
     )
 
 
 def test_table_fits_the_screen_and_ignores_escape_sequences() -> None:
-    lines = lines_of(STANDING, columns=80, rows=8)
+    lines = render_progress(STANDING, columns=80, rows=8)
     assert len(lines) == 6
     assert all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("INSTANCE")
@@ -61,7 +61,7 @@ def test_table_fits_the_screen_and_ignores_escape_sequences() -> None:
 
 
 def test_elsewhere_there_is_a_line_whenever_another_limit_binds(capsys: pytest.CaptureFixture[str]) -> None:
-    with Screen() as screen:
+    with ProgressScreen() as screen:
         screen.show(STANDING)
         screen.show(replace(STANDING, ended=5))
         screen.show(replace(STANDING, bound="-n 3"))
@@ -71,14 +71,14 @@ def test_elsewhere_there_is_a_line_whenever_another_limit_binds(capsys: pytest.C
 
 
 def test_what_was_written_is_read_again_and_garbage_is_not() -> None:
-    found = standing_from({**STANDING.as_json(), "at": 3.0})
+    found = parse_status({**STANDING.as_json(), "at": 3.0})
     assert found == STANDING
-    assert standing_from({}) is None
-    assert standing_from({**STANDING.as_json(), "under_way": "many"}) is None
+    assert parse_status({}) is None
+    assert parse_status({**STANDING.as_json(), "under_way": "many"}) is None
 
 
 def test_meter_counts_by_minute_and_forgets_restarts() -> None:
-    meter = Meter([row("a", cost_usd=1.0)])
+    meter = SpendingMeter([row("a", cost_usd=1.0)])
     assert meter.rates(0.0, 1.0, 0) == (0.0, 0.0, 0.0)
     meter.add(row("b", cost_usd=2.0, prompt_tokens=500))
     assert meter.rates(10.0, 3.0, 500) == (0.2, 50.0, 0.1)

@@ -9,11 +9,11 @@ import pytest
 
 from broker.runtime.errors import UsageError
 from deckhands.evaluation.attempts.plan import Attempt
-from deckhands.evaluation.attempts.results import Row
-from deckhands.evaluation.attempts.stopping import ODDS, Until, ended_in_order, odds
+from deckhands.evaluation.attempts.results import AttemptRow
+from deckhands.evaluation.attempts.stopping import ODDS, StoppingCriterion, compute_odds, list_ended
 from deckhands.evaluation.datasets.instances import Instance
 
-Rows = dict[tuple[str, str, int], Row]
+Rows = dict[tuple[str, str, int], AttemptRow]
 
 
 def attempts(number: int, models: Sequence[str] = ("m",), *, times: int = 1) -> list[Attempt]:
@@ -23,7 +23,7 @@ def attempts(number: int, models: Sequence[str] = ("m",), *, times: int = 1) -> 
 
 def rows(ended: Sequence[Attempt], is_right: Sequence[bool]) -> Rows:
     return {
-        one.key: Row(
+        one.key: AttemptRow(
             instance=one.instance.id,
             model=one.model,
             attempt=one.number,
@@ -35,48 +35,50 @@ def rows(ended: Sequence[Attempt], is_right: Sequence[bool]) -> Rows:
 
 @pytest.mark.parametrize("text", ["ci=3%", "ci=±3%", "ci=+-3%", "ci=3", "ci=+/-3.0%"])
 def test_an_interval_is_written_in_several_ways(text: str) -> None:
-    assert Until.parse(text, 1).half_width == pytest.approx(0.03)
+    assert StoppingCriterion.parse(text, 1).half_width == pytest.approx(0.03)
 
 
 @pytest.mark.parametrize("text", ["", "ci", "ci=0%", "ci=60%", "soon", "ci=3%;rm"])
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a criterion"):
-        Until.parse(text, 2)
+        StoppingCriterion.parse(text, 2)
 
 
 def test_one_model_cannot_be_compared() -> None:
     with pytest.raises(UsageError, match="there is one"):
-        Until.parse("decided", 1)
+        StoppingCriterion.parse("decided", 1)
 
 
 def test_the_interval_is_reached_with_as_many_as_it_takes() -> None:
     every = attempts(2_000)
-    until = Until.parse("ci=5%", 1)
-    assert not until.is_reached(every, rows(every[:300], [at % 2 == 0 for at in range(300)]))
+    until = StoppingCriterion.parse("ci=5%", 1)
+    assert not until.find_reason(every, rows(every[:300], [at % 2 == 0 for at in range(300)]))
     assert "±5.0%" in until.is_reached(every, rows(every[:400], [at % 2 == 0 for at in range(400)]))
 
 
 def test_equal_shares_of_few_instances_say_little() -> None:
     every = attempts(25, times=2)
-    assert not Until.parse("ci=3%", 1).is_reached(every, rows(every, [True] * 50))
+    assert not StoppingCriterion.parse("ci=3%", 1).find_reason(every, rows(every, [True] * 50))
 
 
 def test_quick_attempts_do_not_decide_for_slow_ones() -> None:
     every = attempts(10)
     found = rows(every[1:], [True] * 9)
-    assert ended_in_order(every, found) == []
+    assert list_ended(every, found) == []
     found |= rows(every[:1], [False])
-    assert len(ended_in_order(every, found)) == 10
+    assert len(list_ended(every, found)) == 10
 
 
 def test_a_comparison_is_decided_in_either_direction() -> None:
     every = attempts(20, ("a", "b"))
     better = [one.model == "a" for one in every]
-    assert Until.parse("decided", 2).is_reached(every, rows(every, better)) == "a is better than b (20 : 0)"
+    assert (
+        StoppingCriterion.parse("decided", 2).find_reason(every, rows(every, better)) == "a is better than b (20 : 0)"
+    )
     worse = [one.model == "b" for one in every]
-    assert Until.parse("decided", 2).is_reached(every, rows(every, worse)) == "a is worse than b (0 : 20)"
+    assert StoppingCriterion.parse("decided", 2).find_reason(every, rows(every, worse)) == "a is worse than b (0 : 20)"
     same = [at % 4 < 2 for at in range(len(every))]
-    assert not Until.parse("decided", 2).is_reached(every, rows(every, same))
+    assert not StoppingCriterion.parse("decided", 2).find_reason(every, rows(every, same))
 
 
 def test_equal_models_are_seldom_told_apart_however_often_one_looks() -> None:
@@ -85,7 +87,7 @@ def test_equal_models_are_seldom_told_apart_however_often_one_looks() -> None:
         wins = losses = 0
         for _ in range(200):
             wins, losses = (wins + 1, losses) if chance.random() < 0.5 else (wins, losses + 1)
-            if odds(wins, losses) >= ODDS:
+            if compute_odds(wins, losses) >= ODDS:
                 fooled += 1
                 break
     assert fooled <= 50
@@ -94,14 +96,14 @@ def test_equal_models_are_seldom_told_apart_however_often_one_looks() -> None:
 def test_each_pair_of_attempts_is_one_unchangeable_bet() -> None:
     """Majorities of instances would change with further attempts, and their odds would not be those of bets."""
     every = attempts(4, ("a", "b"), times=5)
-    until = Until.parse("decided", 2)
+    until = StoppingCriterion.parse("decided", 2)
     better = [one.model == "a" for one in every]
-    assert until.is_reached(every, rows(every, better)) == "a is better than b (20 : 0)"
+    assert until.find_reason(every, rows(every, better)) == "a is better than b (20 : 0)"
     known = rows(every[:38], better[:38]) | rows(every[38:], [False, True])
-    assert until.is_reached(every, known) == "a is better than b (19 : 1)"
+    assert until.find_reason(every, known) == "a is better than b (19 : 1)"
 
 
 def test_a_comparison_that_was_decided_long_ago_stays_so() -> None:
     """A third model that is as good as the first keeps an evaluation running, whatever the second one loses by."""
-    assert odds(2_000, 0) > ODDS
-    assert odds(10, 3_000) > ODDS
+    assert compute_odds(2_000, 0) > ODDS
+    assert compute_odds(10, 3_000) > ODDS

@@ -15,7 +15,7 @@ from broker.contract.events import (
     ModelReply,
 )
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
-from deckhands.evaluation.attempts.times import Times, times_of
+from deckhands.evaluation.attempts.times import Times, compute_times
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -44,7 +44,7 @@ def test_every_second_counts_once() -> None:
         at(32, state(AgentState.RUNNING)),  # 10 s
         at(33, ModelReply(latency_seconds=30.0)),  # what a provider claims fits into its gap
     ]
-    times = times_of(events)
+    times = compute_times(events)
     assert times == Times(
         working=1.0 + 5.0 + 2.0 + 1.0,
         waiting={"worker": 5.0, "rate_limit": 3.0, "waiting_for_budget": 6.0, "paused": 10.0},
@@ -53,4 +53,4 @@ def test_every_second_counts_once() -> None:
 
 
 def test_a_log_without_times_has_none() -> None:
-    assert times_of([ModelReply(latency_seconds=3.0)]) == Times(0.0, {})
+    assert compute_times([ModelReply(latency_seconds=3.0)]) == Times(0.0, {})

@@ -9,8 +9,8 @@ import pytest
 
 from broker.runtime.errors import UsageError
 from deckhands.evaluation.datasets.dataset import read_dataset
-from deckhands.evaluation.datasets.file_trees import File, tree_of
-from deckhands.evaluation.datasets.instances import Instance, left_out_of
+from deckhands.evaluation.datasets.file_trees import TreeFile, read_tree
+from deckhands.evaluation.datasets.instances import Instance, list_left_out
 from tests.dataset_parts import checked, harbor_task
 
 
@@ -24,7 +24,7 @@ def test_task_becomes_a_workspace_and_check_by_reward(tmp_path: Path) -> None:
     assert found.id == "hello"
     assert "Your working directory stands for /app" in found.task
     assert found.tags == ("easy", "files", "greeting")
-    assert tree_of(found.workspace) == {"names/a.txt": File(b"Ann\n")}
+    assert read_tree(found.workspace) == {"names/a.txt": TreeFile(b"Ann\n")}
     assert found.setup is not None
     assert found.setup.startswith("export LANGUAGE='en us' && test -e .deckhands_check || ")
     assert '( echo made > "$PWD"/made.txt )' in found.setup
@@ -228,14 +228,14 @@ def test_unsupported_parts_of_a_task_are_named_on_reading(tmp_path: Path) -> Non
         "docker-compose.yaml: ports is ignored",
         "docker-compose.yaml: privileged is ignored",
     ]
-    assert set(tree_of(found.workspace)) == {"a.txt", "b.txt", "renamed.txt"}
+    assert set(read_tree(found.workspace)) == {"a.txt", "b.txt", "renamed.txt"}
 
 
 def test_supported_parts_of_a_task_work_in_shell_and_tests(tmp_path: Path) -> None:
     found = only(everything(tmp_path / "all"))
     assert found.setup is not None
     place = tmp_path / "place"
-    for name, file in tree_of(found.workspace).items():
+    for name, file in read_tree(found.workspace).items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(file.content)
     (place / ".openhands").mkdir()
@@ -245,7 +245,7 @@ def test_supported_parts_of_a_task_work_in_shell_and_tests(tmp_path: Path) -> No
     assert (place / "tools.txt").read_text() == f"{place}/tools\n"
     assert (place / "path.txt").read_text().startswith(f"{place}/tools:/")
     assert (place / "out.txt").read_text() == "done in solution\n"
-    for name, file in tree_of(found.hidden).items():
+    for name, file in read_tree(found.hidden).items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(file.content)
     checking = subprocess.run(("bash", "-c", f"{found.setup} && {found.check}"), cwd=place, check=False)
@@ -254,7 +254,7 @@ def test_supported_parts_of_a_task_work_in_shell_and_tests(tmp_path: Path) -> No
 
 def test_what_many_tasks_do_not_have_is_one_line() -> None:
     some = [Instance(name, "x", left_out=("FROM a is ignored",)) for name in "abcde"]
-    assert left_out_of(some) == ["a, b, c and 2 more: FROM a is ignored"]
+    assert list_left_out(some) == ["a, b, c and 2 more: FROM a is ignored"]
 
 
 def test_the_first_terminal_bench_says_what_it_ignores(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from broker.runtime.errors import UsageError
 from deckhands.evaluation.datasets.dataset import read_dataset
-from deckhands.evaluation.datasets.file_trees import MAX_BYTES, tree_of
-from deckhands.evaluation.datasets.instances import Instance, selected
+from deckhands.evaluation.datasets.file_trees import MAX_BYTES, read_tree
+from deckhands.evaluation.datasets.instances import Instance, select_instances
 from tests.dataset_parts import checked, write_rows
 
 SOME = [Instance(f"i-{number}", "task", tags=("odd",) if number % 2 else ()) for number in range(10)]
@@ -64,18 +64,18 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
 
 
 def test_selection() -> None:
-    assert [one.id for one in selected(SOME, only="odd", part=":2")] == ["i-1", "i-3"]
-    shuffled = [one.id for one in selected(SOME, shuffle=True, seed=1)]
+    assert [one.id for one in select_instances(SOME, only="odd", part=":2")] == ["i-1", "i-3"]
+    shuffled = [one.id for one in select_instances(SOME, shuffle=True, seed=1)]
     assert shuffled != [one.id for one in SOME]
     assert sorted(shuffled) == [one.id for one in SOME]
-    assert shuffled == [one.id for one in selected(list(reversed(SOME)), shuffle=True, seed=1)]
-    assert [one.id for one in selected(SOME, shuffle=True, seed=1, part="-3:")] == shuffled[-3:]
+    assert shuffled == [one.id for one in select_instances(list(reversed(SOME)), shuffle=True, seed=1)]
+    assert [one.id for one in select_instances(SOME, shuffle=True, seed=1, part="-3:")] == shuffled[-3:]
 
 
 @pytest.mark.parametrize(("only", "part"), [("(", ""), ("", "a"), ("nothing", ""), ("", "20:")])
 def test_what_selects_nothing_is_refused(only: str, part: str) -> None:
     with pytest.raises(UsageError):
-        selected(SOME, only=only, part=part)
+        select_instances(SOME, only=only, part=part)
 
 
 def test_names_of_files_in_rows_are_written_in_one_way(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_names_of_files_in_rows_are_written_in_one_way(tmp_path: Path) -> None:
     row = {"id": "a", "task": "t", "check": "true", "hidden": {"./b.txt": "1", "c//d.txt": "2", "e/./f": "3"}}
     (tmp_path / "d.jsonl").write_text(json.dumps(row))
     (found,) = read_dataset(tmp_path / "d.jsonl")
-    assert sorted(tree_of(found.hidden)) == ["b.txt", "c/d.txt", "e/f"]
+    assert sorted(read_tree(found.hidden)) == ["b.txt", "c/d.txt", "e/f"]
 
 
 @pytest.mark.parametrize("files", [{".": "x"}, {"a": "1", "./a": "2"}, {"a": "1", "a/b": "2"}])

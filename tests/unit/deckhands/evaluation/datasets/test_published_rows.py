@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.evaluation.datasets.dataset import absolute, read_dataset
-from deckhands.evaluation.datasets.file_trees import MAX_PATCH_CHARS, File, patch_between, tree_of, without_left_out
-from deckhands.evaluation.datasets.repositories import touched_by
+from deckhands.evaluation.datasets.dataset import read_dataset, to_absolute_name
+from deckhands.evaluation.datasets.file_trees import MAX_PATCH_CHARS, TreeFile, make_patch, read_tree, split_left_out
+from deckhands.evaluation.datasets.repositories import find_touched_files
 from tests.dataset_parts import HUMAN_EVAL, PNG, QUESTION, checked, mirror_in, swe_rows, write_rows
 
 
@@ -22,10 +22,10 @@ def test_swe_bench_rows_use_their_commit_and_test_patch(tmp_path: Path) -> None:
     commit = mirror_in(tmp_path / "mirrors")
     rows = swe_rows(commit)
     (found,) = read_dataset(write_rows(tmp_path, rows), repositories=tmp_path / "mirrors")
-    begun_with = tree_of(found.workspace)
+    begun_with = read_tree(found.workspace)
     assert set(begun_with) == {"calc.py", "tests/test_calc.py", "tests/test_old.py", "run.sh"}
     assert begun_with["run.sh"].is_executable
-    hidden = tree_of(found.hidden)
+    hidden = read_tree(found.hidden)
     assert b"add(1, 2) == 3" in hidden["tests/test_calc.py"].content
     assert "tests/test_old.py" not in hidden
     assert found.tags == ("acme/calc",)
@@ -81,7 +81,7 @@ def test_repository_may_be_an_archive_with_a_top_directory(tmp_path: Path) -> No
         command = ("git", "archive", "--prefix=calc-1/", "-o", str(archive), commit)
         subprocess.run(command, cwd=tmp_path / "mirrors" / "acme__calc.git", check=True)
         (found,) = read_dataset(write_rows(tmp_path, swe_rows(commit)), repositories=archives)
-        assert set(tree_of(found.workspace)) == {"calc.py", "tests/test_calc.py", "tests/test_old.py", "run.sh"}
+        assert set(read_tree(found.workspace)) == {"calc.py", "tests/test_calc.py", "tests/test_old.py", "run.sh"}
         archive.unlink()
 
 
@@ -133,7 +133,7 @@ def test_questions_with_their_files(tmp_path: Path) -> None:
         {**QUESTION, "task_id": "b", "file_name": "picture.png", "Final answer": 17},
     ]
     table, picture = read_dataset(write_rows(tmp_path, rows))
-    assert tree_of(table.workspace) == {"table.csv": File(b"1")}
+    assert read_tree(table.workspace) == {"table.csv": TreeFile(b"1")}
     assert (table.images, table.tags, table.answer) == ((), ("level-1",), "egalitarian")
     assert (picture.images, picture.answer) == ((str(tmp_path / "picture.png"),), "17")
     wrong = [{**QUESTION, "task_id": "c", "Final answer": "?"}, {**QUESTION, "task_id": "d", "file_name": "none.csv"}]
@@ -153,57 +153,57 @@ def test_task_pictures_are_relative_and_checked_before_start(tmp_path: Path) -> 
 
 def test_the_name_of_a_dataset_means_the_same_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert absolute("shipped") == "shipped"
-    assert absolute("rows.jsonl") == str(tmp_path / "rows.jsonl")
-    assert absolute("inspect:tasks.py@one") == f"inspect:{tmp_path / 'tasks.py'}@one"
+    assert to_absolute_name("shipped") == "shipped"
+    assert to_absolute_name("rows.jsonl") == str(tmp_path / "rows.jsonl")
+    assert to_absolute_name("inspect:tasks.py@one") == f"inspect:{tmp_path / 'tasks.py'}@one"
 
 
 def test_a_patch_is_what_git_applies(tmp_path: Path) -> None:
     before = {
-        "kept.txt": File(b"kept"),
-        "form.txt": File(b"one\x0ctwo\r\nthree\n"),
-        "gone.txt": File(b"gone\n"),
-        "picture": File(b"\x00"),
-        "run.sh": File(b"echo\n"),
-        "with space.txt": File(b"a\nb\n"),
+        "kept.txt": TreeFile(b"kept"),
+        "form.txt": TreeFile(b"one\x0ctwo\r\nthree\n"),
+        "gone.txt": TreeFile(b"gone\n"),
+        "picture": TreeFile(b"\x00"),
+        "run.sh": TreeFile(b"echo\n"),
+        "with space.txt": TreeFile(b"a\nb\n"),
     }
     after = {
-        "kept.txt": File(b"kept"),
-        "form.txt": File(b"one\x0c2\r\nthree\n"),
-        "empty.txt": File(b""),
-        "new.sh": File(b"true", is_executable=True),
-        "picture": File(b"\x00\x01"),
-        "run.sh": File(b"echo\n", is_executable=True),
-        "with space.txt": File(b"a\nc"),
+        "kept.txt": TreeFile(b"kept"),
+        "form.txt": TreeFile(b"one\x0c2\r\nthree\n"),
+        "empty.txt": TreeFile(b""),
+        "new.sh": TreeFile(b"true", is_executable=True),
+        "picture": TreeFile(b"\x00\x01"),
+        "run.sh": TreeFile(b"echo\n", is_executable=True),
+        "with space.txt": TreeFile(b"a\nc"),
     }
-    patch, named = without_left_out(patch_between(before, after))
+    patch, named = split_left_out(make_patch(before, after))
     assert named == ["Binary files a/picture and b/picture differ"]
     folder = tmp_path / "files"
     for name, file in before.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(file.content)
     subprocess.run(("git", "apply", "-"), cwd=folder, input=patch.encode(), check=True)
-    assert tree_of(folder) == {**after, "picture": before["picture"]}
-    left, deleted = touched_by(patch)
+    assert read_tree(folder) == {**after, "picture": before["picture"]}
+    left, deleted = find_touched_files(patch)
     assert set(deleted) == {"gone.txt"}
     assert set(left) >= {"form.txt", "new.sh", "with space.txt"}
 
 
 def test_a_patch_names_what_is_beyond_its_limit() -> None:
-    after = {f"file-{number}": File(b"text\n") for number in range(8_000)}
-    patch = patch_between({}, after)
+    after = {f"file-{number}": TreeFile(b"text\n") for number in range(8_000)}
+    patch = make_patch({}, after)
     assert len(patch) < MAX_PATCH_CHARS + 100
-    whole, named = without_left_out(patch)
+    whole, named = split_left_out(patch)
     assert whole.count("diff --git") > 10
     assert named[-1].startswith("Binary files and ")
     assert int(named[-1].split()[3]) + len(named) - 1 + whole.count("diff --git") == 8_000
 
 
 def test_large_file_of_line_ends_is_compared_in_little_memory() -> None:
-    before, after = {"b": File(b"\n" * 2**24)}, {"a": File(b"\n" * 2**24), "b": File(b"\n" * 2**23)}
+    before, after = {"b": TreeFile(b"\n" * 2**24)}, {"a": TreeFile(b"\n" * 2**24), "b": TreeFile(b"\n" * 2**23)}
     tracemalloc.start()
     try:
-        patch = patch_between(before, after)
+        patch = make_patch(before, after)
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
         tracemalloc.stop()
@@ -226,12 +226,12 @@ def test_a_dataset_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.M
     (described / "entry_points.txt").write_text("[deckhands.datasets]\nriddles = riddles:rows\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     one, two = read_dataset("riddles:What is it?")
-    assert (one.task, tree_of(two.workspace), tree_of(two.hidden)) == (
+    assert (one.task, read_tree(two.workspace), read_tree(two.hidden)) == (
         "What is it?",
-        {"a.txt": File(b"a")},
-        {"b": File(b"b")},
+        {"a.txt": TreeFile(b"a")},
+        {"b": TreeFile(b"b")},
     )
-    assert absolute("riddles:x") == "riddles:x"
+    assert to_absolute_name("riddles:x") == "riddles:x"
     with pytest.raises(UsageError, match=r"row 3: workspace: '../a.txt' is no relative path"):
         read_dataset("riddles:bad")
     with pytest.raises(UsageError, match=r"RuntimeError: no network"):

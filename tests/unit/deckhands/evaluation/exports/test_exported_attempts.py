@@ -7,10 +7,10 @@ from typing import Any
 from broker.contract.actions import SystemMessageAction
 from broker.contract.events import Event, ModelReply, ModelToolCall, TokenUsage, ToolCallMetadata
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
-from deckhands.evaluation.exports.atif import atif_of
-from deckhands.evaluation.exports.dialogue import Dialogue, dialogue_of
-from deckhands.evaluation.exports.inspect_log import inspect_log_of
-from deckhands.evaluation.exports.sft import sft_of
+from deckhands.evaluation.exports.atif import to_atif
+from deckhands.evaluation.exports.dialogue import Dialogue, to_dialogue
+from deckhands.evaluation.exports.inspect_log import to_inspect_log
+from deckhands.evaluation.exports.sft import to_sft
 from tests.unit.deckhands.sample_log import CONVERSATION_ID, created, numbered, user
 
 ROW: dict[str, Any] = {
@@ -56,18 +56,18 @@ def dialogue() -> Dialogue:
         a_reply(ModelToolCall(id="b", name="finish", arguments='{"message": "Done."}'), "I finish."),
         a_reply(ModelToolCall(id="c", name="odd", arguments="no json")),
     )
-    return dialogue_of(CONVERSATION_ID, events)
+    return to_dialogue(CONVERSATION_ID, events)
 
 
 def test_log_becomes_a_dialogue_starting_with_the_system_prompt() -> None:
     found = dialogue()
     assert [turn.role for turn in found.turns] == ["system", "user", "assistant", "tool", "assistant", "assistant"]
-    assert (found.task, found.last_words, found.model, found.version) == ("Fix it.", "Done.", "acme/large", "1")
+    assert (found.task, found.last_message, found.model, found.version) == ("Fix it.", "Done.", "acme/large", "1")
     assert found.turns[-1].calls[0].arguments == {"_raw": "no json"}
 
 
 def test_a_step_of_atif_has_the_answers_to_its_calls() -> None:
-    found = atif_of(dialogue(), ROW)
+    found = to_atif(dialogue(), ROW)
     assert [step["step_id"] for step in found["steps"]] == [1, 2, 3, 4, 5]
     step = found["steps"][2]
     (result,) = step["observation"]["results"]
@@ -77,7 +77,7 @@ def test_a_step_of_atif_has_the_answers_to_its_calls() -> None:
 
 
 def test_each_call_of_an_example_is_answered_in_place() -> None:
-    messages = sft_of(dialogue(), ROW)["messages"]
+    messages = to_sft(dialogue(), ROW)["messages"]
     assert [message["role"] for message in messages][2:] == [*("assistant", "tool"), *("assistant", "tool") * 2]
     assert [message["tool_call_id"] for message in messages if message["role"] == "tool"] == ["a", "b", "c"]
 
@@ -86,7 +86,7 @@ def test_infrastructure_failures_are_errors_outside_inspects_metrics() -> None:
     abandoned = {**ROW, "instance": "two", "outcome": "infra-abandoned", "cause": "provider"}
     limited = {**ROW, "instance": "three", "outcome": "limit", "cause": "time"}
     left = {**ROW, "instance": "four", "outcome": "not-run", "cause": "cancelled"}
-    log = inspect_log_of("e", "data", "m", [(ROW, dialogue()), (abandoned, None), (limited, None), (left, None)])
+    log = to_inspect_log("e", "data", "m", [(ROW, dialogue()), (abandoned, None), (limited, None), (left, None)])
     assert log["results"]["scores"][0]["metrics"]["accuracy"]["value"] == 0.5
     one, two, three = log["samples"]
     assert one["scores"]["deckhands"]["value"] == "C"
@@ -96,7 +96,7 @@ def test_infrastructure_failures_are_errors_outside_inspects_metrics() -> None:
 
 
 def test_the_transcript_of_inspect_has_each_message_once() -> None:
-    log = inspect_log_of("e", "data", "m", [(ROW, dialogue())])
+    log = to_inspect_log("e", "data", "m", [(ROW, dialogue())])
     first, tool, second, third, score = log["samples"][0]["events"]
     assert [message["role"] for message in first["input"]] == ["system", "user"]
     assert first["output"]["choices"][0]["stop_reason"] == "tool_calls"

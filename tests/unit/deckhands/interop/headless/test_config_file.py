@@ -8,10 +8,16 @@ import pytest
 
 from broker.contract.specs import AgentSpec
 from broker.runtime.errors import UsageError
-from controller_worker.providers.config import NOT_HERE, LLMConfig
+from controller_worker.providers.config import UNSUPPORTED, LLMConfig
 from deckhands.cli.headless import OF_AGENT
 from deckhands.interop.headless.config_file import read_config
-from deckhands.interop.headless.config_keys import LLM_KEYS, REFUSED, SECTIONS_REFUSED, TAKEN, WITHOUT_EFFECT
+from deckhands.interop.headless.config_keys import (
+    LLM_KEYS,
+    SUPPORTED,
+    UNSUPPORTED_KEYS,
+    UNSUPPORTED_SECTIONS,
+    WITHOUT_EFFECT,
+)
 from deckhands.interop.headless.sdk_choice import VARIABLES_OF
 from tests.source_code import ROOT
 
@@ -120,16 +126,16 @@ def test_keys_do_not_show(tmp_path):
 
 def test_the_tables_are_those_of_what_they_name():
     assert set(LLMConfig.model_fields) >= LLM_KEYS
-    assert WITHOUT_EFFECT["llm"] == dict(NOT_HERE)
+    assert WITHOUT_EFFECT["llm"] == dict(UNSUPPORTED)
     assert set(AgentSpec.model_fields) >= set(OF_AGENT)
-    assert set(TAKEN["agent"]) == {*OF_AGENT, *VARIABLES_OF, "llm_config"}
-    for section, keys in TAKEN.items():
-        assert not set(keys) & (set(WITHOUT_EFFECT[section]) | set(REFUSED[section]))
-    assert not set(SECTIONS_REFUSED) & {*TAKEN, "llm"}
+    assert set(SUPPORTED["agent"]) == {*OF_AGENT, *VARIABLES_OF, "llm_config"}
+    for section, keys in SUPPORTED.items():
+        assert not set(keys) & (set(WITHOUT_EFFECT[section]) | set(UNSUPPORTED_KEYS[section]))
+    assert not set(UNSUPPORTED_SECTIONS) & {*SUPPORTED, "llm"}
 
 
-@pytest.mark.parametrize("section", [*TAKEN, "llm"])
+@pytest.mark.parametrize("section", [*SUPPORTED, "llm"])
 def test_the_page_lists_the_keys(section):
     (row,) = re.findall(rf"^\| `\[{section}\]`[^|]*\| (.*) \|$", PAGE, re.MULTILINE)
-    known = LLM_KEYS if section == "llm" else set(TAKEN[section])
+    known = LLM_KEYS if section == "llm" else set(SUPPORTED[section])
     assert re.findall(r"`(\w+)`", row) == sorted(known)

@@ -20,9 +20,9 @@ def prepare(root) -> Contract:
 def test_second_run_leaves_equal_files_and_keeps_earlier_result(tmp_path):
     contract = prepare(tmp_path)
     (tmp_path / contract.final).write_text('{"run": 1}')
-    assert contract.fault() == ""
+    assert contract.find_fault() == ""
     prepare(tmp_path)
-    assert contract.fault() == f"{contract.final} is missing."
+    assert contract.find_fault() == f"{contract.final} is missing."
     assert (tmp_path / contract.results / "final.previous.json").read_text() == '{"run": 1}'
     text = (tmp_path / "README.md").read_text()
     assert "> Count.\n>\n> All of them." in text
@@ -73,15 +73,15 @@ def test_files_are_replaced_and_links_are_not_followed(tmp_path):
 def test_a_fifo_is_no_result(tmp_path):
     contract = prepare(tmp_path)
     os.mkfifo(tmp_path / contract.final)
-    assert contract.fault() == f"{contract.final} is missing."
+    assert contract.find_fault() == f"{contract.final} is missing."
 
 
 def test_one_run_at_a_time_works_on_an_experiment(tmp_path):
     inside = Inside(tmp_path)
     refused = pytest.raises(UsageError, match="Another run works on")
-    with inside.locked("experiments/one"), refused, inside.locked("experiments/one"):
+    with inside.lock("experiments/one"), refused, inside.lock("experiments/one"):
         pass
-    with inside.locked("experiments/one"):
+    with inside.lock("experiments/one"):
         pass
 
 

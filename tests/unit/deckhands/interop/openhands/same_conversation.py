@@ -11,18 +11,18 @@ from broker.contract.events import Event
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.view import ViewFold
 from controller_worker.providers.messages.messages import Message
-from deckhands.interop.openhands.recordings import Findings
-from deckhands.interop.openhands.trajectory_export import trajectory_of
+from deckhands.interop.openhands.recordings import ImportFindings
+from deckhands.interop.openhands.trajectory_export import to_trajectory
 from deckhands.interop.openhands.trajectory_import import read_trajectory
 from deckhands.interop.openhands.v0_kinds import EARLIER_EVENTS, PLACES
 
 NUMBERS = {*EARLIER_EVENTS, *PLACES, "cause", "timestamp", "note_id"}
 
 
-def again(events: Sequence[Event], folder: Path) -> tuple[list[Event], Findings]:
+def again(events: Sequence[Event], folder: Path) -> tuple[list[Event], ImportFindings]:
     """Write a log as a trajectory, and read it."""
     path = folder / "trajectory.json"
-    path.write_text(json.dumps(trajectory_of(events)[0], allow_nan=False))
+    path.write_text(json.dumps(to_trajectory(events)[0], allow_nan=False))
     return read_trajectory(path, "again")
 
 
@@ -58,6 +58,6 @@ def linked(events: Sequence[Event]) -> list[tuple[int, str, int]]:
 def messages(events: Sequence[Event]) -> list[Message]:
     """Return what the model reads."""
     fold, memory = fold_of(events), ConversationMemory()
-    for event in fold.script(fold.view().events):
+    for event in fold.list_events(fold.view().events):
         memory.add(event)
     return memory.messages()

@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 
 from broker.contract.events import ConversationCreated, Event
-from broker.log.export import event_line
-from broker.log.invariants import violations
+from broker.log.export import render_event_line
+from broker.log.invariants import find_violations
 from broker.runtime.errors import UsageError
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State
 from controller_worker.loop.replay import replay
 from deckhands.interop.openhands.exported_log import read_exported_log
-from deckhands.interop.openhands.recordings import Findings
+from deckhands.interop.openhands.recordings import ImportFindings
 from tests.replay.test_replay import GOLDEN, finished, recorded
 from tests.unit.deckhands.interop.openhands.same_conversation import messages
 
 
-def read(folder: Path, lines: list[str]) -> tuple[list[Event], Findings]:
+def read(folder: Path, lines: list[str]) -> tuple[list[Event], ImportFindings]:
     """Read a file, and check that the log is sound."""
     path = folder / "events.jsonl"
     path.write_text("".join(line + "\n" for line in lines))
     events, findings = read_exported_log(path, "c1")
-    assert violations(events, conversation_id="c1", is_over=False) == []
+    assert find_violations(events, conversation_id="c1", is_over=False) == []
     assert replay(events).divergence is None
     return events, findings
 
@@ -34,7 +34,7 @@ def read(folder: Path, lines: list[str]) -> tuple[list[Event], Findings]:
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_a_whole_file_is_taken_over_as_it_is(path: Path, tmp_path: Path) -> None:
     events = recorded(path)
-    found, findings = read(tmp_path, [*map(event_line, events), '{"summary": true}', ""])
+    found, findings = read(tmp_path, [*map(render_event_line, events), '{"summary": true}', ""])
     assert list(findings.lines()) == []
     assert found[1:] == events[1:]
     created = found[0]
@@ -45,7 +45,7 @@ def test_a_whole_file_is_taken_over_as_it_is(path: Path, tmp_path: Path) -> None
 def test_a_line_that_cannot_be_read_costs_that_line(tmp_path: Path) -> None:
     """Of a command (8) and its output (9), with the reply before (7) and the finish (11) behind them."""
     events = finished()
-    lines = [event_line(event) for event in events]
+    lines = [render_event_line(event) for event in events]
     for event_id, result in ((7, None), (8, None), (9, "observation.outcome_unknown"), (10, None), (12, None)):
         for damaged in (
             *('{"id":', "[]", '{"id": 1}', "[" * 100_000, '{"id": ' + "9" * 10_000 + "}", "\x00"),
@@ -62,7 +62,7 @@ def test_a_line_that_cannot_be_read_costs_that_line(tmp_path: Path) -> None:
 
 
 def test_action_with_a_lost_result_is_not_run_again(tmp_path: Path) -> None:
-    lines = [event_line(event) for event in finished()[:9]]
+    lines = [render_event_line(event) for event in finished()[:9]]
     found, findings = read(tmp_path, [*lines[:8], lines[8][:40]])
     assert (findings.fault_count, found[-1].kind, found[-1].cause) == (1, "observation.outcome_unknown", 8)
     # As in a fork: of a whole file the action has not run yet.
@@ -72,7 +72,7 @@ def test_action_with_a_lost_result_is_not_run_again(tmp_path: Path) -> None:
 
 def test_lines_that_are_missing_double_or_in_another_order(tmp_path: Path) -> None:
     events = finished()
-    lines = [event_line(event) for event in events]
+    lines = [render_event_line(event) for event in events]
     found, findings = read(tmp_path, [*lines[:6], *lines[8:]])
     assert [event.id for event in found] == list(range(1, 13))
     assert [event.kind for event in found[6:8]] == ["observation.null"] * 2
@@ -86,14 +86,14 @@ def test_lines_that_are_missing_double_or_in_another_order(tmp_path: Path) -> No
 
 
 def test_without_its_creation_a_log_gets_another_one(tmp_path: Path) -> None:
-    lines = [event_line(event) for event in finished()]
+    lines = [render_event_line(event) for event in finished()]
     found, findings = read(tmp_path, ["{", *lines[1:]])
     assert [event.kind for event in found[:2]] == ["conversation.created", "action.message"]
     assert findings.fault_count == 2
 
 
 def test_texts_of_another_store_are_not_referred_to(tmp_path: Path) -> None:
-    lines = [event_line(event) for event in finished()]
+    lines = [render_event_line(event) for event in finished()]
     output = json.loads(lines[8]) | {"blobs": {"content": {"sha256": "0" * 64, "size_bytes": 9}}}
     found, findings = read(tmp_path, [*lines[:8], json.dumps(output), *lines[9:]])
     assert (found[8].blobs, list(findings.lines())) == (None, [])

@@ -15,15 +15,15 @@ import pytest
 from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, Event, ModelReply
 from broker.contract.observations import CmdOutputObservation, OutcomeUnknownObservation
-from broker.log.invariants import violations
-from broker.log.status import status_of
+from broker.log.invariants import find_violations
+from broker.log.status import fold_status
 from broker.runtime.errors import UsageError
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State
 from controller_worker.loop.replay import replay
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.view import ViewFold
-from deckhands.client.reading.metrics import metrics_of
+from deckhands.client.reading.metrics import compute_metrics
 from deckhands.client.reading.summary import summarize
 from deckhands.interop.openhands.sdk_conversation import read_sdk_directory
 from tests.integration.command_line import deckhands, environment
@@ -53,12 +53,12 @@ def read(path: Path, *, faults: int = 0) -> tuple[list[Event], dict[str, int]]:
     """Read a directory; check that the log is sound, and that every call that is shown to a model has a result."""
     events, findings = read_sdk_directory(path, "c1")
     assert findings.fault_count == faults, findings.faults
-    assert violations(events, conversation_id="c1", is_over=False) == []
+    assert find_violations(events, conversation_id="c1", is_over=False) == []
     assert replay(events).divergence is None
     view, memory = ViewFold(), ConversationMemory()
     for event in events:
         view.add(event)
-    for event in view.script(view.view().events):
+    for event in view.list_events(view.view().events):
         memory.add(event)
     waiting: list[str] = []
     for message in memory.messages():
@@ -149,8 +149,8 @@ def test_an_action_that_waits_for_a_confirmation_still_does(tmp_path: Path) -> N
         state |= {"execution_status": "waiting_for_confirmation", "confirmation_policy": {"kind": "AlwaysConfirm"}}
 
     events, _ = read(changed(tmp_path, waiting, upto=3))
-    stands = status_of(events)
-    assert (stands.state, stands.asked_id, stands.is_settled) == ("awaiting_user_confirmation", 8, True)
+    stands = fold_status(events)
+    assert (stands.state, stands.confirmation_id, stands.is_settled) == ("awaiting_user_confirmation", 8, True)
     state = fold(State(), events)
     assert [(pending.id, pending.is_awaiting) for pending in state.tools.pending] == [(8, True)]
     assert state.setup.agent.confirmation.mode == "always"
@@ -321,7 +321,7 @@ def test_costs_that_no_reply_has_are_kept(tmp_path: Path) -> None:
         }
 
     events, _ = read(changed(tmp_path, with_costs))
-    found = metrics_of(events)
+    found = compute_metrics(events)
     assert found.accumulated_cost == 1.75
     assert (found.accumulated_token_usage.prompt_tokens, found.accumulated_token_usage.cache_read_tokens) == (700, 600)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.contract.events import ConversationCreated, Event, ModelReply, with_id
-from deckhands.interop.openhands.trajectory_export import trajectory_of
+from deckhands.interop.openhands.trajectory_export import to_trajectory
 from deckhands.interop.openhands.v0_kinds import EXTENSION
 from tests.controller_parts import Core, bash
 from tests.exploring import examples
@@ -33,7 +33,7 @@ NOT_WRITTEN = {kind for kind, event_class in KINDS.items() if kind not in NAMES 
 @given(content=st.data())
 def test_the_original_reads_every_kind(kind: str, content: st.DataObject) -> None:
     event = content.draw(events_of(KINDS[kind]))
-    written, left_out = trajectory_of([ConversationCreated(conversation_id="c1", id=1), with_id(event, 2)])
+    written, left_out = to_trajectory([ConversationCreated(conversation_id="c1", id=1), with_id(event, 2)])
     assert left_out == {}
     fields = json.loads(json.dumps(written, allow_nan=False))[0]
     found = event_from_dict(fields)
@@ -47,7 +47,7 @@ def test_the_original_reads_every_kind(kind: str, content: st.DataObject) -> Non
 @given(content=st.data())
 def test_what_a_trajectory_has_no_name_for_is_counted(kind: str, content: st.DataObject) -> None:
     event = content.draw(events_of(KINDS[kind]))
-    written, left_out = trajectory_of([ConversationCreated(conversation_id="c1", id=1), with_id(event, 2)])
+    written, left_out = to_trajectory([ConversationCreated(conversation_id="c1", id=1), with_id(event, 2)])
     assert (written, left_out) == ([], {kind: 1})
 
 
@@ -57,7 +57,7 @@ def test_what_was_taken_back_is_left_out() -> None:
     core.reply(bash("taken back"))
     core.say("something else")
     core.run()
-    written, left_out = trajectory_of(core.events)
+    written, left_out = to_trajectory(core.events)
     assert "taken back" not in str([fields for fields in written if fields.get("action") == "run"])
     assert "something else" in str(written)
     assert left_out["action.run"] == 1
@@ -65,7 +65,7 @@ def test_what_was_taken_back_is_left_out() -> None:
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_the_original_reads_the_logs_of_real_conversations(path: Path) -> None:
-    written, _ = trajectory_of(recorded(path))
+    written, _ = to_trajectory(recorded(path))
     for position, fields in enumerate(written):
         event_from_dict(fields)
         name = fields.get("action") or fields["observation"]
@@ -95,7 +95,7 @@ def test_the_two_tables_of_names_are_the_same() -> None:
 
 def test_missing_reply_leaves_a_response_the_original_reads() -> None:
     events: list[Event] = recorded(next(path for path in GOLDEN if path.stem == "files_and_an_unknown_tool"))
-    written, _ = trajectory_of([event for event in events if not isinstance(event, ModelReply)])
+    written, _ = to_trajectory([event for event in events if not isinstance(event, ModelReply)])
     called = [fields["tool_call_metadata"] for fields in written if "tool_call_metadata" in fields]
     assert called
     for fields in written:

@@ -12,13 +12,13 @@ import pytest
 from broker.contract.events import ConversationCreated, Event, ModelReply
 from broker.contract.file_events import FileEditAction, FileReadAction
 from broker.contract.observations import CmdOutputObservation
-from broker.log.invariants import violations
+from broker.log.invariants import find_violations
 from broker.runtime.errors import UsageError
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State
 from controller_worker.loop.replay import replay
-from deckhands.client.reading.metrics import metrics_of
-from deckhands.interop.openhands.trajectory_export import trajectory_of
+from deckhands.client.reading.metrics import compute_metrics
+from deckhands.interop.openhands.trajectory_export import to_trajectory
 from deckhands.interop.openhands.trajectory_import import read_trajectory
 from tests.unit.deckhands.interop.openhands.same_conversation import fold_of, messages
 
@@ -84,7 +84,7 @@ def read_with_findings(tmp_path: Path, trajectory: Any) -> tuple[list[Event], li
     path = tmp_path / "trajectory.json"
     path.write_text(trajectory if isinstance(trajectory, str) else json.dumps(trajectory))
     events, findings = read_trajectory(path, "imported-1")
-    assert violations(events, conversation_id="imported-1", is_over=False) == []
+    assert find_violations(events, conversation_id="imported-1", is_over=False) == []
     assert replay(events).divergence is None
     assert messages(events)
     return events, list(findings.lines())
@@ -127,7 +127,7 @@ def test_a_trajectory_becomes_a_log(tmp_path: Path) -> None:
 
 
 def test_what_is_written_is_what_the_original_writes(tmp_path: Path) -> None:
-    written = trajectory_of(read(tmp_path, TRAJECTORY))[0]
+    written = to_trajectory(read(tmp_path, TRAJECTORY))[0]
     assert [event["id"] for event in written] == list(range(8))
     run = written[4]
     assert list(run)[:6] == ["id", "timestamp", "source", "message", "action", "tool_call_metadata"]
@@ -312,7 +312,7 @@ def test_costs_and_cached_tokens_of_the_recording_add_up(tmp_path: Path) -> None
         "cache_read_tokens": 800,
         "cache_write_tokens": 7,
     }
-    assert metrics_of(events).accumulated_cost == 0.0
+    assert compute_metrics(events).accumulated_cost == 0.0
 
     # The finish has no call; what it has cost, and what a condenser has, is in the sums alone.
     condensation = {"id": 9, "source": "agent", "action": "condensation", "llm_metrics": metrics(0.75, 1_500, 900)}
@@ -320,7 +320,7 @@ def test_costs_and_cached_tokens_of_the_recording_add_up(tmp_path: Path) -> None
     trajectory = changed(4, llm_metrics=metrics(0.25, 900, 800))
     trajectory[6] = trajectory[6] | {"llm_metrics": metrics(1.0, 2_000, 900)}
     events = read(tmp_path, [*trajectory[:6], condensation, *trajectory[6:]])
-    found = metrics_of(events)
+    found = compute_metrics(events)
     assert found.accumulated_cost == pytest.approx(1.0)
     assert (found.accumulated_token_usage.prompt_tokens, found.accumulated_token_usage.cache_read_tokens) == (
         2_000,
@@ -333,7 +333,7 @@ def test_costs_and_cached_tokens_of_the_recording_add_up(tmp_path: Path) -> None
     ]
     # A recording that was resumed begins its sums again.
     trajectory[6] = trajectory[6] | {"llm_metrics": metrics(0.125, 100)}
-    assert metrics_of(read(tmp_path, trajectory)).accumulated_cost == pytest.approx(0.375)
+    assert compute_metrics(read(tmp_path, trajectory)).accumulated_cost == pytest.approx(0.375)
 
 
 def test_absurd_costs_count_as_nothing(tmp_path: Path) -> None:
@@ -341,11 +341,11 @@ def test_absurd_costs_count_as_nothing(tmp_path: Path) -> None:
         trajectory = changed(
             4, llm_metrics={"accumulated_cost": cost, "accumulated_token_usage": {"prompt_tokens": -3}}
         )
-        found = metrics_of(read(tmp_path, trajectory))
+        found = compute_metrics(read(tmp_path, trajectory))
         assert found.accumulated_cost in (0.0, 1e308)
         assert found.accumulated_token_usage.prompt_tokens == 900
     text = json.dumps(changed(4, llm_metrics={"accumulated_cost": -12345, "costs": []})).replace("-12345", "1e999")
-    assert metrics_of(read(tmp_path, text)).accumulated_cost == 0.0
+    assert compute_metrics(read(tmp_path, text)).accumulated_cost == 0.0
 
 
 def test_what_is_forgotten_is_forgotten_here(tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_a_delegate_is_its_result(tmp_path: Path) -> None:
         assert [event.kind for event in events[5:]] == [
             *("action.delegate", "observation.delegate", "model.reply", "action.finish"),
         ]
-        assert (events[6].cause, metrics_of(events).accumulated_cost) == (6, 0.75)
+        assert (events[6].cause, compute_metrics(events).accumulated_cost) == (6, 0.75)
         assert fold(State(), events).delegation.delegates == ()
     # One that has not come back is not sent out again.
     events = read(tmp_path, [*TRAJECTORY[:4], asked])

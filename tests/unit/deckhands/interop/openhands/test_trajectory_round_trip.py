@@ -11,10 +11,10 @@ from broker.contract.actions import CondensationAction
 from broker.contract.events import ConversationCreated, Event
 from broker.log.append_call import Appended
 from broker.log.event_log import EventLog
-from broker.log.invariants import violations
+from broker.log.invariants import find_violations
 from broker.store.store import Store
 from controller_worker.loop.replay import replay
-from deckhands.client.reading.metrics import metrics_of
+from deckhands.client.reading.metrics import compute_metrics
 from deckhands.interop.openhands.results import NO_RESULT
 from tests.exploring import examples
 from tests.replay.mixed_history import MixedHistory
@@ -57,7 +57,7 @@ def test_a_random_history_shows_a_model_the_same(seed: int, tmp_path: Path) -> N
         assert [event for event in shown(found) if event.get("content") != NO_RESULT] == shown(events)
     else:
         assert (shown(found), linked(found), messages(found)) == (shown(events), linked(events), messages(events))
-    assert violations(found, conversation_id="again", is_over=False) == []
+    assert find_violations(found, conversation_id="again", is_over=False) == []
     assert replay(found).divergence is None
 
 
@@ -67,7 +67,7 @@ def test_real_conversation_keeps_its_prompt_and_costs(path: Path, tmp_path: Path
     found, findings = again(events, tmp_path)
     assert list(findings.lines()) == []
     assert (shown(found), linked(found), messages(found)) == (shown(events), linked(events), messages(events))
-    before, after = metrics_of(events), metrics_of(found)
+    before, after = compute_metrics(events), compute_metrics(found)
     assert after.accumulated_cost == pytest.approx(before.accumulated_cost)
     for name in ("prompt_tokens", "completion_tokens", "cache_read_tokens", "cache_write_tokens"):
         assert getattr(after.accumulated_token_usage, name) == getattr(before.accumulated_token_usage, name)
@@ -79,5 +79,5 @@ async def test_a_store_takes_what_was_imported(path: Path, tmp_path: Path, memor
     log = EventLog(memory_store)
     created = found[0].model_copy(update={"id": 0})
     assert isinstance(created, ConversationCreated)
-    assert await log.adopt(created, found[1:], key="import") == Appended(1, len(found))
+    assert await log.create_from(created, found[1:], key="import") == Appended(1, len(found))
     assert (await log.read("again"))[1:] == found[1:]

@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from broker.log.invariants import Violation
-from broker.runtime.version import installed_version
-from broker.store.function_libraries import own_version
+from broker.runtime.version import read_version
+from broker.store.function_library import own_version
 from deckhands.operations.diagnosis.diagnostics import Finding
-from deckhands.operations.diagnosis.log_findings import Logs, judged_logs
-from deckhands.operations.diagnosis.store_findings import settings_findings
-from deckhands.operations.diagnosis.worker_findings import SeenWorker, judged_queues, worker_findings
+from deckhands.operations.diagnosis.log_findings import LogFindings, report_logs
+from deckhands.operations.diagnosis.store_findings import check_settings
+from deckhands.operations.diagnosis.worker_findings import WorkerReport, check_workers, report_queues
 from deckhands.operations.monitoring.queues import Depth
 
-HERE = f"{installed_version()} {own_version().stamp}"
+HERE = f"{read_version()} {own_version().stamp}"
 
 
-def worker(name: str, role: str = "tool", **said: Any) -> SeenWorker:
+def worker(name: str, role: str = "tool", **said: Any) -> WorkerReport:
     fields = {"left_seconds": 1.5, "version": HERE, "clock_seconds": -1.0, "lag_seconds": 0.0, "routes": frozenset()}
-    return SeenWorker(worker_id=name, role=role, **(fields | said))
+    return WorkerReport(worker_id=name, role=role, **(fields | said))
 
 
 BOTH = (worker("t"), worker("c", "controller"))
@@ -46,13 +46,13 @@ def bad(findings: list[Finding]) -> list[tuple[str, bool]]:
     ],
 )
 def test_settings_of_the_server(facts: dict[str, str], expected: list[tuple[str, bool]]) -> None:
-    assert bad(settings_findings(facts)) == expected
+    assert bad(check_settings(facts)) == expected
 
 
 def test_missing_lapsed_old_slow_or_misclocked_workers_are_found() -> None:
-    assert bad(worker_findings(BOTH, unsettled=3)) == []
-    assert bad(worker_findings(BOTH[:1], unsettled=0)) == [("workers", False)]
-    assert bad(worker_findings(BOTH[:1], unsettled=3)) == [("workers", True)]
+    assert bad(check_workers(BOTH, unsettled=3)) == []
+    assert bad(check_workers(BOTH[:1], unsettled=0)) == [("workers", False)]
+    assert bad(check_workers(BOTH[:1], unsettled=3)) == [("workers", True)]
     for said, name in (
         ({"left_seconds": -4.0}, "workers"),
         ({"version": ""}, "workers' versions"),
@@ -60,7 +60,7 @@ def test_missing_lapsed_old_slow_or_misclocked_workers_are_found() -> None:
         ({"clock_seconds": 90.0}, "workers' clocks"),
         ({"lag_seconds": 2.0}, "lag"),
     ):
-        findings = worker_findings((*BOTH, worker("odd\x1b[2J", **said)), unsettled=1)
+        findings = check_workers((*BOTH, worker("odd\x1b[2J", **said)), unsettled=1)
         assert bad(findings) == [(name, False)]
         (finding,) = [each for each in findings if not each.is_good]
         assert "odd\\x1b[2J" in finding.detail
@@ -68,17 +68,17 @@ def test_missing_lapsed_old_slow_or_misclocked_workers_are_found() -> None:
 
 def test_queues_that_wait_too_long() -> None:
     late, quick = Depth(3.0, 4.0, 0.0, 600.0), Depth(3.0, 0.0, 0.0, 1.0)
-    findings = judged_queues({"pool:gpu": late, "ready": quick})
+    findings = report_queues({"pool:gpu": late, "ready": quick})
     assert bad(findings) == [("queues", False)]
     assert "pool:gpu: 7 wait, the first for 600 s" in findings[0].detail
-    assert bad(judged_queues({"ready": quick})) == []
+    assert bad(report_queues({"ready": quick})) == []
 
 
 def test_logs_and_what_belongs_to_nobody() -> None:
-    assert bad(judged_logs(Logs(of=10, looked_at=10))) == []
-    broken = Logs(of=10, looked_at=10, broken=[("c1", Violation("I2", 3, "event 4 is where event 3 belongs"))])
-    assert bad(judged_logs(broken)) == [("invariants", True)]
-    assert "c1: I2 event 4 is" in judged_logs(broken)[0].detail
-    lost = Logs(of=1, looked_at=1, ownerless=[f"c{n}" for n in range(9)], half_deleted=["d1"])
-    assert bad(judged_logs(lost)) == [("orphans", False), ("orphans", False)]
-    assert "c4 and 4 more" in judged_logs(lost)[1].detail
+    assert bad(report_logs(LogFindings(of=10, looked_at=10))) == []
+    broken = LogFindings(of=10, looked_at=10, broken=[("c1", Violation("I2", 3, "event 4 is where event 3 belongs"))])
+    assert bad(report_logs(broken)) == [("invariants", True)]
+    assert "c1: I2 event 4 is" in report_logs(broken)[0].detail
+    lost = LogFindings(of=1, looked_at=1, ownerless=[f"c{n}" for n in range(9)], half_deleted=["d1"])
+    assert bad(report_logs(lost)) == [("orphans", False), ("orphans", False)]
+    assert "c4 and 4 more" in report_logs(lost)[1].detail

@@ -55,7 +55,7 @@ def test_every_metric_is_on_the_dashboard_or_in_alerts() -> None:
     asked = {name for found in QUERIES for name, _ in SELECTOR.findall(found.values[0])}
     left_out = {
         *("deckhands_conversations_age_seconds", "deckhands_conversations_uncounted", "deckhands_parked_conversations"),
-        *("deckhands_unclaimed_conversations", "deckhands_unpriced_calls_total", "deckhands_door_looks_total"),
+        *("deckhands_unclaimed_conversations", "deckhands_unpriced_calls_total", "deckhands_ingress_looks_total"),
         *("deckhands_inbox_entries_total", "deckhands_loop_late_seconds_total"),
     }
     assert LABELS.keys() - asked == left_out

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from pydantic import ValidationError
 
-from deckhands.operations.schedules.schedule import MAX_MISSED, Due, Schedule, due_of
+from deckhands.operations.schedules.schedule import MAX_MISSED, DueTicks, Schedule, find_due
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)
 BERLIN = "Europe/Berlin"
@@ -41,27 +41,29 @@ def test_a_tick_of_every_hour_comes_every_hour() -> None:
 
 def test_what_has_not_come_is_not_due() -> None:
     tick = NOON + timedelta(hours=1)
-    assert due_of(at("0 13 * * *"), tick, NOON) == Due(None, 0, tick)
+    assert find_due(at("0 13 * * *"), tick, NOON) == DueTicks(None, 0, tick)
 
 
 def test_a_tick_that_has_come_is_due() -> None:
-    assert due_of(at("* * * * *"), NOON, NOON) == Due(NOON, 0, NOON + timedelta(minutes=1))
+    assert find_due(at("* * * * *"), NOON, NOON) == DueTicks(NOON, 0, NOON + timedelta(minutes=1))
 
 
 def test_of_missed_ticks_only_the_latest_is_made_up_for() -> None:
     now = NOON + timedelta(minutes=10, seconds=30)
-    assert due_of(at("* * * * *"), NOON, now) == Due(NOON + timedelta(minutes=10), 10, NOON + timedelta(minutes=11))
+    assert find_due(at("* * * * *"), NOON, now) == DueTicks(
+        NOON + timedelta(minutes=10), 10, NOON + timedelta(minutes=11)
+    )
 
 
 def test_a_tick_that_is_too_late_is_missed() -> None:
     now = NOON + timedelta(hours=2)
-    assert due_of(at("0 12 * * *"), NOON, now) == Due(None, 1, NOON + timedelta(days=1))
-    assert due_of(at("0 12 * * *", catch_up_seconds=3 * 3600), NOON, now).tick == NOON
+    assert find_due(at("0 12 * * *"), NOON, now) == DueTicks(None, 1, NOON + timedelta(days=1))
+    assert find_due(at("0 12 * * *", catch_up_seconds=3 * 3600), NOON, now).tick == NOON
 
 
 def test_years_of_missed_ticks_are_not_gone_through() -> None:
     now = NOON + timedelta(days=3650)
-    found = due_of(at("* * * * *"), NOON, now)
+    found = find_due(at("* * * * *"), NOON, now)
     assert (found.tick, found.next) == (now, now + timedelta(minutes=1))
     assert found.missed < MAX_MISSED
 

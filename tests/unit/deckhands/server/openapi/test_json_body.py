@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from broker.contract.events import AgentSpec, Limits, WorkspaceSpec
 from broker.contract.workspace_sources import GitSource
 from deckhands.server.application import routes_of
-from deckhands.server.models import ChangedConversation, Command, Confirmation, Fork, NewConversation
+from deckhands.server.models import ChangedConversation, Command, ConfirmationAnswer, Fork, NewConversation
 from deckhands.server.openapi.json_body import JsonBody
 
 AGENT = AgentSpec(name="CodeActAgent").model_dump(mode="json", exclude={"condenser"})  # its schema promises no types
@@ -30,7 +30,7 @@ WHOLE: dict[type[BaseModel], dict[str, Any]] = {
     },
     ChangedConversation: {"agent": AGENT, "limits": LIMITS, "reason": "x"},
     Fork: {"at": 3},
-    Confirmation: {"action_id": 3, "edited": {"any": "3"}},
+    ConfirmationAnswer: {"action_id": 3, "edited": {"any": "3"}},
     Command: {"command": "ls", "timeout_seconds": 3},
 }
 

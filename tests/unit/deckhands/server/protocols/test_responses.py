@@ -12,9 +12,9 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from deckhands.server.protocols.chat import Turn
+from deckhands.server.protocols.chat import ChatTurn
 from deckhands.server.protocols.response_messages import ResponseRequest
-from deckhands.server.protocols.responses import Written
+from deckhands.server.protocols.responses import ResponseWriter
 from deckhands.server.streams import Item
 
 SUMMARY = {"state": "finished", "message": "Done.", "outputs": {}, "prompt_tokens": 3, "completion_tokens": 4}
@@ -39,7 +39,7 @@ def end(**changed: Any) -> Item:
 
 def streamed(items: Sequence[Item], *, is_live: bool = True) -> list[Any]:
     asked = ResponseRequest(model="CodeActAgent", input="do it", stream=True)
-    written = Written(Turn("abc", "CodeActAgent"), asked, asked.as_chat(), is_live=is_live)
+    written = ResponseWriter(ChatTurn("abc", "CodeActAgent"), asked, asked.as_chat(), is_live=is_live)
     text = (written.first() + b"".join(map(written.of, items))).decode()
     found = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     return [EVENT.validate_json(each, strict=True) for each in found]

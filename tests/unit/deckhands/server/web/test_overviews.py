@@ -8,13 +8,13 @@ from dataclasses import replace
 from datetime import timedelta
 
 from broker.testing.manual_clock import ManualClock
-from deckhands.evaluation.attempts.catalog import About, Catalog, Listed
-from deckhands.evaluation.attempts.results import Row
+from deckhands.evaluation.attempts.catalog import Catalog, EvaluationInfo, EvaluationListing
+from deckhands.evaluation.attempts.results import AttemptRow
 from deckhands.server.web.overviews import KEPT, REST, Overviews
 from tests.evaluation_parts import standing_of_rows
 
 READING_SECONDS = 2.0
-ROWS = [Row(instance=name, model="m", attempt=1, outcome="resolved") for name in "ab"]
+ROWS = [AttemptRow(instance=name, model="m", attempt=1, outcome="resolved") for name in "ab"]
 
 
 class SlowCatalog(Catalog):
@@ -23,15 +23,19 @@ class SlowCatalog(Catalog):
     def __init__(self, clock: ManualClock) -> None:
         self.clock, self.read = clock, 0
 
-    async def rows(self, name: str) -> list[Row]:
+    async def rows(self, name: str) -> list[AttemptRow]:
         self.read += 1
         await asyncio.sleep(0)
         self.clock.advance(READING_SECONDS)
         return list(ROWS)
 
 
-def listed(clock: ManualClock, name: str = "one", *, state: str = "running", rows: Sequence[Row] = ROWS) -> Listed:
-    return Listed(name, About(), standing_of_rows(rows, total=9, state=state), clock.now(), is_driven=True)
+def listed(
+    clock: ManualClock, name: str = "one", *, state: str = "running", rows: Sequence[AttemptRow] = ROWS
+) -> EvaluationListing:
+    return EvaluationListing(
+        name, EvaluationInfo(), standing_of_rows(rows, total=9, state=state), clock.now(), is_driven=True
+    )
 
 
 async def test_those_who_ask_at_once_wait_for_one_reading() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tool_worker.host.acp.client_requests import ClientRequests
 from tool_worker.host.acp.running_agent import AgentLost
-from tool_worker.host.acp.session import UNREADABLE_LIMIT, Session
+from tool_worker.host.acp.session import UNREADABLE_LIMIT, AcpSession
 
 SESSION = "session-1"
 
@@ -20,10 +20,10 @@ class Line:
 
     def __init__(self, wanted: str = "") -> None:
         self.sent: list[dict[str, Any]] = []
-        self.session = Session(self.sent.append, ClientRequests({}, "/"), "/", wanted)
+        self.session = AcpSession(self.sent.append, ClientRequests({}, "/"), "/", wanted)
 
     def says(self, **message: Any) -> None:
-        self.session.take(json.dumps({"jsonrpc": "2.0", **message}).encode())
+        self.session.process_line(json.dumps({"jsonrpc": "2.0", **message}).encode())
 
     def answers(self, **result: Any) -> None:
         """Answer the latest request."""
@@ -52,7 +52,7 @@ def line() -> Line:
 def test_a_turn_ends_with_its_reason_and_usage(line: Line) -> None:
     line.updates("agent_message_chunk", content={"type": "text", "text": "Hi"})
     line.answers(stopReason="end_turn", usage={"inputTokens": 3, "cachedReadTokens": 4, "outputTokens": 5})
-    report = line.session.reported()
+    report = line.session.render_report()
     assert (line.session.outcome, report["stop_reason"], report["content"]) == ("ended", "end_turn", "Hi")
     assert (report["usage"]["prompt_tokens"], report["usage"]["completion_tokens"]) == (7, 5)
 
@@ -80,7 +80,7 @@ def test_a_turn_ends_with_its_reason_and_usage(line: Line) -> None:
 )
 def test_nonsense_changes_nothing(line: Line, said: bytes) -> None:
     before = len(line.sent)
-    line.session.take(said)
+    line.session.process_line(said)
     assert len(line.sent) == before
     assert line.session.outcome == ""
     line.answers(stopReason="end_turn")
@@ -89,16 +89,16 @@ def test_nonsense_changes_nothing(line: Line, said: bytes) -> None:
 
 def test_too_much_nonsense_is_no_agent(line: Line) -> None:
     for _ in range(UNREADABLE_LIMIT):
-        line.session.take(b"nonsense")
+        line.session.process_line(b"nonsense")
     with pytest.raises(AgentLost) as lost:
-        line.session.take(b"nonsense")
+        line.session.process_line(b"nonsense")
     assert lost.value.code == "malformed_reply"
 
 
 def test_an_answer_counts_once(line: Line) -> None:
     number = line.sent[-1]["id"]
     line.says(id=number, result={"stopReason": "end_turn"})
-    line.session.begin_report()
+    line.session.start_report()
     line.says(id=number, result={"stopReason": "refusal"})
     assert line.session.outcome == ""
 
@@ -109,18 +109,18 @@ def test_call_is_reported_once_with_its_bounded_diff(line: Line) -> None:
     )
     diff = {"type": "diff", "path": "/x", "oldText": "a", "newText": "b" * 10**6}
     line.updates("tool_call_update", toolCallId="c", status="completed", content=[diff] * 300)
-    report = line.session.reported()
+    report = line.session.render_report()
     assert line.session.outcome == "working"
     assert report["call"]["arguments"] == {"input": "[nested too deep]"}
     assert len(json.dumps(report)) < 2_000_000
-    line.session.begin_report()
+    line.session.start_report()
     line.updates("tool_call_update", toolCallId="c", status="failed")
     assert line.session.outcome == ""
 
 
 def test_questions_are_answered_once_and_ids_are_not_used_twice(line: Line) -> None:
     line.asks(5, toolCallId="c", title="Remove", rawInput={"command": "rm x"})
-    report = line.session.reported()
+    report = line.session.render_report()
     assert report["permission"]["call"]["arguments"] == {"command": "rm x"}
     line.asks(5, toolCallId="c")  # the same number: an answer would be ambiguous
     assert "error" in line.sent[-1]
@@ -140,7 +140,7 @@ def test_a_cancelled_turn_answers_what_was_asked(line: Line) -> None:
 
 def test_a_question_outside_a_turn_is_refused(line: Line) -> None:
     line.answers(stopReason="end_turn")
-    line.session.begin_report()
+    line.session.start_report()
     line.asks(5, toolCallId="c")
     assert "error" in line.sent[-1]
     assert line.session.outcome == ""
@@ -153,14 +153,14 @@ def test_unknown_methods_are_answered_as_such(line: Line) -> None:
 
 def test_a_flood_of_updates_ends_in_reports_of_bounded_size(line: Line) -> None:
     for _ in range(3):
-        line.session.begin_report()
+        line.session.start_report()
         count = 0
         while not line.session.outcome:
             line.updates("agent_thought_chunk", content={"type": "text", "text": "x" * 1000})
             count += 1
         assert count < 100
-        assert len(json.dumps(line.session.reported())) < 100_000
-    line.session.begin_report()
+        assert len(json.dumps(line.session.render_report())) < 100_000
+    line.session.start_report()
     count = 0
     while not line.session.outcome:
         line.updates("current_mode_update", modeId="x")
@@ -198,7 +198,7 @@ def test_session_is_loaded_if_possible_without_reporting_its_replay() -> None:
     line.updates("agent_message_chunk", content={"type": "text", "text": "old"})
     line.answers()
     assert line.sent[-1]["method"] == "session/prompt"
-    assert line.session.reported()["content"] == ""
+    assert line.session.render_report()["content"] == ""
 
 
 def test_a_session_that_cannot_be_loaded_is_lost() -> None:
@@ -246,11 +246,11 @@ def test_random_messages_never_break_the_session() -> None:
     line.answers(protocolVersion=1)
     line.answers(sessionId=SESSION)
     for _ in range(3000):
-        line.session.begin_report()
+        line.session.start_report()
         fields = {name: seeded.choice(values) for name in seeded.sample(names, 5)}
         fields |= {"toolCallId": "c"} if seeded.random() < 0.5 else {}
         line.updates(seeded.choice(kinds), **fields)
         if seeded.random() < 0.2:
             line.asks(seeded.choice(values), **fields)
-        json.dumps(line.session.reported())
+        json.dumps(line.session.render_report())
     assert len(line.session._calls) <= 256

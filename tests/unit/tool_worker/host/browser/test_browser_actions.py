@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tool_worker.host.browser.action_strings import ACTIONS, MAX_CALLS, ActionStringError, read_actions
+from tool_worker.host.browser.action_strings import ACTIONS, MAX_CALLS, ActionStringError, parse_actions
 from tool_worker.host.browser.page_actions import PageActions
 
 
 def test_calls_are_read_in_order_with_all_their_arguments() -> None:
-    first, second, third = read_actions(
+    first, second, third = parse_actions(
         "click('12', 'right', modifiers=['Alt'])\n# a note\nnoop(); fill('a3', value='Ada')"
     )
     assert (first.name, first.arguments) == ("click", {"bid": "12", "button": "right", "modifiers": ["Alt"]})
@@ -22,13 +22,13 @@ def test_calls_are_read_in_order_with_all_their_arguments() -> None:
 
 
 def test_what_models_write_in_good_faith_is_taken() -> None:
-    (click,) = read_actions("  click(12)  ")
+    (click,) = parse_actions("  click(12)  ")
     assert click.arguments["bid"] == "12"
-    (select,) = read_actions("select_option('4', ['a', 2])")
+    (select,) = parse_actions("select_option('4', ['a', 2])")
     assert select.arguments["options"] == ["a", "2"]
-    (one,) = read_actions("upload_file('4', 'notes.txt')")
+    (one,) = parse_actions("upload_file('4', 'notes.txt')")
     assert one.arguments["file"] == ["notes.txt"]
-    (scroll,) = read_actions("scroll(0, -200.5)")
+    (scroll,) = parse_actions("scroll(0, -200.5)")
     assert scroll.arguments == {"delta_x": 0, "delta_y": -200.5}
 
 
@@ -61,7 +61,7 @@ def test_what_models_write_in_good_faith_is_taken() -> None:
 )
 def test_anything_else_is_refused_with_what_would_fit(written: str, told: str) -> None:
     with pytest.raises(ActionStringError) as refused:
-        read_actions(written)
+        parse_actions(written)
     assert told in str(refused.value)
     assert len(str(refused.value)) < 1_500
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from PIL import Image
 
-from tool_worker.host.browser.page_tree import CUT, MAX_CHARS, FrameTree, page_text, tree_text
-from tool_worker.host.browser.set_of_marks import Mark, pictures
+from tool_worker.host.browser.page_tree import CUT, MAX_CHARS, FrameTree, render_page, render_tree
+from tool_worker.host.browser.set_of_marks import ElementMark, render_pictures
 
 
 def node(number: int, role: str, name: str = "", *, children: tuple[int, ...] = (), **fields: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def test_line_shows_an_element_and_its_state() -> None:
         node(6, "StaticText", "Buy"),
         node(7, "StaticText", "it's 5 €"),
     ]
-    assert tree_text(FrameTree(nodes, {3: "12", 4: "13", 5: "14"}), frozenset({"12"})).splitlines() == [
+    assert render_tree(FrameTree(nodes, {3: "12", 4: "13", 5: "14"}), frozenset({"12"})).splitlines() == [
         "RootWebArea 'Shop'",
         "\t[12] button 'Buy', clickable, focused",
         "\t[13] textbox 'Name' value='Ada', required",
@@ -46,7 +46,7 @@ def test_line_shows_an_element_and_its_state() -> None:
 def test_a_frame_stands_where_its_element_is() -> None:
     inner = FrameTree([node(1, "RootWebArea", "", children=(2,)), node(2, "button", "In")], {2: "a1"})
     outer = [node(1, "RootWebArea", "", children=(2, 3)), node(2, "Iframe", ""), node(3, "button", "Out")]
-    assert tree_text(FrameTree(outer, {2: "a", 3: "1"}, {2: inner})).splitlines() == [
+    assert render_tree(FrameTree(outer, {2: "a", 3: "1"}, {2: inner})).splitlines() == [
         "RootWebArea ''",
         "\t[a] Iframe ''",
         "\t\tRootWebArea ''",
@@ -57,20 +57,22 @@ def test_a_frame_stands_where_its_element_is() -> None:
 
 def test_nameless_element_is_shown_where_clickable() -> None:
     nodes = [node(1, "RootWebArea", children=(2, 3)), node(2, "generic"), node(3, "generic")]
-    assert tree_text(FrameTree(nodes, {2: "8", 3: "9"}), frozenset({"9"})) == "RootWebArea ''\n\t[9] generic, clickable"
+    assert (
+        render_tree(FrameTree(nodes, {2: "8", 3: "9"}), frozenset({"9"})) == "RootWebArea ''\n\t[9] generic, clickable"
+    )
 
 
 def test_circular_or_deep_tree_is_bounded() -> None:
     circle = [node(1, "RootWebArea", "x", children=(2,)), node(2, "list", "y", children=(1, 2))]
-    assert tree_text(FrameTree(circle)).count("\n") <= 2
+    assert render_tree(FrameTree(circle)).count("\n") <= 2
     deep = [node(n, "group", "g", children=(n + 1,)) for n in range(20_000)]
-    text = tree_text(FrameTree(deep))
+    text = render_tree(FrameTree(deep))
     assert text.endswith(CUT)
     assert len(text) <= MAX_CHARS + len(CUT) + 1
 
 
 def test_what_is_told_after_an_action() -> None:
-    text = page_text(
+    text = render_page(
         url="http://a",
         focused_bid="3",
         tabs=("http://a", "http://b"),
@@ -89,7 +91,7 @@ def test_what_is_told_after_an_action() -> None:
         "",
     ]
     assert "[Action executed successfully.]" in text
-    failed = page_text(url="", focused_bid="", tabs=(), active=-1, error="No such element.", notes=(), tree="")
+    failed = render_page(url="", focused_bid="", tabs=(), active=-1, error="No such element.", notes=(), tree="")
     assert "The last action failed:\nNo such element.\n" in failed
     assert "executed successfully" not in failed
     assert "accessibility tree" not in failed
@@ -100,7 +102,7 @@ def test_marks_are_drawn_around_elements() -> None:
     Image.new("RGB", (200, 100), "white").save(drawn, "PNG")
     plain, marked = (
         Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/jpeg;base64,"))))
-        for url in pictures(drawn.getvalue(), [Mark("a12", 20, 40, 120, 80)])
+        for url in render_pictures(drawn.getvalue(), [ElementMark("a12", 20, 40, 120, 80)])
     )
     assert plain.size == marked.size == (200, 100)
     assert plain.convert("L").getextrema()[0] > 250

@@ -8,7 +8,7 @@ import pytest
 
 from tool_worker.host.editor.file_tools import FileTools
 from tool_worker.host.editor.patching import COMPARED_LINES_LIMIT
-from tool_worker.host.editor.replacements import SPANS_LIMIT, Replacement, replaced
+from tool_worker.host.editor.replacements import SPANS_LIMIT, Replacement, apply_replacements
 from tool_worker.host.text_files.file_errors import EditRefusedError
 
 
@@ -18,11 +18,11 @@ def everywhere(old: str, new: str) -> Replacement:
 
 def test_a_text_cannot_be_doubled_until_memory_is_full() -> None:
     with pytest.raises(EditRefusedError, match="would have"):
-        replaced("a" * 1_000, [everywhere("a", "aa")] * 40, "/f")
+        apply_replacements("a" * 1_000, [everywhere("a", "aa")] * 40, "/f")
 
 
 def test_of_many_replacements_only_the_first_places_are_kept() -> None:
-    text, spans = replaced("x\n" * 50_000, [everywhere("x", "y")], "/f")
+    text, spans = apply_replacements("x\n" * 50_000, [everywhere("x", "y")], "/f")
     assert (text, len(spans)) == ("y\n" * 50_000, SPANS_LIMIT)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tool_worker.host.search.code_files import pattern_of
 from tool_worker.host.search.code_map import CodeMap
-from tool_worker.host.search.code_questions import QuestionError, answered
+from tool_worker.host.search.code_questions import QuestionError, answer_question
 
 SHOP = {
     "shop/__init__.py": "from .till import Till\n",
@@ -67,7 +67,7 @@ def mapped(root: Path, files: dict[str, str]) -> CodeMap:
 
 
 def explored(code: CodeMap, *starts: str, **arguments: object) -> list[str]:
-    return answered(code, "explore_tree_structure", {"start_entities": list(starts), **arguments}).splitlines()
+    return answer_question(code, "explore_tree_structure", {"start_entities": list(starts), **arguments}).splitlines()
 
 
 def test_the_tree_of_a_class(code: CodeMap) -> None:
@@ -113,7 +113,7 @@ def test_filters_and_depth(code: CodeMap) -> None:
 
 
 def test_code_is_shown_with_its_lines(code: CodeMap) -> None:
-    assert answered(code, "get_entity_contents", {"entity_names": ["Till.full", "nobody"]}) == (
+    assert answer_question(code, "get_entity_contents", {"entity_names": ["Till.full", "nobody"]}) == (
         "shop/till.py:Till.full [function]\n"
         "    14\t    @property\n"
         "    15\t    def full(self):\n"
@@ -125,7 +125,7 @@ def test_code_is_shown_with_its_lines(code: CodeMap) -> None:
 def test_a_name_of_several_things_is_asked_back(code: CodeMap, tmp_path: Path) -> None:
     (tmp_path / "box.py").write_text("def open():\n    pass\n")
     code.refresh()
-    assert answered(code, "get_entity_contents", {"entity_names": ["open"]}) == (
+    assert answer_question(code, "get_entity_contents", {"entity_names": ["open"]}) == (
         "'open' may be any of 2; name one of them:\nbox.py:open\nshop/till.py:Drawer.open"
     )
 
@@ -133,13 +133,15 @@ def test_a_name_of_several_things_is_asked_back(code: CodeMap, tmp_path: Path) -
 def test_what_is_long_is_outlined(code: CodeMap, tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text("class Long:\n" + "".join(f"    def m{n}(self): pass\n" for n in range(150)))
     code.refresh()
-    shown = answered(code, "get_entity_contents", {"entity_names": ["Long"]}).splitlines()
+    shown = answer_question(code, "get_entity_contents", {"entity_names": ["Long"]}).splitlines()
     assert shown[:2] == ["long.py:Long [class], 151 lines; what it defines:", "2-2      def m0(self): pass"]
     assert len(shown) == 151
 
 
 def test_words_find_names_and_lines(code: CodeMap) -> None:
-    assert answered(code, "search_code_snippets", {"search_terms": ["till"], "file_path_or_pattern": "**/*.*"}) == (
+    assert answer_question(
+        code, "search_code_snippets", {"search_terms": ["till"], "file_path_or_pattern": "**/*.*"}
+    ) == (
         "## till\n"
         "shop/till.py:Till [class]\n"
         "    13\tclass Till(Drawer):\n"
@@ -162,7 +164,7 @@ def test_words_find_names_and_lines(code: CodeMap) -> None:
 
 def test_lines_of_a_file_show_what_they_stand_in(code: CodeMap, tmp_path: Path) -> None:
     where = {"line_nums": [7], "file_path_or_pattern": str(tmp_path / "shop/money.py")}
-    assert answered(code, "search_code_snippets", where).splitlines() == [
+    assert answer_question(code, "search_code_snippets", where).splitlines() == [
         "shop/money.py:total.add [function]",
         "     6\t    def add(coin):",
         "     7\t        return coin",
@@ -185,7 +187,7 @@ def test_lines_of_a_file_show_what_they_stand_in(code: CodeMap, tmp_path: Path) 
 )
 def test_what_cannot_be_answered_is_said(code: CodeMap, question: str, arguments: dict, told: str) -> None:
     with pytest.raises(QuestionError, match=told):
-        answered(code, question, arguments)
+        answer_question(code, question, arguments)
 
 
 def test_only_changed_files_are_parsed_again(code: CodeMap, tmp_path: Path) -> None:
@@ -208,15 +210,15 @@ def test_nothing_outside_is_read(tmp_path: Path) -> None:
     code = mapped(inside, {"own.py": "x = 1\n", ".git/hook.py": "canary\n", "node_modules/a.py": "canary\n"})
     assert list(code.files) == ["own.py"]
     everything = {"search_terms": ["canary"], "file_path_or_pattern": "**"}
-    assert answered(code, "search_code_snippets", everything) == "## canary\nNothing in 1 files."
+    assert answer_question(code, "search_code_snippets", everything) == "## canary\nNothing in 1 files."
     for name in ("../secret.py", "link.py", "up/secret.py", str(tmp_path / "secret.py")):
-        assert "There is no" in answered(code, "get_entity_contents", {"entity_names": [name]})
+        assert "There is no" in answer_question(code, "get_entity_contents", {"entity_names": [name]})
 
 
 def test_file_exchanged_for_a_link_is_not_followed(code: CodeMap, tmp_path: Path) -> None:
     (tmp_path / "shop" / "money.py").unlink()
     (tmp_path / "shop" / "money.py").symlink_to("/etc/passwd")
-    assert "It cannot be read" in answered(code, "get_entity_contents", {"entity_names": ["shop/money.py"]})
+    assert "It cannot be read" in answer_question(code, "get_entity_contents", {"entity_names": ["shop/money.py"]})
 
 
 HOSTILE = {
@@ -235,7 +237,7 @@ def test_no_file_stops_the_map(tmp_path: Path) -> None:
     code = mapped(tmp_path, HOSTILE | SHOP)
     assert code.problem_of("broken.py") == "SyntaxError in line 1"
     assert code.problem_of("deep.py") != ""
-    shown = answered(code, "get_entity_contents", {"entity_names": ["broken.py", "binary.py"]})
+    shown = answer_question(code, "get_entity_contents", {"entity_names": ["broken.py", "binary.py"]})
     assert "broken.py [file] (it cannot be parsed: SyntaxError in line 1)\n     1\tdef f(:" in shown
     assert "binary.py [file]\nIt cannot be read" in shown
     assert explored(code, "C.m.n")[1] == "└── invokes → crooked.py:C.m [function]"
@@ -251,7 +253,7 @@ def test_answers_are_bounded(tmp_path: Path) -> None:
     assert len(tree) == 301
     assert tree[-1].startswith("[The rest is left out")
     names = [f"f{n}" for n in range(20)]
-    shown = answered(code, "get_entity_contents", {"entity_names": names})
+    shown = answer_question(code, "get_entity_contents", {"entity_names": names})
     assert len(shown) < 30_000
     assert shown.endswith("[The rest is left out. Ask for fewer things at once.]")
 

@@ -8,7 +8,7 @@ from time import monotonic
 
 import pytest
 
-from tool_worker.host.search.file_search import SearchError, found_files, found_lines
+from tool_worker.host.search.file_search import SearchError, find_files, search_lines
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def grep(directory: Path, **arguments: object) -> str:
-    return found_lines(arguments, str(directory))
+    return search_lines(arguments, str(directory))
 
 
 def files_with(directory: Path, **arguments: object) -> list[str]:
@@ -32,7 +32,7 @@ def files_with(directory: Path, **arguments: object) -> list[str]:
 
 
 def glob(directory: Path, **arguments: object) -> list[str]:
-    return found_files(arguments, str(directory)).splitlines()
+    return find_files(arguments, str(directory)).splitlines()
 
 
 def test_grep_finds_lines_in_files_those_changed_last_first(project: Path) -> None:
@@ -135,7 +135,7 @@ def test_endless_expression_is_stopped_and_its_matches_kept(tmp_path: Path) -> N
     (tmp_path / "old").write_text("a" * 60)
     os.utime(tmp_path / "old", (0, 0))
     began = monotonic()
-    text = found_lines({"pattern": "(a+)+b"}, str(tmp_path), limit_seconds=2.0)
+    text = search_lines({"pattern": "(a+)+b"}, str(tmp_path), limit_seconds=2.0)
     assert monotonic() - began < 60
     assert text.startswith("new\n1:aab\n")
     assert "[The search was stopped after 2 seconds" in text
@@ -143,7 +143,7 @@ def test_endless_expression_is_stopped_and_its_matches_kept(tmp_path: Path) -> N
 
 def test_a_path_pattern_that_never_ends_is_stopped(tmp_path: Path) -> None:
     (tmp_path / ("a" * 200)).write_text("")
-    text = found_files({"pattern": "*a" * 40 + "b"}, str(tmp_path), limit_seconds=1.0)
+    text = find_files({"pattern": "*a" * 40 + "b"}, str(tmp_path), limit_seconds=1.0)
     assert "[The search was stopped after 1 seconds" in text
 
 
@@ -160,5 +160,5 @@ def test_fifos_links_and_unreadable_files_hold_nothing_up(tmp_path: Path) -> Non
 def test_huge_tree_is_searched_partly_with_notice(tmp_path: Path) -> None:
     for number in range(12):
         (tmp_path / f"{number}.txt").write_text("x")
-    text = found_files({"pattern": "*.txt"}, str(tmp_path), max_entries=10)
+    text = find_files({"pattern": "*.txt"}, str(tmp_path), max_entries=10)
     assert "[Only 10 files and directories were looked at. Name a smaller `path`.]" in text

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.polling import until
-from tool_worker.host.search.limited_work import text_within
+from tool_worker.host.search.limited_work import run_limited
 
 
 async def test_what_the_work_has_started_ends_with_it(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ async def test_what_the_work_has_started_ends_with_it(tmp_path: Path) -> None:
         with subprocess.Popen(["sleep", "1000"], env=None) as running:
             said.write_text(str(running.pid))
 
-    _, is_ended = text_within(3.0, work)
+    _, is_ended = run_limited(3.0, work)
     assert not is_ended
     pid = int(said.read_text())
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tool_worker.host.shell.command_marks import CommandEnd, Mark, MarkScanner, begin_line, end_line, quoted
+from tool_worker.host.shell.command_marks import CommandEnd, CommandMark, MarkScanner, end_line, quote, start_line
 
 NONCE = b"0123456789abcdef0123456789abcdef"
 OTHER = b"f" * 32
@@ -27,7 +27,7 @@ def _scan(chunks: list[bytes], *nonces: bytes) -> tuple[bytes, list[tuple[bytes,
         scanner.expect(nonce)
     pieces = [piece for chunk in chunks for piece in scanner.feed(chunk)]
     output = b"".join(piece for piece in pieces if isinstance(piece, bytes))
-    return output, [(piece.nonce, piece.fields) for piece in pieces if isinstance(piece, Mark)]
+    return output, [(piece.nonce, piece.fields) for piece in pieces if isinstance(piece, CommandMark)]
 
 
 @given(cuts=st.lists(st.integers(0, 200), max_size=8), noise=st.binary(max_size=60))
@@ -74,16 +74,16 @@ def test_the_fields_of_an_end() -> None:
 
 @given(st.text(alphabet=st.characters(blacklist_characters="\0", blacklist_categories=["Cs"])))
 def test_a_quoted_word_is_one_word(text: str) -> None:
-    assert shlex.split(quoted(text)) == [text]
+    assert shlex.split(quote(text)) == [text]
 
 
 def test_lines_for_bash() -> None:
-    line = begin_line("n", "echo hi", "/dev/pts/1", previous_exit_code=0, environment={"A": "b c"}, cwd=None)
+    line = start_line("n", "echo hi", "/dev/pts/1", previous_exit_code=0, environment={"A": "b c"}, cwd=None)
     assert line == (
         b"\\builtin printf '\\036n<\\036' >/dev/pts/1 2>/dev/null || \\exit; "
         b"A='b c' \\builtin command eval 'echo hi' </dev/pts/1 >/dev/pts/1 2>&1\n"
     )
-    line = begin_line("n", "x", "/dev/pts/1", previous_exit_code=3, environment={}, cwd="/a b")
+    line = start_line("n", "x", "/dev/pts/1", previous_exit_code=3, environment={}, cwd="/a b")
     assert line.endswith(
         b"; (\\builtin exit 3) || { \\builtin cd -- '/a b' && \\builtin command eval 'x' </dev/pts/1 >/dev/pts/1 2>&1; } >/dev/pts/1 2>&1\n"
     )

@@ -41,7 +41,7 @@ def test_secret_remainder_beside_the_mark_is_masked() -> None:
             buffer = OutputBuffer(40)
             buffer.add(b"." * before + SECRET.encode() + b"." * after)
             text, omitted = buffer.take(is_final=True)
-            shown = Masker([SECRET]).wire({"content": text})["content"]
+            shown = Masker([SECRET]).mask_wire({"content": text})["content"]
             assert omitted
             assert MASK in shown
             assert not set(shown.replace(TRUNCATION_MARKER, "").replace(MASK, "")) - {"."}

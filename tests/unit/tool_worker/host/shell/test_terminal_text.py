@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tool_worker.host.shell.output_buffer import CUT_NOTICE, OutputBuffer
-from tool_worker.host.shell.terminal_text import Screen, TooCostly, plain_text
+from tool_worker.host.shell.terminal_text import TerminalScreen, TooCostly, plain_text
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -125,4 +125,4 @@ def test_a_character_that_the_cut_went_through_is_left_out() -> None:
 def test_erasing_long_lines_again_and_again_has_its_price(erasing: str) -> None:
     """Without one, a few bytes each would clear 25,000 cells ten thousand times."""
     with pytest.raises(TooCostly):
-        Screen().play("\x1b[A" + "x" * 25_000 + "\r" * (erasing[-1] == "P") + erasing * 10_000)
+        TerminalScreen().play("\x1b[A" + "x" * 25_000 + "\r" * (erasing[-1] == "P") + erasing * 10_000)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tool_worker.host.editor.file_editor import FileEditor
-from tool_worker.host.text_files.encoding_guess import decodes, guess
+from tool_worker.host.text_files.encoding_guess import decodes, guess_encoding
 from tool_worker.host.text_files.text_file import TextFile
 
 RUSSIAN = "# Настройки сервера\nport = 8080  # порт для входящих соединений\nname = 'Главный сервер'\n"
@@ -97,17 +97,17 @@ def test_a_character_that_the_encoding_lacks_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_binary_file_is_no_text(content: bytes) -> None:
-    assert guess(content) is None
+    assert guess_encoding(content) is None
 
 
 @given(st.binary(max_size=400))
 def test_what_is_guessed_gives_back_every_byte(content: bytes) -> None:
-    name = guess(content)
+    name = guess_encoding(content)
     assert name is None or decodes(content, name)
     file = TextFile.decode(content)
     assert file is None or file.encode(file.text) == content
 
 
 def test_the_time_is_that_of_a_few_decodings() -> None:
-    assert guess((RUSSIAN * 90_000).encode("cp1251")) == "cp1251"
-    guess(os.urandom(10 * 2**20).replace(b"\0", b"x"))
+    assert guess_encoding((RUSSIAN * 90_000).encode("cp1251")) == "cp1251"
+    guess_encoding(os.urandom(10 * 2**20).replace(b"\0", b"x"))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.exploring import examples
-from tool_worker.host.text_files.text_diff import unified_diff
+from tool_worker.host.text_files.text_diff import render_unified_diff
 
 TEXT = st.lists(st.sampled_from(["a\n", "b\n", "\n"]), max_size=12).map("".join)
 
@@ -36,7 +36,7 @@ def apply_with_git(old: str, diff: str) -> str:
 def test_git_makes_the_new_text_of_the_old(old: str, new: str, is_old_cut: bool, is_new_cut: bool) -> None:
     old = old.removesuffix("\n") if is_old_cut else old
     new = new.removesuffix("\n") if is_new_cut else new
-    diff = unified_diff(old, new, "a.txt")
+    diff = render_unified_diff(old, new, "a.txt")
     if old == new:
         assert diff == ""
     else:
@@ -55,4 +55,4 @@ def test_git_makes_the_new_text_of_the_old(old: str, new: str, is_old_cut: bool,
     ],
 )
 def test_one_hunk_with_three_lines_around(old: str, new: str, hunk: str) -> None:
-    assert unified_diff(old, new, "/a b.txt") == f"--- /a b.txt\n+++ /a b.txt\n{hunk}"
+    assert render_unified_diff(old, new, "/a b.txt") == f"--- /a b.txt\n+++ /a b.txt\n{hunk}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tool_worker.sandbox.egress.proxy import Refused, _absolute, _host_line
+from tool_worker.sandbox.egress.proxy import EgressRequestRefused, _host_line, _parse_absolute
 
 
 @pytest.mark.parametrize(
@@ -16,13 +16,13 @@ from tool_worker.sandbox.egress.proxy import Refused, _absolute, _host_line
     ],
 )
 def test_a_plain_address_without_a_port_means_80(text, target):
-    assert _absolute(text) == target
+    assert _parse_absolute(text) == target
 
 
 @pytest.mark.parametrize("text", ["https://site.test/", "site.test/x", "http://"])
 def test_other_addresses_are_refused(text):
-    with pytest.raises(Refused):
-        _absolute(text)
+    with pytest.raises(EgressRequestRefused):
+        _parse_absolute(text)
 
 
 def test_the_usual_port_is_not_named_to_the_site():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.runtime.errors import UsageError
-from tool_worker.settings import tool_settings
+from tool_worker.settings import load_tool_settings
 from tool_worker.tools.mcp.config import McpServerSpec, read_servers
 
 
@@ -52,7 +52,7 @@ def test_what_is_secret_of_an_entry_is_known(tmp_path: Path) -> None:
 
 def test_the_settings_read_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, {"a": {"command": "x", "env": {"K": "${KEY}"}}})
-    settings = tool_settings({"DECKHANDS_MCP": str(path), "KEY": "k"})
+    settings = load_tool_settings({"DECKHANDS_MCP": str(path), "KEY": "k"})
     assert [server.env for server in settings.mcp_servers] == [{"K": "k"}]
 
 

@@ -11,9 +11,9 @@ from tool_worker.tools.mcp.http_connection import (
     EVENT_ENDS,
     LATE_SECONDS,
     SILENCE_SECONDS,
-    Listening,
+    AnnouncementListener,
     StreamableClient,
-    bounded_client,
+    make_limited_client,
 )
 from tool_worker.tools.mcp.program import MESSAGE_LIMIT_BYTES
 
@@ -31,7 +31,7 @@ class Pieces(httpx2.AsyncByteStream):
 
 async def received_bytes(answer: Pieces) -> int:
     headers = {"Content-Type": "text/event-stream"}
-    async with bounded_client() as client:
+    async with make_limited_client() as client:
         client._transport = httpx2.MockTransport(lambda _: httpx2.Response(200, headers=headers, stream=answer))
         async with client.stream("GET", "http://server.example/sse") as response:
             return sum([len(chunk) async for chunk in response.aiter_raw()])
@@ -56,7 +56,7 @@ async def test_call_limit_does_not_end_the_announcement_stream(method: str, limi
         seen.append(request.extensions["timeout"]["read"])
         return httpx2.Response(200, json={})
 
-    async with StreamableClient({}, 1.0, Listening(lambda: None)) as client:
+    async with StreamableClient({}, 1.0, AnnouncementListener(lambda: None)) as client:
         client._transport = httpx2.MockTransport(answer)
         await client.request(method, "http://server.example/mcp", json={})
     assert seen == [limit]

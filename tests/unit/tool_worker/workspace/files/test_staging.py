@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.trees import nested, without_rights
-from tool_worker.workspace.files.staging import remove, remove_staging, staging_in
+from tool_worker.workspace.files.staging import create_staging, remove_staging, remove_tree
 
 
 def test_what_is_deeper_than_python_goes_is_removed(tmp_path: Path) -> None:
     top = tmp_path / "top"
     top.mkdir()
     with nested(top, 3000):
-        remove(top)
+        remove_tree(top)
         assert not top.exists()
-        remove(top)
+        remove_tree(top)
 
 
 def test_what_its_owner_may_not_write_or_read_is_removed(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_what_its_owner_may_not_write_or_read_is_removed(tmp_path: Path) -> None
             (own / "top" / name / "inner" / "file").touch(mode=0o444)
             (own / "top" / name / "inner").chmod(mode)
             (own / "top" / name).chmod(mode)
-        remove(own / "top")
+        remove_tree(own / "top")
         assert list(own.iterdir()) == []
 
 
@@ -43,7 +43,7 @@ def test_what_links_lead_to_stays_as_it_is(tmp_path: Path) -> None:
         (own / "top" / "cached").mkdir(parents=True)
         (own / "top" / "cached" / "out").symlink_to(own / "outside")
         (own / "top" / "cached").chmod(0o555)
-        remove(own / "top")
+        remove_tree(own / "top")
         assert [path.name for path in own.iterdir()] == ["outside"]
         assert (own / "outside").stat().st_mode & 0o777 == 0o500
         assert (own / "outside" / "file").stat().st_mode & 0o777 == 0o400
@@ -58,18 +58,18 @@ def test_what_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("needs root to be two people")
     with without_rights(own), pytest.raises(OSError, match="Not all of it can be removed"):
-        remove(own / "top")
+        remove_tree(own / "top")
     assert (own / "top" / "others" / "file").exists()
 
 
 def test_draft_and_its_predecessors_are_removed(tmp_path: Path) -> None:
     left = tmp_path / ".draft-left"
     left.mkdir()
-    with staging_in(tmp_path) as draft:
+    with create_staging(tmp_path) as draft:
         assert not left.exists()
         (draft / "made").mkdir()
         left.mkdir()
-        with staging_in(tmp_path) as second:
+        with create_staging(tmp_path) as second:
             assert second != draft
         remove_staging(tmp_path)
         assert left.exists()

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tool_worker.errors import FileUnfit, WorkspaceTooLarge
 from tool_worker.workspace.files.file_tree import TreeLimits
 from tool_worker.workspace.files.openat2_paths import Directory
-from tool_worker.workspace.files.unpacking import MAX_HEADER_BYTES, Unpacked, Unpacking
+from tool_worker.workspace.files.unpacking import MAX_HEADER_BYTES, Unpacking, UnpackResult
 
 ROOT = Path(__file__).resolve().parents[5]
 LIMITS = TreeLimits(files=100, bytes=1_000_000)
@@ -41,7 +41,7 @@ def tar(*members: tuple[tarfile.TarInfo, bytes], mode: str = "w:gz") -> bytes:
     return target.getvalue()
 
 
-def unpack(folder: Path, content: bytes, form: str = "tar", **options: object) -> Unpacked:
+def unpack(folder: Path, content: bytes, form: str = "tar", **options: object) -> UnpackResult:
     with Directory(folder) as directory:
         return Unpacking(directory, LIMITS, **options).unpack(content, form)
 

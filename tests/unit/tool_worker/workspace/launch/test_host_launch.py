@@ -10,11 +10,11 @@ import threading
 from pathlib import Path
 
 from tool_worker.workspace.launch.host_folder import HostFolder
-from tool_worker.workspace.launch.host_launch import _watched, wait_until_dead
+from tool_worker.workspace.launch.host_launch import _open_pidfd, wait_until_dead
 
 
 def test_number_of_an_ended_process_is_not_watched() -> None:
-    with _watched(os.getpid()) as descriptor:
+    with _open_pidfd(os.getpid()) as descriptor:
         assert descriptor is not None
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)
@@ -22,7 +22,7 @@ def test_number_of_an_ended_process_is_not_watched() -> None:
     assert thread.native_id is not None
     try:
         for gone in (thread.native_id, 2**22 - 1, None):
-            with _watched(gone) as descriptor:
+            with _open_pidfd(gone) as descriptor:
                 assert descriptor is None
     finally:
         ended.set()

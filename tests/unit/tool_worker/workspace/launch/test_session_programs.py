@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from tool_worker.host.sessions.programs import PROGRAMS, Program
-from tool_worker.workspace.launch.session_programs import session_programs
+from tool_worker.host.sessions.programs import PROGRAMS, SessionProgramSpec
+from tool_worker.workspace.launch.session_programs import find_session_programs
 
 
 def test_worker_without_the_pool_shows_its_sandboxes_nothing() -> None:
-    programs = session_programs(["bash", "gpu"])
+    programs = find_session_programs(["bash", "gpu"])
     assert programs.commands == {}
     assert programs.read_only == ()
 
 
 def test_a_program_runs_on_our_own_python() -> None:
-    programs = session_programs(["bash", "ipython"])
+    programs = find_session_programs(["bash", "ipython"])
     interpreter, *_, program = programs.commands["ipython"]
     assert interpreter == sys.executable
     assert Path(program).is_file()
@@ -28,14 +28,14 @@ def test_a_program_runs_on_our_own_python() -> None:
 
 
 def test_a_missing_package_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PROGRAMS, "ipython", Program("sessions/ipython_session.py", ("no_such_package",)))
+    monkeypatch.setitem(PROGRAMS, "ipython", SessionProgramSpec("sessions/ipython_session.py", ("no_such_package",)))
     with pytest.raises(UsageError, match=r'needs the package no_such_package.*Install "deckhands\[ipython\]"'):
-        session_programs(["ipython"])
+        find_session_programs(["ipython"])
 
 
 def test_what_containers_need_is_for_their_images_to_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PROGRAMS, "ipython", Program("sessions/ipython_session.py", ("no_such_package",)))
-    programs = session_programs(["ipython"], sandbox="docker")
+    monkeypatch.setitem(PROGRAMS, "ipython", SessionProgramSpec("sessions/ipython_session.py", ("no_such_package",)))
+    programs = find_session_programs(["ipython"], sandbox="docker")
     assert programs.commands == {}
     assert programs.in_containers["ipython"][-1] == "ipython"
 
@@ -45,7 +45,7 @@ def test_the_browser_is_told_where_chromium_is(tmp_path: Path) -> None:
     chromium.parent.mkdir()
     chromium.write_text("#!/bin/sh\n")
     chromium.chmod(0o755)
-    programs = session_programs(["browser"], chromium=str(chromium))
+    programs = find_session_programs(["browser"], chromium=str(chromium))
     assert programs.commands["browser"][-1] == str(chromium)
     assert chromium.parent in programs.read_only
 
@@ -53,4 +53,4 @@ def test_the_browser_is_told_where_chromium_is(tmp_path: Path) -> None:
 def test_missing_chromium_is_reported_at_start(tmp_path: Path) -> None:
     missing = str(tmp_path / "chrome")
     with pytest.raises(UsageError, match=r"DECKHANDS_CHROMIUM is .*, which is not a program.*apt-get install chromium"):
-        session_programs(["browser"], chromium=missing)
+        find_session_programs(["browser"], chromium=missing)

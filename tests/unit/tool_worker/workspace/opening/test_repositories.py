@@ -6,7 +6,7 @@ import pytest
 
 from broker.contract.workspace_sources import GitSource
 from tool_worker.errors import SourceUnusable
-from tool_worker.workspace.opening.repositories import host_of
+from tool_worker.workspace.opening.repositories import parse_host
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,10 @@ from tool_worker.workspace.opening.repositories import host_of
     ],
 )
 def test_clone_uses_its_schemes_port_unless_another_is_named(url: str, host: str) -> None:
-    assert host_of(GitSource(url=url)) == host
+    assert parse_host(GitSource(url=url)) == host
 
 
 @pytest.mark.parametrize("host", ["127.1", "0x7f000001", "example.org:65536", "2130706433"])
 def test_what_two_readers_may_take_for_two_hosts_is_refused(host: str) -> None:
     with pytest.raises(SourceUnusable, match="cannot be cloned"):
-        host_of(GitSource(url=f"http://{host}/x.git"))
+        parse_host(GitSource(url=f"http://{host}/x.git"))

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from tool_worker.settings import tool_settings
+from tool_worker.settings import load_tool_settings
 from tool_worker.workspace.opening.repository_roots import RepositoryRoots
 
 
 def test_what_nobody_sets() -> None:
-    settings = tool_settings({})
+    settings = load_tool_settings({})
     assert settings.no_change_timeout_seconds == 10.0
     assert (settings.variables.workspace_idle_seconds, settings.variables.workspace_ttl_seconds) == (300.0, 3600.0)
     assert (settings.environment, settings.search_path) == ({}, "")
 
 
 def test_what_shells_get() -> None:
-    settings = tool_settings(
+    settings = load_tool_settings(
         {
             "NO_CHANGE_TIMEOUT_SECONDS": "2.5",
             "SANDBOX_ENV_Region": "eu",
@@ -38,21 +38,21 @@ def test_what_shells_get() -> None:
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
 def test_a_timeout_that_is_none(text: str) -> None:
     with pytest.raises(UsageError, match=f"NO_CHANGE_TIMEOUT_SECONDS is '{text}'"):
-        tool_settings({"NO_CHANGE_TIMEOUT_SECONDS": text})
+        load_tool_settings({"NO_CHANGE_TIMEOUT_SECONDS": text})
 
 
 def test_a_name_that_no_variable_can_have() -> None:
     with pytest.raises(UsageError, match="SANDBOX_ENV_1-X would set the variable '1-X'"):
-        tool_settings({"SANDBOX_ENV_1-X": "1"})
+        load_tool_settings({"SANDBOX_ENV_1-X": "1"})
 
 
 def test_the_roots_of_repositories_are_absolute_paths() -> None:
-    assert tool_settings({}).repository_roots == RepositoryRoots()
-    named = tool_settings({"DECKHANDS_REPOSITORY_ROOTS": "/srv/git, /srv/more"}).repository_roots
+    assert load_tool_settings({}).repository_roots == RepositoryRoots()
+    named = load_tool_settings({"DECKHANDS_REPOSITORY_ROOTS": "/srv/git, /srv/more"}).repository_roots
     assert named == RepositoryRoots((Path("/srv/git"), Path("/srv/more")))
     for text in ("git", "/srv/../etc"):
         with pytest.raises(UsageError, match="DECKHANDS_REPOSITORY_ROOTS"):
-            tool_settings({"DECKHANDS_REPOSITORY_ROOTS": text})
+            load_tool_settings({"DECKHANDS_REPOSITORY_ROOTS": text})
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_the_roots_of_repositories_are_absolute_paths() -> None:
 )
 def test_a_value_that_cannot_be_used_is_named(name, text):
     with pytest.raises(UsageError, match=f"DECKHANDS_{name} is '?{text}'?. It must be"):
-        tool_settings({f"DECKHANDS_{name}": text})
+        load_tool_settings({f"DECKHANDS_{name}": text})

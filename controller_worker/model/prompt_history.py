@@ -1,0 +1,133 @@
+"""The prompt of a conversation, built from its log on first use and then updated incrementally.
+
+Holds: if `take_in` got every event since, a prompt costs only the new events and no read of the log. After a
+condensation it costs one rebuild from the rest of the View.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from broker.contract import CondensationAction, Event, RolledBackObservation, find_rolled_back
+from broker.log import EventLog
+from controller_worker.memory import Condenser, ConversationMemory, Inquiry, PromptOptions, View, ViewFold
+from controller_worker.providers import Message
+
+NEVER_PROMPTED_FIELDS = frozenset({"old_content", "new_content"})
+"""Fields of observations that are in no prompt. The other fields of a shortened event are loaded for the prompt."""
+
+Prompt = tuple[Message, ...]
+
+
+class PromptHistory:
+    """The View of one conversation and the messages built from it."""
+
+    def __init__(self, log: EventLog, conversation_id: str) -> None:
+        self._log = log
+        self._conversation_id = conversation_id
+        self._fold: ViewFold | None = None
+        self._memory: ConversationMemory | None = None
+        self._options = PromptOptions()
+        self._condensations = 0
+        self._masked: set[int] = set()
+
+    async def take_in(self, events: Iterable[Event]) -> None:
+        """Apply the next events of the log.
+
+        Raises:
+            CorruptEntry: a blob is missing or damaged.
+        """
+        if self._fold is not None:
+            for event in events:
+                if isinstance(event, RolledBackObservation):  # the rest is read again
+                    self._fold = self._memory = None
+                    return
+                self._add(self._fold, await self._load_whole(event))
+
+    async def build_prompt(
+        self, version: int, condenser: Condenser, options: PromptOptions, *, overflows: int = 0
+    ) -> Prompt | CondensationAction | Inquiry:
+        """Return the messages built from the log up to `version`, the latest event given to `take_in`.
+
+        Args:
+            options: how the conversation is presented to the model; changed options rebuild all messages.
+            overflows: how many prompts in a row exceeded the model's window.
+
+        Returns:
+            The prompt, or a request of the condenser that comes first.
+
+        Raises:
+            CorruptEntry: an entry is damaged or missing.
+        """
+        fold = await self._fold_at(version)
+        condensed = condenser.condense(fold.view(overflows=overflows))
+        if not isinstance(condensed, View):
+            return condensed
+        if options != self._options or fold.condensations != self._condensations:
+            self._options = options
+            self._memory = None
+        return tuple(self._build_messages(fold, condensed.events))
+
+    async def build_view(self, version: int) -> View:
+        """Return the View of the log up to `version`. Raises the same errors as `prompt`."""
+        return (await self._fold_at(version)).view()
+
+    async def list_after(self, event_id: int, version: int) -> Sequence[Event]:
+        """Return the events after a given event, up to `version`. Raises the same errors as `prompt`."""
+        return await self._log.read(self._conversation_id, after=event_id, until=version)
+
+    async def _fold_at(self, version: int) -> ViewFold:
+        if self._fold is None:
+            self._fold = await self._read(version)
+        assert self._fold.version == version, f"has events up to {self._fold.version}, not {version}"
+        return self._fold
+
+    async def _read(self, version: int) -> ViewFold:
+        """Read the log. Blobs of forgotten events are not loaded."""
+        events = await self._log.read(self._conversation_id, until=version)
+        without = find_rolled_back(events)
+        forgotten = {
+            event_id
+            for event in events
+            if isinstance(event, CondensationAction) and event.id not in without
+            for event_id in event.forgotten
+        }
+        fold = ViewFold()
+        for event in events:
+            if event.id in without:
+                fold.skip(event)
+                continue
+            fold.add(event if event.id in forgotten else await self._load_whole(event))
+        return fold
+
+    def _add(self, fold: ViewFold, event: Event) -> None:
+        fold.add(event)
+        if self._memory is not None:
+            self._memory.add(event)
+
+    def _build_messages(self, fold: ViewFold, shown: Sequence[Event]) -> list[Message]:
+        """Return the messages of the condenser's part of the View."""
+        kept = fold.view().events
+        if len(shown) != len(kept):  # a window: small, and different at each step
+            return self._remember(fold.list_events(shown)).messages()
+        if self._memory is None:
+            self._memory = self._remember(fold.list_events(kept))
+            self._condensations = fold.condensations
+            self._masked.clear()
+        if shown is not kept:
+            for mask, event in zip(shown, kept, strict=True):
+                if mask is not event and event.id not in self._masked:
+                    self._masked.add(event.id)
+                    self._memory.mask(event.id, getattr(mask, "content", ""))
+        return self._memory.messages()
+
+    def _remember(self, events: Iterable[Event]) -> ConversationMemory:
+        memory = ConversationMemory(self._options)
+        for event in events:
+            memory.add(event)
+        return memory
+
+    async def _load_whole(self, event: Event) -> Event:
+        if not event.blobs or event.blobs.keys() <= NEVER_PROMPTED_FIELDS:
+            return event
+        return await self._log.blobs.restore_event(self._conversation_id, event)

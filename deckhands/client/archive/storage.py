@@ -1,0 +1,155 @@
+"""The location of archived files: a directory, or any place that fsspec supports, such as `s3://bucket/deckhands`.
+
+    <two letters>/<conversation>.zip     the letters are the first two of the SHA-256 of the id, in hexadecimal
+    .drafts/                             files being written, in a directory
+
+Holds: in a directory, files appear atomically, and are on the disk when `write` returns.
+Does not: guarantee that elsewhere; a reader may find part of a file there, so a file is checked before it is relied on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fsspec  # type: ignore[import-untyped]
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+
+from broker.runtime import check_conversation_id, is_conversation_id
+from deckhands.client.archive.errors import ArchiveUnavailable
+
+SUFFIX = ".zip"
+WRITTEN_FIELDS = ("mtime", "LastModified", "last_modified", "updated", "created")
+"""The names under which file systems report the time of a write: the local one, S3, Azure, Google, memory."""
+OWN_DIRECTORY = 0o700
+DRAFTS = ".drafts"
+
+
+class ArchiveStorage:
+    """The files of an archive. All calls block, for as long as the place takes.
+
+    Raises:
+        ArchiveUnavailable: from every call: the place cannot be used.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        with self._convert_errors():
+            self._files, root = fsspec.core.url_to_fs(url)
+        self._root = root.rstrip("/")
+
+    def path(self, conversation_id: str) -> str:
+        """Return the path of a conversation's file in its file system."""
+        folder = sha256(check_conversation_id(conversation_id).encode()).hexdigest()[:2]
+        return f"{self._root}/{folder}/{conversation_id}{SUFFIX}"
+
+    def size(self, conversation_id: str) -> int | None:
+        """Return the size of a conversation's file in bytes; None: there is none."""
+        with self._convert_errors(FileNotFoundError):
+            return int(self._files.info(self.path(conversation_id))["size"])
+        return None
+
+    def names(self) -> list[str]:
+        """Return the ids of all conversations with a file, the most recently written first.
+
+        Files with other names, and in other folders, are left out.
+        """
+        found: list[tuple[float, str]] = []
+        with self._convert_errors(FileNotFoundError):
+            self._files.invalidate_cache(self._root)
+            for path, about in self._files.find(self._root, detail=True).items():
+                name = path.rpartition("/")[2].removesuffix(SUFFIX)
+                if is_conversation_id(name) and path == self.path(name):
+                    found.append((_written_at(about), name))
+        return [name for _, name in sorted(found, reverse=True)]
+
+    @contextmanager
+    def reading(self, conversation_id: str) -> Iterator[Any]:
+        """Open a conversation's file for random access."""
+        with self._convert_errors(), self._files.open(self.path(conversation_id), "rb") as file:
+            yield file
+
+    def write(self, conversation_id: str, content: BinaryIO) -> None:
+        """Write a conversation's file, replacing an existing one."""
+        path = self.path(conversation_id)
+        with self._convert_errors():
+            if isinstance(self._files, LocalFileSystem):
+                _write_here(Path(path), Path(self._root, DRAFTS), content)
+                return
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            with self._files.open(path, "wb") as file:
+                shutil.copyfileobj(content, file)
+
+    def remove(self, conversation_id: str) -> bool:
+        """Remove a conversation's file; return whether there was one. Idempotent."""
+        with self._convert_errors(FileNotFoundError):
+            self._files.rm_file(self.path(conversation_id))
+            return True
+        return False
+
+    def sweep(self, *, before: datetime) -> None:
+        """Remove the drafts of killed writers, which have not changed since `before`."""
+        if not isinstance(self._files, LocalFileSystem):
+            return
+        with self._convert_errors(FileNotFoundError):
+            for draft in Path(self._root, DRAFTS).iterdir():
+                with suppress(FileNotFoundError):  # it was just finished, or removed by another sweep
+                    if draft.stat().st_mtime < before.timestamp():
+                        draft.unlink()
+
+    @contextmanager
+    def _convert_errors(self, *passing: type[Exception]) -> Iterator[None]:
+        """Convert errors of the place to ours, except those about a single file."""
+        try:
+            yield
+        except passing:
+            return
+        except (OSError, ValueError, ImportError) as error:
+            raise ArchiveUnavailable(
+                f"The archive {self.url} cannot be used: {type(error).__name__}: {error}.",
+                remedy="Check DECKHANDS_ARCHIVE.",
+            ) from error
+
+
+def _written_at(about: Mapping[str, Any]) -> float:
+    """Return the time when a file was written, in seconds; 0: its file system does not report it in a known form."""
+    for field in WRITTEN_FIELDS:
+        found = about.get(field)
+        if isinstance(found, datetime):
+            return found.timestamp()
+        if isinstance(found, int | float):
+            return float(found)
+        if isinstance(found, str):
+            with suppress(ValueError):
+                return datetime.fromisoformat(found).timestamp()
+    return 0.0
+
+
+def _write_here(path: Path, drafts: Path, content: BinaryIO) -> None:
+    made = {path.parent, path.parent.parent}
+    for folder in (path.parent, drafts):
+        made |= {each.parent for each in (folder, *folder.parents) if not each.exists()}
+        folder.mkdir(mode=OWN_DIRECTORY, parents=True, exist_ok=True)
+    # Two processes may write the same file: a conversation is archived alone and with its parent.
+    with tempfile.NamedTemporaryFile(dir=drafts, prefix=path.name, delete=False) as draft:
+        try:
+            shutil.copyfileobj(content, draft)
+            draft.flush()
+            os.fsync(draft.fileno())
+            Path(draft.name).replace(path)
+        except BaseException:
+            Path(draft.name).unlink(missing_ok=True)
+            raise
+    for folder in made:  # a new folder is on the disk, with its content, once its parent is synced
+        directory = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

@@ -1,0 +1,111 @@
+"""Start a conversation: check its agent, workspace and tools, then create it with one append.
+
+Holds: a conversation that cannot run here is refused before anything is stored, except its secrets and its file.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from broker.contract import (
+    AgentFactoryConfig,
+    ConversationCreated,
+    EventSource,
+    MessageAction,
+    Timing,
+    choose_agent,
+    find_model_names,
+)
+from broker.coordination import StoredFiles
+from broker.log import Appended, Duplicate, EventLog, check_admission, find_creation
+from broker.runtime import AdmissionRefused, UsageError, open_tracing
+from broker.secrets import Secrets
+from broker.store import Store
+from broker.tools import ToolOffers
+from deckhands.client.conversation_secrets import store_secrets
+from deckhands.client.known_agents import require_agent, require_models
+from deckhands.client.named_directory import require_served
+from deckhands.client.tasks.spec import TaskSpec
+from deckhands.client.tasks.tasks import derive_title
+
+OFFERS_LIMIT_SECONDS = 20.0
+"""How long a tool may be missing because its worker is still starting."""
+COPIED_FIELDS = tuple(TaskSpec.model_fields.keys() & ConversationCreated.model_fields.keys())
+"""The fields of a task that the first event of its conversation has under the same name."""
+
+
+async def start_conversation(
+    log: EventLog,
+    secrets: Secrets,
+    spec: TaskSpec,
+    conversation_id: str,
+    *,
+    key: str | None,
+    upload: bytes | None = None,
+    awaited: str = "",
+    offers_limit_seconds: float = OFFERS_LIMIT_SECONDS,
+    role: str = "client",
+) -> Appended | Duplicate:
+    """Start a conversation, in a span.
+
+    Idempotent under the same id and key, even if agents or tools have changed since.
+
+    Args:
+        log: the log that masks secrets.
+        upload: the file that the workspace's `UploadedSource` names.
+        awaited: the waiter to notify of its end, see `EventLog.create`.
+        offers_limit_seconds: how long a tool may be missing.
+        role: the role of this process, for the span.
+
+    Raises:
+        UsageError: the id is taken, or no running worker knows the agent, offers a model or one of the tools, or takes
+            the directory.
+        AdmissionRefused: no conversation may start now; carries the time to retry after.
+    """
+    agent = spec.agent_spec()
+    workspace = spec.workspace_spec()
+    tenancy = spec.tenancy()
+    store = log.store
+    attributes = {"gen_ai.conversation.id": conversation_id, "gen_ai.agent.name": agent.name}
+    with open_tracing(role).span("submit", spec.traceparent, kind="producer", attributes=attributes) as span:
+        agent = choose_agent(agent, AgentFactoryConfig.from_env(), conversation_id)
+        try:
+            await check_admission(store, conversation_id, spec.tenant)
+            await require_agent(store, agent)
+            await require_models(store, find_model_names(agent), spec.tenant)
+            await require_served(store, workspace)
+            if spec.tools:
+                offers = await ToolOffers(store).choose(spec.tools, limit_seconds=offers_limit_seconds)
+                agent = agent.model_copy(update={"tools": (*agent.tools, *offers)})
+        except (UsageError, AdmissionRefused):
+            earlier = await find_creation(store, conversation_id, key) if key else None
+            if earlier is None:
+                raise
+            return earlier  # it exists already, and its agent and tools may be gone by now
+        if upload is not None:
+            await StoredFiles(store).keep(conversation_id, upload)
+        timing = spec.timing()
+        now = await _read_now(store, conversation_id, timing)
+        same: dict[str, Any] = {name: getattr(spec, name) for name in COPIED_FIELDS}
+        resolved = {
+            "agent": agent,
+            "workspace": workspace,
+            "title": spec.title or derive_title(spec.task),
+            "tenancy": tenancy,
+            "labels": dict(spec.labels) or None,
+            "not_before": timing.earliest_start(now),
+            "expires": timing.latest_start(now),
+            "traceparent": span.traceparent,
+        }
+        created = ConversationCreated(conversation_id=conversation_id, source=EventSource.USER, **{**same, **resolved})
+        message = MessageAction(content=spec.task, source=EventSource.USER, image_urls=spec.images or None)
+        await store_secrets(secrets, conversation_id, spec.secrets)
+        return await log.create(created, [message], key=key, awaited=awaited, start=timing.to_start_window(now))
+
+
+async def _read_now(store: Store, conversation_id: str, timing: Timing) -> datetime:
+    """Return the store's time if a time of day must be compared, since this machine's clock may differ."""
+    if timing.not_before is None and not isinstance(timing.expires, datetime):
+        return store.clock.now()
+    return await store.now(store.keys(conversation_id).shard)

@@ -1,0 +1,254 @@
+"""The progress of an evaluation: figures, the attempts in flight, and the limit that binds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from deckhands.evaluation.attempts.in_flight import AttemptInFlight
+from deckhands.evaluation.attempts.pace import HostPace, ModelPace
+from deckhands.evaluation.attempts.plan import EvaluationPlan
+from deckhands.evaluation.attempts.results import AttemptRow
+
+WINDOW_SECONDS = 120.0
+FEWEST_SECONDS = 1.0
+MAX_SHOWN = 100
+UNBOUND = "nothing:"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDetails:
+    """One attempt in flight."""
+
+    instance: str
+    model: str
+    attempt: int
+    state: str
+    waits_for: str
+    worker: str
+    seconds: float
+    iterations: int
+    cost_usd: float
+    conversation_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationStatus:
+    """The progress of an evaluation.
+
+    Attributes:
+        state: the desired state (`running`, `paused` or `cancelled`), or `over` once all attempts have ended.
+        outcomes: the number of finished attempts by outcome.
+        eta_seconds: at the rate of the last two minutes; None: unknown.
+        refused: replies with status 429 since this driver started.
+        limit: the current maximum in flight; `limits`: the same by model.
+        found: by model, the number of attempts at the last overload; models without one are left out.
+        bound: the limit that binds.
+        stopped: the reason for an early end.
+        attempts: those in flight, the longest first, at most 100.
+    """
+
+    state: str
+    total: int
+    ended: int
+    under_way: int
+    pending: int
+    outcomes: Mapping[str, int]
+    cost_usd: float
+    tokens: int
+    usd_per_minute: float
+    tokens_per_minute: float
+    eta_seconds: float | None
+    refused: int
+    limit: int
+    limits: Mapping[str, int]
+    found: Mapping[str, int]
+    bound: str
+    stopped: str = ""
+    attempts: Sequence[AttemptDetails] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+    @property
+    def render_line(self) -> str:
+        """The progress in one line."""
+        outcomes = ", ".join(f"{count} {name}" for name, count in self.outcomes.items() if count)
+        eta = "" if self.eta_seconds is None else f", {_format_minutes(self.eta_seconds)} left"
+        return (
+            f"{self.ended:,} of {self.total:,} attempts ended{f' ({outcomes})' if outcomes else ''}, {self.under_way} "
+            f"in flight{eta}; ${self.cost_usd:.4f}, ${self.usd_per_minute:.4f} and {self.tokens_per_minute:,.0f} "
+            f"tokens a minute; {self.refused} 429s; {self.render_bound_line}"
+        )
+
+    @property
+    def render_bound_line(self) -> str:
+        """The limit that binds now, and the limits found at overloads."""
+        found = "".join(f"; {model} overloads at {limit}" for model, limit in self.found.items())
+        if self.state != "running":
+            return (self.stopped or self.state) + found
+        if self.bound.startswith(UNBOUND):
+            return f"limit {self.limit},{self.bound.removeprefix(UNBOUND)}{found}"
+        return f"limit {self.limit}, bound by {self.bound}{found}"
+
+
+def parse_status(fields: Mapping[str, object]) -> EvaluationStatus | None:
+    """Return the progress from the fields that `Standing.as_json` wrote; None if they are not valid."""
+    try:
+        return _FIELDS.validate_python({name: value for name, value in fields.items() if name != "at"})
+    except ValidationError:
+        return None
+
+
+_FIELDS = TypeAdapter(EvaluationStatus)
+
+
+@dataclass(slots=True)
+class SpendingMeter:
+    """The amount and the rate of spending.
+
+    Attributes:
+        cost_usd: in total, with critics and failed tries; initially, the cost without a row in `rows`.
+        refused: replies with status 429.
+        has_news: an attempt has ended since this was set to False.
+    """
+
+    rows: Collection[AttemptRow] = ()
+    refused: int = 0
+    has_news: bool = True
+    ended: int = 0
+    cost_usd: float = 0.0
+    tokens: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    _marks: deque[tuple[float, float, int, int]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            self._count(row)
+        self.ended = 0
+
+    def add(self, row: AttemptRow, *, is_paid: bool = False) -> None:
+        """Count a finished attempt; if it is paid, its cost was counted before."""
+        cost_usd, tokens = self.cost_usd, self.tokens
+        self._count(row)
+        if is_paid:
+            self.cost_usd, self.tokens = cost_usd, tokens
+        self.has_news = True
+
+    def forget(self, rows: Iterable[AttemptRow]) -> None:
+        """Remove the outcomes of attempts that are repeated."""
+        self.outcomes.subtract(row.outcome for row in rows)
+
+    def rates(self, now: float, cost_usd: float, tokens: int) -> tuple[float, float, float]:
+        """Return USD, tokens and finished attempts per second, over the last two minutes."""
+        self._marks.append((now, cost_usd, tokens, self.ended))
+        while len(self._marks) > 2 and now - self._marks[0][0] > WINDOW_SECONDS:
+            self._marks.popleft()
+        then, cost, counted, ended = self._marks[0]
+        seconds = now - then
+        if seconds < FEWEST_SECONDS:
+            return 0.0, 0.0, 0.0
+        return (
+            max(0.0, cost_usd - cost) / seconds,
+            max(0, tokens - counted) / seconds,
+            (self.ended - ended) / seconds,
+        )
+
+    def _count(self, row: AttemptRow) -> None:
+        self.ended += 1
+        self.outcomes[row.outcome] += 1
+        self.cost_usd += row.spent_usd
+        self.tokens += row.prompt_tokens + row.completion_tokens
+
+
+def compute_status(
+    plan: EvaluationPlan,
+    under_way: Collection[AttemptInFlight],
+    *,
+    state: str,
+    pending: int,
+    hosts: HostPace,
+    models: Mapping[str, ModelPace],
+    stopped: str,
+    meter: SpendingMeter,
+    now: float,
+) -> EvaluationStatus:
+    """Return the progress of an evaluation."""
+    cost = meter.cost_usd + math.fsum(one.spent_usd for one in under_way)
+    tokens = meter.tokens + sum(one.seen.tokens for one in under_way)
+    usd, each, ended = meter.rates(now, cost, tokens)
+    is_over = not under_way and not pending
+    running = Counter(one.attempt.model for one in under_way)
+    return EvaluationStatus(
+        state="over" if is_over and state == "running" else state,
+        total=plan.size,
+        ended=plan.size - pending - len(under_way),
+        under_way=len(under_way),
+        pending=pending,
+        outcomes=dict(meter.outcomes),
+        cost_usd=round(cost, 6),
+        tokens=tokens,
+        usd_per_minute=round(60 * usd, 6),
+        tokens_per_minute=round(60 * each, 1),
+        eta_seconds=round((pending + len(under_way)) / ended, 1) if ended and not is_over else None,
+        refused=meter.refused,
+        limit=min(hosts.pace.limit, sum(model.pace.limit for model in models.values())),
+        limits={name: model.pace.limit for name, model in models.items()},
+        found={name: model.pace.found[-1] for name, model in models.items() if model.pace.found},
+        bound=_find_bound(plan, len(under_way), pending, running, hosts=hosts, models=models),
+        stopped=stopped,
+        attempts=[_list_attempts(one, now) for one in sorted(under_way, key=lambda one: one.started)[:MAX_SHOWN]],
+    )
+
+
+def _find_bound(
+    plan: EvaluationPlan,
+    under_way: int,
+    pending: int,
+    running: Mapping[str, int],
+    *,
+    hosts: HostPace,
+    models: Mapping[str, ModelPace],
+) -> str:
+    if not pending:
+        return f"{UNBOUND} all have started"
+    if under_way >= plan.at_once:
+        return f"-n {plan.at_once}"
+    if under_way >= hosts.pace.limit:
+        return hosts.bound or f"{UNBOUND} it grows"
+    held = [
+        f"{name}: {model.bound}"
+        for name, model in models.items()
+        if model.bound and running.get(name, 0) >= model.pace.limit
+    ]
+    return "; ".join(held) or hosts.bound or f"{UNBOUND} it grows"
+
+
+def _list_attempts(one: AttemptInFlight, now: float) -> AttemptDetails:
+    seen = one.seen
+    state = seen.state if one.phase == "works" and seen.state else one.phase
+    return AttemptDetails(
+        instance=one.attempt.instance.id,
+        model=one.attempt.model,
+        attempt=one.attempt.number,
+        state=state,
+        waits_for=seen.wait_reason if one.phase == "works" else "",
+        worker=seen.worker,
+        seconds=round(now - one.started, 1),
+        iterations=seen.iterations,
+        cost_usd=one.cost_usd,
+        conversation_id=one.conversation_id,
+    )
+
+
+def _format_minutes(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min" if whole < 3_600 else f"{whole // 3_600} h {whole % 3_600 // 60} min"

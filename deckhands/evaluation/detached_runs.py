@@ -1,0 +1,89 @@
+"""Start an evaluation in a detached process that outlives this command, or follow such a process."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from broker.runtime import OutcomeUnknown, StoreUnavailable, UsageError
+from deckhands.evaluation.attempts.results import Results, ResultsInUse
+from deckhands.evaluation.attempts.screen import ProgressScreen
+from deckhands.evaluation.attempts.status import parse_status
+from deckhands.evaluation.attempts.steering import EvaluationSteering
+from deckhands.evaluation.directory import RESULTS
+from deckhands.evaluation.store_access import evaluation_client
+from deckhands.settings import CliSettings
+
+LOG = "driver.log"
+PATIENCE_SECONDS = 3.0
+POLL_SECONDS = 1.0
+LAST_LINES = 5
+
+
+def detach(directory: Path, options: Sequence[str], *, environment: Mapping[str, str] | None = None) -> int:
+    """Start a command that runs the evaluation of a directory, and return its pid.
+
+    It has its own session, so it outlives the terminal; it writes to `driver.log` in the directory.
+
+    Args:
+        environment: the environment of the command; None: that of this process.
+
+    Raises:
+        UsageError: it ended at once; has the reason. If it was killed, no error is raised: it can be restarted.
+    """
+    log = directory / LOG
+    command = [sys.executable, "-P", "-m", "deckhands", "eval", "attach", str(directory), *options]
+    with log.open("ab") as out:
+        begins = out.tell()
+        child = subprocess.Popen(  # noqa: S603  (our own command)
+            command,
+            env=None if environment is None else dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            close_fds=True,
+        )
+    try:
+        code = child.wait(timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.returncode = 0  # it is not waited for
+        return child.pid
+    if code > 0:
+        said = log.read_bytes()[begins:].decode(errors="replace").strip().splitlines()[-LAST_LINES:]
+        raise UsageError(f"The evaluation has not started: {' '.join(said) or f'exit code {code}'}.")
+    return child.pid
+
+
+def follow(directory: Path, name: str, place: str) -> None:
+    """Show the progress of an evaluation that another command runs; return when that command ends."""
+    asyncio.run(_follow(directory, name, place))
+
+
+async def _follow(directory: Path, name: str, place: str) -> None:
+    settings = CliSettings.from_env()
+    with ProgressScreen() as screen:
+        while is_driven(directory):
+            try:
+                async with evaluation_client(settings, place) as client:
+                    steering = EvaluationSteering(client.store, name)
+                    while is_driven(directory):
+                        standing = parse_status((await steering.read()).status)
+                        if standing is not None:
+                            screen.show(standing)
+                        await asyncio.sleep(POLL_SECONDS)
+            # its private store is not running yet, or has stopped
+            except (UsageError, StoreUnavailable, OutcomeUnknown):
+                await asyncio.sleep(POLL_SECONDS)
+
+
+def is_driven(directory: Path) -> bool:
+    """Return whether a command on this machine is running the evaluation of a directory."""
+    try:
+        with Results(directory / RESULTS):
+            return False
+    except ResultsInUse:
+        return True

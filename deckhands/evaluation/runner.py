@@ -1,0 +1,229 @@
+"""Run the evaluation of a directory, on the running cluster or a private one; show and record its progress."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from broker.contract import AgentSpec, Limits
+from broker.runtime import UsageError
+from deckhands.client import (
+    Client,
+    ExitCode,
+    ForkPoint,
+    check_acp_command,
+    cluster_client,
+    note,
+    print_json,
+    print_text,
+)
+from deckhands.cluster import Cluster, ClusterSpec, Home, supervise
+from deckhands.evaluation.attempts.plan import AT_ONCE, RETRIES, EvaluationPlan
+from deckhands.evaluation.attempts.record import ProgressRecord
+from deckhands.evaluation.attempts.results import AttemptRow, Results, ResultsInUse
+from deckhands.evaluation.attempts.screen import ProgressScreen
+from deckhands.evaluation.attempts.statistics import further_costs
+from deckhands.evaluation.attempts.status import EvaluationStatus
+from deckhands.evaluation.attempts.steering import MAX_AT_ONCE, MAX_RETRIES, EvaluationSteering
+from deckhands.evaluation.attempts.stopping import ENOUGH, StoppingCriterion
+from deckhands.evaluation.detached_runs import follow
+from deckhands.evaluation.directory import RESULTS, SIBLINGS, EvaluationRequest, write_report, write_scripts
+from deckhands.evaluation.evaluation import Evaluation
+from deckhands.evaluation.redo import build_orders
+from deckhands.settings import MODEL_VARIABLES, CliSettings
+
+SCRIPTED = "scripted"
+MAX_ATTEMPTS = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """The tuning options of an evaluation command; None: the value of an earlier command, or the default."""
+
+    at_once: int | None
+    budget: float | None
+    retries: int | None
+    until: str | None
+    redo: tuple[str, ...] = ()
+
+    def check(self, models: int, attempts: int = 1) -> None:
+        """Check the options.
+
+        Raises:
+            UsageError: a number is out of its bounds, or the criterion does not fit.
+        """
+        _require("attempts", attempts, 1, MAX_ATTEMPTS)
+        _require("concurrency", self.at_once, 1, MAX_AT_ONCE)
+        _require("retries", self.retries, 0, MAX_RETRIES)
+        if self.budget is not None and not self.budget >= 0:
+            raise UsageError(f"The argument budget_usd {self.budget} is not at least 0.")
+        if self.until:
+            StoppingCriterion.parse(self.until, models)
+
+    def as_desired(self) -> dict[str, object]:
+        """Return the options as arguments of `EvaluationSteering.set_desired`."""
+        return {"at_once": self.at_once, "budget_usd": self.budget, "retries": self.retries, "until": self.until}
+
+    def as_arguments(self) -> list[str]:
+        """Return the options as arguments of `eval attach`."""
+        given = {
+            "--concurrency": self.at_once,
+            "--budget": self.budget,
+            "--retries": self.retries,
+            "--until": self.until,
+        }
+        again = [("--redo", what) for what in self.redo]
+        return [part for pair in (*given.items(), *again) if pair[1] is not None for part in (pair[0], str(pair[1]))]
+
+
+def _require(name: str, number: int | None, least: int, most: int) -> None:
+    if number is not None and not least <= number <= most:
+        raise UsageError(f"The argument {name} {number} is not from {least} to {most:,}.")
+
+
+def run_evaluation(
+    directory: Path,
+    asked: EvaluationRequest,
+    tuning: Tuning,
+    *,
+    follows: bool,
+    as_json: bool | None,
+    on_finished: Callable[[Path], None],
+) -> int:
+    """Run an evaluation, or the rest of it, and return the exit code.
+
+    Args:
+        as_json: how to print the summary; None: not at all.
+        follows: if another command runs it, show the progress until that command ends.
+        on_finished: called with the directory once its summary is written.
+
+    Raises:
+        BeingWritten: another command runs it.
+        UsageError, StoreError: it cannot be run.
+    """
+    plan = build_plan(directory, asked, tuning)
+    place, settings = asked.home or asked.name, CliSettings.from_env()
+    results = _results(directory, asked.name, place, follows=follows)
+    with results, ProgressRecord(directory) as record, ProgressScreen() as screen:
+
+        def on_standing(standing: EvaluationStatus) -> None:
+            record.add_status(standing)
+            screen.show(standing)
+
+        asyncio.run(
+            evaluate_plan(settings, place, plan, results, tuning=tuning, on_row=record.add_row, on_standing=on_standing)
+        )
+    summary = write_report(directory)
+    on_finished(directory)
+    if as_json is not None:
+        print_summary(summary, as_json=as_json)
+    abandoned = any(row.outcome == "infra-abandoned" for row in results.rows.values())
+    return int(ExitCode.ERROR if abandoned else ExitCode.FINISHED)
+
+
+def build_plan(directory: Path, asked: EvaluationRequest, tuning: Tuning) -> EvaluationPlan:
+    """Return the plan of an evaluation, with its scripts written.
+
+    Raises:
+        UsageError: the dataset or the tuning cannot be used.
+    """
+    check_acp_command(asked.agent)
+    instances = asked.instances()
+    tuning.check(len(asked.models))
+    return EvaluationPlan(
+        asked.name,
+        instances,
+        asked.models,
+        attempts=asked.attempts,
+        agent=AgentSpec(name=asked.agent),
+        limits=Limits(
+            max_iterations=asked.max_iterations, max_budget_usd=asked.max_budget, max_seconds=asked.max_seconds
+        ),
+        at_once=tuning.at_once or AT_ONCE,
+        retries=RETRIES if tuning.retries is None else tuning.retries,
+        budget_usd=tuning.budget,
+        scripts=write_scripts(directory, instances) if SCRIPTED in asked.models else None,
+        until=tuning.until or "",
+        tenant=asked.tenant,
+        dataset=Path(asked.dataset).name or SIBLINGS,
+        critic=asked.critic,
+        network=asked.network,
+        origin=ForkPoint.parse(asked.origin) if asked.origin else None,
+    )
+
+
+def print_summary(summary: dict[str, Any], *, as_json: bool) -> None:
+    """Print the summary of an evaluation."""
+    if as_json:
+        print_json(summary)
+        return
+    for model, figures in summary["models"].items():
+        low, high = figures["pass@1_interval"]
+        outcomes = ", ".join(f"{count} {name}" for name, count in figures["outcomes"].items() if count)
+        least = "at least " if figures["has_unknown_cost"] else ""
+        further = "".join(f", {what} ${usd:.4f}" for what, usd in further_costs(figures))
+        print_text(
+            f"{model}: {outcomes}; pass@1 {figures.get('pass@1', 0.0):.1%} ({low:.1%} to {high:.1%}), "
+            f"{least}${figures['cost_usd']['total']:.4f}{further}; "
+            f"infrastructure failures: {figures['infrastructure_failures']} in "
+            f"{figures['conversations']:,} conversations, {figures['infrastructure_failures_per_1000']:.1f} per 1,000"
+        )
+        for cause in figures["causes"]:
+            if cause.startswith(ENOUGH):
+                print_text(f"Ended early: {cause.removeprefix(ENOUGH)}; the rest was not run.")
+
+
+def _results(directory: Path, name: str, place: str, *, follows: bool) -> Results:
+    while True:
+        try:
+            return Results(directory / RESULTS)
+        except ResultsInUse:
+            if not follows:
+                raise
+            follow(directory, name, place)
+
+
+async def evaluate_plan(
+    settings: CliSettings,
+    place: str,
+    plan: EvaluationPlan,
+    results: Results,
+    *,
+    tuning: Tuning,
+    on_row: Callable[[AttemptRow], None],
+    on_standing: Callable[[EvaluationStatus], None],
+) -> None:
+    """Run a plan on the cluster that the settings select. Idempotent."""
+    async with _client(settings, place, plan) as client:
+        steering = EvaluationSteering(client.store, plan.name)
+        await steering.set_desired(**tuning.as_desired())
+        for order in build_orders(tuning.redo):
+            await steering.requeue(order)
+        await Evaluation(client, plan, results, on_row=on_row, on_standing=on_standing).run()
+
+
+@asynccontextmanager
+async def _client(settings: CliSettings, place: str, plan: EvaluationPlan) -> AsyncIterator[Client]:
+    """Connect to the running cluster, or start a private one that keeps its results for the next call."""
+    home = Home(settings.home)
+    if settings.url is not None or home.cluster_url is not None:
+        async with cluster_client(settings) as client:
+            yield client
+        return
+    folder = home.evaluation_folder(place)
+    home.prepare(folder)
+    known = {MODEL_VARIABLES[0]: plan.models[0]} if plan.models[0] != SCRIPTED else {}
+    with supervise(folder, "An evaluation"):
+        spec = ClusterSpec(folder, environment={**known, **settings.environment}, is_private=True)
+        cluster = Cluster(spec, on_notice=note)
+        try:
+            await cluster.start()
+            await cluster.until_ready()
+            async with await Client.connect(cluster.url) as client:
+                yield client
+        finally:
+            await cluster.stop()

@@ -1,0 +1,163 @@
+"""Shared parts of an ingress worker: access to the store, callers, and the start and outcome of a conversation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from broker.contract import AgentState, Event, UploadedSource
+from broker.coordination import make_content_name
+from broker.log import EXPIRED_CODE, EventLog
+from broker.runtime import OutcomeUnknown, StoreMisconfigured, StoreUnavailable
+from broker.store import Store, decode_fields
+from deckhands.client import (
+    Client,
+    Summary,
+    Tally,
+    TaskSpec,
+    Until,
+    derive_task_conversation_id,
+    find_quoted_texts,
+    load_quoted_texts,
+    start_conversation,
+    summarize,
+)
+from deckhands.ingress.callers import CELERY, STREAM, Caller, Callers
+from deckhands.ingress.earlier_results import ARCHIVE
+from deckhands.ingress.failures import failure_of
+from deckhands.ingress.ingress_results import TaskResults
+from deckhands.ingress.revocations import Revocations
+
+__all__ = ["IngressContext", "derive_task_conversation_id"]
+
+REVOKED = {"status": "REVOKED", "reason": "terminated"}
+EXPIRED = {"status": "REVOKED", "reason": "expired"}
+FAILURE, SUCCESS = "FAILURE", "SUCCESS"
+MAX_CHARS = {CELERY: 1 << 18, STREAM: 1 << 16}
+"""How many characters of an agent's last message the caller gets; longer outputs have their texts cut."""
+STORE_ERRORS = (StoreUnavailable, OutcomeUnknown, StoreMisconfigured)
+"""Errors of the store, as opposed to errors of one task or entry."""
+OFFERS_LIMIT_SECONDS = 2.0
+"""Shorter than the time after which another worker takes over a task or an entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngressContext:
+    """Shared parts of an ingress worker.
+
+    Attributes:
+        broker: see `BrokerSettings.broker_name`.
+        offers_limit_seconds: how long the start of a conversation may wait until a tool is offered.
+        log: masks secrets.
+    """
+
+    store: Store
+    results: TaskResults
+    broker: str = ""
+    offers_limit_seconds: float = OFFERS_LIMIT_SECONDS
+    client: Client = field(init=False)
+    log: EventLog = field(init=False)
+    callers: Callers = field(init=False)
+    revocations: Revocations = field(init=False)
+
+    def __post_init__(self) -> None:
+        client = Client(self.store)
+        object.__setattr__(self, "client", client)
+        object.__setattr__(self, "log", EventLog(self.store, client.secrets))
+        object.__setattr__(self, "callers", Callers(self.store, client.secrets))
+        object.__setattr__(self, "revocations", Revocations(self.store))
+
+    def may_answer(self, caller: Caller) -> bool:
+        """Return whether this worker may answer a caller. It cannot reach callers of another Celery broker."""
+        return caller.kind != CELERY or caller.broker in (None, self.broker)
+
+    async def start_conversation(
+        self,
+        spec: TaskSpec,
+        conversation_id: str,
+        key: str,
+        *,
+        awaited: str = "",
+        archive: bytes | None = None,
+    ) -> None:
+        """Create a conversation. Idempotent.
+
+        Args:
+            awaited: its caller; empty if it has none.
+            archive: a tar file to fill its workspace with, which must otherwise start empty.
+
+        Raises:
+            UsageError: the task names something that does not exist here.
+        """
+        if archive is not None:
+            source = UploadedSource(name=ARCHIVE, format="tar", parcel=make_content_name(archive))
+            spec = spec.model_copy(update={"workspace": spec.workspace_spec().model_copy(update={"source": source})})
+        await start_conversation(
+            self.log,
+            self.client.secrets,
+            spec,
+            conversation_id,
+            key=key,
+            upload=archive,
+            awaited=awaited,
+            offers_limit_seconds=self.offers_limit_seconds,
+            role="ingress",
+        )
+
+    async def meta(self, conversation_id: str) -> dict[str, str]:
+        """Return the meta hash of a conversation; empty if there is no such conversation."""
+        key = self.store.keys(conversation_id).meta
+        found = decode_fields(await self.store.call("HGETALL", key))
+        return found if "last_id" in found else {}
+
+    def has_expired(self, expires: datetime | None) -> bool:
+        """Return whether a message has expired; None: it never does."""
+        return expires is not None and expires <= self.store.clock.now()
+
+    async def outcome(self, caller: Caller, meta: Mapping[str, str]) -> str:
+        """Return the answer to a caller, as JSON; empty if there is none yet.
+
+        If users can answer, a conversation whose agent asks a question has not ended; see `Until`.
+        """
+        if caller.outcome or not meta:
+            return caller.outcome
+        conversation_id = caller.conversation_id
+        condition = Until.RESULT if caller.is_headless else Until.OVER
+        if not condition.may_be_met(meta.get("state", "")):
+            return ""
+        events = await self.client.log.read(conversation_id)
+        tally = Tally.of(events)
+        if not condition.is_met(tally.status):
+            return ""
+        summary = await self._with_full_texts(tally.summary(), events, MAX_CHARS[caller.kind])
+        if caller.kind == CELERY:
+            if summary.state == AgentState.STOPPED and await self.revocations.is_revoked(caller.name):
+                return await self.callers.decide(conversation_id, REVOKED)
+            if summary.error_code == EXPIRED_CODE:
+                return await self.callers.decide(conversation_id, EXPIRED)
+        time_limit = str((caller.kept or {}).get("time_limit", ""))
+        return await self.callers.decide(conversation_id, answer_of(summary, time_limit))
+
+    async def _with_full_texts(self, summary: Summary, events: Sequence[Event], limit: int) -> Summary:
+        """Return a summary with full texts, up to a limit of characters; the log has only their head and tail."""
+        if not any(events[place].blobs for place in find_quoted_texts(events)):
+            return summary
+        whole = summarize(await load_quoted_texts(self.client, summary.conversation_id, events))
+        message, outputs = whole.message, whole.outputs
+        if len(message) > limit:
+            how = f"`deckhands show {summary.conversation_id} --json` prints the whole"
+            marker = f"\n[... {len(message) - limit:,} characters left out; {how} ...]\n"
+            message = message[: limit // 2] + marker + message[-limit // 2 :]
+        if len(json.dumps(outputs)) > limit:
+            outputs = summary.outputs
+        return replace(summary, message=message, outputs=outputs)
+
+
+def answer_of(summary: Summary, time_limit: str = "") -> dict[str, Any]:
+    """Return the answer for a conversation that has ended, as plain JSON values; see `failure_of`."""
+    failure = failure_of(summary, time_limit)
+    found: dict[str, Any] = {"status": FAILURE if failure else SUCCESS, "summary": summary.as_json()}
+    return found | {"failure": failure} if failure else found

@@ -1,0 +1,278 @@
+"""The schedules of a store: their definitions and their progress.
+
+Holds: users' changes and the progress written by ticks are separate, so neither overwrites the other. A schedule
+advances from an observed tick only once, even if several workers observe it.
+Does not: start anything; `jobs.ticking` does.
+Keys: `deck:{0}:schedules`, `deck:{0}:schedules:standing`, `deck:{0}:schedules:due`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from broker.contract import find_model_names, replace_surrogates
+from broker.coordination import Quarantine
+from broker.runtime import BrokerSettings, CorruptEntry, UsageError, from_millis, to_millis
+from broker.secrets import Secrets, load_secret_key
+from broker.store import Store
+from deckhands.client import TaskSpec, require_models
+from deckhands.operations.schedules.schedule import Schedule, ScheduleStatus
+
+MAX_SCHEDULES = 10_000
+REMEDY = "`deckhands schedule ls` lists all schedules."
+
+ScheduleCheck = Callable[[Schedule], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSchedule:
+    """A schedule in the store.
+
+    Attributes:
+        due: its next tick; None: it is paused, or there are no more.
+        known: the progress as it was written, perhaps by another version; empty: there is none.
+    """
+
+    schedule: Schedule
+    status: ScheduleStatus
+    due: datetime | None
+    known: bytes = b""
+
+
+class ScheduleRepository:
+    """The schedules of a store."""
+
+    def __init__(self, store: Store, secrets: Secrets) -> None:
+        self._store, self._secrets = store, secrets
+        self._names = store.all_shards[0]
+
+    async def now(self) -> datetime:
+        """Return the store's time, which ticks are compared with."""
+        return await self._store.now(self._names)
+
+    async def add(self, schedule: Schedule, request: TaskSpec) -> datetime | None:
+        """Store a schedule, and return its first tick.
+
+        Raises:
+            UsageError: the name is taken, there are too many schedules, or its task names a model that is not offered.
+        """
+        await require_models(self._store, find_model_names(request.agent_spec()), request.tenant)
+        text = json.dumps(replace_surrogates(request.model_dump(mode="json")))
+        if request.secrets:
+            load_secret_key(BrokerSettings.from_env(), is_made=True)
+            text = base64.b64encode(self._secrets.seal(_encryption_scope(schedule.name), text)).decode()
+        kept = schedule.model_copy(update={"request": text, "is_sealed": bool(request.secrets)})
+        due = None if kept.is_paused else kept.next_after(await self.now())
+        outcome = await self._put(kept.name, b"", kept.model_dump_json().encode(), due)
+        if outcome == "full":
+            raise UsageError(f"The limit of {MAX_SCHEDULES:,} schedules is reached.", remedy="Remove one.")
+        if outcome == "other":
+            raise UsageError(
+                f"There is a schedule {kept.name} already.", remedy="Remove it first, or choose another name."
+            )
+        return due
+
+    async def remove(self, name: str, *, check: ScheduleCheck | None = None) -> None:
+        """Delete a schedule; conversations that it started continue.
+
+        Args:
+            check: raises unless the caller may remove the schedule as it is now; exactly that version is removed.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        while True:
+            text = await self._text(name)
+            if check is not None:
+                check(_parse_schedule(name, text))
+            if await self._put(name, text, b"", None) != "other":
+                return
+
+    async def set_paused(self, name: str, *, is_paused: bool, check: ScheduleCheck | None = None) -> datetime | None:
+        """Pause or resume a schedule, and return its next tick. Idempotent.
+
+        Args:
+            check: raises unless the caller may change the schedule as it is now; exactly that version is changed.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        while True:
+            text = await self._text(name)
+            known = _parse_schedule(name, text)
+            if check is not None:
+                check(known)
+            changed = known.model_copy(update={"is_paused": is_paused})
+            due = None if is_paused else changed.next_after(await self.now())
+            if await self._put(name, text, changed.model_dump_json().encode(), due) == "put":
+                return due
+
+    async def all(self) -> list[StoredSchedule]:
+        """Return the readable schedules, by name."""
+        flat = await self._store.call("HGETALL", self._names.schedules)
+        found = []
+        for raw in flat[::2]:
+            with contextlib.suppress(CorruptEntry, UsageError):
+                found.append(await self.entry(raw.decode(errors="backslashreplace")))
+        return sorted(found, key=lambda entry: entry.schedule.name)
+
+    async def entry(self, name: str) -> StoredSchedule:
+        """Return one schedule.
+
+        Raises:
+            UsageError: there is none of this name.
+            CorruptEntry: its stored form cannot be read.
+        """
+        names = self._names
+        text, known, score = await self._store.call_many(
+            [
+                ("HGET", names.schedules, name),
+                ("HGET", names.schedules_status, name),
+                ("ZSCORE", names.schedules_due, name),
+            ]
+        )
+        if text is None:
+            raise _missing(name)
+        try:
+            due = None if score is None else from_millis(int(float(score)))
+        except (ValueError, OverflowError, OSError) as error:
+            raise _unreadable(name) from error
+        return StoredSchedule(_parse_schedule(name, text), _parse_status(name, known), due, known or b"")
+
+    async def due(self, now: datetime) -> list[str]:
+        """Return the names of due schedules, up to `MAX_SCHEDULES`."""
+        command = ("ZRANGEBYSCORE", self._names.schedules_due, "-inf", to_millis(now), "LIMIT", 0, MAX_SCHEDULES)
+        found = await self._store.call(*command)
+        return [name.decode(errors="backslashreplace") for name in found]
+
+    async def waiting_and_failing(self) -> tuple[list[str], set[str]]:
+        """Return the names of schedules with queued ticks, and of those that could not start one."""
+        flat = await self._store.call("HGETALL", self._names.schedules_status)
+        waiting, failing = [], set()
+        for raw, text in zip(flat[::2], flat[1::2], strict=True):
+            name = raw.decode(errors="backslashreplace")
+            if b'"queued":[]' not in text:
+                waiting.append(name)
+            if b'"error":"' in text and b'"error":""' not in text:
+                failing.add(name)
+        return waiting, failing
+
+    async def move(self, entry: StoredSchedule, standing: ScheduleStatus, due: datetime | None) -> bool:
+        """Write a schedule's progress; False: it was removed, or another worker has advanced it."""
+        names, name = self._names, entry.schedule.name
+        reply = await self._store.call_function(
+            "deck_move_schedule",
+            (names.root,),
+            name,
+            "" if entry.due is None else to_millis(entry.due),
+            "" if due is None else to_millis(due),
+            entry.known,
+            standing.model_dump_json(),
+        )
+        return bool(reply == ["moved"])
+
+    async def quarantine(self, name: str) -> None:
+        """Quarantine an unreadable schedule: it is not due any more, and stays in the store for inspection."""
+        await self._store.call_many(
+            [("ZREM", self._names.schedules_due, name), ("HDEL", self._names.schedules_status, name)]
+        )
+
+    def load_request(self, schedule: Schedule) -> TaskSpec:
+        """Return the task that each tick submits.
+
+        Raises:
+            SecretsLocked: it has secrets, and no key here decrypts them.
+            UsageError: this version cannot use it.
+            CorruptEntry: it cannot be read.
+        """
+        text = schedule.request
+        try:
+            if schedule.is_sealed:
+                text = self._secrets.unseal(_encryption_scope(schedule.name), base64.b64decode(text))
+            fields = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _unreadable(schedule.name) from error
+        return TaskSpec.parse(fields)
+
+    async def rename_foreign_keys(self) -> None:
+        """Rename keys of another type that occupy the places of the schedules.
+
+        The next ticks are recomputed if they were lost.
+        """
+        names, unreadable = self._names, Quarantine(self._store)
+        for key, kind in (
+            (names.schedules, "hash"),
+            (names.schedules_status, "hash"),
+            (names.schedules_due, "zset"),
+        ):
+            found = await self._store.call("TYPE", key)
+            if _text(found) not in (kind, "none"):
+                await unreadable.move_away(key, kind, ValueError(f"it was a {_text(found)}, not a {kind}"))
+        now = await self.now()
+        for entry in await self.all():
+            due = entry.schedule.next_after(now)
+            if entry.due is None and due is not None and not entry.schedule.is_paused:
+                name = entry.schedule.name
+                await self._store.call("ZADD", names.schedules_due, "NX", to_millis(due), name)
+
+    async def _text(self, name: str) -> bytes:
+        """Return the stored text of a schedule.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        text = await self._store.call("HGET", self._names.schedules, name)
+        if text is None:
+            raise _missing(name)
+        found: bytes = text
+        return found
+
+    async def _put(self, name: str, known: bytes, text: bytes, due: datetime | None) -> str:
+        """Write a schedule and its next tick if it is still the known version; see `put_schedule` in Lua."""
+        (outcome,) = await self._store.call_function(
+            "deck_put_schedule",
+            (self._names.root,),
+            name,
+            known,
+            text,
+            "" if due is None else to_millis(due),
+            MAX_SCHEDULES,
+        )
+        return str(outcome)
+
+
+def _parse_schedule(name: str, text: bytes) -> Schedule:
+    try:
+        return Schedule.model_validate_json(text)
+    except ValueError as error:  # includes pydantic's errors
+        raise _unreadable(name) from error
+
+
+def _parse_status(name: str, text: bytes | None) -> ScheduleStatus:
+    try:
+        return ScheduleStatus() if text is None else ScheduleStatus.model_validate_json(text)
+    except ValueError as error:  # includes pydantic's errors
+        raise _unreadable(name) from error
+
+
+def _missing(name: str) -> UsageError:
+    return UsageError(f"There is no schedule {ascii(name)[1:-1][:100]}.", remedy=REMEDY)
+
+
+def _unreadable(name: str) -> CorruptEntry:
+    return CorruptEntry(
+        f"The schedule {ascii(name)[1:-1][:100]} cannot be read.", remedy="Remove it, and add it again."
+    )
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _encryption_scope(name: str) -> str:
+    return f"schedule-{name}"

@@ -1,0 +1,101 @@
+"""Where archived files are: which files there count, and in which order."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from deckhands.client.archive.errors import ArchiveUnavailable
+from deckhands.client.archive.storage import ArchiveStorage
+
+
+@pytest.mark.parametrize("where", ["memory://bucket/place-test", "{folder}/place", "file://{folder}/place/"])
+def test_only_files_of_conversations_are_named(where: str, tmp_path: Path) -> None:
+    place = ArchiveStorage(where.format(folder=tmp_path))
+    assert place.names() == []
+    for name in ("abc-1", "abc-2"):
+        place.write(name, BytesIO(b"content"))
+    assert sorted(place.names()) == ["abc-1", "abc-2"]
+    place.remove("abc-1")
+    assert place.names() == ["abc-2"]
+
+
+def test_latest_written_file_comes_first_and_only_it_counts(tmp_path: Path) -> None:
+    place = ArchiveStorage(str(tmp_path))
+    for number, name in ((2, "later"), (1, "earlier"), (3, "last")):
+        place.write(name, BytesIO(b"content"))
+        os.utime(place.path(name), (number, number))
+    for stray in ("later.zip", "ff/x/later.zip", "ff/..zip", f"{Path(place.path('later')).parent.name}/other.zip"):
+        path = tmp_path / stray
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("somebody else's")
+    assert place.names() == ["last", "later", "earlier"]
+
+
+def test_leftovers_of_killed_writers_go_and_active_writes_stay(tmp_path: Path) -> None:
+    place = ArchiveStorage(str(tmp_path))
+    place.sweep(before=datetime.now(UTC))  # nothing was written yet
+    place.write("whole", BytesIO(b"content"))
+    drafts = tmp_path / ".drafts"
+    assert not [*drafts.iterdir()]
+    for name, age in (("left", 7200), ("under-way", 0)):
+        (drafts / name).write_bytes(b"con")
+        os.utime(drafts / name, (datetime.now(UTC).timestamp() - age,) * 2)
+    place.sweep(before=datetime.now(UTC) - timedelta(hours=1))
+    assert [path.name for path in drafts.iterdir()] == ["under-way"]
+    assert place.names() == ["whole"]
+
+
+def test_two_who_write_one_file_spoil_it_for_neither(tmp_path: Path) -> None:
+    place = ArchiveStorage(str(tmp_path))
+
+    class Interrupted(BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            if self.tell() == 0:
+                place.write("one", BytesIO(b"the other's"))
+            return super().read(size)
+
+    place.write("one", Interrupted(b"content"))
+    with place.reading("one") as file:
+        assert file.read() == b"content"
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    place = ArchiveStorage(str(tmp_path))
+
+    class Broken(BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            raise OSError("no device")
+
+    with pytest.raises(ArchiveUnavailable, match="no device"):
+        place.write("one", Broken())
+    assert not [*(tmp_path / ".drafts").iterdir()]
+
+
+WRITING = """
+import io, os, sys
+from deckhands.client.archive.storage import ArchivePlace
+place = ArchivePlace(sys.argv[1])
+opened = set()
+def note(event, arguments):
+    if event == "open" and isinstance(arguments[0], str) and os.path.isdir(arguments[0]):
+        opened.add(arguments[0])
+sys.addaudithook(note)
+place.write("conversation", io.BytesIO(b"content"))
+print(*sorted(opened), sep="\\n")
+"""
+
+
+def test_new_folder_names_are_synced_with_a_file(tmp_path: Path) -> None:
+    """A directory is opened to be synchronized: its entries are not on the disk before that, whatever is in them."""
+    root = tmp_path / "above" / "archive"
+    arguments = [sys.executable, "-c", WRITING, str(root)]
+    done = subprocess.run(arguments, check=True, capture_output=True, text=True, env={"PATH": ""}, timeout=60)
+    folder = Path(ArchiveStorage(str(root)).path("conversation")).parent
+    assert {Path(line) for line in done.stdout.splitlines()} >= {folder, root, root.parent, tmp_path}

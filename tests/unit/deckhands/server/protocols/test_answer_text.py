@@ -1,0 +1,151 @@
+"""What an agent says, as it is written: each word once and in order, whatever becomes of the pieces."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from deckhands.server.protocols.answer_text import AnswerText
+
+
+def piece(text: str, at: int | None = 0, call: str = "1.1", kind: str = "text") -> dict[str, Any]:
+    return {"call": call, "kind": kind, "text": text, "at": at}
+
+
+def reply(content: str = "", finish: str | None = None, step: int = 1) -> dict[str, Any]:
+    arguments = json.dumps({"message": finish})
+    calls = [{"id": "1", "name": "finish", "arguments": arguments}] if finish is not None else []
+    return {"kind": "model.reply", "content": content, "tool_calls": calls, "iteration": step}
+
+
+def test_words_come_at_once_and_the_reply_adds_nothing() -> None:
+    spoken = AnswerText()
+    assert [spoken.add_piece(piece("Good ")), spoken.add_piece(piece("day.", 5))] == ["Good ", "day."]
+    assert spoken.add_reply(reply("Good day.")) == ""
+    assert spoken.finish("Good day.") == ""
+
+
+def test_after_a_lost_piece_the_rest_comes_from_the_reply() -> None:
+    spoken = AnswerText()
+    assert [
+        spoken.add_piece(piece("Good ")),
+        spoken.add_piece(piece("all!", 10)),
+        spoken.add_piece(piece("x", 14)),
+    ] == [
+        "Good ",
+        "",
+        "",
+    ]
+    assert spoken.add_reply(reply("Good day, all!x")) == "day, all!x"
+
+
+def test_text_lost_whole_is_missed_by_its_successor() -> None:
+    spoken = AnswerText()
+    assert spoken.add_piece(piece('finish {"message": "done"', 4, kind="call")) == ""
+    assert spoken.add_reply(reply("So. ", "done")) == "So. \n\ndone"
+
+
+def test_thinking_counts_and_is_not_said() -> None:
+    spoken = AnswerText()
+    assert [spoken.add_piece(piece("Hm.", kind="thinking")), spoken.add_piece(piece("Good", 3))] == ["", "Good"]
+
+
+@pytest.mark.parametrize("at", [3, None])
+def test_pieces_without_start_or_position_wait_for_the_reply(at: int | None) -> None:
+    spoken = AnswerText()
+    assert spoken.add_piece(piece("day.", at)) == ""
+    assert spoken.add_reply(reply("Good day.")) == "Good day."
+
+
+def test_same_call_by_another_worker_continues_the_text() -> None:
+    spoken = AnswerText()
+    assert spoken.add_piece(piece("Good ")) == "Good "
+    assert [spoken.add_piece(piece("Go")), spoken.add_piece(piece("od day", 2)), spoken.add_piece(piece(".", 8))] == [
+        "",
+        "day",
+        ".",
+    ]
+    assert spoken.add_reply(reply("Good day.")) == ""
+
+
+def test_equal_attempt_continues_and_different_one_follows_whole() -> None:
+    spoken = AnswerText()
+    assert spoken.add_piece(piece("Good ")) == "Good "
+    assert spoken.add_piece(piece("Good day", call="1.2")) == "day"
+    assert spoken.add_piece(piece("Bad", call="1.2.1")) == ""
+    assert spoken.add_piece(piece(" weather", 3, call="1.2.1")) == ""
+    assert spoken.add_reply(reply("Bad weather")) == "\n\nBad weather"
+    assert spoken.finish("Bad weather") == ""
+
+
+def test_finish_message_streams_as_written_behind_the_text() -> None:
+    spoken, call = AnswerText(), 'finish {"message": "All \\"done\\" \\ud83d\\ude00\\n.", "output": {}}'
+    found = spoken.add_piece(piece("So. "))
+    steps = [spoken.add_piece(piece(letter, at, kind="call")) for at, letter in enumerate(call, 4)]
+    assert found + "".join(steps) == 'So. \n\nAll "done" 😀\n.'
+    assert max(map(len, steps)) <= 3  # the blank line comes with the first letter
+    assert spoken.add_reply(reply("So.", 'All "done" 😀\n.')) == ""
+    assert spoken.finish('All "done" 😀\n.') == ""
+
+
+@pytest.mark.parametrize(
+    "call",
+    ['run {"message": "x"}', 'finish {"output": {"message": "x"}, "message": "y"}', "finish [", "finish", "\nfinish {"],
+)
+def test_what_is_no_message_of_a_finish_is_not_said(call: str) -> None:
+    assert AnswerText().add_piece(piece(call, kind="call")) == ""
+
+
+def test_replies_are_apart_and_the_last_is_the_answer() -> None:
+    spoken = AnswerText()
+    said = spoken.add_piece(piece("I look.")) + spoken.add_reply(reply("I look."))
+    said += spoken.add_piece(piece("late", 7)) + spoken.add_reply({**reply("no step"), "service": "condenser"})
+    said += spoken.add_piece(piece("Two ", call="2.1")) + spoken.add_reply(reply("Two files.", step=2))
+    assert said + spoken.finish("Two files.") == "I look.\n\nTwo files."
+
+
+def test_an_answer_that_was_no_reply_follows() -> None:
+    spoken = AnswerText()
+    said = spoken.add_reply(reply("I look.")) + spoken.finish("look.")
+    assert said == "I look.\n\nlook."
+    assert AnswerText().finish("It has ended.") == "It has ended."
+
+
+def test_pieces_of_earlier_turns_are_not_said_again() -> None:
+    spoken = AnswerText(step=4)
+    assert spoken.add_piece(piece("old", call="3.1")) == ""
+    assert spoken.add_piece(piece("new", call="4.1")) == "new"
+
+
+@pytest.mark.parametrize("call", ["", "x", "-1.1", "1", "1" * 5_000 + ".1", "99.1"])
+def test_pieces_of_no_call_are_not_said(call: str) -> None:
+    assert AnswerText().add_piece(piece("x", call=call)) == ""
+
+
+def cut(draw: random.Random, text: str) -> list[tuple[int, str]]:
+    """A text in pieces, with their places."""
+    places = sorted({0, *(draw.randrange(len(text)) for _ in range(4))})
+    return [(a, text[a:b]) for a, b in zip(places, [*places[1:], len(text)], strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_each_word_appears_once_despite_loss_repetition_or_delay(seed: int) -> None:
+    draw, said, whole = random.Random(seed), "", []
+    spoken, pending = AnswerText(), list[dict[str, Any]]()
+    for step in range(1, 5):
+        text, finish = f"words of {step} 你 ", f'the "end" \\ of\n{step}'
+        call = f"finish {json.dumps({'message': finish})}"
+        sent = [piece(part, at, f"{step}.1") for at, part in cut(draw, text)]
+        sent += [piece(part, len(text) + at, f"{step}.1", "call") for at, part in cut(draw, call)]
+        if draw.random() < 0.3:
+            sent = sent[: draw.randrange(len(sent))] + sent  # the worker was killed, and another one asked again
+        pending += [one for one in sent if draw.random() > 0.1]
+        late = draw.randrange(len(pending) + 1)
+        said += "".join(map(spoken.add_piece, pending[:late])) + spoken.add_reply(reply(text.strip(), finish, step))
+        pending = pending[late:]
+        whole.append(f"{text.strip()}\n\n{finish}")
+    said += spoken.finish(finish)
+    assert " ".join(said.split()) == " ".join("\n\n".join(whole).split())
