@@ -66,10 +66,10 @@ class Notebooks:
         """Return every notebook with its number of notes, sorted. A notebook with an unreadable name is left out."""
         names = await self._store.call("SMEMBERS", self._keys.notebooks)
         parts = (name.decode(errors="backslashreplace").split("/") for name in names)
-        books = sorted(NotebookKey(*three) for three in parts if _are_names(three))
-        commands = [("HLEN", self._key(book)) for book in books]
+        repositories = sorted(NotebookKey(*three) for three in parts if _are_names(three))
+        commands = [("HLEN", self._key(repository)) for repository in repositories]
         counts = await self._store.call_many(commands)
-        return {book: int(count) for book, count in zip(books, counts, strict=True)}
+        return {repository: int(count) for repository, count in zip(repositories, counts, strict=True)}
 
     def _key(self, notebook: NotebookKey) -> str:
         return self._keys.notes(_render_name(notebook))

@@ -102,9 +102,9 @@ class Placement:
         """Return the error that explains why no node can serve the workspace."""
         shown = [f"{_truncate(node)} {why}" for node, why in sorted(self.unmet_needs.items())[:NODES_SHOWN]]
         more = len(self.unmet_needs) - len(shown)
-        told = ". ".join([*shown, *([f"{more} more nodes cannot serve it"] if more > 0 else [])])
+        reported = ". ".join([*shown, *([f"{more} more nodes cannot serve it"] if more > 0 else [])])
         return NotServed(
-            f"No running node can serve this workspace. {told or 'No tool worker of its pool is running'}.",
+            f"No running node can serve this workspace. {reported or 'No tool worker of its pool is running'}.",
             remedy="Change the needs, or start a tool worker that meets them.",
         )
 

@@ -63,12 +63,12 @@ def next_effect(state: State, now: datetime, done: Container[SideEffect] | None 
             need them.
     """
     if done is not None:
-        for errands in SIDE_EFFECTS:
-            for errand in errands(state):
-                if errand not in done:
-                    return errand
-    for want in ORDER:
-        effect = want(state, now)
+        for side_effects in SIDE_EFFECTS:
+            for side_effect in side_effects(state):
+                if side_effect not in done:
+                    return side_effect
+    for rule in ORDER:
+        effect = rule(state, now)
         if effect is not None:
             return effect
     raise AssertionError("the last of them always wants a step")
@@ -76,8 +76,8 @@ def next_effect(state: State, now: datetime, done: Container[SideEffect] | None 
 
 def find_decision_name(state: State, now: datetime) -> str:
     """Return the name of the decision in charge, for an error about it."""
-    want = next(want for want in ORDER if want(state, now) is not None)
-    return f"{want.__module__.rpartition('.')[2]}.{want.__name__}"
+    rule = next(rule for rule in ORDER if rule(state, now) is not None)
+    return f"{rule.__module__.rpartition('.')[2]}.{rule.__name__}"
 
 
 @cache

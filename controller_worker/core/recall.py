@@ -43,8 +43,8 @@ def recall(
     """
     recalled = tuple(notes) or None
     known = _merge_skills(state.setup.agent.skills, skills.skills)
-    told = [skill for skill in known if skill.name not in state.setup.agent.disabled_microagents]
-    mentioned = tuple(_find_mentioned(told, message.content.lower()))
+    reported = [skill for skill in known if skill.name not in state.setup.agent.disabled_microagents]
+    mentioned = tuple(_find_mentioned(reported, message.content.lower()))
     if recall_type is not RecallType.WORKSPACE_CONTEXT:
         if not mentioned and recalled is None:
             return None
@@ -53,7 +53,7 @@ def recall(
         recall_type=recall_type,
         date=message.sent.date().isoformat() if message.sent else "",
         working_dir=state.setup.workspace.path or "",
-        repo_instructions="\n\n".join(skill.content for skill in told if not skill.triggers),
+        repo_instructions="\n\n".join(skill.content for skill in reported if not skill.triggers),
         microagent_knowledge=mentioned,
         notes=recalled,
         unreadable_skills=skills.unreadable or None,

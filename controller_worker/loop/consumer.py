@@ -77,10 +77,10 @@ class ControllerConsumer:
         preparing = asyncio.create_task(services.models.prepare(), name="prepare the model's client")
         try:
             while not stop.is_set():
-                incarnation = await self.start_session(services)
-                with HeartbeatThread(variables.url, incarnation.membership) as heartbeat_thread:
-                    async with incarnation.membership.handing_back():
-                        await incarnation.run(stop, on_beat=heartbeat_thread.record_turn)
+                worker_session = await self.start_session(services)
+                with HeartbeatThread(variables.url, worker_session.membership) as heartbeat_thread:
+                    async with worker_session.membership.handing_back():
+                        await worker_session.run(stop, on_beat=heartbeat_thread.record_turn)
         finally:
             preparing.cancel()
             await services.sdk_sessions.aclose()
@@ -125,15 +125,15 @@ class ControllerConsumer:
 
     def report(self) -> Mapping[str, Any]:
         """See `LoopService.report`."""
-        incarnation = self._session
-        if incarnation is None:
+        worker_session = self._session
+        if worker_session is None:
             return {"role": "controller", "conversations": 0}
         return {
             "role": "controller",
-            "worker_id": incarnation.worker_id,
-            "conversations": len(incarnation.loops),
-            "steps": incarnation.progress,
-            "is_draining": incarnation.is_draining,
+            "worker_id": worker_session.worker_id,
+            "conversations": len(worker_session.loops),
+            "steps": worker_session.progress,
+            "is_draining": worker_session.is_draining,
         }
 
 

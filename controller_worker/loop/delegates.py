@@ -290,8 +290,8 @@ async def _make_result(log: EventLog, state: State) -> tuple[str, dict[str, Any]
     outputs = _find_outputs(last)
     match state.lifecycle.agent_state:
         case AgentState.FINISHED | AgentState.REJECTED:
-            told = ", ".join(f"{key}: {value}" for key, value in outputs.items() if key != "metrics")
-            return f"{name} finishes task with {told}", outputs
+            reported = ", ".join(f"{key}: {value}" for key, value in outputs.items() if key != "metrics")
+            return f"{name} finishes task with {reported}", outputs
         case AgentState.ERROR:
             return f"{name} encountered an error during execution. {state.lifecycle.last_error}", {}
         case AgentState.AWAITING_USER_INPUT:

@@ -170,13 +170,13 @@ class Hooks:
         for hook in self._hooks.get(point, ()):
             if hook.kinds and event.get("kind") not in hook.kinds:
                 continue
-            told = {
+            reported = {
                 "point": point.value,
                 "conversation_id": state.setup.conversation_id,
                 "iteration": state.usage.iteration,
                 **about,
             }
-            reason = await _ask(hook, told)
+            reason = await _ask(hook, reported)
             if reason is not None and point in MAY_VETO:
                 return reason[:MAX_REASON_CHARS]
         return None

@@ -13,12 +13,12 @@ from broker.contract import DelegateEnded, Event, ModelReply, ModelUsage, TokenU
 def sum_usage_by_model(events: Iterable[Event]) -> tuple[ModelUsage, ...]:
     """Return the usage by model, in the order of each model's first call."""
     found: dict[str, ModelUsage] = {}
-    told: set[int] = set()
+    reported: set[int] = set()
     for event in events:
         if isinstance(event, ModelReply):
             _add(found, ModelUsage(model=event.model, calls=1, cost_usd=event.cost_usd or 0.0, usage=event.usage))
-        elif isinstance(event, DelegateEnded) and event.delegate_id not in told:
-            told.add(event.delegate_id)
+        elif isinstance(event, DelegateEnded) and event.delegate_id not in reported:
+            reported.add(event.delegate_id)
             for used in event.models:
                 _add(found, used)
     return tuple(found.values())

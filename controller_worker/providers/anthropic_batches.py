@@ -128,5 +128,5 @@ def _to_stored_result(result: Mapping[str, Any]) -> bytes:
         case "canceled":
             return CANCELLED
     error = result.get("error")
-    told: ModelError = to_model_error(StreamedError(error if isinstance(error, dict) else {}))
-    return to_stored_failure(told)
+    reported: ModelError = to_model_error(StreamedError(error if isinstance(error, dict) else {}))
+    return to_stored_failure(reported)

@@ -90,8 +90,8 @@ class OpenAIBatches:
         if batch.get("status") in _UNDER_WAY:
             return None
         if batch.get("status") == "failed":
-            told: Mapping[str, Any] = next(iter((batch.get("errors") or {}).get("data") or ()), {})
-            raise BadRequestError("The provider refuses the batch.", provider_text=str(told.get("message") or ""))
+            reported: Mapping[str, Any] = next(iter((batch.get("errors") or {}).get("data") or ()), {})
+            raise BadRequestError("The provider refuses the batch.", provider_text=str(reported.get("message") or ""))
         results: dict[str, bytes] = {}
         for name in ("output_file_id", "error_file_id"):
             if batch.get(name):

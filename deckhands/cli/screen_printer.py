@@ -146,12 +146,12 @@ class ScreenPrinter(EventPrinter):
     @asynccontextmanager
     async def live(self) -> AsyncIterator[None]:
         """Keep the status line up to date."""
-        ticking = asyncio.ensure_future(self._tick())
+        scheduling = asyncio.ensure_future(self._tick())
         try:
             yield
         finally:
-            ticking.cancel()
-            await asyncio.gather(ticking, return_exceptions=True)
+            scheduling.cancel()
+            await asyncio.gather(scheduling, return_exceptions=True)
             self.close()
 
     async def _tick(self) -> None:

@@ -174,8 +174,8 @@ class _BulkOutcomes:
         if len(self.failures) < SHOWN_FAILURES:
             self.failures.append(error.message)
         if self.as_json:
-            told = {"code": error.code, "message": error.message}
-            print_json({"conversation_id": conversation_id, "done": False} | told)
+            reported = {"code": error.code, "message": error.message}
+            print_json({"conversation_id": conversation_id, "done": False} | reported)
 
     def close(self) -> int:
         """Print the totals, and return the exit code."""

@@ -71,9 +71,9 @@ async def _follow(directory: Path, name: str, place: str) -> None:
                 async with evaluation_client(settings, place) as client:
                     steering = EvaluationSteering(client.store, name)
                     while is_driven(directory):
-                        standing = parse_status((await steering.read()).status)
-                        if standing is not None:
-                            screen.show(standing)
+                        status = parse_status((await steering.read()).status)
+                        if status is not None:
+                            screen.show(status)
                         await asyncio.sleep(POLL_SECONDS)
             # its private store is not running yet, or has stopped
             except (UsageError, StoreUnavailable, OutcomeUnknown):

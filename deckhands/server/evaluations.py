@@ -294,16 +294,16 @@ async def attempts(
 
 
 def _fields_of(listed: EvaluationListing) -> dict[str, Any]:
-    standing, about = listed.status, listed.about
+    status, about = listed.status, listed.about
     fields: dict[str, Any] = {
         "name": listed.name,
         "tenant": about.tenant,
         "dataset": about.dataset,
         "models": list(about.models),
         "at": listed.at,
-        "is_driven": listed.is_driven and standing is not None and standing.state != "over",
+        "is_driven": listed.is_driven and status is not None and status.state != "over",
     }
-    return fields | _status_fields(standing)
+    return fields | _status_fields(status)
 
 
 def _status_fields(standing: EvaluationStatus | None) -> dict[str, Any]:
@@ -324,9 +324,9 @@ def _status_fields(standing: EvaluationStatus | None) -> dict[str, Any]:
 
 
 def _details(listed: EvaluationListing, overview: EvaluationOverview) -> EvaluationDetails:
-    standing = listed.status
+    status = listed.status
     fields = _fields_of(listed) | {
-        "attempts": [AttemptInFlight.of(one) for one in (standing.attempts if standing is not None else ())],
+        "attempts": [AttemptInFlight.of(one) for one in (status.attempts if status is not None else ())],
         "figures": [_figures(model, found) for model, found in overview.models.items()],
         "distributions": [
             ShownDistribution(

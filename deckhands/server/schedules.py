@@ -65,8 +65,8 @@ class ShownSchedule(BaseModel):
     def of(cls, entry: StoredSchedule) -> Self:
         """Convert an entry of the schedule repository."""
         planned = entry.schedule.model_dump(include={"name", "cron", "zone", "overlap", "is_paused"})
-        standing = entry.status.model_dump(exclude={"queued"})
-        return cls(**planned, **standing, next=entry.due)
+        status = entry.status.model_dump(exclude={"queued"})
+        return cls(**planned, **status, next=entry.due)
 
 
 def _repository(gateway: GatewayOf) -> ScheduleRepository:

@@ -129,8 +129,8 @@ class BubblewrapSandbox:
         if not isinstance(descriptors, HostDescriptors):
             filtered = () if descriptors is None else _make_filter_option(descriptors)
             return [_find_executable(), *options, *filtered, "--", *program]
-        told = ("--info-fd", str(descriptors.pid), "--args", str(descriptors.options), "--as-pid-1")
-        return [_find_executable(), *told, *_make_filter_option(descriptors.system_calls), "--", *program]
+        reported = ("--info-fd", str(descriptors.pid), "--args", str(descriptors.options), "--as-pid-1")
+        return [_find_executable(), *reported, *_make_filter_option(descriptors.system_calls), "--", *program]
 
     def kill_stragglers(self, host_id: str) -> None:
         """See `Sandbox.kill_stragglers`."""

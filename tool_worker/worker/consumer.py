@@ -134,10 +134,10 @@ class ToolConsumer:
         offer = await asyncio.to_thread(build_node_offer, settings)
         try:
             while not stop.is_set():
-                incarnation = self.start_session(store, workspaces, offer)
-                with HeartbeatThread(variables.url, incarnation.membership) as heartbeat_thread:
-                    async with incarnation.membership.handing_back():
-                        await incarnation.run(stop, on_beat=heartbeat_thread.record_turn)
+                worker_session = self.start_session(store, workspaces, offer)
+                with HeartbeatThread(variables.url, worker_session.membership) as heartbeat_thread:
+                    async with worker_session.membership.handing_back():
+                        await worker_session.run(stop, on_beat=heartbeat_thread.record_turn)
             if variables.workspace_ends_with_worker:
                 await end_finished(store, workspaces, settings.node_dir)
         finally:
@@ -176,15 +176,15 @@ class ToolConsumer:
 
     def report(self) -> Mapping[str, Any]:
         """See `LoopService.report`."""
-        incarnation = self._session
+        worker_session = self._session
         return {
             "role": "tool",
             "node": self._settings.node,
             "pools": list(self._settings.pools),
-            "worker_id": incarnation.worker_id if incarnation else "",
-            "running": len(incarnation.running) if incarnation else 0,
-            "actions": incarnation.progress if incarnation else 0,
-            "refused_by_proxies": incarnation.refusals if incarnation else 0,
+            "worker_id": worker_session.worker_id if worker_session else "",
+            "running": len(worker_session.running) if worker_session else 0,
+            "actions": worker_session.progress if worker_session else 0,
+            "refused_by_proxies": worker_session.refusals if worker_session else 0,
         }
 
 

@@ -126,10 +126,10 @@ def find_choice_failure(reply: Mapping[str, Any]) -> StreamedError | None:
     if not isinstance(first, Mapping):
         return None
     corner = first.get("provider_specific_fields")
-    told = first.get("error") or (corner.get("error") if isinstance(corner, Mapping) else None)
-    if not told and first.get("finish_reason") not in PROVIDER_FAILED_REASONS:
+    reported = first.get("error") or (corner.get("error") if isinstance(corner, Mapping) else None)
+    if not reported and first.get("finish_reason") not in PROVIDER_FAILED_REASONS:
         return None
-    return StreamedError({"error": told or {"message": "The provider failed within its reply."}})
+    return StreamedError({"error": reported or {"message": "The provider failed within its reply."}})
 
 
 class BatchedError(Exception):

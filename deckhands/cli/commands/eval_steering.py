@@ -187,17 +187,17 @@ def resume(options: EvaluationOptions) -> None:
 @with_options(EvalRetuneOptions)
 def retune(options: EvalRetuneOptions) -> None:
     """Change the settings of a running evaluation. `--until ""` removes a criterion."""
-    wishes = {
+    desired = {
         "at_once": options.at_once,
         "budget_usd": options.budget,
         "retries": options.retries,
         "until": options.until,
     }
-    if all(value is None for value in wishes.values()):
+    if all(value is None for value in desired.values()):
         raise UsageError("No change is given.", remedy="Name -n, --budget, --retries or --until.")
 
     async def act(client: Client, steering: EvaluationSteering, wanted: StoredSteering) -> bool:
-        await steering.set_desired(**wishes)
+        await steering.set_desired(**desired)
         return await _is_driven(client, wanted)
 
     _note_driver("The change applies from now on.", _steer(options.evaluation, act))
@@ -273,10 +273,10 @@ def status(options: EvalStatusOptions) -> None:
 
     wanted, is_driven = _steer(options.evaluation, act)
     if options.as_json:
-        wishes = wanted.desired.model_dump(exclude_none=True)
-        if wishes.get("budget_usd") == math.inf:
-            wishes["budget_usd"] = None
-        print_json({"is_driven": is_driven, "wishes": wishes, "standing": dict(wanted.status)})
+        desired = wanted.desired.model_dump(exclude_none=True)
+        if desired.get("budget_usd") == math.inf:
+            desired["budget_usd"] = None
+        print_json({"is_driven": is_driven, "wishes": desired, "standing": dict(wanted.status)})
         return
     standing = parse_status(wanted.status)
     print_text(standing.render_line if standing is not None else "It has not started.")

@@ -83,19 +83,24 @@ def notes(options: NotesOptions) -> None:
     memory = parse_memory(options.project, options.user)
     if not re.fullmatch(NAME_PATTERN, options.tenant):
         raise UsageError(f"A tenant cannot be called {options.tenant!r}.", remedy=NAME_REMEDY)
-    book = NotebookKey.of(memory, tenant=options.tenant)
+    repository = NotebookKey.of(memory, tenant=options.tenant)
     if not options.changes:
-        _show(asyncio.run(_notes(settings, memory, book, is_local=is_local)), as_json=options.as_json)
+        _show(asyncio.run(_notes(settings, memory, repository, is_local=is_local)), as_json=options.as_json)
         return
-    say(asyncio.run(_change(settings, memory, book, options, is_local=is_local)))
+    say(asyncio.run(_change(settings, memory, repository, options, is_local=is_local)))
 
 
 def _show_notebooks(books: dict[NotebookKey, int], *, as_json: bool) -> None:
     if as_json:
-        for book, count in books.items():
-            print_json({"tenant": book.tenant, "user": book.user, "project": book.project, "notes": count})
+        for repository, count in books.items():
+            print_json(
+                {"tenant": repository.tenant, "user": repository.user, "project": repository.project, "notes": count}
+            )
         return
-    rows = [(book.project or "-", book.user or "-", book.tenant or "-", str(count)) for book, count in books.items()]
+    rows = [
+        (repository.project or "-", repository.user or "-", repository.tenant or "-", str(count))
+        for repository, count in books.items()
+    ]
     print_text("\n".join(render_table(("PROJECT", "USER", "TENANT", "NOTES"), rows)))
 
 
@@ -139,13 +144,13 @@ async def _change(
             _require_found(file.forget(note_id or ""), note_id)
     else:
         async with cluster_client(settings) as client:
-            books = Notebooks(client.store)
+            repositories = Notebooks(client.store)
             if note is not None:
-                await books.write(book, note)
+                await repositories.write(book, note)
             elif options.erase:
-                await books.erase(book)
+                await repositories.erase(book)
             else:
-                _require_found(await books.remove(book, note_id or ""), note_id)
+                _require_found(await repositories.remove(book, note_id or ""), note_id)
     if note is not None:
         return f"Saved with the id {note.id}."
     return "The notebook is empty." if options.erase else f"The note {note_id} is removed."

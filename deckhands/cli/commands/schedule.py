@@ -121,9 +121,9 @@ def add(options: AddScheduleOptions) -> None:
     request = _request_of(settings, options)
 
     async def keep(client: Client) -> list[datetime]:
-        book = ScheduleRepository(client.store, client.secrets)
-        await book.add(planned, request)
-        return planned.next_ticks(await book.now())
+        repository = ScheduleRepository(client.store, client.secrets)
+        await repository.add(planned, request)
+        return planned.next_ticks(await repository.now())
 
     ticks = on_cluster(keep)
     if options.as_json:
@@ -214,13 +214,13 @@ def _request_of(settings: CliSettings, options: AddScheduleOptions) -> TaskSpec:
 
 
 def _cells(entry: StoredSchedule) -> tuple[str, ...]:
-    planned, standing = entry.schedule, entry.status
+    planned, status = entry.schedule, entry.status
     due = format_time(entry.due) if entry.due else "never"
     if planned.is_paused:
         due = "paused"
-    last = f"{format_time(standing.last_tick)} {standing.conversation_id}" if standing.last_tick else ""
-    numbers = (str(standing.begun), str(standing.skipped), str(standing.missed))
-    return (planned.name, planned.cron, planned.zone, planned.overlap, due, last, *numbers, standing.error)
+    last = f"{format_time(status.last_tick)} {status.conversation_id}" if status.last_tick else ""
+    numbers = (str(status.begun), str(status.skipped), str(status.missed))
+    return (planned.name, planned.cron, planned.zone, planned.overlap, due, last, *numbers, status.error)
 
 
 def _as_json(entry: StoredSchedule) -> dict[str, Any]:

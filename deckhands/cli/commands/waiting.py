@@ -215,8 +215,8 @@ async def _summary(client: Client, row: ConversationRow) -> Summary | None:
 
 def _cells(summary: Summary) -> tuple[str, ...]:
     cost = render_cost(summary.cost_usd, is_whole=not summary.has_unknown_cost)
-    told = json.dumps(summary.outputs, ensure_ascii=False) if summary.outputs else summary.message
-    return (summary.conversation_id, summary.state, cost, summary.last_error or told)
+    reported = json.dumps(summary.outputs, ensure_ascii=False) if summary.outputs else summary.message
+    return (summary.conversation_id, summary.state, cost, summary.last_error or reported)
 
 
 def _print_table(rows: list[tuple[str, ...]], *, has_head: bool) -> None:

@@ -107,6 +107,6 @@ class ConversationFollower:
             if self._is_threaded and not inspect.iscoroutinefunction(callback):
                 await asyncio.to_thread(callback, event)
                 continue
-            told = callback(event)
-            if inspect.isawaitable(told):
-                await told
+            reported = callback(event)
+            if inspect.isawaitable(reported):
+                await reported

@@ -208,8 +208,8 @@ async def follow_run(
     interruption = asyncio.ensure_future(watcher.interrupted.wait())
     breakage = asyncio.ensure_future(broken) if broken is not None else asyncio.get_running_loop().create_future()
     waiting: list[asyncio.Future[Any]] = [following, interruption, breakage]
-    telling = warn_of_ignored_settings(client, watcher.on_notice, limit_seconds=CONTROLLER_LIMIT_SECONDS)
-    beside = [asyncio.ensure_future(_show(live, watcher.on_piece)), asyncio.ensure_future(telling)]
+    notifying = warn_of_ignored_settings(client, watcher.on_notice, limit_seconds=CONTROLLER_LIMIT_SECONDS)
+    beside = [asyncio.ensure_future(_show(live, watcher.on_piece)), asyncio.ensure_future(notifying)]
     try:
         await asyncio.wait(waiting, timeout=task.time_limit_seconds, return_when=asyncio.FIRST_COMPLETED)
         if breakage.done():

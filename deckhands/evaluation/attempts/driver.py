@@ -138,8 +138,8 @@ class Driver:
                 return
 
     def _start_attempt(self, model: str) -> bool:
-        under_way = sum(key[0] == model for key in self._under_way)
-        if under_way >= self._models[model].pace.limit or len(self._under_way) >= self._hosts.pace.limit:
+        in_flight = sum(key[0] == model for key in self._under_way)
+        if in_flight >= self._models[model].pace.limit or len(self._under_way) >= self._hosts.pace.limit:
             return False
         attempt = self._pending[model].popleft()
         one = AttemptInFlight(attempt, self._rounds.get(attempt.key, 0), SYSTEM_CLOCK.monotonic())
@@ -151,8 +151,8 @@ class Driver:
 
     def _is_spent(self) -> bool:
         budget = self.plan.budget_usd
-        under_way = sum(one.spent_usd for one in self._under_way.values())
-        return budget is not None and self._meter.cost_usd + under_way >= budget
+        in_flight = sum(one.spent_usd for one in self._under_way.values())
+        return budget is not None and self._meter.cost_usd + in_flight >= budget
 
     def _end_ended(self) -> None:
         for key, one in list(self._under_way.items()):
@@ -217,9 +217,9 @@ class Driver:
 
     async def _show(self) -> None:
         now = self._client.store.clock.now().timestamp()
-        standing = self.compute_status()
-        self._on_standing(standing)
-        await self._steering.publish_status({**standing.as_json(), "at": round(now, 3)})
+        status = self.compute_status()
+        self._on_standing(status)
+        await self._steering.publish_status({**status.as_json(), "at": round(now, 3)})
         rows, self._uncatalogued = self._uncatalogued, []
         await self._catalog.put(self.plan.name, rows)
 
@@ -231,14 +231,14 @@ class Driver:
 
     async def _set_pace(self) -> None:
         now = SYSTEM_CLOCK.monotonic()
-        under_way = list(self._under_way.values())
-        hosts, calls = await self._load.read(now, starting=sum(one.is_starting for one in under_way))
+        in_flight = list(self._under_way.values())
+        hosts, calls = await self._load.read(now, starting=sum(one.is_starting for one in in_flight))
         self._meter.refused += calls.refused
         if not self.plan.is_paced:
             return
-        self._hosts.tick(now, len(under_way), hosts)
+        self._hosts.tick(now, len(in_flight), hosts)
         for model, pace in self._models.items():
-            own = [one for one in under_way if one.attempt.model == model]
+            own = [one for one in in_flight if one.attempt.model == model]
             held = sum(one.seen.state == "rate_limited" for one in own)
             is_refused = held > 0 or len(self._models) == 1
             pace.tick(now, len(own), calls, is_refused=is_refused, in_queue=held)
@@ -250,12 +250,12 @@ class Driver:
 
     async def _obey(self, wanted: StoredSteering) -> None:
         self._rounds = dict(wanted.rounds)
-        wishes = wanted.desired
+        desired = wanted.desired
         for order_id, order in wanted.orders.items():
             await self._requeue(order_id, order)
-        self._retune(wishes)
-        if wishes.state != self._state:
-            before, self._state = self._state, wishes.state
+        self._retune(desired)
+        if desired.state != self._state:
+            before, self._state = self._state, desired.state
             if self._state == "cancelled":
                 await self._cancel(list(self._under_way.values()), requeues=False)
             elif self._state == "paused":

@@ -215,12 +215,12 @@ class _SdkConversionState:
         kind = "workspace_context" if is_first else "knowledge"
         recall = self._add("action.recall", source="user", recall_type=kind, query=text)
         self._to(AgentState.RUNNING)
-        told = join_texts(fields.get("extended_content") or [])
-        if not told:
+        reported = join_texts(fields.get("extended_content") or [])
+        if not reported:
             self._add("observation.null", cause=recall)
             return
         name = ", ".join(fields.get("activated_skills") or ()) or "knowledge"
-        knowledge = [{"name": name, "trigger": name, "content": told}]
+        knowledge = [{"name": name, "trigger": name, "content": reported}]
         self._add("observation.recall", recall_type="knowledge", microagent_knowledge=knowledge, cause=recall)
 
     def _reply(self, fields: Fields, text: str, service: str = "agent") -> int:

@@ -121,11 +121,10 @@ def report_logs(seen: LogFindings) -> list[Finding]:
     if seen.broken:
         names = dict.fromkeys(name for name, _ in seen.broken)
         kinds = Counter(one.invariant for _, one in seen.broken)
-        told = "; ".join(f"{name}: {one.invariant} {one.text}" for name, one in seen.broken[:SHOWN])
+        reported = "; ".join(f"{name}: {one.invariant} {one.text}" for name, one in seen.broken[:SHOWN])
         counts = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
-        detail = (
-            f"{format_count(len(names), 'log')} of {seen.looked_at} violate invariants ({counts}): {ascii(told)[1:-1]}"
-        )
+        logs = f"{format_count(len(names), 'log')} of {seen.looked_at}"
+        detail = f"{logs} violate invariants ({counts}): {ascii(reported)[1:-1]}"
         findings.append(failed_finding(INVARIANTS, detail, RESTORE))
     elif seen.looked_at or not seen.of:
         findings.append(passed_finding(INVARIANTS, f"{seen.looked_at:,} of {format_count(seen.of, 'log')} checked"))

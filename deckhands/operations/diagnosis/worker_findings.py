@@ -121,8 +121,8 @@ def _presence(workers: Sequence[WorkerReport], alive: Sequence[WorkerReport], un
                 "Other workers take over their work within seconds. See their logs, and the kernel's, for the cause.",
             )
         )
-    told = ", ".join(f"{number} {role or 'unknown'}" for role, number in sorted(counts.items()))
-    return findings or [passed_finding(WORKERS, f"alive: {told}")]
+    reported = ", ".join(f"{number} {role or 'unknown'}" for role, number in sorted(counts.items()))
+    return findings or [passed_finding(WORKERS, f"alive: {reported}")]
 
 
 def _versions(alive: Sequence[WorkerReport]) -> list[Finding]:
@@ -130,8 +130,8 @@ def _versions(alive: Sequence[WorkerReport]) -> list[Finding]:
     others = [worker for worker in alive if worker.version != here]
     if not others:
         return [passed_finding(VERSIONS, f"all as here, {read_version()}")] if alive else []
-    told = _join_names(f"{worker.worker_id} ({_version_name(worker.version)})" for worker in others)
-    detail = f"{format_count(len(others), 'worker')} of another version than here ({_version_name(here)}): {told}"
+    reported = _join_names(f"{worker.worker_id} ({_version_name(worker.version)})" for worker in others)
+    detail = f"{format_count(len(others), 'worker')} of another version than here ({_version_name(here)}): {reported}"
     return [
         warning_finding(
             VERSIONS, detail, "Complete the upgrade; versions work side by side until then (docs/deployment.md)."
@@ -153,8 +153,8 @@ def _clocks(alive: Sequence[WorkerReport]) -> list[Finding]:
             if said
             else []
         )
-    told = _join_names(f"{one.worker_id} ({one.clock_seconds:+.0f} s)" for one in wrong)
-    detail = f"clocks differ from the server's: {told}"
+    reported = _join_names(f"{one.worker_id} ({one.clock_seconds:+.0f} s)" for one in wrong)
+    detail = f"clocks differ from the server's: {reported}"
     return [
         warning_finding(
             CLOCKS, detail, "Synchronise the clocks (NTP). Keys, certificates and times in logs depend on them."
@@ -168,9 +168,9 @@ def _lag(alive: Sequence[WorkerReport]) -> list[Finding]:
         return [
             passed_finding(LAG, f"loops late by {max((one.lag_seconds for one in alive), default=0.0):.1f} s at most")
         ]
-    told = _join_names(f"{worker.worker_id} ({worker.lag_seconds:.1f} s)" for worker in slow)
+    reported = _join_names(f"{worker.worker_id} ({worker.lag_seconds:.1f} s)" for worker in slow)
     remedy = "Their machines are overloaded or they hold too much: lower --concurrency, or add workers."
-    return [warning_finding(LAG, f"loops are late: {told}", remedy)]
+    return [warning_finding(LAG, f"loops are late: {reported}", remedy)]
 
 
 async def check_queues(store: Store, workers: Sequence[WorkerReport]) -> list[Finding]:
@@ -192,6 +192,6 @@ def report_queues(queues: Mapping[str, Depth]) -> list[Finding]:
 
 
 def _join_names(names: Iterable[str]) -> str:
-    told = list(names)
-    more = f" and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
-    return ", ".join(ascii(name)[1:-1] for name in told[:SHOWN]) + more
+    reported = list(names)
+    more = f" and {len(reported) - SHOWN} more" if len(reported) > SHOWN else ""
+    return ", ".join(ascii(name)[1:-1] for name in reported[:SHOWN]) + more

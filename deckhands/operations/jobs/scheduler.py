@@ -35,13 +35,13 @@ _log = logging.getLogger(__name__)
 
 async def start_due_schedules(services: JobServices) -> dict[str, int]:
     """Start due runs. Returns how many schedules were processed."""
-    book = ScheduleRepository(services.store, services.client.secrets)
+    repository = ScheduleRepository(services.store, services.client.secrets)
     try:
-        return {"looked_at": await start_due(services.client, book, await book.now())}
+        return {"looked_at": await start_due(services.client, repository, await repository.now())}
     except StoreRefused as error:
         if "WRONGTYPE" not in error.message:
             raise
-        await book.rename_foreign_keys()
+        await repository.rename_foreign_keys()
         return {"looked_at": 0}
 
 
@@ -90,56 +90,56 @@ async def _process_safely(client: Client, book: ScheduleRepository, name: str, n
 async def _process(client: Client, book: ScheduleRepository, entry: StoredSchedule, now: datetime) -> None:
     """Queue a due tick, then start the first queued one if the overlap policy allows it."""
     schedule = entry.schedule
-    standing = entry.status
+    status = entry.status
     due = entry.due
-    if due is not None and due <= now and standing.last_tick != due and await _is_started(client, schedule.name, due):
+    if due is not None and due <= now and status.last_tick != due and await _is_started(client, schedule.name, due):
         # Started by a worker that died before it could record this.
         begun = {
             "last_tick": due,
             "conversation_id": derive_tick_conversation_id(schedule.name, due),
-            "begun": standing.begun + 1,
+            "begun": status.begun + 1,
         }
-        await book.move(entry, standing.model_copy(update=begun), schedule.next_after(due))
+        await book.move(entry, status.model_copy(update=begun), schedule.next_after(due))
         return
-    is_at_work = await _is_working(client, standing.conversation_id)
-    ticks, following = list(standing.queued), due
+    is_at_work = await _is_working(client, status.conversation_id)
+    ticks, following = list(status.queued), due
     changes: dict[str, Any] = {}
     if due is not None and due <= now:
         found = find_due(schedule, due, now)
         following = found.next
-        changes["missed"] = standing.missed + found.missed
+        changes["missed"] = status.missed + found.missed
         if found.tick is None:
             changes["error"] = ""
         elif (is_at_work and schedule.overlap == "skip") or len(ticks) >= MAX_QUEUED:
-            changes["skipped"] = standing.skipped + 1
+            changes["skipped"] = status.skipped + 1
         else:
             ticks.append(found.tick)
     if ticks and is_at_work and schedule.overlap == "cancel":
-        await client.cancel(standing.conversation_id)
+        await client.cancel(status.conversation_id)
         is_at_work = False
     if ticks and not is_at_work:
         try:
             conversation_id = await _start(client, book.load_request(schedule), entry, ticks[0])
         except DeckhandsError as error:
             text = f"{error.message} {error.remedy}".strip()[:500]
-            if text != standing.error:
+            if text != status.error:
                 _log.warning("the schedule %s cannot start its run of %s: %s", schedule.name, ticks[0], text)
-            if not standing.queued:  # the tick stays due, and is retried until the next one is due or it is too late
-                await book.move(entry, standing.model_copy(update={"error": text}), due)
+            if not status.queued:  # the tick stays due, and is retried until the next one is due or it is too late
+                await book.move(entry, status.model_copy(update={"error": text}), due)
                 return
-            since = standing.failing_since or now
+            since = status.failing_since or now
             changes |= {"error": text, "failing_since": since}
             if (now - max(since, ticks[0])).total_seconds() > schedule.catch_up_seconds:
-                changes["missed"] = changes.get("missed", standing.missed) + 1
+                changes["missed"] = changes.get("missed", status.missed) + 1
                 del ticks[0]  # otherwise it would block the ticks behind it
-            await book.move(entry, standing.model_copy(update={**changes, "queued": tuple(ticks)}), following)
+            await book.move(entry, status.model_copy(update={**changes, "queued": tuple(ticks)}), following)
             return
         changes |= {"last_tick": ticks[0], "conversation_id": conversation_id, "error": "", "failing_since": None}
-        changes["begun"] = standing.begun + 1
+        changes["begun"] = status.begun + 1
         del ticks[0]
     failpoint("jobs.tick_begun")
-    after = standing.model_copy(update={**changes, "queued": tuple(ticks)})
-    if after != standing or following != due:
+    after = status.model_copy(update={**changes, "queued": tuple(ticks)})
+    if after != status or following != due:
         await book.move(entry, after, following)
 
 

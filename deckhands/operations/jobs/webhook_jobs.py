@@ -57,13 +57,13 @@ _log = logging.getLogger(__name__)
 
 async def notify(services: JobServices) -> dict[str, int]:
     """Plan deliveries and send due ones. Returns how many conversations had news, and how many lines were sent."""
-    book = open_repository(services)
+    repository = open_repository(services)
     try:
-        return await _notify(services, book)
+        return await _notify(services, repository)
     except StoreRefused as error:
         if "WRONGTYPE" not in error.message:
             raise
-        await book.rename_foreign_keys()
+        await repository.rename_foreign_keys()
         return {"looked_at": 0, "sent": 0}
 
 
@@ -81,16 +81,16 @@ async def _notify(services: JobServices, book: WebhookRepository) -> dict[str, i
 
 async def deliver(services: JobServices, webhook_id: str, conversation_id: str, due: str) -> int:
     """Make the deliveries of a line, unless another worker has it now. Returns how many requests were made."""
-    book = open_repository(services)
+    repository = open_repository(services)
     line = DeliveryLine(str(webhook_id), str(conversation_id), str(due))
     try:
-        tenant = (await book.webhook(line.webhook_id)).tenant
+        tenant = (await repository.webhook(line.webhook_id)).tenant
     except UnknownWebhook:
-        await book.take(line)  # this also ends the line of a removed webhook
+        await repository.take(line)  # this also ends the line of a removed webhook
         return 0
     try:
         async with services.slots.acquire(tenant):
-            return await _deliver(services, book, line)
+            return await _deliver(services, repository, line)
     except TimeoutError:  # receivers are slow: the line is due again in a minute
         return 0
 
@@ -201,14 +201,19 @@ async def _make_attempt(
         answer = WebhookResponse(None, error.message[:300])
     failpoint("jobs.delivered")
     attempts = delivery.attempts + 1
-    told: dict[str, Any] = {"attempts": attempts, "status": answer.status, "error": answer.error, "next_attempt": None}
+    reported: dict[str, Any] = {
+        "attempts": attempts,
+        "status": answer.status,
+        "error": answer.error,
+        "next_attempt": None,
+    }
     if answer.error and attempts <= len(RETRY_SECONDS) and not answer.is_gone:
         pause = RETRY_SECONDS[attempts - 1] * draw_jitter()
-        told["next_attempt"] = now + timedelta(seconds=pause)
-        await book.end_attempt(line, delivery.model_copy(update=told), pause)
+        reported["next_attempt"] = now + timedelta(seconds=pause)
+        await book.end_attempt(line, delivery.model_copy(update=reported), pause)
         return None, False
-    told["state"] = "failed" if answer.error else "delivered"
-    ended = await book.end_attempt(line, delivery.model_copy(update=told), None)
+    reported["state"] = "failed" if answer.error else "delivered"
+    ended = await book.end_attempt(line, delivery.model_copy(update=reported), None)
     if answer.is_gone:
         await _turn_off(book, hook, GONE)
     return ended, True

@@ -165,8 +165,8 @@ class Exposition:
         routes = routes.union(*(worker.routes for worker in present))
         for queue, depth in (await read_depths(self._store, routes, sees_inbox=self._sees_inbox)).items():
             entries = found.setdefault(families.QUEUE_ENTRIES, {})
-            for standing in ("waiting", "in_line", "held"):
-                entries[queue, standing] = getattr(depth, standing)
+            for status in ("waiting", "in_line", "held"):
+                entries[queue, status] = getattr(depth, status)
             found.setdefault(families.QUEUE_AGE, {})[queue,] = depth.oldest_seconds
 
     async def _of_conversations(self, found: Samples) -> None:

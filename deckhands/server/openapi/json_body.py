@@ -57,8 +57,8 @@ def _faults(
     if "$ref" in schema:
         schema = whole["$defs"][schema["$ref"].rpartition("/")[2]]
     if "discriminator" in schema and isinstance(value, dict):
-        told = schema["discriminator"]
-        yield from _faults({"$ref": told["mapping"][value[told["propertyName"]]]}, value, whole, place)
+        reported = schema["discriminator"]
+        yield from _faults({"$ref": reported["mapping"][value[reported["propertyName"]]]}, value, whole, place)
         return
     if ways := schema.get("anyOf") or schema.get("oneOf"):
         found = [list(_faults(way, value, whole, place)) for way in ways]

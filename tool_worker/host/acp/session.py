@@ -316,10 +316,10 @@ class AcpSession:
             self._ignored += 1
             self._send({"id": number, "error": {"code": INVALID, "message": "This cannot be asked now."}})
             return
-        told = fields_in(params.get("toolCall"))
-        call_id = told.get("toolCallId")
+        reported = fields_in(params.get("toolCall"))
+        call_id = reported.get("toolCallId")
         call = self._call(call_id) if isinstance(call_id, str) and call_id not in self._ended_calls else AgentToolCall()
-        call.add(told)
+        call.add(reported)
         self._question_count += 1
         self._questions[self._question_count] = number
         self.report.set(permission=permission_of(self._question_count, call.to_fields(), params.get("options")))

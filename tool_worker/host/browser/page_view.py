@@ -117,8 +117,8 @@ class _ViewBuilder:
                         if index in inner
                         else self._remote_frame_tree(self.view.frames[bids[backend]])
                     )
-        told = await session.send("Accessibility.getFullAXTree", {"frameId": strings[document["frameId"]]})
-        return FrameTree(told["nodes"], bids, frames)
+        reported = await session.send("Accessibility.getFullAXTree", {"frameId": strings[document["frameId"]]})
+        return FrameTree(reported["nodes"], bids, frames)
 
     async def _remote_frame_tree(self, frame: Frame) -> FrameTree:
         """Return the tree of a frame that another browser process renders."""

@@ -287,5 +287,5 @@ def _find_server_reason(ran: ProgramResult) -> str:
 def find_reason(ran: ProgramResult) -> str:
     """Return git's own reason for its failure."""
     lines = [line for line in ran.complaint.splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith(("fatal:", "error:", "remote:"))]
-    return " ".join(telling or lines[-3:])[:1_000] or f"git ended with exit code {ran.code}."
+    notifying = [line for line in lines if line.startswith(("fatal:", "error:", "remote:"))]
+    return " ".join(notifying or lines[-3:])[:1_000] or f"git ended with exit code {ran.code}."
