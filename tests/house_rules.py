@@ -33,7 +33,7 @@ MAY_IMPORT = {
 OUTSIDE = {"tests", "benchmarks", "examples"}
 
 CELERY_FILES = r"broker/celery/\w+\.py|deckhands/(ingress|operations/jobs)/\w+\.py|\w+/(app|tasks)\.py"
-STORE_FILES = r"broker/[\w/]+\.py|deckhands/(ingress/(celery_app|task_results)|operations/jobs/beat_scheduler)\.py"
+STORE_FILES = r"broker/[\w/]+\.py|deckhands/(ingress/(ingress_app|ingress_results)|operations/jobs/beat_scheduler)\.py"
 """Besides `broker`: modules that handle the errors of Celery's result backend and of its beat, which are redis-py's."""
 MODEL_FILES = r"controller_worker/providers/(\w+_backend|wires/provider_errors)\.py"
 ENVIRONMENT_FILES = r"broker/runtime/settings\.py|\w+/settings\.py|controller_worker/providers/config\.py"

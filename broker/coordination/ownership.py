@@ -28,7 +28,7 @@ class ClaimedConversation:
         last_id: the id of its last event.
         crashes: number of workers in a row that died with it since it last made progress.
         node: the node of its workspace, or empty.
-        rank: rank of its priority, see `broker.contract.priority`.
+        rank: rank of its priority, see `broker.contract.specs`.
         share: the name of its tenant in the fair queue.
         weight: the weight of its tenant relative to others.
     """

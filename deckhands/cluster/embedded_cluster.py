@@ -361,6 +361,6 @@ def _read_last_words(worker: ClusterWorker) -> str:
 def _make_failure(worker: ClusterWorker, status: int) -> WorkerKeepsFailing:
     last = read_last_lines(worker.log, after=worker.log_begins, limit=1).strip()
     return WorkerKeepsFailing(
-        f"The worker {worker.name} keeps last right after its start ({_status_name(status)}): {last or 'no message'}",
+        f"The worker {worker.name} keeps ending right after its start ({_status_name(status)}): {last or 'no message'}",
         remedy=f"Its log is {worker.log}.",
     )

@@ -245,7 +245,7 @@ EVERY_WAY_IN = """
 import json, sys
 from broker.contract.events import WorkspaceSpec
 from deckhands import AsyncConversation, Conversation, TaskSpec
-from deckhands.client.tasks.inputs import spec_in
+from deckhands.client.tasks.inputs import to_task_spec
 from deckhands.ingress.inbox import InboxRequest
 from deckhands.ingress.runs import RunMessage
 from deckhands.server.models import NewConversation
@@ -260,7 +260,7 @@ found = {
     "celery": RunMessage("id", ["Greet."], given, {}).request()[0],
     "schedule": schedule.request,
     "store of schedules": TaskSpec.parse(schedule.request.model_dump(mode="json")),
-    "python": spec_in("Greet.", **given)[0],
+    "python": to_task_spec("Greet.", **given)[0],
 }
 assert {spec.guidance for spec in found.values()} == {"Speak French."}, found
 place = WorkspaceSpec(sandbox="none")

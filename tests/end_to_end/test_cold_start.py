@@ -14,12 +14,12 @@ from tests.stores import RealServer
 PROGRAM = """
 import asyncio, sys
 from controller_worker.loop.consumer import ControllerConsumer
-from controller_worker.settings import controller_settings
+from controller_worker.settings import load_controller_settings
 
 async def work():
     assert "aiohttp" not in sys.modules
     stop = asyncio.Event()
-    running = asyncio.create_task(ControllerConsumer(controller_settings()).run(stop))
+    running = asyncio.create_task(ControllerConsumer(load_controller_settings()).run(stop))
     while {wanted!r} not in sys.modules and not running.done():
         await asyncio.sleep(0.05)
     stop.set()

@@ -31,7 +31,7 @@ class Service:
         print("stopping", flush=True)
 thread = LoopThread(Service())
 signal.signal(signal.SIGTERM, lambda *_: print("handled", flush=True))
-thread.heed_signals()
+thread.handle_signals()
 thread.start()
 begun.wait()
 os.system("echo blocked; cat")

@@ -45,7 +45,7 @@ class Build:
 
     async def made(self) -> Build:
         """Add its version to the table of its package, unless it has no order."""
-        table = self.folder / "broker" / "store" / "function_libraries.py"
+        table = self.folder / "broker" / "store" / "function_library.py"
         script = "from broker.store.function_library import own_version; print(own_version().code)"
         _, output = await self.python("-c", script)
         code = output.strip()
@@ -176,7 +176,7 @@ async def test_workers_hand_back_when_their_functions_are_replaced(processes: Fa
     ids = await cluster.submit(steps(6, seconds=0.5), count=5)
     await cluster.until(lambda: all("begin-0" in cluster.effects(cid) for cid in ids))
     script = (
-        "import asyncio, sys; from broker.store import function_libraries as f; "
+        "import asyncio, sys; from broker.store import function_library as f; "
         "from broker.store.connection import MultiplexedConnection as C; f._cut_off = lambda *_: asyncio.sleep(0); "
         "asyncio.run(f.deploy(C(sys.argv[1])))"
     )

@@ -317,7 +317,7 @@ async def test_a_deletion_that_was_interrupted_is_completed(client, place, tmp_p
     await begin_ended(client, "parent", delegate_ended("child"))
     await begin_ended(client, "child", parent=Parent(conversation_id="parent", delegate_id=2))
     names = client.store.keys("parent")
-    last_id = await client.log.last_id("parent")
+    last_id = await client.log.load_last_id("parent")
     begun = await client.store.call_function("deck_begin_deletion", (names.root, names.shard.root), "parent", last_id)
     assert begun == ["begun"]
     assert await remove_orphans(services(client.store, place, "", tmp_path)) == {"removed": 0, "completed": 1}

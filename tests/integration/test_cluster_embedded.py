@@ -255,8 +255,8 @@ async def test_server_ends_with_its_parent_and_leaves_nothing(tmp_path, servers)
 
 async def test_a_child_dies_with_its_parent(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from broker.runtime.child import Child\n"
-        "print(Child.start(['sleep', '60'], log=Path(sys.argv[1])).pid, flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from broker.runtime.child import ChildProcess\n"
+        "print(ChildProcess.start(['sleep', '60'], log=Path(sys.argv[1])).pid, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, tmp_path / "log"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

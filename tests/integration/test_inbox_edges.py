@@ -35,7 +35,7 @@ class NoResults:
     def settle(self, task_id: str, *_: Any, **__: Any) -> None:
         raise AssertionError(task_id)
 
-    def announce(self, *_: Any, **__: Any) -> None:
+    def send_event(self, *_: Any, **__: Any) -> None:
         return
 
     def report_progress(self, task_id: str, progress: Mapping[str, Any]) -> None:

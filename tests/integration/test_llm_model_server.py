@@ -81,9 +81,9 @@ async def streamed_deltas(client: openai.AsyncOpenAI) -> dict[str, Any]:
             seen["text"] += choice.delta.content or ""
             seen["finish_reason"] = choice.finish_reason or seen["finish_reason"]
             for call in choice.delta.tool_calls or ():
-                assert call.call_function is not None
-                seen["name"] += call.call_function.name or ""
-                seen["arguments"] += call.call_function.arguments or ""
+                assert call.function is not None
+                seen["name"] += call.function.name or ""
+                seen["arguments"] += call.function.arguments or ""
     return seen
 
 

@@ -38,10 +38,10 @@ class Completions:
     def settle(self, *_: Any, failure: Any = None, **__: Any) -> None:
         self.failures.append(failure)
 
-    def announce(self, *_: Any, **__: Any) -> None:
+    def send_event(self, *_: Any, **__: Any) -> None:
         return
 
-    def repeat(self, *_: Any, **__: Any) -> None:
+    def restore_result(self, *_: Any, **__: Any) -> None:
         return
 
 

@@ -34,7 +34,7 @@ class NoResults:
     def settle(self, *_: Any, **__: Any) -> None:
         return
 
-    def announce(self, *_: Any, **__: Any) -> None:
+    def send_event(self, *_: Any, **__: Any) -> None:
         return
 
     def report_progress(self, task_id: str, progress: Mapping[str, Any]) -> None:

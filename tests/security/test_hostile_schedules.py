@@ -88,7 +88,7 @@ async def test_no_forged_schedule_keeps_another_from_its_turn(cluster: Cluster) 
     assert NAME in [entry.schedule.name for entry in await cluster.book.all()]
 
 
-@pytest.mark.parametrize("key", ["schedules", "schedules_standing", "schedules_due"])
+@pytest.mark.parametrize("key", ["schedules", "schedules_status", "schedules_due"])
 async def test_schedule_key_of_another_type_is_moved_aside(cluster: Cluster, key: str) -> None:  # noqa: F811
     call, name = cluster.store.connection.call, getattr(cluster.store.all_shards[0], key)
     await cluster.add()

@@ -39,7 +39,7 @@ from deckhands.client.conversation.async_conversation import AsyncConversation
 from deckhands.client.tasks.inputs import to_agent_spec
 from deckhands.client.tasks.spec import TaskSpec
 from deckhands.ingress.context import derive_task_conversation_id
-from deckhands.operations.jobs.scheduler import derive_conversation_id, start_due
+from deckhands.operations.jobs.scheduler import derive_tick_conversation_id, start_due
 from deckhands.operations.schedules.repository import ScheduleRepository
 from deckhands.operations.schedules.schedule import Schedule
 from deckhands.server.gateway import Gateway, ServerOptions
@@ -357,7 +357,7 @@ class _Entrances:
         assert due is not None
         await start_due(client, book, due)
         for number, name in enumerate(self.names):
-            conversation_id = derive_conversation_id(f"s{number}", due)
+            conversation_id = derive_tick_conversation_id(f"s{number}", due)
             if await client.store.connection.call("EXISTS", client.store.keys(conversation_id).meta):
                 begun[conversation_id] = "schedule", name
 

@@ -247,8 +247,8 @@ class SimulatedWorkspaces:
     async def open(self, conversation_id: str, *_: Any, **__: Any) -> OpenWorkspace:
         opened = self._opened.get(conversation_id)
         if opened is None or not opened.connection.is_open:
-            connection = await self._connected(conversation_id)
-            reopen = lambda: self._connected(conversation_id)  # noqa: E731
+            connection = await self._connect(conversation_id)
+            reopen = lambda: self._connect(conversation_id)  # noqa: E731
             opened = self._opened[conversation_id] = OpenWorkspace(
                 conversation_id, connection, reopen, is_confined=True
             )
@@ -266,13 +266,13 @@ class SimulatedWorkspaces:
     async def close(self, conversation_id: str) -> None:
         await asyncio.sleep(0)
 
-    async def demanded_sandbox(self) -> NoSandbox:
+    async def get_demanded_sandbox(self) -> NoSandbox:
         return NoSandbox()  # for git, which nothing here needs
 
     async def detach_idle(self) -> None:
         return
 
-    async def _connected(self, conversation_id: str) -> HostConnection:
+    async def _connect(self, conversation_id: str) -> HostConnection:
         connection = HostConnection(conversation_id, *self._node.connect(conversation_id))
         await connection.ping()
         return connection

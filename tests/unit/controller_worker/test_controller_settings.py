@@ -46,9 +46,7 @@ server.listen()
 print("ready", flush=True)
 signal.pause()
 """
-READ = (
-    "from controller_worker.settings import controller_settings; print(bool(controller_settings().variables.any_model))"
-)
+READ = "from controller_worker.settings import load_controller_settings; print(bool(load_controller_settings().variables.any_model))"
 
 
 def read_by_a_worker(path: Path, any_model: str, url: str) -> str:

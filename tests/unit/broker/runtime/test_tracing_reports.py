@@ -11,7 +11,7 @@ import pytest
 EXPORTING = """
 import logging, time
 logging.basicConfig(level=logging.WARNING, format="%(name)s %(message)s")
-from broker.runtime.tracing import REPORTING, _Seldom
+from broker.runtime.tracing import REPORTING, _FirstReportOnly
 from opentelemetry.exporter.otlp.proto.http import trace_exporter
 from opentelemetry.sdk import _shared_internal
 loggers = {trace_exporter._logger.name, _shared_internal._logger.name}

@@ -169,7 +169,7 @@ def test_every_prefix_is_found_within_twenty_blocks_of_marks(wire: Any) -> None:
     history = [text("system", "Be good."), text("user", "Go.")]
     stored: set[int] = set()
     for step in range(6):
-        body = json.loads(wire.body({"model": "m"}, request(*history)))
+        body = json.loads(wire.write_body({"model": "m"}, request(*history)))
         marks = _marks(body)
         assert len(marks) <= 4
         assert not stored or any(0 <= mark - end <= 20 for mark in marks for end in stored if end == max(stored))

@@ -103,4 +103,4 @@ def test_help_imports_no_verb() -> None:
         "print(sorted(name for name in sys.modules if name.startswith(('deckhands.cli.', 'deckhands.verbs.')) or name == 'pydantic'))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "['deckhands.cli.main', 'deckhands.cli.command_group']"
+    assert done.stdout.splitlines()[-1] == "['deckhands.cli.command_group', 'deckhands.cli.main']"

@@ -15,8 +15,8 @@ from deckhands.cluster.home import Home, supervise
 HOLD = """
 import sys
 from pathlib import Path
-from deckhands.cluster.home import supervising
-with supervising(Path(sys.argv[1]), "A cluster"):
+from deckhands.cluster.home import supervise
+with supervise(Path(sys.argv[1]), "A cluster"):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -34,7 +34,7 @@ class OneIngress:
     def __init__(self) -> None:
         self.runs = Runs()
 
-    async def opened(self) -> None:
+    async def wait_until_open(self) -> None:
         return
 
 
@@ -44,7 +44,7 @@ class ThisLoop:
     def __init__(self) -> None:
         self.begun: list[Future[Any]] = []
 
-    def begin(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+    def start_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         self.begun.append(asyncio.run_coroutine_threadsafe(coroutine, asyncio.get_running_loop()))
         return self.begun[-1]
 

@@ -107,7 +107,7 @@ def test_another_model_goes_on() -> None:
 
 
 def test_a_policy_that_switches_needs_a_model_to_switch_to() -> None:
-    with pytest.raises(ValidationError, match="Name the fallback model"):
+    with pytest.raises(ValidationError, match="requires a fallback_model"):
         LoopPolicy(responses=("switch_model",))
 
 

@@ -35,7 +35,7 @@ def message(*content: Any, **fields: Any) -> dict[str, Any]:
 
 def logged(reply: Any) -> ModelReply:
     """Return the event of a reply as it comes out of a log, which a fork copies."""
-    completion = reply.completion(cost_usd=None, latency_seconds=0.0)
+    completion = reply.to_completion(cost_usd=None, latency_seconds=0.0)
     event = decode(encode(to_model_reply(completion, iteration=1, seen_id=1, event_id=2).wire()), 2)
     assert isinstance(event, ModelReply)
     return event

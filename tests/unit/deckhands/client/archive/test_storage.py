@@ -80,8 +80,8 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 
 WRITING = """
 import io, os, sys
-from deckhands.client.archive.storage import ArchivePlace
-place = ArchivePlace(sys.argv[1])
+from deckhands.client.archive.storage import ArchiveStorage
+place = ArchiveStorage(sys.argv[1])
 opened = set()
 def note(event, arguments):
     if event == "open" and isinstance(arguments[0], str) and os.path.isdir(arguments[0]):

@@ -173,9 +173,9 @@ FULL = """
 import resource, sys
 from pathlib import Path
 from broker.runtime.errors import UsageError
-from deckhands.evaluation.attempts.results import Results, Row, read_results
+from deckhands.evaluation.attempts.results import AttemptRow, Results, read_results
 path = Path(sys.argv[1])
-row = Row(instance="a", model="m", attempt=1, outcome="resolved")
+row = AttemptRow(instance="a", model="m", attempt=1, outcome="resolved")
 with Results(path) as results:
     results.add(row)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, resource.RLIM_INFINITY))

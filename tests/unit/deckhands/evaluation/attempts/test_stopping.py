@@ -53,7 +53,7 @@ def test_the_interval_is_reached_with_as_many_as_it_takes() -> None:
     every = attempts(2_000)
     until = StoppingCriterion.parse("ci=5%", 1)
     assert not until.find_reason(every, rows(every[:300], [at % 2 == 0 for at in range(300)]))
-    assert "±5.0%" in until.is_reached(every, rows(every[:400], [at % 2 == 0 for at in range(400)]))
+    assert "±5.0%" in until.find_reason(every, rows(every[:400], [at % 2 == 0 for at in range(400)]))
 
 
 def test_equal_shares_of_few_instances_say_little() -> None:
