@@ -248,7 +248,7 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0, is_setup:
     if VERSION_FIELD in facts and (users := await _stop_workers(connection, own, stop_seconds)):
         more = f" and {len(users) - SHOWN_WORKERS} more" if len(users) > SHOWN_WORKERS else ""
         raise FunctionsTooOld(
-            f"The functions in the store have version {there}, and workers at work need them: "
+            f"The functions in the store have version {there}, and running workers need them: "
             f"{', '.join(users[:SHOWN_WORKERS])}{more}. Version {own} of this build does not serve these workers.",
             remedy="Stop them, or run `deckhands setup --stop-older` of this version, which asks them to stop.",
         )

@@ -177,7 +177,7 @@ async def test_workers_hand_back_when_their_functions_are_replaced(processes: Fa
     await cluster.until(lambda: all("begin-0" in cluster.effects(cid) for cid in ids))
     script = (
         "import asyncio, sys; from broker.store import function_library as f; "
-        "from broker.store.connection import MultiplexedConnection as C; f._cut_off = lambda *_: asyncio.sleep(0); "
+        "from broker.store.connection import MultiplexedConnection as C; f._find_unserved_workers = lambda *_: asyncio.sleep(0); "
         "asyncio.run(f.deploy(C(sys.argv[1])))"
     )
     status, output = await newer.python("-c", script, cluster.store.url)
