@@ -218,6 +218,17 @@ enable_think = false
     assert "config.toml" not in str(files_of(place))
 
 
+@pytest.mark.soak
+def test_a_server_that_cannot_start_ends_the_run(home, place, tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text("[mcp]\nstdio_servers = [{name = 'gone', command = '/bin/false'}]\n")
+    env = env_for(home, script(tmp_path / "m.json", WRITE, finish("Done.")))
+    done = Bridge(place, environment=env).run("Count.", name="count", arguments=["--config-file", str(config)])
+    assert (done.success, done.exit_code) == (False, 2), done
+    assert "the MCP server gone" in done.stdout_tail
+    assert not (place / FINAL).exists()
+
+
 def test_a_run_in_docker_without_an_engine_says_so(home, place):
     env = env_for(home, "openai/none", RUNTIME="docker", SANDBOX_BASE_CONTAINER_IMAGE="some/image")
     done = Bridge(place, environment=env | {"DECKHANDS_DOCKER_HOST": "tcp://127.0.0.1:1"}).run("Count.", name="count")
