@@ -7,11 +7,11 @@ can read them. No error shows a value of a server's entry.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -28,6 +28,8 @@ CONDENSERS = (
     "structured",
 )
 """OpenHands' types that the section can name."""
+MAX_TIMEOUT_SECONDS = 3600
+"""The longest time of a call to an MCP server (OpenHands 10.8)."""
 SERVER_KEYS: Mapping[str, frozenset[str]] = {
     "sse_servers": frozenset({"url", "api_key"}),
     "shttp_servers": frozenset({"url", "api_key", "timeout"}),
@@ -100,23 +102,46 @@ def _find_servers(config: Config, *, has_network: bool) -> Iterator[tuple[str, d
                 raise UsageError(
                     f"{where} has the unknown key {unknown[0]}.", remedy=f"Use {', '.join(sorted(known))}."
                 )
+            for needed in ("url",) if "url" in known else ("name", "command"):
+                if not entry.get(needed):
+                    raise UsageError(f"{where} has no {needed}.", remedy=f"Add {needed}.")
+            for part, value in entry.items():
+                fits, form = _FORMS[part]
+                if not fits(value):
+                    raise UsageError(f"{where}: {part} cannot be used.", remedy=f"Write {form}.")
             if "url" not in known:
-                for needed in ("name", "command"):
-                    if not (isinstance(entry.get(needed), str) and entry[needed]):
-                        raise UsageError(f"{where} has no {needed}.", remedy=f"Add {needed}.")
                 program = {part: entry[part] for part in ("command", "args", "env") if part in entry}
                 yield entry["name"], {**program, "network": has_network}
                 continue
-            url = entry.get("url")
-            parts = urlsplit(url) if isinstance(url, str) else None
-            if parts is None or parts.scheme not in ("http", "https") or not parts.netloc:
-                raise UsageError(f"{where} has no address.", remedy="Write an http or https address as url.")
-            server: dict[str, Any] = {"url": url, "type": "sse" if key == "sse_servers" else "http"}
+            server: dict[str, Any] = {"url": entry["url"], "type": "sse" if key == "sse_servers" else "http"}
             if api_key := entry.get("api_key"):
                 server["headers"] = {"Authorization": f"Bearer {api_key}"}
             if "timeout" in entry:
                 server["timeout"] = entry["timeout"]
             yield f"{key.partition('_')[0]}_{position}", server
+
+
+def _is_text(value: object, pattern: str) -> bool:
+    return isinstance(value, str) and re.fullmatch(pattern, value) is not None
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value <= MAX_TIMEOUT_SECONDS
+
+
+_FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "url": (lambda value: _is_text(value, r"https?://[^\s/]\S*"), "an http or https address"),
+    "api_key": (lambda value: _is_text(value, r"[^\r\n]*"), "a text"),
+    "timeout": (_is_seconds, f"seconds, 1 to {MAX_TIMEOUT_SECONDS}"),
+    "name": (lambda value: _is_text(value, r"[A-Za-z0-9_-]{1,64}"), "up to 64 letters, digits, '_' and '-'"),
+    "command": (lambda value: _is_text(value, r"\S+"), "a program, without arguments"),
+    "args": (lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value), "a list of texts"),
+    "env": (
+        lambda value: isinstance(value, dict) and all(isinstance(item, str) for item in value.values()),
+        "a table of texts",
+    ),
+}
+"""By key of a server's entry: whether a value can be used, and its form."""
 
 
 def to_router(config: Config) -> dict[str, Any] | None:

@@ -123,7 +123,11 @@ def test_an_agent_without_mcp_gets_no_servers(tmp_path):
         ("[llm.x]\nseed = 1\n[condenser]\ntype = 'llm'\nllm_config = 'x'", "[llm.x] names no model."),
         ("[model_routing]\nrouter_name = 'x'", "[model_routing] router_name is 'x'."),
         (MULTIMODAL, "needs a section [llm.secondary_model] with for_routing = true"),
-        ("[mcp]\nsse_servers = ['ftp://secret']", "Entry 1 of [mcp] sse_servers has no address."),
+        ("[mcp]\nsse_servers = ['ftp://secret']", "Entry 1 of [mcp] sse_servers: url cannot be used."),
+        ("[mcp]\nshttp_servers = [{url = 'http://h', timeout = 0}]", ": timeout cannot be used"),
+        ("[mcp]\nstdio_servers = [{name = 'a b', command = 'c'}]", ": name cannot be used"),
+        ("[mcp]\nstdio_servers = [{name = 'a', command = 'c d'}]", ": command cannot be used"),
+        ("[mcp]\nstdio_servers = [{name = 'a', command = 'c', args = 'd'}]", ": args cannot be used"),
         ("[mcp]\nsse_servers = [{url = 'http://h', secret = 1}]", "sse_servers has the unknown key secret."),
         ("[mcp]\nstdio_servers = ['secret']", "Entry 1 of [mcp] stdio_servers is a text."),
         ("[mcp]\nstdio_servers = [{name = 'a'}]", "Entry 1 of [mcp] stdio_servers has no command."),
@@ -135,6 +139,7 @@ def test_unusable_sections_are_named(tmp_path, text, message):
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
         write(tmp_path, text)
     assert caught.value.remedy
+    assert "secret" not in caught.value.message.replace("unknown key secret", "")
 
 
 def test_sections_that_nothing_names_write_no_file(tmp_path):
