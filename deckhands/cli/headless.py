@@ -12,6 +12,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,6 +49,7 @@ from deckhands.client import (
     check_acp_command,
     check_directory,
     ignore_closed_output,
+    list_local_agents,
     note,
     require_local_agent,
     resolve_local_directory,
@@ -62,10 +64,13 @@ from deckhands.interop import (
     Config,
     Contract,
     HeadlessExit,
+    Inside,
     PathDenied,
+    WorkerFiles,
     experiment_id,
-    path_inside,
+    locate,
     read_config,
+    to_condenser,
     to_trajectory,
     with_sdk_choice,
 )
@@ -110,8 +115,9 @@ class HeadlessTask:
     """The parameters of a run.
 
     Attributes:
-        trajectory: where it is saved, relative to the workspace; None: nowhere.
+        trajectory: the directory through which it is saved, and its path in it; None: nowhere.
         is_continued: whether `AUTO_CONTINUE` answers an agent's questions.
+        files: further files for the workers.
         environment: for the workers.
     """
 
@@ -121,9 +127,10 @@ class HeadlessTask:
     workspace: WorkspaceSpec
     limits: Limits
     seconds: float
-    trajectory: str | None
+    trajectory: tuple[Path, str] | None
     is_continued: bool
     home: Home
+    files: WorkerFiles
     environment: Mapping[str, str] = field(repr=False)
 
 
@@ -166,20 +173,22 @@ def _task_of(options: HeadlessOptions) -> HeadlessTask:
         note(notice)
     settings = CliSettings.from_env()
     config = read_config(options.config_file, settings.environment, Path.cwd())
-    for notice in config.notices:
-        note(notice)
+    config.select_agent(_agent_name(options, config), list_local_agents())
     profile = options.llm_config or config.get("agent", "llm_config")
     environment = config.environment(settings.environment, None if profile == "llm" else profile)
     experiment = experiment_id(options.name)
     task = read_task(None if options.file is not None else options.text, file=options.file)
     agent = with_sdk_choice(_agent(options, config, CliSettings.from_env(environment)), config, environment)
     workspace = _workspace(config, settings.sandbox, agent)
+    files = WorkerFiles.of(config, environment, has_network=bool(workspace.network))
+    for notice in config.notices:
+        note(notice)
     if image := workspace.image:
         environment.setdefault(IMAGES, image)
     if workspace.sandbox == "docker":
         _require_docker(environment)
     iterations = options.max_iterations or config.get("core", "max_iterations", MAX_ITERATIONS)
-    budget = options.budget or config.get("core", "max_budget_per_task")
+    budget = options.budget or config.get("core", "max_budget_per_task") or None  # 0: no limit, as in OpenHands
     for name, number in (("max_iterations", iterations), ("max_budget_per_task", budget), ("timeout", options.timeout)):
         if number is not None and not (math.isfinite(number) and number > 0):
             raise UsageError(f"{name} is {number}.", remedy="Use a number above 0.")
@@ -188,7 +197,7 @@ def _task_of(options: HeadlessOptions) -> HeadlessTask:
         raise UsageError(
             f"{root} belongs to root, and no program in a container may run as root.", remedy="Give it to another user."
         )
-    saved = config.get("core", "save_trajectory_path")
+    saved = config.get("core", "save_trajectory_path", "")
     return HeadlessTask(
         task=task,
         contract=Contract(root, experiment),
@@ -196,9 +205,10 @@ def _task_of(options: HeadlessOptions) -> HeadlessTask:
         workspace=workspace.model_copy(update={"path": str(root)}),
         limits=Limits(max_iterations=iterations, max_budget_usd=budget),
         seconds=options.timeout,
-        trajectory=None if saved is None else path_inside(root, saved, what="SAVE_TRAJECTORY_PATH"),
+        trajectory=locate(root, saved, f"{experiment}.json") if saved else None,
         is_continued=not options.no_auto_continue,
         home=Home(settings.home),
+        files=files,
         environment=environment,
     )
 
@@ -234,8 +244,12 @@ def _root(named: str | None, environment: dict[str, str]) -> Path:
     return resolve_local_directory(path, environment)
 
 
+def _agent_name(options: HeadlessOptions, config: Config) -> str:
+    return str(options.agent or config.get("core", "default_agent", "CodeActAgent"))
+
+
 def _agent(options: HeadlessOptions, config: Config, settings: CliSettings) -> AgentSpec:
-    name = options.agent or config.get("core", "default_agent", "CodeActAgent")
+    name = _agent_name(options, config)
     check_acp_command(name)
     if settings.model is None and not settings.has_profiles and asks_model(name):
         raise UsageError(
@@ -247,7 +261,9 @@ def _agent(options: HeadlessOptions, config: Config, settings: CliSettings) -> A
         chosen.setdefault("enable_browsing", True)
     elif config.get("core", "enable_browser") is False:
         chosen["enable_browsing"] = False
-    if config.get("core", "enable_default_condenser") is False:
+    if (condenser := to_condenser(config)) is not None:
+        chosen["condenser"] = condenser
+    elif config.get("core", "enable_default_condenser") is False:
         chosen["condenser"] = NoOpCondenserSpec()
     agent = AgentSpec.model_validate(
         {
@@ -344,11 +360,16 @@ async def _run(order: HeadlessTask) -> Ending:
             agent=order.agent,
             workspace=order.workspace,
             limits=order.limits,
+            tools=tuple(f"{name}/*" for name in order.files.servers),
             title=contract.experiment,
         ),
         time_limit_seconds=order.seconds,
     )
-    with inside.create(f"{contract.logs}/run.log") as log:
+    with (
+        inside.create(f"{contract.logs}/run.log") as log,
+        tempfile.TemporaryDirectory(prefix="deckhands-headless-") as folder,
+    ):
+        environment = {**order.environment, **order.files.write(Path(folder))}
 
         def show(event: Event) -> None:
             lines = renderer.lines(event)
@@ -359,7 +380,7 @@ async def _run(order: HeadlessTask) -> Ending:
 
         watcher.on_event = show
         try:
-            ending = await run_privately(order.home, task, order.environment, watcher)
+            ending = await run_privately(order.home, task, environment, watcher)
         except DeckhandsError as error:
             log.write(f"{error}\n".encode())
             raise
@@ -382,10 +403,10 @@ def _store_logs(order: HeadlessTask, folder: RunFolder) -> None:
     inside.write(f"{contract.logs}/summary.json", summary.encode())
     if order.trajectory is not None:
         trajectory, _ = to_trajectory(events)
-        name = f"{contract.experiment}.json"
-        is_folder = (contract.root / order.trajectory).is_dir()
-        path = f"{order.trajectory}/{name}" if is_folder else order.trajectory
-        inside.write(path, json.dumps(trajectory, indent=4).encode())
+        directory, path = order.trajectory
+        if (directory / path).is_dir():  # the agent may have created it
+            path = f"{path}/{contract.experiment}.json"
+        Inside(directory).write(path, json.dumps(trajectory, indent=4).encode())
 
 
 def _interrupt(watcher: RunCallbacks) -> None:

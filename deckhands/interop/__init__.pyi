@@ -1,8 +1,9 @@
 from .headless.config_file import VARIABLES as VARIABLES, Config as Config, read_config as read_config
 from .headless.contract import MAX_ITERATIONS as MAX_ITERATIONS, MAX_SECONDS as MAX_SECONDS, Contract as Contract
 from .headless.contract import HeadlessExit as HeadlessExit, experiment_id as experiment_id
-from .headless.inside import PathDenied as PathDenied, path_inside as path_inside
+from .headless.inside import PathDenied as PathDenied, Inside as Inside, locate as locate
 from .headless.sdk_choice import with_sdk_choice as with_sdk_choice
+from .headless.worker_files import WorkerFiles as WorkerFiles, to_condenser as to_condenser
 from .openhands.exported_log import read_exported_log as read_exported_log
 from .openhands.sdk_conversation import read_sdk_directory as read_sdk_directory
 from .openhands.trajectory_export import to_trajectory as to_trajectory

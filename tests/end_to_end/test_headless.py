@@ -18,6 +18,7 @@ from deckhands.interop.headless.bridge import Bridge
 from tests.docker_image import image
 from tests.end_to_end.test_cli_run import running_below
 from tests.integration.command_line import environment, finish, run_command, script
+from tests.openhands_template import TEMPLATE
 from tests.polling import until
 from tests.source_code import ROOT
 
@@ -165,6 +166,67 @@ def test_the_sdk_agent_that_a_configuration_prefers(home, place, tmp_path):
     assert created["agent"]["sdk"] == {"fallback_to_legacy": True, "timeout_seconds": 300.0}
     # Where the SDK is not installed, the legacy agent has done it, and the log says why.
     assert [change["loop"] for change in logged(place, "conversation.changed")] in ([], ["legacy"])
+
+
+def test_a_run_with_the_template_of_openhands(home, place, tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text(TEMPLATE)
+    env = env_for(home, script(tmp_path / "m.json", WRITE, finish("Done.")))
+    done = Bridge(place, environment=env).run("Count.", name="count", arguments=["--config-file", str(config)])
+    assert (done.success, done.reason) == (True, "finished"), done
+    (created,) = logged(place, "conversation.created")
+    assert created["agent"]["condenser"] == {"type": "noop"}
+
+
+def test_sections_of_a_configuration_and_a_trajectory_outside(home, place, tmp_path):
+    server = {"name": "example", "command": sys.executable, "args": [str(ROOT / "tests" / "example_mcp_server.py")]}
+    entry = ", ".join(f"{key} = {json.dumps(value)}" for key, value in server.items())
+    cheap = script(tmp_path / "cheap.json")
+    config = tmp_path / "config.toml"
+    config.write_text(f"""
+[core]
+save_trajectory_path = {json.dumps(str(tmp_path / "saved"))}
+[llm.cheap]
+model = "{cheap}"
+[condenser]
+type = "llm"
+llm_config = "cheap"
+keep_first = 1
+max_size = 6
+[mcp]
+stdio_servers = [{{{entry}}}]
+[agent]
+enable_think = true
+[agent.CodeActAgent]
+enable_think = false
+""")
+    (tmp_path / "saved").mkdir()
+    call = {"tool_calls": [{"name": "echo", "arguments": {"text": "from the server"}}]}
+    looks = [run_command(f"echo {number}") for number in range(4)]
+    env = env_for(home, script(tmp_path / "m.json", call, *looks, WRITE, finish("Done.")))
+    done = Bridge(place, environment=env).run("Count.", name="count", arguments=["--config-file", str(config)])
+    assert (done.success, done.reason) == (True, "finished"), done
+    (answer,) = logged(place, "observation.mcp")
+    assert "from the server" in answer["content"]
+    (created,) = logged(place, "conversation.created")
+    assert created["agent"]["enable_think"] is False
+    condensing = [reply["model"] for reply in logged(place, "model.reply") if reply["service"] == "condenser"]
+    assert condensing
+    assert set(condensing) == {cheap}
+    trajectory = json.loads((tmp_path / "saved" / "count.json").read_text())
+    assert [event["id"] for event in trajectory] == list(range(len(trajectory)))
+    assert "config.toml" not in str(files_of(place))
+
+
+@pytest.mark.soak
+def test_a_server_that_cannot_start_ends_the_run(home, place, tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text("[mcp]\nstdio_servers = [{name = 'gone', command = '/bin/false'}]\n")
+    env = env_for(home, script(tmp_path / "m.json", WRITE, finish("Done.")))
+    done = Bridge(place, environment=env).run("Count.", name="count", arguments=["--config-file", str(config)])
+    assert (done.success, done.exit_code) == (False, 2), done
+    assert "the MCP server gone" in done.stdout_tail
+    assert not (place / FINAL).exists()
 
 
 def test_a_run_in_docker_without_an_engine_says_so(home, place):

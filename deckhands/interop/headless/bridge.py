@@ -45,7 +45,7 @@ class RunSummary:
         success: the agent has finished, and its result fulfils the contract.
         exit_code: of the process; negative for a signal.
         artifacts: the files of the results and the logs, as absolute paths.
-        reason: `finished`, `error`, `usage`, `rejected`, `out_of_time`, `needs_person`, `find_reached_limit`,
+        reason: `finished`, `error`, `usage`, `rejected`, `out_of_time`, `needs_person`, `limit_reached`,
             `interrupted`, `missing_artifact`, `path_denied` or `killed`.
         stdout_tail: the end of the process's output, including errors.
     """

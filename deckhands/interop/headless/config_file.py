@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,13 @@ from typing import Any
 from broker.runtime import CONFIG_FILES_READ, UsageError, join_paths, split_paths
 from deckhands.configuration import find_doubt
 from deckhands.interop.headless.config_keys import (
+    FILE_ONLY,
     LLM_KEYS,
+    SECTIONS_WITHOUT_EFFECT,
     SUPPORTED,
     UNSUPPORTED_KEYS,
-    UNSUPPORTED_SECTIONS,
     WITHOUT_EFFECT,
+    ZERO_IS_UNSET,
     Kind,
 )
 
@@ -32,6 +34,7 @@ CONFIG_FILE = "config.toml"
 VARIABLES = {
     (f"{section}_" if section != "core" else "").upper() + name.upper(): (section, name, kind)
     for section, keys in SUPPORTED.items()
+    if section not in FILE_ONLY
     for name, kind in keys.items()
 }
 """The variables of OpenHands that are read, in addition to `LLM_…`."""
@@ -45,19 +48,63 @@ class Config:
 
     Attributes:
         values: by section and key; missing ones have their defaults.
-        llm: the base settings of the model, and the named ones.
+        llm: the base settings of the model.
+        named: the settings of each section `[llm.NAME]`, merged with the base.
+        for_routing: the names of the sections `[llm.NAME]` that a router may choose.
+        agents: the keys of each section `[agent.NAME]`, as they are in the file.
+        from_variables: the values that variables have set.
         notices: keys without effect, and files that are not read.
     """
 
-    values: dict[tuple[str, str], Any] = field(default_factory=dict)
+    values: dict[tuple[str, str], Any] = field(default_factory=dict, repr=False)
     llm: dict[str, Any] = field(default_factory=dict, repr=False)
     named: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    for_routing: set[str] = field(default_factory=set)
+    agents: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    from_variables: set[tuple[str, str]] = field(default_factory=set)
     notices: list[str] = field(default_factory=list)
     file: Path | None = None
 
     def get(self, section: str, name: str, default: Any = None) -> Any:
         """Return a value."""
         return self.values.get((section, name), default)
+
+    def has_section(self, section: str) -> bool:
+        """Return whether a section sets anything."""
+        return any(found == section for found, _ in self.values)
+
+    def select_agent(self, agent: str, known: Collection[str]) -> None:
+        """Let the section `[agent.NAME]` of the run's agent override `[agent]`, but not the variables.
+
+        Args:
+            known: the agents that exist; sections of others get a notice; empty: it is not known.
+
+        Raises:
+            UsageError: a key or a value of the section of a known agent cannot be used; names it.
+        """
+        for name, table in self.agents.items():
+            if known and name not in known:
+                self.notices.append(f"{self.file}: [agent.{name}] is left out: there is no agent of this name.")
+                continue
+            for key, value in table.items():
+                is_taken = _is_taken(self, f"agent.{name}", key, value, SUPPORTED["agent"])
+                if is_taken:
+                    _check_kind(f"{self.file}: [agent.{name}] {key}", value, SUPPORTED["agent"][key])
+                if is_taken and name == agent and ("agent", key) not in self.from_variables:
+                    self.values["agent", key] = value
+
+    def find_model_section(self, name: str) -> dict[str, Any]:
+        """Return the settings of `[llm.NAME]`.
+
+        Raises:
+            UsageError: there is no such section.
+        """
+        if name not in self.named:
+            raise UsageError(
+                f"There is no section [llm.{name}] in the configuration.{_nearest(name, self.named)}",
+                remedy=f"Add it to {self.file or CONFIG_FILE}, or do not name it.",
+            )
+        return self.named[name]
 
     def environment(self, env: Mapping[str, str], profile: str | None) -> dict[str, str]:
         """Return the environment for the workers of a run.
@@ -68,16 +115,12 @@ class Config:
         Raises:
             UsageError: there is no such section.
         """
-        if profile is not None and profile not in self.named:
-            raise UsageError(
-                f"There is no section [llm.{profile}] in the configuration.{_nearest(profile, self.named)}",
-                remedy=f"Add it to {self.file or CONFIG_FILE}, or leave out -l.",
-            )
+        section = None if profile is None else self.find_model_section(profile)
         merged = {name: text for name, text in env.items() if text.strip()}
         for other, name in OTHER_MODEL_VARIABLES.items():
             if merged.get(other):
                 merged.setdefault(name, merged[other])
-        if profile is None:
+        if section is None:
             merged |= {
                 name: text
                 for name, text in _to_variables(self.llm).items()
@@ -86,7 +129,7 @@ class Config:
         else:  # a key of the environment must not be sent to a section's address
             taken = {name for key in LLM_KEYS for name in _variable_names(f"LLM_{key.upper()}")}
             merged = {name: text for name, text in merged.items() if name not in taken}
-            merged |= _to_variables(self.named[profile])
+            merged |= _to_variables(section)
         for name in ("git_user_name", "git_user_email"):
             if (value := self.get("core", name)) is not None:
                 merged.setdefault(f"DECKHANDS_{name.upper()}", value)
@@ -121,6 +164,7 @@ def read_config(named: Path | None, env: Mapping[str, str], directory: Path) -> 
         text = env.get(variable, "").strip()
         if text:
             config.values[section, name] = _parse_value(variable, text, kind)
+            config.from_variables.add((section, name))
     return config
 
 
@@ -132,43 +176,66 @@ def _take_file(config: Config, path: Path) -> None:
         raise UsageError(f"The file {path} cannot be read: {what}.", remedy="Correct it, or name another.") from error
     config.file = path.absolute()
     for section, table in tables.items():
-        if section in UNSUPPORTED_SECTIONS:
-            raise UsageError(f"{path}: the section [{section}] is not supported.", remedy=UNSUPPORTED_SECTIONS[section])
-        if section not in (*SUPPORTED, "llm") or not isinstance(table, dict):
+        if section not in (*SUPPORTED, *SECTIONS_WITHOUT_EFFECT, "llm") or not isinstance(table, dict):
             what = "is no section" if not isinstance(table, dict) else "is not known"
             raise UsageError(
                 f"{path}: [{section}] {what}.{_nearest(section, (*SUPPORTED, 'llm'))}",
                 remedy=f"Use {', '.join(f'[{name}]' for name in (*SUPPORTED, 'llm'))}.",
             )
-        for name, value in table.items():
-            if section == "llm" and isinstance(value, dict) and name not in LLM_KEYS:
-                base = {key: item for key, item in table.items() if key in LLM_KEYS}
-                for key in value:
-                    _is_taken(config, path, f"llm.{name}", key, LLM_KEYS)
-                taken = {key: item for key, item in value.items() if key in LLM_KEYS}
-                config.named[name] = base | taken
-            elif _is_taken(config, path, section, name, LLM_KEYS if section == "llm" else SUPPORTED[section]):
-                if section == "llm":
-                    config.llm[name] = value
-                else:
-                    _check_kind(f"{path}: [{section}] {name}", value, SUPPORTED[section][name])
-                    config.values[section, name] = value
+        if section == "llm":
+            _take_models(config, table)
+        elif section in SUPPORTED:
+            _take_section(config, section, table)
+        elif table:
+            config.notices.append(f"{path}: [{section}] has no effect: {SECTIONS_WITHOUT_EFFECT[section]}.")
 
 
-def _is_taken(config: Config, path: Path, section: str, name: str, known: Iterable[str]) -> bool:
+def _take_section(config: Config, section: str, table: Mapping[str, Any]) -> None:
+    for name, value in table.items():
+        if section == "agent" and isinstance(value, dict) and name not in UNSUPPORTED_KEYS["agent"]:
+            config.agents[name] = value
+        elif _is_taken(config, section, name, value, SUPPORTED[section]):
+            _check_kind(f"{config.file}: [{section}] {name}", value, SUPPORTED[section][name])
+            config.values[section, name] = value
+
+
+def _take_models(config: Config, table: Mapping[str, Any]) -> None:
+    sections = {name: value for name, value in table.items() if isinstance(value, dict) and name not in LLM_KEYS}
+    base = {name: value for name, value in table.items() if name not in sections}
+    config.llm = _take_model(config, "llm", base)
+    for name, fields in sections.items():
+        if fields.get("for_routing") is True:
+            config.for_routing.add(name)
+        own = {key: value for key, value in fields.items() if key != "for_routing"}
+        config.named[name] = config.llm | _take_model(config, f"llm.{name}", own)
+
+
+def _take_model(config: Config, section: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: "" if name in ZERO_IS_UNSET and value == 0 else value
+        for name, value in fields.items()
+        if _is_taken(config, section, name, value, LLM_KEYS)
+    }
+
+
+def _is_taken(config: Config, section: str, name: str, value: Any, known: Iterable[str]) -> bool:
     """Return whether a key is used, and record one without effect; raises UsageError for any other."""
     if name in known:
         return True
     family = section.partition(".")[0]
+    is_empty = value in ("", [], {})
     if why := WITHOUT_EFFECT[family].get(name):
-        config.notices.append(f"{path}: [{section}] {name} has no effect: {why}.")
+        if not is_empty:
+            config.notices.append(f"{config.file}: [{section}] {name} has no effect: {why}.")
         return False
     if remedy := UNSUPPORTED_KEYS[family].get(name):
-        raise UsageError(f"{path}: [{section}] {name} is not supported.", remedy=remedy)
+        if is_empty or value is False:
+            return False
+        raise UsageError(f"{config.file}: [{section}] {name} is not supported.", remedy=remedy)
     places = [other for other, keys in SUPPORTED.items() if name in keys]
     hint = f" Did you mean [{places[0]}] {name}?" if places else _nearest(name, known)
     raise UsageError(
-        f"{path}: [{section}] {name} is not known.{hint}",
+        f"{config.file}: [{section}] {name} is not known.{hint}",
         remedy="Correct the key, or remove it. docs/migrating-from-openhands.md lists the keys.",
     )
 
@@ -187,9 +254,11 @@ def _check_kind(where: str, value: Any, kind: Kind) -> None:
         "number": is_number,
         "texts": isinstance(value, list) and all(isinstance(item, str) for item in value),
         "table": isinstance(value, dict) and all(isinstance(item, str | int | float) for item in value.values()),
+        "servers": isinstance(value, list) and all(isinstance(item, str | dict) for item in value),
     }
     if not fits[kind]:
-        raise UsageError(f"{where} is {ascii(value)[:100]}.", remedy=f"Write {_NAMES[kind]}.")
+        shown = "not a list" if kind == "servers" else ascii(value)[:100]  # a server's entry may hold its key
+        raise UsageError(f"{where} is {shown}.", remedy=f"Write {_NAMES[kind]}.")
 
 
 _NAMES: Mapping[Kind, str] = {
@@ -199,6 +268,7 @@ _NAMES: Mapping[Kind, str] = {
     "number": "a number",
     "texts": "a list of texts",
     "table": "a table of texts",
+    "servers": "a list of servers",
 }
 
 

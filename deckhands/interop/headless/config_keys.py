@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-Kind = Literal["text", "flag", "whole", "number", "texts", "table"]
+Kind = Literal["text", "flag", "whole", "number", "texts", "table", "servers"]
 
 SUPPORTED: Mapping[str, Mapping[str, Kind]] = {
     "core": {
@@ -33,6 +33,7 @@ SUPPORTED: Mapping[str, Mapping[str, Kind]] = {
         "enable_finish": "flag",
         "enable_history_truncation": "flag",
         "enable_jupyter": "flag",
+        "enable_mcp": "flag",
         "enable_plan_mode": "flag",
         "enable_prompt_extensions": "flag",
         "enable_som_visual_browsing": "flag",
@@ -49,8 +50,21 @@ SUPPORTED: Mapping[str, Mapping[str, Kind]] = {
         "use_host_network": "flag",
     },
     "security": {"confirmation_mode": "flag", "security_analyzer": "text"},
+    "condenser": {
+        "attention_window": "whole",
+        "keep_first": "whole",
+        "llm_config": "text",
+        "max_event_length": "whole",
+        "max_events": "whole",
+        "max_size": "whole",
+        "type": "text",
+    },
+    "mcp": {"shttp_servers": "servers", "sse_servers": "servers", "stdio_servers": "servers"},
+    "model_routing": {"router_name": "text"},
 }
-"""By section, with the kind of each value. In the environment, keys of `core` have no prefix."""
+"""By section, with the kind of each value."""
+FILE_ONLY = ("condenser", "mcp", "model_routing")
+"""Sections that no variable changes. The variables of the others start with the section; those of `core` do not."""
 
 LLM_KEYS = frozenset(
     {
@@ -62,7 +76,9 @@ LLM_KEYS = frozenset(
         *("retry_multiplier", "safety_settings", "seed", "temperature", "timeout", "top_k", "top_p"),
     }
 )
-"""Keys of `[llm]`: they become `LLM_…` variables of the controller worker, which checks their values."""
+"""Keys of `[llm]`: they become settings of the controller worker, which checks their values."""
+ZERO_IS_UNSET = frozenset({"max_input_tokens", "max_output_tokens", "timeout"})
+"""Keys of `[llm]` whose value 0 means the default, as in OpenHands' template."""
 
 WITHOUT_EFFECT: Mapping[str, Mapping[str, str]] = {
     "core": {
@@ -73,6 +89,9 @@ WITHOUT_EFFECT: Mapping[str, Mapping[str, str]] = {
         "debug": "set DECKHANDS_DEBUG=1",
         "file_store": "the log is always kept, see DECKHANDS_HOME",
         "file_store_path": "the log is kept in DECKHANDS_HOME",
+        "file_uploads_allowed_extensions": "no file is uploaded",
+        "file_uploads_max_file_size_mb": "no file is uploaded",
+        "file_uploads_restrict_file_types": "no file is uploaded",
         "jwt_secret": "there are no sessions to sign",
         "max_concurrent_conversations": "a run is one conversation",
         "mcp_host": "there is no server to reach",
@@ -84,7 +103,6 @@ WITHOUT_EFFECT: Mapping[str, Mapping[str, str]] = {
     },
     "agent": {
         "enable_llm_editor": "there is no editor that asks a model",
-        "enable_mcp": "tools come from DECKHANDS_MCP",
         "memory_enabled": "there is no such memory",
         "memory_max_threads": "there is no such memory",
         "use_orchestrator": "every agent runs under the one control plane",
@@ -107,29 +125,40 @@ WITHOUT_EFFECT: Mapping[str, Mapping[str, str]] = {
         "platform": "no image is built",
         "remote_runtime_api_timeout": "the workspace is on this machine",
         "rm_all_containers": "a workspace ends with its run",
+        "runtime_extra_build_args": "no image is built",
         "timeout": "the agent names the time-out of a command",
         "user_id": "a sandbox maps users by itself",
         "vscode_port": "there is no VS Code in a workspace",
     },
     "security": {"enable_security_analyzer": "confirmation_mode decides whether risks count"},
+    "condenser": {},
+    "mcp": {},
+    "model_routing": {},
 }
 """Keys without effect here, with the reason."""
+
+SECTIONS_WITHOUT_EFFECT: Mapping[str, str] = {
+    "extended": "there are no extensions that read it",
+    "kubernetes": "a run starts its workers on this machine",
+}
+"""Sections without effect here, with the reason."""
 
 UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = {
     "core": {
         "replay_trajectory_path": "Import the trajectory: `deckhands import FILE`, then `deckhands replay ID`.",
-        "search_api_key": "Offer a search tool by an MCP server, in the file that DECKHANDS_MCP names.",
+        "search_api_key": "Offer a search tool by an MCP server, in the section [mcp].",
     },
     "agent": {
         "classpath": "Register the agent as a plug-in, see docs/adding-things.md.",
         "cli_mode": "Use `deckhands run` at a terminal.",
-        "condenser": "A run has the default condenser.",
-        "model_routing": "Set LLM_ROUTER, see docs/models.md.",
+        "condenser": "Write the section [condenser].",
+        "model_routing": "Write the section [model_routing].",
         "system_prompt_filename": "Put the instructions into AGENTS.md in the workspace.",
     },
     "sandbox": {
         "additional_networks": "Use the sandbox of DECKHANDS_SANDBOX.",
         "browsergym_eval_env": "There is no BrowserGym here.",
+        "cuda_visible_devices": "Use a node with the label gpu, see docs/workspaces.md.",
         "docker_runtime_kwargs": "Set DECKHANDS_DOCKER_CPUS and DECKHANDS_WORKSPACE_MEMORY_BYTES.",
         "enable_gpu": "Use a node with the label gpu, see docs/workspaces.md.",
         "runtime_extra_deps": "Put it into .openhands/setup.sh in the workspace.",
@@ -139,13 +168,8 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = {
     },
     "security": {},
     "llm": {},
+    "condenser": {"trigger_word": "The type agentcache does not exist; use llm."},
+    "mcp": {},
+    "model_routing": {"llms_for_routing": "Write the section [llm.secondary_model] with for_routing = true."},
 }
-"""Keys that would change the run, with the alternative."""
-
-UNSUPPORTED_SECTIONS: Mapping[str, str] = {
-    "condenser": "A run has the default condenser; `[core] enable_default_condenser = false` turns it off.",
-    "extended": "Remove the section.",
-    "kubernetes": "Use the cluster of docs/deployment.md.",
-    "mcp": "Name the servers in a file, and the file by DECKHANDS_MCP (docs/tools.md).",
-    "model_routing": "Set LLM_ROUTER, see docs/models.md.",
-}
+"""Keys that would change the run unless they are empty or false, with the alternative."""

@@ -46,6 +46,39 @@ def path_inside(root: Path, text: str, *, what: str) -> str:
     return found
 
 
+def locate(root: Path, text: str, name: str) -> tuple[Path, str]:
+    """Return the directory through whose `Inside` the command writes a file that the user named, and the path in it.
+
+    A path that leads into the workspace, by whatever links, is written through the workspace, where no link is
+    followed. The directory of any other path is created.
+
+    Args:
+        root: the workspace; relative paths are relative to it.
+        text: a file, or an existing directory.
+        name: the name of the file in such a directory.
+
+    Raises:
+        PathDenied: it is the workspace itself.
+        UsageError: the directory cannot be created or written.
+    """
+    path = Path(os.path.normpath(root / Path(text).expanduser()))
+    workspace = root.resolve()
+    if path.is_relative_to(root):
+        return root, path_inside(root, str(path), what="SAVE_TRAJECTORY_PATH")
+    try:
+        if path.is_dir():
+            path = path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = path.parent.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"{path} cannot be written: {error}.", remedy="Name another file.") from error
+    if folder.is_relative_to(workspace):
+        return root, str(folder.relative_to(workspace) / path.name)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{path} cannot be written: {folder} cannot be changed.", remedy="Name another file.")
+    return folder, path.name
+
+
 class Inside:
     """The files below a directory, which must exist. Paths are relative to it, as `path_inside` returns them."""
 

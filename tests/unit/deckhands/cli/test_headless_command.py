@@ -42,8 +42,8 @@ def place(tmp_path, monkeypatch):
         (["-d", "w"], {"RUNTIME": "docker"}, 2, "RUNTIME is docker, and no image is named."),
         (["-d", "w"], {"OPENHANDS_USE_SDK_AGENTS": "maybe"}, 2, "OPENHANDS_USE_SDK_AGENTS is 'maybe'."),
         (["-d", "w"], {"SECURITY_SECURITY_ANALYZER": "invariant"}, 2, "security_analyzer is 'invariant'."),
-        (["-d", "w"], {"SAVE_TRAJECTORY_PATH": "../t.json"}, 9, "is not inside the workspace"),
-        (["-d", "w"], {"SAVE_TRAJECTORY_PATH": "/etc/t.json"}, 9, "is not inside the workspace"),
+        (["-d", "w"], {"SAVE_TRAJECTORY_PATH": "."}, 9, "is not inside the workspace"),
+        (["-d", "w"], {"SAVE_TRAJECTORY_PATH": "/proc/none/t.json"}, 2, "/proc/none/t.json cannot be written"),
     ],
 )
 def test_what_is_refused(place, monkeypatch, capsys, arguments, variables, code, message):

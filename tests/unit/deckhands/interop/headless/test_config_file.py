@@ -13,12 +13,13 @@ from deckhands.cli.headless import OF_AGENT
 from deckhands.interop.headless.config_file import read_config
 from deckhands.interop.headless.config_keys import (
     LLM_KEYS,
+    SECTIONS_WITHOUT_EFFECT,
     SUPPORTED,
     UNSUPPORTED_KEYS,
-    UNSUPPORTED_SECTIONS,
     WITHOUT_EFFECT,
 )
 from deckhands.interop.headless.sdk_choice import VARIABLES_OF
+from tests.openhands_template import TEMPLATE, uncomment
 from tests.source_code import ROOT
 
 PAGE = (ROOT / "docs" / "migrating-from-openhands.md").read_text()
@@ -79,7 +80,9 @@ def test_variables_of_shells_and_the_name_for_git(tmp_path):
         ("[llm.spare]\nmodl = 'x'", "modl is not known. Did you mean model?"),
         ("[cores]\nx = 1", "is not known. Did you mean core?"),
         ("[sandbox]\nvolumes = '/:/x'", "volumes is not supported."),
-        ("[condenser]\ntype = 'noop'", "the section [condenser] is not supported."),
+        ("[sandbox]\nenable_gpu = true", "enable_gpu is not supported."),
+        ("[model_routing]\nrouter = 'x'", "[model_routing] router is not known. Did you mean router_name?"),
+        ("[mcp]\nsse_servers = 'http://u:secret@h'", "[mcp] sse_servers is not a list."),
         ("max_iterations = 3", "[max_iterations] is no section."),
         ("[core]\nmax_iterations = true", "max_iterations is True."),
         ("[core]\nmax_iterations = 1.5", "max_iterations is 1.5."),
@@ -110,6 +113,62 @@ def test_a_key_without_effect_is_named_and_the_run_begins(tmp_path):
     ]
 
 
+def notices(config) -> list[str]:
+    return [notice.partition(": ")[2] for notice in config.notices]
+
+
+def test_the_template_of_openhands_is_taken_as_it_is(tmp_path):
+    config = read(tmp_path, TEMPLATE)
+    config.select_agent("CodeActAgent", {"CodeActAgent"})
+    assert notices(config) == [
+        "[llm.draft_editor] correct_num has no effect: there is no editor that asks a model.",
+        "[agent] enable_llm_editor has no effect: there is no editor that asks a model.",
+        "[agent.RepoExplorerAgent] is left out: there is no agent of this name.",
+        "[agent.CustomAgent] is left out: there is no agent of this name.",
+    ]
+    variables = config.environment({}, None)
+    assert variables["LLM_MODEL"] == "claude-sonnet-4-5-20250929"
+    assert "LLM_API_KEY" not in variables
+    assert (config.get("agent", "enable_jupyter"), config.get("condenser", "type")) == (True, "noop")
+
+
+def test_the_template_with_every_key_is_taken(tmp_path):
+    config = read(tmp_path, uncomment())
+    config.select_agent("CodeActAgent", {"CodeActAgent"})
+    assert config.get("core", "max_budget_per_task") == 0
+    assert config.for_routing == {"secondary_model"}
+    variables = config.environment({}, config.get("agent", "llm_config"))
+    assert LLMConfig.from_env(variables).model == "gpt-4o"
+    assert LLMConfig.from_env(config.environment({}, None)).timeout is None
+    named = " ".join(notices(config))
+    assert "[kubernetes] has no effect" in named
+    for name in ("replay_trajectory_path", "browsergym_eval_env", "enable_gpu", "docker_runtime_kwargs", "jwt_secret"):
+        assert name not in named  # empty
+
+
+def test_the_section_of_the_agent_wins_over_agent(tmp_path):
+    text = "[agent]\nenable_cmd = true\nenable_think = true\nenable_editor = true\n"
+    text += "[agent.CodeActAgent]\nenable_cmd = false\nenable_think = false\n[agent.Other]\nenable_editor = false\n"
+    config = read(tmp_path, text, AGENT_ENABLE_THINK="true")
+    config.select_agent("CodeActAgent", {"CodeActAgent", "Other"})
+    assert [config.get("agent", f"enable_{name}") for name in ("cmd", "think", "editor")] == [False, True, True]
+    assert config.notices == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("enable_cmd = 'no'", "[agent.CodeActAgent] enable_cmd is 'no'."),
+        ("enable_cmdd = true", "[agent.CodeActAgent] enable_cmdd is not known. Did you mean enable_cmd?"),
+        ("classpath = 'a.B'", "[agent.CodeActAgent] classpath is not supported."),
+    ],
+)
+def test_a_bad_key_of_a_known_agent_is_named(tmp_path, text, message):
+    config = read(tmp_path, f"[agent.CodeActAgent]\n{text}\n")
+    with pytest.raises(UsageError, match=re.escape(message)):
+        config.select_agent("DummyAgent", {"CodeActAgent", "DummyAgent"})
+
+
 def test_file_possibly_written_by_a_stranger_is_not_read(tmp_path):
     (tmp_path / ".git").mkdir()
     (tmp_path / "config.toml").write_text("[llm]\nbase_url = 'http://evil'\n")
@@ -128,10 +187,10 @@ def test_the_tables_are_those_of_what_they_name():
     assert set(LLMConfig.model_fields) >= LLM_KEYS
     assert WITHOUT_EFFECT["llm"] == dict(UNSUPPORTED)
     assert set(AgentSpec.model_fields) >= set(OF_AGENT)
-    assert set(SUPPORTED["agent"]) == {*OF_AGENT, *VARIABLES_OF, "llm_config"}
+    assert set(SUPPORTED["agent"]) == {*OF_AGENT, *VARIABLES_OF, "enable_mcp", "llm_config"}
     for section, keys in SUPPORTED.items():
         assert not set(keys) & (set(WITHOUT_EFFECT[section]) | set(UNSUPPORTED_KEYS[section]))
-    assert not set(UNSUPPORTED_SECTIONS) & {*SUPPORTED, "llm"}
+    assert not set(SECTIONS_WITHOUT_EFFECT) & {*SUPPORTED, "llm"}
 
 
 @pytest.mark.parametrize("section", [*SUPPORTED, "llm"])

@@ -8,7 +8,7 @@ import pytest
 
 from broker.runtime.errors import UsageError
 from deckhands.interop.headless.contract import Contract
-from deckhands.interop.headless.inside import Inside, PathDenied, path_inside
+from deckhands.interop.headless.inside import Inside, PathDenied, locate, path_inside
 
 
 def prepare(root) -> Contract:
@@ -95,6 +95,36 @@ def test_a_path_inside(tmp_path, text, found):
 def test_a_path_that_leads_out(tmp_path, text):
     with pytest.raises(PathDenied, match="is not inside the workspace"):
         path_inside(tmp_path, text, what="X")
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "path"),
+    [
+        ("t/a.json", "work", "t/a.json"),
+        ("../t.json", "", "t.json"),
+        ("../new/deep/t.json", "new/deep", "t.json"),
+        ("../folder", "folder", "one.json"),
+        ("../link/t.json", "work", "logs/t.json"),
+        ("../link", "work", "logs/one.json"),
+    ],
+)
+def test_place_of_a_trajectory(tmp_path, text, where, path):
+    root = tmp_path / "work"
+    (root / "logs").mkdir(parents=True)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(root / "logs")
+    for named in (text, os.path.normpath(root / text)):
+        assert locate(root, named, "one.json") == (tmp_path / where, path)
+    assert (tmp_path / where).is_dir()
+
+
+@pytest.mark.parametrize("text", ["../file/t.json", "/proc/none/t.json"])
+def test_a_trajectory_that_cannot_be_written_is_refused(tmp_path, text):
+    root = tmp_path / "work"
+    root.mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written"):
+        locate(root, text, "one.json")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files for others")
