@@ -56,7 +56,7 @@ from .interventions import CommandExecutedObservation as CommandExecutedObservat
 from .interventions import ConversationChanged as ConversationChanged, ExecuteCommandAction as ExecuteCommandAction
 from .kinds import Action as Action, ActionSecurityRisk as ActionSecurityRisk, BlobRef as BlobRef
 from .kinds import ConfirmationStatus as ConfirmationStatus, Event as Event, EventSource as EventSource
-from .kinds import EventT as EventT, Observation as Observation, Paragraph as Paragraph
+from .kinds import EventT as EventT, Observation as Observation, Paragraph as Paragraph, Role as Role
 from .kinds import ToolCallMetadata as ToolCallMetadata, WorkspaceUse as WorkspaceUse, share_names as share_names
 from .kinds import with_id as with_id
 from .labels import Labels as Labels, validate_labels as validate_labels

@@ -317,7 +317,7 @@ class ModelCallFailed(Event):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.sentence + self._retry_text, "red", "! "),)
+        return (Paragraph(self.sentence + self._retry_text, "problem", "! "),)
 
     @property
     def _retry_text(self) -> str:

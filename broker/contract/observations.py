@@ -110,7 +110,7 @@ class FinishVerdictObservation(Observation):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.sentence, "green" if self.is_accepted else "red", "  "),)
+        return (Paragraph(self.sentence, "success" if self.is_accepted else "problem", "  "),)
 
 
 class LoopDetectionObservation(Observation):
@@ -191,7 +191,7 @@ class CmdOutputObservation(Observation):
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
         failed = "" if self.exit_code in (0, -1) else f"exit code {self.exit_code}"
-        return (Paragraph(self.content, "dim", "  "), Paragraph(failed, "red", "  "))
+        return (Paragraph(self.content, "detail", "  "), Paragraph(failed, "problem", "  "))
 
 
 class AgentDelegateObservation(Observation):
@@ -243,10 +243,10 @@ class AgentStateChangedObservation(Observation):
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`; the states of a normal run are not shown."""
         if self.agent_state is AgentState.ERROR:
-            return (Paragraph(self.reason or "The agent stopped with an error.", "red", "! "),)
+            return (Paragraph(self.reason or "The agent stopped with an error.", "problem", "! "),)
         if self.agent_state in (AgentState.RUNNING, AgentState.FINISHED, AgentState.REJECTED):
             return ()
-        return (Paragraph(f"({self.agent_state.value.replace('_', ' ')})", "dim"),)
+        return (Paragraph(f"({self.agent_state.value.replace('_', ' ')})", "detail"),)
 
 
 class SurveyObservation(Observation):

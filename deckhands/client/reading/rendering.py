@@ -8,7 +8,7 @@ Does not: show everything; `logs --json` and `export` do.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from broker.contract import (
@@ -20,6 +20,7 @@ from broker.contract import (
     ModelCallFailed,
     Paragraph,
     RiskyAction,
+    Role,
 )
 from broker.runtime import format_count
 from deckhands.client.reading.terminal import clean
@@ -31,6 +32,17 @@ MAX_ASKED_COLUMNS = 100_000
 
 _RESET = "\x1b[0m"
 _STYLES = {"bold": "\x1b[1m", "dim": "\x1b[2m", "red": "\x1b[31m", "green": "\x1b[32m", "cyan": "\x1b[36m"}
+STYLE_OF_ROLE: Mapping[Role, str] = {
+    "": "",
+    "user": "bold",
+    "action": "cyan",
+    "detail": "dim",
+    "problem": "red",
+    "success": "green",
+    "added": "green",
+    "removed": "red",
+}
+"""How a terminal shows each role of a paragraph; an empty style is the terminal's own."""
 
 
 class Renderer:
@@ -95,7 +107,7 @@ class Renderer:
     def _block(self, paragraph: Paragraph, max_columns: int) -> Iterator[str]:
         """Yield the first and the last lines of a text after its mark; nothing for an empty text."""
         mark = paragraph.mark
-        style = paragraph.style
+        style = STYLE_OF_ROLE[paragraph.role]
         max_lines = paragraph.max_lines
         lines = clean(paragraph.text).strip("\n").split("\n")
         if lines == [""]:
@@ -113,7 +125,7 @@ def _find_unseen(event: Event, shown: str) -> Iterable[Paragraph]:
     """Return the texts of an event without the model's words shown before; actions are always included."""
     if not shown or not isinstance(event, Action) or event.source is not EventSource.AGENT:
         return event.paragraphs
-    return [part for part in event.paragraphs if part.style == "cyan" or not _is_in(part.text.strip(), shown)]
+    return [part for part in event.paragraphs if part.role == "action" or not _is_in(part.text.strip(), shown)]
 
 
 def _is_in(text: str, shown: str) -> bool:

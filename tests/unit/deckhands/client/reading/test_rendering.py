@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from typing import get_args
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.contract.actions import (
     AgentFinishAction,
+    AgentRejectAction,
     AgentThinkAction,
     CmdRunAction,
     LoopRecoveryAction,
@@ -19,6 +22,7 @@ from broker.contract.actions import (
 from broker.contract.browser_events import BrowseInteractiveAction, BrowseURLAction
 from broker.contract.events import ModelCallFailed, ToolCallMetadata
 from broker.contract.file_events import FileEditAction, FileReadAction, FileReadObservation, FileWriteAction
+from broker.contract.kinds import Role
 from broker.contract.observations import ErrorObservation
 from broker.contract.recall import RecallObservation
 from broker.contract.session_events import IPythonRunCellAction
@@ -75,6 +79,29 @@ def test_every_line_of_a_text_is_indented_by_its_mark():
 
 def test_colours_are_ours_alone():
     assert COLOURED.lines(command("ls \x1b[31mred")) == ["\x1b[36m$ ls \\x1b[31mred\x1b[0m"]
+
+
+@pytest.mark.parametrize(
+    ("event", "lines"),
+    [
+        (user("go"), ["\x1b[1mYou: go\x1b[0m"]),
+        (MessageAction(content="hi", source="agent"), ["Agent: hi"]),
+        (AgentThinkAction(thought="Hm."), ["\x1b[2mHm.\x1b[0m"]),
+        (AgentFinishAction(), ["\x1b[32mAll done.\x1b[0m"]),
+        (AgentRejectAction(), ["\x1b[31mTask is rejected by the agent.\x1b[0m"]),
+    ],
+)
+def test_each_role_has_its_terminal_style(event, lines):
+    assert COLOURED.lines(event) == lines
+
+
+def test_removed_and_added_text_has_its_terminal_style():
+    edit = FileEditAction(path="/a", command="str_replace", old_str="x", new_str="y")
+    assert COLOURED.render_confirmation(edit)[1:] == ["\x1b[31m  - x\x1b[0m", "\x1b[32m  + y\x1b[0m"]
+
+
+def test_no_event_kind_names_a_terminal_style():
+    assert not set(get_args(Role)) & {"bold", "dim", "red", "green", "cyan"}
 
 
 def test_what_a_terminal_would_obey_or_hide_is_spelt_out():
