@@ -290,8 +290,8 @@ class Observation(Event):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        role, mark = ("problem", "  ! ") if self.is_problem else ("detail", "  ")
-        return (Paragraph(self.content, role, mark),)
+        role: Role = "problem" if self.is_problem else "detail"
+        return (Paragraph(self.content, role, "  ! " if self.is_problem else "  "),)
 
 
 @lru_cache(maxsize=NAME_SETS_CACHE_SIZE)

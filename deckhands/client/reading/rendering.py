@@ -55,7 +55,7 @@ class Renderer:
     def __init__(self, *, is_coloured: bool) -> None:
         self._is_coloured = is_coloured
         self._numbered: set[int] = set()
-        self._failure = ""
+        self._failure: ModelCallFailed | None = None
 
     def style(self, text: str, style: str) -> str:
         """Return one of our own texts in a style: bold, dim, red, green or cyan."""
@@ -94,11 +94,14 @@ class Renderer:
 
     def _repeats_failure(self, event: Event) -> bool:
         """Return whether the event only repeats the failure of the event before it."""
-        failure, self._failure = self._failure, ""
+        failure, self._failure = self._failure, None
         if isinstance(event, ModelCallFailed) and event.retry_at is None:
-            self._failure = event.content
-        is_error = isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.ERROR
-        return is_error and bool(failure) and failure in event.reason  # type: ignore[attr-defined]
+            self._failure = event
+        if failure is None or not isinstance(event, AgentStateChangedObservation):
+            return False
+        texts = (failure.last_error, failure.content)
+        is_same = any(text and text in event.reason for text in texts)
+        return event.agent_state is AgentState.ERROR and is_same
 
     def _blocks(self, paragraphs: Iterable[Paragraph], max_columns: int = MAX_COLUMNS) -> Iterator[str]:
         for paragraph in paragraphs:

@@ -168,7 +168,7 @@ def build_delivery(
     }
     if isinstance(event, AgentStateChangedObservation):
         found |= {"state": event.agent_state.value, "is_over": event.agent_state in TERMINAL_STATES}
-        found |= {"reason": event.reason[:1_000], "code": event.code, "action_id": event.action_id}
+        found |= {"reason": render_error(event.reason)[:1_000], "code": event.code, "action_id": event.action_id}
     if what == OTHER:
         wire = event.export()
         is_short = len(json.dumps(wire)) <= MAX_EVENT_BYTES
