@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.contract import AgentState
+from broker.contract import AgentState, add_remedy
 from broker.runtime import DeckhandsError
 from deckhands.client import ExitCode, Summary
 from deckhands.ingress.ingress_results import TIME_LIMITS

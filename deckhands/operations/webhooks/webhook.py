@@ -22,6 +22,7 @@ from broker.contract import (
     AgentStateChangedObservation,
     Event,
     is_settled,
+    render_error,
 )
 
 TOKEN_HEADER = "X-A2A-Notification-Token"  # noqa: S105  (the name of a header)
