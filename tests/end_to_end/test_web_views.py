@@ -165,7 +165,7 @@ COMMAND_NOTES = (
     "\n[The command was cancelled before it ran.]\n[Terminal: t]",
     "\n[The command completed with exit code 130.]\n[The command was cancelled.]",
     "\n[The command completed with exit code 0.]",
-    "\n[The command runs in the background. It goes on.]",
+    "\n[The command runs in the background. It continues.]",
 )
 
 

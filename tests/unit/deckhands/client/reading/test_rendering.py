@@ -115,7 +115,7 @@ def test_each_role_has_its_terminal_style(event, lines):
             "\n[The command was cancelled.]\n[The command also ended the shell.]",
             ["The command was cancelled.", "The command also ended the shell."],
         ),
-        ("\n[The command runs in the background. It goes on.]", []),
+        ("\n[The command runs in the background. It continues.]", []),
         ("\n[The whole output (90000 bytes) is in /tmp/x; search it with grep.]", []),
         ("", []),
     ],
