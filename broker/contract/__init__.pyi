@@ -36,6 +36,8 @@ from .condenser_specs import RecentEventsCondenserSpec as RecentEventsCondenserS
 from .condenser_specs import RollingCondenserSpec as RollingCondenserSpec
 from .condenser_specs import StructuredSummaryCondenserSpec as StructuredSummaryCondenserSpec
 from .condenser_specs import handles_requests as handles_requests
+from .error_texts import ERROR_KEYS as ERROR_KEYS, REMEDIES as REMEDIES, find_error_remedy as find_error_remedy
+from .error_texts import add_remedy as add_remedy, is_error_key as is_error_key, render_error as render_error
 from .double_texting import ROLLED_BACK as ROLLED_BACK, InterruptedObservation as InterruptedObservation
 from .double_texting import RolledBackObservation as RolledBackObservation, find_rolled_back as find_rolled_back
 from .events import CallEstimate as CallEstimate, ConversationCreated as ConversationCreated
@@ -56,7 +58,7 @@ from .interventions import CommandExecutedObservation as CommandExecutedObservat
 from .interventions import ConversationChanged as ConversationChanged, ExecuteCommandAction as ExecuteCommandAction
 from .kinds import Action as Action, ActionSecurityRisk as ActionSecurityRisk, BlobRef as BlobRef
 from .kinds import ConfirmationStatus as ConfirmationStatus, Event as Event, EventSource as EventSource
-from .kinds import EventT as EventT, Observation as Observation, Paragraph as Paragraph
+from .kinds import EventT as EventT, Observation as Observation, Paragraph as Paragraph, Role as Role
 from .kinds import ToolCallMetadata as ToolCallMetadata, WorkspaceUse as WorkspaceUse, share_names as share_names
 from .kinds import with_id as with_id
 from .labels import Labels as Labels, validate_labels as validate_labels

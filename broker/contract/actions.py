@@ -106,7 +106,7 @@ class MessageAction(Action):
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
         by_person = self.source is EventSource.USER
-        return (Paragraph(self.content, "bold", "You: ") if by_person else Paragraph(self.content, mark="Agent: "),)
+        return (Paragraph(self.content, "user", "You: ") if by_person else Paragraph(self.content, mark="Agent: "),)
 
 
 class SystemMessageAction(Action):
@@ -181,12 +181,12 @@ class CmdRunAction(RiskyAction):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.thought), Paragraph(self._command_line, "cyan", "< " if self.is_input else "$ "))
+        return (Paragraph(self.thought), Paragraph(self._command_line, "action", "< " if self.is_input else "$ "))
 
     @property
     def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Action.confirmation_paragraphs`."""
-        return (Paragraph(self._command_line, "cyan", "  < " if self.is_input else "  $ "),)
+        return (Paragraph(self._command_line, "action", "  < " if self.is_input else "  $ "),)
 
     @property
     def _command_line(self) -> str:
@@ -218,7 +218,7 @@ class AgentThinkAction(Action):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.thought, "dim"),)
+        return (Paragraph(self.thought, "detail"),)
 
 
 class AgentFinishAction(Action):
@@ -245,7 +245,7 @@ class AgentFinishAction(Action):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.sentence, "green"),)
+        return (Paragraph(self.sentence, "success"),)
 
 
 class AgentRejectAction(Action):
@@ -265,7 +265,7 @@ class AgentRejectAction(Action):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.sentence, "red"),)
+        return (Paragraph(self.sentence, "problem"),)
 
 
 class AgentDelegateAction(Action):
@@ -332,7 +332,7 @@ class ChangeAgentStateAction(Action):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(f"{self.sentence}: {self.reason}" if self.reason else self.sentence, "dim"),)
+        return (Paragraph(f"{self.sentence}: {self.reason}" if self.reason else self.sentence, "detail"),)
 
 
 class CondensationAction(Action):
@@ -428,7 +428,7 @@ class OfferedToolAction(RiskyAction):
     @property
     def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Action.confirmation_paragraphs`."""
-        return (Paragraph(f"{self.sentence} {json.dumps(self.arguments, indent=2)}", "cyan", "  "),)
+        return (Paragraph(f"{self.sentence} {json.dumps(self.arguments, indent=2)}", "action", "  "),)
 
 
 class ToolCallAction(OfferedToolAction):
@@ -453,4 +453,4 @@ class LoopRecoveryAction(Action):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(WAYS_OUT.get(self.option, "there is no such way"), "bold", "Out of the loop: "),)
+        return (Paragraph(WAYS_OUT.get(self.option, "there is no such way"), "user", "Out of the loop: "),)

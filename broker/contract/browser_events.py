@@ -55,7 +55,7 @@ class BrowseURLAction(RiskyAction):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.thought), Paragraph(f"Opening {self.url}", "cyan"))
+        return (Paragraph(self.thought), Paragraph(f"Opening {self.url}", "action"))
 
 
 class BrowseInteractiveAction(RiskyAction):
@@ -73,7 +73,7 @@ class BrowseInteractiveAction(RiskyAction):
     @property
     def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Action.confirmation_paragraphs`."""
-        return (Paragraph(self.browser_actions, "cyan", "  "),)
+        return (Paragraph(self.browser_actions, "action", "  "),)
 
 
 class BrowserOutputObservation(Observation):

@@ -78,7 +78,7 @@ class UnknownEvent(Event):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(f"[{self.id}] {self.sentence}", "dim"),)
+        return (Paragraph(f"[{self.id}] {self.sentence}", "detail"),)
 
 
 class _Zstd(threading.local):

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from broker.contract.agent_state import AgentState
+from broker.contract.error_texts import REMEDIES, add_remedy
 from broker.contract.kinds import (
     Action,
     ActionSecurityRisk,
@@ -317,7 +318,8 @@ class ModelCallFailed(Event):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.sentence + self._retry_text, "red", "! "),)
+        remedy = REMEDIES.get(self.code, "") if self.retry_at is None else ""
+        return (Paragraph(add_remedy(self.sentence + self._retry_text, remedy), "problem", "! "),)
 
     @property
     def _retry_text(self) -> str:

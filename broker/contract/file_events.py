@@ -156,7 +156,7 @@ class FileWriteAction(RiskyAction):
     def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Action.confirmation_paragraphs`."""
         where = "" if (self.start, self.end) == (0, -1) else f", lines [{self.start}, {self.end})"
-        return (Paragraph(self.sentence + where, "cyan", "  "), Paragraph(self.content, "green", "  + "))
+        return (Paragraph(self.sentence + where, "action", "  "), Paragraph(self.content, "added", "  + "))
 
 
 class FileEditAction(RiskyAction):
@@ -215,9 +215,9 @@ class FileEditAction(RiskyAction):
         where = "" if self.insert_line is None else f", after line {self.insert_line}"
         pairs = [(edit.old_str, edit.new_str) for edit in self.edits or ()]
         pairs = pairs or [(self.old_str or "", self.file_text or self.new_str or self.content)]
-        changes = [(Paragraph(old, "red", "  - "), Paragraph(new, "green", "  + ")) for old, new in pairs]
+        changes = [(Paragraph(old, "removed", "  - "), Paragraph(new, "added", "  + ")) for old, new in pairs]
         everywhere = " everywhere" * bool(self.replace_all) + ", overwriting it" * bool(self.overwrite)
-        return (Paragraph(self.sentence + where + everywhere, "cyan", "  "), *chain.from_iterable(changes))
+        return (Paragraph(self.sentence + where + everywhere, "action", "  "), *chain.from_iterable(changes))
 
 
 class ApplyPatchAction(RiskyAction):
@@ -234,7 +234,7 @@ class ApplyPatchAction(RiskyAction):
     @property
     def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Action.confirmation_paragraphs`."""
-        return (Paragraph(self.sentence, "cyan", "  "), Paragraph(self.patch, "green", "  "))
+        return (Paragraph(self.sentence, "action", "  "), Paragraph(self.patch, "added", "  "))
 
 
 class FileReadObservation(Observation):
@@ -253,9 +253,9 @@ class FileReadObservation(Observation):
         """See `Event.paragraphs`."""
         is_view = self.impl_source == FileReadSource.OH_ACI
         if is_view and self.content.startswith("ERROR:"):
-            return (Paragraph(self.content, "dim", "  "),)
+            return (Paragraph(self.content, "detail", "  "),)
         heads = int(is_view and self.content.startswith(NUMBERED_LINES_PREFIX))  # the first line describes the file
-        return (Paragraph(format_count(len(self.content.splitlines()) - heads, "line"), "dim", "  "),)
+        return (Paragraph(format_count(len(self.content.splitlines()) - heads, "line"), "detail", "  "),)
 
 
 class FileWriteObservation(Observation):
@@ -291,4 +291,4 @@ class FileEditObservation(Observation):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.diff or self.content, "dim", "  "),)
+        return (Paragraph(self.diff or self.content, "detail", "  "),)

@@ -61,7 +61,7 @@ class ConversationChanged(Event):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.sentence, "bold"),)
+        return (Paragraph(self.sentence, "user"),)
 
     @property
     def _confirmation(self) -> str:
@@ -113,7 +113,7 @@ class ExecuteCommandAction(Action):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.command, "bold", "You $ "),)
+        return (Paragraph(self.command, "user", "You $ "),)
 
 
 class CommandExecutedObservation(Observation):

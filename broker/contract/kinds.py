@@ -24,7 +24,8 @@ NAME_SETS_CACHE_SIZE = 1_024
 """The size of the cache for sets of field names; each kind uses several."""
 
 EventT = TypeVar("EventT", bound="Event")
-Style = Literal["", "bold", "dim", "red", "green", "cyan"]
+Role = Literal["", "user", "action", "detail", "problem", "success", "added", "removed"]
+"""What a paragraph is to its reader: a user's words, an action, a detail of little weight, …; empty for plain text."""
 
 
 class EventSource(StrEnum):
@@ -59,12 +60,13 @@ class Paragraph:
     Does not: colour or shorten the text; see `deckhands.client.reading.rendering`.
 
     Attributes:
+        role: what the text is; each viewer decides how it looks.
         mark: a prefix of the first line; the other lines are indented to match.
         max_lines: the viewer cuts the middle of a longer text.
     """
 
     text: str
-    style: Style = ""
+    role: Role = ""
     mark: str = ""
     max_lines: int = 20
 
@@ -183,7 +185,7 @@ class Event(BaseModel):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """The paragraphs that the log viewer shows, if `is_shown_to_people`."""
-        return (Paragraph(self.sentence, "dim"),)
+        return (Paragraph(self.sentence, "detail"),)
 
 
 class Action(Event):
@@ -249,7 +251,7 @@ class Action(Event):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.thought), Paragraph(self.sentence, "cyan"))
+        return (Paragraph(self.thought), Paragraph(self.sentence, "action"))
 
     @property
     def user_text(self) -> str:
@@ -259,7 +261,7 @@ class Action(Event):
     @property
     def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
         """The complete effect of the action, shown to the user who is asked to confirm it."""
-        return (Paragraph(self.sentence, "cyan", "  "),)
+        return (Paragraph(self.sentence, "action", "  "),)
 
 
 class Observation(Event):
@@ -288,7 +290,8 @@ class Observation(Event):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.content, "red", "  ! ") if self.is_problem else Paragraph(self.content, "dim", "  "),)
+        role: Role = "problem" if self.is_problem else "detail"
+        return (Paragraph(self.content, role, "  ! " if self.is_problem else "  "),)
 
 
 @lru_cache(maxsize=NAME_SETS_CACHE_SIZE)

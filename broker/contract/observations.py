@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from broker.contract.agent_state import AgentState
+from broker.contract.error_texts import add_remedy, find_error_remedy, is_error_key, render_error
 from broker.contract.events import EventValue, JsonObject, Observation, WorkspaceUse
 from broker.contract.kinds import Paragraph
 from broker.runtime import format_count
 
 MAX_COMMAND_OUTPUT_CHARS = 30_000
 TRUNCATION_MARKER = "\n[... Observation truncated due to length ...]\n"
+
+_NORMAL_NOTES = re.compile(
+    r"The command completed with exit code|The command runs in the background|Terminal: "
+    r"|The (?:whole output|first \d+ bytes of the output) \("
+)
+_ADVICE = re.compile(r" You may wait longer to see .*", re.DOTALL)
+"""What the shell tells the model to do next."""
 
 
 def truncate_content(text: str, max_chars: int | None) -> str:
@@ -110,7 +119,7 @@ class FinishVerdictObservation(Observation):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.sentence, "green" if self.is_accepted else "red", "  "),)
+        return (Paragraph(self.sentence, "success" if self.is_accepted else "problem", "  "),)
 
 
 class LoopDetectionObservation(Observation):
@@ -185,13 +194,29 @@ class CmdOutputObservation(Observation):
     @property
     def sentence(self) -> str:
         """A one-line summary for users."""
+        if self.explanation and self.exit_code == -1:
+            return f"Command `{self.command}`: {self.explanation}"
         return f"Command `{self.command}` executed with exit code {self.exit_code}."
+
+    @property
+    def explanation(self) -> str:
+        """Why the command did not simply run to its end: it timed out, was cancelled, was not run; empty if it did.
+
+        The shell's notes for the model, without its advice.
+        """
+        notes = self.metadata.suffix.strip().removeprefix("[").removesuffix("]").split("]\n[")
+        shown = (_ADVICE.sub("", note) for note in notes if not _NORMAL_NOTES.match(note))
+        return "\n".join(re.sub(r"^Your ", "The ", note) for note in shown if note)
 
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
         failed = "" if self.exit_code in (0, -1) else f"exit code {self.exit_code}"
-        return (Paragraph(self.content, "dim", "  "), Paragraph(failed, "red", "  "))
+        return (
+            Paragraph(self.content, "detail", "  "),
+            Paragraph(self.explanation, "problem", "  "),
+            Paragraph(failed, "problem", "  "),
+        )
 
 
 class AgentDelegateObservation(Observation):
@@ -237,16 +262,18 @@ class AgentStateChangedObservation(Observation):
     @property
     def sentence(self) -> str:
         """A one-line summary for users."""
-        return f"Agent state: {self.agent_state}" + (f" ({self.reason})" if self.reason else "")
+        return f"Agent state: {self.agent_state}" + (f" ({render_error(self.reason)})" if self.reason else "")
 
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`; the states of a normal run are not shown."""
         if self.agent_state is AgentState.ERROR:
-            return (Paragraph(self.reason or "The agent stopped with an error.", "red", "! "),)
+            reason = render_error(self.reason) or "The agent stopped with an error."
+            remedy = find_error_remedy(self.reason, self.code) if is_error_key(self.reason) else ""
+            return (Paragraph(add_remedy(reason, remedy), "problem", "! "),)
         if self.agent_state in (AgentState.RUNNING, AgentState.FINISHED, AgentState.REJECTED):
             return ()
-        return (Paragraph(f"({self.agent_state.value.replace('_', ' ')})", "dim"),)
+        return (Paragraph(f"({self.agent_state.value.replace('_', ' ')})", "detail"),)
 
 
 class SurveyObservation(Observation):

@@ -74,7 +74,7 @@ class RecallObservation(Observation):
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
         return tuple(
-            Paragraph(f"Left out, because it is not a skill: {reason}", "red", "  ! ")
+            Paragraph(f"Left out, because it is not a skill: {reason}", "problem", "  ! ")
             for reason in self.unreadable_skills or ()
         )
 

@@ -68,12 +68,12 @@ class IPythonRunCellAction(RiskyAction):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.thought), Paragraph(self.code, "cyan", ">>> "))
+        return (Paragraph(self.thought), Paragraph(self.code, "action", ">>> "))
 
     @property
     def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Action.confirmation_paragraphs`."""
-        return (Paragraph(self.code, "cyan", "  "),)
+        return (Paragraph(self.code, "action", "  "),)
 
 
 class IPythonRunCellObservation(Observation):
@@ -218,7 +218,7 @@ class AcpPermissionAction(RiskyAction):
     @property
     def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Action.confirmation_paragraphs`."""
-        return (Paragraph(self.call.shown, "cyan", "  "),)
+        return (Paragraph(self.call.shown, "action", "  "),)
 
 
 class AcpObservation(Observation):
@@ -272,9 +272,9 @@ class AcpObservation(Observation):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`; the agent's message is a separate event."""
-        shown = [Paragraph(self.thoughts, "dim")]
+        shown = [Paragraph(self.thoughts, "detail")]
         if self.call is not None:
             failed = "failed" if self.call.status == "failed" else ""
-            shown += [Paragraph(self.call.shown, "cyan"), Paragraph(self.call.text, "dim", "  ")]
-            shown += [Paragraph(failed, "red", "  ")]
-        return (*shown, Paragraph(self.reason, "red", "  ! "))
+            shown += [Paragraph(self.call.shown, "action"), Paragraph(self.call.text, "detail", "  ")]
+            shown += [Paragraph(failed, "problem", "  ")]
+        return (*shown, Paragraph(self.reason, "problem", "  ! "))

@@ -119,7 +119,7 @@ class TaskTrackingAction(Action):
         """See `Event.paragraphs`."""
         lines = [f"{item.icon} {item.title}" for item in self.task_list]
         what = "\n".join(["Task list:", *lines]) if self.command == "plan" else "Reading the task list"
-        return (Paragraph(self.thought), Paragraph(what, "cyan"))
+        return (Paragraph(self.thought), Paragraph(what, "action"))
 
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:

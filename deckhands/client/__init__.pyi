@@ -37,7 +37,8 @@ from .reading.spending import Spending as Spending, compute_spending as compute_
 from .reading.status_line import StatusLine as StatusLine, format_duration as format_duration
 from .reading.status_line import format_short_number as format_short_number
 from .reading.summary import ExitCode as ExitCode, Summary as Summary, Tally as Tally
-from .reading.summary import find_quoted_texts as find_quoted_texts, summarize as summarize
+from .reading.summary import find_quoted_texts as find_quoted_texts, render_state as render_state
+from .reading.summary import summarize as summarize
 from .reading.terminal import ask as ask, clean as clean, clean_line as clean_line, count_columns as count_columns
 from .reading.terminal import draw as draw, fit_width as fit_width, is_coloured as is_coloured, is_redrawn as is_redrawn
 from .reading.terminal import measure_width as measure_width, print_ascii as print_ascii

@@ -31,7 +31,7 @@ from deckhands.client.conversation_secrets import open_secrets
 from deckhands.client.errors import IsArchived, NotSettled, NotStopped
 from deckhands.client.known_agents import require_models
 from deckhands.client.reader import Reader
-from deckhands.client.reading.summary import Summary
+from deckhands.client.reading.summary import Summary, render_state
 from deckhands.client.starting import OFFERS_LIMIT_SECONDS
 from deckhands.client.tasks import inputs
 from deckhands.client.watcher import Until
@@ -200,7 +200,7 @@ class Steering(Reader):
         """
         if (state := await self.find_end_state(conversation_id)) is not None:
             raise UsageError(
-                f"The conversation {conversation_id} is {state}; it cannot be {what}.",
+                f"The conversation {conversation_id} {render_state(state)}; it cannot be {what}.",
                 remedy="Send it a message to continue it.",
             )
 

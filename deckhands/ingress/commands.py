@@ -18,6 +18,7 @@ from deckhands.client import (
     check_task,
     derive_task_conversation_id,
     find_pending_confirmation,
+    render_state,
     to_conversation_id,
 )
 from deckhands.ingress.context import IngressContext
@@ -166,7 +167,7 @@ class ConversationCommands:
             return None
         if ended_in is not None:
             raise UsageError(
-                f"The conversation {order.id} is {ended_in}; it cannot be paused.",
+                f"The conversation {order.id} {render_state(ended_in)}; it cannot be paused.",
                 remedy="Send it a message to continue it.",
             )
         return ChangeAgentStateAction(agent_state=STATES[what], source=EventSource.USER)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.contract import AgentState
+from broker.contract import AgentState, add_remedy
 from broker.runtime import DeckhandsError
 from deckhands.client import ExitCode, Summary
 from deckhands.ingress.ingress_results import TIME_LIMITS
@@ -108,7 +108,7 @@ def failure_of(summary: Summary, time_limit: str = "") -> dict[str, Any] | None:
             kind = AgentNeedsPerson
             code = "needs_person"
             text = summary.message or f"It is {summary.state}."
-    message = f"{text} {summary.remedy}".strip() or f"It is {summary.state}."
+    message = add_remedy(text, summary.remedy) or f"It is {summary.state}."
     return {"kind": kind.__name__, "message": message, "code": code, "conversation_id": summary.conversation_id}
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from broker.contract.actions import AgentDelegateAction
 from broker.contract.agent_state import AgentState
+from broker.contract.error_texts import ERROR_KEYS
+from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
 from broker.contract.specs import Tenancy
 from broker.log.append_call import Appended
 from broker.log.delegates import make_delegate_id
@@ -155,6 +157,43 @@ async def test_delegates_are_shown_as_a_tree(server: Served) -> None:
         assert await page.evaluate("window.broken") is None
         await tree.get_by_role("link", name="Digger").click()
         await page.get_by_role("heading", name="Part of it").wait_for()
+
+
+COMMAND_NOTES = (
+    "\n[The command timed out after 5 seconds. You may wait longer to see more.]",
+    '\n[Your command "ls" is NOT executed. The previous command is still running. You may wait longer to see it.]',
+    "\n[The command was cancelled before it ran.]\n[Terminal: t]",
+    "\n[The command completed with exit code 130.]\n[The command was cancelled.]",
+    "\n[The command completed with exit code 0.]",
+    "\n[The command runs in the background. It continues.]",
+)
+
+
+async def test_page_words_errors_and_commands_as_python_does(server: Served) -> None:
+    async with opened(f"{server.url}/") as page:
+        imported = "(await import('/web/errors.js'))"
+        for key in (*ERROR_KEYS, "STATUS$SOMETHING_NEW", "RuntimeError: boom"):
+            (paragraph,) = state("error", key).paragraphs
+            assert await page.evaluate(f"async (reason) => {imported}.reasonOf({{ reason }})", key) == paragraph.text
+        for suffix in COMMAND_NOTES:
+            metadata = CmdOutputMetadata(exit_code=-1, suffix=suffix)
+            expected = CmdOutputObservation(command="ls", metadata=metadata).explanation
+            found = await page.evaluate(
+                f"async (metadata) => {imported}.explanationOf({{ metadata }})", metadata.model_dump()
+            )
+            assert found == expected
+
+
+async def test_timed_out_command_says_so_on_the_page(server: Served) -> None:
+    cid = await server.client.submit("Wait")
+    metadata = CmdOutputMetadata(suffix=COMMAND_NOTES[0])
+    ended = state("error", "STATUS$ERROR_LLM_AUTHENTICATION")
+    await server.client.log.append(cid, [CmdOutputObservation(command="sleep 9", metadata=metadata), ended])
+    async with opened(f"{server.url}/#/c/{cid}", key=await server.token("*")) as page:
+        card = page.locator(".event.bad", has_text="(no output)")
+        await card.get_by_text("The command timed out after 5 seconds.", exact=True).wait_for()
+        assert "exit code" not in await card.inner_text()
+        await page.get_by_text("The model's provider refused the API key. Check LLM_API_KEY.").wait_for()
 
 
 async def test_a_tenant_sees_no_figures_of_the_whole_cluster(server: Served) -> None:

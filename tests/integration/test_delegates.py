@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.contract.actions import ChangeAgentStateAction, MessageAction
+from broker.contract.actions import AgentDelegateAction, ChangeAgentStateAction, MessageAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     AgentSpec,
@@ -41,6 +41,7 @@ from controller_worker.core.effects import NotifyDelegates
 from controller_worker.core.state import State
 from controller_worker.loop.delegates import Delegates, report
 from deckhands.client.forking import build_fork
+from deckhands.client.reading.summary import summarize
 from tests.controller_parts import said
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
@@ -250,6 +251,37 @@ async def test_delegate_works_in_its_parents_shared_directory(
 ) -> None:
     delegate_id, _ = await delegate_of(hands, workspace=workspace, node="node7")
     assert (await Conversations(hands.store).load_row(delegate_id)).node == node
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_cost_of_a_late_delegate_reaches_the_index(hands: Hands, is_stopped: bool) -> None:
+    call = {"name": "delegate", "arguments": {"agent": "helper", "task": "look", "background": not is_stopped}}
+    helper = AgentSpec(name="ReadOnlyAgent", llm=LLMSpec(model="acme/small"))
+    model = LLMSpec(model=f"scripted/{hands.folder / 'script.json'}")
+    agent = AgentSpec(llm=model, enable_delegation=True, delegates={"helper": helper})
+    await hands.begin({"tool_calls": [call], "cost_usd": 0.25}, FINISH | {"cost_usd": 0.5}, agent=agent)
+    await hands.go()
+    if is_stopped:
+        await hands.ask("stopped")
+        hands.loops[-1].wake(has_new_events=True)
+    await until(lambda: hands.gone == [CID], what="the end")
+    (delegate,) = [event for event in await hands.events() if isinstance(event, AgentDelegateAction)]
+    ended = DelegateEnded(
+        delegate_id=delegate.id,
+        conversation_id="d",
+        agent_state=AgentState.STOPPED,
+        cost_usd=1.0,
+        has_unknown_cost=True,
+        prompt_tokens=10,
+        completion_tokens=1,
+    )
+    await hands.log.append(CID, [ended])
+    await hands.go()
+    await until(lambda: hands.gone == [CID, CID], what="the second end")
+    row, summary = await Conversations(hands.store).load_row(CID), summarize(await hands.events())
+    assert row.cost_usd == summary.cost_usd == (1.25 if is_stopped else 1.75)
+    assert row.fields["has_unknown_cost"] == "1"
+    assert int(row.fields["prompt_tokens"]) == summary.prompt_tokens
 
 
 async def test_fork_starts_any_number_of_working_delegates(hands: Hands) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, Terminal, gone, sleeping
+from broker.contract.observations import CmdOutputObservation
+from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, Output, Terminal, gone, sleeping
 from tests.polling import until
 from tool_worker.errors import HostRefused
 
@@ -209,6 +210,24 @@ async def test_limit_starts_with_the_command_not_with_its_wait(run: Terminal, wo
     assert (await first).exit_code == 0
     assert (await second).state == "hard_timeout"
     assert (workspace / "begun").exists()
+
+
+def explanation(answer: Output) -> str:
+    return CmdOutputObservation.model_validate({"command": "", **answer.fields}).explanation
+
+
+async def test_commands_without_an_end_are_explained_to_users(run: Terminal, workspace: Path) -> None:
+    gate = Gate(workspace, "gate")
+    silent = await run("read x < gate", no_change_timeout=0.1)
+    assert explanation(silent) == "The command has no new output after 0.1 seconds."
+    late = await run("", timeout=0.1)
+    assert explanation(late) == "The command timed out after 0.1 seconds."
+    refused = await run("ls")
+    assert explanation(refused).startswith('The command "ls" is NOT executed. The previous command is still running')
+    assert "You may" not in explanation(refused)
+    gate.open()
+    await run.settled()
+    assert explanation(await run("true")) == ""
 
 
 async def test_a_new_command_is_refused_while_one_is_running(run: Terminal, workspace: Path) -> None:

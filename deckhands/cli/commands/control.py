@@ -19,7 +19,16 @@ from deckhands.cli.conversation_ids import CONVERSATION_ID, conversation_argumen
 from deckhands.cli.options import json_option, read_task
 from deckhands.cli.progress import ProgressCounter
 from deckhands.cli.selection import BulkAction, Chosen, ChosenToEnd, chosen_options, run_on_chosen, yes_option
-from deckhands.client import Client, NotStopped, cluster_client, note, on_conversation, print_json, print_text
+from deckhands.client import (
+    Client,
+    NotStopped,
+    cluster_client,
+    note,
+    on_conversation,
+    print_json,
+    print_text,
+    render_state,
+)
 from deckhands.settings import CliSettings
 
 SECTION = "Control a conversation"
@@ -200,7 +209,7 @@ def cancel(options: CancelOptions) -> int:
     if options.as_json:
         print_json(summary.as_json())
     else:
-        note("The request is in the log." if options.no_wait else f"The conversation is {summary.state}.")
+        note("The request is in the log." if options.no_wait else f"The conversation {render_state(summary.state)}.")
     return 0
 
 

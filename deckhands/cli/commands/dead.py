@@ -9,7 +9,7 @@ from typing import Literal
 
 import click
 
-from broker.contract import Event, decode_any
+from broker.contract import Event, decode_any, render_error
 from broker.coordination import Quarantine, QuarantinedItem
 from broker.log import ConversationRow, Conversations, Takeover
 from broker.runtime import CorruptEntry, UsageError, format_count
@@ -308,7 +308,7 @@ def _describe(row: ConversationRow, deaths: Mapping[str, Sequence[Takeover]]) ->
         row.title,
         tuple(death.from_worker for death in latest),
         tuple(death.at.isoformat() for death in latest),
-        row.fields.get("last_error", ""),
+        render_error(row.fields.get("last_error", "")),
         dict(row.labels),
     )
 

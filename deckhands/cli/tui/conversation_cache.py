@@ -25,8 +25,8 @@ MOST_OWNERS = 64
 MOST_DEAD = 1_000
 DEAD = "dead"
 FIELDS = (
-    *("last_id", "state", "wait_reason", "owner", "iterations", "cost_usd", "prompt_tokens", "completion_tokens"),
-    *("updated_ms", "created_ms", "title", "tenant", "labels", "closed"),
+    *("last_id", "state", "wait_reason", "owner", "iterations", "cost_usd", "has_unknown_cost"),
+    *("prompt_tokens", "completion_tokens", "updated_ms", "created_ms", "title", "tenant", "labels", "closed"),
 )
 MAX_TITLE_CHARS = 200
 
@@ -38,7 +38,7 @@ class CachedConversation:
     Attributes:
         state: see `AgentState`; `dead` if three workers died with it.
         worker: its owner, or empty.
-        cost_usd: a lower bound if some prices are unknown.
+        cost_usd: with its ended delegates; a lower bound if `has_unknown_cost`.
         updated, created: seconds since the epoch, by the store's clock.
         words: the text that a filter searches, in lower case.
     """
@@ -54,6 +54,7 @@ class CachedConversation:
     created: float = 0.0
     title: str = ""
     tenant: str = ""
+    has_unknown_cost: bool = False
     words: str = field(default="", compare=False)
 
 
@@ -181,7 +182,8 @@ def row_of(conversation_id: str, values: Any, *, is_dead: bool = False) -> Cache
         parse_number(have["created_ms"]) / 1000,
         title,
         tenant,
-        words,
+        has_unknown_cost=decode_text(have["has_unknown_cost"]) == "1",
+        words=words,
     )
 
 

@@ -21,7 +21,7 @@ COLUMNS: Sequence[tuple[str, int, str]] = (
     ("STATE", 27, "state"),
     ("STEPS", 6, "steps"),
     ("TOKENS", 7, "tokens"),
-    ("COST", 9, "cost"),
+    ("COST", 10, "cost"),
     ("UPDATED", 8, "updated"),
     ("AGE", 8, "age"),
     ("CONVERSATION", 26, ""),
@@ -63,7 +63,7 @@ def row_text(row: CachedConversation, columns: int, now: float) -> str:
         "STATE": row.state.replace("_", " ") + waits,
         "STEPS": str(row.steps),
         "TOKENS": format_short_number(row.tokens),
-        "COST": f"${row.cost_usd:.4f}",
+        "COST": _cost(row),
         "UPDATED": _ago(now - row.updated),
         "AGE": _ago(now - row.created),
         "CONVERSATION": row.conversation_id,
@@ -72,6 +72,13 @@ def row_text(row: CachedConversation, columns: int, now: float) -> str:
     cells = [_cell(values[name], width, is_right=name in RIGHT) for name, width, _ in _columns(columns)]
     line = fit_width(" ".join(cells), columns)
     return line + " " * (columns - measure_width(line))
+
+
+def _cost(row: CachedConversation) -> str:
+    """Return the cost as `ls` does, in few characters."""
+    if not row.has_unknown_cost:
+        return f"${row.cost_usd:.4f}"
+    return f">=${row.cost_usd:.4f}" if row.cost_usd else "unknown"
 
 
 def _columns(columns: int) -> list[tuple[str, int, str]]:

@@ -8,7 +8,7 @@ Does not: show everything; `logs --json` and `export` do.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from broker.contract import (
@@ -20,6 +20,7 @@ from broker.contract import (
     ModelCallFailed,
     Paragraph,
     RiskyAction,
+    Role,
 )
 from broker.runtime import format_count
 from deckhands.client.reading.terminal import clean
@@ -31,6 +32,17 @@ MAX_ASKED_COLUMNS = 100_000
 
 _RESET = "\x1b[0m"
 _STYLES = {"bold": "\x1b[1m", "dim": "\x1b[2m", "red": "\x1b[31m", "green": "\x1b[32m", "cyan": "\x1b[36m"}
+STYLE_OF_ROLE: Mapping[Role, str] = {
+    "": "",
+    "user": "bold",
+    "action": "cyan",
+    "detail": "dim",
+    "problem": "red",
+    "success": "green",
+    "added": "green",
+    "removed": "red",
+}
+"""How a terminal shows each role of a paragraph; an empty style is the terminal's own."""
 
 
 class Renderer:
@@ -43,7 +55,7 @@ class Renderer:
     def __init__(self, *, is_coloured: bool) -> None:
         self._is_coloured = is_coloured
         self._numbered: set[int] = set()
-        self._failure = ""
+        self._failure: ModelCallFailed | None = None
 
     def style(self, text: str, style: str) -> str:
         """Return one of our own texts in a style: bold, dim, red, green or cyan."""
@@ -82,11 +94,14 @@ class Renderer:
 
     def _repeats_failure(self, event: Event) -> bool:
         """Return whether the event only repeats the failure of the event before it."""
-        failure, self._failure = self._failure, ""
+        failure, self._failure = self._failure, None
         if isinstance(event, ModelCallFailed) and event.retry_at is None:
-            self._failure = event.content
-        is_error = isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.ERROR
-        return is_error and bool(failure) and failure in event.reason  # type: ignore[attr-defined]
+            self._failure = event
+        if failure is None or not isinstance(event, AgentStateChangedObservation):
+            return False
+        texts = (failure.last_error, failure.content)
+        is_same = any(text and text in event.reason for text in texts)
+        return event.agent_state is AgentState.ERROR and is_same
 
     def _blocks(self, paragraphs: Iterable[Paragraph], max_columns: int = MAX_COLUMNS) -> Iterator[str]:
         for paragraph in paragraphs:
@@ -95,7 +110,7 @@ class Renderer:
     def _block(self, paragraph: Paragraph, max_columns: int) -> Iterator[str]:
         """Yield the first and the last lines of a text after its mark; nothing for an empty text."""
         mark = paragraph.mark
-        style = paragraph.style
+        style = STYLE_OF_ROLE[paragraph.role]
         max_lines = paragraph.max_lines
         lines = clean(paragraph.text).strip("\n").split("\n")
         if lines == [""]:
@@ -113,7 +128,7 @@ def _find_unseen(event: Event, shown: str) -> Iterable[Paragraph]:
     """Return the texts of an event without the model's words shown before; actions are always included."""
     if not shown or not isinstance(event, Action) or event.source is not EventSource.AGENT:
         return event.paragraphs
-    return [part for part in event.paragraphs if part.style == "cyan" or not _is_in(part.text.strip(), shown)]
+    return [part for part in event.paragraphs if part.role == "action" or not _is_in(part.text.strip(), shown)]
 
 
 def _is_in(text: str, shown: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from broker.contract import Action, Event, ModelReply, Paragraph
 from broker.runtime import format_count
-from deckhands.client.reading.rendering import Renderer
+from deckhands.client.reading.rendering import STYLE_OF_ROLE, Renderer
 from deckhands.client.reading.terminal import clean
 
 FOLDED_LINES = 12
@@ -57,20 +57,20 @@ class ScreenRenderer(Renderer):
         text = "\n".join(text.strip() for text in texts if isinstance(text, str) and text.strip())
         if not text:
             return []
-        return ["", *self._block(Paragraph(text, "dim", _MODEL_MARK, FOLDED_THOUGHT_LINES), FOLDED_COLUMNS)]
+        return ["", *self._block(Paragraph(text, "detail", _MODEL_MARK, FOLDED_THOUGHT_LINES), FOLDED_COLUMNS)]
 
     def _block(self, paragraph: Paragraph, max_columns: int) -> Iterator[str]:
         """Yield the lines of a text: a diff in its colours, an output folded, anything else as in plain lines."""
         lines = clean(paragraph.text).strip("\n").split("\n")
         if lines == [""]:
             return
-        is_diff = paragraph.style in ("", "dim") and _HUNK.search(paragraph.text) is not None
+        is_diff = paragraph.role in ("", "detail") and _HUNK.search(paragraph.text) is not None
         limit, columns = self._limits(paragraph, max_columns, is_diff=is_diff)
         mark = paragraph.mark
         for number, line in enumerate(_fold(lines, limit)):
             shown = line if len(line) <= columns else line[:columns] + "…"
             full = (mark if number == 0 else " " * len(mark)) + shown
-            style = self._style_of(line) if is_diff else paragraph.style
+            style = self._style_of(line) if is_diff else STYLE_OF_ROLE[paragraph.role]
             yield self.style(full, style) if style else full
 
     def _limits(self, paragraph: Paragraph, max_columns: int, *, is_diff: bool) -> tuple[int, int]:
@@ -79,7 +79,7 @@ class ScreenRenderer(Renderer):
             return UNFOLDED_LINES, UNFOLDED_COLUMNS
         if is_diff:
             return max(FOLDED_DIFF_LINES, paragraph.max_lines), FOLDED_COLUMNS
-        if paragraph.style == "dim":
+        if paragraph.role == "detail":
             return min(FOLDED_LINES, paragraph.max_lines), min(FOLDED_COLUMNS, max_columns)
         return paragraph.max_lines, max_columns
 

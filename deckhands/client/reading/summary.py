@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import Any, Self
 
 from broker.contract import (
+    ERROR_KEYS,
     AgentFinishAction,
     AgentRejectAction,
     AgentSpec,
@@ -28,6 +29,8 @@ from broker.contract import (
     ModelReply,
     Observation,
     SystemMessageAction,
+    find_error_remedy,
+    render_error,
 )
 from broker.log import EXPIRED_CODE, Status
 from deckhands.client.reading.metrics import Metrics, MetricsFold
@@ -40,17 +43,14 @@ LIMIT_ERRORS = (
 )
 """The first words of the error in a conversation that reached a limit (OpenHands section 4.3 and 4.4)."""
 
-_CHECK_MODEL = "Check the model's name (LLM_MODEL or --model) and LLM_BASE_URL."
-_CHECK_SERVER = "Check LLM_BASE_URL and the network; NO_PROXY lists servers that are reached without a proxy."
-REMEDIES = {
-    "authentication": "Check LLM_API_KEY.",
-    "bad_request": _CHECK_MODEL,
-    "not_found": _CHECK_MODEL,
-    "out_of_credits": "Top up the account that LLM_API_KEY belongs to.",
-    "service_unavailable": _CHECK_SERVER,
-    "timeout": _CHECK_SERVER,
+_STATE_PREDICATES: Mapping[str, str] = {
+    AgentState.ERROR: "has failed",
+    AgentState.AWAITING_USER_INPUT: "waits for a message",
+    AgentState.AWAITING_USER_CONFIRMATION: "waits for a confirmation",
+    AgentState.USER_CONFIRMED: "runs a confirmed action",
+    AgentState.USER_REJECTED: "was refused an action",
 }
-"""Suggestions for a failed model call, by its code."""
+"""The rest of the sentence `The conversation …`, for the states whose names are no adjectives."""
 
 _ADDED_FIELDS = (
     "not_before",
@@ -93,7 +93,8 @@ class Summary:
         cost_usd: includes finished delegates, like the tokens; a lower bound if `has_unknown_cost`.
         estimated_calls: calls without usage from the provider, whose tokens and costs are estimated.
         duration_seconds: from the first event to the last; of a fork, without the events copied from its origin.
-        last_error: the error it ended with, or the last failed model call without a later success; or empty.
+        last_error: the error it ended with, or the last failed model call without a later success; or empty. A key of
+            OpenHands' GUI is a sentence with the provider's text.
         error_code: the class of that error or failed call, or empty.
         error_detail: the provider's text about it, or empty.
         message: the agent's last message: its final thought, its reason to refuse, its question.
@@ -141,7 +142,7 @@ class Summary:
     @property
     def remedy(self) -> str:
         """A suggestion for the last failed model call, or empty."""
-        return REMEDIES.get(self.error_code, "")
+        return find_error_remedy("", self.error_code)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values; `summary` is true in this object and in no event."""
@@ -153,7 +154,7 @@ class Summary:
             "per_model": self.metrics.per_model(),
             "per_delegate": [asdict(delegate) for delegate in self.metrics.delegates],
         }
-        return {"summary": True} | fields | {"metrics": self.metrics.get() | parts}
+        return {"summary": True} | fields | {"remedy": self.remedy, "metrics": self.metrics.get() | parts}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
@@ -263,7 +264,7 @@ class Tally:
             case DelegateEnded():
                 self._has_unknown_cost = self._has_unknown_cost or event.has_unknown_cost
             case ModelCallFailed():
-                self._last_error = event.last_error or event.content
+                self._last_error = render_error(event.last_error or event.content, event.content)
                 self._error_code, self._failure = event.code, event
             case AgentFinishAction():
                 self._message = event.final_thought or event.thought
@@ -273,8 +274,9 @@ class Tally:
             case MessageAction(source=EventSource.AGENT):
                 self._message = event.content
             case AgentStateChangedObservation(agent_state=AgentState.ERROR):
-                self._last_error = event.reason or self._last_error
-                self._error_code = event.code or self._error_code
+                detail = self._failure.content if self._failure else ""
+                self._last_error = render_error(event.reason, detail) or self._last_error
+                self._error_code = event.code or self._error_code or ERROR_KEYS.get(event.reason, ("", ""))[1]
             case AgentStateChangedObservation(agent_state=AgentState.RUNNING) if was is AgentState.ERROR:
                 self._forget_error()
             case Observation(unsandboxed=True):
@@ -347,3 +349,8 @@ def _describe_agent(agent: AgentSpec) -> str:
 def summarize(events: Iterable[Event]) -> Summary:
     """Return the summary of a log."""
     return Tally.of(events).summary()
+
+
+def render_state(state: str) -> str:
+    """Return the rest of the sentence `The conversation …` for a state."""
+    return _STATE_PREDICATES.get(state) or f"is {state.replace('_', ' ')}"

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
-from broker.contract import TERMINAL_STATES, Action, AgentState
+from broker.contract import REMEDIES, TERMINAL_STATES, Action, AgentState, find_error_remedy, render_error
 from broker.log import WaitReason, make_delegate_id
 from broker.runtime import format_count
-from deckhands.client.reading.summary import REMEDIES
+from deckhands.client.reading.summary import render_state
 from deckhands.client.reasons.facts import (
     ActionFact,
     BudgetFact,
@@ -44,9 +44,7 @@ def _explain_state(facts: ConversationFacts) -> Link:
     since = changed.timestamp if changed is not None else None
     if since is None and facts.history.created is not None:
         since = facts.history.created.timestamp
-    return Link(
-        Cause.STATE, f"The conversation is {state.value.replace('_', ' ')}.", since, details={"state": state.value}
-    )
+    return Link(Cause.STATE, f"The conversation {render_state(state)}.", since, details={"state": state.value})
 
 
 def _explain_causes(facts: ConversationFacts) -> list[Link]:
@@ -179,8 +177,8 @@ def explain_retry(facts: ConversationFacts) -> list[Link]:
         f" ({failure.code}): {said}",
         failure.timestamp,
         failure.retry_at,
-        REMEDIES.get(failure.code)
-        or f"It is retried automatically; `deckhands message {facts.conversation_id} TEXT` retries it at once.",
+        f"{REMEDIES.get(failure.code, '')} It is retried automatically;"
+        f" `deckhands message {facts.conversation_id} TEXT` retries it at once.".lstrip(),
         {"code": failure.code, "attempt": failure.attempt + 1, "attempts": failure.attempts},
     )
     return [link]
@@ -297,7 +295,7 @@ def explain_dead_letter(facts: ConversationFacts) -> list[Link]:
     """Explain a dead letter: the workers that died with it, with the last lines of their logs."""
     workers = [death.from_worker for death in facts.deaths[-3:]]
     who = f" ({', '.join(workers)})" if workers and facts.shows_workers else ""
-    last = facts.row.fields.get("last_error", "") if facts.row is not None else ""
+    last = render_error(facts.row.fields.get("last_error", "")) if facts.row is not None else ""
     link = Link(
         Cause.DEAD_LETTER,
         f"Three workers in a row died while they worked on it{who}, and none takes it any more."
@@ -315,7 +313,8 @@ def explain_end(facts: ConversationFacts) -> list[Link]:
     history, name = facts.history, facts.conversation_id
     changed, state = history.changed, history.status.state
     code = changed.code if changed is not None else ""
-    reason = changed.reason if changed is not None else ""
+    key = changed.reason if changed is not None else ""
+    reason = render_error(key, history.failure.content if history.failure is not None else "")
     text = {
         AgentState.FINISHED: "The agent has finished.",
         AgentState.REJECTED: "The agent refused the task, or could not do it.",
@@ -323,7 +322,7 @@ def explain_end(facts: ConversationFacts) -> list[Link]:
     }.get(state, f"It ended in an error{f' ({code})' if code else ''}: {reason or 'no reason is known'}")
     remedy = "A message continues it."
     if state in (AgentState.ERROR, AgentState.STOPPED):
-        remedy = f"{REMEDIES.get(code, '')} `deckhands resume {name}` continues it.".strip()
+        remedy = f"{find_error_remedy(key, code)} `deckhands resume {name}` continues it.".strip()
     when = changed.timestamp if changed else None
     return [Link(Cause.ENDED, text, when, remedy=remedy, details={"code": code} if code else {})]
 
@@ -426,7 +425,7 @@ def explain_delegates(facts: ConversationFacts) -> list[Link]:
     for action_id, action in list(facts.history.delegates.items())[:SHOWN_ACTIONS]:
         conversation_id = make_delegate_id(facts.conversation_id, action_id)
         why = facts.delegates.get(action_id)
-        state = f", which is {why.state.replace('_', ' ')}" if why is not None else ""
+        state = f", which {render_state(why.state)}" if why is not None else ""
         links.append(
             Link(
                 Cause.DELEGATE,

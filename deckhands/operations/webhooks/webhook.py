@@ -22,6 +22,7 @@ from broker.contract import (
     AgentStateChangedObservation,
     Event,
     is_settled,
+    render_error,
 )
 
 TOKEN_HEADER = "X-A2A-Notification-Token"  # noqa: S105  (the name of a header)
@@ -168,7 +169,7 @@ def build_delivery(
     }
     if isinstance(event, AgentStateChangedObservation):
         found |= {"state": event.agent_state.value, "is_over": event.agent_state in TERMINAL_STATES}
-        found |= {"reason": event.reason[:1_000], "code": event.code, "action_id": event.action_id}
+        found |= {"reason": render_error(event.reason)[:1_000], "code": event.code, "action_id": event.action_id}
     if what == OTHER:
         wire = event.export()
         is_short = len(json.dumps(wire)) <= MAX_EVENT_BYTES

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic.alias_generators import to_camel
 
-from broker.contract import AgentFinishAction, AgentState, Event, EventSource, MessageAction
+from broker.contract import AgentFinishAction, AgentState, Event, EventSource, MessageAction, add_remedy
 from broker.runtime import UsageError
 from deckhands.client import MAX_TASK_CHARS, TaskSpec
 from deckhands.operations import A2A_STATES, MAX_URL_CHARS
@@ -137,7 +137,8 @@ def status_json(found: ConversationResult) -> dict[str, Any]:
     """Return the status of a task, with the agent's last message, or the error that ended it."""
     state = A2A_STATES[AgentState(found.summary["state"])]
     summary = found.summary
-    said = summary["last_error"] if state == "TASK_STATE_FAILED" else summary["message"]
+    error = add_remedy(summary["last_error"], summary.get("remedy", ""))
+    said = error if state == "TASK_STATE_FAILED" else summary["message"]
     if not found.is_settled or not said:
         return {"state": state}
     return {"state": state, "message": message_json(found.conversation_id, summary["last_event_id"], str(said))}

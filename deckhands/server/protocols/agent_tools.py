@@ -17,6 +17,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from pydantic import BaseModel, Field
 
+from broker.contract import add_remedy
 from broker.runtime import DeckhandsError
 from deckhands.client import MAX_KEY_CHARS, MAX_TASK_CHARS, TaskSpec
 from deckhands.server.auth.api_keys import DEFAULT_BODY_BYTES, Scope
@@ -140,7 +141,7 @@ class AgentTools:
             is_settled=found.is_settled,
             message=summary["message"],
             outputs=summary["outputs"],
-            error=summary["last_error"],
+            error=add_remedy(summary["last_error"], summary.get("remedy", "")),
             cost_usd=summary["cost_usd"],
         )
 

@@ -49,7 +49,8 @@ class AgentRunFailed(Problem):
     def __init__(self, conversation_id: str, summary: Mapping[str, Any]) -> None:
         code = str(summary["error_code"] or "agent_failed")
         message = f"The conversation {conversation_id} ended in an error: {summary['last_error']}"
-        super().__init__(502, code, message, headers={"Location": f"/conversations/{conversation_id}"})
+        headers = {"Location": f"/conversations/{conversation_id}"}
+        super().__init__(502, code, message, headers=headers, remedy=str(summary.get("remedy", "")))
 
 
 @routes.get("/models", summary="List agents as models", responses=MODELS)

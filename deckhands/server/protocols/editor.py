@@ -33,7 +33,7 @@ from acp.schema import (
     TextResourceContents,
 )
 
-from broker.contract import AgentState, Event, RiskyAction
+from broker.contract import AgentState, Event, RiskyAction, add_remedy
 from broker.runtime import DeckhandsError
 from deckhands.client import AsyncConversation, ExitCode, Summary
 from deckhands.server.protocols.editor_updates import SessionUpdates, confirmation_call
@@ -200,7 +200,9 @@ def _stop(summary: Summary) -> Stop:
     if summary.exit_code is ExitCode.LIMIT:
         return "max_turn_requests"
     if summary.state == AgentState.ERROR:
-        raise acp.RequestError(INTERNAL_ERROR, summary.last_error, {"code": summary.error_code})
+        raise acp.RequestError(
+            INTERNAL_ERROR, add_remedy(summary.last_error, summary.remedy), {"code": summary.error_code}
+        )
     if summary.state == AgentState.REJECTED:
         return "refusal"
     return "cancelled" if summary.state in (AgentState.STOPPED, AgentState.PAUSED) else "end_turn"

@@ -15,6 +15,7 @@ from broker.contract import (
     AgentFinishAction,
     AgentRejectAction,
     AgentThinkAction,
+    CmdOutputObservation,
     CmdRunAction,
     ConfirmationStatus,
     Event,
@@ -67,8 +68,11 @@ class SessionUpdates:
                 return self._of_action(event)
             case Observation() if event.cause in self._calls:
                 status: Status = "failed" if event.is_problem else "completed"
-                text = acp.tool_content(acp.text_block(event.content[:MAX_OUTPUT_CHARS]))
-                return [acp.update_tool_call(self._calls[event.cause], status=status, content=[text])]
+                text = event.content[:MAX_OUTPUT_CHARS]
+                if isinstance(event, CmdOutputObservation) and event.explanation:
+                    text = f"{text}\n{event.explanation[:MAX_OUTPUT_CHARS]}".lstrip("\n")
+                content = [acp.tool_content(acp.text_block(text))]
+                return [acp.update_tool_call(self._calls[event.cause], status=status, content=content)]
         return []
 
     def _of_action(self, action: RiskyAction) -> list[Update]:

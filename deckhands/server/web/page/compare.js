@@ -1,8 +1,9 @@
 // Two conversations side by side, such as two forks of one: their common events, and those of each after that.
 
 import { ask, download, place } from "./api.js";
-import { block, duration, el, grid, named, replace, usd } from "./dom.js";
+import { block, costText, duration, el, grid, named, replace } from "./dom.js";
 import { card, diff } from "./events.js";
+import { usage } from "./usage.js";
 
 const PAGE = 50, MOST = 2_000, DRAWN = 500;
 
@@ -38,14 +39,15 @@ function shared(first, second) {
 }
 
 function figures(found) {
-  const replies = found.filter((event) => event.kind === "model.reply");
+  const replies = found.filter((event) => event.kind === "model.reply"), used = usage();
+  found.forEach(used.take);
   const states = found.filter((event) => event.kind === "observation.agent_state_changed"), all = found.map((event) => Date.parse(event.timestamp)).filter(Number.isFinite), times = all.filter((at) => at >= all[0]); // what a fork shares with its origin is older than it
   return {
     state: states.at(-1)?.agent_state || "loading",
     models: [...new Set(replies.map((event) => event.model).filter(Boolean))].join(", "),
-    steps: replies.filter((event) => (event.service || "agent") === "agent").length,
-    cost: `${usd(replies.reduce((sum, event) => sum + (event.cost_usd || 0), 0))}${replies.some((event) => event.cost_usd === undefined || event.cost_usd === null) ? " at least" : ""}`,
-    tokens: replies.reduce((sum, event) => sum + (event.usage?.prompt_tokens || 0) + (event.usage?.completion_tokens || 0), 0).toLocaleString("en"),
+    steps: used.steps,
+    cost: costText(used.cost, used.isWhole),
+    tokens: used.tokens.toLocaleString("en"),
     seconds: times.length ? duration((Math.max(...times) - Math.min(...times)) / 1000) : "",
   };
 }

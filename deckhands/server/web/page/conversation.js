@@ -3,9 +3,10 @@
 import { ask, download, follow, place } from "./api.js";
 import { composer } from "./composer.js";
 import { tree } from "./delegates.js";
-import { askFor, askForAll, clean, el, named, note, replace, save, usd } from "./dom.js";
+import { askFor, askForAll, clean, costText, el, named, note, replace, save } from "./dom.js";
 import { card, tasks } from "./events.js";
 import { ask as askPerson } from "./question.js";
+import { usage } from "./usage.js";
 import { why } from "./why.js";
 import { zipped } from "./zip.js";
 
@@ -14,8 +15,8 @@ const AT_REST = new Set(["finished", "rejected", "error", "stopped", "paused", "
 
 export function conversation({ main, signal, refused }, id, eventId) {
   const events = [], byId = new Map();
-  const seen = { state: "loading", title: id, cost: 0, prompt: 0, completion: 0, steps: 0, asked: null, list: null, unpriced: false };
-  const delegates = tree(id, signal);
+  const seen = { state: "loading", title: id, asked: null, list: null };
+  const delegates = tree(id, signal), used = usage();
   let waiting = [], isDrawing = false, isAtEnd = !eventId, whySoon = 0;
 
   const title = el("h1", {}, id), facts = el("p", { class: "facts" });
@@ -40,15 +41,11 @@ export function conversation({ main, signal, refused }, id, eventId) {
 
   function take(event) {
     events.push(event);
+    used.take(event);
     switch (event.kind) {
       case "conversation.created": seen.title = event.title || id; seen.origin = event.forked_from || ""; break;
       case "observation.agent_state_changed": seen.state = event.agent_state; seen.asked = event.agent_state === "awaiting_user_confirmation" ? event.action_id : null; explain(); break;
       case "model.reply":
-        if ((event.service || "agent") === "agent") seen.steps += 1;
-        seen.cost += event.cost_usd || 0;
-        seen.unpriced ||= event.cost_usd === undefined || event.cost_usd === null;
-        seen.prompt += event.usage?.prompt_tokens || 0;
-        seen.completion += event.usage?.completion_tokens || 0;
         writing.hidden = true; writing.lastChild.textContent = "";
         break;
       case "action.task_tracking": case "observation.task_tracking": if (event.task_list?.length) seen.list = event.task_list; break;
@@ -88,8 +85,8 @@ export function conversation({ main, signal, refused }, id, eventId) {
     earlier.hidden = hidden <= 0;
     earlier.textContent = `Show earlier events (${hidden.toLocaleString("en")})`;
     replace(facts, el("span", { class: `state ${seen.state}`, id: "state" }, seen.state.replaceAll("_", " ")),
-      el("span", {}, `${seen.steps} steps`), el("span", {}, `${usd(seen.cost)}${seen.unpriced ? " at least" : ""}`),
-      el("span", {}, `${(seen.prompt + seen.completion).toLocaleString("en")} tokens`), el("span", {}, `${events.length} events`),
+      el("span", {}, `${used.steps} steps`), el("span", { id: "spent", title: "With its delegates" }, costText(used.cost, used.isWhole)),
+      el("span", {}, `${used.tokens.toLocaleString("en")} tokens`), el("span", {}, `${events.length} events`),
       seen.origin ? el("span", {}, "fork of ", el("a", { href: `#/c/${seen.origin}` }, seen.origin)) : "", el("span", { class: "mono dim" }, id));
     const isRest = AT_REST.has(seen.state);
     buttons.pause.hidden = buttons.interrupt.hidden = isRest;

@@ -1,7 +1,7 @@
 // The list: filtered by the server, a page at a time, so that any number of conversations stays quick.
 
 import { ask, place } from "./api.js";
-import { ago, askFor, el, named, note, replace, usd } from "./dom.js";
+import { ago, askFor, costText, el, named, note, replace } from "./dom.js";
 
 const PAGE = 100, REFRESH_MS = 3_000, AT_ONCE = 8;
 const STATES = ["", "running", "waiting", "scheduled", "rate_limited", "awaiting_user_confirmation", "awaiting_user_input",
@@ -63,7 +63,7 @@ export function conversations({ main, signal, refused }) {
           el("div", { class: "dim mono" }, row.conversation_id, row.tenant ? ` · ${row.tenant}` : "", row.model ? ` · ${row.model}` : "")),
         el("td", {}, el("span", { class: `state ${row.state}` }, row.state.replaceAll("_", " ")), row.wait_reason ? el("div", { class: "dim" }, `waits: ${row.wait_reason.replaceAll("_", " ")}`) : ""),
         el("td", { class: "number" }, row.numbers.iterations || "0"),
-        el("td", { class: "number" }, usd(row.numbers.cost_usd || 0)),
+        el("td", { class: "number" }, costText(row.numbers.cost_usd || 0, row.numbers.has_unknown_cost !== "1")),
         el("td", { class: "nowrap" }, ago(row.updated)));
     }));
     if (!shown().length) replace(body, el("tr", {}, el("td", { colspan: 6, class: "empty" }, "No conversation. ", el("code", {}, "deckhands submit -t TASK"), " starts one.")));

@@ -72,6 +72,12 @@ export function usd(value) {
   return Number.isFinite(number) ? `$${number.toFixed(number && number < 1 ? 4 : 2)}` : "";
 }
 
+/** Return a cost as the command line does: a lower bound is marked if a price is not known. */
+export function costText(value, isWhole) {
+  if (isWhole) return usd(value);
+  return Number(value) ? `at least ${usd(value)}` : "unknown";
+}
+
 export function note(text, kind = "") {
   const made = el("p", { class: `notice ${kind}` }, text);
   document.getElementById("notices").append(made);

@@ -1,6 +1,7 @@
 // One event as a card of the timeline.
 
 import { block, clean, el, time, usd } from "./dom.js";
+import { explanationOf, reasonOf } from "./errors.js";
 
 const NAMES = {
   "action.message": "Message", "action.run": "Command", "observation.run": "Output", "action.think": "Thought",
@@ -20,7 +21,7 @@ const IMAGE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
 export function card(event, conversationId) {
   const name = NAMES[event.kind] || event.kind.replace(/^(action|observation)\./, "").replaceAll("_", " ");
   const side = event.kind === "action.message" ? event.source : event.kind.split(".")[0];
-  const isBad = event.kind === "observation.error" || event.kind === "model.failed" || (event.metadata?.exit_code ?? 0) > 0;
+  const isBad = event.kind === "observation.error" || event.kind === "model.failed" || (event.metadata?.exit_code ?? 0) > 0 || (event.kind === "observation.run" && explanationOf(event));
   const anchor = `#/c/${conversationId}@${event.id}`;
   const answers = event.cause_id ? el("a", { class: "dim", href: `#/c/${conversationId}@${event.cause_id}` }, ` to ${event.cause_id}`) : "";
   return el("article", { id: `e${event.id}`, class: `event ${side}${isBad ? " bad" : ""}${QUIET.has(event.kind) || (event.kind === "model.reply" && !event.content) ? " minor" : ""}`, tabindex: -1, "aria-label": `Event ${event.id}, ${name}` },
@@ -49,10 +50,9 @@ function* contents(event) {
     case "action.message": case "action.think": yield el("p", { class: "said" }, event.content || ""); break;
     case "action.finish": yield el("p", { class: "said" }, event.final_thought || "All done."); break;
     case "action.run": yield block(`$ ${event.command}`, { class: "command" }); break;
-    case "observation.run": yield block(event.content || "(no output)");
-      yield el("p", { class: "dim" }, `exit code ${event.metadata?.exit_code ?? "unknown"}`); break;
+    case "observation.run": yield block(event.content || "(no output)"); yield* ending(event); break;
     case "observation.edit": yield el("p", { class: "mono" }, event.path); yield diff(event.diff || event.content); break;
-    case "observation.agent_state_changed": yield el("p", {}, el("span", { class: `state ${event.agent_state}` }, event.agent_state.replaceAll("_", " ")), event.reason ? ` ${event.reason}` : ""); break;
+    case "observation.agent_state_changed": yield el("p", {}, el("span", { class: `state ${event.agent_state}` }, event.agent_state.replaceAll("_", " ")), event.reason ? ` ${reasonOf(event)}` : ""); break;
     case "action.task_tracking": case "observation.task_tracking": yield tasks(event.task_list || []); break;
     case "action.delegate": yield el("p", {}, el("strong", {}, event.agent), " ", event.inputs?.task || ""); break;
     case "conversation.created": yield el("p", { class: "dim" }, [event.agent?.name, event.agent?.llm?.model].filter(Boolean).join(" · ")); break;
@@ -65,6 +65,13 @@ function* contents(event) {
     }
   }
   yield* images(event);
+}
+
+/** The end of a command; the exit code -1 stands for none. */
+function* ending(event) {
+  const explanation = explanationOf(event), code = event.metadata?.exit_code ?? "unknown";
+  if (explanation) yield el("p", { class: "explanation bad" }, explanation);
+  if (code !== -1 || !explanation) yield el("p", { class: "dim" }, code === -1 ? "no exit code" : `exit code ${code}`);
 }
 
 function* images(event) {

@@ -60,6 +60,12 @@ def test_what_the_store_has_becomes_a_row():
     assert row == CachedConversation(
         "c-1", "running", "tool", "w1", 3, 0.25, 1_000, 2.0, 1.0, r"Fix\x1b]0;it\x07", "acme"
     )
+    cheap = reply(last_id="1", cost_usd="0.25", has_unknown_cost="1")
+    free = reply(last_id="1", has_unknown_cost="1")
+    assert [
+        ">=$0.2500" in row_text(row_of("c-1", cheap), 120, 9.0),
+        "unknown" in row_text(row_of("c-1", free), 120, 9.0),
+    ]
     assert arrange([row], words="team=billing tool w1") == [row]
     assert row_of("c-1", reply(state="running")) is None
     assert row_of("c-1", None) is None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from typing import get_args
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.contract.actions import (
     AgentFinishAction,
+    AgentRejectAction,
     AgentThinkAction,
     CmdRunAction,
     LoopRecoveryAction,
@@ -19,7 +22,8 @@ from broker.contract.actions import (
 from broker.contract.browser_events import BrowseInteractiveAction, BrowseURLAction
 from broker.contract.events import ModelCallFailed, ToolCallMetadata
 from broker.contract.file_events import FileEditAction, FileReadAction, FileReadObservation, FileWriteAction
-from broker.contract.observations import ErrorObservation
+from broker.contract.kinds import Role
+from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation, ErrorObservation
 from broker.contract.recall import RecallObservation
 from broker.contract.session_events import IPythonRunCellAction
 from broker.contract.task_list import TaskItem, TaskTrackingAction
@@ -53,7 +57,7 @@ def test_what_else_there_is_to_see():
     assert PLAIN.lines(state("awaiting_user_input")) == ["(awaiting user input)"]
     assert PLAIN.lines(state("error", "RuntimeError: boom")) == ["! RuntimeError: boom"]
     assert PLAIN.lines(ModelCallFailed(code="rate_limit", content="slow down")) == [
-        "! The model call failed (rate_limit): slow down"
+        "! The model call failed (rate_limit): slow down. Try again later, or use another key or model."
     ]
     assert PLAIN.lines(AgentFinishAction()) == ["All done."]
 
@@ -75,6 +79,69 @@ def test_every_line_of_a_text_is_indented_by_its_mark():
 
 def test_colours_are_ours_alone():
     assert COLOURED.lines(command("ls \x1b[31mred")) == ["\x1b[36m$ ls \\x1b[31mred\x1b[0m"]
+
+
+@pytest.mark.parametrize(
+    ("event", "lines"),
+    [
+        (user("go"), ["\x1b[1mYou: go\x1b[0m"]),
+        (MessageAction(content="hi", source="agent"), ["Agent: hi"]),
+        (AgentThinkAction(thought="Hm."), ["\x1b[2mHm.\x1b[0m"]),
+        (AgentFinishAction(), ["\x1b[32mAll done.\x1b[0m"]),
+        (AgentRejectAction(), ["\x1b[31mTask is rejected by the agent.\x1b[0m"]),
+    ],
+)
+def test_each_role_has_its_terminal_style(event, lines):
+    assert COLOURED.lines(event) == lines
+
+
+@pytest.mark.parametrize(
+    ("suffix", "shown"),
+    [
+        (
+            "\n[The command timed out after 5 seconds. You may wait longer to see more.]",
+            ["The command timed out after 5 seconds."],
+        ),
+        (
+            "\n[The command has no new output after 30 seconds. You may wait longer to see more.]",
+            ["The command has no new output after 30 seconds."],
+        ),
+        (
+            '\n[Your command "ls" is NOT executed. The previous command is still running. You may wait longer to see it.]',
+            ['The command "ls" is NOT executed. The previous command is still running.'],
+        ),
+        ("\n[The command was cancelled before it ran.]\n[Terminal: t]", ["The command was cancelled before it ran."]),
+        (
+            "\n[The command was cancelled.]\n[The command also ended the shell.]",
+            ["The command was cancelled.", "The command also ended the shell."],
+        ),
+        ("\n[The command runs in the background. It continues.]", []),
+        ("\n[The whole output (90000 bytes) is in /tmp/x; search it with grep.]", []),
+        ("", []),
+    ],
+)
+def test_command_without_an_end_says_why(suffix, shown):
+    metadata = CmdOutputMetadata(exit_code=-1, suffix=suffix)
+    ended = CmdOutputObservation(command="ls", content="1", metadata=metadata)
+    assert PLAIN.lines(ended) == ["  1", *(f"  {line}" for line in shown)]
+    assert all(line in ended.sentence for line in shown)
+
+
+def test_failed_model_call_is_shown_once_with_its_remedy():
+    key = "STATUS$ERROR_LLM_AUTHENTICATION"
+    failed = ModelCallFailed(code="authentication", content="bad key", last_error=key)
+    renderer = Renderer(is_coloured=False)
+    shown = [line for event in (failed, state("error", key)) for line in renderer.lines(event)]
+    assert shown == ["! The model call failed (authentication): bad key. Check LLM_API_KEY."]
+
+
+def test_removed_and_added_text_has_its_terminal_style():
+    edit = FileEditAction(path="/a", command="str_replace", old_str="x", new_str="y")
+    assert COLOURED.render_confirmation(edit)[1:] == ["\x1b[31m  - x\x1b[0m", "\x1b[32m  + y\x1b[0m"]
+
+
+def test_no_event_kind_names_a_terminal_style():
+    assert not set(get_args(Role)) & {"bold", "dim", "red", "green", "cyan"}
 
 
 def test_what_a_terminal_would_obey_or_hide_is_spelt_out():

@@ -14,12 +14,15 @@ from broker.contract.actions import (
     CmdRunAction,
     MessageAction,
 )
+from broker.contract.agent_state import AgentState
+from broker.contract.error_texts import ERROR_KEYS, REMEDIES
 from broker.contract.events import ConversationCreated, ModelCallFailed, ModelReply, TokenUsage
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation
+from deckhands.client.conversation.outcome import ConversationFailed, Outcome
 from deckhands.client.forking import build_fork
 from deckhands.client.reading.metrics import Metrics
 from deckhands.client.reading.output import UNCONFINED, render_summary
-from deckhands.client.reading.summary import Summary, summarize
+from deckhands.client.reading.summary import Summary, render_state, summarize
 from tests.unit.deckhands.sample_log import created, finished_log, numbered, reply, state, user
 
 
@@ -46,6 +49,7 @@ def test_a_finished_conversation_in_numbers():
         "last_error": "",
         "error_code": "",
         "error_detail": "",
+        "remedy": "",
         "message": "All tests pass.",
         "outputs": {},
         "asked_id": None,
@@ -117,8 +121,34 @@ def test_an_unknown_cost_is_said_to_be_unknown():
 def test_the_last_error_is_that_of_the_state():
     failed = ModelCallFailed(code="authentication", content="401", last_error="AuthenticationError: wrong key")
     summary = summarize(numbered(created(), user("go"), failed, state("error", "STATUS$ERROR_LLM_AUTHENTICATION")))
-    assert (summary.last_error, summary.error_code) == ("STATUS$ERROR_LLM_AUTHENTICATION", "authentication")
-    assert (summary.error_detail, summary.remedy) == ("401", "Check LLM_API_KEY.")
+    assert summary.last_error == "The model's provider refused the API key: 401"
+    assert (summary.error_code, summary.error_detail, summary.remedy) == (
+        "authentication",
+        "401",
+        "Check LLM_API_KEY.",
+    )
+
+
+@pytest.mark.parametrize("key", [*ERROR_KEYS, "STATUS$SOMETHING_NEW"])
+def test_error_keys_become_sentences_with_remedies(key):
+    imported = summarize(numbered(created(), user("go"), state("error", key)))
+    lines = render_summary(imported)
+    assert imported.last_error.endswith(".")
+    assert "$" not in "".join(line for line in lines if line.startswith("State"))
+    failure = ConversationFailed(Outcome(imported))
+    assert "$" not in str(failure)
+    (paragraph,) = state("error", key).paragraphs
+    assert "$" not in paragraph.text + state("error", key).sentence
+    code = ERROR_KEYS.get(key, ("", ""))[1]
+    assert (imported.remedy, imported.as_json()["remedy"]) == (REMEDIES.get(code, ""), REMEDIES.get(code, ""))
+    assert paragraph.text.startswith(imported.last_error)
+    assert len(paragraph.text) > len(imported.last_error)
+
+
+@pytest.mark.parametrize("name", list(AgentState))
+def test_states_read_as_sentences(name):
+    assert render_state(name) not in ("is error", "is awaiting user input", "is awaiting user confirmation")
+    assert "_" not in render_state(name)
 
 
 def test_an_error_without_a_reason_shows_the_failed_call():

@@ -79,6 +79,7 @@ def facts(events: Sequence[Event] = (RUNNING,), *, wait_reason: str = "", **know
         node="",
         is_closed=known.pop("is_closed", False),
         not_before=known.pop("not_before", None),
+        fields=known.pop("fields", {}),
     )
     return ConversationFacts(conversation_id=CID, now=NOW, row=row, history=history, **{"controllers": 1, **known})
 
@@ -249,6 +250,18 @@ def test_questions_to_persons() -> None:
     request = ChangeAgentStateAction(agent_state=AgentState.PAUSED, source=EventSource.USER)
     paused = last(facts((RUNNING, by, request, state("paused"))))
     assert (paused.cause, paused.text) == (Cause.PAUSED, "It was paused by key k1 (ann): lunch")
+
+
+def test_error_key_is_explained_with_the_providers_text() -> None:
+    key = "STATUS$ERROR_LLM_AUTHENTICATION"
+    failed = FAILED.model_copy(update={"code": "authentication", "content": "401 bad key", "last_error": key})
+    ended = state("error", reason=key, code="authentication")
+    first, link = explain(facts((RUNNING, failed, ended))).links
+    assert first.text == "The conversation has failed."
+    assert link.text.endswith("(authentication): The model's provider refused the API key: 401 bad key")
+    assert link.remedy.startswith("Check LLM_API_KEY. ")
+    dead = last(facts(died=NOW, fields={"last_error": key}))
+    assert "The model's provider refused the API key." in dead.text
 
 
 def test_a_loop_a_dead_letter_and_ends() -> None:

@@ -1,0 +1,110 @@
+"""The cost of a conversation with delegates is the same wherever it is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.contract.events import AgentSpec
+from broker.runtime.child import ChildProcess
+from deckhands.client.conversation.async_conversation import AsyncConversation
+from tests.browser_pages import CHROMIUM, opened, scripted
+from tests.integration.command_line import COMMAND
+from tests.server_parts import Served, served
+from tests.terminal_parts import person
+
+LIMIT_SECONDS = 180.0
+OWN, HELPER, INNER = 0.25 + 0.5, 0.125 + 0.0625, 1.0
+
+
+@pytest.fixture
+async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Served]:
+    async with served(tmp_path / "log", programs) as found:
+        env = found.environment(tmp_path / "home")
+        workers = [
+            ChildProcess.start([sys.executable, "-P", "-m", module], log=tmp_path / f"{module}.log", env=env)
+            for module in ("controller_worker", "tool_worker")
+        ]
+        try:
+            await found.working()
+            yield found
+        finally:
+            for worker in workers:
+                await worker.stop(grace_seconds=20)
+
+
+def delegate(name: str, cost_usd: float) -> dict[str, Any]:
+    call = {"name": "delegate", "arguments": {"agent": name, "task": "look"}}
+    return {"tool_calls": [call], "cost_usd": cost_usd}
+
+
+def finish(cost_usd: float | None) -> dict[str, Any]:
+    return {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}], "cost_usd": cost_usd}
+
+
+def team(folder: Path, inner_usd: float | None) -> AgentSpec:
+    """An agent with a delegate that has a delegate itself."""
+    inner = scripted(folder, [finish(inner_usd)])
+    helper = scripted(folder, [delegate("inner", 0.125), finish(0.0625)])
+    agent = scripted(folder, [delegate("helper", 0.25), finish(0.5)])
+    helper = helper.model_copy(update={"enable_delegation": True, "delegates": {"inner": inner}})
+    return agent.model_copy(update={"enable_delegation": True, "delegates": {"helper": helper}})
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium on this machine")
+@pytest.mark.parametrize(("inner_usd", "prefix"), [(INNER, ""), (None, "at least ")])
+async def test_every_reader_shows_the_same_cost(
+    server: Served, tmp_path: Path, inner_usd: float | None, prefix: str
+) -> None:
+    total_usd, is_unknown = OWN + HELPER + (inner_usd or 0.0), inner_usd is None
+    cid = await server.client.submit("look", agent=team(tmp_path, inner_usd), title="Look")
+    summary = await server.client.wait_until_settled(cid, timeout_seconds=LIMIT_SECONDS)
+    assert (summary.state, summary.cost_usd, summary.has_unknown_cost) == ("finished", total_usd, is_unknown)
+    async with AsyncConversation(cluster=server.log.worker, conversation_id=cid) as conversation:
+        assert (await conversation.metrics()).accumulated_cost == total_usd
+
+    env = server.environment(tmp_path / "home") | {"TERM": "xterm-256color"}
+
+    async def read(*arguments: str) -> str:
+        done = await asyncio.to_thread(
+            subprocess.run, [*COMMAND, *arguments], env=env, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    listed = next(row for row in map(json.loads, (await read("ls", "--json")).splitlines()) if row["title"])
+    assert (listed["cost_usd"], listed["has_unknown_cost"]) == (total_usd, is_unknown)
+    shown = f"{prefix}${total_usd:.4f}"
+    assert f" {shown} " in await read("ls")
+    assert f"Cost:         {shown}\n" in await read("show", cid)
+
+    def watch() -> None:
+        with person([*COMMAND, "top"], env, columns=170) as seen:
+            seen.waits_for(cid)
+            row = next(line for line in seen.lines if cid in line)
+            assert f" {'>=' * is_unknown}${total_usd:.4f} " in row
+            seen.type("q")
+            assert seen.leaves() == 0
+
+    await asyncio.to_thread(watch)
+    token = await server.token("*")
+    async with server.as_(token) as http:
+        rows = (await http.get("/conversations")).json()["conversations"]
+        numbers = next(row["numbers"] for row in rows if row["conversation_id"] == cid)
+        found = (await http.get(f"/conversations/{cid}")).json()
+    assert (float(numbers["cost_usd"]), numbers["has_unknown_cost"]) == (total_usd, str(int(is_unknown)))
+    assert (found["summary"]["cost_usd"], found["summary"]["has_unknown_cost"]) == (total_usd, is_unknown)
+
+    on_page = shown if total_usd < 1 else f"{prefix}${total_usd:.2f}"
+    async with opened(f"{server.url}/#/c/{cid}", key=token) as page:
+        await page.locator("#state.finished").wait_for()
+        await page.locator("#spent").get_by_text(on_page, exact=True).wait_for()
+        await page.get_by_role("link", name="Conversations").click()
+        row_on_page = page.get_by_role("row").filter(has=page.get_by_role("link", name="Look"))
+        await row_on_page.get_by_role("cell", name=on_page, exact=True).wait_for()
