@@ -23,3 +23,27 @@ def error(editor: FileEditor, command: str, path: object, **arguments: object) -
     assert (result["old_content"], result["new_content"], result["diff"]) == (None, None, None)
     message: str = result["content"].removeprefix("ERROR:\n")
     return message
+
+
+def without_lacking_margins(text: str, old_str: str, new_str: str) -> tuple[str, str]:
+    """Both texts without the outer white space of `old_str` that its stripped form does not have around it in a text."""
+    core = old_str.strip()
+    if old_str in text or not core:
+        return old_str, new_str
+    start = old_str.index(core)
+    end = start + len(core)
+
+    def is_there(first: int, last: int) -> bool:
+        return text.count(old_str[first:last]) == text.count(core)
+
+    first = next(place for place in range(start + 1) if is_there(place, end))
+    last = next(place for place in range(len(old_str), end - 1, -1) if is_there(first, place))
+    for character in old_str[:first]:
+        if not new_str.startswith(character):
+            break
+        new_str = new_str[1:]
+    for character in reversed(old_str[last:]):
+        if not new_str.endswith(character):
+            break
+        new_str = new_str[:-1]
+    return old_str[first:last], new_str

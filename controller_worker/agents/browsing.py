@@ -1,8 +1,9 @@
 """BrowsingAgent and VisualBrowsingAgent: agents that act only in a web browser (OpenHands 9.4, 9.5).
 
-They act without tools: a reply is a thought and an action between triple backticks. A reply without backticks, and
-`send_msg_to_user`, speak to the user and end the task. If the task asks for structured output, the end is a call of
-`finish`, because JSON between backticks must not contain backticks.
+They act without tools: a reply is a thought and an action between triple backticks. Backticks may be missing around an
+action at the end of a reply. Any other reply without backticks, and `send_msg_to_user`, speak to the user and end the
+task. If the task asks for structured output, the end is a call of `finish`, because JSON between backticks must not
+contain backticks.
 
 Holds: every reply leads to a message, an action in the browser, or the end.
 Differs: a message goes to the user at once, without the browser. The prompt shows all pages of a conversation in
@@ -38,9 +39,36 @@ from controller_worker.agents.tool_calls import parse_reply
 
 FENCE = "```"
 SPOKEN = ("send_msg_to_user", "report_infeasible")
+BROWSER_ACTIONS = (
+    "noop",
+    "goto",
+    "go_back",
+    "go_forward",
+    "scroll",
+    "fill",
+    "select_option",
+    "click",
+    "dblclick",
+    "hover",
+    "press",
+    "focus",
+    "clear",
+    "drag_and_drop",
+    "upload_file",
+    "new_tab",
+    "tab_close",
+    "tab_focus",
+    "answer_dialogs",
+    "console",
+    *SPOKEN,
+)
 MAX_ACTION_CHARS = 200_000
+MAX_UNFENCED_CHARS = 10_000
+MAX_UNFENCED_CALLS = 50
+"""Bounds of the search for an action without backticks at the end of a reply."""
 
 _LANGUAGE = re.compile(r"^(?:python|py|text|plaintext)?[ \t]*\n", re.IGNORECASE)
+_CALL = re.compile(rf"(?<![\w.])({'|'.join(BROWSER_ACTIONS)})\(")
 _SPOKEN = re.compile(rf"\b({'|'.join(SPOKEN)})\(\s*(?:text=|reason=)?(.*)\)\s*$", re.DOTALL)
 
 
@@ -120,21 +148,53 @@ def _end_with_message(text: str) -> list[Event]:
 
 
 def _split_reply(text: str) -> tuple[str, str]:
-    """Return the thought and the action of a reply; no action if it has no backticks."""
+    """Return the thought and the action of a reply; no action if it has no backticks and does not end with one."""
     parts = text.split(FENCE)
     if len(parts) < 2:
-        return text.strip(), ""
-    return parts[0].strip(), _LANGUAGE.sub("", parts[1], count=1).strip()
+        return _split_unfenced(text)
+    action = _LANGUAGE.sub("", parts[1], count=1).strip()
+    is_cut = len(parts) == 2 and action and not action.endswith(")")
+    return parts[0].strip(), _drop_surplus(f"{action})" if is_cut else action)
+
+
+def _split_unfenced(text: str) -> tuple[str, str]:
+    """Return the thought and the action of a reply without backticks: the calls at its end."""
+    last = text.rstrip("`. \n")[-MAX_UNFENCED_CHARS:]
+    for call in list(_CALL.finditer(last))[-MAX_UNFENCED_CALLS:] if last.endswith(")") else ():
+        action = _drop_surplus(last[call.start() :])
+        statements = _parse(action) or ()
+        has_calls_only = all(isinstance(one, ast.Expr) and isinstance(one.value, ast.Call) for one in statements)
+        if call[1] in SPOKEN or (statements and has_calls_only):
+            return text[: text.rindex(last) + call.start()].rstrip("` \n").lstrip(), action
+    return text.strip(), ""
+
+
+def _drop_surplus(action: str) -> str:
+    """Return an action without one closing parenthesis too many."""
+    is_surplus = action.endswith("))") and _parse(action) is None and _parse(action[:-1]) is not None
+    return action[:-1] if is_surplus else action
+
+
+def _parse(action: str) -> list[ast.stmt] | None:
+    """Return the statements of an action; None if it cannot be parsed."""
+    try:
+        return ast.parse(action[:MAX_ACTION_CHARS]).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _split_message(action: str) -> tuple[str, str, str]:
     """Return the actions before a message to the user, the action that sends the message, and the message."""
-    try:
-        statements = ast.parse(action[:MAX_ACTION_CHARS]).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    statements = _parse(action)
+    if statements is None:
         # A message that contains quotes, or that was cut off, is still a message.
         found = _SPOKEN.search(action if action.endswith(")") else f"{action})")
-        return (action[: found.start()].strip(), found[1], found[2].strip().strip("'\"")) if found else (action, "", "")
+        if found is None:
+            return action, "", ""
+        words = found[2].strip()
+        if words.rstrip(")").endswith(("'", '"')):
+            words = words.rstrip(")")  # the message was closed before these
+        return action[: found.start()].strip(), found[1], words.strip("'\"")
     for statement in statements:
         call = statement.value if isinstance(statement, ast.Expr) else None
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in SPOKEN:

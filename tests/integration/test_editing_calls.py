@@ -217,6 +217,20 @@ async def test_patch_finds_its_place_among_repeats_and_other_blanks(hands: Model
     assert not (folder / "a.txt").exists()
 
 
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "*** Begin Patch\n*** Update File: a.py\n@@\n if a:\n-    f()\n+\tg()\n \n   h()\n*** End Patch",
+        "--- a/a.py\n+++ b/a.py\n@@ -1,4 +1,4 @@\n if a:\n-    f()\n+\tg()\n \n   h()\n",
+    ],
+    ids=["envelope", "diff"],
+)
+async def test_patch_keeps_context_lines_as_the_file_has_them(hands: ModelHands, folder: Path, patch: str) -> None:
+    (folder / "a.py").write_text("if a:  \n\tf()\n\t\n\th() \n")
+    await hands("apply_patch", patch=patch)
+    assert (folder / "a.py").read_text() == "if a:  \n\tg()\n\t\n\th() \n"
+
+
 async def test_a_patch_that_is_costly_to_place_is_refused(hands: ModelHands, folder: Path) -> None:
     (folder / "a.txt").write_text("x\n" * 200_000)
     old = "-x\n" * 1000 + "-y\n"

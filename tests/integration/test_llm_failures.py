@@ -82,6 +82,7 @@ async def spoilt_reply(server: RunningModelServer, llm: LLM, kind: str) -> Compl
         ("error_as_reply", "rate_limit", True),
         ("empty_choices", "no_response", True),
         ("empty_text", "no_response", True),
+        ("blank_text", "no_response", True),
         ("only_thoughts", "no_response", True),
         ("refusal", "content_policy", False),
     ],

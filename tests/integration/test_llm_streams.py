@@ -188,6 +188,7 @@ async def test_calls_share_a_connection(server: RunningModelServer, make_llm: Ca
         ("html", "malformed_reply"),
         ("empty_choices", "no_response"),
         ("empty_text", "no_response"),
+        ("blank_text", "no_response"),
         ("only_thoughts", "no_response"),
         ("refusal", "content_policy"),
     ],

@@ -62,6 +62,8 @@ async def test_directory_variables_functions_aliases_and_the_exit_code_persist(r
     [
         ("cat <<'X'\na'b\n\\;\nX", "a'b\n\\;"),
         ("echo one \\\n two", "one two"),
+        ("cat <<- X; echo $((1<<2)); cat <<< '<<Y'\n\ta\n\tX", "a\n4\n<<Y"),
+        ("echo '<<X' # <<Y", "<<X"),
         ("# only a comment", ""),
         ("echo 'it''s' \\; \"!x\" $((1+1))", "its ; !x 2"),
         ("if", "bash: syntax error: unexpected end of file"),
@@ -144,7 +146,7 @@ async def test_a_silent_command_is_answered_and_goes_on(run: Terminal, workspace
     waiting = asyncio.create_task(run(""))
     gate.open()
     answer = await waiting
-    assert (answer.content, answer.exit_code, answer.prefix) == ("after go", 0, BELOW)
+    assert (answer.content, answer.exit_code, answer.prefix) == ("after go", 0, "")
     assert (await run("")).content == "ERROR: No previous running command to retrieve logs from."
 
 
@@ -156,7 +158,7 @@ async def test_output_is_reported_once(run: Terminal, workspace: Path) -> None:
     gate.open()
     third = await run("")
     assert [first.content, second.content, third.content] == ["1", "2", "3"]
-    assert second.prefix == third.prefix == BELOW
+    assert [first.prefix, second.prefix, third.prefix] == ["", BELOW, ""]
 
 
 async def test_output_keeps_a_command_from_being_called_silent(run: Terminal) -> None:
@@ -272,6 +274,34 @@ async def test_a_program_that_draws_screens_costs_few_characters(run: Terminal, 
     assert "[the same line" in drawn.content
 
 
+@pytest.mark.parametrize(
+    ("command", "lines", "expected"),
+    [
+        ("cat << EOF", ["line 1", "  line 2", "EOF"], "line 1\n  line 2"),
+        ("cat <<-'two words' | tr a b; echo $((1<<2))\na\\$x", ["\ttwo words"], "b\\$x\n4"),
+        ("cat <<A; cat <<'B'\n1\nA", ["2", "B"], "1\n2"),
+        ("cd / && cat << EOF", ["$PWD", "C-d"], "bash: warning: here-document at line"),
+    ],
+)
+async def test_unfinished_here_document_takes_typed_lines(
+    run: Terminal, command: str, lines: list[str], expected: str
+) -> None:
+    answer = await run(command, no_change_timeout=0.5)
+    assert (answer.content, answer.exit_code, answer.prefix, answer.state) == ("", -1, "", "no_change_timeout")
+    for line in lines[:-1]:
+        answer = await run.type(line, no_change_timeout=0.5)
+        assert (answer.content, answer.exit_code, answer.prefix) == ("", -1, BELOW)
+    answer = await run.type(lines[-1])
+    assert answer.content.startswith(expected)
+    assert (answer.exit_code, answer.prefix) == (0, "")
+
+
+async def test_unfinished_here_document_can_be_interrupted(run: Terminal) -> None:
+    await run("x=1; cat << EOF", no_change_timeout=0.5)
+    assert (await run.type("C-c")).exit_code == 130
+    assert (await run("echo next$x")).content == "next"
+
+
 async def test_input_that_nobody_read_is_not_run_as_a_command(run: Terminal, workspace: Path) -> None:
     gate = Gate(workspace, "gate")
     await run("read x < gate", no_change_timeout=0.1)
@@ -322,10 +352,10 @@ async def test_command_ending_unobserved_is_reported_with_next_call(run: Termina
 
     await ends_unobserved()
     answer = await run("")
-    assert (answer.prefix, answer.content, answer.exit_code) == (BELOW, "rest", 3)
+    assert (answer.prefix, answer.content, answer.exit_code) == ("", "rest", 3)
     await ends_unobserved()
     answer = await run.type("late")
-    assert (answer.prefix, answer.content, answer.exit_code) == (BELOW, "rest", 3)
+    assert (answer.prefix, answer.content, answer.exit_code) == ("", "rest", 3)
     assert answer.suffix == (
         "\n[The command completed with exit code 3.]"
         '\n[Your input "late" is NOT sent: the command had already completed.]'

@@ -42,8 +42,8 @@ Kind = Literal[
     # of streams only
     "error_event", "crlf", "no_done", "no_finish", "split", "not_streamed",
     # what the model says
-    "empty_choices", "empty_text", "only_thoughts", "bad_arguments", "unknown_tool", "duplicate_ids", "many_calls",
-    "length", "refusal", "wrong_usage",
+    "empty_choices", "empty_text", "blank_text", "only_thoughts", "bad_arguments", "unknown_tool", "duplicate_ids",
+    "many_calls", "length", "refusal", "wrong_usage",
     "cut_call", "refused_call",
     # of batches only
     "expired", "canceled", "missing",
@@ -140,6 +140,7 @@ def spoil_turn(kind: str, turn: ScriptedTurn) -> ScriptedTurn:
         "refused_call": {"stop_reason": "content_filter"},
         "refusal": {"stop_reason": "content_filter", "tool_calls": (), "text": ""},
         "empty_text": {"tool_calls": (), "text": "", "thinking": ""},
+        "blank_text": {"tool_calls": (), "text": " \n\n ", "thinking": ""},
         "only_thoughts": {"tool_calls": (), "text": "", "thinking": "Hm.", "stop_reason": "length"},
         "wrong_usage": {"usage": ScriptedUsage.model_construct(prompt_tokens=-5, completion_tokens=-7)},
     }

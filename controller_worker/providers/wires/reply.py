@@ -76,12 +76,12 @@ def require_usable(reply: ParsedReply, *, refusal: str = "") -> ParsedReply:
 
     Raises:
         ContentPolicyError: the answer was refused.
-        NoResponseError: the reply is empty.
+        NoResponseError: the reply is empty or blank.
     """
-    is_empty = not (reply.text or reply.tool_calls)
-    if reply.stop_reason == "content_filter" or (not reply.text and refusal):
+    has_text = bool(reply.text.strip())
+    if reply.stop_reason == "content_filter" or (not has_text and refusal):
         raise ContentPolicyError(refusal or "The model refused to answer.", provider_text=refusal)
-    if is_empty:
+    if not has_text and not reply.tool_calls:
         raise NoResponseError("The reply has no content.")
     if reply.stop_reason == "length" and reply.tool_calls:  # only the last call can be cut off
         *whole, last = reply.tool_calls

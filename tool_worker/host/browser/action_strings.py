@@ -6,6 +6,7 @@
 Holds: actions are parsed and never run as code. A wrong name, argument count or type is refused before any action runs,
 with a text that names the valid form.
 Differs: a number is accepted for a bid or a text, because models write `click(12)`.
+A closing parenthesis too many at the end is ignored, as in BrowserGym.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def parse_actions(written: str) -> list[BrowserCall]:
     if len(written) > MAX_CHARS:
         raise ActionStringError(f"The actions have {len(written)} characters; {MAX_CHARS} are allowed.")
     try:
-        statements = ast.parse(written.strip()).body
+        statements = _parse_statements(written.strip())
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ActionStringError(f"The actions cannot be read: {error}. {FORM}") from error
     if not statements:
@@ -101,6 +102,16 @@ def parse_actions(written: str) -> list[BrowserCall]:
     if len(statements) > MAX_CALLS:
         raise ActionStringError(f"{len(statements)} actions are given; {MAX_CALLS} are allowed at once.")
     return [_parse_call(statement) for statement in statements]
+
+
+def _parse_statements(text: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(text).body
+    except SyntaxError:
+        if not text.endswith("))"):
+            raise
+        # Models write one parenthesis too many.
+        return ast.parse(text[:-1]).body
 
 
 def _parse_call(statement: ast.stmt) -> BrowserCall:

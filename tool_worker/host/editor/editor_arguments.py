@@ -83,7 +83,7 @@ def parse_line_range(view_range: object, line_count: int) -> tuple[int, int, str
         line_count: Number of lines of the file, at least 1.
 
     Returns:
-        First and last line, both within the file, and a note for the model, which may be empty.
+        First and last line, both within the file, and a note to show before them, which may be empty.
 
     Raises:
         InvalidParameterError: the range is not valid for this file.
@@ -102,7 +102,7 @@ def parse_line_range(view_range: object, line_count: int) -> tuple[int, int, str
         last = line_count
     elif last > line_count:
         last = line_count
-        note = f"\nNOTE: We only show up to {last} since there's only {last} lines in this file\n"
+        note = f"NOTE: We only show up to {last} since there're only {last} lines in this file.\n"
     if last < first:
         raise InvalidParameterError(
             "view_range",

@@ -174,7 +174,7 @@ class FileEditor:
                 return _result(notebook.render(view_range, self._max_output_chars), path)
         lines = _split_lines(file.text)
         first, last, note = (1, len(lines), "") if view_range is None else parse_line_range(view_range, len(lines))
-        return _result(self._number(lines, first, last, path) + note, path)
+        return _result(note + self._number(lines, first, last, path), path)
 
     def _create(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
         text = require_text(arguments, "file_text", "create")

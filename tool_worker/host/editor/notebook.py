@@ -58,14 +58,14 @@ class JupyterNotebook:
         if not count:
             return f"The notebook {self._path} has no cells. {HOW_TO_EDIT}\n"
         first, last, note = (1, count, "") if view_range is None else parse_line_range(view_range, count)
-        text = f"The notebook {self._path}, {count} {'cell' if count == 1 else 'cells'}. {HOW_TO_EDIT}\n"
+        text = f"{note}The notebook {self._path}, {count} {'cell' if count == 1 else 'cells'}. {HOW_TO_EDIT}\n"
         for number in range(first, last + 1):
             cell = f"[{number}] {self._cells[number - 1].get('cell_type')}\n{_render_cell(self._cells[number - 1])}\n"
             if len(text) + len(cell) > limit_chars:
                 room = max(limit_chars - len(text), 0)
                 return f"{text}{cell[:room]}\n[Cut here. Give `view_range` to see cells from {number} on.]\n"
             text += cell
-        return text + note
+        return text
 
     def change(self, command: str, arguments: dict[str, object]) -> tuple[str, int]:
         """Run `replace_cell`, `insert_cell` or `delete_cell`.

@@ -45,6 +45,7 @@ class Chunk:
         headings: Lines to find first, such as the head of a class.
         line: The probable first line, from 1; 0 if not given.
         is_at_end: Whether the part is at the end of the file.
+        context: Positions in `new` and in `old` of each line that is in both.
     """
 
     def __init__(self, line: int = 0) -> None:
@@ -53,6 +54,18 @@ class Chunk:
         self.old: list[str] = []
         self.new: list[str] = []
         self.is_at_end = False
+        self.context: list[tuple[int, int]] = []
+
+    def render(self, found: list[str]) -> list[str]:
+        """Return the new lines; context lines are those of the file, which may have other white space.
+
+        Args:
+            found: The lines of the file that match `old`.
+        """
+        lines = self.new.copy()
+        for new, old in self.context:
+            lines[new] = found[old]
+        return lines
 
 
 class FileChange:
@@ -143,6 +156,7 @@ def _add_line(change: FileChange, line: str) -> None:
 def _add_content_line(chunk: Chunk, line: str) -> None:
     sign, rest = line[:1], line[1:]
     if sign in (" ", ""):
+        chunk.context.append((len(chunk.new), len(chunk.old)))
         chunk.old.append(rest)
         chunk.new.append(rest)
     elif sign == "-":

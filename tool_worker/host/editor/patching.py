@@ -1,7 +1,8 @@
 """The tool `apply_patch`: changes several files at once.
 
 Holds: all files are changed or none. If lines are not found, the error quotes them. The search time is bounded. Lines
-are compared exactly first, then without trailing white space, then without leading white space as well.
+are compared exactly first, then without trailing white space, then without leading white space as well. Context lines
+stay as they are in the file.
 Does not: undo a removal or a move.
 """
 
@@ -155,7 +156,8 @@ def _apply_chunks(text: str, chunks: list[Chunk], path: str, budget: list[int]) 
         if place is None:
             shown = excerpt("\n".join(chunk.old), 1000)
             raise EditRefusedError(f"No patch was applied. These lines are not in {path}:\n{shown}\nView the file.")
-        lines[place : place + len(chunk.old)] = chunk.new
+        end = place + len(chunk.old)
+        lines[place:end] = chunk.render(lines[place:end])
         cursor = place + len(chunk.new)
         shift += len(chunk.new) - len(chunk.old)
     has_break = bool(lines) and (has_last_break or not text)
@@ -185,6 +187,7 @@ def _trim_chunk(chunk: Chunk, wanted: list[str], place: int) -> int:
     if len(wanted) < len(chunk.old):
         chunk.old = wanted
         chunk.new = chunk.new[:-1]
+        chunk.context = [(new, old) for new, old in chunk.context if new < len(chunk.new) and old < len(wanted)]
     return place
 
 

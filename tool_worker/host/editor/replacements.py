@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from tool_worker.host.text_files.file_errors import EditRefusedError, InvalidParameterError, excerpt
 from tool_worker.host.text_files.text_file import with_plain_breaks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 REPORTED_LINES_LIMIT = 100
 EDITS_LIMIT = 200
@@ -65,9 +71,7 @@ def apply_replacements(text: str, replacements: list[Replacement], path: str) ->
 
 
 def _apply_replacement(text: str, one: Replacement, path: str, spans: list[Span]) -> tuple[str, list[Span]]:
-    old, new = one.old, one.new
-    if old not in text and old.strip():
-        old, new = old.strip(), new.strip()
+    old, new = _without_lacking_margins(text, one.old, one.new)
     if old == new:
         raise InvalidParameterError(
             "new_str", new, "No replacement was performed. `new_str` and `old_str` must be different."
@@ -90,6 +94,40 @@ def _apply_replacement(text: str, one: Replacement, path: str, spans: list[Span]
         position += len(new)
     # The positions of earlier pieces are dropped: with this many new pieces, recomputing them is not worth it.
     return new.join(pieces), found
+
+
+def _without_lacking_margins(text: str, old: str, new: str) -> tuple[str, str]:
+    """Return both texts without the outer white space of `old` that the file does not have there.
+
+    Differs: OpenHands strips both texts, so that an indentation which only `new` has is lost.
+    """
+    core = old.strip()
+    if old in text or not core:
+        return old, new
+    count = text.count(core)
+    if not count:
+        return core, new
+    start = old.index(core)
+    end = start + len(core)
+    first = bisect_left(range(start), True, key=lambda place: text.count(old[place:end]) == count)
+    last = end + bisect_left(range(1, len(old) - end + 1), True, key=lambda n: text.count(old[first : end + n]) < count)
+    return old[first:last], _without_common_ends(new, old[:first], old[last:])
+
+
+def _without_common_ends(text: str, start: str, end: str) -> str:
+    """Return a text without what its start has in common with `start`, and its end with `end`."""
+    text = text[_count_common(text, start) :]
+    return text[: len(text) - _count_common(reversed(text), reversed(end))]
+
+
+def _count_common(characters: Iterable[str], others: Iterable[str]) -> int:
+    """Return how many characters are the same until the first difference."""
+    count = 0
+    for one, other in zip(characters, others):  # noqa: B905  (the shorter one ends the comparison)
+        if one != other:
+            break
+        count += 1
+    return count
 
 
 def _shift_spans(spans: list[Span], position: int, old_length: int, new_length: int) -> list[Span]:

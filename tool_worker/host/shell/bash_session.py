@@ -101,6 +101,7 @@ class BashSession:
         self._cancelled_at = 0.0
         self._unobserved: tuple[str, str, int, dict[str, object]] | None = None
         self._notice = ""
+        self._is_continued = False
         self._command = ""
         self._limits = loop.timer(self._check_limits)
         self._escalation = loop.timer(self._escalate)
@@ -142,8 +143,8 @@ class BashSession:
         now = self._loop.now()
         self._began_at = now
         self._changed_at = now
-        if self._shell.is_busy:
-            self._notice = BELOW
+        self._is_continued = self._shell.is_busy
+        if self._is_continued:
             self._continue(call)
         elif self._unobserved is not None and (call.is_input or not call.command):
             self._report_unobserved(call)
@@ -209,7 +210,12 @@ class BashSession:
             self._unobserved = None
         self._is_cancelled = False
         self._command = call.command
-        self._shell.submit(call.command, environment=call.env, cwd=call.cwd)
+        command = call.command
+        if "<<" in command:
+            from tool_worker.host.shell.here_documents import finish_here_documents  # imports the whole of `re`
+
+            command = finish_here_documents(command)
+        self._shell.submit(command, environment=call.env, cwd=call.cwd)
         self._arm()
 
     def _continue(self, call: BashCall) -> None:
@@ -236,7 +242,6 @@ class BashSession:
         self._unobserved = None
         if call.command:
             suffix += f'\n[Your input "{call.command}" is NOT sent: the command had already completed.]'
-        self._notice = BELOW
         self._deliver(COMPLETED, content, suffix, omitted_bytes, facts)
 
     def _arm(self) -> None:
@@ -287,7 +292,7 @@ class BashSession:
         gone = f"[The previous shell ended with exit code {exit_code}. This is a new one.]\n"
         if last_state == IDLE:
             self._notice = gone
-        elif last_state == SUBMITTED and self._call is not None and self._finish is not None and not self._notice:
+        elif last_state == SUBMITTED and self._call is not None and self._finish is not None and not self._is_continued:
             # The shell ended just before it received the command. The command has not started and is run again.
             self._notice = gone
             self._run(self._call)
@@ -335,6 +340,8 @@ class BashSession:
     def _deliver(self, state: str, content: str, suffix: str, omitted_bytes: int, facts: dict[str, object]) -> None:
         finish, self._finish = self._finish, None
         prefix, self._notice = self._notice, ""
+        if self._is_continued and not facts:
+            prefix = BELOW
         self._limits.set(None)
         assert finish is not None
         memory = self._configuration.memory

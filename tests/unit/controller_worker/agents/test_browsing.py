@@ -10,13 +10,14 @@ from broker.contract.events import AgentSpec, Event, EventSource, ModelReply, Wo
 from broker.contract.observations import ErrorObservation
 from broker.contract.specs import OutputSpec
 from controller_worker.agents.agent import should_show_pages
-from controller_worker.agents.browsing import BrowsingAgent, VisualBrowsingAgent
+from controller_worker.agents.browsing import BROWSER_ACTIONS, BrowsingAgent, VisualBrowsingAgent
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.finish_tool import make_finish_tool
 from controller_worker.agents.registry import create_agent
 from controller_worker.core.effects import AwaitTools, CallModel, Rest
 from controller_worker.loop.replay import replay
 from tests.controller_parts import bash, call, messages_of, started
+from tool_worker.host.browser.action_strings import ACTIONS
 
 
 def events(text: str) -> list[Event]:
@@ -39,6 +40,11 @@ def told(text: str) -> str:
         ("I search.\n```fill('17', 'x')```", "fill('17', 'x')"),
         ("I search.\n```python\nfill('17', 'x')\nclick('18')\n```\nThen I read.", "fill('17', 'x')\nclick('18')"),
         ("I search. ```click('3')", "click('3')"),
+        ("I search. ```click('3'", "click('3')"),
+        ("I search. ```click('3'))```", "click('3')"),
+        ("I search. click('81')", "click('81')"),
+        ("I search.\nfill('17', 'x')\nclick('18'))\n", "fill('17', 'x')\nclick('18')"),
+        ("I search. `click('81')`.", "click('81')"),
         ("I search. ```click(``` and more ```click('4')```", "click("),
     ],
 )
@@ -55,6 +61,12 @@ def test_an_action_stands_between_backticks(written: str, actions: str) -> None:
         ("Found.\n```send_msg_to_user('It opens at 9.')```", "It opens at 9."),
         ("```send_msg_to_user(text='It opens at 9.')```", "It opens at 9."),
         ("```send_msg_to_user('It's open')```", "It's open"),
+        ("```send_msg_to_user('It opens at 9.'))```", "It opens at 9."),
+        ("```send_msg_to_user('It's open (today)'))```", "It's open (today)"),
+        ("Found. send_msg_to_user('It opens at 9.')", "It opens at 9."),
+        ("send_msg_to_user('It's open')", "It's open"),
+        ("It has main() and\nunclick('3')", "It has main() and\nunclick('3')"),
+        ("click('3') opens it", "click('3') opens it"),
         ("```send_msg_to_user('cut off in the mid", "cut off in the mid"),
         ("```send_msg_to_user(9)```", "9"),
         ("```send_msg_to_user(answer)```", ""),
@@ -62,6 +74,10 @@ def test_an_action_stands_between_backticks(written: str, actions: str) -> None:
 )
 def test_what_is_said_to_the_person_ends_the_task(written: str, words: str) -> None:
     assert told(written) == words
+
+
+def test_an_agent_knows_every_action_of_the_browser() -> None:
+    assert set(ACTIONS) == set(BROWSER_ACTIONS)
 
 
 def test_what_stands_before_a_message_is_done_first() -> None:

@@ -30,6 +30,8 @@ def test_what_models_write_in_good_faith_is_taken() -> None:
     assert one.arguments["file"] == ["notes.txt"]
     (scroll,) = parse_actions("scroll(0, -200.5)")
     assert scroll.arguments == {"delta_x": 0, "delta_y": -200.5}
+    (surplus,) = parse_actions("click('81'))\n")
+    assert (surplus.arguments["bid"], surplus.text) == ("81", "click('81')")
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,7 @@ def test_what_models_write_in_good_faith_is_taken() -> None:
     [
         ("", "No action is given. The actions are: noop(wait_ms=1000), goto(url)"),
         ("click('1'", "The actions cannot be read: "),
+        ("click('1')))", "The actions cannot be read: "),
         ("click = 3", "click = 3 is not an action. Write one call a line"),
         ("page.click('3')", "page.click('3') is not an action."),
         ("import os", "import os is not an action."),

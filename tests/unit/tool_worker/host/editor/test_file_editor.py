@@ -97,6 +97,34 @@ class TestStrReplace:
         assert path.read_text() == "def f():\n    return 2\n"
 
     @pytest.mark.parametrize(
+        ("text", "old_str", "new_str", "after"),
+        [
+            ("f()\n", "f() \n", "    f()\n", "    f()\n"),
+            ("f()\n", "f() ", "f()\n\n", "f()\n\n\n"),
+            ("if a:\n\tf()\n", "    f()\n", "        f()\n", "if a:\n\t    f()\n"),
+            ("if a:\n\tf()\n", "    f()\n", "  g()\n", "if a:\n\tg()\n"),
+            ("    f()\n", "\n    f()\n", "    if a:\n        f()\n", "    if a:\n        f()\n"),
+            ("    f()\n", "\n    f()\n", "\n        f()\n", "        f()\n"),
+            ("    f()\n", "        f()\n", "        g()\n", "    g()\n"),
+            ("f()", "f()\n", "f()\n\n    g()\n", "f()\n\n    g()"),
+            ("a\nb", "  a\n", "", "b"),
+        ],
+    )
+    def test_keeps_blanks_of_the_new_text_that_the_old_lacks(
+        self, editor: FileEditor, tmp_path: Path, text: str, old_str: str, new_str: str, after: str
+    ) -> None:
+        path = tmp_path / "a.py"
+        path.write_text(text)
+        run(editor, "str_replace", path, old_str=old_str, new_str=new_str)
+        assert path.read_text() == after
+
+    def test_keeps_blanks_of_the_new_text_everywhere(self, editor: FileEditor, tmp_path: Path) -> None:
+        path = tmp_path / "a.py"
+        path.write_text("  f()\n    f()\n")
+        run(editor, "str_replace", path, old_str="    f() \n", new_str="        f() \n", replace_all=True)
+        assert path.read_text() == "      f()\n        f()\n"
+
+    @pytest.mark.parametrize(
         ("old_str", "quoted"), [("three", "three"), (" three\n", "three"), ("   ", "   "), ("ONE", "ONE")]
     )
     def test_says_what_is_not_found(self, editor: FileEditor, tmp_path: Path, old_str: str, quoted: str) -> None:

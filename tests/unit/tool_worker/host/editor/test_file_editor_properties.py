@@ -9,6 +9,7 @@ from pathlib import Path
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from tests.editor_parts import without_lacking_margins
 from tool_worker.host.editor.file_editor import FileEditor
 from tool_worker.host.text_files.text_file import TextFile
 
@@ -36,8 +37,7 @@ def replace_in_model(text: str, old_str: str, new_str: str) -> str | None:
     def places(part: str) -> list[int]:
         return [index for index in range(len(text) + 1) if text.startswith(part, index)]
 
-    if not places(old_str) and old_str.strip():
-        old_str, new_str = old_str.strip(), new_str.strip()
+    old_str, new_str = without_lacking_margins(text, old_str, new_str)
     if old_str == new_str or len(places(old_str)) != 1:
         return None
     before, after = text[: places(old_str)[0]], text[places(old_str)[0] + len(old_str) :]

@@ -54,15 +54,17 @@ class TestView:
             ([3, 4], "     3\tline 3\n     4\tline 4\n"),
             ([10, 10], "    10\tline 10\n"),
             ([9, -1], "     9\tline 9\n    10\tline 10\n"),
-            (
-                [9, 12],
-                "     9\tline 9\n    10\tline 10\n\nNOTE: We only show up to 10 since there's only 10 lines in this file\n",
-            ),
         ],
     )
     def test_shows_a_range(self, editor: FileEditor, ten_lines: Path, view_range: list[int], expected: str) -> None:
         content = run(editor, "view", ten_lines, view_range=view_range)["content"]
         assert content == f"Here's the result of running `cat -n` on {ten_lines}:\n{expected}"
+
+    def test_notes_first_that_the_file_has_fewer_lines(self, editor: FileEditor, ten_lines: Path) -> None:
+        assert run(editor, "view", ten_lines, view_range=[9, 12])["content"] == (
+            "NOTE: We only show up to 10 since there're only 10 lines in this file.\n"
+            f"Here's the result of running `cat -n` on {ten_lines}:\n     9\tline 9\n    10\tline 10\n"
+        )
 
     @pytest.mark.parametrize(
         ("view_range", "hint"),

@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from tests.editor_parts import without_lacking_margins
 from tests.exploring import examples
 from tool_worker.host.editor.file_tools import FileTools
 
@@ -87,8 +88,7 @@ class Known:
 
 def replaced(text: str, old_str: str, new_str: str) -> str | None:
     """The text with `new_str` in the only place of `old_str`; None where there is none, or another one too."""
-    if old_str not in text and old_str.strip():
-        old_str, new_str = old_str.strip(), new_str.strip()
+    old_str, new_str = without_lacking_margins(text, old_str, new_str)
     places = [place for place in range(len(text) + 1) if text.startswith(old_str, place)]
     if old_str == new_str or len(places) != 1:
         return None
