@@ -38,7 +38,8 @@ class EvaluationRequest(BaseModel):
 
     Attributes:
         dataset: empty for siblings that only a critic scores.
-        critic: the model that judges siblings; empty: none.
+        critic: the model that judges attempts; empty: none.
+        scorers: functions that score attempts, as `FILE.py@FUNCTION` with absolute paths.
         origin: the conversation and the event that attempts are forks of; empty: they are not forks.
         tenant: the owner of its conversations; empty: no tenant.
         network: whether the commands of agents reach the network.
@@ -64,6 +65,7 @@ class EvaluationRequest(BaseModel):
     home: str = ""
     tenant: str = ""
     critic: str = ""
+    scorers: tuple[str, ...] = ()
     network: bool = True
 
     def instances(self) -> list[Instance]:
@@ -72,14 +74,16 @@ class EvaluationRequest(BaseModel):
             name = ForkPoint.parse(self.origin).conversation_id
             return [Instance(name, f"Continue {name}.")]
         file = Path(self.dataset)
-        found = _read(self.dataset, self.repositories, file.stat().st_mtime_ns if file.is_file() else new_key())
+        version = file.stat().st_mtime_ns if file.is_file() else new_key()
+        found = _read(self.dataset, self.repositories, version, is_scored=bool(self.critic or self.scorers))
         return select_instances(found, only=self.only, part=self.part, shuffle=self.shuffle, seed=self.seed)
 
 
 @lru_cache(maxsize=1)
-def _read(dataset: str, repositories: str | None, _version: object) -> list[Instance]:
+def _read(dataset: str, repositories: str | None, _version: object, *, is_scored: bool) -> list[Instance]:
     """Return the instances of a dataset; an unchanged file is not parsed again."""
-    return read_dataset(dataset, repositories=None if repositories is None else Path(repositories))
+    mirrors = None if repositories is None else Path(repositories)
+    return read_dataset(dataset, repositories=mirrors, is_scored=is_scored)
 
 
 def record_request(directory: Path, asked: EvaluationRequest) -> EvaluationRequest:

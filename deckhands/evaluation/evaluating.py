@@ -27,6 +27,7 @@ from deckhands.evaluation.datasets.instances import list_left_out
 from deckhands.evaluation.directory import REQUEST, RESULTS, EvaluationRequest, record_request, write_report
 from deckhands.evaluation.redo import check_redo
 from deckhands.evaluation.runner import SCRIPTED, Tuning, build_plan, evaluate_plan
+from deckhands.evaluation.scorers import load_scorers, to_absolute_scorer
 from deckhands.settings import CliSettings
 
 _log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ async def evaluate_async(
     until: str | None = None,
     redo: Sequence[str] = (),
     network: bool = True,
+    critic: str = "",
+    scorers: Sequence[str] = (),
     cluster: str | None = None,
     on_row: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
@@ -96,13 +99,18 @@ async def evaluate_async(
         seed=seed,
         repositories=mirrors,
         network=network,
+        critic=resolve_model(critic) if critic else "",
+        scorers=tuple(map(to_absolute_scorer, scorers)),
     )
+    load_scorers(asked.scorers)
     tuning = Tuning(at_once=concurrency, budget=budget_usd, retries=retries, until=until, redo=tuple(redo))
     instances = asked.instances()
     for line in list_left_out(instances):
         _log.warning("%s", line)
     check_redo(redo, instances)
     tuning.check(len(names), attempts)
+    if obstacle := tuning.find_obstacle(asked):
+        _log.warning("%s", obstacle)
     asked = record_request(directory, asked)
     plan = build_plan(directory, asked, tuning)
     settings = CliSettings.from_env()

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from deckhands.evaluation.attempts.results import OUTCOMES, AttemptRow
-from deckhands.evaluation.attempts.statistics import classify_failures, compute_summary, further_costs
+from deckhands.evaluation.attempts.statistics import classify_failures, compute_summary, format_interval, further_costs
 from deckhands.evaluation.critic import MAX_SCORE
 
 COLOURS = dict(zip(OUTCOMES, ("#2f855a", "#c05621", "#b7791f", "#6b46c1", "#718096", "#cbd5e0"), strict=True))
@@ -33,7 +33,6 @@ def render_html(title: str, rows: Sequence[AttemptRow]) -> str:
 
 
 def _model(name: str, figures: dict[str, Any], rows: Sequence[AttemptRow]) -> str:
-    low, high = figures["pass@1_interval"]
     passes = ", ".join(
         f"{key} {value:.1%}" for key, value in figures.items() if key.startswith("pass@") and "_" not in key
     )
@@ -48,7 +47,7 @@ def _model(name: str, figures: dict[str, Any], rows: Sequence[AttemptRow]) -> st
     further = "".join(f"; {what}: ${usd:.4f}" for what, usd in further_costs(figures))
     return (
         f"<h2>{escape(name)}</h2><p><strong>{escape(passes) or 'nothing to score'}</strong> "
-        f"(pass@1 between {low:.1%} and {high:.1%}, 95 %), {figures['instances']} instances, "
+        f"(95 % interval of pass@1: {format_interval(figures['pass@1_interval'])}), {figures['instances']} instances, "
         f"{figures['attempts']} attempts: {escape(legend)}. Cost: {cost}${figures['cost_usd']['total']:.4f}{further}; "
         f"{figures['tokens']:,} tokens; {figures['infrastructure_failures_per_1000']:.1f} failures of the "
         f"infrastructure per 1,000 conversations.</p>"

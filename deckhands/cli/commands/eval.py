@@ -37,8 +37,10 @@ from deckhands.evaluation import (
     compare_runs,
     compare_siblings,
     detach,
+    format_mean,
     list_left_out,
     load_request,
+    load_scorers,
     print_summary,
     read_results,
     record_request,
@@ -47,6 +49,7 @@ from deckhands.evaluation import (
     resolve_repositories,
     run_evaluation,
     to_absolute_name,
+    to_absolute_scorer,
     write_report,
 )
 from deckhands.ingress import complete_tasks
@@ -89,6 +92,8 @@ class EvalRunOptions:
     repositories: Path | None
     tenant: str
     has_network: bool
+    critic: str
+    scorers: tuple[str, ...]
     redo: tuple[str, ...]
     retries: int | None
     until: str | None
@@ -186,6 +191,14 @@ for _command in (*COMMANDS, export):
 @click.option(
     "--network/--no-network", "has_network", default=True, help="Whether the agents' commands reach the network."
 )
+@click.option(
+    "--scorer", "scorers", multiple=True, metavar="FILE.py@FUNCTION",
+    help="A Python function that scores each attempt. May be given several times.",
+)  # fmt: skip
+@click.option(
+    "--critic", default="", metavar="M",
+    help="A model that scores each attempt; it decides those that have no check, answer or scorer.",
+)  # fmt: skip
 @redo_option
 @retries_option
 @until_option
@@ -216,12 +229,16 @@ def run(options: EvalRunOptions) -> int:
         repositories=None if options.repositories is None else resolve_repositories(options.repositories),
         tenant=_tenant(options.tenant),
         network=options.has_network,
+        critic=resolve_model(options.critic) if options.critic else "",
+        scorers=tuple(map(to_absolute_scorer, options.scorers)),
     )
+    load_scorers(asked.scorers)
     instances = asked.instances()  # before anything is written
     for line in list_left_out(instances):
         note(line)
     tuning = _tuning(options)
     tuning.check(len(models))
+    _note_obstacle(tuning, asked)
     check_redo(options.redo, instances)
     asked = record_request(options.out, asked)
     if options.is_detached:
@@ -250,6 +267,7 @@ def attach(options: EvalAttachOptions) -> int:
     """
     tuning = _tuning(options)
     asked = load_request(options.directory)
+    _note_obstacle(tuning, asked)
     return run_evaluation(
         options.directory, asked, tuning, follows=True, as_json=options.as_json, on_finished=complete_tasks
     )
@@ -281,8 +299,13 @@ def report(options: EvalReportOptions) -> None:
 @json_option
 @with_options(EvalCompareOptions)
 def compare(options: EvalCompareOptions) -> None:
-    """Compare two evaluations over the instances that both have, by McNemar's exact test."""
+    """Compare two evaluations over the instances that both have scored: the difference, and McNemar's exact test."""
     found = compare_runs(*_rows_to_compare(options))
+    if not found["instances"]:
+        raise UsageError(
+            f"{options.first} and {options.second} have no scored instance in common, so there is nothing to compare.",
+            remedy="Compare evaluations of the same dataset.",
+        )
     if options.as_json:
         print_json(found)
         return
@@ -291,6 +314,17 @@ def compare(options: EvalCompareOptions) -> None:
         f"{len(found['only_first'])} only by the first, {len(found['only_second'])} only by the second; "
         f"p = {found['p_value']:.3g}"
     )
+    interval = found["interval"]
+    within = "no interval: too few instances" if interval is None else f"95 %: {interval[0]:+.1%} to {interval[1]:+.1%}"
+    print_text(f"The first resolves {found['difference']:+.1%} ({within}) of the attempts more than the second.")
+    if found["reward"] is not None:
+        print_text(f"The first's reward is larger by {format_mean(found['reward'])}.")
+    if not found["differing"] and not found["differing_rewards"]:
+        print_text("No instance differs.")
+    for one in found["differing"]:
+        print_text(f"  {one['instance']}: {one['first']:.0%} and {one['second']:.0%}")
+    for one in found["differing_rewards"]:
+        print_text(f"  {one['instance']}: rewards {one['first']:.4g} and {one['second']:.4g}")
 
 
 def _rows_to_compare(options: EvalCompareOptions) -> list[list[AttemptRow]]:
@@ -379,7 +413,9 @@ def fork(options: EvalForkOptions) -> int:
 def _show_siblings(found: dict[str, Any]) -> None:
     """Print the comparison of siblings."""
     for pair in found["comparisons"]:
-        print_text(f"{' and '.join(pair['models'])}: p = {pair['p_value']:.3g}")
+        p_value = pair["p_value"]
+        found_out = "nothing to compare: one has no scored sibling" if p_value is None else f"p = {p_value:.3g}"
+        print_text(f"{' and '.join(pair['models'])}: {found_out}")
     best = found["best"]
     if found["has_critic"]:
         print_text(f"The critic cost ${found['critic_cost_usd']:.4f}.")
@@ -389,6 +425,12 @@ def _show_siblings(found: dict[str, Any]) -> None:
     print_text(f"The best is {best['conversation_id']}, {best['model']}.")
     if best["score"] is not None:
         print_text(f"The critic gave it {best['score']:g} of {MAX_SCORE}: {best['verdict']}")
+
+
+def _note_obstacle(tuning: Tuning, asked: EvaluationRequest) -> None:
+    obstacle = tuning.find_obstacle(asked)
+    if obstacle:
+        note(obstacle)
 
 
 def _tuning(options: EvalRunOptions | EvalAttachOptions) -> Tuning:

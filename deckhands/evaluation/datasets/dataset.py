@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,13 @@ def to_absolute_name(name: str) -> str:
     return str(Path(name).resolve()) if is_path else name
 
 
-def read_dataset(name: str | Path, *, repositories: Path | None = None) -> list[Instance]:
+def read_dataset(name: str | Path, *, repositories: Path | None = None, is_scored: bool = False) -> list[Instance]:
     """Return the instances of a dataset.
 
     Args:
         name: `shipped`, the path of a file or a directory, `inspect:FILE@TASK`, or `NAME:ARGUMENT` of a plug-in.
         repositories: the directory with mirrors or archives of the repositories that SWE-bench rows name.
+        is_scored: whether a scorer or a critic decides instances that nothing else decides.
 
     Raises:
         UsageError: there is none of this name, it cannot be read, or parts of it cannot be used; names these.
@@ -59,10 +61,12 @@ def read_dataset(name: str | Path, *, repositories: Path | None = None) -> list[
     kind, has_argument, argument = str(name).partition(":")
     if not path.exists():
         if has_argument and kind == INSPECT:
-            return inspect_instances(argument)
+            return inspect_instances(argument, is_scored=is_scored)
         if kind in list_installed():
             folder = find_folder(argument)
-            return _check_rows(name, "row", read_rows(kind, argument), lambda row: own_instance(row, folder))
+            return _check_rows(
+                name, "row", read_rows(kind, argument), lambda row: own_instance(row, folder, is_scored=is_scored)
+            )
     rows = _parse_rows(path)
     keys = frozenset(next((row for _, row in rows if isinstance(row, Mapping)), ()))
     if keys >= swe_bench.KEYS:
@@ -71,7 +75,7 @@ def read_dataset(name: str | Path, *, repositories: Path | None = None) -> list[
         return _check_rows(name, "line", rows, human_eval.human_eval_instance)
     if keys >= questions.KEYS:
         return _check_rows(name, "line", rows, lambda row: questions.question_instance(row, path.parent))
-    return _check_rows(name, "line", rows, lambda row: own_instance(row, path.parent))
+    return _check_rows(name, "line", rows, partial(own_instance, folder=path.parent, is_scored=is_scored))
 
 
 def _parse_rows(path: Path) -> list[tuple[int, Any]]:

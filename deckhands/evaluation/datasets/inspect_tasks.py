@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,18 @@ from deckhands.evaluation.datasets.file_trees import MemoryFiles, TreeFile
 from deckhands.evaluation.datasets.human_eval import make_command_script
 from deckhands.evaluation.datasets.instances import MAX_ID_CHARS, Instance, Judge, ScorerFailed
 from deckhands.evaluation.datasets.repositories import is_safe
+from deckhands.evaluation.rewards import Rewards
 
 INSPECT = "inspect"
 EXTRA = "deckhands[inspect]"
 
 
-def inspect_instances(argument: str) -> list[Instance]:
+def inspect_instances(argument: str, *, is_scored: bool = False) -> list[Instance]:
     """Return the samples of a task as instances.
 
     Args:
         argument: `FILE.py@TASK`, or `FILE.py` if there is one task in it.
+        is_scored: whether a scorer or a critic decides a task without a scorer.
 
     Raises:
         UsageError: inspect_ai is not installed, the task cannot be loaded, or samples of it cannot be used.
@@ -39,7 +42,7 @@ def inspect_instances(argument: str) -> list[Instance]:
         raise UsageError("inspect_ai is not installed.", remedy=f"Install it: pip install '{EXTRA}'.")
     path, _, name = argument.partition("@")
     task = _task(Path(path).resolve(), name)
-    if not task.scorer:
+    if not task.scorer and not is_scored:
         raise UsageError(f"The task of {path} has no scorer.", remedy="Give it one: Task(scorer=…).")
     found: dict[str, Instance] = {}
     wrong: list[str] = []
@@ -101,7 +104,7 @@ def _instance(sample: Any, number: int, scorers: Any) -> Instance:
         task,
         workspace=MemoryFiles(dict(_files(sample.files or {}))),
         setup=sample.setup,
-        judge=_judge(sample, scorers if isinstance(scorers, list | tuple) else [scorers]),
+        judge=_judge(sample, scorers if isinstance(scorers, list | tuple) else [scorers]) if scorers else None,
         tags=tuple(str(value) for value in (sample.metadata or {}).values() if isinstance(value, str))[:10],
         turns=make_command_script("true", "".join(targets[:1])),
     )
@@ -117,7 +120,7 @@ def _files(files: dict[str, str]) -> Iterable[tuple[str, TreeFile]]:
 
 
 def _judge(sample: Any, scorers: Sequence[Callable[..., Any]]) -> Judge:
-    async def judge(said: str) -> tuple[bool, str]:
+    async def judge(said: str) -> Rewards:
         from inspect_ai.model import ChatMessageUser, ModelName, ModelOutput
         from inspect_ai.scorer import Target, value_to_float
         from inspect_ai.solver import TaskState
@@ -141,6 +144,26 @@ def _judge(sample: Any, scorers: Sequence[Callable[..., Any]]) -> Judge:
         except Exception as error:  # any error of a scorer
             raise ScorerFailed(f"{type(error).__name__}: {error}") from error
         reasons = [f"{score.value!r}: {score.explanation or score.answer or ''}" for score in scores]
-        return all(value_to_float()(score.value) >= 1.0 for score in scores), "\n".join(reasons)
+        values: dict[str, float] = {}
+        for number, (scorer, score) in enumerate(zip(scorers, scores, strict=True), 1):
+            name = _scorer_name(scorer, number)
+            if isinstance(score.value, Mapping):
+                values |= {f"{name}/{key}": value_to_float()(value) for key, value in score.value.items()}
+            elif isinstance(score.value, list | tuple):
+                values |= {f"{name}/{at}": value_to_float()(value) for at, value in enumerate(score.value, 1)}
+            else:
+                values[name] = value_to_float()(score.value)
+        return Rewards(
+            statistics.fmean(values.values()) if values else 0.0,
+            values,
+            resolved=bool(values) and all(value >= 1.0 for value in values.values()),
+            explanation="\n".join(reasons),
+        )
 
     return judge
+
+
+def _scorer_name(scorer: Any, number: int) -> str:
+    from inspect_ai._util.registry import is_registry_object, registry_info
+
+    return registry_info(scorer).name.rpartition("/")[2] if is_registry_object(scorer) else f"scorer{number}"
