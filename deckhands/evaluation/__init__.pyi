@@ -14,7 +14,8 @@ from .attempts.steering import StoredSteering as StoredSteering
 from .attempts.stopping import StoppingCriterion as StoppingCriterion
 from .runner import Tuning as Tuning, print_summary as print_summary, run_evaluation as run_evaluation
 from .critic import MAX_SCORE as MAX_SCORE
-from .datasets.dataset import read_dataset as read_dataset, to_absolute_name as to_absolute_name
+from .datasets.dataset import read_dataset as read_dataset, read_defaults as read_defaults
+from .datasets.dataset import to_absolute_name as to_absolute_name
 from .datasets.docker_images import DOCKER as DOCKER
 from .datasets.file_trees import MAX_BYTES as MAX_BYTES, MAX_FILES as MAX_FILES, TreeFile as TreeFile
 from .datasets.file_trees import pack_tree as pack_tree, read_tree as read_tree, split_left_out as split_left_out

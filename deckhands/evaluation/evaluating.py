@@ -21,7 +21,7 @@ from broker.runtime import UsageError
 from deckhands.client import resolve_script_path
 from deckhands.evaluation.attempts.record import ProgressRecord
 from deckhands.evaluation.attempts.results import AttemptRow, Results
-from deckhands.evaluation.datasets.dataset import to_absolute_name
+from deckhands.evaluation.datasets.dataset import read_defaults, to_absolute_name
 from deckhands.evaluation.datasets.docker_images import DOCKER
 from deckhands.evaluation.datasets.instances import list_left_out
 from deckhands.evaluation.directory import REQUEST, RESULTS, EvaluationRequest, record_request, write_report
@@ -44,7 +44,7 @@ async def evaluate_async(
     models: str | Sequence[str],
     *,
     out: str | PathLike[str],
-    attempts: int = 1,
+    attempts: int | None = None,
     concurrency: int | None = None,
     budget_usd: float | None = None,
     agent: str = "CodeActAgent",
@@ -69,7 +69,8 @@ async def evaluate_async(
 
     Args:
         dataset: a name as for the command, or rows of our own format; paths in them are relative to `out`.
-        limits: the limits of each attempt; tokens cannot be limited here.
+        attempts: None: 1, or the epochs of an inspect task.
+        limits: the limits of each attempt; tokens cannot be limited here. None: 100 steps, or those of an inspect task.
         cluster: the URL of a store; None: the running cluster, or a private one.
         on_row: called with each result as soon as it is written; not for earlier results.
 
@@ -82,17 +83,21 @@ async def evaluate_async(
     """
     directory = Path(out)
     names = _check_names(models)
-    limits = Limits() if limits is None else limits
     mirrors = None if repositories is None else resolve_repositories(repositories)
+    name = _write_rows(dataset, directory)
+    given = {
+        "attempts": attempts,
+        "max_iterations": None if limits is None else limits.max_iterations,
+        "max_budget": None if limits is None else limits.max_budget_usd,
+        "max_seconds": None if limits is None else limits.max_seconds,
+    }
+    chosen, notes = read_defaults(name).resolve(given)
     asked = EvaluationRequest(
         name="",
-        dataset=_write_rows(dataset, directory),
+        dataset=name,
         models=tuple(map(resolve_model, names)),
-        attempts=attempts,
+        **chosen,
         agent=agent,
-        max_iterations=limits.max_iterations,
-        max_budget=limits.max_budget_usd,
-        max_seconds=limits.max_seconds,
         only=only,
         part=part,
         shuffle=shuffle,
@@ -105,10 +110,10 @@ async def evaluate_async(
     load_scorers(asked.scorers)
     tuning = Tuning(at_once=concurrency, budget=budget_usd, retries=retries, until=until, redo=tuple(redo))
     instances = asked.instances()
-    for line in list_left_out(instances):
+    for line in (*notes, *list_left_out(instances)):
         _log.warning("%s", line)
     check_redo(redo, instances)
-    tuning.check(len(names), attempts)
+    tuning.check(len(names), asked.attempts)
     if obstacle := tuning.find_obstacle(asked):
         _log.warning("%s", obstacle)
     asked = record_request(directory, asked)

@@ -42,6 +42,7 @@ from deckhands.evaluation import (
     load_request,
     load_scorers,
     print_summary,
+    read_defaults,
     read_results,
     record_request,
     redo_option,
@@ -78,11 +79,11 @@ class EvalRunOptions:
     dataset: str
     models: tuple[str, ...]
     at_once: int | None
-    attempts: int
+    attempts: int | None
     budget: float | None
     out: Path
     agent: str
-    max_iterations: int
+    max_iterations: int | None
     max_budget: float | None
     max_seconds: float | None
     only: str
@@ -169,14 +170,15 @@ for _command in (*COMMANDS, export):
     "-k",
     "--attempts",
     type=click.IntRange(1, 1_000),
-    default=1,
-    show_default=True,
-    help="How often each instance is tried.",
+    help="How often each instance is tried; by default 1, or the epochs of an inspect task.",
 )
 @budget_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
 @click.option("--agent", default="CodeActAgent", show_default=True, help="The agent that does the tasks.")
-@click.option("-i", "--max-iterations", type=click.IntRange(min=1), default=100, show_default=True)
+@click.option(
+    "-i", "--max-iterations", type=click.IntRange(min=1),
+    help="The steps of one attempt; by default 100, or half the message_limit of an inspect task.",
+)  # fmt: skip
 @click.option("-b", "--max-budget", type=Amount(min=0, min_open=True), help="The budget of one attempt, in USD.")
 @click.option("--max-seconds", type=Amount(min=0, min_open=True), help="How long an attempt may work.")
 @click.option("--filter", "only", default="", metavar="REGEX", help="Only instances whose id or a tag matches.")
@@ -213,15 +215,15 @@ def run(options: EvalRunOptions) -> int:
     models = [name for text in options.models for name in text.split(",")]
     if not all(models) or len(set(models)) < len(models):
         raise UsageError("--model has an empty name, or a name twice.", remedy="Write --model A,B.")
+    dataset = to_absolute_name(options.dataset)
+    given = {name: getattr(options, name) for name in ("attempts", "max_iterations", "max_budget", "max_seconds")}
+    settings, notes = read_defaults(dataset).resolve(given)
     asked = EvaluationRequest(
         name="",
-        dataset=to_absolute_name(options.dataset),
+        dataset=dataset,
         models=tuple(map(resolve_model, models)),
-        attempts=options.attempts,
+        **settings,
         agent=options.agent,
-        max_iterations=options.max_iterations,
-        max_budget=options.max_budget,
-        max_seconds=options.max_seconds,
         only=options.only,
         part=options.part,
         shuffle=options.shuffle,
@@ -234,10 +236,10 @@ def run(options: EvalRunOptions) -> int:
     )
     load_scorers(asked.scorers)
     instances = asked.instances()  # before anything is written
-    for line in list_left_out(instances):
+    for line in (*notes, *list_left_out(instances)):
         note(line)
     tuning = _tuning(options)
-    tuning.check(len(models))
+    tuning.check(len(models), asked.attempts)
     _note_obstacle(tuning, asked)
     check_redo(options.redo, instances)
     asked = record_request(options.out, asked)

@@ -15,8 +15,9 @@ from pydantic import ValidationError
 
 from broker.runtime import UsageError
 from deckhands.evaluation.datasets import human_eval, questions, swe_bench
+from deckhands.evaluation.datasets.defaults import DatasetDefaults
 from deckhands.evaluation.datasets.harbor import find_tasks, harbor_instance
-from deckhands.evaluation.datasets.inspect_tasks import INSPECT, inspect_instances
+from deckhands.evaluation.datasets.inspect_tasks import INSPECT, inspect_defaults, inspect_instances
 from deckhands.evaluation.datasets.instances import SHIPPED, Instance
 from deckhands.evaluation.datasets.own_rows import own_instance
 from deckhands.evaluation.datasets.plugins import find_folder, list_installed, read_rows
@@ -76,6 +77,17 @@ def read_dataset(name: str | Path, *, repositories: Path | None = None, is_score
     if keys >= questions.KEYS:
         return _check_rows(name, "line", rows, lambda row: questions.question_instance(row, path.parent))
     return _check_rows(name, "line", rows, partial(own_instance, folder=path.parent, is_scored=is_scored))
+
+
+def read_defaults(name: str) -> DatasetDefaults:
+    """Return the settings that a dataset brings; only tasks of inspect have some.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    kind, has_argument, argument = name.partition(":")
+    is_task = has_argument and kind == INSPECT and not Path(name).exists()
+    return inspect_defaults(argument) if is_task else DatasetDefaults()
 
 
 def _parse_rows(path: Path) -> list[tuple[int, Any]]:

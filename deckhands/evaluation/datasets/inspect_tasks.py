@@ -3,7 +3,9 @@
     inspect:FILE.py@TASK
 
 Source: inspect_ai 0.3. The package is imported late, in the evaluating program; no worker needs it.
-Holds: a sample is used only if nothing of it is lost: its input is a text, and its files are texts or paths.
+Holds: the task's `epochs` and its limits on messages, turns, time and cost are the defaults of the evaluation. Other
+settings that would change an attempt are named in `left_out`. A sample is used only if nothing of it is lost: its input
+is a text, and its files are texts or paths.
 Does not: run solvers of the task, since our agent is the solver; support scorers that look into a sandbox.
 """
 
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.runtime import UsageError
+from deckhands.evaluation.datasets.defaults import DatasetDefaults
 from deckhands.evaluation.datasets.file_trees import MemoryFiles, TreeFile
 from deckhands.evaluation.datasets.human_eval import make_command_script
 from deckhands.evaluation.datasets.instances import MAX_ID_CHARS, Instance, Judge, ScorerFailed
@@ -26,6 +29,28 @@ from deckhands.evaluation.rewards import Rewards
 
 INSPECT = "inspect"
 EXTRA = "deckhands[inspect]"
+KEPT = (
+    ("epochs", "attempts", 1.0),
+    ("message_limit", "max_iterations", 0.5),
+    ("turn_limit", "max_iterations", 1.0),
+    ("time_limit", "max_seconds", 1.0),
+    ("cost_limit", "max_budget", 1.0),
+)
+"""Settings of a task, their names here, and the factor between them."""
+IGNORED = {
+    "token_limit": "attempts are limited by steps, time and cost",
+    "working_limit": "attempts are limited by steps, time and cost",
+    "epochs_reducer": "the attempts at an instance are averaged",
+    "metrics": "the figures are those of the report",
+    "model": "--model names the model",
+    "model_roles": "--model names the model",
+    "approval": "the agent's own rules apply",
+    "setup": "no solver of the task runs",
+    "cleanup": "no solver of the task runs",
+    "early_stopping": "use --until",
+    "fail_on_error": "an attempt is repeated after a failure of the infrastructure",
+}
+"""Settings of a task that attempts do not have, and the reason."""
 
 
 def inspect_instances(argument: str, *, is_scored: bool = False) -> list[Instance]:
@@ -38,17 +63,17 @@ def inspect_instances(argument: str, *, is_scored: bool = False) -> list[Instanc
     Raises:
         UsageError: inspect_ai is not installed, the task cannot be loaded, or samples of it cannot be used.
     """
-    if importlib.util.find_spec("inspect_ai") is None:
-        raise UsageError("inspect_ai is not installed.", remedy=f"Install it: pip install '{EXTRA}'.")
+    _require_inspect()
     path, _, name = argument.partition("@")
     task = _task(Path(path).resolve(), name)
+    ignored = list_ignored(task)
     if not task.scorer and not is_scored:
         raise UsageError(f"The task of {path} has no scorer.", remedy="Give it one: Task(scorer=…).")
     found: dict[str, Instance] = {}
     wrong: list[str] = []
     for number, sample in enumerate(task.dataset, 1):
         try:
-            instance = _instance(sample, number, task.scorer)
+            instance = _instance(sample, number, task.scorer, ignored)
             if instance.id in found:
                 raise ValueError(f"another sample has the id {instance.id!r}, as it is written here")  # noqa: TRY301
             found[instance.id] = instance
@@ -60,6 +85,11 @@ def inspect_instances(argument: str, *, is_scored: bool = False) -> list[Instanc
             remedy="Correct it; nothing was started.",
         )
     return list(found.values())
+
+
+def _require_inspect() -> None:
+    if importlib.util.find_spec("inspect_ai") is None:
+        raise UsageError("inspect_ai is not installed.", remedy=f"Install it: pip install '{EXTRA}'.")
 
 
 def _task(path: Path, name: str) -> Any:
@@ -90,7 +120,46 @@ def _is_task(value: Any) -> bool:
     return callable(value) and is_registry_object(value) and registry_info(value).type == "task"
 
 
-def _instance(sample: Any, number: int, scorers: Any) -> Instance:
+def inspect_defaults(argument: str) -> DatasetDefaults:
+    """Return the settings that a task brings. Raises the errors of `inspect_instances`."""
+    _require_inspect()
+    path, _, name = argument.partition("@")
+    return to_defaults(_task(Path(path).resolve(), name))
+
+
+def to_defaults(task: Any) -> DatasetDefaults:
+    """Return the settings that a task brings.
+
+    A limit of messages counts the agent's replies and the results of its tools, so it is twice the number of steps.
+    """
+    values: dict[str, float] = {}
+    sources: dict[str, str] = {}
+    for name, of_ours, scale in KEPT:
+        value = getattr(task, name, None)
+        if not isinstance(value, int | float) or value <= 0:
+            continue
+        ours = max(1, int(value * scale)) if of_ours == "max_iterations" else value
+        if of_ours not in values or ours < values[of_ours]:
+            values[of_ours] = ours
+            sources[of_ours] = f"{name}={value:g}"
+    return DatasetDefaults(values, sources)
+
+
+def list_ignored(task: Any) -> list[str]:
+    """Return the settings of a task that its attempts do not have."""
+    found = [f"{name} of the task is ignored: {why}" for name, why in IGNORED.items() if getattr(task, name, None)]
+    if (sandbox := getattr(task, "sandbox", None)) is not None:
+        found.append(_describe_sandbox(sandbox))
+    return found
+
+
+def _describe_sandbox(sandbox: Any) -> str:
+    config = f" with {sandbox.config}" if getattr(sandbox, "config", None) else ""
+    kind = sandbox if isinstance(sandbox, str) else getattr(sandbox, "type", sandbox)
+    return f"sandbox {kind}{config} is ignored: the sandbox and its programs are those of the node"
+
+
+def _instance(sample: Any, number: int, scorers: Any, ignored: Sequence[str]) -> Instance:
     if not isinstance(sample.input, str):
         raise ValueError("its input is a list of messages; only texts are supported")  # noqa: TRY004  (of the sample)
     task = sample.input
@@ -106,6 +175,7 @@ def _instance(sample: Any, number: int, scorers: Any) -> Instance:
         setup=sample.setup,
         judge=_judge(sample, scorers if isinstance(scorers, list | tuple) else [scorers]) if scorers else None,
         tags=tuple(str(value) for value in (sample.metadata or {}).values() if isinstance(value, str))[:10],
+        left_out=(*ignored, *([_describe_sandbox(sample.sandbox)] if sample.sandbox is not None else [])),
         turns=make_command_script("true", "".join(targets[:1])),
     )
 
