@@ -70,7 +70,7 @@ async def evaluate_async(
     Args:
         dataset: a name as for the command, or rows of our own format; paths in them are relative to `out`.
         attempts: None: 1, or the epochs of an inspect task.
-        limits: the limits of each attempt; tokens cannot be limited here. None: 100 steps, or those of an inspect task.
+        limits: the limits of each attempt; tokens cannot be limited here. None: `Limits()`, or those of an inspect task.
         cluster: the URL of a store; None: the running cluster, or a private one.
         on_row: called with each result as soon as it is written; not for earlier results.
 
@@ -92,6 +92,7 @@ async def evaluate_async(
         "max_seconds": None if limits is None else limits.max_seconds,
     }
     chosen, notes = read_defaults(name).resolve(given)
+    chosen.setdefault("max_iterations", Limits().max_iterations)
     asked = EvaluationRequest(
         name="",
         dataset=name,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from deckhands.evaluation.rewards import Rewards, find_rewards
 from deckhands.evaluation.scorers import AttemptToScore
 from deckhands.evaluation.scoring import build_check_files, compute_work, may_count
 from deckhands.evaluation.siblings import SharedHistory, compute_shared
+from deckhands.evaluation.transcripts import write_transcript
 
 CHECK_SECONDS = 600.0
 READ_AT_ONCE = 4
@@ -93,6 +95,7 @@ class Evaluation:
     ) -> None:
         self._client = client
         self._driver = Driver(client, plan, results, self._attempt, on_row=on_row, on_standing=on_standing)
+        self._directory = results.path.parent
         self._shared: SharedHistory | None = None
         self._reading = asyncio.Semaphore(READ_AT_ONCE)
         self._beginning = asyncio.Semaphore(STARTED_AT_ONCE)
@@ -140,6 +143,8 @@ class Evaluation:
             await self._start(one, begun_with)
         one.phase = "works"
         settled = await self._wait_for_end(one.conversation_id, one.seen)
+        with suppress(OSError):  # only the report shows it
+            await asyncio.to_thread(write_transcript, self._directory, one.conversation_id, settled.events)
         summary = settled.summary
         one.seen.cost_usd, one.seen.iterations = summary.cost_usd, summary.iterations
         match summary.state:

@@ -19,6 +19,7 @@ from deckhands.evaluation.datasets.check_programs import COMMAND, build_test_che
 from deckhands.evaluation.datasets.file_trees import TreeFile
 from deckhands.evaluation.datasets.harbor import harbor_instance
 from deckhands.evaluation.datasets.instances import Instance, ScorerFailed
+from deckhands.evaluation.directory import write_report
 from deckhands.evaluation.evaluation import Evaluation
 from deckhands.evaluation.rewards import Rewards
 from deckhands.evaluation.scorers import load_scorers
@@ -324,6 +325,12 @@ async def test_reward_of_a_harbor_task_stays_a_half(client: Client, results: Res
     (row,) = results.rows.values()
     assert (row.outcome, row.reward) == ("unresolved", 0.5), row.evidence
     assert "The reward is 0.5." in row.evidence
+    write_report(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "<h4>Task</h4><pre>Your working directory stands for /app" in page
+    assert "Transcript</summary>" in page
+    assert "→ finish" in page
+    assert "<td>0.5<td>The reward is 0.5.<td>" in page
 
 
 class Gone:

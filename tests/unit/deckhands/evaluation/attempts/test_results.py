@@ -250,3 +250,20 @@ def test_rows_that_find_no_room_leave_the_others_whole(tmp_path: Path) -> None:
     command = (sys.executable, "-c", FULL, str(path))
     done = subprocess.run(command, env=dict(os.environ), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [f"{path} cannot be written: File too large.", "1 ['a']", "['a']"], done.stderr
+
+
+def test_the_page_shows_models_side_by_side_with_reasons() -> None:
+    rows = [
+        row("a", tags=["easy"], reward=1.0),
+        row("a", "unresolved", model="n", evidence='1 test failed\nAssertionError: 3\n{"reward": 0.5}', reward=0.5),
+        row("b", "limit", model="n", cause="iterations", metrics={"speed": 2.0}, step_rewards=[0.0, 0.5]),
+    ]
+    page = render_html("Two", rows, {"dataset": "rows<1>.jsonl", "critic": "", "models": ("m", "n")})
+    assert "<h2>Models side by side</h2><table><tr><th><th>m<th>n<tr><td>pass@1<td>100.0%<td>0.0%" in page
+    assert '<a href="#a1" style="color:#c05621">unresolved (0.5)</a>' in page
+    assert "<td>0.5<td>AssertionError: 3<td>" in page
+    assert "It reached the limit: iterations." in page
+    assert "<tr><td>dataset<td>rows&lt;1&gt;.jsonl<tr><td>models<td>m, n" in page
+    assert "body:has(#f-o1:not(:checked)) #attempts tr[id].o1{display:none}" in page
+    assert "body:has(#f-t0:checked) #attempts tr[id]:not(.t0){display:none}" in page
+    assert "Rewards of steps: 0, 0.5" in page
