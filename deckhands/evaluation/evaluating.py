@@ -70,7 +70,7 @@ async def evaluate_async(
     Args:
         dataset: a name as for the command, or rows of our own format; paths in them are relative to `out`.
         attempts: None: 1, or the epochs of an inspect task.
-        limits: the limits of each attempt; tokens cannot be limited here. None: `Limits()`, or those of an inspect task.
+        limits: the limits of each attempt; tokens cannot be limited here. None: `Limits()`, or an inspect task's.
         cluster: the URL of a store; None: the running cluster, or a private one.
         on_row: called with each result as soon as it is written; not for earlier results.
 
