@@ -29,7 +29,9 @@ def to_sft(dialogue: Dialogue, row: Mapping[str, Any]) -> dict[str, Any]:
             waiting = {call.id: call.name for call in turn.calls}
         messages.append(_message(turn))
     messages += _add_empty_results(waiting)
-    about = {name: row[name] for name in ABOUT if name in row} | {name: row[name] for name in REWARDS if row.get(name)}
+    about = {name: row[name] for name in ABOUT if name in row} | {
+        name: row[name] for name in REWARDS if row.get(name) not in (None, {}, [])
+    }
     return {"messages": messages, "metadata": about | {"agent": dialogue.agent, "tools": list(dialogue.tools)}}
 
 
