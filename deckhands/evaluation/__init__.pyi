@@ -8,12 +8,14 @@ from .attempts.status import parse_status as parse_status
 from .attempts.statistics import Distribution as Distribution, FailureClass as FailureClass
 from .attempts.statistics import classify_failures as classify_failures, compare_runs as compare_runs
 from .attempts.statistics import compute_distribution as compute_distribution, compute_summary as compute_summary
+from .attempts.statistics import format_mean as format_mean
 from .attempts.steering import MAX_AT_ONCE as MAX_AT_ONCE, EvaluationSteering as EvaluationSteering, Requeue as Requeue
 from .attempts.steering import StoredSteering as StoredSteering
 from .attempts.stopping import StoppingCriterion as StoppingCriterion
 from .runner import Tuning as Tuning, print_summary as print_summary, run_evaluation as run_evaluation
 from .critic import MAX_SCORE as MAX_SCORE
-from .datasets.dataset import read_dataset as read_dataset, to_absolute_name as to_absolute_name
+from .datasets.dataset import read_dataset as read_dataset, read_defaults as read_defaults
+from .datasets.dataset import to_absolute_name as to_absolute_name
 from .datasets.docker_images import DOCKER as DOCKER
 from .datasets.file_trees import MAX_BYTES as MAX_BYTES, MAX_FILES as MAX_FILES, TreeFile as TreeFile
 from .datasets.file_trees import pack_tree as pack_tree, read_tree as read_tree, split_left_out as split_left_out
@@ -33,4 +35,7 @@ from .exports.predictions import to_prediction as to_prediction
 from .exports.sft import to_sft as to_sft
 from .store_access import find_evaluation as find_evaluation, run_in_store as run_in_store
 from .redo import check_redo as check_redo, redo_option as redo_option
+from .rewards import Rewards as Rewards
+from .scorers import AttemptToScore as AttemptToScore, load_scorers as load_scorers
+from .scorers import to_absolute_scorer as to_absolute_scorer
 from .siblings import Scoring as Scoring, build_request as build_request, compare_siblings as compare_siblings

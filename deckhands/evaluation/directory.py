@@ -4,6 +4,7 @@ evaluation.json     the request, from which `eval attach` continues
 results.jsonl       a row for each finished attempt
 summary.json        the figures, recomputed from the rows
 report.html         the same as a page
+transcripts/        the transcripts of attempts, shortened, for the page
 scripts/            the scripts of the scripted model, if it is evaluated
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,14 @@ from deckhands.evaluation.attempts.statistics import compute_summary
 from deckhands.evaluation.datasets.dataset import read_dataset
 from deckhands.evaluation.datasets.instances import Instance, select_instances
 from deckhands.evaluation.report import render_html
+from deckhands.evaluation.transcripts import read_transcripts
 
 REQUEST, RESULTS, SUMMARY, REPORT, SCRIPTS = (
     *("evaluation.json", "results.jsonl", "summary.json"),
     *("report.html", "scripts"),
 )
+MAX_TRANSCRIPT_CHARS = 20_000_000
+"""The most characters of transcripts in a page; `deckhands eval logs` shows the others."""
 SIBLINGS = "siblings"
 """The displayed dataset of siblings that only a critic scores."""
 
@@ -38,7 +43,8 @@ class EvaluationRequest(BaseModel):
 
     Attributes:
         dataset: empty for siblings that only a critic scores.
-        critic: the model that judges siblings; empty: none.
+        critic: the model that judges attempts; empty: none.
+        scorers: functions that score attempts, as `FILE.py@FUNCTION` with absolute paths.
         origin: the conversation and the event that attempts are forks of; empty: they are not forks.
         tenant: the owner of its conversations; empty: no tenant.
         network: whether the commands of agents reach the network.
@@ -64,6 +70,7 @@ class EvaluationRequest(BaseModel):
     home: str = ""
     tenant: str = ""
     critic: str = ""
+    scorers: tuple[str, ...] = ()
     network: bool = True
 
     def instances(self) -> list[Instance]:
@@ -72,14 +79,16 @@ class EvaluationRequest(BaseModel):
             name = ForkPoint.parse(self.origin).conversation_id
             return [Instance(name, f"Continue {name}.")]
         file = Path(self.dataset)
-        found = _read(self.dataset, self.repositories, file.stat().st_mtime_ns if file.is_file() else new_key())
+        version = file.stat().st_mtime_ns if file.is_file() else new_key()
+        found = _read(self.dataset, self.repositories, version, is_scored=bool(self.critic or self.scorers))
         return select_instances(found, only=self.only, part=self.part, shuffle=self.shuffle, seed=self.seed)
 
 
 @lru_cache(maxsize=1)
-def _read(dataset: str, repositories: str | None, _version: object) -> list[Instance]:
+def _read(dataset: str, repositories: str | None, _version: object, *, is_scored: bool) -> list[Instance]:
     """Return the instances of a dataset; an unchanged file is not parsed again."""
-    return read_dataset(dataset, repositories=None if repositories is None else Path(repositories))
+    mirrors = None if repositories is None else Path(repositories)
+    return read_dataset(dataset, repositories=mirrors, is_scored=is_scored)
 
 
 def record_request(directory: Path, asked: EvaluationRequest) -> EvaluationRequest:
@@ -170,12 +179,19 @@ def _draft(path: Path, text: str) -> Path:
 def write_report(directory: Path) -> dict[str, Any]:
     """Write the summary and the page from the rows so far, and return the summary.
 
+    The page also has the configuration, the tasks and the transcripts, as far as they are in the directory.
+
     Raises:
         UsageError: the rows cannot be read.
     """
     rows = sorted(read_results(directory / RESULTS), key=lambda row: row.key)
     summary = compute_summary(rows)
-    page = render_html(f"Evaluation {directory.resolve().name}", rows)
+    configuration: dict[str, Any] = {}
+    with suppress(UsageError):  # the rows are enough for the figures
+        configuration = load_request(directory).model_dump()
+    ids = [row.conversation_id for row in rows if row.conversation_id]
+    transcripts = read_transcripts(directory, ids, MAX_TRANSCRIPT_CHARS)
+    page = render_html(f"Evaluation {directory.resolve().name}", rows, configuration, transcripts)
     for name, text in ((SUMMARY, json.dumps(summary, indent=2) + "\n"), (REPORT, page)):
         _draft(directory / name, text).replace(directory / name)
     return summary

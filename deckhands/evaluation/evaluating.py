@@ -21,12 +21,13 @@ from broker.runtime import UsageError
 from deckhands.client import resolve_script_path
 from deckhands.evaluation.attempts.record import ProgressRecord
 from deckhands.evaluation.attempts.results import AttemptRow, Results
-from deckhands.evaluation.datasets.dataset import to_absolute_name
+from deckhands.evaluation.datasets.dataset import read_defaults, to_absolute_name
 from deckhands.evaluation.datasets.docker_images import DOCKER
 from deckhands.evaluation.datasets.instances import list_left_out
 from deckhands.evaluation.directory import REQUEST, RESULTS, EvaluationRequest, record_request, write_report
 from deckhands.evaluation.redo import check_redo
 from deckhands.evaluation.runner import SCRIPTED, Tuning, build_plan, evaluate_plan
+from deckhands.evaluation.scorers import load_scorers, to_absolute_scorer
 from deckhands.settings import CliSettings
 
 _log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ async def evaluate_async(
     models: str | Sequence[str],
     *,
     out: str | PathLike[str],
-    attempts: int = 1,
+    attempts: int | None = None,
     concurrency: int | None = None,
     budget_usd: float | None = None,
     agent: str = "CodeActAgent",
@@ -57,6 +58,8 @@ async def evaluate_async(
     until: str | None = None,
     redo: Sequence[str] = (),
     network: bool = True,
+    critic: str = "",
+    scorers: Sequence[str] = (),
     cluster: str | None = None,
     on_row: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
@@ -66,7 +69,8 @@ async def evaluate_async(
 
     Args:
         dataset: a name as for the command, or rows of our own format; paths in them are relative to `out`.
-        limits: the limits of each attempt; tokens cannot be limited here.
+        attempts: None: 1, or the epochs of an inspect task.
+        limits: the limits of each attempt; tokens cannot be limited here. None: `Limits()`, or an inspect task's.
         cluster: the URL of a store; None: the running cluster, or a private one.
         on_row: called with each result as soon as it is written; not for earlier results.
 
@@ -79,30 +83,40 @@ async def evaluate_async(
     """
     directory = Path(out)
     names = _check_names(models)
-    limits = Limits() if limits is None else limits
     mirrors = None if repositories is None else resolve_repositories(repositories)
+    name = _write_rows(dataset, directory)
+    given = {
+        "attempts": attempts,
+        "max_iterations": None if limits is None else limits.max_iterations,
+        "max_budget": None if limits is None else limits.max_budget_usd,
+        "max_seconds": None if limits is None else limits.max_seconds,
+    }
+    chosen, notes = read_defaults(name).resolve(given)
+    chosen.setdefault("max_iterations", Limits().max_iterations)
     asked = EvaluationRequest(
         name="",
-        dataset=_write_rows(dataset, directory),
+        dataset=name,
         models=tuple(map(resolve_model, names)),
-        attempts=attempts,
+        **chosen,
         agent=agent,
-        max_iterations=limits.max_iterations,
-        max_budget=limits.max_budget_usd,
-        max_seconds=limits.max_seconds,
         only=only,
         part=part,
         shuffle=shuffle,
         seed=seed,
         repositories=mirrors,
         network=network,
+        critic=resolve_model(critic) if critic else "",
+        scorers=tuple(map(to_absolute_scorer, scorers)),
     )
+    load_scorers(asked.scorers)
     tuning = Tuning(at_once=concurrency, budget=budget_usd, retries=retries, until=until, redo=tuple(redo))
     instances = asked.instances()
-    for line in list_left_out(instances):
+    for line in (*notes, *list_left_out(instances)):
         _log.warning("%s", line)
     check_redo(redo, instances)
-    tuning.check(len(names), attempts)
+    tuning.check(len(names), asked.attempts)
+    if obstacle := tuning.find_obstacle(asked):
+        _log.warning("%s", obstacle)
     asked = record_request(directory, asked)
     plan = build_plan(directory, asked, tuning)
     settings = CliSettings.from_env()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,15 @@ from deckhands.evaluation.attempts.plan import EvaluationPlan as EvaluationPlan 
 from deckhands.evaluation.attempts.results import CHECK_FAILED, CRITIC_FAILED, AttemptRow, Outcome, Results
 from deckhands.evaluation.attempts.times import compute_times
 from deckhands.evaluation.critic import LIMITS as CRITIC_LIMITS
-from deckhands.evaluation.critic import build_critic_files, critic_agent, parse_verdict, render_question
+from deckhands.evaluation.critic import MAX_SCORE, build_critic_files, critic_agent, parse_verdict, render_question
 from deckhands.evaluation.datasets.file_trees import MAX_BYTES, Tree, TreeFile, make_patch, pack_tree, read_tree
 from deckhands.evaluation.datasets.instances import Instance, ScorerFailed
+from deckhands.evaluation.exports.dialogue import to_dialogue
+from deckhands.evaluation.rewards import Rewards, find_rewards
+from deckhands.evaluation.scorers import AttemptToScore
 from deckhands.evaluation.scoring import build_check_files, compute_work, may_count
 from deckhands.evaluation.siblings import SharedHistory, compute_shared
+from deckhands.evaluation.transcripts import write_transcript
 
 CHECK_SECONDS = 600.0
 READ_AT_ONCE = 4
@@ -90,6 +95,7 @@ class Evaluation:
     ) -> None:
         self._client = client
         self._driver = Driver(client, plan, results, self._attempt, on_row=on_row, on_standing=on_standing)
+        self._directory = results.path.parent
         self._shared: SharedHistory | None = None
         self._reading = asyncio.Semaphore(READ_AT_ONCE)
         self._beginning = asyncio.Semaphore(STARTED_AT_ONCE)
@@ -137,6 +143,8 @@ class Evaluation:
             await self._start(one, begun_with)
         one.phase = "works"
         settled = await self._wait_for_end(one.conversation_id, one.seen)
+        with suppress(OSError):  # only the report shows it
+            await asyncio.to_thread(write_transcript, self._directory, one.conversation_id, settled.events)
         summary = settled.summary
         one.seen.cost_usd, one.seen.iterations = summary.cost_usd, summary.iterations
         match summary.state:
@@ -246,7 +254,7 @@ class Evaluation:
 
     async def _score(self, one: AttemptInFlight, settled: End, begun_with: dict[str, TreeFile]) -> AttemptRow:
         answered = await self._score_answer(one, settled)
-        if answered is not None and (not self._plan.critic or not answered.counts):
+        if answered is not None and (not (self._plan.critic or self._plan.scorers) or not answered.counts):
             return answered
         is_answered = answered is not None
         row = answered or self._build_row(one, "unresolved", settled)
@@ -268,23 +276,59 @@ class Evaluation:
             row.patch = await asyncio.to_thread(make_patch, begun_with, work.tree)
         if not is_answered and instance.check is not None:
             row = await self._run_check(instance, row, build_check_files(work, hidden))
+        is_decided = is_answered or instance.check is not None
+        if row.counts:
+            row = await self._run_scorers(one, row, settled, work.tree, is_decided=is_decided)
         if not plan.critic or not row.counts:
             return row
-        return await self._run_critic(one, row, settled, work.tree, decides=not is_answered and instance.check is None)
+        return await self._run_critic(one, row, settled, work.tree, decides=not is_decided and not plan.scorers)
+
+    async def _run_scorers(
+        self, one: AttemptInFlight, row: AttemptRow, settled: End, tree: Tree, *, is_decided: bool
+    ) -> AttemptRow:
+        """Have the plan's Python scorers score an attempt; the first decides it if nothing else does."""
+        if not self._plan.scorers:
+            return row
+        attempt = AttemptToScore(
+            one.attempt.instance,
+            row.model,
+            row.attempt,
+            settled.summary.message,
+            row.outcome if is_decided else "",
+            row.reward,
+            row.patch,
+            {name: file.content for name, file in tree.items()},
+            to_dialogue(row.conversation_id, settled.events).turns,
+        )
+        given: float | None = None
+        for number, scorer in enumerate(self._plan.scorers):
+            try:
+                found = await scorer.score(attempt)
+            except ScorerFailed as error:
+                text = error.message[-MAX_EVIDENCE_CHARS:]
+                return row.model_copy(update={"outcome": "infra-abandoned", "cause": error.code, "evidence": text})
+            given = found.reward if given is None else given
+            _add_rewards(row, found)
+            if not is_decided and number == 0:
+                row.outcome = "resolved" if found.is_resolved else "unresolved"
+            row.evidence = "\n".join(text for text in (row.evidence, found.explanation) if text)[-MAX_EVIDENCE_CHARS:]
+        row.reward = row.reward if given is None else given
+        return row
 
     async def _score_answer(self, one: AttemptInFlight, settled: End) -> AttemptRow | None:
         """Score the agent's final message; None: the message does not decide the score."""
         instance, said = one.attempt.instance, settled.summary.message
         if instance.judge is not None:
             try:
-                is_right, why = await instance.judge(said)
+                found = await instance.judge(said)
             except ScorerFailed as error:
                 return self._build_row(one, "infra-abandoned", settled, cause=error.code, evidence=error.message)
-            return self._build_row(one, "resolved" if is_right else "unresolved", settled, evidence=why)
+            outcome: Outcome = "resolved" if found.is_resolved else "unresolved"
+            return _add_rewards(self._build_row(one, outcome, settled, evidence=found.explanation), found)
         if instance.answer is None or instance.check is not None:
             return None
         given = find_answer(said)
-        outcome: Outcome = "resolved" if is_same(given, instance.answer) else "unresolved"
+        outcome = "resolved" if is_same(given, instance.answer) else "unresolved"
         return self._build_row(one, outcome, settled, evidence=given)
 
     async def _read_files(self, conversation_id: str, begun_with: dict[str, TreeFile]) -> dict[str, TreeFile]:
@@ -339,7 +383,8 @@ class Evaluation:
         row.outcome = "resolved" if summary.state == AgentState.FINISHED else "unresolved"
         row.evidence = written[-1][-MAX_EVIDENCE_CHARS:] if written else ""
         row.checked_id, row.scoring_seconds = checked_id, summary.duration_seconds
-        return row
+        rewards = find_rewards(written[-1]) if written and instance.has_rewards else None
+        return row if rewards is None else _add_rewards(row, rewards)
 
     async def _run_critic(
         self, one: AttemptInFlight, row: AttemptRow, settled: End, tree: Tree, *, decides: bool
@@ -378,6 +423,7 @@ class Evaluation:
         row.verdict = verdict.reason
         if decides:
             row.outcome = "resolved" if verdict.is_accepted else "unresolved"
+            row.reward = verdict.score / MAX_SCORE
             row.evidence = verdict.reason
         return row
 
@@ -403,6 +449,14 @@ class Evaluation:
                 "waiting_seconds": dict(times.waiting),
             }
         )
+
+
+def _add_rewards(row: AttemptRow, found: Rewards) -> AttemptRow:
+    """Add rewards to a row; earlier ones of the same name are replaced."""
+    row.reward = row.reward if found.reward is None else found.reward
+    row.metrics = {**row.metrics, **found.metrics}
+    row.step_rewards = list(found.steps) or row.step_rewards
+    return row
 
 
 async def _back_off(number: int) -> None:

@@ -1,14 +1,26 @@
-"""The report of an evaluation as one self-contained HTML page; every figure is from `statistics`."""
+"""The report of an evaluation as one self-contained HTML page; every figure is from `statistics`.
+
+Holds: the page has no script. Its filters are check boxes that style sheets act on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 from deckhands.evaluation.attempts.results import OUTCOMES, AttemptRow
-from deckhands.evaluation.attempts.statistics import classify_failures, compute_summary, further_costs
+from deckhands.evaluation.attempts.statistics import (
+    classify_failures,
+    compute_summary,
+    format_interval,
+    format_mean,
+    further_costs,
+    list_means,
+)
 from deckhands.evaluation.critic import MAX_SCORE
+from deckhands.evaluation.rewards import find_rewards
+from deckhands.evaluation.transcripts import Transcript
 
 COLOURS = dict(zip(OUTCOMES, ("#2f855a", "#c05621", "#b7791f", "#6b46c1", "#718096", "#cbd5e0"), strict=True))
 BINS = 20
@@ -22,18 +34,95 @@ tr:nth-child(even) { background: #f7fafc; } th { border-bottom: 2px solid #cbd5e
 """
 
 
-def render_html(title: str, rows: Sequence[AttemptRow]) -> str:
-    """Return the page."""
-    parts = [_model(name, figures, rows) for name, figures in compute_summary(rows)["models"].items()]
+MAX_WHY_CHARS = 200
+REASONS = {
+    "limit": "It reached the limit: {}.",
+    "infra-abandoned": "The infrastructure failed: {}.",
+    "not-run": "It was not run: {}.",
+}
+
+
+def render_html(
+    title: str,
+    rows: Sequence[AttemptRow],
+    configuration: Mapping[str, Any] | None = None,
+    transcripts: Mapping[str, Transcript] | None = None,
+) -> str:
+    """Return the page.
+
+    Args:
+        configuration: the request of the evaluation.
+        transcripts: by the conversations of attempts.
+    """
+    models = compute_summary(rows)["models"]
+    parts = [_configuration(configuration or {}), _side_by_side(models, rows)]
+    parts += [_model(name, figures, rows) for name, figures in models.items()]
     head = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{escape(title)}</title><style>{STYLE}</style><h1>{escape(title)}</h1>"
     )
-    return head + "".join(parts) + _attempts(rows) + "</html>\n"
+    return head + "".join(parts) + _attempts(rows, transcripts or {}) + "</html>\n"
+
+
+def explain(row: AttemptRow) -> str:
+    """Return why an attempt is not resolved, in a line; empty: it is."""
+    if row.outcome == "resolved":
+        return ""
+    lines = [line.strip() for line in row.evidence.splitlines() if line.strip() and find_rewards(line) is None]
+    why = lines[-1] if lines else ""
+    if row.outcome in REASONS:
+        return " ".join(part for part in (REASONS[row.outcome].format(row.cause or "no cause"), why) if part)[
+            :MAX_WHY_CHARS
+        ]
+    if row.cause:
+        why = f"The agent ended in {row.cause}. {why}"
+    return (why or "The check failed and wrote nothing." if row.checked_id else why or "No reason is known.")[
+        :MAX_WHY_CHARS
+    ]
+
+
+def _configuration(configuration: Mapping[str, Any]) -> str:
+    texts = {
+        name: ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        for name, value in configuration.items()
+        if value is not None
+    }
+    lines = "".join(f"<tr><td>{escape(name)}<td>{escape(text)}" for name, text in texts.items() if text)
+    return f"<details><summary>Configuration</summary><table>{lines}</table></details>" if lines else ""
+
+
+def _side_by_side(models: Mapping[str, Mapping[str, Any]], rows: Sequence[AttemptRow]) -> str:
+    """Return the figures of all models, and their outcomes at each instance, in columns."""
+    if len(models) < 2:
+        return ""
+    names = list(dict.fromkeys(name for found in models.values() for name, _ in list_means(found)))
+    lines: list[tuple[str, list[str]]] = [
+        ("pass@1", [f"{one['pass@1']:.1%}" if "pass@1" in one else "nothing to score" for one in models.values()]),
+        ("95 % interval", [format_interval(one["pass@1_interval"]) for one in models.values()]),
+        *((name, [_format_if_known(dict(list_means(one)).get(name)) for one in models.values()]) for name in names),
+        ("USD", [f"{one['cost_usd']['total']:.4f}" for one in models.values()]),
+        ("Seconds (median)", [f"{one['seconds']['median']:.1f}" for one in models.values()]),
+        ("Steps (median)", [f"{one['iterations']['median']:g}" for one in models.values()]),
+    ]
+    head = "<tr><th>" + "".join(f"<th>{escape(model)}" for model in models)
+    figures = "".join(f"<tr><td>{escape(name)}" + "".join(f"<td>{one}" for one in cells) for name, cells in lines)
+    found: dict[str, dict[str, list[str]]] = {}
+    for number, row in enumerate(rows):
+        reward = "" if row.reward is None else f" ({row.reward:.4g})"
+        link = f'<a href="#a{number}" style="color:{COLOURS[row.outcome]}">{row.outcome}{reward}</a>'
+        found.setdefault(row.instance, {}).setdefault(row.model, []).append(link)
+    instances = "".join(
+        f"<tr><td>{escape(instance)}" + "".join(f"<td>{', '.join(cells.get(model, []))}" for model in models)
+        for instance, cells in found.items()
+    )
+    return f"<h2>Models side by side</h2><table>{head}{figures}</table><table>{head}{instances}</table>"
+
+
+def _format_if_known(mean: Mapping[str, Any] | None) -> str:
+    return "" if mean is None else format_mean(mean)
 
 
 def _model(name: str, figures: dict[str, Any], rows: Sequence[AttemptRow]) -> str:
-    low, high = figures["pass@1_interval"]
     passes = ", ".join(
         f"{key} {value:.1%}" for key, value in figures.items() if key.startswith("pass@") and "_" not in key
     )
@@ -45,11 +134,13 @@ def _model(name: str, figures: dict[str, Any], rows: Sequence[AttemptRow]) -> st
     )
     legend = ", ".join(f"{count} {kind}" for kind, count in figures["outcomes"].items() if count)
     cost = "unknown in part; at least " if figures["has_unknown_cost"] else ""
+    means = "".join(f" {escape(label)}: {format_mean(mean)}." for label, mean in list_means(figures))
     further = "".join(f"; {what}: ${usd:.4f}" for what, usd in further_costs(figures))
     return (
         f"<h2>{escape(name)}</h2><p><strong>{escape(passes) or 'nothing to score'}</strong> "
-        f"(pass@1 between {low:.1%} and {high:.1%}, 95 %), {figures['instances']} instances, "
-        f"{figures['attempts']} attempts: {escape(legend)}. Cost: {cost}${figures['cost_usd']['total']:.4f}{further}; "
+        f"(95 % interval of pass@1: {format_interval(figures['pass@1_interval'])}), {figures['instances']} instances, "
+        f"{figures['attempts']} attempts: {escape(legend)}.{means} "
+        f"Cost: {cost}${figures['cost_usd']['total']:.4f}{further}; "
         f"{figures['tokens']:,} tokens; {figures['infrastructure_failures_per_1000']:.1f} failures of the "
         f"infrastructure per 1,000 conversations.</p>"
         f'<div class="bar" role="img" aria-label="{escape(legend)}">{bar}</div>'
@@ -106,14 +197,65 @@ def _render_verdict(row: AttemptRow) -> str:
     return f"<p>The critic gave {gave} and cost ${row.critic_cost_usd:.4f}: {escape(row.verdict)}</p>"
 
 
-def _attempts(rows: Sequence[AttemptRow]) -> str:
+def _attempts(rows: Sequence[AttemptRow], transcripts: Mapping[str, Transcript]) -> str:
+    outcomes: dict[str, str] = {outcome: f"o{number}" for number, outcome in enumerate(OUTCOMES)}
+    models = {model: f"m{number}" for number, model in enumerate(dict.fromkeys(row.model for row in rows))}
+    tags = {tag: f"t{number}" for number, tag in enumerate(dict.fromkeys(tag for row in rows for tag in row.tags))}
+    shown = {outcome: name for outcome, name in outcomes.items() if any(row.outcome == outcome for row in rows)}
     lines = "".join(
-        f"<tr><td>{escape(row.instance)}<td>{escape(row.model)}<td>{row.attempt}"
+        f'<tr id="a{number}" class="{outcomes[row.outcome]} {models[row.model]} '
+        f'{" ".join(tags[tag] for tag in row.tags)}"><td>{escape(row.instance)}<td>{escape(row.model)}<td>{row.attempt}'
         f'<td style="color:{COLOURS[row.outcome]}">{row.outcome} {escape(row.cause)}'
+        f"<td>{'' if row.reward is None else f'{row.reward:.4g}'}<td>{escape(explain(row))}"
         f"<td>{row.iterations}<td>{row.seconds:.1f}<td>{row.cost_usd:.4f}"
-        f"<td><details><summary>{escape(row.conversation_id)}</summary>{_render_verdict(row)}<pre>{escape(row.evidence)}</pre>"
-        f"<pre>{escape(row.patch)}</pre></details>"
-        for row in rows
+        f"<td>{_details(row, transcripts.get(row.conversation_id))}"
+        for number, row in enumerate(rows)
     )
-    head = "<tr><th>Instance<th>Model<th>Attempt<th>Outcome<th>Steps<th>Seconds<th>USD<th>Evidence and patch"
-    return f"<h2>Attempts</h2><table>{head}{lines}</table>"
+    filters = _filter("Outcome", shown) + _filter("Model", models) + _filter("Tag", tags, is_any=True)
+    columns = ("Instance", "Model", "Attempt", "Outcome", "Reward", "Why", "Steps", "Seconds", "USD", "Details")
+    head = "<tr>" + "".join(f"<th>{column}" for column in columns)
+    return f'<h2>Attempts</h2>{filters}<table id="attempts">{head}{lines}</table>'
+
+
+def _filter(label: str, names: Mapping[str, str], *, is_any: bool = False) -> str:
+    """Return check boxes for the classes of table rows, and the style that hides rows.
+
+    Args:
+        is_any: a row can have several of the classes, or none: a box that is checked hides the rows without its class.
+    """
+    if len(names) < (1 if is_any else 2):
+        return ""
+    checked = "" if is_any else " checked"
+    boxes = "".join(
+        f'<label><input type="checkbox" id="f-{name}"{checked}> {escape(text)}</label> ' for text, name in names.items()
+    )
+    state, hidden = (":checked", ":not(.{})") if is_any else (":not(:checked)", ".{}")
+    rules = "".join(
+        f"body:has(#f-{name}{state}) #attempts tr[id]{hidden.format(name)}{{display:none}}" for name in names.values()
+    )
+    return f"<p>{label}: {boxes}</p><style>{rules}</style>"
+
+
+def _details(row: AttemptRow, transcript: Transcript | None) -> str:
+    task = turns = ""
+    if transcript is not None:
+        task = f"<h4>Task</h4><pre>{escape(transcript.task)}</pre>"
+        left_out = f"<p>{transcript.left_out} turns are left out.</p>" if transcript.left_out else ""
+        said = "".join(
+            f"<p><strong>{escape(turn.role)} {escape(turn.name)}</strong></p><pre>{escape(turn.text)}</pre>"
+            + "".join(f"<pre>→ {escape(call)}</pre>" for call in turn.calls)
+            for turn in transcript.turns
+        )
+        turns = f"<details><summary>Transcript</summary>{left_out}{said}</details>"
+    elif row.conversation_id:
+        turns = f"<p>No transcript is here: <code>deckhands eval logs DIR {escape(row.conversation_id)}</code></p>"
+    metrics = "".join(f"<tr><td>{escape(name)}<td>{value:.6g}" for name, value in row.metrics.items())
+    steps = (
+        f"<p>Rewards of steps: {', '.join(f'{one:.4g}' for one in row.step_rewards)}</p>" if row.step_rewards else ""
+    )
+    failures = f"<p>Failures of the infrastructure: {escape(', '.join(row.failures))}</p>" if row.failures else ""
+    return (
+        f"<details><summary>{escape(row.conversation_id) or 'not started'}</summary>{_render_verdict(row)}{failures}"
+        f"{task}{f'<table>{metrics}</table>' if metrics else ''}{steps}{turns}"
+        f"<h4>Evidence</h4><pre>{escape(row.evidence)}</pre><h4>Patch</h4><pre>{escape(row.patch)}</pre></details>"
+    )

@@ -26,7 +26,7 @@ from deckhands.evaluation.attempts.plan import AT_ONCE, RETRIES, EvaluationPlan
 from deckhands.evaluation.attempts.record import ProgressRecord
 from deckhands.evaluation.attempts.results import AttemptRow, Results, ResultsInUse
 from deckhands.evaluation.attempts.screen import ProgressScreen
-from deckhands.evaluation.attempts.statistics import further_costs
+from deckhands.evaluation.attempts.statistics import format_interval, format_mean, further_costs, list_means
 from deckhands.evaluation.attempts.status import EvaluationStatus
 from deckhands.evaluation.attempts.steering import MAX_AT_ONCE, MAX_RETRIES, EvaluationSteering
 from deckhands.evaluation.attempts.stopping import ENOUGH, StoppingCriterion
@@ -34,6 +34,7 @@ from deckhands.evaluation.detached_runs import follow
 from deckhands.evaluation.directory import RESULTS, SIBLINGS, EvaluationRequest, write_report, write_scripts
 from deckhands.evaluation.evaluation import Evaluation
 from deckhands.evaluation.redo import build_orders
+from deckhands.evaluation.scorers import load_scorers
 from deckhands.settings import MODEL_VARIABLES, CliSettings
 
 SCRIPTED = "scripted"
@@ -63,6 +64,18 @@ class Tuning:
             raise UsageError(f"The argument budget_usd {self.budget} is not at least 0.")
         if self.until:
             StoppingCriterion.parse(self.until, models)
+
+    def find_obstacle(self, asked: EvaluationRequest) -> str:
+        """Return a note that the stopping criterion can never be met; empty: it can be, or there is none.
+
+        Raises:
+            UsageError: it is not a criterion.
+        """
+        if not self.until:
+            return ""
+        criterion = StoppingCriterion.parse(self.until, len(asked.models))
+        why = criterion.find_obstacle(len(asked.instances()), asked.attempts)
+        return f"--until {self.until} can never stop this evaluation early: {why}." if why else ""
 
     def as_desired(self) -> dict[str, object]:
         """Return the options as arguments of `EvaluationSteering.set_desired`."""
@@ -151,6 +164,7 @@ def build_plan(directory: Path, asked: EvaluationRequest, tuning: Tuning) -> Eva
         tenant=asked.tenant,
         dataset=Path(asked.dataset).name or SIBLINGS,
         critic=asked.critic,
+        scorers=load_scorers(asked.scorers),
         network=asked.network,
         origin=ForkPoint.parse(asked.origin) if asked.origin else None,
     )
@@ -162,19 +176,26 @@ def print_summary(summary: dict[str, Any], *, as_json: bool) -> None:
         print_json(summary)
         return
     for model, figures in summary["models"].items():
-        low, high = figures["pass@1_interval"]
         outcomes = ", ".join(f"{count} {name}" for name, count in figures["outcomes"].items() if count)
         least = "at least " if figures["has_unknown_cost"] else ""
         further = "".join(f", {what} ${usd:.4f}" for what, usd in further_costs(figures))
         print_text(
-            f"{model}: {outcomes}; pass@1 {figures.get('pass@1', 0.0):.1%} ({low:.1%} to {high:.1%}), "
+            f"{model}: {outcomes}; {_format_pass(figures)}, "
             f"{least}${figures['cost_usd']['total']:.4f}{further}; "
             f"infrastructure failures: {figures['infrastructure_failures']} in "
             f"{figures['conversations']:,} conversations, {figures['infrastructure_failures_per_1000']:.1f} per 1,000"
         )
+        for name, mean in list_means(figures):
+            print_text(f"  {name}: {format_mean(mean)}")
         for cause in figures["causes"]:
             if cause.startswith(ENOUGH):
                 print_text(f"Ended early: {cause.removeprefix(ENOUGH)}; the rest was not run.")
+
+
+def _format_pass(figures: dict[str, Any]) -> str:
+    if "pass@1" not in figures:
+        return "nothing to score"
+    return f"pass@1 {figures['pass@1']:.1%} ({format_interval(figures['pass@1_interval'])})"
 
 
 def _results(directory: Path, name: str, place: str, *, follows: bool) -> Results:

@@ -183,7 +183,7 @@ def compare_siblings(directory: Path) -> dict[str, Any]:
     """Return the comparison of the siblings in a directory, and write the patch of the best one beside them."""
     every = read_results(directory / RESULTS)
     rows = [row for row in every if row.counts]
-    models = sorted({row.model for row in rows})
+    models = sorted({row.model for row in every})
     resolved = {model: sum(row.outcome == "resolved" for row in rows if row.model == model) for model in models}
     scored = {model: sum(row.model == model for row in rows) for model in models}
     best = find_best(rows)
@@ -214,9 +214,14 @@ def find_best(rows: Sequence[AttemptRow]) -> AttemptRow | None:
     return min(right, key=lambda row: (-(row.score or 0.0), row.cost_usd, row.iterations, row.key), default=None)
 
 
-def compute_fisher(first: str, second: str, resolved: Mapping[str, int], scored: Mapping[str, int]) -> float:
-    """Return the two-sided p-value of Fisher's exact test: the probability of such a difference by chance."""
+def compute_fisher(first: str, second: str, resolved: Mapping[str, int], scored: Mapping[str, int]) -> float | None:
+    """Return the two-sided p-value of Fisher's exact test: the probability of such a difference by chance.
+
+    None: a model has no scored sibling, so there is nothing to compare.
+    """
     a, b, n, m = resolved[first], resolved[second], scored[first], scored[second]
+    if not n or not m:
+        return None
     right, every = a + b, math.comb(n + m, a + b)
     chances = [math.comb(n, k) * math.comb(m, right - k) / every for k in range(max(0, right - m), min(n, right) + 1)]
     seen = math.comb(n, a) * math.comb(m, b) / every

@@ -126,7 +126,7 @@ class ModelFigures(BaseModel):
 
     Attributes:
         pass_at_1: the share of instances that one attempt resolves; null if no attempt was scored.
-        interval: its 95 % interval.
+        interval: its 95 % interval; null: there are too few instances for one.
         total_cost_usd: of the attempts, without critics and failed tries.
         critic_cost_usd: of critics; `lost_cost_usd`: of tries that failures of the infrastructure ended.
         has_unknown_cost: the price of some calls is unknown, so the true cost is higher.
@@ -138,7 +138,7 @@ class ModelFigures(BaseModel):
     attempts: int = Field(examples=[31])
     outcomes: dict[str, int] = Field(examples=[{"resolved": 25, "unresolved": 6}])
     pass_at_1: float | None = Field(examples=[0.806])
-    interval: list[float] = Field(examples=[[0.637, 0.908]])
+    interval: list[float] | None = Field(examples=[[0.637, 0.908]])
     total_cost_usd: float = Field(examples=[1.5])
     critic_cost_usd: float = Field(examples=[0.0])
     lost_cost_usd: float = Field(examples=[0.25])

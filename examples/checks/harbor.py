@@ -8,6 +8,7 @@ Does not: keep programs that `test.sh` starts from writing the reward.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -37,7 +38,7 @@ def main() -> int:
                 _turn(path, {name: str(place) for name, place in places.items() if name})
         variables = asked.get("variables", {})
         if "pytest" in asked:
-            reward = _passed(HERE / "tests" / asked["pytest"], variables)
+            reward, metrics = _passed(HERE / "tests" / asked["pytest"], variables), {}
         else:
             command = ["bash", str(HERE / "tests" / "test.sh")]
             try:
@@ -45,8 +46,9 @@ def main() -> int:
             except subprocess.TimeoutExpired:
                 print(f"The tests took longer than {LIMIT_SECONDS:.0f} seconds.")
                 return 1
-            reward = _reward(logs)
+            reward, metrics = _rewards(logs)
     print(f"The reward is {reward:g}.")
+    print(json.dumps({"reward": reward, "metrics": metrics}), flush=True)
     return 0 if reward >= 1.0 else 1
 
 
@@ -80,13 +82,24 @@ def _turn(path: Path, places: dict[str, str]) -> None:
         path.write_text(turned, encoding="utf-8")
 
 
-def _reward(logs: Path) -> float:
+def _rewards(logs: Path) -> tuple[float, dict[str, float]]:
+    """Return the reward that the tests wrote, and the other numbers beside it."""
     try:
         if (logs / "reward.json").exists():
-            return float(json.loads((logs / "reward.json").read_text(encoding="utf-8"))["reward"])
-        return float((logs / "reward.txt").read_text(encoding="utf-8").strip())
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0.0
+            found = json.loads((logs / "reward.json").read_text(encoding="utf-8"))
+            numbers = {str(name): _number(value) for name, value in found.items()}
+            reward = numbers.pop("reward") if "reward" in numbers or len(numbers) != 1 else next(iter(numbers.values()))
+            return reward, numbers
+        return _number((logs / "reward.txt").read_text(encoding="utf-8").strip()), {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0.0, {}
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(value)
+    return number
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,14 @@ def test_rows_are_evaluated_completed_and_begun_again(tmp_path: Path, env: dict[
     bare.mkdir(parents=True)
     (bare / "results.jsonl").write_bytes((out / "results.jsonl").read_bytes())
     assert deckhands("eval", "report", bare, env=env).code == 0
-    for name in ("summary.json", "report.html"):
-        assert (bare / name).read_bytes() == (out / name).read_bytes()
+    assert (bare / "summary.json").read_bytes() == (out / "summary.json").read_bytes()
+    assert "<h4>Task</h4>" not in (bare / "report.html").read_text()
+    # The page also has the configuration and the transcripts beside it.
+    shutil.copy(out / "evaluation.json", bare)
+    shutil.copytree(out / "transcripts", bare / "transcripts")
+    assert deckhands("eval", "report", bare, env=env).code == 0
+    assert (bare / "report.html").read_bytes() == (out / "report.html").read_bytes()
+    assert "<h4>Task</h4>" in (bare / "report.html").read_text()
 
 
 def test_arguments_that_cannot_be_used_begin_nothing(tmp_path: Path, env: dict[str, str]) -> None:

@@ -207,6 +207,17 @@ def greeted():
 def products():
     return Task(dataset=SAMPLES, scorer=includes())
 
+@scorer(metrics={"speed": [accuracy()]})
+def partly():
+    async def score(state, target):
+        return Score(value={"speed": 0.5, "style": "P"})
+    return score
+
+@task
+def limited():
+    limits = dict(epochs=2, message_limit=7, time_limit=90, token_limit=1000, sandbox=("docker", "compose.yaml"))
+    return Task(dataset=SAMPLES[:1], scorer=partly(), **limits)
+
 @scorer(metrics=[accuracy()])
 def broken():
     async def score(state, target):
@@ -242,6 +253,35 @@ def test_inspect_task_is_tried_by_our_agents_and_scored(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert {row["instance"]: row["outcome"] for row in rows} == {"six": "resolved", "eight": "unresolved"}
     assert all("It is 6." in row["evidence"] for row in rows)
+
+
+def test_inspect_settings_are_kept_or_named_and_values_stay(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    (tmp_path / "compose.yaml").write_text("services: {}\n")
+    model = script(tmp_path / "script.json", finish("It is 6."))
+    run = ("eval", "run", f"inspect:{tmp_path / 'tasks.py'}@limited", "--model", model, "--out", str(tmp_path / "out"))
+    env = environment(tmp_path / "home", PYTHONPATH=f"{peer('inspect')}:{ROOT}")
+    done = subprocess.run(
+        (sys.executable, "-P", "-m", "deckhands", *run, "--max-seconds", "60"),
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for line in (
+        "The dataset sets attempts to 2: epochs=2.",
+        "The dataset sets max_iterations to 3: message_limit=7.",
+        "The dataset's time_limit=90 is ignored: max_seconds is 60.",
+        "six: token_limit of the task is ignored",
+        "six: sandbox docker with compose.yaml is ignored",
+    ):
+        assert line in done.stderr
+    asked = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert (asked["attempts"], asked["max_iterations"], asked["max_seconds"]) == (2, 3, 60)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert [(row["outcome"], row["reward"]) for row in rows] == [("unresolved", 0.5)] * 2
+    assert rows[0]["metrics"] == {"partly/speed": 0.5, "partly/style": 0.5}
 
 
 def test_duplicate_sample_ids_are_refused_and_scorer_failures_unscored(tmp_path: Path) -> None:

@@ -17,8 +17,13 @@ from deckhands.evaluation.attempts.plan import LABEL, EvaluationPlan
 from deckhands.evaluation.attempts.results import AttemptRow, Results, read_results
 from deckhands.evaluation.datasets.check_programs import COMMAND, build_test_check
 from deckhands.evaluation.datasets.file_trees import TreeFile
+from deckhands.evaluation.datasets.harbor import harbor_instance
 from deckhands.evaluation.datasets.instances import Instance, ScorerFailed
+from deckhands.evaluation.directory import write_report
 from deckhands.evaluation.evaluation import Evaluation
+from deckhands.evaluation.rewards import Rewards
+from deckhands.evaluation.scorers import load_scorers
+from tests.dataset_parts import harbor_task
 from tests.faults.harness import FaultCluster
 
 CHECK = "python3 -m unittest discover -s hidden_tests"
@@ -268,10 +273,10 @@ async def test_what_failed_tries_have_cost_is_kept(client: Client, results: Resu
 async def test_a_scorer_that_fails_says_nothing_about_the_agent(
     client: Client, results: Results, tmp_path: Path
 ) -> None:
-    async def judge(said: str) -> tuple[bool, str]:
+    async def judge(said: str) -> Rewards:
         if said == "no":
             raise ScorerFailed("KeyError: 'no'")
-        return True, "It is right."
+        return Rewards(1.0, explanation="It is right.")
 
     says = {name: model(tmp_path, finish(name), name=name) for name in ("yes", "no")}
     await Evaluation(
@@ -282,6 +287,50 @@ async def test_a_scorer_that_fails_says_nothing_about_the_agent(
         ("resolved", "", "It is right."),
         ("infra-abandoned", "scorer_failed", "KeyError: 'no'"),
     ]
+
+
+SCORERS = """
+def half(attempt):
+    assert attempt.outcome == "", attempt.outcome
+    return {"reward": len(attempt.files["a.txt"]) / 4, "steps": [0.5 for step in attempt.steps]}
+
+def words(attempt):
+    return len(attempt.message.split())
+"""
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_python_scorers_give_rewards_metrics_and_steps(client: Client, results: Results, tmp_path: Path) -> None:
+    (tmp_path / "scorers.py").write_text(SCORERS)
+    scorers = load_scorers([f"{tmp_path / 'scorers.py'}@{name}" for name in ("half", "words")])
+    two, four = (
+        model(tmp_path, bash(f"printf {text} > a.txt"), finish("I am done."), name=text) for text in ("ab", "abcd")
+    )
+    plan = EvaluationPlan("scored", [Instance("a", "Write.")], [two, four], scorers=scorers)
+    await Evaluation(client, plan, results).run()
+    rows = [results.rows[name, "a", 1] for name in (two, four)]
+    assert [(row.outcome, row.reward, row.metrics) for row in rows] == [
+        ("unresolved", 0.5, {"words": 3.0}),
+        ("resolved", 1.0, {"words": 3.0}),
+    ], rows[0].evidence
+    assert [row.step_rewards for row in rows] == [[0.5, 0.5]] * 2
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_reward_of_a_harbor_task_stays_a_half(client: Client, results: Results, tmp_path: Path) -> None:
+    folder = harbor_task(tmp_path / "hello")
+    (folder / "tests" / "test.sh").write_text("echo 0.5 > /logs/verifier/reward.txt\n")
+    plan = EvaluationPlan("harbor", [harbor_instance(folder)], [model(tmp_path, finish("Done."))])
+    await Evaluation(client, plan, results).run()
+    (row,) = results.rows.values()
+    assert (row.outcome, row.reward) == ("unresolved", 0.5), row.evidence
+    assert "The reward is 0.5." in row.evidence
+    write_report(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "<h4>Task</h4><pre>Your working directory stands for /app" in page
+    assert "Transcript</summary>" in page
+    assert "→ finish" in page
+    assert "<td>0.5<td>The reward is 0.5.<td>" in page
 
 
 class Gone:

@@ -166,3 +166,15 @@ async def test_beside_an_answer_a_critic_only_says_which_is_best(
     assert found == {"right": ("resolved", "6", 7.0, 0.25), "wrong": ("unresolved", "7", 7.0, 0.25)}
     best = compare_siblings(tmp_path)
     assert (Path(best["best"]["model"]).stem, best["critic_cost_usd"]) == ("right", 0.5)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_critic_scores_attempts_that_are_no_siblings(client: Client, results: Results, tmp_path: Path) -> None:
+    writes = {
+        word: script(tmp_path / f"{word}.json", run_command(f"echo {word} > a"), finish("Yes."))
+        for word in ("four", "none")
+    }
+    plan = EvaluationPlan("critic", [Instance("write", "Count on.")], list(writes.values()), critic=JUDGE)
+    rows = await judged(client, plan, results)
+    found = {word: (row.outcome, row.score, row.reward) for word, row in rows.items()}
+    assert found == {"four": ("resolved", 9.0, 0.9), "none": ("unresolved", 1.0, 0.1)}

@@ -37,9 +37,12 @@ from deckhands.evaluation import (
     compare_runs,
     compare_siblings,
     detach,
+    format_mean,
     list_left_out,
     load_request,
+    load_scorers,
     print_summary,
+    read_defaults,
     read_results,
     record_request,
     redo_option,
@@ -47,6 +50,7 @@ from deckhands.evaluation import (
     resolve_repositories,
     run_evaluation,
     to_absolute_name,
+    to_absolute_scorer,
     write_report,
 )
 from deckhands.ingress import complete_tasks
@@ -75,11 +79,11 @@ class EvalRunOptions:
     dataset: str
     models: tuple[str, ...]
     at_once: int | None
-    attempts: int
+    attempts: int | None
     budget: float | None
     out: Path
     agent: str
-    max_iterations: int
+    max_iterations: int | None
     max_budget: float | None
     max_seconds: float | None
     only: str
@@ -89,6 +93,8 @@ class EvalRunOptions:
     repositories: Path | None
     tenant: str
     has_network: bool
+    critic: str
+    scorers: tuple[str, ...]
     redo: tuple[str, ...]
     retries: int | None
     until: str | None
@@ -164,14 +170,15 @@ for _command in (*COMMANDS, export):
     "-k",
     "--attempts",
     type=click.IntRange(1, 1_000),
-    default=1,
-    show_default=True,
-    help="How often each instance is tried.",
+    help="How often each instance is tried; by default 1, or the epochs of an inspect task.",
 )
 @budget_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
 @click.option("--agent", default="CodeActAgent", show_default=True, help="The agent that does the tasks.")
-@click.option("-i", "--max-iterations", type=click.IntRange(min=1), default=100, show_default=True)
+@click.option(
+    "-i", "--max-iterations", type=click.IntRange(min=1),
+    help="The steps of one attempt; by default 100, or half the message_limit of an inspect task.",
+)  # fmt: skip
 @click.option("-b", "--max-budget", type=Amount(min=0, min_open=True), help="The budget of one attempt, in USD.")
 @click.option("--max-seconds", type=Amount(min=0, min_open=True), help="How long an attempt may work.")
 @click.option("--filter", "only", default="", metavar="REGEX", help="Only instances whose id or a tag matches.")
@@ -186,6 +193,14 @@ for _command in (*COMMANDS, export):
 @click.option(
     "--network/--no-network", "has_network", default=True, help="Whether the agents' commands reach the network."
 )
+@click.option(
+    "--scorer", "scorers", multiple=True, metavar="FILE.py@FUNCTION",
+    help="A Python function that scores each attempt. May be given several times.",
+)  # fmt: skip
+@click.option(
+    "--critic", default="", metavar="M",
+    help="A model that scores each attempt; it decides those that have no check, answer or scorer.",
+)  # fmt: skip
 @redo_option
 @retries_option
 @until_option
@@ -200,15 +215,15 @@ def run(options: EvalRunOptions) -> int:
     models = [name for text in options.models for name in text.split(",")]
     if not all(models) or len(set(models)) < len(models):
         raise UsageError("--model has an empty name, or a name twice.", remedy="Write --model A,B.")
+    dataset = to_absolute_name(options.dataset)
+    given = {name: getattr(options, name) for name in ("attempts", "max_iterations", "max_budget", "max_seconds")}
+    settings, notes = read_defaults(dataset).resolve(given)
     asked = EvaluationRequest(
         name="",
-        dataset=to_absolute_name(options.dataset),
+        dataset=dataset,
         models=tuple(map(resolve_model, models)),
-        attempts=options.attempts,
+        **settings,
         agent=options.agent,
-        max_iterations=options.max_iterations,
-        max_budget=options.max_budget,
-        max_seconds=options.max_seconds,
         only=options.only,
         part=options.part,
         shuffle=options.shuffle,
@@ -216,12 +231,16 @@ def run(options: EvalRunOptions) -> int:
         repositories=None if options.repositories is None else resolve_repositories(options.repositories),
         tenant=_tenant(options.tenant),
         network=options.has_network,
+        critic=resolve_model(options.critic) if options.critic else "",
+        scorers=tuple(map(to_absolute_scorer, options.scorers)),
     )
+    load_scorers(asked.scorers)
     instances = asked.instances()  # before anything is written
-    for line in list_left_out(instances):
+    for line in (*notes, *list_left_out(instances)):
         note(line)
     tuning = _tuning(options)
-    tuning.check(len(models))
+    tuning.check(len(models), asked.attempts)
+    _note_obstacle(tuning, asked)
     check_redo(options.redo, instances)
     asked = record_request(options.out, asked)
     if options.is_detached:
@@ -250,6 +269,7 @@ def attach(options: EvalAttachOptions) -> int:
     """
     tuning = _tuning(options)
     asked = load_request(options.directory)
+    _note_obstacle(tuning, asked)
     return run_evaluation(
         options.directory, asked, tuning, follows=True, as_json=options.as_json, on_finished=complete_tasks
     )
@@ -281,8 +301,13 @@ def report(options: EvalReportOptions) -> None:
 @json_option
 @with_options(EvalCompareOptions)
 def compare(options: EvalCompareOptions) -> None:
-    """Compare two evaluations over the instances that both have, by McNemar's exact test."""
+    """Compare two evaluations over the instances that both have scored: the difference, and McNemar's exact test."""
     found = compare_runs(*_rows_to_compare(options))
+    if not found["instances"]:
+        raise UsageError(
+            f"{options.first} and {options.second} have no scored instance in common, so there is nothing to compare.",
+            remedy="Compare evaluations of the same dataset.",
+        )
     if options.as_json:
         print_json(found)
         return
@@ -291,6 +316,17 @@ def compare(options: EvalCompareOptions) -> None:
         f"{len(found['only_first'])} only by the first, {len(found['only_second'])} only by the second; "
         f"p = {found['p_value']:.3g}"
     )
+    interval = found["interval"]
+    within = "no interval: too few instances" if interval is None else f"95 %: {interval[0]:+.1%} to {interval[1]:+.1%}"
+    print_text(f"The first resolves {found['difference']:+.1%} ({within}) of the attempts more than the second.")
+    if found["reward"] is not None:
+        print_text(f"The first's reward is larger by {format_mean(found['reward'])}.")
+    if not found["differing"] and not found["differing_rewards"]:
+        print_text("No instance differs.")
+    for one in found["differing"]:
+        print_text(f"  {one['instance']}: {one['first']:.0%} and {one['second']:.0%}")
+    for one in found["differing_rewards"]:
+        print_text(f"  {one['instance']}: rewards {one['first']:.4g} and {one['second']:.4g}")
 
 
 def _rows_to_compare(options: EvalCompareOptions) -> list[list[AttemptRow]]:
@@ -379,7 +415,9 @@ def fork(options: EvalForkOptions) -> int:
 def _show_siblings(found: dict[str, Any]) -> None:
     """Print the comparison of siblings."""
     for pair in found["comparisons"]:
-        print_text(f"{' and '.join(pair['models'])}: p = {pair['p_value']:.3g}")
+        p_value = pair["p_value"]
+        found_out = "nothing to compare: one has no scored sibling" if p_value is None else f"p = {p_value:.3g}"
+        print_text(f"{' and '.join(pair['models'])}: {found_out}")
     best = found["best"]
     if found["has_critic"]:
         print_text(f"The critic cost ${found['critic_cost_usd']:.4f}.")
@@ -389,6 +427,12 @@ def _show_siblings(found: dict[str, Any]) -> None:
     print_text(f"The best is {best['conversation_id']}, {best['model']}.")
     if best["score"] is not None:
         print_text(f"The critic gave it {best['score']:g} of {MAX_SCORE}: {best['verdict']}")
+
+
+def _note_obstacle(tuning: Tuning, asked: EvaluationRequest) -> None:
+    obstacle = tuning.find_obstacle(asked)
+    if obstacle:
+        note(obstacle)
 
 
 def _tuning(options: EvalRunOptions | EvalAttachOptions) -> Tuning:

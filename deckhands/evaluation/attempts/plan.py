@@ -9,6 +9,7 @@ from pathlib import Path
 from broker.contract import AgentSpec, Limits
 from deckhands.client import ForkPoint
 from deckhands.evaluation.datasets.instances import Instance
+from deckhands.evaluation.scorers import PythonScorer
 
 LABEL = "evaluation"
 """The label of its conversations; the value is its name."""
@@ -28,6 +29,7 @@ class EvaluationPlan:
         retries: how often an attempt is repeated after failures of the infrastructure.
         budget_usd: no attempt starts once all of them together have spent this much.
         critic: the model that judges attempts; empty: none. It decides instances without another score.
+        scorers: functions that score attempts. The first decides instances without a check or an answer.
         origin: the conversation that attempts are forks of, instead of starting with their instance's task.
         is_paced: False: `at_once` attempts are in flight, whatever the load.
         tenant: the owner of the attempts' conversations; empty: no tenant.
@@ -48,6 +50,7 @@ class EvaluationPlan:
     budget_usd: float | None = None
     scripts: Path | None = None
     critic: str = ""
+    scorers: Sequence[PythonScorer] = ()
     origin: ForkPoint | None = None
     until: str = ""
     is_paced: bool = True

@@ -23,7 +23,7 @@ from deckhands.evaluation.attempts.status import EvaluationStatus
 PROGRESS = "progress.jsonl"
 EVERY_SECONDS = 5.0
 MAX_LINE_BYTES = 2**24
-LEFT_OUT = {"evidence", "patch"}
+LEFT_OUT = {"evidence", "patch", "step_rewards"}
 
 
 class ProgressRecord:

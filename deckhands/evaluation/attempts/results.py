@@ -47,6 +47,9 @@ class AttemptRow(BaseModel):
         scoring_seconds: the duration of the check.
         left_out: files that the agent changed but that do not count.
         checked_id: the conversation of the check; `critic_id`: that of the critic.
+        reward: the number that the check or a scorer gave; None: there is only the outcome.
+        metrics: further numbers of the check and scorers, by name.
+        step_rewards: one for each step of the agent; empty: none.
         score: the critic's, from 0 to 10; None: there was no critic. `verdict` is its reason.
         cost_usd: of its last try, without the check and the critic.
         critic_cost_usd: of the critic; `lost_cost_usd`: of earlier tries that failed in the infrastructure.
@@ -79,6 +82,9 @@ class AttemptRow(BaseModel):
     tags: list[str] = []
     left_out: list[str] = []
     patch: str = ""
+    reward: float | None = None
+    metrics: dict[str, float] = {}
+    step_rewards: list[float] = []
     score: float | None = None
     verdict: str = ""
     critic_cost_usd: float = 0.0

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from broker.runtime import UsageError
 from deckhands.evaluation.attempts.plan import Attempt
 from deckhands.evaluation.attempts.results import AttemptRow
-from deckhands.evaluation.attempts.statistics import compute_summary, find_resolved
+from deckhands.evaluation.attempts.statistics import compute_summary, compute_t_quantile, find_resolved, wilson
 
 DECIDED = "decided"
 ENOUGH = "enough is known: "
@@ -72,6 +72,26 @@ class StoppingCriterion:
         models = list(dict.fromkeys(attempt.model for attempt in attempts))
         return self._interval(ended, models) if self.half_width is not None else _compare_models(ended, models)
 
+    def find_obstacle(self, instances: int, attempts: int) -> str:
+        """Return why the criterion can never be met before all attempts have ended, as text; empty: it can be.
+
+        Args:
+            attempts: for each instance and model.
+        """
+        if self.half_width is None:
+            fewest = next(n for n in range(1, 100) if compute_odds(n, 0) >= ODDS)
+            pairs = instances * attempts
+            return "" if pairs > fewest else f"{fewest} pairs of attempts are needed first, and there are {pairs}"
+        before_end = instances if attempts > 1 else instances - 1
+        if before_end < FEWEST_INSTANCES:
+            return f"results of {FEWEST_INSTANCES} instances are needed first, and there are {instances}"
+        narrowest = 1.0 - wilson(before_end, before_end)[0]
+        if attempts > 1:  # all shares are 1, except that one attempt fails
+            narrowest = min(narrowest, compute_t_quantile(instances - 1) / (attempts * instances))
+        if narrowest <= self.half_width:
+            return ""
+        return f"with {instances} instances, the interval is never narrower than ±{narrowest:.1%}"
+
     def _interval(self, rows: Sequence[AttemptRow], models: Sequence[str]) -> str:
         assert self.half_width is not None
         figures = compute_summary(rows)["models"]
@@ -79,7 +99,10 @@ class StoppingCriterion:
             resolved = find_resolved(rows, model)
             if len(resolved) < FEWEST_INSTANCES or "pass@1" not in figures[model]:
                 return ""
-            share, (low, high) = figures[model]["pass@1"], figures[model]["pass@1_interval"]
+            share, interval = figures[model]["pass@1"], figures[model]["pass@1_interval"]
+            if interval is None:
+                return ""
+            low, high = interval
             if max(high - share, share - low) > self.half_width:
                 return ""
         return f"pass@1 is known to ±{self.half_width:.1%}"

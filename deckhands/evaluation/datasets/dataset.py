@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from pydantic import ValidationError
 
 from broker.runtime import UsageError
 from deckhands.evaluation.datasets import human_eval, questions, swe_bench
+from deckhands.evaluation.datasets.defaults import DatasetDefaults
 from deckhands.evaluation.datasets.harbor import find_tasks, harbor_instance
-from deckhands.evaluation.datasets.inspect_tasks import INSPECT, inspect_instances
+from deckhands.evaluation.datasets.inspect_tasks import INSPECT, inspect_defaults, inspect_instances
 from deckhands.evaluation.datasets.instances import SHIPPED, Instance
 from deckhands.evaluation.datasets.own_rows import own_instance
 from deckhands.evaluation.datasets.plugins import find_folder, list_installed, read_rows
@@ -41,12 +43,13 @@ def to_absolute_name(name: str) -> str:
     return str(Path(name).resolve()) if is_path else name
 
 
-def read_dataset(name: str | Path, *, repositories: Path | None = None) -> list[Instance]:
+def read_dataset(name: str | Path, *, repositories: Path | None = None, is_scored: bool = False) -> list[Instance]:
     """Return the instances of a dataset.
 
     Args:
         name: `shipped`, the path of a file or a directory, `inspect:FILE@TASK`, or `NAME:ARGUMENT` of a plug-in.
         repositories: the directory with mirrors or archives of the repositories that SWE-bench rows name.
+        is_scored: whether a scorer or a critic decides instances that nothing else decides.
 
     Raises:
         UsageError: there is none of this name, it cannot be read, or parts of it cannot be used; names these.
@@ -59,10 +62,12 @@ def read_dataset(name: str | Path, *, repositories: Path | None = None) -> list[
     kind, has_argument, argument = str(name).partition(":")
     if not path.exists():
         if has_argument and kind == INSPECT:
-            return inspect_instances(argument)
+            return inspect_instances(argument, is_scored=is_scored)
         if kind in list_installed():
             folder = find_folder(argument)
-            return _check_rows(name, "row", read_rows(kind, argument), lambda row: own_instance(row, folder))
+            return _check_rows(
+                name, "row", read_rows(kind, argument), lambda row: own_instance(row, folder, is_scored=is_scored)
+            )
     rows = _parse_rows(path)
     keys = frozenset(next((row for _, row in rows if isinstance(row, Mapping)), ()))
     if keys >= swe_bench.KEYS:
@@ -71,7 +76,18 @@ def read_dataset(name: str | Path, *, repositories: Path | None = None) -> list[
         return _check_rows(name, "line", rows, human_eval.human_eval_instance)
     if keys >= questions.KEYS:
         return _check_rows(name, "line", rows, lambda row: questions.question_instance(row, path.parent))
-    return _check_rows(name, "line", rows, lambda row: own_instance(row, path.parent))
+    return _check_rows(name, "line", rows, partial(own_instance, folder=path.parent, is_scored=is_scored))
+
+
+def read_defaults(name: str) -> DatasetDefaults:
+    """Return the settings that a dataset brings; only tasks of inspect have some.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    kind, has_argument, argument = name.partition(":")
+    is_task = has_argument and kind == INSPECT and not Path(name).exists()
+    return inspect_defaults(argument) if is_task else DatasetDefaults()
 
 
 def _parse_rows(path: Path) -> list[tuple[int, Any]]:

@@ -79,13 +79,15 @@ def harbor_instance(folder: Path) -> Instance:
     metadata = about.get("metadata", about)
     tags = [metadata.get("difficulty"), metadata.get("category"), *(metadata.get("tags") or [])]
     turns, without = _solution(folder, made.directory, settings, is_harbor=is_harbor)
+    hidden, writes_reward = _hidden(folder, made, settings, is_harbor=is_harbor)
     return Instance(
         folder.name,
         WHERE.format(directory=made.directory) + instruction.strip(),
         workspace=MemoryFiles(made.files),
-        hidden=MemoryFiles(_hidden(folder, made, settings, is_harbor=is_harbor)),
+        hidden=MemoryFiles(hidden),
         setup=_setup(made),
         check=COMMAND,
+        has_rewards=writes_reward,
         tags=tuple(dict.fromkeys(str(tag) for tag in tags if tag)),
         turns=turns,
         left_out=(*made.left_out, *settings.ignored, *services, *without),
@@ -121,7 +123,10 @@ def _services_left_out(environment: Path) -> list[str]:
     return left_out
 
 
-def _hidden(folder: Path, made: DockerfileWorkspace, settings: TaskSettings, *, is_harbor: bool) -> dict[str, TreeFile]:
+def _hidden(
+    folder: Path, made: DockerfileWorkspace, settings: TaskSettings, *, is_harbor: bool
+) -> tuple[dict[str, TreeFile], bool]:
+    """Return the hidden files, and whether the tests write a reward: pytest decides otherwise."""
     tests = read_tree(folder / "tests")
     runner = folder / ("tests/test.sh" if is_harbor else "run-tests.sh")
     installs = runner.is_file() and any(INSTALLERS.search(line.strip()) for line in _text(runner).splitlines())
@@ -133,7 +138,7 @@ def _hidden(folder: Path, made: DockerfileWorkspace, settings: TaskSettings, *, 
     elif installs:
         raise ValueError(f"tests/{runner.name} installs programs, and a check has no network")
     found = {f"{FOLDER}/tests/{name}": file for name, file in tests.items()}
-    return found | program_files("harbor", asked)
+    return found | program_files("harbor", asked), "pytest" not in asked
 
 
 def _setup(made: DockerfileWorkspace) -> str | None:

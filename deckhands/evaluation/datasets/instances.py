@@ -13,12 +13,13 @@ from typing import Any
 from broker.contract import SETUP_SCRIPT
 from broker.runtime import DeckhandsError, UsageError
 from deckhands.evaluation.datasets.file_trees import FileSource, TreeFile, read_tree
+from deckhands.evaluation.rewards import Rewards
 
 SHIPPED = "shipped"
 MAX_ID_CHARS = 100
 NAMED = 3
 ID = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_ID_CHARS - 1}}}$"
-Judge = Callable[[str], Awaitable[tuple[bool, str]]]
+Judge = Callable[[str], Awaitable[Rewards]]
 
 
 class ScorerFailed(DeckhandsError):
@@ -37,9 +38,10 @@ class Instance:
         hidden: files that are laid over the workspace before the check, and that the agent never sees.
         setup: a command that runs before the agent starts, and before the check.
         check: a command in the workspace; exit code 0 means that the attempt is right.
+        has_rewards: whether the last line of the check's output is rewards, as JSON.
         answer: the expected final message; compared by `answers.is_same`.
-        judge: returns whether the agent's final message is right, and why, if neither check nor answer decides;
-            may raise ScorerFailed.
+        judge: returns the rewards of the agent's final message, if neither check nor answer decides; may raise
+            ScorerFailed.
         images: the images of the task: paths or addresses.
         image: of the containers that attempts and checks run in; empty: the sandbox is the node's.
         left_out: parts of its published form that an attempt does not have.
@@ -54,6 +56,7 @@ class Instance:
     check: str | None = None
     answer: str | None = None
     judge: Judge | None = None
+    has_rewards: bool = False
     images: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     image: str = ""

@@ -1,7 +1,7 @@
 """Rows of our own format, in files and from plug-ins.
 
     {"id": "…", "task": "…", "workspace": "DIR", "setup": "…", "check": "…", "hidden": "DIR", "answer": "…",
-     "tests": [], "isolated": false, "images": [], "tags": []}
+     "tests": [], "isolated": false, "rewards": false, "images": [], "tags": []}
 
 Holds: paths are relative to the dataset's file. A plug-in may give files as a mapping of paths to texts or bytes.
 """
@@ -29,6 +29,7 @@ class OwnRow(BaseModel):
         workspace: the directory with the initial files of an attempt, or the files; None: an empty workspace.
         setup: a command that runs before the agent starts, and before the check.
         check: a command in the workspace; exit code 0 means that the attempt is right.
+        rewards: whether the last line of the check's output is rewards, as JSON; see `rewards`.
         hidden: a directory, or files, that are laid over the workspace before the check.
         tests: instead of a check: Python files among the hidden ones, all of whose tests have to pass.
         isolated: whether these tests run in another process than the code that they import.
@@ -43,6 +44,7 @@ class OwnRow(BaseModel):
     workspace: str | Mapping[str, str | bytes] | None = None
     setup: str | None = Field(default=None, min_length=1)
     check: str | None = Field(default=None, min_length=1)
+    rewards: bool = False
     hidden: str | Mapping[str, str | bytes] | None = None
     tests: tuple[str, ...] = ()
     isolated: bool = False
@@ -51,17 +53,22 @@ class OwnRow(BaseModel):
     tags: tuple[str, ...] = ()
 
 
-def own_instance(row: Mapping[str, Any], folder: Path) -> Instance:
+def own_instance(row: Mapping[str, Any], folder: Path, *, is_scored: bool = False) -> Instance:
     """Return the instance of a row.
+
+    Args:
+        is_scored: whether a scorer or a critic decides rows without a check, tests and an answer.
 
     Raises:
         ValueError: it cannot be used.
     """
     found = OwnRow.model_validate(row)
-    if found.check is None and found.answer is None and not found.tests:
+    if found.check is None and found.answer is None and not found.tests and not is_scored:
         raise ValueError("it has no check, no tests and no answer, so nothing could be scored")
     if found.check is not None and found.tests:
         raise ValueError("it has both a check and tests")
+    if found.rewards and found.check is None:
+        raise ValueError("it has rewards, but no check that could write them")
     hidden = _files(folder, "hidden", found.hidden)
     for name in found.tests:
         if not name.endswith(".py") or name not in read_tree(hidden):
@@ -73,6 +80,7 @@ def own_instance(row: Mapping[str, Any], folder: Path) -> Instance:
         hidden=build_test_check(hidden, found.tests, isolated=found.isolated) if found.tests else hidden,
         setup=found.setup,
         check=COMMAND if found.tests else found.check,
+        has_rewards=found.rewards,
         answer=found.answer,
         images=resolve_images(folder, found.images),
         tags=found.tags,

@@ -30,6 +30,9 @@ def to_atif(dialogue: Dialogue, row: Mapping[str, Any]) -> Fields:
         step = _step(len(steps) + 1, turn)
         owners |= {call.id: step for call in turn.calls}
         steps.append(step)
+    own = [step for step in steps if step["source"] == "agent"]
+    for step, reward in zip(own, row.get("step_rewards") or (), strict=False):
+        step.setdefault("extra", {})["reward"] = reward
     metrics = [step["metrics"] for step in steps if "metrics" in step]
     return {
         "schema_version": VERSION,

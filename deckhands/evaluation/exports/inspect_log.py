@@ -68,7 +68,9 @@ def to_inspect_log(name: str, dataset: str, model: str, attempts: Sequence[tuple
 def _metrics(rows: Sequence[Row]) -> Fields:
     by_instance: dict[str, list[float]] = {}
     for row in rows:
-        by_instance.setdefault(str(row["instance"]), []).append(float(row["outcome"] == "resolved"))
+        reward = row.get("reward")
+        value = float(row["outcome"] == "resolved") if reward is None else float(reward)
+        by_instance.setdefault(str(row["instance"]), []).append(value)
     shares = [statistics.fmean(found) for found in by_instance.values()]
     error = statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else 0.0
     values = {"accuracy": statistics.fmean(shares) if shares else 0.0, "stderr": error}
@@ -103,7 +105,9 @@ def _sample(row: Row, dialogue: Dialogue | None) -> Fields:
             text = f"The infrastructure failed: {row['cause']}."
             sample["error"] = {"message": text, "traceback": text, "traceback_ansi": text}
         case outcome:
-            value = "C" if outcome == "resolved" else "I"
+            reward = row.get("reward")
+            is_plain = reward is None or reward == float(outcome == "resolved")
+            value = ("C" if outcome == "resolved" else "I") if is_plain else reward
             score = {"value": value, "answer": said[:1_000], "explanation": row["evidence"]}
             sample["scores"] = {SCORER: score}
             sample["events"].append(_event("score", moments, max(moments, default=NEVER), score=score, scorer=SCORER))

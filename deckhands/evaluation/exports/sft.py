@@ -9,6 +9,7 @@ from typing import Any
 from deckhands.evaluation.exports.dialogue import Dialogue, DialogueTurn
 
 ABOUT = ("instance", "model", "attempt", "outcome", "conversation_id", "cost_usd", "iterations", "tags")
+REWARDS = ("reward", "metrics", "step_rewards")
 
 
 def to_sft(dialogue: Dialogue, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,7 +29,9 @@ def to_sft(dialogue: Dialogue, row: Mapping[str, Any]) -> dict[str, Any]:
             waiting = {call.id: call.name for call in turn.calls}
         messages.append(_message(turn))
     messages += _add_empty_results(waiting)
-    about = {name: row[name] for name in ABOUT if name in row}
+    about = {name: row[name] for name in ABOUT if name in row} | {
+        name: row[name] for name in REWARDS if row.get(name) not in (None, {}, [])
+    }
     return {"messages": messages, "metadata": about | {"agent": dialogue.agent, "tools": list(dialogue.tools)}}
 
 

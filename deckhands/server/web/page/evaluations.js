@@ -129,11 +129,16 @@ function figures(found) {
   if (!found.length) return el("p", { class: "dim" }, "No attempt has ended yet.");
   return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Figures of the models" }, grid(["Model", "pass@1", "Outcomes", "#Cost", "#Per attempt", "#Time (median, p90)", "#Steps", "#Failures of infrastructure"], found.map((one) => [
     [one.model, el("div", { class: "dim" }, `${one.attempts.toLocaleString("en")} attempts at ${one.instances.toLocaleString("en")} instances`)],
-    one.pass_at_1 === null ? "nothing scored" : [el("strong", {}, percent(one.pass_at_1)), share(`${percent(one.pass_at_1)}, between ${percent(one.interval[0])} and ${percent(one.interval[1])}`, one.pass_at_1, one.interval),
-      el("div", { class: "dim" }, `${percent(one.interval[0])} to ${percent(one.interval[1])}`)],
+    one.pass_at_1 === null ? "nothing scored" : [el("strong", {}, percent(one.pass_at_1)), share(`${percent(one.pass_at_1)}, ${between(one.interval)}`, one.pass_at_1, one.interval),
+      el("div", { class: "dim" }, between(one.interval))],
     [bar(one.outcomes), el("div", { class: "dim" }, words(one.outcomes))],
     [usd(one.total_cost_usd), one.has_unknown_cost ? el("div", { class: "dim" }, "at least") : "", further(one).map((text) => el("div", { class: "dim" }, text))], usd(one.cost_usd.median), `${duration(one.seconds.median)}, ${duration(one.seconds.p90)}`,
     one.iterations.median.toLocaleString("en"), one.infrastructure_failures.toLocaleString("en")])));
+}
+
+/** An interval in words. */
+function between(interval) {
+  return interval ? `${percent(interval[0])} to ${percent(interval[1])}` : "no interval: too few instances";
 }
 
 /** The costs besides those of attempts. */

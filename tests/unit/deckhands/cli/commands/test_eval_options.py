@@ -34,6 +34,8 @@ FORK = ("fork", "some@3", "--model", "m")
         ((*SHIPPED, "--redo", ""), "neither an outcome nor an instance"),
         ((*SHIPPED, "--filter", "("), "no regular expression"),
         ((*SHIPPED, "--model", ""), "an empty name"),
+        ((*SHIPPED, "--scorer", "scorers.py"), "is not a scorer"),
+        ((*SHIPPED, "--scorer", "none.py@f"), "There is no Python file"),
         (("run", "", "--model", "scripted"), "has no name"),
         ((*FORK, "--check", " "), "The check is empty"),
         (FORK, "how siblings are scored"),
@@ -69,3 +71,10 @@ def test_unsupported_parts_are_named_before_start(tmp_path: Path, capsys: pytest
 def test_a_budget_is_retuned_to_a_number(value: str, error: str) -> None:
     with pytest.raises(click.UsageError, match=error):
         eval_.main(["retune", "some", "--budget", value], standalone_mode=False)
+
+
+def test_criterion_that_can_never_act_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*SHIPPED, "--until", "ci=3%", "--redo", "unknown", "--out", str(tmp_path / "out")]
+    with pytest.raises(UsageError, match="neither an outcome nor an instance"):
+        eval_.main(arguments, standalone_mode=False)
+    assert "--until ci=3% can never stop this evaluation early: results of 20" in capsys.readouterr().err

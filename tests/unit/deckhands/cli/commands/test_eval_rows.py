@@ -21,7 +21,7 @@ def results(directory: Path, **outcomes: str) -> Path:
     with Results(directory / "results.jsonl") as found:
         for model, letters in outcomes.items():
             for number, letter in enumerate(letters):
-                outcome = "resolved" if letter == "r" else "unresolved"
+                outcome = {"r": "resolved", "x": "infra-abandoned"}.get(letter, "unresolved")
                 row = {"instance": f"i{number}", "model": model, "attempt": 1, "outcome": outcome}
                 found.add(
                     AttemptRow.model_validate(row | {"critic_cost_usd": 0.25, "critic_id": "c", "patch": f"{model}\n"})
@@ -69,3 +69,23 @@ def test_models_with_similar_names_have_separate_files(tmp_path: Path) -> None:
     assert [one["model_name_or_path"] for one in found] == names
     (only,), _ = write_predictions(rows[:1], tmp_path)
     assert only.name == "predictions.jsonl"
+
+
+def test_comparison_lists_the_instances_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = results(tmp_path / "one", a="rrrru"), results(tmp_path / "two", a="rruuu")
+    out, _ = said(capsys, "compare", one, two)
+    assert "The first resolves +40.0% (95 %: " in out
+    assert out.endswith("  i2: 100% and 0%\n  i3: 100% and 0%\n")
+    assert "No instance differs." in said(capsys, "compare", one, one)[0]
+
+
+def test_comparison_without_common_instances_says_so(tmp_path: Path) -> None:
+    one, two = results(tmp_path / "one", a="r"), results(tmp_path / "two", a="")
+    with pytest.raises(UsageError, match="have no scored instance in common"):
+        eval_.main(["compare", str(one), str(two)], standalone_mode=False)
+
+
+def test_siblings_that_are_not_scored_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = results(tmp_path / "one", a="r", b="x")
+    record_request(directory, EvaluationRequest(name="", dataset="", models=("a", "b"), origin="some@3", critic="c"))
+    assert "a and b: nothing to compare" in said(capsys, "report", directory)[0]

@@ -18,6 +18,7 @@ from deckhands.evaluation.attempts.statistics import (
     compare_runs,
     compute_distribution,
     compute_summary,
+    compute_t_quantile,
     pass_at,
     wilson,
 )
@@ -99,6 +100,62 @@ def test_two_runs_are_compared_by_mcnemars_exact_test() -> None:
     assert (found["instances"], found["resolved"], len(found["only_first"])) == (10, [10, 2], 8)
     assert found["p_value"] == pytest.approx(2 / 2**8)
     assert compare_runs(ours, ours)["p_value"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"),
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423), (120, 1.9799), (1_000, 1.9623)],
+)
+def test_quantile_of_t_is_that_of_published_tables(degrees: int, quantile: float) -> None:
+    assert compute_t_quantile(degrees) == pytest.approx(quantile, abs=5e-5)
+    assert compute_t_quantile(200) == pytest.approx(compute_t_quantile(201), abs=1e-4)
+
+
+def test_few_instances_have_the_interval_of_t() -> None:
+    rows = [row(f"i{at}", "resolved" if at else "unresolved", attempt=n) for at in range(5) for n in (1, 2)]
+    low, high = compute_summary(rows)["models"]["m"]["pass@1_interval"]
+    assert (0.8 - low, high) == (pytest.approx(0.555, abs=1e-3), 1.0)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [row("a"), row("a", "unresolved", attempt=2)],
+        [row("a", attempt=1), row("a", attempt=2), row("b", "unresolved"), row("b", "unresolved", attempt=2)],
+        [row("a", "infra-abandoned")],
+    ],
+)
+def test_interval_of_every_value_is_none(rows: list[AttemptRow]) -> None:
+    assert compute_summary(rows)["models"]["m"]["pass@1_interval"] is None
+    assert "no interval: too few instances" in render_html("Few", rows)
+
+
+def test_comparison_names_difference_interval_and_instances() -> None:
+    ours = [row(str(number)) for number in range(10)]
+    theirs = [row(str(number), "resolved" if number < 7 else "unresolved") for number in range(10)]
+    found = compare_runs(ours, theirs)
+    assert found["difference"] == pytest.approx(0.3)
+    # Bonett and Price: (3 + 1 - 1) / 12 is the middle
+    assert sum(found["interval"]) / 2 == pytest.approx(3 / 12)
+    assert found["interval"][0] < 0 < 0.3 < found["interval"][1]
+    assert [one["instance"] for one in found["differing"]] == ["7", "8", "9"]
+    assert found["differing"][0] == {"instance": "7", "first": 1.0, "second": 0.0}
+
+
+def test_shares_of_attempts_are_compared_in_pairs() -> None:
+    ours = [row(name, attempt=n) for name in "abc" for n in (1, 2)]
+    theirs = [
+        row(name, "resolved" if n == 1 or name == "a" else "unresolved", attempt=n) for name in "abc" for n in (1, 2)
+    ]
+    found = compare_runs(ours, theirs)
+    assert found["difference"] == pytest.approx(1 / 3)
+    half = 4.3027 * (1 / 12) ** 0.5 / 3**0.5
+    assert found["interval"] == pytest.approx([1 / 3 - half, min(1.0, 1 / 3 + half)], abs=1e-3)
+
+
+def test_runs_without_common_instances_have_no_figures() -> None:
+    found = compare_runs([row("a")], [row("b"), row("a", "infra-abandoned")])
+    assert (found["instances"], found["p_value"], found["difference"], found["interval"]) == (0, None, None, None)
 
 
 def test_the_page_shows_text_of_agents_as_text() -> None:
@@ -193,3 +250,20 @@ def test_rows_that_find_no_room_leave_the_others_whole(tmp_path: Path) -> None:
     command = (sys.executable, "-c", FULL, str(path))
     done = subprocess.run(command, env=dict(os.environ), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [f"{path} cannot be written: File too large.", "1 ['a']", "['a']"], done.stderr
+
+
+def test_the_page_shows_models_side_by_side_with_reasons() -> None:
+    rows = [
+        row("a", tags=["easy"], reward=1.0),
+        row("a", "unresolved", model="n", evidence='1 test failed\nAssertionError: 3\n{"reward": 0.5}', reward=0.5),
+        row("b", "limit", model="n", cause="iterations", metrics={"speed": 2.0}, step_rewards=[0.0, 0.5]),
+    ]
+    page = render_html("Two", rows, {"dataset": "rows<1>.jsonl", "critic": "", "models": ("m", "n")})
+    assert "<h2>Models side by side</h2><table><tr><th><th>m<th>n<tr><td>pass@1<td>100.0%<td>0.0%" in page
+    assert '<a href="#a1" style="color:#c05621">unresolved (0.5)</a>' in page
+    assert "<td>0.5<td>AssertionError: 3<td>" in page
+    assert "It reached the limit: iterations." in page
+    assert "<tr><td>dataset<td>rows&lt;1&gt;.jsonl<tr><td>models<td>m, n" in page
+    assert "body:has(#f-o1:not(:checked)) #attempts tr[id].o1{display:none}" in page
+    assert "body:has(#f-t0:checked) #attempts tr[id]:not(.t0){display:none}" in page
+    assert "Rewards of steps: 0, 0.5" in page

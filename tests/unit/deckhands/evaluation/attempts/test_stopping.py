@@ -107,3 +107,23 @@ def test_a_comparison_that_was_decided_long_ago_stays_so() -> None:
     """A third model that is as good as the first keeps an evaluation running, whatever the second one loses by."""
     assert compute_odds(2_000, 0) > ODDS
     assert compute_odds(10, 3_000) > ODDS
+
+
+@pytest.mark.parametrize(
+    ("text", "instances", "number", "why"),
+    [
+        ("ci=3%", 19, 5, "results of 20 instances are needed first, and there are 19"),
+        ("ci=3%", 50, 1, "with 50 instances, the interval is never narrower than ±7.3%"),
+        ("ci=3%", 124, 1, "never narrower than"),
+        ("ci=3%", 126, 1, ""),
+        ("ci=3%", 25, 10, ""),
+        ("decided", 8, 1, "8 pairs of attempts are needed first, and there are 8"),
+        ("decided", 9, 1, ""),
+    ],
+)
+def test_criterion_that_can_never_act_says_why(text: str, instances: int, number: int, why: str) -> None:
+    found = StoppingCriterion.parse(text, 2).find_obstacle(instances, number)
+    assert (why in found) if why else not found
+    if not why and text != "decided" and number == 1:
+        every = attempts(instances)
+        assert StoppingCriterion.parse(text, 1).find_reason(every, rows(every[:-1], [True] * (instances - 1)))

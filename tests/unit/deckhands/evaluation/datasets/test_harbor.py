@@ -11,6 +11,7 @@ from broker.runtime.errors import UsageError
 from deckhands.evaluation.datasets.dataset import read_dataset
 from deckhands.evaluation.datasets.file_trees import TreeFile, read_tree
 from deckhands.evaluation.datasets.instances import Instance, list_left_out
+from deckhands.evaluation.rewards import Rewards, find_rewards
 from tests.dataset_parts import checked, harbor_task
 
 
@@ -271,3 +272,26 @@ def test_the_first_terminal_bench_says_what_it_ignores(tmp_path: Path) -> None:
     (tmp_path / "old" / "task.yaml").write_text(about.replace("pytest", "odd"))
     with pytest.raises(UsageError, match="parser_name is odd"):
         read_dataset(tmp_path / "old")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "reward", "metrics"),
+    [
+        ("reward.txt", "0.5", 0.5, {}),
+        ("reward.txt", "1", 1.0, {}),
+        ("reward.json", '{"reward": 0.25, "style": 0.5}', 0.25, {"style": 0.5}),
+        ("reward.json", '{"accuracy": 0.75}', 0.75, {"accuracy": 0.75}),
+        ("reward.json", '{"accuracy": 0.75, "style": 1}', 0.0, {}),
+        ("reward.txt", "nan", 0.0, {}),
+    ],
+)
+def test_rewards_of_a_task_stay_numbers(
+    tmp_path: Path, file: str, text: str, reward: float, metrics: dict[str, float]
+) -> None:
+    folder = harbor_task(tmp_path / "hello")
+    (folder / "tests" / "test.sh").write_text(f"echo '{text}' > /logs/verifier/{file}\n")
+    found = only(folder)
+    done = checked(found, tmp_path / "work")
+    assert found.has_rewards
+    assert find_rewards(done.stdout) == Rewards(reward, metrics)
+    assert done.returncode == (reward < 1.0)

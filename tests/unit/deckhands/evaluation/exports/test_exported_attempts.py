@@ -106,3 +106,15 @@ def test_the_transcript_of_inspect_has_each_message_once() -> None:
     assert [message["role"] for message in second["input"]] == ["tool"]
     assert third["input"] == []
     assert (score["event"], score["score"]["value"]) == ("score", "C")
+
+
+def test_exports_keep_rewards_as_numbers() -> None:
+    row = ROW | {"outcome": "unresolved", "reward": 0.5, "metrics": {"speed": 2.0}, "step_rewards": [0.0, 0.25, 0.5]}
+    steps = [step for step in to_atif(dialogue(), row)["steps"] if step["source"] == "agent"]
+    assert [step["extra"]["reward"] for step in steps] == [0.0, 0.25, 0.5]
+    about = to_sft(dialogue(), row)["metadata"]
+    assert (about["reward"], about["metrics"], about["step_rewards"]) == (0.5, {"speed": 2.0}, [0.0, 0.25, 0.5])
+    log = to_inspect_log("one", "rows", "acme/large", [(row, dialogue())])
+    assert log["samples"][0]["scores"]["deckhands"]["value"] == 0.5
+    assert log["results"]["scores"][0]["metrics"]["accuracy"]["value"] == 0.5
+    assert "reward" not in to_sft(dialogue(), ROW)["metadata"]

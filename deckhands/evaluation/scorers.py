@@ -1,0 +1,130 @@
+r"""Python scorers: functions of the operator that score attempts, as `--scorer FILE.py@FUNCTION`.
+
+    def brevity(attempt):
+        return {"metrics": {"lines": attempt.patch.count("\n")}}
+
+Holds: a scorer runs in the evaluating process, not on a worker, and sees no hidden file. An error of a scorer is no
+result of the agent.
+Does not: isolate the scorer. It must not run or import files of an attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from broker.runtime import UsageError
+from deckhands.evaluation.datasets.instances import Instance, ScorerFailed
+from deckhands.evaluation.exports.dialogue import DialogueTurn
+from deckhands.evaluation.rewards import Rewards, parse_rewards
+
+LIMIT_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptToScore:
+    """An attempt, for a scorer.
+
+    Attributes:
+        number: of the attempt, from 1.
+        message: the agent's last message.
+        outcome: `resolved` or `unresolved`, by the check or the answer; empty: neither decides.
+        reward: of the check; None: it gave none.
+        files: the final files of the workspace, without those that do not count.
+        turns: the messages, replies, tool calls and results, in order.
+    """
+
+    instance: Instance
+    model: str
+    number: int
+    message: str
+    outcome: str
+    reward: float | None
+    patch: str
+    files: Mapping[str, bytes]
+    turns: Sequence[DialogueTurn]
+
+    @property
+    def task(self) -> str:
+        """The task of the agent."""
+        return self.instance.task
+
+    @property
+    def steps(self) -> list[DialogueTurn]:
+        """The agent's replies, for which `steps` of rewards are."""
+        return [turn for turn in self.turns if turn.role == "assistant"]
+
+
+@dataclass(frozen=True, slots=True)
+class PythonScorer:
+    """A scorer; `name` is that of its function."""
+
+    name: str
+    function: Callable[[AttemptToScore], Any]
+
+    async def score(self, attempt: AttemptToScore) -> Rewards:
+        """Score an attempt; a bare number is also a metric with the scorer's name.
+
+        Raises:
+            ScorerFailed: the function fails, takes too long, or returns something else than rewards.
+        """
+        try:
+            async with asyncio.timeout(LIMIT_SECONDS):
+                if inspect.iscoroutinefunction(self.function):
+                    value = await self.function(attempt)
+                else:
+                    value = await asyncio.to_thread(self.function, attempt)
+            found = parse_rewards(value)
+        except Exception as error:  # any error of the function
+            raise ScorerFailed(f"The scorer {self.name}: {type(error).__name__}: {error}") from error
+        if isinstance(value, bool | int | float):
+            return Rewards(found.reward, {self.name: float(value)})
+        return found
+
+
+def to_absolute_scorer(name: str) -> str:
+    """Return the name of a scorer, independent of the working directory.
+
+    Raises:
+        UsageError: it is not a name.
+    """
+    path, _, function = name.rpartition("@")
+    if not path or not function.isidentifier():
+        raise UsageError(f"--scorer {name!r} is not a scorer.", remedy="Write FILE.py@FUNCTION.")
+    return f"{Path(path).resolve()}@{function}"
+
+
+def load_scorers(names: Sequence[str]) -> list[PythonScorer]:
+    """Load scorers by their absolute names.
+
+    Raises:
+        UsageError: a file cannot be loaded, or has no such function.
+    """
+    found = []
+    for name in names:
+        path, _, function = name.rpartition("@")
+        scorer = getattr(_load_module(Path(path)), function, None)
+        if not callable(scorer):
+            raise UsageError(f"{path} has no function {function!r}.", remedy="Write --scorer FILE.py@FUNCTION.")
+        found.append(PythonScorer(function, scorer))
+    return found
+
+
+def _load_module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"deckhands_scorer_{sha256(bytes(path)).hexdigest()[:12]}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise UsageError(f"There is no Python file {path}.", remedy="Write --scorer FILE.py@FUNCTION.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # any error of the file
+        raise UsageError(f"The scorer {path} fails: {type(error).__name__}: {str(error)[:300]}.") from error
+    return module
