@@ -98,7 +98,7 @@ def test_a_run_killed_before_its_first_attempt_is_continued(tmp_path: Path) -> N
     for command in ("status", "pause", "report"):
         done = deckhands("eval", command, out, env=env)
         assert (done.code, "Traceback" in done.err) == (2, False), done
-        assert ("has not begun" in done.err) is (command != "report")
+        assert ("has not started" in done.err) is (command != "report")
         assert "eval attach" in done.err
     attached = deckhands("eval", "attach", out, env=env)
     assert attached.code == 0, attached

@@ -99,7 +99,7 @@ def test_printed_command_lists_conversations_of_both_workers(tmp_path):
     model = script(tmp_path / "model.json", waiting)
     with started("up", "--sandbox", "none", "--ingresses", "2", env=env) as running:
         greeting = "".join(read_until(running, "Ctrl-C stops it"))
-        assert "1 controller worker, 1 tool worker, 2 ingresses, 1 jobs worker and 1 beat." in greeting
+        assert "1 controller worker, 1 tool worker, 2 ingress workers, 1 jobs worker and 1 beat." in greeting
         (command,) = re.findall(r"ask: +(.+)", greeting)
         cid = deckhands("submit", "-t", "Wait.", "--model", model, env=env).out.strip()
 
@@ -136,7 +136,7 @@ def test_foreground_ingress_serves_the_local_cluster(tmp_path):
         "up", "--controllers", "0", "--tools", "0", "--ingresses", "0", "--jobs", "0", "--beats", "0", env=env
     ) as running:
         greeting = "".join(read_until(running, "Ctrl-C stops it"))
-        assert "0 ingresses, 0 jobs workers and 0 beats." in greeting
+        assert "0 ingress workers, 0 jobs workers and 0 beats." in greeting
         with started("ingress", env=env) as ingress:
             cid = task(greeting, "submit", "Do it.", model=script(tmp_path / "x"))
             assert deckhands("show", cid, "--json", env=env).json[0]["title"] == "Do it."

@@ -178,7 +178,7 @@ async def test_invalid_tool_costs_only_itself_and_is_logged(tmp_path: Path, capl
 async def test_of_a_huge_list_the_first_are_offered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with asyncio.timeout(LIMIT_SECONDS), offering(rude("huge"), tmp_path) as tools:
         assert len(tools.offers) == MAX_TOOLS
-        assert "has 20000 tools; the first 1000 are taken" in caplog.text
+        assert "has 20000 tools; only the first 1000 are offered" in caplog.text
 
 
 async def test_hidden_description_text_is_escaped_and_bounded(tmp_path: Path) -> None:

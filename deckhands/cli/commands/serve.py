@@ -218,7 +218,7 @@ async def _print_failures(url: str) -> None:
 def _greeting(home: Home, cluster: Cluster, model: str | None) -> str:
     """Return the notes to print for a cluster. The password stays in a file: screens are shared and logged."""
     spec, store = cluster.spec, cluster.store
-    counts = [(spec.controllers, "controller worker"), (spec.tools, "tool worker"), (spec.ingresses, "ingress")]
+    counts = [(spec.controllers, "controller worker"), (spec.tools, "tool worker"), (spec.ingresses, "ingress worker")]
     counts += [(spec.jobs, "jobs worker"), (spec.beats, "beat")]
     *most, last = (format_count(*each) for each in counts)
     lines = [
