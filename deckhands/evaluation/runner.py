@@ -22,6 +22,7 @@ from deckhands.client import (
     print_text,
 )
 from deckhands.cluster import Cluster, ClusterSpec, Home, supervise
+from deckhands.evaluation.attempts.driver import ModelSilent
 from deckhands.evaluation.attempts.plan import AT_ONCE, RETRIES, EvaluationPlan
 from deckhands.evaluation.attempts.record import ProgressRecord
 from deckhands.evaluation.attempts.results import AttemptRow, Results, ResultsInUse
@@ -114,9 +115,15 @@ def run_evaluation(
             record.add_status(standing)
             screen.show(standing)
 
-        asyncio.run(
-            evaluate_plan(settings, place, plan, results, tuning=tuning, on_row=record.add_row, on_standing=on_standing)
-        )
+        try:
+            asyncio.run(
+                evaluate_plan(
+                    settings, place, plan, results, tuning=tuning, on_row=record.add_row, on_standing=on_standing
+                )
+            )
+        except ModelSilent:
+            write_report(directory)  # of the attempts that have ended
+            raise
     summary = write_report(directory)
     on_finished(directory)
     if as_json is not None:

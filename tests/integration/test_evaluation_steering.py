@@ -280,7 +280,7 @@ def test_attempts_under_way_are_requeued_only_by_their_outcome() -> None:
 
 
 def test_one_command_at_a_time_writes_results(results: Results) -> None:
-    with pytest.raises(ResultsInUse, match="carries out"):
+    with pytest.raises(ResultsInUse, match="Another command runs"):
         Results(results.path)
 
 
