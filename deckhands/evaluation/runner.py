@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,12 +169,11 @@ def print_summary(summary: dict[str, Any], *, as_json: bool) -> None:
         print_json(summary)
         return
     for model, figures in summary["models"].items():
-        low, high = figures["pass@1_interval"]
         outcomes = ", ".join(f"{count} {name}" for name, count in figures["outcomes"].items() if count)
         least = "at least " if figures["has_unknown_cost"] else ""
         further = "".join(f", {what} ${usd:.4f}" for what, usd in further_costs(figures))
         print_text(
-            f"{model}: {outcomes}; pass@1 {figures.get('pass@1', 0.0):.1%} ({low:.1%} to {high:.1%}), "
+            f"{model}: {outcomes}; {_render_score(figures)}, "
             f"{least}${figures['cost_usd']['total']:.4f}{further}; "
             f"infrastructure failures: {figures['infrastructure_failures']} in "
             f"{figures['conversations']:,} conversations, {figures['infrastructure_failures_per_1000']:.1f} per 1,000"
@@ -182,6 +181,14 @@ def print_summary(summary: dict[str, Any], *, as_json: bool) -> None:
         for cause in figures["causes"]:
             if cause.startswith(ENOUGH):
                 print_text(f"Ended early: {cause.removeprefix(ENOUGH)}; the rest was not run.")
+
+
+def _render_score(figures: Mapping[str, Any]) -> str:
+    """Return pass@1 with its interval; without attempts that count, there is none."""
+    if "pass@1" not in figures:
+        return "no score"
+    low, high = figures["pass@1_interval"]
+    return f"pass@1 {figures['pass@1']:.1%} ({low:.1%} to {high:.1%})"
 
 
 def _results(directory: Path, name: str, place: str, *, follows: bool) -> Results:
