@@ -33,6 +33,7 @@ from deckhands.client import MAX_TITLE, UNREADABLE, Client, End, ForkPoint, TooL
 from deckhands.evaluation.answers import find_answer, is_same
 from deckhands.evaluation.attempts.driver import Driver, OnRow, OnStatus
 from deckhands.evaluation.attempts.in_flight import AttemptInFlight
+from deckhands.evaluation.attempts.model_health import FailedCalls
 from deckhands.evaluation.attempts.plan import LABEL
 from deckhands.evaluation.attempts.plan import Attempt as Attempt  # noqa: PLC0414  (callers get it from here)
 from deckhands.evaluation.attempts.plan import EvaluationPlan as EvaluationPlan  # noqa: PLC0414  (the same)
@@ -74,7 +75,11 @@ AGENT_FAULT_CODES = frozenset(
 
 
 class InfrastructureFailed(Exception):
-    """A failure of the infrastructure, not of the agent; `code` is its class."""
+    """A failure of the infrastructure, not of the agent; `calls` are the failed model calls that caused it."""
+
+    def __init__(self, code: str, calls: FailedCalls | None = None) -> None:
+        super().__init__(code)
+        self.calls = calls
 
 
 class UnreadableFiles(Exception):
@@ -121,13 +126,17 @@ class Evaluation:
                 return one.build_row("infra-abandoned", FILES_UNREADABLE).model_copy(update={"evidence": str(error)})
             except InfrastructureFailed as failure:
                 one.failures.append(str(failure))
-                if len(one.failures) > self._plan.retries:
+                one.cause = failure.calls.reason if failure.calls is not None else str(failure)
+                is_probe = failure.calls is not None and self._driver.record_failed_calls(one, failure.calls)
+                if len(one.failures) > self._plan.retries and not is_probe:
                     return one.build_row("infra-abandoned", cause=one.failures[-1])
                 one.lost_cost_usd = round(one.spent_usd, 8)
                 one.seen = ConversationProgress()
                 one.judged = ConversationProgress()
+                one.replies = 0
                 one.phase = "waits"
-                await _back_off(len(one.failures))
+                if not one.is_found:
+                    await _back_off(len(one.failures))
 
     async def _try_attempt(self, one: AttemptInFlight) -> AttemptRow:
         """Start an attempt, or find the started one; wait for it and score it.
@@ -153,7 +162,7 @@ class Evaluation:
             case AgentState.ERROR if summary.error_code in LIMITS:
                 return self._build_row(one, "limit", settled, cause=LIMITS[summary.error_code])
             case AgentState.ERROR if summary.error_code not in AGENT_FAULT_CODES:
-                raise InfrastructureFailed(summary.error_code or "error")
+                raise InfrastructureFailed(summary.error_code or "error", FailedCalls.find(settled.events))
             case AgentState.STOPPED:
                 raise InfrastructureFailed("stopped")
         one.phase = "is scored"
@@ -178,6 +187,7 @@ class Evaluation:
         earlier = f"r{one.round}.{len(one.failures)}" if one.round else f"{len(one.failures)}"
         key = f"{plan.name}/{attempt.model}/{instance.id}/{attempt.number}/{earlier}"
         one.conversation_id = derive_conversation_id(key)
+        one.is_found = await self._client.exists(one.conversation_id)
         if plan.origin is not None:
             await self._fork(one, plan.origin, agent.llm.model, key)
             return

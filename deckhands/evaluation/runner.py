@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from deckhands.client import (
     print_text,
 )
 from deckhands.cluster import Cluster, ClusterSpec, Home, supervise
+from deckhands.evaluation.attempts.driver import ModelSilent
 from deckhands.evaluation.attempts.plan import AT_ONCE, RETRIES, EvaluationPlan
 from deckhands.evaluation.attempts.record import ProgressRecord
 from deckhands.evaluation.attempts.results import AttemptRow, Results, ResultsInUse
@@ -127,9 +128,15 @@ def run_evaluation(
             record.add_status(standing)
             screen.show(standing)
 
-        asyncio.run(
-            evaluate_plan(settings, place, plan, results, tuning=tuning, on_row=record.add_row, on_standing=on_standing)
-        )
+        try:
+            asyncio.run(
+                evaluate_plan(
+                    settings, place, plan, results, tuning=tuning, on_row=record.add_row, on_standing=on_standing
+                )
+            )
+        except ModelSilent:
+            write_report(directory)  # of the attempts that have ended
+            raise
     summary = write_report(directory)
     on_finished(directory)
     if as_json is not None:
@@ -180,7 +187,7 @@ def print_summary(summary: dict[str, Any], *, as_json: bool) -> None:
         least = "at least " if figures["has_unknown_cost"] else ""
         further = "".join(f", {what} ${usd:.4f}" for what, usd in further_costs(figures))
         print_text(
-            f"{model}: {outcomes}; {_format_pass(figures)}, "
+            f"{model}: {outcomes}; {_render_score(figures)}, "
             f"{least}${figures['cost_usd']['total']:.4f}{further}; "
             f"infrastructure failures: {figures['infrastructure_failures']} in "
             f"{figures['conversations']:,} conversations, {figures['infrastructure_failures_per_1000']:.1f} per 1,000"
@@ -192,9 +199,10 @@ def print_summary(summary: dict[str, Any], *, as_json: bool) -> None:
                 print_text(f"Ended early: {cause.removeprefix(ENOUGH)}; the rest was not run.")
 
 
-def _format_pass(figures: dict[str, Any]) -> str:
+def _render_score(figures: Mapping[str, Any]) -> str:
+    """Return pass@1 with its interval; without attempts that count, there is none."""
     if "pass@1" not in figures:
-        return "nothing to score"
+        return "no score"
     return f"pass@1 {figures['pass@1']:.1%} ({format_interval(figures['pass@1_interval'])})"
 
 

@@ -131,7 +131,7 @@ async def test_each_attempt_ends_as_one_thing(client: Client, results: Results, 
     right = model(tmp_path, finish("FINAL ANSWER: 6.0"), name="right")
     wrong = model(tmp_path, finish("7"), name="wrong")
     endless = model(tmp_path, *[bash("true")] * 5, name="endless")
-    broken = model(tmp_path, {"error": {"code": "authentication", "times": 99}}, name="broken")
+    broken = model(tmp_path, bash("true"), {"error": {"code": "authentication", "times": 99}}, name="broken")
     plan = EvaluationPlan("two", [asked], [right, wrong, endless, broken], limits=Limits(max_iterations=2), retries=0)
     await Evaluation(client, plan, results).run()
     found = {name: results.rows[name, "six", 1] for name in plan.models}

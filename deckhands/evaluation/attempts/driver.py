@@ -13,15 +13,16 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from broker.runtime import SYSTEM_CLOCK, UsageError
+from broker.runtime import SYSTEM_CLOCK, DeckhandsError, UsageError
 from deckhands.client import Client, for_each
 from deckhands.evaluation.attempts.catalog import Catalog, EvaluationInfo
 from deckhands.evaluation.attempts.in_flight import AttemptInFlight, build_unscored_row
 from deckhands.evaluation.attempts.load import ClusterLoad
+from deckhands.evaluation.attempts.model_health import FailedCalls, ModelHealth
 from deckhands.evaluation.attempts.pace import HostPace, ModelPace
 from deckhands.evaluation.attempts.plan import Attempt, EvaluationPlan
 from deckhands.evaluation.attempts.results import AttemptRow, Outcome, Results
-from deckhands.evaluation.attempts.status import EvaluationStatus, SpendingMeter, compute_status
+from deckhands.evaluation.attempts.status import STOPPED, EvaluationStatus, SpendingMeter, compute_status
 from deckhands.evaluation.attempts.steering import AttemptKey, DesiredState, EvaluationSteering, Requeue, StoredSteering
 from deckhands.evaluation.attempts.stopping import ENOUGH, StoppingCriterion
 
@@ -35,6 +36,12 @@ SHOWN_EVERY = 2
 Act = Callable[[AttemptInFlight], Awaitable[AttemptRow]]
 OnRow = Callable[[AttemptRow], None]
 OnStatus = Callable[[EvaluationStatus], None]
+
+
+class ModelSilent(DeckhandsError):
+    """Every call of a model fails. Its attempts have no results; the next driver starts them anew."""
+
+    code = "model_silent"
 
 
 class Driver:
@@ -63,6 +70,8 @@ class Driver:
         self._under_way: dict[AttemptKey, AttemptInFlight] = {}
         self._hosts = HostPace(plan.at_once)
         self._models = {model: ModelPace(plan.at_once) for model in plan.models}
+        self._health = {model: ModelHealth() for model in plan.models}
+        self._unanswered: list[AttemptInFlight] = []
         if not plan.is_paced:
             for pace in (self._hosts.pace, *(model.pace for model in self._models.values())):
                 pace.limit = plan.at_once
@@ -81,6 +90,7 @@ class Driver:
         Raises:
             StoreError: the store cannot be used.
             UsageError: an attempt cannot be started here, or a requested setting cannot be applied.
+            ModelSilent: every call of a model fails; all other attempts have ended.
         """
         if self.plan.until:
             StoppingCriterion.parse(self.plan.until, len(self.plan.models))
@@ -97,7 +107,12 @@ class Driver:
         helper.add_done_callback(lambda _: self._changed.set())
         try:
             await self._until_done(helper)
+            async with self._taking_in:  # otherwise it could drop a requeue halfway
+                helper.cancel()
+            if problem := self._find_problem():
+                self._state, self._stopped = STOPPED, problem
             await self._show()
+            self._raise_problem()
         finally:
             tasks = [helper, *(one.runner for one in self._under_way.values() if one.runner)]
             for task in tasks:
@@ -110,12 +125,13 @@ class Driver:
             if helper.done():
                 helper.result()  # re-raises its error
             self._end_ended()
+            await self._put_back_unanswered()
             self._stop_early()
             self._start_attempts()
             self._notify()
-            if not self._under_way and not self._has_pending:
+            if not self._under_way and not self._has_startable:
                 await self._apply_desired_state()
-                if not self._under_way and not self._has_pending:
+                if not self._under_way and not self._has_startable:
                     return
                 continue
             await self._changed.wait()
@@ -123,6 +139,23 @@ class Driver:
     @property
     def _has_pending(self) -> bool:
         return any(self._pending.values())
+
+    @property
+    def _has_startable(self) -> bool:
+        return any(attempts and not self._health[model].is_silent for model, attempts in self._pending.items())
+
+    def _find_problem(self) -> str:
+        """Return why attempts were left without a result; empty: none were."""
+        return "; ".join(f"{model}: {self._health[model].problem}" for model, left in self._pending.items() if left)
+
+    def _raise_problem(self) -> None:
+        if problem := self._find_problem():
+            ids = " ".join(self._health[model].conversation_id for model, left in self._pending.items() if left)
+            raise ModelSilent(
+                f"The evaluation has stopped. {problem}",
+                remedy=f"`deckhands eval logs DIR {ids}` shows the calls. Repair the model's settings; then "
+                "`deckhands eval attach DIR` continues.",
+            )
 
     def _start_attempts(self) -> None:
         """Start attempts up to the limit, of each model in turn."""
@@ -141,8 +174,12 @@ class Driver:
         in_flight = sum(key[0] == model for key in self._under_way)
         if in_flight >= self._models[model].pace.limit or len(self._under_way) >= self._hosts.pace.limit:
             return False
+        now, health = SYSTEM_CLOCK.monotonic(), self._health[model]
+        if health.is_silent or (self.plan.is_paced and health.must_wait(now, in_flight)):
+            return False
+        health.record_start(now)
         attempt = self._pending[model].popleft()
-        one = AttemptInFlight(attempt, self._rounds.get(attempt.key, 0), SYSTEM_CLOCK.monotonic())
+        one = AttemptInFlight(attempt, self._rounds.get(attempt.key, 0), now)
         self._under_way[attempt.key] = one
         task = asyncio.ensure_future(self._act(one))
         one.runner = task
@@ -158,7 +195,58 @@ class Driver:
         for key, one in list(self._under_way.items()):
             if one.runner is not None and one.runner.done():
                 del self._under_way[key]
-                self._add([one.runner.result()])
+                try:
+                    row = one.runner.result()
+                except ModelSilent:
+                    self._unanswered.append(one)
+                    continue
+                if row.counts:
+                    self._health[one.attempt.model].record_reply()
+                self._add([row])
+
+    def record_failed_calls(self, one: AttemptInFlight, calls: FailedCalls) -> bool:
+        """Record that a conversation of an attempt ended in failed calls.
+
+        Returns:
+            Whether the model has not replied yet, so that the attempt is part of its probe and must not be abandoned.
+
+        Raises:
+            ModelSilent: every call of the model fails, so the attempt must not be repeated now.
+        """
+        if one.is_found:  # an earlier driver's failure, which may be repaired
+            return False
+        health = self._health[one.attempt.model]
+        self._note_replies(one)
+        health.record_failure(calls, one.conversation_id)
+        if health.is_silent:
+            raise ModelSilent(health.problem)
+        return not health.has_replied
+
+    def _note_replies(self, one: AttemptInFlight) -> None:
+        replies = one.seen.iterations - one.shared[0]
+        if replies > one.replies:
+            one.replies = replies
+            self._health[one.attempt.model].record_reply()
+
+    async def _put_back_unanswered(self) -> None:
+        """Put back the attempts of models that do not answer; unpaid ones start with another conversation next time.
+
+        Attempts in flight that have had replies go on: if the model answers one of them, further attempts start.
+        """
+        in_vain = [
+            one
+            for one in self._under_way.values()
+            if self._health[one.attempt.model].is_silent and not one.replies and not one.spent_usd
+        ]
+        ended, self._unanswered = self._unanswered, []
+        if not in_vain and not ended:
+            return
+        rounds = {one.attempt.key: one.round + 1 for one in (*ended, *in_vain) if not one.spent_usd}
+        await self._steering.set_rounds(rounds)
+        self._rounds |= rounds
+        for one in ended:
+            self._pending[one.attempt.model].appendleft(one.attempt)
+        await self._cancel(in_vain, requeues=True)
 
     def _add(self, rows: list[AttemptRow]) -> None:
         if not rows:
@@ -232,6 +320,10 @@ class Driver:
     async def _set_pace(self) -> None:
         now = SYSTEM_CLOCK.monotonic()
         in_flight = list(self._under_way.values())
+        for one in in_flight:
+            self._note_replies(one)
+        for model, health in self._health.items():
+            health.observe([one.seen for one in in_flight if one.attempt.model == model])
         hosts, calls = await self._load.read(now, starting=sum(one.is_starting for one in in_flight))
         self._meter.refused += calls.refused
         if not self.plan.is_paced:
@@ -339,6 +431,7 @@ class Driver:
             pending=sum(map(len, self._pending.values())),
             hosts=self._hosts,
             models=self._models,
+            health=self._health,
             stopped=self._stopped,
             meter=self._meter,
             now=SYSTEM_CLOCK.monotonic(),

@@ -24,7 +24,9 @@ class AttemptInFlight:
         seen: the progress of its current conversation.
         judged: the progress of its critic.
         shared: the steps and cost that its conversation shares with the origin it is a fork of.
-        failures: the codes of the infrastructure's failures so far.
+        failures: the codes of the infrastructure's failures so far; `cause` is the last one as text.
+        is_found: its current conversation was started by an earlier driver.
+        replies: the replies of its current conversation that were counted.
         lost_cost_usd: the cost of tries that ended in these failures.
         carrying_out: the asyncio task that runs it.
     """
@@ -38,6 +40,9 @@ class AttemptInFlight:
     judged: ConversationProgress = field(default_factory=ConversationProgress)
     shared: tuple[int, float] = (0, 0.0)
     failures: list[str] = field(default_factory=list)
+    cause: str = ""
+    is_found: bool = False
+    replies: int = 0
     lost_cost_usd: float = 0.0
     runner: asyncio.Task[AttemptRow] | None = None
 

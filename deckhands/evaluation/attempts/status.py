@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from deckhands.evaluation.attempts.in_flight import AttemptInFlight
+from deckhands.evaluation.attempts.model_health import FAILING, ModelHealth
 from deckhands.evaluation.attempts.pace import HostPace, ModelPace
 from deckhands.evaluation.attempts.plan import EvaluationPlan
 from deckhands.evaluation.attempts.results import AttemptRow
@@ -19,11 +20,12 @@ WINDOW_SECONDS = 120.0
 FEWEST_SECONDS = 1.0
 MAX_SHOWN = 100
 UNBOUND = "nothing:"
+STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptDetails:
-    """One attempt in flight."""
+    """One attempt in flight; `cause` is the reason of its last failure, or of its failing call, as text."""
 
     instance: str
     model: str
@@ -35,6 +37,7 @@ class AttemptDetails:
     iterations: int
     cost_usd: float
     conversation_id: str
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,8 @@ class EvaluationStatus:
     """The progress of an evaluation.
 
     Attributes:
-        state: the desired state (`running`, `paused` or `cancelled`), or `over` once all attempts have ended.
+        state: the desired state (`running`, `paused` or `cancelled`); `over` once all attempts have ended; `stopped` if
+            the driver has ended earlier, for the reason in `stopped`.
         outcomes: the number of finished attempts by outcome.
         eta_seconds: at the rate of the last two minutes; None: unknown.
         refused: replies with status 429 since this driver started.
@@ -175,6 +179,7 @@ def compute_status(
     pending: int,
     hosts: HostPace,
     models: Mapping[str, ModelPace],
+    health: Mapping[str, ModelHealth],
     stopped: str,
     meter: SpendingMeter,
     now: float,
@@ -201,7 +206,7 @@ def compute_status(
         limit=min(hosts.pace.limit, sum(model.pace.limit for model in models.values())),
         limits={name: model.pace.limit for name, model in models.items()},
         found={name: model.pace.found[-1] for name, model in models.items() if model.pace.found},
-        bound=_find_bound(plan, len(under_way), pending, running, hosts=hosts, models=models),
+        bound=_find_bound(plan, len(under_way), pending, running, hosts=hosts, models=models, health=health),
         stopped=stopped,
         attempts=[_list_attempts(one, now) for one in sorted(under_way, key=lambda one: one.started)[:MAX_SHOWN]],
     )
@@ -215,7 +220,11 @@ def _find_bound(
     *,
     hosts: HostPace,
     models: Mapping[str, ModelPace],
+    health: Mapping[str, ModelHealth],
 ) -> str:
+    problems = [f"{name}: {one.problem}" for name, one in health.items() if one.problem]
+    if problems and (pending or under_way):
+        return "; ".join(problems)
     if not pending:
         return f"{UNBOUND} all have started"
     if under_way >= plan.at_once:
@@ -227,6 +236,7 @@ def _find_bound(
         for name, model in models.items()
         if model.bound and running.get(name, 0) >= model.pace.limit
     ]
+    held += [f"{name}: its first reply" for name, one in health.items() if not one.has_replied and running.get(name)]
     return "; ".join(held) or hosts.bound or f"{UNBOUND} it grows"
 
 
@@ -244,6 +254,7 @@ def _list_attempts(one: AttemptInFlight, now: float) -> AttemptDetails:
         iterations=seen.iterations,
         cost_usd=one.cost_usd,
         conversation_id=one.conversation_id,
+        cause=(seen.wait_reason if one.phase == "works" and seen.wait_reason in FAILING else "") or one.cause,
     )
 
 

@@ -131,8 +131,12 @@ class EvaluationSteering:
 
     async def grant_order(self, order_id: str, rounds: Mapping[AttemptKey, int]) -> None:
         """Record the new rounds of an order, then remove the order. Idempotent."""
-        await self._put({f"{ROUND}{json.dumps(key)}": str(number) for key, number in rounds.items()})
+        await self.set_rounds(rounds)
         await self._store.call("HDEL", self._key, f"{ORDER}{order_id}")
+
+    async def set_rounds(self, rounds: Mapping[AttemptKey, int]) -> None:
+        """Record the rounds of attempts that are repeated. Idempotent."""
+        await self._put({f"{ROUND}{json.dumps(key)}": str(number) for key, number in rounds.items()})
 
     async def publish_status(self, standing: Mapping[str, object]) -> None:
         """Publish the progress."""
