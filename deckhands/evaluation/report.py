@@ -97,7 +97,7 @@ def _side_by_side(models: Mapping[str, Mapping[str, Any]], rows: Sequence[Attemp
         return ""
     names = list(dict.fromkeys(name for found in models.values() for name, _ in list_means(found)))
     lines: list[tuple[str, list[str]]] = [
-        ("pass@1", [f"{one['pass@1']:.1%}" if "pass@1" in one else "nothing to score" for one in models.values()]),
+        ("pass@1", [f"{one['pass@1']:.1%}" if "pass@1" in one else "no score" for one in models.values()]),
         ("95 % interval", [format_interval(one["pass@1_interval"]) for one in models.values()]),
         *((name, [_format_if_known(dict(list_means(one)).get(name)) for one in models.values()]) for name in names),
         ("USD", [f"{one['cost_usd']['total']:.4f}" for one in models.values()]),
@@ -137,7 +137,7 @@ def _model(name: str, figures: dict[str, Any], rows: Sequence[AttemptRow]) -> st
     means = "".join(f" {escape(label)}: {format_mean(mean)}." for label, mean in list_means(figures))
     further = "".join(f"; {what}: ${usd:.4f}" for what, usd in further_costs(figures))
     return (
-        f"<h2>{escape(name)}</h2><p><strong>{escape(passes) or 'nothing to score'}</strong> "
+        f"<h2>{escape(name)}</h2><p><strong>{escape(passes) or 'no score'}</strong> "
         f"(95 % interval of pass@1: {format_interval(figures['pass@1_interval'])}), {figures['instances']} instances, "
         f"{figures['attempts']} attempts: {escape(legend)}.{means} "
         f"Cost: {cost}${figures['cost_usd']['total']:.4f}{further}; "
