@@ -88,7 +88,7 @@ def parse_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
         case CmdRunAction(control="list" | "kill" | "reset"):
             return ActionSecurityRisk.LOW
         case CmdRunAction():
-            return rate_shell(action.command, workspace)
+            return rate_shell(action.command, workspace, action.cwd)
         case CodeSearchAction():
             path = action.arguments.get("path") or "."
             return rate_reading(path, workspace) if isinstance(path, str) else ActionSecurityRisk.LOW

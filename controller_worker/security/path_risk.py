@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from dataclasses import dataclass, replace
 
 from broker.contract import ActionSecurityRisk
 
@@ -18,12 +19,14 @@ SECRETS = re.compile(
     r"|git-credentials|env)(/|$|\.)|(^|/)id_(rsa|dsa|ecdsa|ed25519)|credentials|/dev/(mem|kmem|sd|nvme|tcp|udp)"
 )
 RUNS_LATER = re.compile(
-    r"(^|/)(\.git/(hooks|config)|\.gitconfig|\.bash(rc|_profile|_login)|\.profile|\.zshrc|authorized_keys"
-    r"|sitecustomize\.py|usercustomize\.py)|\.pth$"
+    r"(^|/)(\.git(/?$|/(hooks|config|modules|worktrees)(/|$|\.))|\.gitconfig|\.bash(rc|_profile|_login)|\.profile"
+    r"|\.zshrc|authorized_keys|sitecustomize\.py|usercustomize\.py)|\.pth$"
 )
 """Files that other programs run later."""
 WORKSPACE = "/workspace"
 SCRATCH = ("/tmp/", "/var/tmp/")  # noqa: S108  (what commands write there, not we)
+MAX_DIRECTORIES = 16
+"""With more possible current directories, the current one counts as unknown."""
 NOWHERE = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty"})
 
 
@@ -31,18 +34,22 @@ def rate_reading(path: str | None, workspace: str) -> ActionSecurityRisk:
     """Return the risk of reading a path; None for an unknown one."""
     if path is None:
         return MEDIUM
-    if SECRETS.search(path):
+    if SECRETS.search(path) or SECRETS.search(posixpath.normpath(path)):
         return HIGH
     return LOW if _is_inside(path, workspace) or path in NOWHERE else MEDIUM
 
 
 def rate_writing(path: str | None, workspace: str) -> ActionSecurityRisk:
     """Return the risk of changing or deleting a path; None for an unknown one."""
-    if path is None or SECRETS.search(path) or RUNS_LATER.search(path):
+    if path is None:
+        return HIGH
+    clean = posixpath.normpath(path)
+    if any(pattern.search(text) for pattern in (SECRETS, RUNS_LATER) for text in (path, clean)):
         return HIGH
     if path in NOWHERE or path.startswith(SCRATCH):
         return LOW if ".." not in path else HIGH
-    is_all = posixpath.normpath(path) in (".", "..", posixpath.normpath(workspace), "*", "./*")
+    whole = (".", "..", posixpath.normpath(workspace), WORKSPACE)
+    is_all = clean in (*whole, "*", "/workspace/*", f"{posixpath.normpath(workspace)}/*")
     return HIGH if is_all or not _is_inside(path, workspace) else LOW
 
 
@@ -54,3 +61,50 @@ def _is_inside(path: str, workspace: str) -> bool:
         clean = posixpath.normpath(path)
         return any(clean == root or clean.startswith(root + "/") for root in (posixpath.normpath(workspace), WORKSPACE))
     return ".." not in path.split("/")
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Rates paths where a command runs.
+
+    Attributes:
+        workspace: the directory that may be changed.
+        directories: the directories that may be the current one: "" is any in the workspace, None an unknown one.
+    """
+
+    workspace: str
+    directories: frozenset[str | None] = frozenset(("",))
+
+    def rate_reading(self, path: str | None) -> ActionSecurityRisk:
+        """Return the risk of reading a path; None for an unknown one."""
+        return max(rate_reading(_join(directory, path), self.workspace) for directory in self.directories)
+
+    def rate_writing(self, path: str | None) -> ActionSecurityRisk:
+        """Return the risk of changing or deleting a path; None for an unknown one."""
+        return max(rate_writing(_join(directory, path), self.workspace) for directory in self.directories)
+
+    def change(self, path: str | None) -> Paths:
+        """Return the paths after `cd` to a directory; None for an unknown one."""
+        changed = {_join(directory, path) for directory in self.directories}
+        clean = (None if one is None else posixpath.normpath(one) for one in changed)
+        return replace(self, directories=frozenset("" if one == "." else one for one in clean))
+
+    def join(self, other: Paths) -> Paths:
+        """Return the paths where either directory may be the current one."""
+        both = self.directories | other.directories
+        return replace(self, directories=both if len(both) <= MAX_DIRECTORIES else frozenset((None,)))
+
+    def rate_staying(self) -> ActionSecurityRisk:
+        """Return the risk of leaving the shell there: what the next command writes is relative to it."""
+        return max(self._rate_directory(directory) for directory in self.directories)
+
+    def _rate_directory(self, directory: str | None) -> ActionSecurityRisk:
+        if directory is None or directory.startswith(".."):
+            return MEDIUM
+        return LOW if directory == "" else rate_writing(f"{directory}/file", self.workspace)
+
+
+def _join(directory: str | None, path: str | None) -> str | None:
+    if path is None or path.startswith(("/", "~")) or directory == "":
+        return path
+    return None if directory is None else f"{directory}/{path}"

@@ -9,40 +9,74 @@ Does not: contain anything; a command can always be hidden from a parser. The sa
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 import tree_sitter
 
 from broker.contract import ActionSecurityRisk
 from broker.tools import parse_bash
-from controller_worker.security.command_risks import HIGH, INTERPRETERS, LOW, MEDIUM, Arguments, rate_command
-from controller_worker.security.path_risk import rate_reading, rate_writing
+from controller_worker.security.command_options import Arguments
+from controller_worker.security.command_risks import (
+    HIGH,
+    INTERPRETERS,
+    LOW,
+    MEDIUM,
+    POISONED_VARIABLES,
+    is_plain_variable,
+    rate_command,
+    starts_operand,
+)
+from controller_worker.security.path_risk import Paths
 
 MAX_COMMAND_CHARS = 100_000
 MAX_DEPTH = 40
 """Deeper nesting cannot be judged by a user either."""
 
-SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "fish", "busybox"))
+SHELLS = frozenset(("sh", "bash", "rbash", "dash", "ash", "zsh", "ksh", "ksh93", "mksh", "fish"))
+MULTI_CALL = frozenset(("busybox", "toybox"))
+"""Programs whose first argument is the name of the program that they are."""
 BIN_DIRECTORIES = re.compile(r"(/usr)?(/local)?/s?bin/")
-POISONED_VARIABLES = re.compile(
-    r"(PATH|IFS|ENV|BASH_ENV|BASH_FUNC_.*|SHELLOPTS|PS4|PROMPT_COMMAND|EDITOR|VISUAL|PAGER|LD_.*|DYLD_.*|PYTHON.*|PERL.*"
-    r"|RUBY.*|NODE_.*|GIT_.*|.*_PROXY|.*_proxy|CDPATH|GLOBIGNORE)(\[.*)?"
-)
-"""Variables that change the behavior of other programs."""
-WRAPPERS: dict[str, frozenset[str]] = {
-    "env": frozenset(("-u", "-C", "--unset", "--chdir")),
-    "nice": frozenset(("-n",)),
-    "nohup": frozenset(),
-    "time": frozenset(),
-    "timeout": frozenset(("-s", "-k", "--signal", "--kill-after")),
-    "command": frozenset(),
-    "builtin": frozenset(),
-    "exec": frozenset(("-a",)),
-    "setsid": frozenset(),
-    "stdbuf": frozenset(("-i", "-o", "-e")),
-    "xargs": frozenset(("-n", "-P", "-I", "-L", "-d", "-s", "-a", "-E")),
+WRAPPERS: dict[str, tuple[str, str]] = {
+    "env": ("-i -0 -v --ignore-environment --null --debug", "-u --unset"),
+    "nice": ("", "-n --adjustment"),
+    "ionice": ("-t", "-c -n"),
+    "nohup": ("", ""),
+    "time": ("-p -v -q", "-f --format"),
+    "timeout": ("--foreground --preserve-status -v --verbose", "-s -k --signal --kill-after"),
+    "command": ("-p -v -V", ""),
+    "builtin": ("", ""),
+    "exec": ("-c -l", "-a"),
+    "setsid": ("-c -f -w --ctty --fork --wait", ""),
+    "stdbuf": ("", "-i -o -e --input --output --error"),
+    "xargs": (
+        "-0 -r -t -p -x -o --null --no-run-if-empty --verbose --interactive --exit --open-tty -i -l -e --show-limits",
+        "-n -P -I -L -d -s -a -E --max-args --max-procs --replace --max-lines --delimiter --max-chars --arg-file --eof",
+    ),
 }
-"""Programs that run the program in their arguments, with their options that take a value."""
+"""Programs that run the program in their arguments: their options without and with a value."""
+RUNNERS = frozenset(("poetry", "uv", "pipenv", "bundle", "hatch", "rye", "pdm", "pixi", "conda", "npm", "yarn", "pnpm"))
+MAX_STARTED_WORDS = 8
+CHANGES_DIRECTORY = frozenset(("cd", "chdir", "pushd", "popd"))
+LOOPS = frozenset(("for_statement", "c_style_for_statement", "while_statement", "function_definition"))
+OWN_PROCESS = frozenset(("subshell", "command_substitution", "process_substitution"))
+BRANCHES = frozenset(("if_statement", "elif_clause", "else_clause", "case_statement", "case_item", "list"))
+EVALUATING = frozenset(
+    (
+        "test_command",
+        "declaration_command",
+        "unset_command",
+        "variable_assignment",
+        "arithmetic_expansion",
+        "subscript",
+        "c_style_for_statement",
+        "compound_statement",
+        "herestring_redirect",
+    )
+)
+"""Where bash may evaluate the text of a quoted word as arithmetic."""
+HIDDEN_SUBSTITUTION = re.compile(r"\w\[[^\]]*(\$[({]|`)")
+ARRAY_ASSIGNMENT = re.compile(r"\+?=.*", re.DOTALL)
 FIND_RUNS = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
 MAX_FIND_RUNS = 20
 FIND_WRITES = frozenset(("-delete", "-fprint", "-fprintf", "-fls", "-fprint0"))
@@ -52,23 +86,31 @@ UNKNOWN_TEXT = frozenset(
 WRITES = frozenset((">", ">>", "&>", "&>>", ">|", "<>"))
 
 
-def rate_shell(command: str, workspace: str) -> ActionSecurityRisk:
+def rate_shell(command: str, workspace: str, directory: str | None = None) -> ActionSecurityRisk:
     """Return the risk of a command line or script; never UNKNOWN.
 
     Args:
         workspace: the directory that may be changed.
+        directory: where it starts; None for any directory in the workspace.
     """
     if len(command) > MAX_COMMAND_CHARS or "\0" in command:
         return HIGH
     root = parse_bash(command)
-    return HIGH if root is None or root.has_error else _SyntaxWalk(workspace).rate(root, 0)
+    if root is None or root.has_error:
+        return HIGH
+    walk = _SyntaxWalk(Paths(workspace) if directory is None else Paths(workspace).change(directory))
+    return max(walk.rate(root, 0), walk.paths.rate_staying())
 
 
 class _SyntaxWalk:
-    """One walk through a syntax tree."""
+    """One walk through a syntax tree.
 
-    def __init__(self, workspace: str) -> None:
-        self._workspace = workspace
+    Attributes:
+        paths: rates the paths of the next command; every command that changes the directory replaces it.
+    """
+
+    def __init__(self, paths: Paths) -> None:
+        self.paths = paths
 
     def rate(self, node: tree_sitter.Node, depth: int, *, is_fed: bool = False) -> ActionSecurityRisk:
         """Return the highest risk of a node and all nodes below it.
@@ -78,23 +120,76 @@ class _SyntaxWalk:
         """
         if depth > MAX_DEPTH:
             return HIGH
-        own = LOW
+        before = self.paths
+        if node.type in LOOPS and _changes_directory(node):
+            self.paths = before.join(before.change(None))
+        risk = self._rate_node(node, depth, is_fed=is_fed)
+        if node.type in OWN_PROCESS:
+            self.paths = before
+        elif (node.type in BRANCHES and not _is_part_of_list(node)) or node.type in LOOPS:
+            # A part of it may not have run. In `cd a && b`, the `b` runs in `a`; what follows may not.
+            self.paths = self.paths.join(before)
+        return risk
+
+    def _rate_node(self, node: tree_sitter.Node, depth: int, *, is_fed: bool) -> ActionSecurityRisk:
+        own = HIGH if node.type in EVALUATING and _hides_substitution(node) else LOW
         match node.type:
             case "command":
-                own = self._rate_command(node, is_fed=is_fed, depth=depth)
+                return max(own, self._rate_command(node, is_fed=is_fed, depth=depth))
             case "variable_assignment" | "declaration_command" | "unset_command":
-                own = self._rate_variables(node)
+                own = max(own, self._rate_variables(node))
+            case "for_statement":
+                own = LOW if is_plain_variable(_to_text(node.child_by_field_name("variable"))) else HIGH
+            case "unary_expression":
+                own = _rate_variable_test(node)
             case "file_redirect":
                 own = self._rate_redirect(node)
             case "function_definition":
                 own = HIGH if _calls_itself(node) else LOW
             case "pipeline":
-                return max(self.rate(child, depth + 1, is_fed=n > 0) for n, child in enumerate(node.named_children))
+                return self._rate_pipeline(node, depth, is_fed=is_fed)
+            case "list":
+                return self._rate_list(node, depth, is_fed=is_fed)
+            case "if_statement" | "case_statement":
+                return max(own, self._rate_branches(node, depth, is_fed=is_fed))
             case "redirected_statement":
                 is_fed = is_fed or any(child.type.startswith("here") or _is_input(child) for child in node.children)
+                # A redirection is opened before the command runs.
+                redirects = [child for child in node.named_children if child.type.endswith("redirect")]
+                others = [child for child in node.named_children if child not in redirects]
+                return max(self.rate(child, depth + 1, is_fed=is_fed) for child in (*redirects, *others))
         return max([own, *(self.rate(child, depth + 1, is_fed=is_fed) for child in node.named_children)])
 
+    def _rate_pipeline(self, node: tree_sitter.Node, depth: int, *, is_fed: bool) -> ActionSecurityRisk:
+        before, risks = self.paths, [LOW]
+        for position, child in enumerate(node.named_children):
+            self.paths = before  # each part is a process of its own
+            risks.append(self.rate(child, depth + 1, is_fed=is_fed or position > 0))
+        self.paths = before
+        return max(risks)
+
+    def _rate_list(self, node: tree_sitter.Node, depth: int, *, is_fed: bool) -> ActionSecurityRisk:
+        before, risks = self.paths, [LOW]
+        for child in node.children:
+            if child.type == "||":
+                self.paths = self.paths.join(before)
+            if child.is_named:
+                risks.append(self.rate(child, depth + 1, is_fed=is_fed))
+        return max(risks)
+
+    def _rate_branches(self, node: tree_sitter.Node, depth: int, *, is_fed: bool) -> ActionSecurityRisk:
+        risks, reached = [LOW], self.paths
+        for child in node.named_children:
+            if child.type in ("elif_clause", "else_clause", "case_item"):
+                self.paths = reached
+            risks.append(self.rate(child, depth + 1, is_fed=is_fed))
+            reached = reached.join(self.paths)
+        self.paths = reached
+        return max(risks)
+
     def _rate_command(self, node: tree_sitter.Node, *, is_fed: bool, depth: int) -> ActionSecurityRisk:
+        # Substitutions in the arguments, and redirections, come before the command itself.
+        below = max([LOW, *(self.rate(child, depth + 1, is_fed=is_fed) for child in node.named_children)])
         name_node = node.child_by_field_name("name")
         name = (
             _find_known_text(name_node.named_children[0])
@@ -105,7 +200,11 @@ class _SyntaxWalk:
             return HIGH
         is_fed = is_fed or any(child.type.startswith("here") for child in node.children)
         arguments = [_find_known_text(child) for child in node.children_by_field_name("argument")]
-        return self._rate_program(name, arguments, is_fed=is_fed, depth=depth)
+        before = self.paths
+        risk = max(below, self._rate_program(name, arguments, is_fed=is_fed, depth=depth))
+        if self.paths != before and not _is_joined_by_and(node):
+            self.paths = self.paths.join(before)  # the change may fail
+        return risk
 
     def _rate_program(self, name: str, arguments: Arguments, *, is_fed: bool, depth: int) -> ActionSecurityRisk:
         if depth > MAX_DEPTH:
@@ -115,80 +214,176 @@ class _SyntaxWalk:
             return MEDIUM  # a program of the workspace, or an unknown one
         if name in SHELLS:
             return self._rate_shell(arguments, depth)
+        if name in MULTI_CALL and arguments and arguments[0] in ("--help", "--list"):
+            return LOW
+        if name in MULTI_CALL:
+            known = arguments[0] if arguments else None
+            is_applet = known is not None and not known.startswith("-")
+            return self._rate_program(known or "", arguments[1:], is_fed=is_fed, depth=depth + 1) if is_applet else HIGH
         if name in WRAPPERS:
             return self._rate_wrapped(name, arguments, is_fed=is_fed, depth=depth)
         if name == "find":
             return self._rate_find(arguments, depth)
-        risk = rate_command(name, arguments, self._workspace)
+        if name in CHANGES_DIRECTORY:
+            return self._change_directory(name, arguments)
+        risk = rate_command(name, arguments, self.paths)
+        if name in RUNNERS and arguments[:1] in (["run"], ["exec"], ["x"]):
+            return max(risk, MEDIUM, self._rate_started(arguments[1:], depth))
+        if starts_operand(name):
+            return max(risk, self._rate_started(arguments, depth))
         is_interpreter = risk is not LOW and INTERPRETERS.fullmatch(name) is not None
         has_script = any(word is not None and not word.startswith("-") for word in arguments)
         return HIGH if is_fed and is_interpreter and not has_script else risk
 
+    def _change_directory(self, name: str, arguments: Arguments) -> ActionSecurityRisk:
+        options = ("-L", "-P", "-e", "-@", "--", "-n")
+        words = [word for word in arguments if word not in options]
+        home = None if name in ("pushd", "popd") else "~"
+        target = words[0] if words and name != "popd" else home
+        if target is not None and re.match(r"[-+]\d*$", target):
+            target = None
+        self.paths = self.paths.change(target)
+        return LOW
+
+    def _rate_started(self, arguments: Arguments, depth: int) -> ActionSecurityRisk:
+        """Rate a program that another one starts; any word may be its name, because the options are not known."""
+        risks = [MEDIUM]
+        for position, word in enumerate(arguments[:MAX_STARTED_WORDS]):
+            if word is None or (word in WRAPPERS or word in RUNNERS or starts_operand(word)):
+                return HIGH
+            if not word.startswith("-"):
+                risks.append(self._rate_program(word, arguments[position + 1 :], is_fed=False, depth=depth + 1))
+        return max(risks)
+
     def _rate_shell(self, arguments: Arguments, depth: int) -> ActionSecurityRisk:
         if any(word is None for word in arguments):
             return HIGH
-        words = [word for word in arguments if word is not None]
-        for position, word in enumerate(words):
-            if re.fullmatch(r"-[a-z]*c", word):
-                script = words[position + 1] if position + 1 < len(words) else ""
-                return self._rate_script(script, depth)
-            if not word.startswith(("-", "+")):
-                return MEDIUM  # a script in a file
-        return LOW if words == ["--version"] else HIGH
+        left = [word for word in arguments if word is not None]
+        if left in (["--version"], ["--help"]):
+            return LOW
+        is_command, own = False, LOW
+        while left and (left[0].startswith(("-", "+")) and left[0] != "-"):
+            word = left.pop(0)
+            if word == "--":
+                break
+            if word in ("--rcfile", "--init-file"):
+                own, left = MEDIUM, left[1:]  # a script in a file
+            elif word.startswith("--"):
+                if word not in ("--login", "--norc", "--noprofile", "--posix", "--verbose", "--restricted"):
+                    return HIGH
+            elif re.fullmatch(r"[-+][a-zA-Z]+", word) and "C" not in word.replace("-C", "", word[1:] == "C"):
+                is_command = is_command or "c" in word
+                if "s" in word or "i" in word or word == "-C":
+                    return HIGH
+                left = left[sum(letter in "oO" for letter in word) :]
+            else:
+                return HIGH
+        if not left:
+            return HIGH
+        if is_command:
+            return max(own, self._rate_script(left[0], depth))
+        return HIGH if left[0].startswith(("-", "/dev/", "/proc/")) else max(MEDIUM, self.paths.rate_reading(left[0]))
 
     def _rate_script(self, script: str, depth: int) -> ActionSecurityRisk:
         root = parse_bash(script)
-        return HIGH if root is None or root.has_error or not script.strip() else self.rate(root, depth + 1)
+        if root is None or root.has_error or not script.strip():
+            return HIGH
+        return _SyntaxWalk(self.paths).rate(root, depth + 1)
 
     def _rate_wrapped(self, name: str, arguments: Arguments, *, is_fed: bool, depth: int) -> ActionSecurityRisk:
         """Return the risk of a program that another one runs."""
-        left = list(arguments)
+        flags, values = (options.split() for options in WRAPPERS[name])
+        left, before = list(arguments), self.paths
         while left:
             word = left[0]
             if word is None:
                 return HIGH
-            if "=" in word and name == "env" and not word.startswith("-"):
-                if POISONED_VARIABLES.fullmatch(word.partition("=")[0]):
+            option, has_value, value = word.partition("=")
+            if word == "--":
+                left = left[1:]
+                break
+            if has_value and name == "env" and not word.startswith("-"):
+                if POISONED_VARIABLES.fullmatch(option):
                     return HIGH
+            elif word == "-" and name == "env":
+                pass
             elif not word.startswith("-"):
                 break
-            elif word in ("-S", "--split-string") or word.startswith("--split-string="):
-                return HIGH
-            elif word in WRAPPERS[name]:
-                left = left[1:]
+            elif name == "env" and option in ("-C", "--chdir"):
+                self.paths = self.paths.change(value if has_value else left[1] if len(left) > 1 else None)
+                left = left if has_value else left[1:]
+            elif option in values:
+                left = left if has_value else left[1:]
+            elif not (
+                word in flags
+                or (name == "nice" and re.fullmatch(r"-\d+", word))
+                or (word[:2] in values and not word.startswith("--"))
+                or (not word.startswith("--") and all(f"-{letter}" in flags for letter in word[1:]))
+                or (name == "xargs" and re.fullmatch(r"-[ile].+|--(replace|max-lines|eof)(=.*)?", word))
+            ):
+                return HIGH  # an option that is not understood, such as `env -S`
+            if word in ("-v", "-V") and name == "command":
+                return LOW
             left = left[1:]
         if name == "timeout":
             left = left[1:]
+        if name == "env":
+            while left and left[0] is not None and "=" in left[0]:
+                if POISONED_VARIABLES.fullmatch(left[0].partition("=")[0]):
+                    return HIGH
+                left = left[1:]
         if not left:
             return LOW
         if left[0] is None:
             return HIGH
         # The arguments added by xargs are unknown.
         rest: list[str | None] = [*left[1:], None] if name == "xargs" else left[1:]
-        return self._rate_program(left[0], rest, is_fed=is_fed and name != "xargs", depth=depth + 1)
+        risk = self._rate_program(left[0], rest, is_fed=is_fed and name != "xargs", depth=depth + 1)
+        if name not in ("command", "builtin", "time"):
+            self.paths = before
+        return risk
 
     def _rate_find(self, arguments: Arguments, depth: int) -> ActionSecurityRisk:
-        root = arguments[0] if arguments else "."
-        one = None if root is None else f"{root}/found"
-        risk = rate_reading(root, self._workspace)
-        if sum(word in FIND_RUNS for word in arguments) > MAX_FIND_RUNS:
+        risk, left = LOW, list(arguments)
+        while left and left[0] is not None and re.match(r"-[HLP]$|-O|-D$", left[0]):
+            left = left[2 if left[0] == "-D" else 1 :]
+        roots = list[str | None]()
+        while left and (left[0] is None or not re.match(r"[-(!]", left[0])):
+            roots.append(left.pop(0))
+        found = [None if root is None else f"{root}/found" for root in roots or ["."]]
+        risk = max(self.paths.rate_reading(root) for root in roots or ["."])
+        if sum(word in FIND_RUNS for word in left) > MAX_FIND_RUNS or len(found) > MAX_FIND_RUNS:
             return HIGH
-        for position, word in enumerate(arguments):
-            if word in FIND_WRITES:
-                risk = max(risk, MEDIUM, rate_writing(one, self._workspace))
-            if word in FIND_RUNS:
-                run = arguments[position + 1 :]
-                if not run or run[0] is None:
+        for position, word in enumerate(left):
+            if word == "-delete":
+                risk = max(risk, MEDIUM, *(self.paths.rate_writing(one) for one in found))
+            elif word in FIND_WRITES:
+                target = left[position + 1] if position + 1 < len(left) else None
+                risk = max(risk, MEDIUM, self.paths.rate_writing(target))
+            elif word in FIND_RUNS:
+                run = list(takewhile(lambda word: word != ";", left[position + 1 :]))
+                if not run or run[0] is None or any(word in FIND_RUNS for word in run):
                     return HIGH
-                found = [one if argument == "{}" else argument for argument in run[1:] if argument not in (";", "+")]
-                risk = max(risk, self._rate_program(run[0], found, is_fed=False, depth=depth + 1))
+                for one in found:
+                    words = [_put_found(argument, one) for argument in run[1:] if argument != "+"]
+                    program = _put_found(run[0], one)
+                    if program is None:
+                        return HIGH
+                    risk = max(risk, self._rate_program(program, words, is_fed=False, depth=depth + 1))
         return risk
 
     def _rate_variables(self, node: tree_sitter.Node) -> ActionSecurityRisk:
         names = [child for child in (node, *node.named_children) if child.type == "variable_assignment"]
         texts = [_to_text(name.child_by_field_name("name")) for name in names]
         texts += [_to_text(child) for child in node.named_children if child.type in ("variable_name", "word")]
-        return HIGH if any(POISONED_VARIABLES.fullmatch(text) for text in texts) else LOW
+        if any(POISONED_VARIABLES.fullmatch(text) for text in texts):
+            return HIGH
+        if node.type != "variable_assignment":
+            # `declare` and `unset` take quoted words as well: their text is an assignment or a name.
+            quoted = [child for child in node.named_children if child.type in ("raw_string", "string", "concatenation")]
+            names_in_text = [ARRAY_ASSIGNMENT.sub("", _find_known_text(child) or "$") for child in quoted]
+            return LOW if all(is_plain_variable(name) for name in names_in_text) else HIGH
+        return LOW
 
     def _rate_redirect(self, node: tree_sitter.Node) -> ActionSecurityRisk:
         destination = node.child_by_field_name("destination")
@@ -196,7 +391,45 @@ class _SyntaxWalk:
             return LOW
         path = _find_known_text(destination)
         is_written = any(child.type in WRITES for child in node.children)
-        return rate_writing(path, self._workspace) if is_written else rate_reading(path, self._workspace)
+        return self.paths.rate_writing(path) if is_written else self.paths.rate_reading(path)
+
+
+def _put_found(argument: str | None, found: str | None) -> str | None:
+    """Return an argument of `find -exec` with the path that was found."""
+    if argument is None or "{}" not in argument:
+        return argument
+    return None if found is None else argument.replace("{}", found)
+
+
+def _changes_directory(node: tree_sitter.Node) -> bool:
+    return any(name in CHANGES_DIRECTORY for name in _find_names(node))
+
+
+def _is_joined_by_and(node: tree_sitter.Node) -> bool:
+    """Return whether what follows a command runs only if it succeeds."""
+    after = node.next_sibling
+    return after is None or after.type == "&&"
+
+
+def _is_part_of_list(node: tree_sitter.Node) -> bool:
+    """Return whether a node is the `a && b` of `a && b && c`."""
+    return node.type == "list" and node.next_sibling is not None and node.next_sibling.type == "&&"
+
+
+def _hides_substitution(node: tree_sitter.Node) -> bool:
+    """Return whether a quoted word of a node holds a substitution in a subscript, which bash runs."""
+    return any(
+        found.type in ("raw_string", "ansi_c_string") and HIDDEN_SUBSTITUTION.search(_to_text(found)) is not None
+        for found in _walk(node, stop=("command", *OWN_PROCESS))
+    )
+
+
+def _rate_variable_test(node: tree_sitter.Node) -> ActionSecurityRisk:
+    words = [child for child in node.children if child.type not in ("!", "(", ")")]
+    if len(words) != 2 or _to_text(words[0]) not in ("-v", "-R"):
+        return LOW
+    name = _find_known_text(words[1])
+    return LOW if is_plain_variable(name) or POISONED_VARIABLES.fullmatch(name or "") else HIGH
 
 
 def _find_known_text(node: tree_sitter.Node) -> str | None:
@@ -236,7 +469,14 @@ def _calls_itself(node: tree_sitter.Node) -> bool:
 
 
 def _find_names(node: tree_sitter.Node | None) -> Sequence[str]:
-    if node is None:
-        return ()
-    own = [_to_text(node)] if node.type == "command_name" else []
-    return [*own, *(name for child in node.named_children for name in _find_names(child))]
+    return [] if node is None else [_to_text(found) for found in _walk(node) if found.type == "command_name"]
+
+
+def _walk(node: tree_sitter.Node, stop: Sequence[str] = ()) -> Iterator[tree_sitter.Node]:
+    """Yield a node and all below it, but nothing below nodes of the types `stop`."""
+    left = [node]
+    while left:
+        found = left.pop()
+        yield found
+        if found.type not in stop:
+            left.extend(found.named_children)

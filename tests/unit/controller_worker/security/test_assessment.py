@@ -24,6 +24,9 @@ HERE = WorkspaceSpec(path="/srv/project")
     ("action", "risk"),
     [
         (CmdRunAction(command="ls"), LOW),
+        (CmdRunAction(command="touch x", cwd="src"), LOW),
+        (CmdRunAction(command="touch x", cwd="/etc"), HIGH),
+        (CmdRunAction(command="tee pre-commit", cwd=".git/hooks"), HIGH),
         (CmdRunAction(command="", is_input=True), LOW),
         (CmdRunAction(command="C-c", is_input=True), LOW),
         (CmdRunAction(command="y", is_input=True), HIGH),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.contract.events import ActionSecurityRisk
+from controller_worker.security.command_options import load_programs
 from controller_worker.security.shell_analyzer import rate_shell
 
 HARMLESS = [
@@ -127,6 +131,27 @@ DANGEROUS = [
     "$(" * 50 + "ls" + ")" * 50,
 ]
 
+TABLE = [
+    row
+    for row in csv.reader(
+        Path(__file__).with_name("commands.tsv").read_text(encoding="utf-8").splitlines(),
+        delimiter="\t",
+        quoting=csv.QUOTE_NONE,
+    )
+    if not row[0].startswith("#")
+]
+
+
+@pytest.mark.parametrize(("relation", "rating", "source", "command"), TABLE)
+def test_rating_of_the_table(relation: str, rating: str, source: str, command: str) -> None:
+    risk, expected = rate_shell(command, "/workspace"), ActionSecurityRisk[rating]
+    assert risk is expected or (relation == "at least" and risk > expected), source
+
+
+def test_table_is_large_and_mostly_from_elsewhere() -> None:
+    assert len({command for *_, command in TABLE}) >= 500
+    assert sum(source != "own" for _, _, source, _ in TABLE) * 2 >= len(TABLE)
+
 
 @pytest.mark.parametrize("command", HARMLESS)
 def test_what_reads_or_changes_only_the_workspace_is_low(command: str) -> None:
@@ -169,3 +194,17 @@ def test_non_ascii_letters_do_not_imitate_known_programs() -> None:
 @given(st.text(max_size=60))
 def test_any_text_has_a_risk(command: str) -> None:
     assert rate_shell(command, "/workspace") is not ActionSecurityRisk.UNKNOWN
+
+
+def test_a_deeply_nested_text_is_rated() -> None:
+    assert rate_shell("x=" + "a[" * 5_000 + "1" + "]" * 5_000, "/workspace") is not ActionSecurityRisk.UNKNOWN
+    assert rate_shell("while a; do " * 2_000 + "cd ..; " + "done; " * 2_000, "/workspace") is ActionSecurityRisk.HIGH
+
+
+@pytest.mark.parametrize("name", ["tar", "sort", "sed", "git-read"])
+def test_understood_programs_are_in_the_table(name: str) -> None:
+    assert name in load_programs()[0]
+
+
+def test_gtfobins_names_are_in_the_table() -> None:
+    assert len(load_programs()[1]) > 400
