@@ -94,7 +94,7 @@ def _to_options(fields: Mapping[str, Any]) -> dict[str, Use]:
     return {option: use for use in uses for option in fields.get(use.value, "").split()}
 
 
-def _to_traits(fields: Mapping[str, Any]) -> dict[str, bool]:
+def _to_traits(fields: Mapping[str, Any]) -> dict[str, Any]:
     starts_operand = bool(fields.get("starts_operand", False))
     is_plain = starts_operand or any(use.value in fields for use in DANGEROUS_USES)
     return {

@@ -281,7 +281,7 @@ def _rate_git(arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
         return HIGH
     is_listing = verb not in ("branch", "remote", "tag") or not rest
     if verb in GIT_READS and is_listing:
-        # The similarity of a rename is no option of its own: `-M90%`.
+        # The similarity of a rename is not a separate option: `-M90%`.
         words = [word for word in rest if not re.fullmatch(r"-[MCB][\d%/]+", word)]
         return _rate_arguments(load_programs()[0]["git-read"], words, paths)
     written = [word.partition("=")[2] if word.startswith("--") else word.removeprefix("-o") for word in rest]

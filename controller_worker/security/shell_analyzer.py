@@ -163,7 +163,7 @@ class _SyntaxWalk:
     def _rate_pipeline(self, node: tree_sitter.Node, depth: int, *, is_fed: bool) -> ActionSecurityRisk:
         before, risks = self.paths, [LOW]
         for position, child in enumerate(node.named_children):
-            self.paths = before  # each part is a process of its own
+            self.paths = before  # each part is a separate process
             risks.append(self.rate(child, depth + 1, is_fed=is_fed or position > 0))
         self.paths = before
         return max(risks)
