@@ -157,7 +157,9 @@ class _SyntaxWalk:
                 # A redirection is opened before the command runs.
                 redirects = [child for child in node.named_children if child.type.endswith("redirect")]
                 others = [child for child in node.named_children if child not in redirects]
-                return max(self.rate(child, depth + 1, is_fed=is_fed) for child in (*redirects, *others))
+                # The parser gives a list the redirections of its last command, which runs after each `cd` of the list.
+                after = redirects if any(child.type == "list" for child in others) else []
+                return max(self.rate(child, depth + 1, is_fed=is_fed) for child in (*redirects, *others, *after))
         return max([own, *(self.rate(child, depth + 1, is_fed=is_fed) for child in node.named_children)])
 
     def _rate_pipeline(self, node: tree_sitter.Node, depth: int, *, is_fed: bool) -> ActionSecurityRisk:
