@@ -156,7 +156,7 @@ async def test_certificates_are_read_again(tmp_path: Path) -> None:
                 await connection.call("PING")
             except (StoreUnavailable, OutcomeUnknown) as error:
                 said.append(str(error))
-            return bool(said) and "add ssl_ca_certs=" in said[-1]
+            return bool(said) and "ssl_ca_certs=" in said[-1]
 
         await until(is_refused, what="refusal")
         (files / "cert.pem").write_bytes((others / "cert.pem").read_bytes())
