@@ -40,10 +40,13 @@ def standing_in(out: Path) -> dict[str, Any]:
 
 def _steer_it(asked: tuple[str | Path, ...], out: Path, gate: Path, env: dict[str, str]) -> None:
     asyncio.run(until(lambda: standing_in(out).get("under_way") == 1, limit=LIMIT_SECONDS, what="attempt"))
-    assert "carries out" in deckhands(*asked, env=env).err  # one command at a time
+    assert "Another command runs" in deckhands(*asked, env=env).err  # one command at a time
     assert deckhands("eval", "pause", out, env=env).code == 0
     asyncio.run(until(lambda: standing_in(out).get("state") == "paused", limit=LIMIT_SECONDS, what="pause"))
     shown = deckhands("eval", "status", out, "--json", env=env).json[0]
+    (in_flight,) = shown["standing"]["attempts"]
+    assert in_flight["conversation_id"] in deckhands("eval", "status", out, env=env).out
+    assert deckhands("eval", "logs", out, in_flight["instance"], "--json", env=env).json[0]["kind"]
     assert (shown["is_driven"], shown["wishes"]["state"]) == (True, "paused")
     gate.touch()
     assert deckhands("eval", "retune", out, "-n", "auto", env=env).code == 0
