@@ -39,7 +39,7 @@ OnStatus = Callable[[EvaluationStatus], None]
 
 
 class ModelSilent(DeckhandsError):
-    """Every call of a model fails. Its attempts have no results; the next driver starts them anew."""
+    """Every call of a model fails. Its attempts have no results; the next driver starts them again."""
 
     code = "model_silent"
 
@@ -231,7 +231,7 @@ class Driver:
     async def _put_back_unanswered(self) -> None:
         """Put back the attempts of models that do not answer; unpaid ones start with another conversation next time.
 
-        Attempts in flight that have had replies go on: if the model answers one of them, further attempts start.
+        Attempts in flight that have had replies continue: if the model answers one of them, further attempts start.
         """
         in_vain = [
             one
