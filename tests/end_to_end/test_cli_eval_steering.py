@@ -44,6 +44,9 @@ def _steer_it(asked: tuple[str | Path, ...], out: Path, gate: Path, env: dict[st
     assert deckhands("eval", "pause", out, env=env).code == 0
     asyncio.run(until(lambda: standing_in(out).get("state") == "paused", limit=LIMIT_SECONDS, what="pause"))
     shown = deckhands("eval", "status", out, "--json", env=env).json[0]
+    (in_flight,) = shown["standing"]["attempts"]
+    assert in_flight["conversation_id"] in deckhands("eval", "status", out, env=env).out
+    assert deckhands("eval", "logs", out, in_flight["instance"], "--json", env=env).json[0]["kind"]
     assert (shown["is_driven"], shown["wishes"]["state"]) == (True, "paused")
     gate.touch()
     assert deckhands("eval", "retune", out, "-n", "auto", env=env).code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest_asyncio
 from deckhands.client.client import Client
 from deckhands.evaluation.attempts.driver import ModelSilent
 from deckhands.evaluation.attempts.plan import LABEL, EvaluationPlan
+from deckhands.evaluation.attempts.record import PROGRESS, ProgressRecord
 from deckhands.evaluation.attempts.results import Results
 from deckhands.evaluation.attempts.status import EvaluationStatus, parse_status
 from deckhands.evaluation.attempts.steering import EvaluationSteering
@@ -104,6 +106,34 @@ async def test_attempts_wait_for_the_first_reply(client: Client, results: Result
     gate.touch()
     await asyncio.wait_for(running, 60)
     assert [row.outcome for row in results.rows.values()] == ["resolved"] * 3
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_attempts_in_flight_name_their_failure_and_conversation(
+    client: Client, results: Results, tmp_path: Path
+) -> None:
+    model = script(tmp_path / "m.json", failing("bad_request"))
+    statuses: list[EvaluationStatus] = []
+    plan = EvaluationPlan("named", questions("a", "b"), [model])
+    with ProgressRecord(tmp_path) as record:
+
+        def keep(status: EvaluationStatus) -> None:
+            statuses.append(status)
+            record.add_status(status)
+
+        with pytest.raises(ModelSilent):
+            await Evaluation(client, plan, results, on_standing=keep).run()
+    shown = [one for status in statuses for one in status.attempts if one.cause]
+    assert shown
+    assert shown[0].cause == "bad_request: The script fails with bad_request."
+    assert shown[0].cause in shown[0].render_line
+    assert shown[0].conversation_id in shown[0].render_line
+    lines = [json.loads(line) for line in (tmp_path / PROGRESS).read_text().splitlines()]
+    named = [line for line in lines if line["kind"] == "attempt"]
+    assert {(line["conversation_id"], line["cause"]) for line in named} >= {
+        (shown[0].conversation_id, ""),
+        (shown[0].conversation_id, shown[0].cause),
+    }
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -19,13 +19,14 @@ from deckhands.cli.command_group import with_options
 from deckhands.cli.options import Amount, json_option, plain_option
 from deckhands.cli.screen_printer import printer_for
 from deckhands.cli.selection import require_confirmation, yes_option
-from deckhands.client import Client, for_each, note, print_json, print_text
+from deckhands.client import Client, clean_line, for_each, note, print_json, print_text
 from deckhands.evaluation import (
     FRESH_SECONDS,
     LABEL,
     MAX_AT_ONCE,
     OUTCOMES,
     RESULTS,
+    AttemptDetails,
     EvaluationSteering,
     Requeue,
     StoppingCriterion,
@@ -41,6 +42,7 @@ from deckhands.settings import CliSettings
 CHECK_AGENT = "CheckAgent"
 RUNNING = "running"
 MAX_NAMED = 10
+MAX_LINE_CHARS = 1_000
 LOOKS, LOOK_SECONDS = 20, 0.25
 
 T = TypeVar("T")
@@ -266,7 +268,7 @@ def cancel(options: EvalCancelOptions) -> None:
 @json_option
 @with_options(EvalStatusOptions)
 def status(options: EvalStatusOptions) -> None:
-    """Show the progress of an evaluation, as last reported by the command that drives it."""
+    """Show the progress of an evaluation and its attempts in flight, as last reported by the command that drives it."""
 
     async def act(client: Client, _: EvaluationSteering, wanted: StoredSteering) -> tuple[StoredSteering, bool]:
         return wanted, await _is_driven(client, wanted)
@@ -280,6 +282,8 @@ def status(options: EvalStatusOptions) -> None:
         return
     standing = parse_status(wanted.status)
     print_text(standing.render_line if standing is not None else "It has not started.")
+    for one in standing.attempts if standing is not None else ():
+        print_text(clean_line(one.render_line, limit=MAX_LINE_CHARS))
     if not is_driven and not (standing is not None and standing.state == "over"):
         note("No command drives it now; `deckhands eval attach DIR` does.")
 
@@ -293,12 +297,15 @@ def status(options: EvalStatusOptions) -> None:
 def logs(options: EvalLogsOptions) -> None:
     """Show the events of an attempt of the evaluation in DIR, or of its check, also from its private cluster.
 
-    Name it by its instance, if that has only one attempt, or by the id of a conversation.
+    It may have ended or be in flight. Name it by its instance, if that has only one attempt, or by the id of a
+    conversation.
     """
     asked = load_request(options.directory)
-    conversation_id = _conversation_of(options.directory, options.attempt)
 
     async def read(client: Client) -> Sequence[Event]:
+        status = parse_status((await EvaluationSteering(client.store, asked.name).read()).status)
+        in_flight = status.attempts if status is not None else ()
+        conversation_id = _find_conversation(options.directory, options.attempt, in_flight)
         return await client.events(conversation_id, is_whole=True)
 
     events = asyncio.run(run_in_store(CliSettings.from_env(), asked.home or asked.name, read))
@@ -307,15 +314,22 @@ def logs(options: EvalLogsOptions) -> None:
         printer.event(event)
 
 
-def _conversation_of(directory: Path, attempt: str) -> str:
-    rows = read_results(directory / RESULTS) if (directory / RESULTS).is_file() else []
-    found = [row.conversation_id for row in rows if row.instance == attempt and row.conversation_id]
+def _find_conversation(directory: Path, attempt: str, in_flight: Sequence[AttemptDetails]) -> str:
+    ended = read_results(directory / RESULTS) if (directory / RESULTS).is_file() else []
+    latest = {row.key: row.conversation_id for row in ended if row.instance == attempt}
+    latest |= {
+        (one.model, one.instance, one.attempt): one.conversation_id for one in in_flight if one.instance == attempt
+    }
+    found = [conversation_id for conversation_id in latest.values() if conversation_id]
     if len(found) > 1:
         raise UsageError(
             f"There are {len(found)} attempts at {attempt}.", remedy=f"Name one of {', '.join(found[:MAX_NAMED])}."
         )
     if not found and not is_conversation_id(attempt):
-        raise UsageError(f"No attempt at {attempt!r} has ended.", remedy="`results.jsonl` lists those that have.")
+        raise UsageError(
+            f"No attempt at {attempt!r} has started.",
+            remedy="`deckhands eval status DIR` lists those in flight, and `results.jsonl` those that have ended.",
+        )
     return found[0] if found else attempt
 
 

@@ -1,6 +1,7 @@
 """The record of an evaluation for programs: `progress.jsonl` in its directory, one JSON object per line.
 
     {"kind": "standing", "at": "…", "state": "running", "ended": 12, "under_way": 8, "bound": "-n 8", …}
+    {"kind": "attempt", "at": "…", "instance": "…", "state": "works", "cause": "", "conversation_id": "…", …}
     {"kind": "ended", "at": "…", "instance": "…", "model": "…", "attempt": 1, "outcome": "resolved", …}
 
 Holds: append-only; a driver that continues appends to the same file, after its last whole line.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,6 +45,7 @@ class ProgressRecord:
             raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
         self._written_at = float("-inf")
         self._state: tuple[str, str] = ("", "")
+        self._attempts: dict[tuple[str, str, int], tuple[str, str]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -56,7 +59,16 @@ class ProgressRecord:
         self._add("ended", row.model_dump(mode="json", exclude=LEFT_OUT))
 
     def add_status(self, standing: EvaluationStatus) -> None:
-        """Add the progress, every five seconds and whenever another limit binds."""
+        """Add the progress, every five seconds and whenever another limit binds.
+
+        An attempt in flight is added when it has another conversation, or another cause why it gets no further.
+        """
+        known, self._attempts = self._attempts, {}
+        for one in standing.attempts:
+            key, news = (one.model, one.instance, one.attempt), (one.conversation_id, one.cause)
+            self._attempts[key] = news
+            if one.conversation_id and known.get(key) != news:
+                self._add("attempt", asdict(one))
         now, state = SYSTEM_CLOCK.monotonic(), (standing.state, standing.bound)
         if now - self._written_at < EVERY_SECONDS and state == self._state:
             return

@@ -39,6 +39,14 @@ class AttemptDetails:
     conversation_id: str
     cause: str = ""
 
+    @property
+    def render_line(self) -> str:
+        """The attempt in one line, with its conversation."""
+        reasons = dict.fromkeys(text for text in (self.waits_for, self.cause) if text)
+        waits = f" ({'; '.join(reasons)})" if reasons else ""
+        name = f"{self.instance}, {self.model}, attempt {self.attempt}"
+        return f"{name}: {self.state}{waits}, {self.iterations} steps, {self.conversation_id or 'not started yet'}"
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluationStatus:
