@@ -68,7 +68,7 @@ TAKES_VALUE = frozenset((Use.VALUE, Use.READS, Use.WRITES, Use.RUNS, Use.SENDS))
 def load_programs() -> tuple[Mapping[str, Program], Mapping[str, Program]]:
     """Return the programs that are understood, and those that are known for their other functions only."""
     listed = _load_table("gtfobins.toml")
-    known = {name: Program(_to_options(fields), **_to_traits(fields)) for name, fields in listed.items()}
+    known = {name: _to_known(fields) for name, fields in listed.items()}
     understood = {}
     for fields in _load_table("programs.toml")["program"]:
         options = _to_options(fields)
@@ -94,14 +94,11 @@ def _to_options(fields: Mapping[str, Any]) -> dict[str, Use]:
     return {option: use for use in uses for option in fields.get(use.value, "").split()}
 
 
-def _to_traits(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _to_known(fields: Mapping[str, Any]) -> Program:
     starts_operand = bool(fields.get("starts_operand", False))
     is_plain = starts_operand or any(use.value in fields for use in DANGEROUS_USES)
-    return {
-        "is_capable": True,
-        "starts_operand": starts_operand,
-        "is_opaque": not is_plain and not SHELL_FUNCTIONS.isdisjoint(fields["functions"].split()),
-    }
+    is_opaque = not is_plain and not SHELL_FUNCTIONS.isdisjoint(fields["functions"].split())
+    return Program(_to_options(fields), is_capable=True, starts_operand=starts_operand, is_opaque=is_opaque)
 
 
 def split_bundle(program: Program, arguments: Arguments) -> Arguments:
