@@ -74,5 +74,5 @@ def test_a_cluster_counts_its_workers(tmp_path: Path) -> None:
         assert running.stdout is not None
         assert (
             running.stdout.readline()
-            == "The cluster is up: 1 controller worker, 0 tool workers, 1 ingress, 1 jobs worker and 1 beat.\n"
+            == "The cluster is up: 1 controller worker, 0 tool workers, 1 ingress worker, 1 jobs worker and 1 beat.\n"
         )
