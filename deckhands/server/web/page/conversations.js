@@ -18,7 +18,7 @@ export function conversations({ main, signal, refused }) {
     draw();
   } });
   const before = el("button", { type: "button", onclick: () => { cursors.pop(); load(); } }, "Newer");
-  const after = el("button", { type: "button", onclick: () => { cursors.push(next); load(); } }, "Older");
+  const after = el("button", { type: "button", onclick: () => { cursors.push(next); next = null; buttons(); load(); } }, "Older");
   const pause = el("button", { type: "button", onclick: () => act("pause", "Pause") }, "Pause");
   const requeue = el("button", { type: "button", title: "Let them continue that were paused, stopped, have failed or crashed", onclick: () => act("requeue", "Requeue") }, "Requeue");
   const compare = el("button", { type: "button", title: "Choose two", onclick: () => { location.hash = `#/compare/${[...chosen].join("/")}`; } }, "Compare");
@@ -78,15 +78,21 @@ export function conversations({ main, signal, refused }) {
     count.textContent = chosen.size ? `${chosen.size} chosen` : `page ${cursors.length}`;
   }
 
-  async function load() {
+  function query() {
     const query = new URLSearchParams({ limit: PAGE, cursor: cursors.at(-1) });
     if (filter.state) query.append("state", filter.state);
     if (filter.tenant) query.append("tenant", filter.tenant);
     if (filter.model) query.append("model", filter.model);
     if (filter.cost) query.append("min_cost_usd", filter.cost);
     for (const one of filter.label.split(/[ ,]+/).filter(Boolean)) query.append("label", one);
+    return query.toString();
+  }
+
+  async function load() {
+    const asked = query();
     try {
-      const found = await ask(`/conversations?${query}`, { signal });
+      const found = await ask(`/conversations?${asked}`, { signal });
+      if (asked !== query()) return;  // another page or filter was chosen since
       rows = found.conversations;
       next = found.next_cursor;
       if (!document.activeElement || !body.contains(document.activeElement)) draw();
