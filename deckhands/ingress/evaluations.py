@@ -19,22 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from broker.runtime import SYSTEM_CLOCK, UsageError, new_key
-from deckhands.evaluation import (
-    LOG,
-    PROGRESS,
-    ROWS,
-    SHIPPED,
-    SUMMARY,
-    EvaluationRequest,
-    Tuning,
-    detach,
-    is_driven,
-    is_safe,
-    list_installed,
-    list_left_out,
-    read_dataset,
-    record_request,
-)
+from deckhands import evaluation as evals
 from deckhands.ingress.failures import TaskExpired, refusal, to_exception
 from deckhands.ingress.waiting_tasks import TASKS, WaitingTask, complete_tasks, list_waiting
 from deckhands.settings import CliSettings
@@ -72,9 +57,9 @@ class _Request(BaseModel):
     until: str | None = Field(default=None, max_length=100)
 
     @property
-    def tuning(self) -> Tuning:
+    def tuning(self) -> evals.Tuning:
         """The options of its driver."""
-        return Tuning(at_once=self.concurrency, budget=self.budget_usd, retries=self.retries, until=self.until)
+        return evals.Tuning(at_once=self.concurrency, budget=self.budget_usd, retries=self.retries, until=self.until)
 
 
 class EvaluationTasks:
@@ -118,13 +103,13 @@ class EvaluationTasks:
         if ended is not None:
             if ended.failure:
                 return UsageError(ended.failure)
-            found: dict[str, Any] = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+            found: dict[str, Any] = json.loads((directory / evals.SUMMARY).read_text(encoding="utf-8"))
             return found
         earlier = WaitingTask.load_waiting(directory, task_id)
         if is_late and earlier is None:
             raise TaskExpired
         models = [request.models] if isinstance(request.models, str) else request.models
-        asked = EvaluationRequest(
+        asked = evals.EvaluationRequest(
             name="",
             dataset=self._dataset(request, directory),
             models=tuple(models),
@@ -142,10 +127,10 @@ class EvaluationTasks:
             if request.repositories is None
             else str(self._below("repositories", request.repositories)),
         )
-        for line in list_left_out(asked.instances()):
+        for line in evals.list_left_out(asked.instances()):
             _log.warning("%s", line)
         request.tuning.check(len(models))
-        record_request(directory, asked)
+        evals.record_request(directory, asked)
         is_new = earlier is None
         started = earlier.started if earlier else SYSTEM_CLOCK.now().timestamp()
         # Before checking the command: a running command answers all waiting tasks when it ends.
@@ -154,24 +139,24 @@ class EvaluationTasks:
         if is_new:
             on_new()
         try:
-            if not is_driven(directory):
+            if not evals.is_driven(directory):
                 self._start(directory, request.tuning, is_new=is_new)
         except UsageError:
             asker.forget(directory)
             raise
         return None
 
-    def _start(self, directory: Path, tuning: Tuning, *, is_new: bool) -> None:
+    def _start(self, directory: Path, tuning: evals.Tuning, *, is_new: bool) -> None:
         """Start the command that drives an evaluation.
 
         Raises:
             UsageError: it ended immediately; the text says why.
         """
         # The request's settings were written into the store at the first start; they may have been changed since.
-        progress = directory / PROGRESS
+        progress = directory / evals.PROGRESS
         has_begun = not is_new and progress.exists() and progress.stat().st_size > 0
         environment = {**CliSettings.from_env().environment, "DECKHANDS_URL": self._url, "DECKHANDS_URL_FILE": ""}
-        detach(directory, [] if has_begun else tuning.as_arguments(), environment=environment)
+        evals.detach(directory, [] if has_begun else tuning.as_arguments(), environment=environment)
 
     async def run_maintenance(self) -> None:
         """Restart commands that ended before their evaluations, forever."""
@@ -196,12 +181,16 @@ class EvaluationTasks:
     def _check_evaluation(self, directory: Path) -> None:
         waiting = list_waiting(directory)
         now = SYSTEM_CLOCK.now().timestamp()
-        if not waiting or any(now - since < FORSAKEN_AFTER_SECONDS for _, since in waiting) or is_driven(directory):
+        if (
+            not waiting
+            or any(now - since < FORSAKEN_AFTER_SECONDS for _, since in waiting)
+            or evals.is_driven(directory)
+        ):
             return
         askers = [asker for asker, _ in waiting]
         if all(asker.starts >= MAX_STARTS for asker in askers):
             why = f"The command that carries out the evaluation {directory.name} has ended too early too often"
-            given_up = UsageError(f"{why}; {LOG} in its directory says more.")
+            given_up = UsageError(f"{why}; {evals.LOG} in its directory says more.")
             complete_tasks(directory, failure=to_exception(refusal(given_up)))
             return
         for asker in askers:
@@ -215,7 +204,7 @@ class EvaluationTasks:
         if isinstance(request.dataset, list):
             return self._write_rows(request.dataset, directory)
         name = request.dataset
-        if name == SHIPPED or name.partition(":")[0] in list_installed():
+        if name == evals.SHIPPED or name.partition(":")[0] in evals.list_installed():
             return name
         return str(self._below("dataset", name))
 
@@ -229,7 +218,7 @@ class EvaluationTasks:
                         f"The request cannot be used: dataset: row {number}: {name} is a path.",
                         remedy="Pass files as {path: text}, and pictures as addresses.",
                     )
-        path = directory / ROWS
+        path = directory / evals.ROWS
         text = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)
         if path.exists():
             if path.read_text(encoding="utf-8") != text:
@@ -239,7 +228,7 @@ class EvaluationTasks:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             draft.write_text(text, encoding="utf-8")
-            read_dataset(draft)
+            evals.read_dataset(draft)
             draft.replace(path)  # atomically: a command that reads it never sees half of it
         except OSError as error:
             raise UsageError(f"{directory} cannot be written: {error.strerror}.") from error
@@ -250,7 +239,7 @@ class EvaluationTasks:
     def _below(self, name: str, text: str) -> Path:
         assert self._root is not None
         path = (self._root / text).resolve()
-        if not is_safe(text) or not path.is_relative_to(self._root.resolve()):
+        if not evals.is_safe(text) or not path.is_relative_to(self._root.resolve()):
             raise UsageError(
                 f"The request cannot be used: {name}: {ascii(text)[:200]} is not below the directory of evaluations.",
                 remedy="Name a relative path there.",

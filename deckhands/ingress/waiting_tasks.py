@@ -19,7 +19,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from broker.runtime import SYSTEM_CLOCK, BrokerSettings, new_key
-from deckhands.evaluation import SUMMARY
+from deckhands import evaluation as evals
 from deckhands.ingress.failures import TaskFailure
 from deckhands.ingress.ingress_app import make_ingress_app
 from deckhands.ingress.ingress_results import TaskResults, is_temporary
@@ -112,7 +112,7 @@ def complete_tasks(directory: Path, *, failure: Exception | None = None) -> None
         return
     settings = BrokerSettings.from_env()
     results = TaskResults(make_ingress_app(settings.celery_url, settings.result_url))
-    value = None if failure else json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+    value = None if failure else json.loads((directory / evals.SUMMARY).read_text(encoding="utf-8"))
     for asker in askers:
         asker.end(directory, str(failure.args[0]) if failure else "")
         seconds = SYSTEM_CLOCK.now().timestamp() - asker.started if asker.started else None

@@ -12,15 +12,8 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import AwareDatetime, BaseModel, Field
 
 from broker.store import parse_number
-from deckhands.evaluation import (
-    OUTCOMES,
-    AttemptDetails,
-    AttemptRow,
-    Catalog,
-    EvaluationListing,
-    EvaluationStatus,
-    Outcome,
-)
+from deckhands import evaluation as evals
+from deckhands.evaluation import Outcome
 from deckhands.server.dependencies import GatewayOf, Reader
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import ID, MOMENT
@@ -74,7 +67,7 @@ class ShownEvaluation(BaseModel):
     stopped: str = ""
 
     @classmethod
-    def of(cls, listed: EvaluationListing) -> Self:
+    def of(cls, listed: evals.EvaluationListing) -> Self:
         """Convert an evaluation of the catalog."""
         return cls.model_validate(_fields_of(listed))
 
@@ -93,7 +86,7 @@ class AttemptInFlight(BaseModel):
     conversation_id: str = Field(examples=[ID])
 
     @classmethod
-    def of(cls, shown: AttemptDetails) -> Self:
+    def of(cls, shown: evals.AttemptDetails) -> Self:
         """Convert an attempt, without its worker: only operators may see workers."""
         return cls(
             instance=shown.instance,
@@ -223,7 +216,7 @@ class ShownAttempt(BaseModel):
     verdict: str = ""
 
     @classmethod
-    def of(cls, row: AttemptRow) -> Self:
+    def of(cls, row: evals.AttemptRow) -> Self:
         """Convert a row."""
         names = [name for name in cls.model_fields if name != "tokens"]
         fields = {name: getattr(row, name) for name in names}
@@ -244,11 +237,11 @@ async def listing(
 ) -> list[ShownEvaluation]:
     """List the evaluations of the key's tenant, most recently driven first. Kept for a month."""
     tenant = None if principal.is_for_all_tenants else principal.tenant
-    return [ShownEvaluation.of(one) for one in await Catalog(gateway.store).latest(tenant=tenant, limit=limit)]
+    return [ShownEvaluation.of(one) for one in await evals.Catalog(gateway.store).latest(tenant=tenant, limit=limit)]
 
 
-async def _visible(gateway: Gateway, principal: Principal, name: str) -> EvaluationListing:
-    found = await Catalog(gateway.store).find(name)
+async def _visible(gateway: Gateway, principal: Principal, name: str) -> evals.EvaluationListing:
+    found = await evals.Catalog(gateway.store).find(name)
     if found is None or not (principal.is_for_all_tenants or found.about.tenant == principal.tenant):
         raise Problem(404, "unknown_evaluation", "There is no such evaluation.", remedy="GET /evaluations lists them.")
     return found
@@ -260,7 +253,7 @@ async def show(
 ) -> EvaluationDetails:
     """Show the progress of an evaluation, with the figures of its ended attempts."""
     listed = await _visible(gateway, principal, evaluation)
-    return _details(listed, await overviews.of(Catalog(gateway.store), listed))
+    return _details(listed, await overviews.of(evals.Catalog(gateway.store), listed))
 
 
 @routes.get("/{evaluation}/attempts", summary="List attempts that have ended")
@@ -278,7 +271,7 @@ async def attempts(
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> AttemptPage:
     """List ended attempts by model, instance and number. Patches are in the evaluation's directory."""
-    catalog = Catalog(gateway.store)
+    catalog = evals.Catalog(gateway.store)
     overview = await overviews.of(catalog, await _visible(gateway, principal, evaluation))
     meant = [
         one.key
@@ -293,7 +286,7 @@ async def attempts(
     return AttemptPage(attempts=shown, total=len(meant), next_after=following)
 
 
-def _fields_of(listed: EvaluationListing) -> dict[str, Any]:
+def _fields_of(listed: evals.EvaluationListing) -> dict[str, Any]:
     status, about = listed.status, listed.about
     fields: dict[str, Any] = {
         "name": listed.name,
@@ -306,7 +299,7 @@ def _fields_of(listed: EvaluationListing) -> dict[str, Any]:
     return fields | _status_fields(status)
 
 
-def _status_fields(standing: EvaluationStatus | None) -> dict[str, Any]:
+def _status_fields(standing: evals.EvaluationStatus | None) -> dict[str, Any]:
     if standing is None:
         return {"state": "", "total": 0, "ended": 0, "under_way": 0, "outcomes": {}, "cost_usd": 0.0, "tokens": 0}
     return {
@@ -314,7 +307,7 @@ def _status_fields(standing: EvaluationStatus | None) -> dict[str, Any]:
         "total": standing.total,
         "ended": standing.ended,
         "under_way": standing.under_way,
-        "outcomes": {name: count for name in OUTCOMES if (count := standing.outcomes.get(name, 0)) > 0},
+        "outcomes": {name: count for name in evals.OUTCOMES if (count := standing.outcomes.get(name, 0)) > 0},
         "cost_usd": parse_number(standing.cost_usd),
         "tokens": standing.tokens,
         "eta_seconds": None if standing.eta_seconds is None else parse_number(standing.eta_seconds),
@@ -323,7 +316,7 @@ def _status_fields(standing: EvaluationStatus | None) -> dict[str, Any]:
     }
 
 
-def _details(listed: EvaluationListing, overview: EvaluationOverview) -> EvaluationDetails:
+def _details(listed: evals.EvaluationListing, overview: EvaluationOverview) -> EvaluationDetails:
     status = listed.status
     fields = _fields_of(listed) | {
         "attempts": [AttemptInFlight.of(one) for one in (status.attempts if status is not None else ())],

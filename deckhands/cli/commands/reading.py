@@ -39,7 +39,6 @@ from deckhands.client import (
     render_summary,
     summarize,
 )
-from deckhands.interop import to_trajectory
 from deckhands.settings import CliSettings
 
 SECTION = "Read conversations"
@@ -160,6 +159,8 @@ def export(options: ExportOptions) -> None:
     output = options.output
     events = asyncio.run(read_events(CliSettings.from_env(), options.conversation_id, is_lenient=True))
     if options.style == "openhands":
+        from deckhands.interop import to_trajectory
+
         trajectory, left_out = to_trajectory(events)
         for kind, count in sorted(left_out.items()):
             note(f"Left out: {format_count(count, 'event')} of the kind {kind}, which OpenHands has no name for.")

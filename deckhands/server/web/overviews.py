@@ -17,16 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from broker.runtime import Clock
-from deckhands.evaluation import (
-    AttemptRow,
-    Catalog,
-    Distribution,
-    EvaluationListing,
-    FailureClass,
-    classify_failures,
-    compute_distribution,
-    compute_summary,
-)
+from deckhands import evaluation as evals
 
 KEPT = 16
 REST = 10.0
@@ -62,8 +53,8 @@ class EvaluationOverview:
     """
 
     models: Mapping[str, Mapping[str, Any]]
-    distributions: Mapping[str, Distribution]
-    failure_classes: Sequence[FailureClass]
+    distributions: Mapping[str, evals.Distribution]
+    failure_classes: Sequence[evals.FailureClass]
     entries: Sequence[AttemptEntry] = field(repr=False)
 
 
@@ -83,7 +74,7 @@ class Overviews:
         self._clock = clock
         self._kept: OrderedDict[str, _CachedOverview] = OrderedDict()
 
-    async def of(self, catalog: Catalog, listed: EvaluationListing) -> EvaluationOverview:
+    async def of(self, catalog: evals.Catalog, listed: evals.EvaluationListing) -> EvaluationOverview:
         """Return the overview of an evaluation. Concurrent callers share one read.
 
         Raises:
@@ -104,20 +95,20 @@ class Overviews:
             kept.took = kept.read_at - begun
             return kept.overview
 
-    def _is_fresh(self, kept: _CachedOverview, listed: EvaluationListing) -> bool:
+    def _is_fresh(self, kept: _CachedOverview, listed: evals.EvaluationListing) -> bool:
         if kept.at == listed.at:
             return True
         is_over = listed.status is None or listed.status.state == OVER
         return not is_over and self._clock.monotonic() - kept.read_at < REST * kept.took
 
 
-def _overview(rows: Sequence[AttemptRow]) -> EvaluationOverview:
+def _overview(rows: Sequence[evals.AttemptRow]) -> EvaluationOverview:
     return EvaluationOverview(
-        compute_summary(rows)["models"],
+        evals.compute_summary(rows)["models"],
         {
-            "cost_usd": compute_distribution(rows, lambda row: row.cost_usd),
-            "seconds": compute_distribution(rows, lambda row: row.seconds),
+            "cost_usd": evals.compute_distribution(rows, lambda row: row.cost_usd),
+            "seconds": evals.compute_distribution(rows, lambda row: row.seconds),
         },
-        classify_failures(rows),
+        evals.classify_failures(rows),
         tuple(AttemptEntry(row.key, row.outcome, row.cause) for row in rows),
     )
