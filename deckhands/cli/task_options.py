@@ -109,7 +109,7 @@ _OPTIONS = (
         "--plan",
         type=click.Choice(["ask", "auto"]),
         help="Plan first and change nothing; --agent then carries out the plan, at once (auto) or when you "
-        "agrees (ask).",
+        "agree (ask).",
     ),
     click.option("--model", help="The model it uses; LLM_MODEL by default."),
     click.option(
