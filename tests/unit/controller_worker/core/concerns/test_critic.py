@@ -102,8 +102,10 @@ def test_finish_waits_for_the_verdict_and_accepted_one_counts() -> None:
         ),
         "a quota shows as a rate limit": (
             {},
-            "finish, fail rate_limit in 8, states running rate_limited, wait 9 -> model 2 try 2, accepted, "
-            "states running rate_limited running finished",
+            (
+                "finish, fail rate_limit in 8, states running rate_limited, wait 9 -> model 2 try 2, accepted, "
+                "states running rate_limited running finished"
+            ),
         ),
         "the last iteration may be judged": ({"limits": Limits(max_iterations=1)}, "finish -> model 2"),
         "nothing is judged beyond the budget": ({"limits": Limits(max_budget_usd=0.25)}, "finish, code max_budget"),
