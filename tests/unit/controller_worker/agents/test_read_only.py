@@ -1,63 +1,98 @@
-"""The agents that only look: which tools they have, and what their calls ask for."""
-
-from __future__ import annotations
+"""The agents that only look: which tools they have, what their calls ask for, what others make of their questions."""
 
 import json
 from typing import Any
 
 import pytest
 
-from broker.contract.code_search import CodeSearchAction
-from broker.contract.events import AgentSpec, Event, ModelReply, ModelToolCall, WorkspaceSpec
+from broker.contract.code_search import CodeSearchAction, CodeSearchObservation
+from broker.contract.events import ActionSecurityRisk, AgentSpec, ConversationCreated, Event, ModelReply, WorkspaceSpec
 from broker.contract.file_events import FileReadAction
 from broker.contract.observations import ErrorObservation
-from broker.contract.tool_specs import ToolOffer
-from controller_worker.agents.read_only import ReadOnlyAgent
+from broker.contract.policies import ConfirmationPolicy
+from broker.contract.tool_specs import OutcomePolicy, ToolOffer
+from controller_worker.agents.read_only import LocAgent, ReadOnlyAgent
+from controller_worker.security.assessment import find_risk
+from deckhands.interop.openhands.trajectory_export import to_trajectory
+from tests.controller_parts import call
+
+Agent = type[LocAgent] | type[ReadOnlyAgent]
+
+SPEC = AgentSpec(
+    tools=(ToolOffer(key="deploy", name="deploy", parameters={"type": "object"}),), system_prompt_suffix="Be brief."
+)
 
 
-def called(name: str, **arguments: Any) -> Event:
-    call = ModelToolCall(id="c1", name=name, arguments=json.dumps(arguments))
-    (event,) = ReadOnlyAgent(AgentSpec()).events_of(ModelReply(id=7, tool_calls=(call,)))
+def called(agent: Agent, name: str, **arguments: Any) -> Event:
+    (event,) = agent(SPEC).events_of(ModelReply(id=7, tool_calls=(call(name, json.dumps(arguments)),)))
     return event
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    ("agent", "names"),
     [
-        ("grep", {"pattern": "x"}),
-        ("grep", {"pattern": "x", "path": "src", "include": "*.py", "context": 2, "case_sensitive": True}),
-        ("glob", {"pattern": "**/*.py", "path": "/workspace"}),
+        (ReadOnlyAgent, ["think", "finish", "grep", "glob", "view"]),
+        (LocAgent, ["finish", "search_code_snippets", "get_entity_contents", "explore_tree_structure"]),
     ],
 )
-def test_search_is_a_question_to_a_read_only_program(name: str, arguments: dict[str, Any]) -> None:
-    action = called(name, **arguments)
+def test_its_tools_are_the_originals(agent: Agent, names: list[str]) -> None:
+    assert [tool.name for tool in agent(SPEC).tools] == names
+
+
+@pytest.mark.parametrize(
+    ("agent", "name", "arguments"),
+    [
+        (ReadOnlyAgent, "grep", {"pattern": "x"}),
+        (
+            ReadOnlyAgent,
+            "grep",
+            {"pattern": "x", "path": "src", "include": "*.py", "context": 2, "case_sensitive": True},
+        ),
+        (ReadOnlyAgent, "glob", {"pattern": "**/*.py", "path": "/workspace"}),
+        (LocAgent, "explore_tree_structure", {"start_entities": ["."], "traversal_depth": 3}),
+    ],
+)
+def test_a_call_becomes_a_question(agent: Agent, name: str, arguments: dict[str, Any]) -> None:
+    action = called(agent, name, **arguments)
     assert isinstance(action, CodeSearchAction)
-    assert (action.question, action.arguments) == (name, arguments)
+    assert (action.question, action.arguments, action.outcome) == (name, arguments, OutcomePolicy.IDEMPOTENT)
+    assert find_risk(action, ConfirmationPolicy(mode="risky"), WorkspaceSpec()) is ActionSecurityRisk.LOW
 
 
 def test_view_reads() -> None:
-    action = called("view", path="/workspace/a.py", view_range=[1, 5])
+    action = called(ReadOnlyAgent, "view", path="/workspace/a.py", view_range=[1, 5])
     assert isinstance(action, FileReadAction)
     assert (action.path, action.view_range, action.impl_source) == ("/workspace/a.py", (1, 5), "oh_aci")
 
 
-@pytest.mark.parametrize("name", ["execute_bash", "str_replace_editor", "weather"])
-def test_nothing_else_can_be_called(name: str) -> None:
-    offer = ToolOffer(key="weather", name="weather", parameters={"type": "object"})
-    agent = ReadOnlyAgent(AgentSpec(tools=(offer,)))
-    assert [tool.name for tool in agent.tools] == ["think", "finish", "grep", "glob", "view"]
-    call = ModelToolCall(id="c1", name=name, arguments='{"command": "ls"}')
-    (error,) = agent.events_of(ModelReply(id=7, tool_calls=(call,)))
-    assert isinstance(error, ErrorObservation)
-
-
-def test_missing_arguments_are_named() -> None:
-    error = called("grep", path="src")
-    assert isinstance(error, ErrorObservation)
-    assert error.content == 'Missing required argument "pattern" in tool call grep'
+@pytest.mark.parametrize(
+    ("agent", "name", "arguments", "told"),
+    [
+        (ReadOnlyAgent, "execute_bash", {"command": "ls"}, "Tool execute_bash is not registered"),
+        (ReadOnlyAgent, "str_replace_editor", {"command": "ls"}, "Tool str_replace_editor is not registered"),
+        (ReadOnlyAgent, "deploy", {"command": "ls"}, "Tool deploy is not registered"),
+        (ReadOnlyAgent, "grep", {"path": "src"}, 'Missing required argument "pattern" in tool call grep'),
+        (LocAgent, "get_entity_contents", {}, 'Missing required argument "entity_names"'),
+        (LocAgent, "get_entity_contents", {"entity_names": ["a"], "depth": 1}, "Unexpected argument 'depth'"),
+        (LocAgent, "deploy", {}, "Tool deploy is not registered"),
+    ],
+)
+def test_other_calls_are_refused(agent: Agent, name: str, arguments: dict[str, Any], told: str) -> None:
+    event = called(agent, name, **arguments)
+    assert isinstance(event, ErrorObservation)
+    assert event.content.startswith(told)
 
 
 def test_the_prompt_names_the_workspace() -> None:
-    prompt = ReadOnlyAgent(AgentSpec(system_prompt_suffix="Be brief.")).system_prompt(WorkspaceSpec(path="/srv/x"))
+    prompt = ReadOnlyAgent(SPEC).system_prompt(WorkspaceSpec(path="/srv/x"))
     assert "The workspace is /srv/x." in prompt
     assert prompt.endswith("\n\nBe brief.")
+
+
+def test_trajectory_shows_a_question_as_the_originals_cell() -> None:
+    action = CodeSearchAction(id=2, question="get_entity_contents", arguments={"entity_names": ["a.py:f"]})
+    answer = CodeSearchObservation(id=3, cause=2, content="def f(): …", question="get_entity_contents")
+    (asked, told), _ = to_trajectory([ConversationCreated(id=1, conversation_id="c"), action, answer])
+    assert asked["action"] == "run_ipython"
+    assert asked["args"]["code"] == "print(get_entity_contents(**{'entity_names': ['a.py:f']}))"
+    assert (told["observation"], told["content"], told["cause"]) == ("run_ipython", "def f(): …", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -28,14 +29,21 @@ from broker.contract.tool_specs import ToolSpec
 from controller_worker.agents.tool_calls import MAX_ARGUMENTS_CHARS, MAX_CALLS, parse_reply
 
 TOOLS = tuple(kind.tool_spec for kind in (CmdRunAction, AgentThinkAction, AgentFinishAction, FileEditAction))
+EDITOR = "str_replace_editor"
 PARSE_HINT = "Please write them again as one complete JSON object."
+
+
+def made(*named: tuple[str, str]) -> tuple[ModelToolCall, ...]:
+    """Calls of these names with these arguments; their ids are c1, c2, …"""
+    return tuple(
+        ModelToolCall(id=f"c{n}", name=name, arguments=arguments) for n, (name, arguments) in enumerate(named, 1)
+    )
 
 
 def of(name: str, arguments: Any, *, text: str = "", tools: Sequence[ToolSpec] = TOOLS) -> Event:
     """What one call leads to; arguments that are not text are written as JSON."""
     raw = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    reply = ModelReply(id=7, content=text, tool_calls=(ModelToolCall(id="c1", name=name, arguments=raw),))
-    events = parse_reply(reply, tools)
+    events = parse_reply(ModelReply(id=7, content=text, tool_calls=made((name, raw))), tools)
     assert len(events) == (2 if isinstance(events[0], AgentThinkAction) else 1)
     return events[0]
 
@@ -55,20 +63,10 @@ def bash(**arguments: Any) -> CmdRunAction:
     return event
 
 
-# Without calls
-
-
-def test_words_alone_wait_for_a_person() -> None:
-    (event,) = parse_reply(ModelReply(id=7, content="Which one?"), TOOLS)
-    assert event == MessageAction(content="Which one?", source=EventSource.AGENT, wait_for_response=True)
-
-
-def test_no_words_and_no_calls_are_an_empty_message() -> None:
-    (event,) = parse_reply(ModelReply(id=7), TOOLS)
-    assert event == MessageAction(content="", source=EventSource.AGENT, wait_for_response=True)
-
-
-# execute_bash
+@pytest.mark.parametrize("text", ["Which one?", ""])
+def test_words_alone_wait_for_a_person(text: str) -> None:
+    (event,) = parse_reply(ModelReply(id=7, content=text), TOOLS)
+    assert event == MessageAction(content=text, source=EventSource.AGENT, wait_for_response=True)
 
 
 def test_a_command() -> None:
@@ -78,51 +76,139 @@ def test_a_command() -> None:
     )
 
 
-@pytest.mark.parametrize(("value", "is_input"), [("true", True), (True, True), ("false", False), (False, False)])
-def test_input(value: object, is_input: bool) -> None:
-    assert bash(is_input=value).is_input is is_input
+@pytest.mark.parametrize(
+    ("argument", "values", "expected"),
+    [
+        ("is_input", ["true", True], True),
+        ("is_input", ["false", False, "True", "TRUE", "yes", "1", 1, None, ["true"], {}], False),
+        ("security_risk", ["LOW"], ActionSecurityRisk.LOW),
+        ("security_risk", ["MEDIUM"], ActionSecurityRisk.MEDIUM),
+        ("security_risk", ["HIGH"], ActionSecurityRisk.HIGH),
+        (
+            "security_risk",
+            ["UNKNOWN", "low", "DANGEROUS", "", None, 1, ["LOW"], {"a": 1}],
+            ActionSecurityRisk.UNKNOWN,
+        ),
+    ],
+)
+def test_loosely_typed_arguments_of_a_command(argument: str, values: list[object], expected: object) -> None:
+    for value in values:
+        assert getattr(bash(**{argument: value}), argument) is expected, value
 
 
-@pytest.mark.parametrize("value", ["True", "TRUE", "yes", "1", 1, None, ["true"], {}])
-def test_nothing_else_is_input(value: object) -> None:
-    assert bash(is_input=value).is_input is False
+@pytest.mark.parametrize(
+    ("arguments", "seconds"),
+    [
+        *(({"timeout": value}, float(value)) for value in (5, 0.5, "30", "1e2", 10**17)),
+        ({"timeout": None}, None),
+        ({}, None),
+        ({"colour": "red"}, None),
+    ],
+)
+def test_a_timeout_blocks(arguments: dict[str, object], seconds: float | None) -> None:
+    action = bash(**arguments)
+    assert (action.command, action.timeout, action.blocking) == ("ls", seconds, seconds is not None)
 
 
-@pytest.mark.parametrize(("value", "seconds"), [(5, 5.0), (0.5, 0.5), ("30", 30.0), ("1e2", 100.0), (10**17, 1e17)])
-def test_a_timeout_blocks(value: object, seconds: float) -> None:
-    action = bash(timeout=value)
-    assert (action.timeout, action.blocking) == (seconds, True)
+EDIT = {"command": "create", "path": "/a"}
+NO_STRING = "Input should be a valid string."
 
 
-def test_no_timeout_does_not_block() -> None:
-    for action in (bash(), bash(timeout=None)):
-        assert (action.timeout, action.blocking) == (None, False)
+@pytest.mark.parametrize(
+    ("tool", "arguments", "told"),
+    [
+        ("execute_bash", {"command": "ls", "timeout": "soon"}, "Invalid float passed to 'timeout' argument: 'soon'."),
+        *(
+            ("execute_bash", {"command": "ls", "timeout": value}, "'timeout' must be a positive number of seconds.")
+            for value in (0, -1, "nan", "inf", "-inf", [5], {"seconds": 5})
+        ),
+        (
+            "execute_bash",
+            '{"command": "ls", "timeout": 1e999}',
+            "'timeout' must be a positive number of seconds.",
+        ),
+        ("execute_bash", {}, 'Missing required argument "command" in tool call execute_bash'),
+        ("execute_bash", "", 'Missing required argument "command" in tool call execute_bash'),
+        *(
+            ("execute_bash", {"command": value}, f"Invalid argument 'command' in tool call execute_bash: {NO_STRING}")
+            for value in (5, None, ["ls"], {"a": 1}, True)
+        ),
+        *(
+            (tool, {name: value}, f"Invalid argument '{name}' in tool call {tool}: {NO_STRING}")
+            for tool, name in (("think", "thought"), ("finish", "message"))
+            for value in ([], {}, ["x"])
+        ),
+        *(
+            (EDITOR, EDIT | {name: ["x"]}, f"Invalid argument '{name}' in tool call {EDITOR}: {NO_STRING}")
+            for name in ("file_text", "old_str", "new_str")
+        ),
+        (EDITOR, {"path": "/a"}, f'Missing required argument "command" in tool call {EDITOR}'),
+        (EDITOR, {"command": "view"}, f'Missing required argument "path" in tool call {EDITOR}'),
+        (
+            EDITOR,
+            EDIT | {"content": "x"},
+            (
+                "Unexpected argument 'content' in tool call str_replace_editor. Allowed arguments are: cell, cell_type, "
+                "command, edits, file_text, insert_line, new_str, old_str, overwrite, path, replace_all, security_risk, "
+                "view_range."
+            ),
+        ),
+        (
+            "grep",
+            {"pattern": "x"},
+            (
+                'Tool grep is not registered. (arguments: {"pattern": "x"}). '
+                "Please check the tool name and retry with an existing tool."
+            ),
+        ),
+        (
+            "execute_bash",
+            '{"command": "' + "x" * MAX_ARGUMENTS_CHARS + '"}',
+            "The arguments of execute_bash have more than 4,000,000 characters.",
+        ),
+        *(
+            ("execute_bash", raw, f"The arguments of execute_bash must be a JSON object, not {kind}.")
+            for raw, kind in (("[]", "list"), ('"ls"', "str"), ("5", "int"), ("null", "NoneType"), ("true", "bool"))
+        ),
+    ],
+    ids=itertools.count(),
+)
+def test_bad_call_is_told_why(tool: str, arguments: Any, told: str) -> None:
+    assert error_of(tool, arguments) == told
 
 
-def test_a_timeout_that_is_no_number() -> None:
-    text = error_of("execute_bash", {"command": "ls", "timeout": "soon"})
-    assert text == "Invalid float passed to 'timeout' argument: 'soon'."
+@pytest.mark.parametrize(
+    ("tool", "arguments", "told"),
+    [
+        *(
+            (
+                EDITOR,
+                {"command": "view", "path": "/a", "view_range": value},
+                "Invalid argument 'view_range' in tool call",
+            )
+            for value in (5, "1,2", ["a"], [1.5], [[1]])
+        ),
+        (
+            EDITOR,
+            f'{{"command": "insert", "path": "/a", "insert_line": {10**30}}}',
+            "Failed to parse tool call arguments: the integer 10000000000000000000… is too large.",
+        ),
+        ("", {}, "Tool  is not registered."),
+        (
+            "execute_bash",
+            f'{{"command": {"9" * (sys.get_int_max_str_digits() + 1)}}}',
+            "Failed to parse tool call arguments: ",
+        ),
+    ],
+    ids=itertools.count(),
+)
+def test_worse_call_is_told_why_too(tool: str, arguments: Any, told: str) -> None:
+    assert error_of(tool, arguments).startswith(told)
 
 
-@pytest.mark.parametrize("value", [0, -1, "nan", "inf", "-inf", [5], {"seconds": 5}])
-def test_a_timeout_that_is_no_time(value: object) -> None:
-    text = error_of("execute_bash", {"command": "ls", "timeout": value})
-    assert text == "'timeout' must be a positive number of seconds."
-
-
-def test_a_timeout_beyond_all_floats() -> None:
-    text = error_of("execute_bash", '{"command": "ls", "timeout": 1e999}')
-    assert text == "'timeout' must be a positive number of seconds."
-
-
-@pytest.mark.parametrize("name", ["LOW", "MEDIUM", "HIGH", "UNKNOWN"])
-def test_the_models_own_estimate_of_the_risk(name: str) -> None:
-    assert bash(security_risk=name).security_risk is ActionSecurityRisk[name]
-
-
-@pytest.mark.parametrize("value", ["low", "DANGEROUS", "", None, 1, ["LOW"], {"a": 1}])
-def test_an_estimate_that_is_none_is_unknown(value: object) -> None:
-    assert bash(security_risk=value).security_risk is ActionSecurityRisk.UNKNOWN
+def test_a_tool_that_is_switched_off_is_unknown() -> None:
+    text = error_of("think", {"thought": "x"}, tools=[tool for tool in TOOLS if tool.name != "think"])
+    assert text.startswith("Tool think is not registered.")
 
 
 @pytest.mark.parametrize("name", ["is_input", "timeout", "is_background", "terminal", "control"])
@@ -130,37 +216,12 @@ def test_null_for_an_optional_argument_counts_as_omitted(name: str) -> None:
     assert bash(**{name: None}) == bash()
 
 
-def test_a_null_for_what_has_to_be_there_is_refused() -> None:
-    assert "command" in error_of("execute_bash", {"command": None})
-
-
-def test_a_missing_command() -> None:
-    assert error_of("execute_bash", {}) == 'Missing required argument "command" in tool call execute_bash'
-
-
-@pytest.mark.parametrize("value", [5, None, ["ls"], {"a": 1}, True])
-def test_a_command_that_is_no_text(value: object) -> None:
-    text = error_of("execute_bash", {"command": value})
-    assert text == "Invalid argument 'command' in tool call execute_bash: Input should be a valid string."
-
-
-def test_an_unknown_argument_of_a_command_is_ignored() -> None:
-    assert bash(colour="red").command == "ls"
-
-
-# think and finish
-
-
 def test_a_thought_is_logged_at_once() -> None:
-    reply = ModelReply(id=7, tool_calls=(ModelToolCall(id="c1", name="think", arguments='{"thought": "why?"}'),))
-    action, observation = parse_reply(reply, TOOLS)
+    action, observation = parse_reply(ModelReply(id=7, tool_calls=made(("think", '{"thought": "why?"}'))), TOOLS)
     metadata = ToolCallMetadata(function_name="think", tool_call_id="c1", reply_id=7)
     assert action == AgentThinkAction(thought="why?", tool_call_metadata=metadata)
     assert observation == AgentThinkObservation(
-        content="Your thought has been logged.",
-        source=EventSource.AGENT,
-        cause=8,
-        tool_call_metadata=metadata,
+        content="Your thought has been logged.", source=EventSource.AGENT, cause=8, tool_call_metadata=metadata
     )
 
 
@@ -180,26 +241,10 @@ def test_finish_and_think_accept_omitted_and_loosely_typed_arguments(arguments: 
         assert getattr(event, field) == text
 
 
-@pytest.mark.parametrize(("tool", "argument"), [("think", "thought"), ("finish", "message")])
-@pytest.mark.parametrize("value", [[], {}, ["x"]])
-def test_texts_that_are_none(tool: str, argument: str, value: object) -> None:
-    text = error_of(tool, {argument: value})
-    assert text == f"Invalid argument '{argument}' in tool call {tool}: Input should be a valid string."
-
-
-# str_replace_editor
-
-
 def test_a_view_is_a_read() -> None:
     event = of("str_replace_editor", {"command": "view", "path": "/srv/a.py", "view_range": [2, -1], "old_str": "x"})
     assert isinstance(event, FileReadAction)
     assert (event.path, event.view_range, event.impl_source.value) == ("/srv/a.py", (2, -1), "oh_aci")
-
-
-@pytest.mark.parametrize("value", [5, "1,2", ["a"], [1.5], [[1]]])
-def test_a_view_range_that_is_none(value: object) -> None:
-    text = error_of("str_replace_editor", {"command": "view", "path": "/a", "view_range": value})
-    assert text.startswith("Invalid argument 'view_range' in tool call str_replace_editor: Input should be a valid ")
 
 
 @pytest.mark.parametrize(
@@ -220,54 +265,6 @@ def test_other_commands_are_edits(arguments: dict[str, Any], expected: dict[str,
     assert {name: getattr(event, name) for name in nothing} == nothing | expected
 
 
-def test_an_argument_the_editor_does_not_have() -> None:
-    text = error_of("str_replace_editor", {"command": "create", "path": "/a", "content": "x"})
-    assert text == (
-        "Unexpected argument 'content' in tool call str_replace_editor. "
-        "Allowed arguments are: cell, cell_type, command, edits, file_text, insert_line, new_str, old_str, overwrite, "
-        "path, replace_all, security_risk, view_range."
-    )
-
-
-def test_missing_arguments_of_the_editor() -> None:
-    tool = "str_replace_editor"
-    assert error_of(tool, {"path": "/a"}) == f'Missing required argument "command" in tool call {tool}'
-    assert error_of(tool, {"command": "view"}) == f'Missing required argument "path" in tool call {tool}'
-
-
-@pytest.mark.parametrize("name", ["file_text", "old_str", "new_str"])
-def test_texts_of_the_editor(name: str) -> None:
-    text = error_of("str_replace_editor", {"command": "create", "path": "/a", name: ["x"]})
-    assert text == f"Invalid argument '{name}' in tool call str_replace_editor: Input should be a valid string."
-
-
-def test_an_integer_that_the_log_cannot_hold() -> None:
-    text = error_of("str_replace_editor", f'{{"command": "insert", "path": "/a", "insert_line": {10**30}}}')
-    assert text.startswith("Failed to parse tool call arguments: the integer 10000000000000000000… is too large.")
-
-
-# Names
-
-
-def test_an_unknown_tool() -> None:
-    assert error_of("grep", {"pattern": "x"}) == (
-        'Tool grep is not registered. (arguments: {"pattern": "x"}). '
-        "Please check the tool name and retry with an existing tool."
-    )
-
-
-def test_a_tool_that_is_switched_off_is_unknown() -> None:
-    text = error_of("think", {"thought": "x"}, tools=[tool for tool in TOOLS if tool.name != "think"])
-    assert text.startswith("Tool think is not registered.")
-
-
-def test_an_empty_name() -> None:
-    assert error_of("", {}).startswith("Tool  is not registered.")
-
-
-# JSON
-
-
 @pytest.mark.parametrize(
     ("raw", "complaint"),
     [
@@ -286,23 +283,6 @@ def test_broken_json(raw: str, complaint: str) -> None:
     assert text == f"Failed to parse tool call arguments: {complaint}. Arguments: {raw}. {PARSE_HINT}"
 
 
-@pytest.mark.parametrize(
-    ("raw", "kind"), [("[]", "list"), ('"ls"', "str"), ("5", "int"), ("null", "NoneType"), ("true", "bool")]
-)
-def test_json_that_is_no_object(raw: str, kind: str) -> None:
-    assert error_of("execute_bash", raw) == f"The arguments of execute_bash must be a JSON object, not {kind}."
-
-
-def test_no_arguments_are_an_empty_object() -> None:
-    assert error_of("execute_bash", "") == 'Missing required argument "command" in tool call execute_bash'
-
-
-def test_of_duplicate_keys_the_last_counts() -> None:
-    event = of("execute_bash", '{"command": "a", "command": "b"}')
-    assert isinstance(event, CmdRunAction)
-    assert event.command == "b"
-
-
 @pytest.mark.parametrize("depth", [100, 900, 990, 2_000, 100_000])
 @pytest.mark.parametrize("argument", ["command", "timeout", "security_risk", "is_input", "other"])
 def test_a_bomb_of_brackets_is_only_a_bad_call(depth: int, argument: str) -> None:
@@ -312,44 +292,30 @@ def test_a_bomb_of_brackets_is_only_a_bad_call(depth: int, argument: str) -> Non
     assert len(codec.encode(event.wire())) < 10_000
 
 
-def test_an_endless_integer_is_only_a_bad_call() -> None:
-    digits = "9" * (sys.get_int_max_str_digits() + 1)
-    assert error_of("execute_bash", f'{{"command": {digits}}}').startswith("Failed to parse tool call arguments: ")
-
-
-def test_arguments_without_measure_are_not_parsed() -> None:
-    raw = '{"command": "' + "x" * MAX_ARGUMENTS_CHARS + '"}'
-    assert error_of("execute_bash", raw) == "The arguments of execute_bash have more than 4,000,000 characters."
-
-
 def test_errors_show_a_thousand_characters_of_the_arguments() -> None:
     text = error_of("execute_bash", "x" * 5_000)
     assert "x" * 1_000 + ". " in text
     assert "x" * 1_001 not in text
 
 
-def test_lone_surrogates_are_replaced_before_anything_is_made_of_them() -> None:
-    event = of("execute_bash", r'{"command": "echo \ud83d"}')
+@pytest.mark.parametrize(
+    ("raw", "command"),
+    [
+        (r'{"command": "echo \ud83d"}', "echo \ufffd"),
+        (r'{"command": "printf \u0000\u001b[31m"}', "printf \x00\x1b[31m"),
+        ('{"command": "a", "command": "b"}', "b"),
+    ],
+    ids=["lone surrogate is replaced", "control characters are kept", "last of duplicate keys"],
+)
+def test_odd_text_of_a_command(raw: str, command: str) -> None:
+    event = of("execute_bash", raw)
     assert isinstance(event, CmdRunAction)
-    assert event.command == "echo \ufffd"
+    assert event.command == command
     assert codec.decode(codec.encode(event.wire()), 0) == event
 
 
-def test_control_characters_and_nul_are_kept() -> None:
-    event = of("execute_bash", {"command": "printf '\x00\x1b[31m'"})
-    assert isinstance(event, CmdRunAction)
-    assert event.command == "printf '\x00\x1b[31m'"
-
-
-# Several calls
-
-
 def test_the_words_go_to_the_first_action() -> None:
-    calls = (
-        ModelToolCall(id="a", name="nope", arguments="{}"),
-        ModelToolCall(id="b", name="execute_bash", arguments='{"command": "ls"}'),
-        ModelToolCall(id="c", name="finish", arguments='{"message": "m"}'),
-    )
+    calls = made(("nope", "{}"), ("execute_bash", '{"command": "ls"}'), ("finish", '{"message": "m"}'))
     events = parse_reply(ModelReply(id=7, content="Let me look.", tool_calls=calls), TOOLS)
     assert [event.thought for event in events if isinstance(event, Action)] == ["Let me look.", ""]
 
@@ -361,39 +327,25 @@ def test_the_words_come_before_the_thought() -> None:
 
 
 def test_a_bad_call_leaves_its_neighbours_alone() -> None:
-    calls = (
-        ModelToolCall(id="a", name="execute_bash", arguments='{"command": "ls"}'),
-        ModelToolCall(id="b", name="execute_bash", arguments="{"),
-        ModelToolCall(id="c", name="think", arguments='{"thought": "x"}'),
-    )
+    calls = made(("execute_bash", '{"command": "ls"}'), ("execute_bash", "{"), ("think", '{"thought": "x"}'))
     events = parse_reply(ModelReply(id=7, tool_calls=calls), TOOLS)
-    assert [event.kind for event in events] == [
-        "action.run",
-        "observation.error",
-        "action.think",
-        "observation.think",
-    ]
+    assert [event.kind for event in events] == ["action.run", "observation.error", "action.think", "observation.think"]
     assert events[3].cause == 10
-    assert [event.tool_call_metadata and event.tool_call_metadata.total_calls_in_response for event in events] == [
-        3
-    ] * 4
-
-
-def test_fifty_calls() -> None:
-    calls = tuple(ModelToolCall(id=f"c{n}", name="execute_bash", arguments=f'{{"command": "{n}"}}') for n in range(50))
-    events = parse_reply(ModelReply(id=7, tool_calls=calls), TOOLS)
-    assert [event.command for event in events if isinstance(event, CmdRunAction)] == [str(n) for n in range(50)]
+    counts = [event.tool_call_metadata and event.tool_call_metadata.total_calls_in_response for event in events]
+    assert counts == [3] * 4
 
 
 def test_calls_beyond_the_limit_are_refused_one_by_one() -> None:
-    calls = tuple(ModelToolCall(id=f"c{n}", name="execute_bash", arguments='{"command": "x"}') for n in range(130))
+    calls = made(*(("execute_bash", f'{{"command": "{n}"}}') for n in range(130)))
     events = parse_reply(ModelReply(id=7, tool_calls=calls), TOOLS)
-    assert sum(isinstance(event, CmdRunAction) for event in events) == MAX_CALLS == 128
+    commands = [event.command for event in events if isinstance(event, CmdRunAction)]
+    assert commands == [str(n) for n in range(MAX_CALLS)]
+    assert MAX_CALLS == 128
     refusals = [event for event in events if isinstance(event, ErrorObservation)]
-    assert [refusal.content for refusal in refusals] == [
-        "Not carried out: a reply may hold 128 tool calls. Call it again."
-    ] * 2
-    assert [event.tool_call_metadata.tool_call_id for event in refusals if event.tool_call_metadata] == ["c128", "c129"]
+    text = "Not carried out: a reply may hold 128 tool calls. Call it again."
+    assert [refusal.content for refusal in refusals] == [text] * 2
+    ids = [event.tool_call_metadata.tool_call_id for event in refusals if event.tool_call_metadata]
+    assert ids == ["c129", "c130"]
 
 
 json_values = st.recursive(
@@ -415,15 +367,8 @@ objects = st.dictionaries(
 
 @given(st.lists(st.tuples(names, objects.map(json.dumps) | st.text()), min_size=1, max_size=4), st.text())
 def test_nothing_a_model_writes_raises_and_everything_can_be_logged(calls: list[tuple[str, str]], text: str) -> None:
-    reply = ModelReply(
-        id=7,
-        content=text,
-        tool_calls=tuple(
-            ModelToolCall(id=f"c{n}", name=name, arguments=arguments) for n, (name, arguments) in enumerate(calls)
-        ),
-    )
-    events = parse_reply(reply, TOOLS)
+    events = parse_reply(ModelReply(id=7, content=text, tool_calls=made(*calls)), TOOLS)
     answered = {event.tool_call_metadata.tool_call_id for event in events if event.tool_call_metadata}
-    assert answered == {f"c{n}" for n in range(len(calls))}
+    assert answered == {f"c{n}" for n in range(1, len(calls) + 1)}
     for event in events:
         assert codec.decode(codec.encode(codec.shorten(event.wire())[0]), 0) == event

@@ -15,14 +15,15 @@ from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.tool_calls import MAX_CALLS
 from controller_worker.core.commit import settle, to_index_fields
 from controller_worker.core.controller import find_decision_name
-from controller_worker.core.effects import Append, CallModel, Rest
+from controller_worker.core.effects import Append, CallModel, Effect, Rest
 from controller_worker.loop.answers import make_greeting
-from tests.controller_parts import START, Core, answer, bash, finish, said, started, think
+from tests.controller_parts import START, Core, answer, bash, said, started, think
+from tests.scenarios import play
 
 LATER = START + timedelta(seconds=90)
 
 
-def test_events_are_numbered_and_stamped() -> None:
+def test_events_are_numbered_and_stamped_and_the_turn_settled() -> None:
     core = started()
     commit = settle(core.state, Append((ModelReply(seen_id=6), AgentFinishAction())), LATER)
     assert [(event.id, event.kind, event.timestamp) for event in commit.events] == [
@@ -114,43 +115,20 @@ def test_a_listing_shows_the_state_and_the_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "reason"), [("", "tool"), ("paused", ""), ("stopped", "")], ids=["running", "paused", "stopped"]
+    ("scenario", "shown"),
+    [
+        ("bash", {"state": "running", "wait_reason": "tool"}),
+        ("bash, paused", {"state": "paused", "wait_reason": ""}),
+        ("bash, stopped", {"state": "stopped", "wait_reason": ""}),
+        ("fail rate_limit in 8", {"state": "rate_limited", "wait_reason": "rate_limit"}),
+        (
+            "fail rate_limit in 8, wait 8, fail authentication",
+            {"state": "error", "wait_reason": "", "last_error": "Oops: no"},
+        ),
+    ],
 )
-def test_a_listing_shows_why_a_conversation_waits(state: str, reason: str) -> None:
-    core = started()
-    core.reply(bash())
-    if state:
-        core.ask(state)
-        core.run()
-    assert to_index_fields(core.state)["wait_reason"] == reason
-
-
-def test_a_listing_shows_a_rate_limit_and_an_error() -> None:
-    core = started()
-    core.fail("rate_limit", retry_in=8)
-    assert (to_index_fields(core.state)["state"], to_index_fields(core.state)["wait_reason"]) == (
-        "rate_limited",
-        "rate_limit",
-    )
-    core.pass_time(8)
-    core.run()
-    core.fail("authentication", retry_in=None, last_error="STATUS$ERROR_LLM_AUTHENTICATION")
-    shown = to_index_fields(core.state)
-    assert (shown["state"], shown["wait_reason"], shown["last_error"]) == (
-        "error",
-        "",
-        "STATUS$ERROR_LLM_AUTHENTICATION",
-    )
-
-
-def test_finished_turn_is_settled_in_the_replys_commit() -> None:
-    core = started()
-    core.reply(finish())
-    assert [event.kind for event in core.commits[-1].events] == [
-        "model.reply",
-        "action.finish",
-        "observation.agent_state_changed",
-    ]
+def test_a_listing_shows_why_a_conversation_waits(scenario: str, shown: dict[str, str]) -> None:
+    assert shown.items() <= to_index_fields(play(started(), scenario).state).items()
 
 
 # Much that is due at once
@@ -159,30 +137,29 @@ def test_finished_turn_is_settled_in_the_replys_commit() -> None:
 def test_many_messages_at_once_lead_to_one_commit() -> None:
     core = started()
     core.put(*(said(f"message {n}") for n in range(3_000)))
-    commits = len(core.commits)
-    assert core.run() == CallModel(1, 1)
-    assert len(core.commits) == commits + 1
+    assert commits_until(core, CallModel(1, 1)) == 1
+
+
+def commits_until(core: Core, effect: Effect) -> int:
+    """Let the core run until this effect; return how many commits it made."""
+    before = len(core.commits)
+    assert core.run() == effect
+    return len(core.commits) - before
 
 
 def test_many_messages_that_interrupt_many_actions_lead_to_one_commit() -> None:
     core = started(double_texting="interrupt")
     core.reply(*(bash(f"sleep {n}", call_id=f"c{n}") for n in range(MAX_CALLS)))
     core.put(*(said(f"message {n}") for n in range(1_000)))
-    commits = len(core.commits)
-    assert core.run() == CallModel(2, 1)
-    assert len(core.commits) == commits + 1
+    assert commits_until(core, CallModel(2, 1)) == 1
     assert len(core.commits[-1].answers) == MAX_CALLS
 
 
 def test_many_requests_at_once_lead_to_the_last_one() -> None:
     core = started()
-    for _ in range(500):
-        core.ask("paused")
-        core.ask("running")
-    core.ask("stopped")
-    commits = len(core.commits)
-    assert core.run() == Rest()
-    assert len(core.commits) == commits + 1
+    for state in ["paused", "running"] * 500 + ["stopped"]:
+        core.ask(state)
+    assert commits_until(core, Rest()) == 1
     assert core.states() == ["running", "stopped"]
 
 

@@ -1,6 +1,4 @@
-"""The core: what each event means, and what is wanted next."""
-
-from __future__ import annotations
+"""The core: what each event means, what is wanted next, and what a person may ask for at any time."""
 
 from datetime import timedelta
 
@@ -8,19 +6,82 @@ import pytest
 
 from broker.contract.actions import AgentFinishAction, AgentRejectAction, CmdRunAction, MessageAction, NullAction
 from broker.contract.agent_state import AgentState
-from broker.contract.events import AgentSpec, ConversationCreated, EventSource, Limits, ModelReply, with_id
+from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource, Limits, ModelReply, with_id
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation, ErrorObservation
 from broker.contract.recall import RecallAction, RecallObservation
 from controller_worker.core.announcement import end_in_error
 from controller_worker.core.concerns.model_calls import RetryWait
 from controller_worker.core.controller import apply, next_effect
-from controller_worker.core.effects import Append, AwaitTools, CallModel, Greet, Rest
+from controller_worker.core.effects import Append, AwaitTools, CallModel, Effect, Greet, Rest
 from controller_worker.core.pending import PendingAction
 from controller_worker.core.state import State
-from tests.controller_parts import START, Core, answer, bash, finish, said, started, system_message, think
+from tests.controller_parts import START, Core, answer, bash, said, started, system_message
+from tests.scenarios import play, scenarios
 
 STOPPED_TEXT = "Stop button pressed. The action has not been executed."
-ERROR_TEXT = "The action has not been executed due to a runtime error."
+
+
+@scenarios(
+    {
+        # Ends of a turn
+        "a finish ends the turn": "finish -> rest, trace 6: 7 ModelReply(agent); 8 Finish(agent); 9 SC finished, iteration 1",
+        "a question waits for a person": (
+            "text -> rest, trace 6: 7 ModelReply(agent); 8 Message(agent) wait; 9 SC awaiting_user_input, say -> model 2"
+        ),
+        "a thought and an error lead to the next step": "think -> model 2, unknown -> model 3",
+        "message during the model call is answered before the end": (
+            "say, late finish -> model 2, states running, finish -> rest, states running finished"
+        ),
+        "message during a model question is not its answer": "say, late text -> model 2",
+        "an outdated reply still acts": "say, late bash -> tools 11",
+        "an unread message keeps an outdated finish from ending": "say & late finish -> model 2",
+        "an unread message keeps a finish from ending": "say & finish -> model 2",
+        # Messages
+        "a later message is recalled for knowledge": (
+            "finish, say, trace 9: 10 Message(user); 11 Recall(user) knowledge; 12 SC running; "
+            "13 NullObs(environment, cause 11)"
+        ),
+        "a message while a command runs abandons nothing": (
+            "bash, say -> tools 8, trace 8: 9 Message(user); 10 Recall(user) knowledge; "
+            "11 NullObs(environment, cause 10), ran 8 -> model 2"
+        ),
+        "message reverts the end of a waiting turn": "finish+bash, say -> tools 9, ran 9 -> model 2",
+        # Tools
+        "a command waits for its observation": "bash -> tools 8, pending 8, dispatched 8, ran 8 -> model 2, pending ",
+        "calls of one turn run one at a time": (
+            "bash+bash+bash -> tools 8, dispatched 8, ran 8 -> tools 9, ran 9 -> tools 10, ran 10 -> model 2, "
+            "dispatched 8 9 10"
+        ),
+        "a finish beside other calls waits for them": "finish+bash -> tools 9, ran 9 -> rest, states running finished",
+        # Requests
+        "a pause lets the running action end and begins nothing": (
+            "bash, paused -> rest, ran 8 -> rest, states running paused"
+        ),
+        "a resume waits for an action that still runs": "bash, paused, running -> tools 8",
+        "answer during a pause is kept and actions wait": "paused, late bash -> rest, dispatched , running -> tools 10",
+        "a finish during a pause ends the conversation": "paused, late finish -> rest, states running paused finished",
+        "finish during a pause waits for its turns calls": (
+            "paused, late bash+finish -> rest, states running paused, running -> tools 10, ran 10 -> rest, "
+            "states running paused running finished"
+        ),
+        "a message resumes": "paused, say -> model 1, states running paused running",
+        "asking for the state it is in changes nothing": "running -> model 1, states running",
+        "a resume right after a pause takes it back": "paused & running -> model 1, states running",
+        "an observation after the stop changes nothing": "bash, stopped, ran 8 -> rest, states running stopped",
+        "a stopped conversation continues with a message": "stopped, say -> model 1",
+        "a stopped conversation continues with a resume": "stopped, running -> model 1",
+        "a stop forgets how the turn was to end": "bash+finish, stopped, running -> model 2",
+    }
+    | {
+        f"nobody may ask for {state}": f"{state} -> model 1, states running"
+        for state in (
+            *("loading", "finished", "rejected", "error", "awaiting_user_input", "rate_limited"),
+            "user_confirmed",
+        )
+    }
+)
+def test_core_decides(scenario: str) -> None:
+    play(started(), scenario)
 
 
 # The beginning
@@ -42,75 +103,40 @@ def test_a_conversation_begins_with_its_system_message() -> None:
     assert core.wants() == Rest()
 
 
-def test_the_creation_sets_agent_workspace_and_limits() -> None:
+def test_the_first_creation_sets_agent_workspace_and_limits() -> None:
     limits = Limits(max_iterations=7, max_budget_usd=1.5)
-    state = Core(agent=AgentSpec(tool_concurrency=3), limits=limits, headless=False).state
-    assert (state.setup.conversation_id, state.setup.agent.tool_concurrency, state.setup.workspace.path) == (
-        "conversation-1",
-        3,
-        "/srv/project",
-    )
-    assert (state.setup.limits, state.usage.max_iterations, state.usage.max_budget_usd, state.setup.headless) == (
-        limits,
-        7,
-        1.5,
-        False,
-    )
-    assert state.lifecycle.agent_state is AgentState.LOADING
-
-
-def test_a_second_creation_changes_nothing() -> None:
-    core = started(limits=Limits(max_iterations=7))
-    before = core.state
+    core = Core(agent=AgentSpec(tool_concurrency=3), limits=limits, headless=False)
+    assert core.state.lifecycle.agent_state is AgentState.LOADING
     core.put(ConversationCreated(conversation_id="another-one", limits=Limits(max_iterations=1_000)))
-    assert (core.state.setup.conversation_id, core.state.usage.max_iterations) == (before.setup.conversation_id, 7)
+    setup, usage = core.state.setup, core.state.usage
+    assert (
+        setup.conversation_id,
+        setup.agent.tool_concurrency,
+        setup.workspace.path,
+        setup.limits,
+        setup.headless,
+    ) == (
+        *("conversation-1", 3, "/srv/project"),
+        *(limits, False),
+    )
+    assert (usage.max_iterations, usage.max_budget_usd) == (7, 1.5)
 
 
 def test_first_message_is_recalled_before_work_starts() -> None:
-    core = started()
-    assert core.trace() == [
-        "1 Created(environment)",
-        "2 Message(user)",
-        "3 SystemMessage(agent)",
-        "4 Recall(user) workspace_context",
-        "5 SC running",
-        "6 RecallObs(environment, cause 4)",
-    ]
-    recall = core.event(6)
+    core = play(
+        Core(),
+        "trace 0: 1 Created(environment); 2 Message(user), say(and quickly) -> model 1, "
+        "trace 3: 4 SystemMessage(agent); 5 Recall(user) workspace_context; 6 SC running; "
+        "7 RecallObs(environment, cause 5)",
+    )
+    recall = core.event(7)
     assert isinstance(recall, RecallObservation)
     assert (recall.date, recall.working_dir) == ("2026-03-01", "/srv/project")
 
 
-def test_two_messages_awaiting_a_worker_are_recalled_once() -> None:
-    core = Core()
-    core.say("and quickly")
-    assert core.run() == CallModel(1, 1)
-    assert core.trace(after=3) == [
-        "4 SystemMessage(agent)",
-        "5 Recall(user) workspace_context",
-        "6 SC running",
-        "7 RecallObs(environment, cause 5)",
-    ]
-
-
-def test_a_later_message_is_recalled_for_knowledge() -> None:
-    core = started()
-    core.reply(finish())
-    core.say()
-    core.run()
-    assert core.trace(after=9) == [
-        "10 Message(user)",
-        "11 Recall(user) knowledge",
-        "12 SC running",
-        "13 NullObs(environment, cause 11)",
-    ]
-
-
 def test_a_recall_stands_in_the_log_with_its_answer() -> None:
     """B15: in the original another component answers, and when it fails the agent waits for ever."""
-    core = started()
-    core.say()
-    core.run()
+    core = play(started(), "say")
     recalls = [(commit, event) for commit in core.commits for event in commit.events if isinstance(event, RecallAction)]
     assert len(recalls) == 2
     for commit, recall in recalls:
@@ -118,219 +144,100 @@ def test_a_recall_stands_in_the_log_with_its_answer() -> None:
 
 
 def test_running_without_a_task_waits_for_one() -> None:
-    core = Core(task=None)
-    core.ask("running")
-    assert core.run() == Rest()
-    assert core.states() == ["running"]
-    core.say("task")
-    assert core.run() == CallModel(1, 1)
+    core = play(Core(task=None), "running -> rest, states running, say(task) -> model 1")
     assert core.trace(after=4)[1] == "6 Recall(user) workspace_context"
 
 
-# Ends of a turn
-
-
-def test_finishing() -> None:
+@pytest.mark.parametrize(
+    ("events", "effect", "state"),
+    [
+        ([ModelReply(seen_id=6), AgentRejectAction(outputs={"reason": "no"})], Rest(), "rejected"),
+        ([ModelReply(seen_id=6), MessageAction(content="hm", source=EventSource.AGENT)], CallModel(2, 1), "running"),
+        ([AgentFinishAction(source=EventSource.USER)], Rest(), "finished"),
+        ([CmdRunAction(command="ls", source=EventSource.USER)], AwaitTools((7,)), "running"),
+        ([NullAction()], CallModel(1, 1), "running"),
+    ],
+    ids=["rejection", "message that does not wait", "finish by a person", "persons command", "not runnable"],
+)
+def test_events_beside_usual_replies(events: list[Event], effect: Effect, state: str) -> None:
     core = started()
-    assert core.reply(finish("all done")) == Rest()
-    assert core.trace(after=6) == ["7 ModelReply(agent)", "8 Finish(agent)", "9 SC finished"]
-    assert (core.state.lifecycle.agent_state, core.state.usage.iteration, core.state.lifecycle.ending) == (
-        AgentState.FINISHED,
-        1,
-        None,
-    )
-
-
-def test_rejecting() -> None:
-    core = started()
-    reply = ModelReply(seen_id=6)
-    assert core.append(reply, AgentRejectAction(outputs={"reason": "no"})) == Rest()
-    assert core.trace(after=6) == ["7 ModelReply(agent)", "8 Reject(agent)", "9 SC rejected"]
-
-
-def test_a_question_waits_for_a_person() -> None:
-    core = started()
-    assert core.reply(text="Which one?") == Rest()
-    assert core.trace(after=6) == ["7 ModelReply(agent)", "8 Message(agent) wait", "9 SC awaiting_user_input"]
-    core.say("the red one")
-    assert core.run() == CallModel(2, 1)
-
-
-def test_agent_message_without_wait_is_followed_by_next_step() -> None:
-    core = started()
-    message = MessageAction(content="working on it", source=EventSource.AGENT)
-    assert core.append(ModelReply(seen_id=6), message) == CallModel(2, 1)
-    assert core.state.lifecycle.agent_state is AgentState.RUNNING
-
-
-def test_a_thought_and_an_error_lead_to_the_next_step() -> None:
-    core = started()
-    assert core.reply(think()) == CallModel(2, 1)
-    assert core.append(ModelReply(seen_id=9), ErrorObservation(content="Tool x is not registered.")) == CallModel(3, 1)
-
-
-def test_message_during_the_model_call_is_answered_before_the_end() -> None:
-    core = started()
-    core.say("one more thing")
-    core.run()
-    assert core.reply(finish(), seen_id=6) == CallModel(2, 1)
-    assert core.states() == ["running"]
-    assert core.reply(finish()) == Rest()
-    assert core.states() == ["running", "finished"]
-
-
-def test_message_during_a_model_question_is_not_its_answer() -> None:
-    core = started()
-    core.say("one more thing")
-    core.run()
-    assert core.reply(text="Which one?", seen_id=6) == CallModel(2, 1)
-
-
-def test_an_outdated_reply_still_acts() -> None:
-    core = started()
-    core.say("one more thing")
-    core.run()
-    assert core.reply(bash(), seen_id=6) == AwaitTools((11,))
-
-
-@pytest.mark.parametrize("seen_id", [6, 7])
-def test_an_unread_message_keeps_a_finish_from_ending(seen_id: int) -> None:
-    core = started()
-    core.say("one more thing")
-    assert core.reply(finish(), seen_id=seen_id) == CallModel(2, 1)
-    assert core.state.inbox.is_reply_outdated is (seen_id < 7)
+    assert core.append(*events) == effect
+    assert core.states()[-1] == state
 
 
 # Tools
 
 
-def test_a_command_waits_for_its_observation() -> None:
-    core = started()
-    assert core.reply(bash()) == AwaitTools((8,))
-    assert core.state.tools.pending[0].id == 8
-    assert core.commits[-1].dispatch == [1]
-    assert core.observe(8) == CallModel(2, 1)
-    assert core.state.tools.pending == ()
-
-
-def test_calls_of_one_turn_run_one_at_a_time() -> None:
-    core = started()
-    assert core.reply(bash(call_id="a"), bash(call_id="b"), bash(call_id="c")) == AwaitTools((8,))
-    assert core.commits[-1].dispatch == [1]
-    assert core.observe(8) == AwaitTools((9,))
-    assert core.observe(9) == AwaitTools((10,))
-    assert core.observe(10) == CallModel(2, 1)
-    assert core.dispatched == [8, 9, 10]
-
-
 def test_two_calls_at_once_with_a_concurrency_of_two() -> None:
-    core = started(agent=AgentSpec(tool_concurrency=2))
-    assert core.reply(bash(call_id="a"), bash(call_id="b"), bash(call_id="c")) == AwaitTools((8, 9))
-    assert core.commits[-1].dispatch == [1, 2]
-    assert core.observe(9) == AwaitTools((8, 10))
-    assert core.observe(8) == AwaitTools((10,))
-    assert core.observe(10) == CallModel(2, 1)
+    play(
+        started(agent=AgentSpec(tool_concurrency=2)),
+        "bash+bash+bash -> tools 8 9, dispatched 8 9, ran 9 -> tools 8 10, ran 8 -> tools 10, ran 10 -> model 2",
+    )
 
 
-def test_a_second_observation_of_an_action_changes_nothing() -> None:
-    core = started()
-    core.reply(bash())
+def test_second_or_foreign_observations_settle_nothing() -> None:
+    core = play(started(), "bash")
+    core.put(CmdOutputObservation(content="x", command="ls", cause=99))
+    assert core.run() == AwaitTools((8,))
     core.observe(8)
     before = core.state
     core.put(answer(core.event(8)))
-    assert core.state == State(**vars(before) | {"version": 10, "loops": core.state.loops})
+    assert core.state == State(**vars(before) | {"version": 11, "loops": core.state.loops})
 
 
-def test_a_finish_beside_other_calls_waits_for_them() -> None:
-    core = started()
-    assert core.reply(finish(), bash()) == AwaitTools((9,))
-    assert core.observe(9) == Rest()
-    assert core.states() == ["running", "finished"]
+def test_a_stop_settles_every_pending_action_and_cancels_it() -> None:
+    core = play(
+        started(),
+        "bash+bash, stopped -> rest, pending , "
+        "trace 9: 10 ChangeState(user) stopped; 11 ErrorObs(agent, cause 8); 12 ErrorObs(agent, cause 9); 13 SC stopped",
+    )
+    first, second = core.event(11), core.event(12)
+    assert isinstance(first, ErrorObservation)
+    assert (first.content, first.error_id) == (STOPPED_TEXT, "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_STOPPED")
+    assert first.tool_call_metadata == core.event(8).tool_call_metadata
+    assert second.tool_call_metadata == core.event(9).tool_call_metadata
+    assert (core.commits[-1].answers, core.commits[-1].cancels) == ({0: 8, 1: 9}, [8, 9, 0])
 
 
-def test_a_message_while_a_command_runs_abandons_nothing() -> None:
-    core = started()
-    core.reply(bash())
-    core.say("hurry")
-    assert core.run() == AwaitTools((8,))
-    assert core.trace(after=8) == [
-        "9 Message(user)",
-        "10 Recall(user) knowledge",
-        "11 NullObs(environment, cause 10)",
-    ]
-    assert core.observe(8) == CallModel(2, 1)
-
-
-def test_message_reverts_the_end_of_a_waiting_turn() -> None:
-    core = started()
-    core.reply(finish(), bash())
-    core.say("no, continue")
-    assert core.run() == AwaitTools((9,))
-    assert core.observe(9) == CallModel(2, 1)
-
-
-def test_a_persons_own_command_is_waited_for() -> None:
+def test_a_stop_settles_a_persons_own_command_too() -> None:
     core = started()
     core.put(CmdRunAction(command="ls", source=EventSource.USER))
-    assert core.run() == AwaitTools((7,))
-
-
-def test_what_is_not_runnable_is_not_waited_for() -> None:
-    core = started()
-    core.put(NullAction())
-    assert core.run() == CallModel(1, 1)
+    play(core, "stopped")
+    assert core.trace(after=7)[1] == "9 ErrorObs(agent, cause 7)"
 
 
 # Errors that nobody foresaw
 
 
 def test_ending_in_error_settles_what_is_pending() -> None:
-    core = started()
-    core.reply(bash())
-    wanted = end_in_error(core.state, "RuntimeError: oops")
+    wanted = end_in_error(play(started(), "bash").state, "RuntimeError: oops")
     assert isinstance(wanted, Append)
     assert (wanted.answers, wanted.cancels) == (((0, 8),), (8,))
     error, change = wanted.events
     assert isinstance(error, ErrorObservation)
-    assert (error.content, error.error_id, error.cause) == (
-        ERROR_TEXT,
-        "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_ERROR",
-        8,
-    )
+    assert error.content == "The action has not been executed due to a runtime error."
+    assert (error.error_id, error.cause) == ("AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_ERROR", 8)
     assert isinstance(change, AgentStateChangedObservation)
     assert (change.agent_state, change.reason) == (AgentState.ERROR, "RuntimeError: oops")
 
 
 def test_an_error_ends_what_was_asked_for_before_it() -> None:
-    core = started()
-    core.ask("paused")
-    assert core.run() == Rest()
+    core = play(started(), "paused -> rest")
     core.ask("running")
     core.put(AgentStateChangedObservation(agent_state=AgentState.ERROR, reason="It crashed its worker 3 times."))
     assert core.run() == Rest()
     assert core.state.lifecycle.agent_state is AgentState.ERROR
-    core.ask("running")
-    assert core.run() == CallModel(1, 1)
+    play(core, "running -> model 1")
 
 
 def test_message_left_unread_by_an_error_is_read_on_resume() -> None:
     core = Core()
     core.put(AgentStateChangedObservation(agent_state=AgentState.ERROR, reason="UsageError: no such agent"))
-    core.ask("running")
-    assert core.run() == CallModel(1, 1)
-    assert core.trace(after=4) == [
-        "5 SystemMessage(agent)",
-        "6 Recall(user) workspace_context",
-        "7 SC running",
+    play(
+        core,
+        "running -> model 1, trace 4: 5 SystemMessage(agent); 6 Recall(user) workspace_context; 7 SC running; "
         "8 RecallObs(environment, cause 6)",
-    ]
-
-
-def test_a_finish_nobody_asked_the_model_for_counts_as_well() -> None:
-    core = started()
-    core.put(AgentFinishAction(source=EventSource.USER))
-    assert core.run() == Rest()
-    assert core.states() == ["running", "finished"]
+    )
 
 
 def test_a_state_says_what_it_holds() -> None:
@@ -341,10 +248,3 @@ def test_a_state_says_what_it_holds() -> None:
     core.observe(8)
     core.fail("internal", retry_in=8)
     assert core.state.calls.wait == RetryWait("internal", START + timedelta(seconds=8))
-
-
-def test_the_observation_of_another_conversations_action_settles_nothing() -> None:
-    core = started()
-    core.reply(bash())
-    core.put(CmdOutputObservation(content="x", command="ls", cause=99))
-    assert core.run() == AwaitTools((8,))

@@ -1,86 +1,104 @@
-"""The core: limits of a conversation, and model calls that fail."""
-
-from __future__ import annotations
+"""The core: the limits of a conversation."""
 
 from datetime import timedelta
 
 import pytest
 
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Limits, ModelCallFailed
-from broker.contract.observations import AgentStateChangedObservation
-from broker.log.status import fold_status
-from controller_worker.core.concerns.limits import ConversationUsage, find_reached_limit
-from controller_worker.core.effects import CallModel, Park, Rest
+from broker.contract.events import Limits, TokenUsage
+from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
+from controller_worker.core.concerns.limits import ConversationUsage, Refusal, find_reached_limit
 from controller_worker.core.state import State
-from tests.controller_parts import START, finish, started, think
+from tests.controller_parts import START, Core, started, think
+from tests.scenarios import play, scenarios
 
-# Limits
+OUT_OF_TIME = "RuntimeError: Agent reached maximum time for conversation. Max seconds: 60"
+PEOPLE = {"headless": False}
 
 
-def test_the_last_iteration_is_made_and_the_next_refused() -> None:
-    core = started(limits=Limits(max_iterations=2))
-    core.reply(think())
-    assert core.reply(think()) == Rest()
-    assert core.states() == ["running", "error"]
+@pytest.mark.parametrize(
+    ("limits", "error"),
+    [
+        (
+            {"max_iterations": 2},
+            "RuntimeError: Agent reached maximum iteration. Current iteration: 2, max iteration: 2",
+        ),
+        (
+            {"max_budget_usd": 0.5},
+            "RuntimeError: Agent reached maximum budget for conversation. Current budget: 0.50, max budget: 0.50",
+        ),
+        (
+            {"max_tokens": 220},
+            "RuntimeError: Agent reached maximum number of tokens for conversation. Current tokens: 220, max tokens: 220",
+        ),
+    ],
+    ids=["iterations", "budget", "tokens in and out"],
+)
+def test_limit_refuses_the_next_call_and_names_itself(limits: dict[str, float], error: str) -> None:
+    core = play(started(limits=Limits(**limits)), "think -> model 2, think(more) -> rest, states running error")
+    (name,) = limits
+    assert (core.state.lifecycle.last_error, core.state.lifecycle.error_code) == (error, name.removesuffix("_usd"))
     assert core.state.usage.iteration == 2
-    text = "RuntimeError: Agent reached maximum iteration. Current iteration: 2, max iteration: 2"
-    assert core.state.lifecycle.last_error == text
     change = core.events[-1]
     assert isinstance(change, AgentStateChangedObservation)
-    assert change.reason == text
+    assert change.reason == error
 
 
-def test_a_headless_conversation_is_refused_again_after_a_message() -> None:
-    core = started(limits=Limits(max_iterations=1))
-    core.reply(think())
-    core.say()
-    assert core.run() == Rest()
-    assert core.states() == ["running", "error", "running", "error"]
-    assert (core.state.usage.max_iterations, core.state.usage.iteration) == (1, 1)
-
-
-def test_an_interactive_conversation_gets_as_many_iterations_again() -> None:
-    core = started(limits=Limits(max_iterations=2), headless=False)
-    core.reply(think())
-    core.reply(think())
-    core.say()
-    assert core.run() == CallModel(3, 1)
-    assert core.state.usage.max_iterations == 4
-
-
-def test_a_resume_extends_as_a_message_does() -> None:
-    core = started(limits=Limits(max_iterations=1), headless=False)
-    core.reply(think())
-    core.ask("running")
-    assert core.run() == CallModel(2, 1)
-
-
-def test_the_budget_refuses_before_the_call_and_consumes_no_iteration() -> None:
-    core = started(limits=Limits(max_budget_usd=0.5))
-    assert core.reply(think()) == CallModel(2, 1)
-    assert core.reply(think()) == Rest()
-    assert core.state.usage.iteration == 2
-    assert core.state.lifecycle.last_error == (
-        "RuntimeError: Agent reached maximum budget for conversation. Current budget: 0.50, max budget: 0.50"
-    )
+@scenarios(
+    {
+        "headless, iterations are refused again after a message": (
+            {},
+            {"max_iterations": 1},
+            "think, say -> rest, states running error running error, iteration 1",
+            {"max_iterations": 1},
+        ),
+        "interactive, a message gives as many iterations again": (
+            PEOPLE,
+            {"max_iterations": 2},
+            "think, think, say -> model 3",
+            {"max_iterations": 4},
+        ),
+        "a resume extends as a message does": (
+            PEOPLE,
+            {"max_iterations": 1},
+            "think, running -> model 2",
+            {"max_iterations": 2},
+        ),
+        "two limits at once are both extended": (
+            PEOPLE,
+            {"max_iterations": 1, "max_tokens": 100},
+            "think, say -> model 2",
+            {"max_iterations": 2, "max_tokens": 210},
+        ),
+        "a limit that was not hit is not extended": (
+            PEOPLE,
+            {"max_iterations": 10, "max_budget_usd": 5.0},
+            "fail authentication, say",
+            {"max_iterations": 10, "max_budget_usd": 5.0},
+        ),
+    }
+)
+def test_limit_is_extended(scenario: tuple[dict[str, bool], dict[str, float], str, dict[str, float]]) -> None:
+    options, limits, script, expected = scenario
+    usage = play(started(limits=Limits(**limits), **options), script).state.usage
+    assert {name: getattr(usage, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize("headless", [True, False])
-def test_budget_is_extended_by_its_amount_from_spending(headless: bool) -> None:
-    core = started(limits=Limits(max_budget_usd=0.5), headless=headless)
-    core.reply(think(), cost_usd=0.75)
-    core.say()
-    assert core.run() == CallModel(2, 1)
-    assert core.state.usage.max_budget_usd == 1.25
-
-
-def test_a_limit_that_was_not_hit_is_not_extended() -> None:
-    core = started(limits=Limits(max_iterations=10, max_budget_usd=5.0), headless=False)
-    core.fail("authentication", retry_in=None)
-    core.say()
-    core.run()
-    assert (core.state.usage.max_iterations, core.state.usage.max_budget_usd) == (10, 5.0)
+@pytest.mark.parametrize(
+    ("limits", "reply", "expected"),
+    [
+        ({"max_budget_usd": 0.5}, {"cost_usd": 0.75}, 1.25),
+        ({"max_tokens": 100}, {"usage": TokenUsage(prompt_tokens=150, completion_tokens=5)}, 255),
+    ],
+    ids=["budget", "tokens"],
+)
+def test_limit_is_extended_by_its_amount_from_spending(
+    limits: dict[str, float], reply: dict[str, object], expected: float, headless: bool
+) -> None:
+    core = started(limits=Limits(**limits), headless=headless)
+    core.reply(think(), **reply)
+    play(core, "say -> model 2")
+    assert [getattr(core.state.usage, name) for name in limits] == [expected]
 
 
 def test_unknown_price_is_reported_as_unknown_not_zero() -> None:
@@ -91,147 +109,56 @@ def test_unknown_price_is_reported_as_unknown_not_zero() -> None:
     assert (core.state.usage.prompt_tokens, core.state.usage.completion_tokens) == (200, 20)
 
 
-def test_limit_reached_says_nothing_below_the_limits() -> None:
-    assert (
-        find_reached_limit(
-            State(usage=ConversationUsage(iteration=1, max_iterations=2, cost_usd=0.1, max_budget_usd=0.2))
-        )
-        is None
+def test_the_code_says_which_limit() -> None:
+    assert find_reached_limit(State(usage=ConversationUsage(iteration=3, max_iterations=3))) == Refusal(
+        "max_iterations", "RuntimeError: Agent reached maximum iteration. Current iteration: 3, max iteration: 3"
     )
+    budget = find_reached_limit(State(usage=ConversationUsage(max_iterations=3, cost_usd=2.0, max_budget_usd=1.5)))
+    assert budget is not None
+    assert budget.code == "max_budget"
+    below = ConversationUsage(iteration=1, max_iterations=2, cost_usd=0.1, max_budget_usd=0.2)
+    assert find_reached_limit(State(usage=below)) is None
 
 
-# Failed model calls
+# Time
 
 
-def test_a_failed_call_is_tried_again_at_its_time() -> None:
-    core = started()
-    until = START + timedelta(seconds=8)
-    assert core.fail("internal", retry_in=8) == Park(until, "internal")
-    assert core.states() == ["running"]
-    core.pass_time(7.9)
-    assert core.run() == Park(until, "internal")
-    core.pass_time(0.1)
-    assert core.run() == CallModel(1, 2)
-    assert core.fail("internal", retry_in=16) == Park(START + timedelta(seconds=24), "internal")
-    core.pass_time(16)
-    assert core.run() == CallModel(1, 3)
+def timed() -> Core:
+    core = started(limits=Limits(max_seconds=60))
+    assert core.state.usage.deadline == START + timedelta(seconds=60)
+    return core
 
 
-def test_a_reply_after_failures_begins_the_next_step_anew() -> None:
-    core = started()
-    core.fail("internal", retry_in=8)
-    core.pass_time(8)
-    assert core.reply(think()) == CallModel(2, 1)
-    assert (core.state.usage.iteration, core.state.lifecycle.last_error) == (1, "")
+@scenarios(
+    {
+        "a wait for a retry ends with the time": (
+            "fail rate_limit in 8, wait 8, fail rate_limit in 600 -> park rate_limit 60, wait 52 -> rest, "
+            "states running rate_limited running rate_limited error"
+        ),
+        "an agent that waits for a person has time": "text, wait 1000 -> rest, states running awaiting_user_input",
+    }
+)
+def test_time_of_a_conversation(scenario: str) -> None:
+    play(timed(), scenario)
 
 
-def test_a_rate_limit_shows_and_passes() -> None:
-    core = started()
-    until = START + timedelta(seconds=8)
-    assert core.fail("rate_limit", retry_in=8) == Park(until, "rate_limit")
-    assert core.states() == ["running", "rate_limited"]
-    core.pass_time(8)
-    assert core.run() == CallModel(1, 2)
-    assert core.states() == ["running", "rate_limited", "running"]
+@pytest.mark.parametrize(
+    ("scenario", "seconds"),
+    [("wait 60, say -> model 1", 120), ("fail rate_limit in 8, wait 8", 60)],
+    ids=["starts again when a person goes on", "is not given by a rate limit that passes"],
+)
+def test_deadline(scenario: str, seconds: int) -> None:
+    assert play(timed(), scenario).state.usage.deadline == START + timedelta(seconds=seconds)
 
 
-def test_rate_limit_over_at_once_is_not_shown() -> None:
-    core = started()
-    assert core.fail("rate_limit", retry_in=0) == CallModel(1, 2)
-    assert core.states() == ["running"]
+def test_work_ends_when_its_time_is_up() -> None:
+    change = play(timed(), "wait 59.9 -> model 1, wait 0.1 -> rest").events[-1]
+    assert isinstance(change, AgentStateChangedObservation)
+    assert (change.reason, change.code) == (OUT_OF_TIME, "max_time")
 
 
-def test_rate_limit_after_a_pause_shows_only_if_valid() -> None:
-    core = started()
-    core.ask("paused")
-    core.run()
-    failure = ModelCallFailed(code="rate_limit", attempt=1, retry_at=START + timedelta(seconds=8))
-    assert core.append(failure) == Rest()
-    assert core.states() == ["running", "paused"]
-    core.ask("running")
-    assert core.run() == CallModel(1, 1)
-
-
-@pytest.mark.parametrize("go_on", ["message", "resume"])
-def test_a_person_ends_the_wait(go_on: str) -> None:
-    core = started()
-    core.fail("rate_limit", retry_in=600)
-    core.say() if go_on == "message" else core.ask("running")
-    assert core.run() == CallModel(1, 1)
-    assert core.states() == ["running", "rate_limited", "running"]
-
-
-def test_failures_before_an_error_are_not_awaited_after_it() -> None:
-    core = started()
-    core.fail("authentication", retry_in=None)
-    core.put(ModelCallFailed(code="timeout", attempt=2, retry_at=core.now + timedelta(seconds=60)))
-    core.put(AgentStateChangedObservation(agent_state=AgentState.RUNNING))
-    assert core.run() == CallModel(1, 1)
-
-
-def test_a_resume_ends_a_wait_that_does_not_show() -> None:
-    core = started()
-    core.fail("internal", retry_in=600)
-    core.ask("running")
-    assert core.run() == CallModel(1, 1)
-    assert core.states() == ["running"]
-
-
-def test_a_pause_and_a_stop_reach_a_rate_limited_conversation() -> None:
-    for state in ("paused", "stopped"):
-        core = started()
-        core.fail("rate_limit", retry_in=8)
-        core.ask(state)
-        assert core.run() == Rest()
-        core.pass_time(100)
-        assert core.run() == Rest()
-        assert core.states() == ["running", "rate_limited", state]
-
-
-def test_the_last_failure_is_an_error() -> None:
-    core = started()
-    assert core.fail("authentication", retry_in=None, last_error="STATUS$ERROR_LLM_AUTHENTICATION") == Rest()
-    assert core.states() == ["running", "error"]
-    assert core.state.lifecycle.last_error == "STATUS$ERROR_LLM_AUTHENTICATION"
-    core.say()
-    assert core.run() == CallModel(1, 1)
-    assert (core.state.usage.iteration, core.state.lifecycle.last_error, core.state.calls.attempt) == (0, "", 0)
-
-
-def test_the_last_failure_during_a_pause_is_an_error_too() -> None:
-    core = started()
-    core.ask("paused")
-    core.run()
-    assert core.append(ModelCallFailed(code="authentication", last_error="no")) == Rest()
-    assert core.states() == ["running", "paused", "error"]
-
-
-def test_what_a_person_asked_for_is_announced_before_the_error() -> None:
-    core = started()
-    core.ask("paused")
-    core.append(ModelCallFailed(code="authentication", last_error="no"))
-    assert core.states() == ["running", "paused", "error"]
-    assert fold_status(core.events).is_settled
-
-
-def test_a_message_before_the_error_is_recalled_before_it() -> None:
-    core = started()
-    core.say()
-    assert core.append(ModelCallFailed(code="authentication", last_error="no")) == Rest()
-    assert core.trace(after=6) == [
-        "7 Message(user)",
-        "8 ModelCallFailed(environment)",
-        "9 Recall(user) knowledge",
-        "10 NullObs(environment, cause 9)",
-        "11 SC error",
-    ]
-
-
-def test_a_resume_and_a_finish_at_once_leave_nothing_unanswered() -> None:
-    core = started()
-    core.ask("paused")
-    core.run()
-    core.ask("running")
-    core.reply(finish(), seen_id=6)
-    assert core.states() == ["running", "paused", "running", "finished"]
-    assert fold_status(core.events).is_settled
+def test_action_in_flight_is_ended_with_the_time() -> None:
+    core = play(timed(), "bash -> tools 8, wait 60 -> rest")
+    answer = core.events[-2]
+    assert isinstance(answer, ErrorObservation)
+    assert (answer.cause, core.commits[-1].cancels) == (8, [8])

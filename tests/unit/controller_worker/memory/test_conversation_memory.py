@@ -31,15 +31,14 @@ from broker.contract.observations import (
     UserRejectObservation,
 )
 from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
-from controller_worker.memory.conversation_memory import (
-    CONTINUE,
-    FINISH_RESULT,
-    NO_RESULT,
-    ConversationMemory,
-)
+from controller_worker.memory.conversation_memory import CONTINUE, FINISH_RESULT, NO_RESULT, ConversationMemory
 from controller_worker.model.prompt_history import NEVER_PROMPTED_FIELDS
 from controller_worker.providers.messages.messages import NOT_SEEN, ImagePart, Message, TextPart, ToolCall
-from tests.controller_parts import Core, answer, bash, call, finish, messages_of, said, started, think
+from tests.controller_parts import Core, answer, bash, messages_of, said, started, think
+from tests.scenarios import play, scenarios
+
+RESULT = "a.txt\n[Command finished with exit code 0]"
+STOPPED = "tool: Stop button pressed. The action has not been executed.\n[Error occurred in processing last action](c1)"
 
 
 def remember(events: Sequence[Event], **options: Any) -> list[Message]:
@@ -64,9 +63,6 @@ def shown(core: Core) -> list[tuple[str, str]]:
     return spoken(remember(core.events))[3:]
 
 
-# Plain events
-
-
 def test_prompt_starts_with_the_system_message() -> None:
     core = Core("Fix it.")
     core.run()
@@ -74,14 +70,6 @@ def test_prompt_starts_with_the_system_message() -> None:
         ("system", core.agent.system_prompt(core.state.setup.workspace)),
         ("user", "Fix it."),
         ("user", "\n\nThe workspace is /srv/project.\nToday is 2026-03-01 (UTC)."),
-    ]
-
-
-def test_persons_second_message_in_a_row_has_a_blank_line() -> None:
-    assert spoken(remember([said("one"), said("two"), said("three")])) == [
-        ("user", "one"),
-        ("user", "\n\ntwo"),
-        ("user", "\n\nthree"),
     ]
 
 
@@ -98,16 +86,31 @@ def test_images_follow_the_text_each_behind_its_number() -> None:
     assert remember([message], sees_images=False)[0].content == (TextPart("see"), NOT_SEEN, NOT_SEEN)
 
 
-def test_what_a_person_asked_for() -> None:
-    assert spoken(remember([FileReadAction(path="/a", source=EventSource.USER)])) == [
-        ("user", "User requested to read file: /a")
-    ]
-    edit = FileEditAction(path="/a", command="create", source=EventSource.USER)
-    assert spoken(remember([edit])) == [("user", "User requested: Editing /a (create)")]
-
-
-def test_words_of_an_agent_that_no_reply_led_to() -> None:
-    assert spoken(remember([MessageAction(content="hello", source=EventSource.AGENT)])) == [("assistant", "hello")]
+@pytest.mark.parametrize(
+    ("events", "shown"),
+    [
+        ([said("one"), said("two"), said("three")], ["user: one", "user: \n\ntwo", "user: \n\nthree"]),
+        ([FileReadAction(path="/a", source=EventSource.USER)], ["user: User requested to read file: /a"]),
+        (
+            [FileEditAction(path="/a", command="create", source=EventSource.USER)],
+            ["user: User requested: Editing /a (create)"],
+        ),
+        ([MessageAction(content="hello", source=EventSource.AGENT)], ["assistant: hello"]),
+        (
+            [
+                CmdRunAction(command="ls", source=EventSource.USER),
+                CmdOutputObservation(content="a.txt", command="ls", metadata=CmdOutputMetadata(exit_code=0), cause=1),
+            ],
+            [
+                "user: User executed the command:\nls",
+                f"user: \n\n\nObserved result of command executed by user:\n{RESULT}",
+            ],
+        ),
+    ],
+    ids=["blank line between messages", "reading", "editing", "words that no reply led to", "own command"],
+)
+def test_events_beside_turns(events: list[Event], shown: list[str]) -> None:
+    assert [f"{role}: {text}" for role, text in spoken(remember(events))] == shown
 
 
 PICTURES = ("https://a/1.png", "file:///etc/passwd", "https://a/2.png")
@@ -148,18 +151,6 @@ def test_message_unknown_to_a_reply_follows_its_images() -> None:
     assert ("user", "\n\nwait") in texts[at + 2 :]
 
 
-def test_a_persons_own_command_and_its_output() -> None:
-    command = CmdRunAction(command="ls", source=EventSource.USER)
-    output = CmdOutputObservation(content="a.txt", command="ls", metadata=CmdOutputMetadata(exit_code=0), cause=1)
-    assert spoken(remember([command, output])) == [
-        ("user", "User executed the command:\nls"),
-        (
-            "user",
-            "\n\n\nObserved result of command executed by user:\na.txt\n[Command finished with exit code 0]",
-        ),
-    ]
-
-
 @pytest.mark.parametrize(
     "event",
     [
@@ -177,8 +168,10 @@ def test_a_persons_own_command_and_its_output() -> None:
     ],
     ids=lambda event: event.kind,
 )
-def test_what_no_model_sees(event: Event) -> None:
+def test_events_that_no_model_sees(event: Event) -> None:
     assert remember([event]) == []
+    recall = RecallObservation(recall_type=RecallType.WORKSPACE_CONTEXT, repo_instructions="Use tabs.")
+    assert remember([recall], shows_recalls=False) == []
 
 
 @pytest.mark.parametrize(
@@ -222,133 +215,79 @@ def test_texts_left_in_blobs_are_in_no_prompt() -> None:
     assert "after" not in spoken(remember([large]))[0][1]
 
 
-# Turns
-
-
 def test_a_call_and_its_result() -> None:
     core = started()
     core.reply(bash(), text="Let me look.")
     core.observe(8)
+    call = ToolCall("c1", "execute_bash", '{"command": "ls", "security_risk": "LOW"}')
     assert remember(core.events)[3:] == [
-        Message(
-            "assistant",
-            (TextPart("Let me look."),),
-            tool_calls=(ToolCall("c1", "execute_bash", '{"command": "ls", "security_risk": "LOW"}'),),
+        Message("assistant", (TextPart("Let me look."),), tool_calls=(call,)),
+        Message("tool", (TextPart(RESULT),), tool_call_id="c1", name="execute_bash"),
+    ]
+
+
+@scenarios(
+    {
+        "a turn with open calls is not shown": ("bash", []),
+        "only answered calls of an open turn are shown": (
+            "bash+bash, ran 8, say(hurry)",
+            ["assistant: [c1]", f"tool: {RESULT}(c1)", "user: hurry"],
         ),
-        Message(
-            "tool",
-            (TextPart("a.txt\n[Command finished with exit code 0]"),),
-            tool_call_id="c1",
-            name="execute_bash",
+        "results come in the order of the calls": (
+            "bash+bash, ran 9, ran 8",
+            ["assistant: [c1][c2]", f"tool: {RESULT}(c1)", f"tool: {RESULT}(c2)"],
         ),
-    ]
-
-
-def test_a_turn_with_open_calls_is_not_shown() -> None:
-    core = started()
-    core.reply(bash(), text="Let me look.")
-    assert shown(core) == []
-
-
-def test_only_answered_calls_of_an_open_turn_are_shown() -> None:
-    core = started()
-    core.reply(bash(call_id="a"), bash(call_id="b"), text="Both.")
-    core.observe(8)
-    core.say("hurry")
-    assert shown(core) == [
-        ("assistant", "Both.[a]"),
-        ("tool", "a.txt\n[Command finished with exit code 0](a)"),
-        ("user", "hurry"),
-    ]
-
-
-def test_results_come_in_the_order_of_the_calls() -> None:
-    core = started()
-    core.reply(bash(call_id="a"), bash(call_id="b"))
-    core.put(answer(core.event(9), "second"))
-    core.put(answer(core.event(8), "first"))
-    assert shown(core) == [
-        ("assistant", "[a][b]"),
-        ("tool", "first\n[Command finished with exit code 0](a)"),
-        ("tool", "second\n[Command finished with exit code 0](b)"),
-    ]
-
-
-def test_message_between_call_and_result_follows_the_result() -> None:
-    core = started()
-    core.reply(bash())
-    core.say("hurry")
-    core.run()
-    core.observe(8)
-    assert shown(core) == [
-        ("assistant", "[c1]"),
-        ("tool", "a.txt\n[Command finished with exit code 0](c1)"),
-        ("user", "hurry"),
-    ]
-
-
-def test_message_during_the_model_call_follows_its_answer() -> None:
-    core = started()
-    core.say("one more thing")
-    core.run()
-    core.reply(text="Here you are.", seen_id=6)
-    assert shown(core) == [("assistant", "Here you are."), ("user", "one more thing")]
-
-
-def test_message_during_the_model_call_follows_its_results() -> None:
-    core = started()
-    core.say("one more thing")
-    core.run()
-    core.reply(bash(), seen_id=6)
-    core.say("and another")
-    core.run()
-    core.observe(11)
-    assert shown(core) == [
-        ("assistant", "[c1]"),
-        ("tool", "a.txt\n[Command finished with exit code 0](c1)"),
-        ("user", "one more thing"),
-        ("user", "\n\nand another"),
-    ]
-
-
-def test_a_message_the_model_has_seen_stays_before_its_answer() -> None:
-    core = started()
-    core.say("one more thing")
-    core.run()
-    core.reply(text="Here you are.")
-    assert shown(core) == [("user", "\n\none more thing"), ("assistant", "Here you are.")]
-
-
-def test_a_thought_and_a_bad_call_have_results() -> None:
-    core = started()
-    core.reply(think(), call("nope", call_id="n1"))
-    assert shown(core) == [
-        ("assistant", "[t1][n1]"),
-        ("tool", "Your thought has been logged.(t1)"),
-        (
-            "tool",
-            f"{core.event(10).wire()['content']}\n[Error occurred in processing last action](n1)",
+        "message between call and result follows the result": (
+            "bash, say(hurry), ran 8",
+            ["assistant: [c1]", f"tool: {RESULT}(c1)", "user: hurry"],
         ),
-    ]
-
-
-def test_a_finish_keeps_its_call() -> None:
-    core = started()
-    core.reply(finish())
-    core.say("more")
-    core.run()
-    assert shown(core) == [("assistant", "[f1]"), ("tool", f"{FINISH_RESULT}(f1)"), ("user", "more")]
-
-
-def test_a_stopped_turn_has_the_stop_as_its_result() -> None:
-    core = started()
-    core.reply(bash())
-    core.ask("stopped")
-    core.run()
-    assert shown(core)[1] == (
-        "tool",
-        "Stop button pressed. The action has not been executed.\n[Error occurred in processing last action](c1)",
-    )
+        "message during the model call follows its answer": (
+            "say(one more thing), late text(Here you are.)",
+            ["assistant: Here you are.", "user: one more thing"],
+        ),
+        "message during the model call follows its results": (
+            "say(one more thing), late bash, say(and another), ran 11",
+            ["assistant: [c1]", f"tool: {RESULT}(c1)", "user: one more thing", "user: \n\nand another"],
+        ),
+        "a message the model has seen stays before its answer": (
+            "say(one more thing), text(Here you are.)",
+            ["user: \n\none more thing", "assistant: Here you are."],
+        ),
+        "a thought and a bad call have results": (
+            "think+nope",
+            [
+                "assistant: [c1][c2]",
+                "tool: Your thought has been logged.(c1)",
+                (
+                    "tool: Tool nope is not registered. (arguments: {}). Please check the tool name and retry with an "
+                    "existing tool.\n[Error occurred in processing last action](c2)"
+                ),
+            ],
+        ),
+        "a finish keeps its call": (
+            "finish, say(more)",
+            ["assistant: [c1]", f"tool: {FINISH_RESULT}(c1)", "user: more"],
+        ),
+        "a stopped turn has the stop as its result": ("bash, stopped", ["assistant: [c1]", STOPPED]),
+        "a late result of a closed turn is not shown": ("bash, stopped, ran 8", ["assistant: [c1]", STOPPED]),
+        "an answer without a word is not shown": ("text(  \n)", []),
+        "resumed model that spoke last is told to continue": (
+            "text(Which one?), running",
+            ["assistant: Which one?", f"user: {CONTINUE}"],
+        ),
+        "model with an answer is not told to continue": (
+            "text(Which one?), say(the red one)",
+            ["assistant: Which one?", "user: the red one"],
+        ),
+        "the same call ids in two replies are two calls": (
+            "bash, ran, bash, ran",
+            ["assistant: [c1]", f"tool: {RESULT}(c1)"] * 2,
+        ),
+    }
+)
+def test_turns(scenario: tuple[str, list[str]]) -> None:
+    script, messages = scenario
+    assert [f"{role}: {text}" for role, text in shown(play(started(), script))] == messages
 
 
 @pytest.mark.parametrize("observation", [NullObservation(), SuccessObservation(), OutcomeUnknownObservation()])
@@ -360,60 +299,11 @@ def test_a_result_without_a_word_is_still_a_result(observation: Observation) -> 
     assert shown(core) == [("assistant", "[c1]"), ("tool", f"{NO_RESULT}(c1)")]
 
 
-def test_a_late_result_of_a_closed_turn_is_not_shown() -> None:
-    core = started()
-    core.reply(bash())
-    core.ask("stopped")
-    core.run()
-    before = shown(core)
-    core.observe(8)
-    assert shown(core) == before
-
-
-def test_words_without_calls() -> None:
-    core = started()
-    core.reply(text="Which one?")
-    assert shown(core) == [("assistant", "Which one?")]
-
-
-def test_an_answer_without_a_word_is_not_shown() -> None:
-    core = started()
-    core.reply(text="  \n")
-    assert shown(core) == []
-
-
 def test_reasoning_blocks_go_along() -> None:
     block = {"type": "thinking", "thinking": "hm", "signature": "s"}
     core = started()
     core.reply(think(), thinking_blocks=(block,))
     assert remember(core.events)[3].thinking_blocks == (block,)
-
-
-def test_resumed_model_that_spoke_last_is_told_to_continue() -> None:
-    core = started()
-    core.reply(text="Which one?")
-    core.ask("running")
-    core.run()
-    assert shown(core) == [("assistant", "Which one?"), ("user", CONTINUE)]
-
-
-def test_model_with_an_answer_is_not_told_to_continue() -> None:
-    core = started()
-    core.reply(text="Which one?")
-    core.say("the red one")
-    core.run()
-    assert shown(core) == [("assistant", "Which one?"), ("user", "the red one")]
-
-
-def test_the_same_call_ids_in_two_replies_are_two_calls() -> None:
-    core = started()
-    for _ in range(2):
-        core.reply(bash(call_id="call_0"))
-        core.observe(core.state.tools.pending[0].id)
-    assert [role for role, _ in shown(core)] == ["assistant", "tool", "assistant", "tool"]
-
-
-# Remembering
 
 
 def test_what_was_returned_is_the_callers() -> None:

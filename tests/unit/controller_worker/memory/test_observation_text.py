@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from broker.contract.browser_events import BrowserOutputObservation, FileDownloadObservation
@@ -18,7 +20,7 @@ from controller_worker.memory.observation_text import (
     is_image_url,
     render_observation,
 )
-from controller_worker.providers.messages.messages import NOT_SEEN, ImagePart, TextPart
+from controller_worker.providers.messages.messages import NOT_SEEN, TextPart
 
 SCREEN = "data:image/png;base64,iVBORw0KGgoA"
 MARKS = "data:image/jpeg;base64,/9j/BBBB"
@@ -30,27 +32,6 @@ def content(
     return render_observation(event, max_chars=max_chars, sees_images=sees_images, shows_pages=shows_pages)
 
 
-def test_inline_images_of_a_cell_become_a_placeholder() -> None:
-    cell = IPythonRunCellObservation(code="plot()", content=f"one\n![image](data:image/png;base64,{'A' * 99})\nthree")
-    assert cell.agent_text == f"one\n{IMAGE_PLACEHOLDER}\nthree"
-
-
-def test_images_of_a_cell() -> None:
-    cell = IPythonRunCellObservation(code="plot()", content="done", image_urls=(SCREEN,))
-    assert content(cell) == (TextPart("done"), ImagePart(SCREEN))
-    assert content(cell, shows_pages=False) == content(cell)
-    assert content(cell, sees_images=False) == (TextPart("done"), NOT_SEEN)
-
-
-def test_unshowable_images_are_counted_for_vision_models() -> None:
-    cell = IPythonRunCellObservation(code="plot()", content="done", image_urls=("", SCREEN, "file:///x"))
-    assert content(cell) == (
-        TextPart("done\n\nNote: 2 of 3 images cannot be shown."),
-        ImagePart(SCREEN),
-    )
-    assert content(cell, sees_images=False) == (TextPart("done"), NOT_SEEN)
-
-
 @pytest.mark.parametrize("url", ["http://169.254.169.254/latest/meta-data/a.png", "https://a/b.png"])
 def test_an_address_from_a_tool_is_never_passed_on(url: str) -> None:
     note = "\n\nNote: 1 of 1 images cannot be shown."
@@ -59,81 +40,79 @@ def test_an_address_from_a_tool_is_never_passed_on(url: str) -> None:
     assert content(page(screenshot=url)) == (TextPart("tree" + NO_SCREENSHOT_NOTE),)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "data:image/gif;base64,R0lGODlh",
-        "data:image/webp;base64,UklGRgAAAABXRUJQ",
-        "http://a/b.png",
-        "https://a/b.png",
-    ],
-)
-def test_what_providers_take_is_shown(url: str) -> None:
-    assert is_image_url(url)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "data:image/png;base64,bm90cG5n",  # what it begins with is not a picture
-        "data:image/png;base64,/9j/BBBB",  # it is a JPEG
-        "data:image/bmp;base64,Qk06AAAA",
-        "data:image/svg+xml;base64,PHN2Zz4=",
-        "data:image/png,iVBORw0KGgoA",
-        "data:image/png;base64,iVBORw0KGgoA\n",
-        "data:image/png;base64,iVBORw0KGgoA===",
-        "data:image/png;base64,iVBORw0KGgoA<secret_hidden>",
-        f"data:image/jpeg;base64,/9j/{'B' * 5 * 2**20}",
-    ],
-)
-def test_content_that_providers_refuse_is_not_shown(url: str) -> None:
-    assert not is_image_url(url)
-
-
 def page(trigger: str = "browse_interactive", **fields: str) -> BrowserOutputObservation:
     return BrowserOutputObservation(url="https://a", trigger_by_action=trigger, content="tree", **fields)
 
 
-def test_a_page_is_shown_with_marks_rather_than_without() -> None:
-    assert content(page(screenshot=SCREEN, set_of_marks=MARKS)) == (
-        TextPart("tree" + SCREENSHOT_NOTE),
-        ImagePart(MARKS),
-    )
-    assert content(page(screenshot=SCREEN)) == (TextPart("tree" + SCREENSHOT_NOTE), ImagePart(SCREEN))
-
-
-def test_page_without_usable_image_says_so_to_vision_models() -> None:
-    assert content(page(screenshot="AAAA")) == (TextPart("tree" + NO_SCREENSHOT_NOTE),)
-    assert content(page(screenshot="AAAA"), sees_images=False) == (TextPart("tree"),)
-
-
-def test_page_picture_is_omitted_where_unwanted() -> None:
-    shown = page(screenshot=SCREEN, set_of_marks=MARKS)
-    assert content(shown, shows_pages=False) == content(shown, sees_images=False) == (TextPart("tree"),)
-
-
-def test_a_page_that_was_only_opened_has_no_image() -> None:
-    assert content(page("browse", screenshot=SCREEN)) == (TextPart("tree"),)
-
-
-def test_an_edit_without_words_is_its_diff() -> None:
-    edited = FileEditObservation(path="/a", prev_exist=True, diff="-x\n+y")
-    assert edited.agent_text == "[The file /a was edited.]\n-x\n+y"
-    assert FileEditObservation(path="/a", diff="+y").agent_text == "[The file /a was created.]\n+y"
-    assert FileEditObservation(path="/a", content="ok", diff="+y").agent_text == "ok"
+def plot(*urls: str) -> IPythonRunCellObservation:
+    return IPythonRunCellObservation(code="plot()", content="done", image_urls=urls)
 
 
 @pytest.mark.parametrize(
-    "event",
+    ("event", "options", "shown"),
     [
-        MCPObservation(name="t", content="text"),
-        FileDownloadObservation(file_path="/a", content="text"),
-        TaskTrackingObservation(command="view", content="text"),
+        (plot(SCREEN), {}, ["done", SCREEN]),
+        (plot(SCREEN), {"shows_pages": False}, ["done", SCREEN]),
+        (plot(SCREEN), {"sees_images": False}, ["done", NOT_SEEN.text]),
+        (plot("", SCREEN, "file:///x"), {}, ["done\n\nNote: 2 of 3 images cannot be shown.", SCREEN]),
+        (plot("", SCREEN, "file:///x"), {"sees_images": False}, ["done", NOT_SEEN.text]),
+        (page(screenshot=SCREEN, set_of_marks=MARKS), {}, ["tree" + SCREENSHOT_NOTE, MARKS]),
+        (page(screenshot=SCREEN), {}, ["tree" + SCREENSHOT_NOTE, SCREEN]),
+        (page(screenshot="AAAA"), {}, ["tree" + NO_SCREENSHOT_NOTE]),
+        (page(screenshot="AAAA"), {"sees_images": False}, ["tree"]),
+        (page(screenshot=SCREEN), {"shows_pages": False}, ["tree"]),
+        (page(screenshot=SCREEN), {"sees_images": False}, ["tree"]),
+        (page("browse", screenshot=SCREEN), {}, ["tree"]),  # it was only opened
+        (MCPObservation(name="t", content="text"), {}, ["text"]),
+        (FileDownloadObservation(file_path="/a", content="text"), {}, ["text"]),
+        (TaskTrackingObservation(command="view", content="text"), {}, ["text"]),
     ],
-    ids=lambda event: event.kind,
 )
-def test_plain_texts(event: Observation) -> None:
-    assert content(event) == (TextPart("text"),)
+def test_content(event: Observation, options: dict[str, bool], shown: list[str]) -> None:
+    assert [part.text if isinstance(part, TextPart) else part.url for part in content(event, **options)] == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "is_taken"),
+    [
+        ("data:image/gif;base64,R0lGODlh", True),
+        ("data:image/webp;base64,UklGRgAAAABXRUJQ", True),
+        ("http://a/b.png", True),
+        ("https://a/b.png", True),
+        ("data:image/png;base64,bm90cG5n", False),  # what it begins with is not a picture
+        ("data:image/png;base64,/9j/BBBB", False),  # it is a JPEG
+        ("data:image/bmp;base64,Qk06AAAA", False),
+        ("data:image/svg+xml;base64,PHN2Zz4=", False),
+        ("data:image/png,iVBORw0KGgoA", False),
+        ("data:image/png;base64,iVBORw0KGgoA\n", False),
+        ("data:image/png;base64,iVBORw0KGgoA===", False),
+        ("data:image/png;base64,iVBORw0KGgoA<secret_hidden>", False),
+        (f"data:image/jpeg;base64,/9j/{'B' * 5 * 2**20}", False),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_only_images_that_providers_take_are_shown(url: str, is_taken: bool) -> None:
+    assert is_image_url(url) is is_taken
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (
+            IPythonRunCellObservation(code="", content=f"one\n![image](data:image/png;base64,{'A' * 99})\nthree"),
+            f"one\n{IMAGE_PLACEHOLDER}\nthree",
+        ),
+        (
+            FileEditObservation(path="/a", prev_exist=True, diff="-x\n+y"),
+            "[The file /a was edited.]\n-x\n+y",
+        ),
+        (FileEditObservation(path="/a", diff="+y"), "[The file /a was created.]\n+y"),
+        (FileEditObservation(path="/a", content="ok", diff="+y"), "ok"),
+    ],
+    ids=["inline image becomes a placeholder", "diff of an edit", "diff of a new file", "words of an edit"],
+)
+def test_text_for_the_agent(event: Any, text: str) -> None:
+    assert event.agent_text == text
 
 
 def test_a_recall_is_never_cut() -> None:

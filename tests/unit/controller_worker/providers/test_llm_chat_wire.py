@@ -78,14 +78,6 @@ def test_thoughts_that_nobody_signed_stay_at_home() -> None:
     assert "thinking_blocks" not in written
 
 
-def test_images_make_a_list() -> None:
-    message = Message("user", (TextPart("look"), ImagePart("https://example.org/a.png")))
-    assert chat_messages([message], cache_marks=False, is_claude=False)[0]["content"] == [
-        {"type": "text", "text": "look"},
-        {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
-    ]
-
-
 PICTURE = ImagePart("data:image/png;base64,AAAA")
 TWO_CALLS = (
     Message("assistant", tool_calls=(ToolCall("t1", "browser", "{}"), ToolCall("t2", "execute_bash", "{}"))),
@@ -99,20 +91,26 @@ def test_tool_pictures_follow_all_results() -> None:
     _, page, listing, pictures, message = chat_messages(TWO_CALLS, cache_marks=False, is_claude=False)
     assert page == {"role": "tool", "content": "a page", "tool_call_id": "t1", "name": "browser"}
     assert (listing["role"], listing["content"]) == ("tool", "a.txt")
-    assert pictures == {
-        "role": "user",
-        "content": [
-            {"type": "text", "text": "Pictures that belong to the result of browser:"},
-            {"type": "image_url", "image_url": {"url": PICTURE.url}},
-        ],
-    }
+    shown = {"type": "image_url", "image_url": {"url": PICTURE.url}}
+    note = {"type": "text", "text": "Pictures that belong to the result of browser:"}
+    assert pictures == {"role": "user", "content": [note, shown]}
     assert message == {"role": "user", "content": "Continue."}
 
 
-def test_a_result_that_is_only_a_picture_says_so() -> None:
-    only = Message("tool", (PICTURE,), tool_call_id="t1", name="view")
-    result, _ = chat_messages([only], cache_marks=False, is_claude=False)
-    assert result["content"] == SEE_BELOW
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        (
+            Message("user", (TextPart("look"), PICTURE)),
+            [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": PICTURE.url}}],
+        ),
+        (Message("tool", (PICTURE,), tool_call_id="t1", name="view"), SEE_BELOW),
+        (Message("user"), ""),
+    ],
+    ids=["images make a list", "result that is only a picture", "empty even when marked"],
+)
+def test_content_of_a_message(message: Message, content: Any) -> None:
+    assert chat_messages([message], cache_marks=True, is_claude=False)[0]["content"] == content
 
 
 def test_claude_takes_pictures_in_results() -> None:
@@ -128,10 +126,6 @@ def test_messages_with_pictures_are_written_once() -> None:
     made = len(wire.written)
     wire.write_body({"model": "m"}, request)
     assert len(wire.written) == made
-
-
-def test_an_empty_message_stays_empty_even_when_marked() -> None:
-    assert chat_messages([Message("user")], cache_marks=True, is_claude=False) == [{"role": "user", "content": ""}]
 
 
 def test_tools() -> None:
@@ -184,27 +178,19 @@ def test_a_reply() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("usage", "read"),
-    [
-        (None, CallUsage()),
-        ([], CallUsage()),
-        ("many", CallUsage()),
-        ({"prompt_tokens": 10**30, "completion_tokens": -1, "prompt_tokens_details": "none"}, CallUsage()),
-        ({"prompt_tokens": 12.0, "completion_tokens": 0.5}, CallUsage(prompt_tokens=12)),
-    ],
-)
-def test_a_usage_of_another_form_spoils_no_reply(usage: Any, read: CallUsage) -> None:
-    assert read_chat_reply(reply("Hi.") | {"usage": usage}).usage == read
+THOUGHTS = {"reasoning_tokens": 100}
+DOWN = {"code": 502, "message": "Upstream is down."}
+
+
+@pytest.mark.parametrize("usage", [None, [], "many"])
+def test_a_usage_of_another_form_spoils_no_reply(usage: Any) -> None:
+    assert read_chat_reply(reply("Hi.") | {"usage": usage}).usage == CallUsage()
 
 
 @pytest.mark.parametrize("given", [{}, {"id": None}, {"id": ""}])
 def test_a_call_without_an_id_gets_one_later(given: dict[str, Any]) -> None:
     answer = reply(tool_calls=[given | {"function": {"name": "ls", "arguments": "{}"}}])
     assert read_chat_reply(answer).tool_calls == (ToolCall("", "ls", "{}"),)
-
-
-def test_a_content_in_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "thinking", "thinking": []}, {"type": "text", "text": "b"}]
     assert read_chat_reply(reply(parts)).text == "ab"
 
@@ -233,32 +219,26 @@ def test_replies_without_a_use(answer: Any, error: type[ModelError], said: str) 
 
 
 @pytest.mark.parametrize(
-    "choice",
+    ("beside", "choice", "code"),
     [
-        {"finish_reason": "error", "error": {"code": 502, "message": "Upstream is down."}},
-        {"finish_reason": "stop", "error": {"code": 502, "message": "Upstream is down."}},
-        {"finish_reason": "error"},
-        {"finish_reason": "insufficient_system_resource"},
-        {"finish_reason": "network_error"},
+        ({}, {"finish_reason": "error", "error": DOWN}, "service_unavailable"),
+        ({}, {"finish_reason": "stop", "error": DOWN}, "service_unavailable"),
+        ({}, {"finish_reason": "error"}, "internal"),
+        ({}, {"finish_reason": "insufficient_system_resource"}, "internal"),
+        ({}, {"finish_reason": "network_error"}, "internal"),
+        ({"error": DOWN}, {"finish_reason": "stop"}, "service_unavailable"),
     ],
 )
-def test_an_error_in_a_choice_is_no_answer(choice: dict[str, Any]) -> None:
+def test_an_error_beside_an_answer_is_no_answer(beside: dict[str, Any], choice: dict[str, Any], code: str) -> None:
     """OpenRouter's form of a provider that fails within its reply."""
-    reply = {"id": "r", "model": "m", "choices": [{"message": {"content": "The ans"}, **choice}]}
+    frame = {"id": "r", "model": "m", **beside}
     with pytest.raises(StreamedError) as raised:
-        parse_body(json.dumps(reply).encode())
+        parse_body(json.dumps(frame | {"choices": [{"message": {"content": "The ans"}, **choice}]}).encode())
     error = to_model_error(raised.value)
-    assert error.retryable
-    assert error.code == ("service_unavailable" if "error" in choice else "internal")
-    chunk = {"id": "r", "model": "m", "choices": [{"index": 0, "delta": {"content": "The ans"}, **choice}]}
+    assert (error.code, error.retryable) == (code, True)
+    chunk = frame | {"choices": [{"index": 0, "delta": {"content": "The ans"}, **choice}]}
     with pytest.raises(StreamedError):
         ChatStream(lambda _: None).take(json.dumps(chunk))
-
-
-def test_an_error_beside_choices_is_no_answer() -> None:
-    choice = {"message": {"content": "The ans"}, "finish_reason": "stop"}
-    with pytest.raises(StreamedError):
-        parse_body(json.dumps({"error": {"code": 502, "message": "down"}, "choices": [choice]}).encode())
 
 
 CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
@@ -270,43 +250,30 @@ def test_cut_in_another_providers_words_is_a_cut(reason: str) -> None:
     assert (found.stop_reason, found.tool_calls[0].problem) == ("length", CUT_CALL)
 
 
-@pytest.mark.parametrize("reason", ["refusal", "SAFETY", "sensitive", "PROHIBITED_CONTENT"])
-def test_refusal_in_another_providers_words_is_a_refusal(reason: str) -> None:
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        *((reason, {"content": "I"}) for reason in ("refusal", "SAFETY", "sensitive", "PROHIBITED_CONTENT")),
+        ("tool_calls", {"content": None, "refusal": "I will not."}),
+    ],
+)
+def test_calls_beside_a_refusal_are_not_carried_out(reason: str, message: dict[str, Any]) -> None:
     with pytest.raises(ContentPolicyError):
-        read_chat_reply({"choices": [{"message": {"content": "I", "tool_calls": [CALL]}, "finish_reason": reason}]})
-
-
-def test_calls_beside_a_refusal_are_not_carried_out() -> None:
-    message = {"content": None, "refusal": "I will not.", "tool_calls": [CALL]}
-    with pytest.raises(ContentPolicyError):
-        read_chat_reply({"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+        read_chat_reply({"choices": [{"message": message | {"tool_calls": [CALL]}, "finish_reason": reason}]})
 
 
 @pytest.mark.parametrize(
     ("reported", "usage"),
     [
-        (  # xAI: thoughts are beside what is written
-            {
-                "prompt_tokens": 10,
-                "completion_tokens": 5,
-                "total_tokens": 115,
-                "completion_tokens_details": {"reasoning_tokens": 100},
-            },
-            CallUsage(10, 105),
-        ),
-        (  # OpenAI: they are a part of it
-            {
-                "prompt_tokens": 10,
-                "completion_tokens": 105,
-                "total_tokens": 115,
-                "completion_tokens_details": {"reasoning_tokens": 100},
-            },
-            CallUsage(10, 105),
-        ),
-        ({"prompt_tokens": 10, "completion_tokens": 5, "cached_tokens": 8}, CallUsage(10, 5, 8)),  # Kimi
-        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_cache_hit_tokens": 8}, CallUsage(10, 5, 8)),  # DeepSeek
-        ({"prompt_tokens": 10, "completion_tokens": 5, "completion_tokens_details": 7}, CallUsage(10, 5)),
+        # xAI: thoughts are beside the words; OpenAI: they are a part of them
+        ({"completion_tokens": 5, "total_tokens": 115, "completion_tokens_details": THOUGHTS}, CallUsage(10, 105)),
+        ({"completion_tokens": 105, "total_tokens": 115, "completion_tokens_details": THOUGHTS}, CallUsage(10, 105)),
+        ({"completion_tokens": 5, "cached_tokens": 8}, CallUsage(10, 5, 8)),  # Kimi
+        ({"completion_tokens": 5, "prompt_cache_hit_tokens": 8}, CallUsage(10, 5, 8)),  # DeepSeek
+        ({"completion_tokens": 5, "completion_tokens_details": 7}, CallUsage(10, 5)),
+        ({"prompt_tokens": 10**30, "completion_tokens": -1, "prompt_tokens_details": "none"}, CallUsage()),
+        ({"prompt_tokens": 12.0, "completion_tokens": 0.5}, CallUsage(prompt_tokens=12)),
     ],
 )
-def test_usage_in_the_forms_of_other_providers(reported: dict[str, Any], usage: CallUsage) -> None:
-    assert read_chat_reply(reply("x") | {"usage": reported}).usage == usage
+def test_usage_in_other_forms(reported: dict[str, Any], usage: CallUsage) -> None:
+    assert read_chat_reply(reply("x") | {"usage": {"prompt_tokens": 10} | reported}).usage == usage

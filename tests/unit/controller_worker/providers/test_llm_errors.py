@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from email.utils import format_datetime
+from typing import Any
 
 import pytest
 
@@ -178,6 +179,8 @@ def test_the_context_window_texts_of_other_servers(text: str) -> None:
         ("Invalid prompt: messages must not be empty", 400, "bad_request"),
         ("The limit of the input list is exceeded", 400, "bad_request"),
         ("max_tokens must be at least 1, got 0.", 400, "bad_request"),
+        ("the maximum context length is 8192", 400, "bad_request"),  # half of a joined text
+        ("invalid response object", 200, "malformed_reply"),
     ],
 )
 def test_texts_that_say_something_else(text: str, status: int, code: str) -> None:
@@ -193,10 +196,6 @@ def test_a_delay_that_google_puts_into_the_body(is_list: bool) -> None:
     for odd in ("soon", None, -3, "9" * 30 + "s"):
         odd_body = {"error": {"details": [kind | {"retryDelay": odd}]}}
         assert to_model_error(StatusError("slow", 429, odd_body)).retry_after_seconds is None
-
-
-def test_half_of_a_joined_text_is_not_enough() -> None:
-    assert to_model_error(StatusError("the maximum context length is 8192", 400)).code == "bad_request"
 
 
 @pytest.mark.parametrize(
@@ -223,45 +222,41 @@ def test_codes_in_the_body_win_over_the_status(body: dict[str, object], code: st
         ({"message": "no", "type": "BadRequestError", "code": 400}, "bad_request"),
         ({"message": "down", "code": "502"}, "service_unavailable"),
         ({"message": "what", "code": 7}, "internal"),
+        ("prompt is too long: 9 > 8", "context_window"),
+        ("insufficient balance", "out_of_credits"),
     ],
 )
-def test_a_status_within_a_stream(error: dict[str, object], code: str) -> None:
-    assert to_model_error(StreamedError({"error": error})).code == code
+def test_a_status_or_text_within_a_stream(error: Any, code: str) -> None:
+    found = to_model_error(StreamedError({"error": error}))
+    assert found.code == code
+    assert found.provider_text == (error if isinstance(error, str) else error["message"])
 
 
 def test_a_body_that_is_all_of_the_text_is_read() -> None:
-    wrapper = StatusError("litellm.RateLimitError: DeepseekException - …", 429)
-    wrapper.__cause__ = StatusError('{"error": {"message": "no money", "code": "insufficient_quota"}}', 429)
-    error = to_model_error(wrapper)
-    assert (error.code, error.provider_text) == ("out_of_credits", "no money")
-    wrapper.__cause__ = StatusError(str(b'{"error": {"message": "no money", "code": "insufficient_quota"}}'), 429)
-    assert to_model_error(wrapper).provider_text == "no money"
+    body = '{"error": {"message": "no money", "code": "insufficient_quota"}}'
+    for text in (body, str(body.encode())):
+        wrapper = StatusError("litellm.RateLimitError: DeepseekException - …", 429)
+        error = to_model_error(caused(wrapper, StatusError(text, 429)))
+        assert (error.code, error.provider_text) == ("out_of_credits", "no money")
     for text in ("{", '{"error": "no money"}', "{}", '{"a":' * 100_000, "b'{", "b'{'.x", "b'" + "(" * 100_000):
         assert to_model_error(StatusError(text, 429)).code == "rate_limit"
 
 
-def test_a_reply_that_the_client_cannot_read_is_malformed() -> None:
-    assert to_model_error(StatusError("invalid response object", 200)).code == "malformed_reply"
+def caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
 
 
-def test_the_cause_tells_what_a_wrapper_hides() -> None:
-    wrapper = StatusError("internal error", 500)
-    wrapper.__cause__ = TimeoutError("read timed out")
-    error = to_model_error(wrapper)
+def test_the_innermost_cause_tells_what_a_wrapper_hides() -> None:
+    error = to_model_error(caused(StatusError("internal error", 500), TimeoutError("read timed out")))
     assert (error.code, error.message) == ("timeout", "internal error (read timed out)")
-
-
-def test_the_innermost_cause_knows_best() -> None:
-    wrapper = TimeoutError("timed out")
-    wrapper.__cause__ = ConnectionRefusedError("refused")
-    assert to_model_error(wrapper).code == "service_unavailable"
+    refused = caused(TimeoutError("timed out"), ConnectionRefusedError("refused"))
+    assert to_model_error(refused).code == "service_unavailable"
 
 
 def test_our_own_errors_pass_unchanged() -> None:
     ours = RateLimitError("slow", retry_after_seconds=3.0)
-    wrapper = StatusError("wrapped", 500)
-    wrapper.__cause__ = ours
-    assert to_model_error(wrapper) is ours
+    assert to_model_error(caused(StatusError("wrapped", 500), ours)) is ours
 
 
 def test_what_nobody_knows_is_not_retried() -> None:
@@ -312,11 +307,3 @@ def test_retry_after_as_a_date() -> None:
     due = format_datetime(now + timedelta(seconds=90), usegmt=True)
     assert parse_retry_after_seconds({"retry-after": due}, now) == 90.0
     assert parse_retry_after_seconds({"retry-after": due}, None) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "code"), [("prompt is too long: 9 > 8", "context_window"), ("insufficient balance", "out_of_credits")]
-)
-def test_plain_text_error_within_a_reply_has_its_class(text: str, code: str) -> None:
-    error = to_model_error(StreamedError({"error": text}))
-    assert (error.code, error.provider_text) == (code, text)

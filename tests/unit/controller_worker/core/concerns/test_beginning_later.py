@@ -11,65 +11,47 @@ from broker.contract.events import ConversationStarted
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.expiry import EXPIRED_CODE
 from controller_worker.core.commit import to_index_fields
-from controller_worker.core.effects import AwaitStart, CallModel, Rest
-from tests.controller_parts import START, Core, check_snapshots
+from controller_worker.core.effects import CallModel
+from tests.controller_parts import START, Core
+from tests.scenarios import play
 
 SOON = START + timedelta(hours=1)
 EXPIRED = AgentStateChangedObservation(agent_state=AgentState.ERROR, reason="It is too late.", code=EXPIRED_CODE)
 
 
-def waiting() -> Core:
-    core = Core(not_before=SOON)
-    assert core.run() == AwaitStart()
-    return core
-
-
-def shown(core: Core) -> tuple[object, ...]:
-    fields = to_index_fields(core.state)
-    return fields["planned"], fields["state"], fields["wait_reason"]
+def play_shown(core: Core, *moments: tuple[str, tuple[str, str, str]]) -> None:
+    """Play scenarios; after each, a listing shows whether the work has started, its state, and why it waits."""
+    for scenario, shown in moments:
+        play(core, scenario, begun=lambda core: core.put(ConversationStarted()), expired=lambda core: core.put(EXPIRED))
+        fields = to_index_fields(core.state)
+        assert (fields["planned"], fields["state"], fields["wait_reason"]) == shown
 
 
 def test_nothing_is_done_before_its_time_and_everything_then() -> None:
-    core = waiting()
-    core.say("and this")  # it belongs to the task
-    core.pass_time(7_200)
-    assert core.run() == AwaitStart()  # the store counts the time, and nobody's clock
+    core = Core(not_before=SOON)
+    # The message belongs to the task; the store counts the time, and nobody's clock.
+    play_shown(core, ("say -> start, wait 7200 -> start", ("waiting", "loading", "scheduled")))
     assert len(core.events) == 3
-    assert shown(core) == ("waiting", "loading", "scheduled")
     assert core.append(ConversationStarted()) == CallModel(1, 1)
-    assert shown(core) == ("begun", "running", "")
-    check_snapshots(core)
+    play_shown(core, ("states running", ("begun", "running", "")))
 
 
 def test_conversation_with_only_a_deadline_waits_for_no_time() -> None:
-    core = Core(expires=SOON)
-    assert core.run() == AwaitStart()
-    assert shown(core) == ("waiting", "loading", "")
+    play_shown(Core(expires=SOON), ("wait 0 -> start", ("waiting", "loading", "")))
 
 
-@pytest.mark.parametrize("end", ["expired", "stopped"])
-def test_expired_conversation_starts_only_by_a_persons_message(end: str) -> None:
-    core = waiting()
-    if end == "expired":
-        core.put(EXPIRED)
-    else:
-        core.ask("stopped")
-    assert core.run() == Rest()
-    assert shown(core) == ("over", "error" if end == "expired" else "stopped", "")
-    core.put(ConversationStarted())  # by an owner that had not heard of it
-    assert core.run() == Rest()
-    core.say("begin after all")
-    assert core.run() == CallModel(1, 1)
-    assert shown(core) == ("begun", "running", "")
-    check_snapshots(core)
+@pytest.mark.parametrize(("end", "state"), [("expired", "error"), ("stopped", "stopped")])
+def test_expired_conversation_starts_only_by_a_persons_message(end: str, state: str) -> None:
+    play_shown(
+        Core(not_before=SOON),
+        (f"wait 0 -> start, {end} -> rest", ("over", state, "")),
+        ("begun -> rest, say -> model 1", ("begun", "running", "")),  # begun by an owner that had not heard of it
+    )
 
 
 def test_pause_holds_and_resume_starts_before_its_time() -> None:
-    core = waiting()
-    core.ask("paused")
-    assert core.run() == Rest()  # it does not wait for its time any more
-    assert shown(core) == ("waiting", "paused", "")
-    core.ask("running")
-    assert core.run() == CallModel(1, 1)
-    assert shown(core) == ("begun", "running", "")
-    check_snapshots(core)
+    play_shown(
+        Core(not_before=SOON),
+        ("wait 0 -> start, paused -> rest", ("waiting", "paused", "")),  # it does not wait for its time any more
+        ("running -> model 1", ("begun", "running", "")),
+    )

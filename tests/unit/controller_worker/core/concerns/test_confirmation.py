@@ -1,7 +1,5 @@
 """Asking a person before an action runs: the question, the answers, and what else may come instead of one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -13,8 +11,9 @@ from broker.contract.observations import AgentStateChangedObservation, ErrorObse
 from broker.contract.policies import ConfirmationPolicy
 from broker.log.invariants import find_violations
 from broker.log.status import fold_status
-from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
-from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
+from controller_worker.core.effects import AwaitTools, Effect, Rest
+from tests.controller_parts import CID, Core, bash, call, finish, started, think
+from tests.scenarios import play, scenarios
 
 ALWAYS = ConfirmationPolicy(mode="always", analyzer="none")
 RISKY = ConfirmationPolicy(mode="risky", analyzer="shell")
@@ -25,10 +24,9 @@ def asking(policy: ConfirmationPolicy = ALWAYS, *, concurrency: int = 1) -> Core
 
 
 def answer_with(core: Core, state: str, *, action_id: int | None = None, **edited: Any) -> Effect:
+    source = EventSource.USER
     core.put(
-        ChangeAgentStateAction(
-            agent_state=AgentState(state), action_id=action_id, edited=edited, source=EventSource.USER
-        )
+        ChangeAgentStateAction(agent_state=AgentState(state), action_id=action_id, edited=edited, source=source),
     )
     return core.run()
 
@@ -39,19 +37,45 @@ def confirmation(core: Core, event_id: int) -> tuple[ConfirmationStatus, int | N
     return action.confirmation_state, action.replaces
 
 
+@scenarios(
+    {
+        "the first of two answers counts": (
+            "bash, user_rejected & user_confirmed, dispatched , "
+            "states running awaiting_user_confirmation user_rejected awaiting_user_input"
+        ),
+        "a message instead of an answer rejects and is answered": (
+            "bash, say -> model 2, trace 9: 10 Message(user); 11 Recall(user) knowledge; 12 SC running; "
+            "13 NullObs(environment, cause 11); 14 UserRejectObservation(environment, cause 8)"
+        ),
+        "a resume is no confirmation": (
+            "bash, running -> rest, dispatched , "
+            "states running awaiting_user_confirmation running awaiting_user_confirmation"
+        ),
+        "after a pause it is asked again": (
+            "bash, paused, user_confirmed -> rest, running, "
+            "states running awaiting_user_confirmation paused running awaiting_user_confirmation, "
+            "user_confirmed -> tools 17"
+        ),
+        "the question survives snapshots": (
+            "bash+bash, user_confirmed, ran 12, user_confirmed, ran, bash(pwd), user_rejected -> rest"
+        ),
+    }
+)
+def test_asked_action(scenario: str) -> None:
+    core = play(asking(), scenario)
+    assert find_violations(core.events, conversation_id=CID, is_over=False) == []
+
+
 def test_nothing_is_asked_without_a_policy() -> None:
-    core = started()
-    assert core.reply(bash("rm -rf /")) == AwaitTools((8,))
+    play(started(), "bash(rm -rf /) -> tools 8")
 
 
 def test_the_conversation_asks_for_the_action_by_its_id() -> None:
-    core = asking()
-    assert core.reply(bash()) == Rest()
+    core = play(asking(), "bash -> rest, dispatched ")
     asked = core.events[-1]
     assert isinstance(asked, AgentStateChangedObservation)
     assert (asked.agent_state.value, asked.action_id) == ("awaiting_user_confirmation", 8)
     assert confirmation(core, 8) == (ConfirmationStatus.AWAITING_CONFIRMATION, None)
-    assert core.dispatched == []
     assert fold_status(core.events).confirmation_id == 8
 
 
@@ -63,14 +87,14 @@ def test_a_confirmed_action_is_written_again_and_that_copy_runs() -> None:
     assert isinstance(copy, CmdRunAction)
     assert (copy.command, copy.thought, copy.replaces) == ("ls", "", 8)
     assert copy.tool_call_metadata == core.event(8).tool_call_metadata
-    assert core.dispatched == [11]
-    assert core.observe(11) == CallModel(2, 1)
-    assert core.states() == ["running", "awaiting_user_confirmation", "user_confirmed", "running"]
+    play(
+        core,
+        "dispatched 11, ran 11 -> model 2, states running awaiting_user_confirmation user_confirmed running",
+    )
 
 
 def test_an_edited_action_runs_as_it_was_edited() -> None:
-    core = asking()
-    core.reply(bash("rm -rf build"))
+    core = play(asking(), "bash(rm -rf build)")
     assert answer_with(core, "user_confirmed", command="rm -rf build/tmp") == AwaitTools((11,))
     copy = core.event(11)
     assert isinstance(copy, CmdRunAction)
@@ -90,123 +114,53 @@ def test_an_edited_action_runs_as_it_was_edited() -> None:
     ],
 )
 def test_an_edit_that_is_none_rejects(edited: dict[str, Any]) -> None:
-    core = asking()
-    core.reply(bash())
+    core = play(asking(), "bash")
     assert answer_with(core, "user_confirmed", **edited) == Rest()
-    assert core.states()[-2:] == ["user_rejected", "awaiting_user_input"]
-    assert core.dispatched == []
+    play(core, "dispatched , states running awaiting_user_confirmation user_rejected awaiting_user_input")
     assert fold_status(core.events).is_settled
 
 
 def test_a_rejected_action_never_runs_and_the_agent_waits() -> None:
-    core = asking()
-    core.reply(bash())
-    assert answer_with(core, "user_rejected") == Rest()
-    assert core.trace(after=9) == [
-        "10 ChangeState(user) user_rejected",
-        "11 CmdRun(agent)",
-        "12 SC user_rejected",
-        "13 UserRejectObservation(environment, cause 11)",
-        "14 SC awaiting_user_input",
-    ]
+    core = play(asking(), "bash")
+    before = core.state.loops.recent.actions
+    play(
+        core,
+        "user_rejected -> rest, dispatched , pending , trace 9: 10 ChangeState(user) user_rejected; 11 CmdRun(agent); "
+        "12 SC user_rejected; 13 UserRejectObservation(environment, cause 11); 14 SC awaiting_user_input",
+    )
     assert confirmation(core, 11) == (ConfirmationStatus.REJECTED, 8)
-    assert (core.dispatched, core.state.tools.pending) == ([], ())
-    core.say("use ls -a instead")
-    assert core.run() == CallModel(2, 1)
+    assert core.state.loops.recent.actions == before  # it is no step of a loop
+    play(core, "say(use ls -a instead) -> model 2")
 
 
 def test_a_rejection_also_settles_what_stands_behind_it() -> None:
-    core = asking()
-    core.reply(bash(call_id="a"), bash(call_id="b"))
-    answer_with(core, "user_rejected")
+    core = play(asking(), "bash+bash, user_rejected, pending ")
     texts = {e.cause: e.content for e in core.events if isinstance(e, UserRejectObservation)}
     assert texts == {
         12: "Action has been rejected by the user! Waiting for further user input.",
         9: "The action was not executed, because the person rejected an earlier one of the same turn.",
     }
-    assert core.state.tools.pending == ()
 
 
 def test_each_action_of_a_turn_is_confirmed_in_turn() -> None:
-    core = asking(RISKY, concurrency=4)
-    risky = bash("git push", call_id="b")
-    assert core.reply(bash(call_id="a"), risky, bash(call_id="c")) == AwaitTools((8,))
-    assert core.observe(8) == Rest()
-    assert core.state.confirmation.asked_id == 9
-    assert answer_with(core, "user_confirmed") == AwaitTools((14, 10))
-    core.observe(14)
-    assert core.observe(10) == CallModel(2, 1)
-    assert core.states() == ["running", "awaiting_user_confirmation", "user_confirmed", "running"]
+    play(
+        asking(RISKY, concurrency=4),
+        "bash+bash(git push)+bash -> tools 8, ran 8 -> rest, asked 9, user_confirmed -> tools 14 10, ran 14, "
+        "ran 10 -> model 2, states running awaiting_user_confirmation user_confirmed running",
+    )
 
 
 @pytest.mark.parametrize("state", ["user_confirmed", "user_rejected"])
-def test_an_answer_for_another_action_means_nothing(state: str) -> None:
-    core = asking()
-    core.reply(bash())
+def test_an_answer_for_another_action_or_no_question_means_nothing(state: str) -> None:
+    core = play(asking(), "bash")
     assert answer_with(core, state, action_id=7) == Rest()
     assert core.states()[-1] == "awaiting_user_confirmation"
     assert fold_status(core.events).is_settled
-
-
-@pytest.mark.parametrize("state", ["user_confirmed", "user_rejected"])
-def test_an_answer_to_no_question_means_nothing(state: str) -> None:
-    core = started()
-    core.reply(bash())
-    assert answer_with(core, state) == AwaitTools((8,))
-    assert core.states() == ["running"]
-
-
-def test_the_first_of_two_answers_counts() -> None:
-    core = asking()
-    core.reply(bash())
-    for state in ("user_rejected", "user_confirmed"):
-        core.put(ChangeAgentStateAction(agent_state=AgentState(state), source=EventSource.USER))
-    core.run()
-    assert core.states()[-1] == "awaiting_user_input"
-    assert core.dispatched == []
-
-
-def test_a_message_instead_of_an_answer_rejects_and_is_answered() -> None:
-    core = asking()
-    core.reply(bash())
-    core.say("what is it for?")
-    assert core.run() == CallModel(2, 1)
-    assert core.trace(after=9) == [
-        "10 Message(user)",
-        "11 Recall(user) knowledge",
-        "12 SC running",
-        "13 NullObs(environment, cause 11)",
-        "14 UserRejectObservation(environment, cause 8)",
-    ]
-
-
-def test_a_resume_is_no_confirmation() -> None:
-    core = asking()
-    core.reply(bash())
-    core.ask("running")
-    assert core.run() == Rest()
-    assert core.states()[-2:] == ["running", "awaiting_user_confirmation"]
-    assert core.dispatched == []
-
-
-def test_after_a_pause_it_is_asked_again() -> None:
-    core = asking()
-    core.reply(bash())
-    core.ask("paused")
-    core.run()
-    assert answer_with(core, "user_confirmed") == Rest()
-    core.ask("running")
-    core.run()
-    assert core.states()[-3:] == ["paused", "running", "awaiting_user_confirmation"]
-    assert isinstance(answer_with(core, "user_confirmed", action_id=8), AwaitTools)
+    play(started(), f"bash, {state} -> tools 8, states running")
 
 
 def test_a_stop_answers_what_waits() -> None:
-    core = asking()
-    core.reply(bash())
-    core.ask("stopped")
-    assert core.run() == Rest()
-    answer = core.events[-2]
+    answer = play(asking(), "bash, stopped -> rest").events[-2]
     assert isinstance(answer, ErrorObservation)
     assert (answer.cause, answer.error_id) == (8, "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_STOPPED")
 
@@ -220,25 +174,8 @@ def test_every_runnable_action_is_asked_for() -> None:
     assert core.state.confirmation.asked_id == 8
 
 
-def test_the_question_survives_snapshots_and_the_log_is_whole() -> None:
-    core = asking()
-    core.reply(bash(call_id="a"), bash(call_id="b"))
-    answer_with(core, "user_confirmed")
-    core.observe(12)
-    answer_with(core, "user_confirmed")
-    core.observe(core.state.tools.pending[0].id)
-    core.reply(bash("pwd"))
-    answer_with(core, "user_rejected")
-    check_snapshots(core)
-    assert find_violations(core.events, conversation_id=CID) == []
-
-
 def test_rejection_starting_a_fork_does_not_affect_earlier_actions() -> None:
-    core = asking()
-    core.reply(bash("one", "a"))
-    answer_with(core, "user_confirmed")
-    core.observe(core.dispatched[-1])
-    core.reply(bash("two", "b"))
+    core = play(asking(), "bash(one), user_confirmed, ran, bash(two)")
     asked_id = core.state.confirmation.asked_id
     core.put(ChangeAgentStateAction(agent_state=AgentState.USER_REJECTED, source=EventSource.USER))
     # The fork has the rejected copy, and nothing of what was written with it.
@@ -246,11 +183,3 @@ def test_rejection_starting_a_fork_does_not_affect_earlier_actions() -> None:
     core.put(CmdRunAction(command="two", source=EventSource.AGENT, **rejected))
     assert core.run() == Rest()
     assert core.states()[-2:] == ["user_rejected", "awaiting_user_input"]
-
-
-def test_rejected_action_is_no_step_of_a_loop() -> None:
-    core = asking()
-    core.reply(bash())
-    before = core.state.loops.recent.actions
-    answer_with(core, "user_rejected")
-    assert core.state.loops.recent.actions == before

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction
+from broker.contract.actions import AgentFinishAction, MessageAction
 from broker.contract.events import AgentSpec, EventSource, Limits, ModelReply, ModelToolCall, TokenUsage
 from broker.contract.observations import (
-    AgentStateChangedObservation,
     FinishRefusedObservation,
     FinishVerdictObservation,
 )
 from broker.contract.specs import CriticSpec, GoalSpec
-from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
+from controller_worker.core.effects import CallModel, Effect
 from controller_worker.loop.replay import replay
 from controller_worker.memory.view import ViewFold
 from controller_worker.model import critic
 from controller_worker.providers.messages.messages import Message, TextPart
-from tests.controller_parts import Core, answer, bash, check_snapshots, finish, messages_of, started
+from tests.controller_parts import Core, answer, bash, finish, messages_of, started
+from tests.scenarios import play, scenarios
 
 
 def core_with(*, max_refusals: int = 2, check: str | None = None, limits: Limits | None = None) -> Core:
@@ -54,24 +54,69 @@ def asked_after(core: Core, *, overflows: int = 0) -> tuple[str, str]:
     return text_of(system), text_of(user)
 
 
+def play_judged(core: Core, scenario: str) -> Core:
+    """Play a scenario in which `accepted` and `refused` are the critic's answers, `broken` a failed check."""
+    steps = {
+        "accepted": lambda core: judged(core, accepted=True),
+        "refused": lambda core: judged(core, accepted=False),
+        "broken": break_check,
+    }
+    return play(core, scenario, **steps)
+
+
+def break_check(core: Core) -> None:
+    output = answer(core.event(core.state.tools.pending[0].id))
+    metadata = output.metadata.model_copy(update={"exit_code": 1})
+    core.observe(core.state.tools.pending[0].id, output.model_copy(update={"metadata": metadata}))
+
+
 def test_finish_waits_for_the_verdict_and_accepted_one_counts() -> None:
-    core = core_with()
-    assert core.reply(finish()) == CallModel(2, 1)
-    assert core.states() == ["running"]
+    core = play(core_with(), "finish -> model 2, states running")
     finished_at = core.state.version
-    assert judged(core, accepted=True) == Rest()
+    play_judged(core, "accepted -> rest, states running finished")
     verdict = core.events[-2]
     assert isinstance(verdict, FinishVerdictObservation)
     assert (verdict.is_accepted, verdict.finish_id) == (True, finished_at)
-    assert core.states() == ["running", "finished"]
+    usage = core.state.usage  # the critic costs, and takes no iteration
+    assert (usage.iteration, usage.cost_usd, usage.prompt_tokens, usage.completion_tokens) == (1, 0.75, 107, 13)
 
 
-def test_the_critic_costs_and_takes_no_iteration() -> None:
-    core = core_with()
-    core.reply(finish())
-    judged(core, accepted=True)
-    assert (core.state.usage.iteration, core.state.usage.cost_usd) == (1, 0.75)
-    assert (core.state.usage.prompt_tokens, core.state.usage.completion_tokens) == (107, 13)
+@scenarios(
+    {
+        "one refusal too many is an error": (
+            {"max_refusals": 1},
+            "finish, refused, finish, refused -> rest, states running error, code goal_not_reached",
+        ),
+        "critic follows the check and each finish restarts both": (
+            {"check": "make test"},
+            "finish -> tools 9, ran -> model 2, refused, finish, ran -> model 3, accepted, states running finished",
+        ),
+        "a failed check needs no critic": ({"check": "make test"}, "finish, broken -> model 2, finish -> tools 14"),
+        "failed critic call is retried or ends in an error": (
+            {},
+            "finish, fail service_unavailable in 8, wait 9 -> model 2 try 2, fail authentication, states running error",
+        ),
+        "after such an error the next finish is judged anew": (
+            {"check": "make test"},
+            "finish, ran, fail authentication, running, finish -> tools 17",
+        ),
+        "a quota shows as a rate limit": (
+            {},
+            (
+                "finish, fail rate_limit in 8, states running rate_limited, wait 9 -> model 2 try 2, accepted, "
+                "states running rate_limited running finished"
+            ),
+        ),
+        "the last iteration may be judged": ({"limits": Limits(max_iterations=1)}, "finish -> model 2"),
+        "nothing is judged beyond the budget": ({"limits": Limits(max_budget_usd=0.25)}, "finish, code max_budget"),
+        "a message meanwhile takes the finish back": ({}, "finish, say, accepted -> model 2, states running"),
+        "no critic is asked during a pause": ({}, "finish, paused -> rest, running -> model 2"),
+    }
+)
+def test_judged_finish(scenario: tuple[dict[str, Any], str]) -> None:
+    options, script = scenario
+    core = play_judged(core_with(**options), script)
+    assert not core.state.acceptance.is_accepted or core.states()[-1] == "finished"
 
 
 def test_a_refused_one_is_told_with_the_reason() -> None:
@@ -83,71 +128,6 @@ def test_a_refused_one_is_told_with_the_reason() -> None:
     assert refused.content.startswith("Your finish was not accepted (1 of 2 times): the reviewer of your work")
     told = [text_of(message).strip() for message in messages_of(core.events)[-2:]]
     assert told == ["Your finish was judged:\nNo test was run.", refused.content]
-
-
-def test_one_refusal_too_many_is_an_error() -> None:
-    core = core_with(max_refusals=1)
-    for _ in range(2):
-        core.reply(finish())
-        judged(core, accepted=False)
-    last = core.events[-1]
-    assert isinstance(last, AgentStateChangedObservation)
-    assert (last.agent_state.value, last.code) == ("error", "goal_not_reached")
-
-
-def test_critic_follows_the_check_and_each_finish_restarts_both() -> None:
-    core = core_with(check="make test")
-    for accepted in (False, True):
-        wanted = core.reply(finish())
-        assert isinstance(wanted, AwaitTools)
-        action = core.event(wanted.action_ids[0])
-        assert isinstance(action, CmdRunAction)
-        assert core.observe(action.id, answer(action)) == CallModel(core.state.usage.iteration + 1, 1)
-        assert isinstance(core.events[-1], type(answer(action)))
-        judged(core, accepted=accepted)
-    assert core.states() == ["running", "finished"]
-
-
-def test_a_failed_check_needs_no_critic() -> None:
-    core = core_with(check="make test")
-    wanted = core.reply(finish())
-    assert isinstance(wanted, AwaitTools)
-    action = core.event(wanted.action_ids[0])
-    failed = answer(action).model_copy(update={"metadata": answer(action).metadata.model_copy(update={"exit_code": 1})})
-    core.observe(action.id, failed)
-    assert isinstance(core.events[-1], FinishRefusedObservation)
-
-
-def test_failed_critic_call_is_retried_or_ends_in_error() -> None:
-    core = core_with()
-    core.reply(finish())
-    core.fail("service_unavailable", retry_in=8)
-    core.pass_time(9)
-    assert core.run() == CallModel(2, 2)
-    core.fail("authentication", retry_in=None)
-    assert core.states()[-1] == "error"
-
-
-def test_after_such_an_error_the_next_finish_is_judged_anew() -> None:
-    core = core_with(check="make test")
-    wanted = core.reply(finish())
-    assert isinstance(wanted, AwaitTools)
-    core.observe(wanted.action_ids[0])
-    core.fail("authentication", retry_in=None)
-    core.ask("running")
-    core.run()
-    assert isinstance(core.reply(finish()), AwaitTools)
-
-
-def test_a_quota_shows_as_a_rate_limit() -> None:
-    core = core_with()
-    core.reply(finish())
-    core.fail("rate_limit", retry_in=8)
-    assert core.states()[-1] == "rate_limited"
-    core.pass_time(9)
-    assert core.run() == CallModel(2, 2)
-    judged(core, accepted=True)
-    assert core.states() == ["running", "rate_limited", "running", "finished"]
 
 
 def test_a_question_that_does_not_fit_is_asked_shorter() -> None:
@@ -163,47 +143,12 @@ def test_a_question_that_does_not_fit_is_asked_shorter() -> None:
     assert len(asked_after(core, overflows=5)[1]) < 8_000 < len(asked_after(core)[1])
 
 
-def test_last_iteration_may_be_judged_within_the_budget() -> None:
-    core = core_with(limits=Limits(max_iterations=1))
-    assert core.reply(finish()) == CallModel(2, 1)
-    broke = core_with(limits=Limits(max_budget_usd=0.25))
-    broke.reply(finish())
-    assert broke.state.lifecycle.error_code == "max_budget"
-
-
-def test_a_message_meanwhile_takes_the_finish_back() -> None:
-    core = core_with()
-    core.reply(finish())
-    core.say("one more thing")
-    core.run()
-    assert judged(core, accepted=True) == CallModel(2, 1)
-    assert core.states() == ["running"]
-    assert core.state.acceptance.is_accepted is False
-
-
-def test_nobody_is_asked_during_a_pause() -> None:
-    core = core_with()
-    core.reply(finish())
-    core.ask("paused")
-    assert core.run() == Rest()
-    core.ask("running")
-    assert core.run() == CallModel(2, 1)
-
-
-def test_offline_replay_and_every_snapshot_decide_alike() -> None:
-    core = core_with()
-    core.reply(bash())
-    core.observe(core.state.version)
-    core.reply(finish())
-    judged(core, accepted=False)
-    core.reply(finish(call_id="f2"))
-    judged(core, accepted=True)
+def test_offline_replay_decides_alike() -> None:
+    core = play_judged(core_with(), "bash, ran, finish, refused, finish, accepted")
     found = replay(core.events)
     assert found.divergence is None, found.divergence.to_diff()
-    check_snapshots(core)
-    forged = [
-        e.model_copy(update={"is_accepted": True}) if e.kind == "observation.finish_verdict" else e for e in core.events
-    ]
+    accepted = {"is_accepted": True}
+    forged = [e.model_copy(update=accepted) if isinstance(e, FinishVerdictObservation) else e for e in core.events]
     assert replay(forged).divergence is not None
 
 

@@ -1,7 +1,5 @@
 """Delegation in the core: waiting for delegates, their ends, their shares, and what cannot be delegated."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -21,6 +19,7 @@ from broker.contract.observations import (
 from broker.log.delegates import make_delegate_id
 from broker.log.invariants import find_violations
 from controller_worker.agents.tool_calls import MAX_CALLS
+from controller_worker.core.commit import Commit
 from controller_worker.core.concerns.delegation import REPORTED_BYTES, DelegateOrder, find_side_effects
 from controller_worker.core.concerns.lifecycle import Lifecycle
 from controller_worker.core.concerns.limits import find_reached_limit
@@ -43,25 +42,33 @@ from controller_worker.memory.view import ViewFold
 from controller_worker.model.permits.budget_reservation import sum_own_cost_usd
 from controller_worker.providers.messages.messages import TextPart
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
+from tests.scenarios import play
 
 ABLE = AgentSpec(enable_delegation=True)
 
 
-def delegate(call_id: str = "d1", **arguments: Any) -> ModelToolCall:
+def able(**limits: float) -> Core:
+    return started(agent=ABLE, limits=Limits(**limits))
 
+
+def delegate(call_id: str = "d1", **arguments: Any) -> ModelToolCall:
     return call("delegate", json.dumps({"agent": "CodeActAgent", "task": "look", **arguments}), call_id)
 
 
-def ended(core: Core, delegate_id: int, content: str = "CodeActAgent finishes task with a: 1", **fields: Any) -> Effect:
-    """Let a delegate report its end."""
-    event = DelegateEnded(
+def report(delegate_id: int, content: str, **fields: Any) -> DelegateEnded:
+    return DelegateEnded(
         delegate_id=delegate_id,
         conversation_id=make_delegate_id(CID, delegate_id),
         agent_state=AgentState.FINISHED,
         content=content,
-        **{"outputs": {"a": 1}, "iterations": 2, "cost_usd": 0.5, "prompt_tokens": 30} | fields,
+        **fields,
     )
-    core.put(event)
+
+
+def ended(core: Core, delegate_id: int, content: str = "CodeActAgent finishes task with a: 1", **fields: Any) -> Effect:
+    """Let a delegate report its end."""
+    outcome = {"outputs": {"a": 1}, "iterations": 2, "cost_usd": 0.5, "prompt_tokens": 30} | fields
+    core.put(report(delegate_id, content, **outcome))
     return core.run()
 
 
@@ -69,8 +76,13 @@ def results(core: Core) -> list[AgentDelegateObservation]:
     return [event for event in core.events if isinstance(event, AgentDelegateObservation)]
 
 
+def in_background_at_work(core: Core, **arguments: Any) -> Effect:
+    """Let the model begin a background delegate, action 8, and the shell say that it works."""
+    core.reply(delegate(background=True, **arguments))
+    return started_in_background(core, core.state.delegation.delegates[-1].id)
+
+
 def started_in_background(core: Core, delegate_id: int) -> Effect:
-    """Let the shell say that a background delegate has been begun."""
     action = core.event(delegate_id)
     return core.append(
         SuccessObservation(content="works", cause=delegate_id, tool_call_metadata=action.tool_call_metadata)
@@ -81,7 +93,7 @@ def started_in_background(core: Core, delegate_id: int) -> Effect:
 
 
 def test_a_delegate_is_waited_for_and_its_end_told_once() -> None:
-    core = started(agent=ABLE)
+    core = able()
     assert core.reply(delegate()) == AwaitDelegates((8,))
     assert ended(core, 8) == CallModel(2, 1)
     (result,) = results(core)
@@ -93,25 +105,18 @@ def test_a_delegate_is_waited_for_and_its_end_told_once() -> None:
     assert len(results(core)) == 1
 
 
-def test_several_are_waited_for_together() -> None:
-    core = started(agent=ABLE)
-    assert core.reply(delegate("a"), delegate("b"), delegate("c")) == AwaitDelegates((8, 9, 10))
-    assert ended(core, 9) == AwaitDelegates((8, 10))
-    assert ended(core, 8) == AwaitDelegates((10,))
-    assert ended(core, 10) == CallModel(2, 1)
-
-
-def test_tools_of_the_turn_come_first_and_a_finish_waits() -> None:
-    core = started(agent=ABLE)
-    assert core.reply(delegate(), bash(), finish()) == AwaitTools((9,))
-    assert core.observe(9) == AwaitDelegates((8,))
+def test_delegates_are_waited_for_together_behind_tools() -> None:
+    core = able()
+    assert core.reply(delegate("a"), delegate("b"), bash(), finish()) == AwaitTools((10,))
+    assert core.observe(10) == AwaitDelegates((8, 9))
+    assert ended(core, 9) == AwaitDelegates((8,))
     assert core.states() == ["running"]
     assert ended(core, 8) == Rest()
     assert core.states() == ["running", "finished"]
 
 
 def test_any_of_several_is_enough_and_the_others_go_on() -> None:
-    core = started(agent=ABLE)
+    core = able()
     core.reply(delegate("a", join="any"), delegate("b", join="any"))
     assert ended(core, 9) == CallModel(2, 1)
     goes_on = core.events[-1]
@@ -123,11 +128,10 @@ def test_any_of_several_is_enough_and_the_others_go_on() -> None:
 
 
 def test_background_end_is_reported_when_it_occurs() -> None:
-    core = started(agent=ABLE)
+    core = able()
     assert core.reply(delegate(background=True)) == AwaitDelegates((8,))
     assert started_in_background(core, 8) == CallModel(2, 1)
-    core.reply(bash())
-    core.observe(core.state.tools.pending[0].id)
+    play(core, "bash, ran")
     assert ended(core, 8) == CallModel(3, 1)
     (result,) = results(core)
     assert (result.cause, result.tool_call_metadata, result.delegate_id) == (None, None, 8)
@@ -136,22 +140,29 @@ def test_background_end_is_reported_when_it_occurs() -> None:
 # What cannot be delegated
 
 
-@pytest.mark.parametrize("arguments", [{"task": ""}, {"task": "  "}])
-def test_without_a_task_the_model_is_told(arguments: dict[str, Any]) -> None:
-    core = started(agent=ABLE)
-    assert core.reply(delegate(**arguments)) == CallModel(2, 1)
-    answer = core.events[-1]
-    assert isinstance(answer, ErrorObservation)
-    assert (answer.cause, answer.content) == (8, "The delegate was not started: its inputs hold no task.")
+@pytest.mark.parametrize(
+    ("limits", "task", "told"),
+    [
+        ({}, "", "The delegate was not started: its inputs hold no task."),
+        ({}, "  ", "The delegate was not started: its inputs hold no task."),
+        ({"max_delegate_level": 0}, "look", "0 levels deep"),
+        ({"max_iterations": 3}, "look", "The delegate was not started: its parent has no iterations left to give it."),
+    ],
+    ids=["no task", "blank task", "too deep", "nothing left to give"],
+)
+def test_delegate_that_cannot_be_started_is_told(limits: dict[str, int], task: str, told: str) -> None:
+    core = able(**limits)
+    assert core.reply(delegate("a", task=task), delegate("b", task=task)) == CallModel(2, 1)
+    answers = {event.cause: event.content for event in core.events if isinstance(event, ErrorObservation)}
+    assert answers.keys() == {8, 9}
+    assert all(told in answer for answer in answers.values())
     assert core.state.delegation.delegates == ()
 
 
-def test_the_depth_is_limited() -> None:
-    core = started(agent=ABLE, limits=Limits(max_delegate_level=0))
-    assert core.reply(delegate()) == CallModel(2, 1)
-    answer = core.events[-1]
-    assert isinstance(answer, ErrorObservation)
-    assert "0 levels deep" in answer.content
+def test_without_the_tool_nothing_is_delegated() -> None:
+    core = started()
+    core.reply(delegate())
+    assert not any(isinstance(event, AgentDelegateAction) for event in core.events)
 
 
 def test_the_level_of_a_delegate_is_its_parents() -> None:
@@ -160,37 +171,22 @@ def test_the_level_of_a_delegate_is_its_parents() -> None:
     assert (state.setup.delegate_level, state.setup.parent) == (2, created.parent)
 
 
-def test_a_delegate_without_anything_left_is_refused() -> None:
-    core = started(agent=ABLE, limits=Limits(max_iterations=3))
-    core.reply(delegate("a"), delegate("b"))
-    texts = {e.cause: e.content for e in core.events if isinstance(e, ErrorObservation)}
-    assert texts == {
-        8: "The delegate was not started: its parent has no iterations left to give it.",
-        9: "The delegate was not started: its parent has no iterations left to give it.",
-    }
-
-
 # Shares
 
 
+def shares(core: Core) -> list[tuple[int | None, float | None, int | None]]:
+    return [(one.iterations, one.budget_usd, one.tokens) for one in core.state.delegation.delegates]
+
+
 def test_remainder_is_divided_with_a_share_for_the_parent() -> None:
-    core = started(agent=ABLE, limits=Limits(max_iterations=11, max_budget_usd=6.25, max_tokens=1_610))
+    core = able(max_iterations=11, max_budget_usd=6.25, max_tokens=1_610)
     core.reply(delegate("a"), delegate("b"))
-    assert [(one.iterations, one.budget_usd, one.tokens) for one in core.state.delegation.delegates] == [
-        (3, 2.0, 500)
-    ] * 2
+    assert shares(core) == [(3, 2.0, 500)] * 2
     ended(core, 8, iterations=3, cost_usd=1.0, prompt_tokens=100)
     assert ended(core, 9, iterations=3, cost_usd=0.5, prompt_tokens=0) == CallModel(2, 1)
-    state = core.state
-    assert (state.usage.iteration, state.delegation.iterations, state.usage.cost_usd, state.usage.prompt_tokens) == (
-        1,
-        6,
-        1.75,
-        200,
-    )
-    for n in range(3):
-        assert core.reply(think(str(n))) == CallModel(n + 3, 1)
-    assert core.reply(think()) == Rest()
+    usage = core.state.usage
+    assert (usage.iteration, core.state.delegation.iterations, usage.cost_usd, usage.prompt_tokens) == (1, 6, 1.75, 200)
+    play(core, "think(0) -> model 3, think(1) -> model 4, think(2) -> model 5, think -> rest")
     assert core.state.lifecycle.last_error == (
         "RuntimeError: Agent reached maximum iteration. Current iteration: 11, max iteration: 11"
     )
@@ -207,16 +203,14 @@ def test_a_limit_that_delegates_have_used_up_grows_too() -> None:
 
 
 def test_possible_spending_of_earlier_delegates_is_reserved() -> None:
-    core = started(agent=ABLE, limits=Limits(max_iterations=9, max_budget_usd=4.25, max_tokens=1_110))
-    core.reply(delegate("a", background=True))
-    started_in_background(core, 8)
+    core = able(max_iterations=9, max_budget_usd=4.25, max_tokens=1_110)
+    in_background_at_work(core)
     core.reply(delegate("b"))
-    shares = [(one.iterations, one.budget_usd, one.tokens) for one in core.state.delegation.delegates]
-    assert shares == [(4, 2.0, 500), (1, 0.875, 195)]
+    assert shares(core) == [(4, 2.0, 500), (1, 0.875, 195)]
 
 
 def test_costs_of_a_forks_origin_are_not_its_own() -> None:
-    core = started(agent=ABLE)
+    core = able()
     core.reply(delegate())
     ended(core, 8, cost_usd=0.5)
     inherited = len(core.events)
@@ -226,62 +220,40 @@ def test_costs_of_a_forks_origin_are_not_its_own() -> None:
     assert (state.usage.cost_usd, state.usage.inherited_usd, sum_own_cost_usd(state)) == (1.0, 0.25, 0.25)
 
 
-def test_one_alone_leaves_its_parent_a_half() -> None:
-    core = started(agent=ABLE, limits=Limits(max_iterations=20))
-    core.reply(delegate())
-    assert core.state.delegation.delegates[0].iterations == 9
-    assert ended(core, 8, iterations=9) == CallModel(2, 1)
-
-
-def test_parent_keeps_a_share_beside_a_background_delegate() -> None:
-    core = started(agent=ABLE, limits=Limits(max_iterations=5))
-    core.reply(delegate(background=True))
-    assert core.state.delegation.delegates[0].iterations == 2
-    started_in_background(core, 8)
-    assert core.reply(think("a")) == CallModel(3, 1)
-    assert core.reply(think("b")) == AwaitDelegates(())
+@pytest.mark.parametrize(
+    "limits", [{"max_iterations": 5}, {"max_budget_usd": 1.0}, {"max_tokens": 400}], ids=["steps", "budget", "tokens"]
+)
+def test_parent_does_not_spend_what_background_delegates_may(limits: dict[str, float]) -> None:
+    core = able(**limits)
+    in_background_at_work(core)  # each reply costs 0.25 and 110 tokens
+    assert limits.keys() != {"max_iterations"} or core.state.delegation.delegates[0].iterations == 2
+    play(core, "think(a) -> model 3, think(b) -> delegates")
     assert find_reached_limit(core.state) is None
-    assert ended(core, 8, iterations=1) == CallModel(4, 1)
-
-
-@pytest.mark.parametrize("limits", [Limits(max_budget_usd=1.0), Limits(max_tokens=400)], ids=["budget", "tokens"])
-def test_parent_does_not_spend_what_background_delegates_may(limits: Limits) -> None:
-    core = started(agent=ABLE, limits=limits)
-    core.reply(delegate(background=True))  # each reply costs 0.25 and 110 tokens
-    started_in_background(core, 8)
-    assert core.reply(think("a")) == CallModel(3, 1)
-    assert core.reply(think("b")) == AwaitDelegates(())
-    assert find_reached_limit(core.state) is None
-    assert ended(core, 8, cost_usd=0.0, prompt_tokens=0) == CallModel(4, 1)
+    assert ended(core, 8, iterations=1, cost_usd=0.0, prompt_tokens=0) == CallModel(4, 1)
 
 
 # States down the tree
 
 
-@pytest.mark.parametrize(("asked", "told"), [("paused", AgentState.PAUSED), ("stopped", AgentState.STOPPED)])
-def test_what_a_person_asks_for_is_told_to_the_delegates(asked: str, told: AgentState) -> None:
-    core = started(agent=ABLE)
+@pytest.mark.parametrize(
+    ("scenario", "told"),
+    [
+        ("paused -> rest", AgentState.PAUSED),
+        ("stopped -> rest", AgentState.STOPPED),
+        ("paused, running -> delegates 8", AgentState.RUNNING),
+    ],
+)
+def test_requests_of_a_person_reach_the_delegates(scenario: str, told: AgentState) -> None:
+    core = able()
     core.reply(delegate())
-    core.ask(asked)
-    assert core.run() == Rest()
+    play(core, scenario)
     assert core.state.delegation.order == DelegateOrder(told, len(core.events))
 
 
-def test_a_resume_is_told_too() -> None:
-    core = started(agent=ABLE)
-    core.reply(delegate())
-    core.ask("paused")
-    core.run()
-    core.ask("running")
-    assert core.run() == AwaitDelegates((8,))
-    assert core.state.delegation.order == DelegateOrder(AgentState.RUNNING, len(core.events))
-
-
 def test_stop_answers_the_action_and_later_reports_have_no_cause() -> None:
-    core = started(agent=ABLE)
+    core = able()
     core.reply(delegate())
-    core.ask("stopped")
-    core.run()
+    play(core, "stopped")
     answer = core.events[-2]
     assert isinstance(answer, ErrorObservation)
     assert (answer.cause, answer.error_id) == (8, "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_STOPPED")
@@ -292,7 +264,7 @@ def test_stop_answers_the_action_and_later_reports_have_no_cause() -> None:
 
 @pytest.mark.parametrize("asked", ["stopped", "paused"])
 def test_unstartable_delegate_is_answered_once_despite_requests(asked: str) -> None:
-    core = started(agent=ABLE)
+    core = able()
     core.ask(asked)
     core.reply(delegate(task=""), bash())
     assert core.run() == Rest()
@@ -301,15 +273,6 @@ def test_unstartable_delegate_is_answered_once_despite_requests(asked: str) -> N
     core.ask("running")
     core.run()
     assert find_violations(core.events, conversation_id=CID, is_over=False) == []
-
-
-def test_a_finish_stops_what_still_works_in_the_background() -> None:
-    core = started(agent=ABLE)
-    core.reply(delegate(background=True))
-    started_in_background(core, 8)
-    assert core.reply(finish()) == Rest()
-    assert core.state.delegation.order is not None
-    assert core.state.delegation.order.state is AgentState.STOPPED
 
 
 # What a delegate is
@@ -342,29 +305,22 @@ def test_when_a_delegate_has_ended(state: str, headless: bool, over: bool) -> No
 
 
 def test_delegates_survive_snapshots() -> None:
-    core = started(agent=ABLE)
+    core = able()
     core.reply(delegate("a", join="any"), delegate("b", join="any"))
     ended(core, 9)
     core.reply(delegate("c", background=True))
     started_in_background(core, core.state.delegation.delegates[-1].id)
-    core.ask("paused")
-    core.run()
+    play(core, "paused")
     ended(core, 8)
     check_snapshots(core)
 
 
 def test_an_end_of_a_delegate_that_is_none_means_nothing() -> None:
-    core = started(agent=ABLE)
+    core = able()
     before = core.state.usage
     assert ended(core, 99) == CallModel(1, 1)
     assert results(core) == []
     assert core.state.usage == before
-
-
-def test_without_the_tool_nothing_is_delegated() -> None:
-    core = started()
-    core.reply(delegate())
-    assert not any(isinstance(event, AgentDelegateAction) for event in core.events)
 
 
 # Many at once
@@ -374,25 +330,15 @@ def all_ended(core: Core, *, first_id: int = 1, content: str = "") -> None:
     """Let every delegate that is at work report its end before the core is asked again."""
     for one in core.state.delegation.delegates:
         if one.id >= first_id:
-            core.put(
-                DelegateEnded(
-                    delegate_id=one.id,
-                    conversation_id=make_delegate_id(CID, one.id),
-                    agent_state=AgentState.FINISHED,
-                    content=content or f"CodeActAgent finishes task with a: {one.id}",
-                    iterations=1,
-                )
-            )
+            core.put(report(one.id, content or f"CodeActAgent finishes task with a: {one.id}", iterations=1))
 
 
 def in_background(core: Core, count: int) -> list[int]:
     """Begin delegates in the background, as many with each reply as a reply may hold; return their ids."""
     ids: list[int] = []
     while len(ids) < count:
-        calls = (
-            delegate(f"d{n}", task=f"look at {n}", background=True) for n in range(min(MAX_CALLS, count - len(ids)))
-        )
-        wanted = core.reply(*calls)
+        calls = range(min(MAX_CALLS, count - len(ids)))
+        wanted = core.reply(*(delegate(f"d{n}", task=f"look at {n}", background=True) for n in calls))
         assert isinstance(wanted, AwaitDelegates)
         ids += wanted.delegate_ids
         for delegate_id in wanted.delegate_ids:
@@ -400,73 +346,69 @@ def in_background(core: Core, count: int) -> list[int]:
     return ids
 
 
+def commits_of_run(core: Core) -> list[Commit]:
+    """Let the core enter what is due until it wants a model call; return what it committed."""
+    before = len(core.commits)
+    assert isinstance(core.run(), CallModel)
+    return core.commits[before:]
+
+
 @pytest.mark.parametrize("count", [17, 500])
 def test_all_ends_that_are_due_enter_in_one_commit(count: int) -> None:
-    core = started(agent=ABLE, limits=Limits(max_iterations=10**10))
+    core = able(max_iterations=10**10)
     ids = in_background(core, count)
     all_ended(core)
-    commits, wanted = len(core.commits), core.run()
-    assert isinstance(wanted, CallModel)
-    assert len(core.commits) == commits + 1
+    assert len(commits_of_run(core)) == 1
     assert [one.delegate_id for one in results(core)] == ids
     assert core.state.delegation.delegates == ()
     assert find_violations(core.events, conversation_id=CID, is_over=False) == []
 
 
 def test_long_reports_enter_in_several_bounded_commits() -> None:
-    core = started(agent=ABLE, limits=Limits(max_iterations=10**40))
+    core = able(max_iterations=10**40)
     ids = in_background(core, 2_000)
     all_ended(core, content="x" * 30_000)
-    commits, wanted = len(core.commits), core.run()
-    assert isinstance(wanted, CallModel)
+    sizes = [sum(len(pack(event.wire())) for event in commit.events) for commit in commits_of_run(core)]
     assert [one.delegate_id for one in results(core)] == ids
-    sizes = [sum(len(pack(event.wire())) for event in commit.events) for commit in core.commits[commits:]]
     assert len(sizes) == 59
     assert max(sizes) <= REPORTED_BYTES + 10_000
     assert find_violations(core.events, conversation_id=CID, is_over=False) == []
 
 
 def test_a_report_beyond_the_bound_enters_alone() -> None:
-    core = started(agent=ABLE, limits=Limits(max_iterations=10**40))
+    core = able(max_iterations=10**40)
     in_background(core, 3)
     all_ended(core, content="x" * (REPORTED_BYTES + 1))
-    commits = len(core.commits)
-    core.run()
-    assert [len(commit.events) for commit in core.commits[commits:]] == [1, 1, 1]
+    assert [len(commit.events) for commit in commits_of_run(core)] == [1, 1, 1]
 
 
 def test_a_long_report_of_any_answers_the_others_with_it() -> None:
-    core = started(agent=ABLE, limits=Limits(max_iterations=1_000))
+    core = able(max_iterations=1_000)
     core.reply(*(delegate(f"d{n}", join="any") for n in range(40)))
     all_ended(core, first_id=44, content="x" * (REPORTED_BYTES - 1_000))
-    commits = len(core.commits)
-    assert core.run() == CallModel(2, 1)
-    assert [len(commit.events) for commit in core.commits[commits:]] == [1 + 36, 1, 1, 1]
+    assert [len(commit.events) for commit in commits_of_run(core)] == [1 + 36, 1, 1, 1]
     assert sorted(event.cause or 0 for event in core.events if event.cause and event.cause > 7) == list(range(8, 48))
 
 
 def test_all_ends_of_a_turn_answer_in_one_commit() -> None:
-    core = started(agent=ABLE, limits=Limits(max_iterations=1_000))
+    core = able(max_iterations=1_000)
     core.reply(*(delegate(f"d{n}") for n in range(MAX_CALLS)))
     all_ended(core)
-    commits = len(core.commits)
-    assert core.run() == CallModel(2, 1)
-    assert len(core.commits) == commits + 1
-    assert core.commits[-1].answers == {n: 8 + n for n in range(MAX_CALLS)}
+    (commit,) = commits_of_run(core)
+    assert commit.answers == {n: 8 + n for n in range(MAX_CALLS)}
     assert [(one.delegate_id, one.cause) for one in results(core)] == [(8 + n, 8 + n) for n in range(MAX_CALLS)]
 
 
 def test_many_refusals_are_answered_in_one_commit() -> None:
-    core = started(agent=ABLE, limits=Limits(max_iterations=10))
+    core = able(max_iterations=10)
     assert core.reply(*(delegate(f"d{n}", task=f"look at {n}") for n in range(MAX_CALLS))) == CallModel(2, 1)
-    assert [event.cause for event in core.events if isinstance(event, ErrorObservation)] == [
-        8 + n for n in range(MAX_CALLS)
-    ]
+    refused = [event.cause for event in core.events if isinstance(event, ErrorObservation)]
+    assert refused == [8 + n for n in range(MAX_CALLS)]
     assert core.state.delegation.delegates == ()
 
 
 def test_first_of_any_answers_the_others_once() -> None:
-    core = started(agent=ABLE, limits=Limits(max_iterations=1_000))
+    core = able(max_iterations=1_000)
     core.reply(*(delegate(f"d{n}", join="any") for n in range(40)))
     all_ended(core, first_id=28)
     assert core.run() == CallModel(2, 1)
@@ -478,10 +420,9 @@ def test_first_of_any_answers_the_others_once() -> None:
 
 
 def test_a_stop_answers_every_delegate_and_tells_all_later_ends() -> None:
-    core = started(agent=ABLE, limits=Limits(max_iterations=1_000))
+    core = able(max_iterations=1_000)
     core.reply(*(delegate(f"d{n}") for n in range(MAX_CALLS)))
-    core.ask("stopped")
-    assert core.run() == Rest()
+    play(core, "stopped -> rest")
     all_ended(core)
     assert core.run() == Rest()
     assert len(results(core)) == MAX_CALLS
@@ -527,51 +468,28 @@ def test_reports_beyond_a_prompt_are_condensed_until_they_fit() -> None:
 # Errands: what leaves nothing in the log
 
 
-def test_an_errand_is_wanted_until_the_owner_has_run_it() -> None:
-    core = started(agent=ABLE)
-    core.reply(delegate(background=True))
-    started_in_background(core, 8)
-    core.ask("paused")
-    core.run()
+def test_side_effect_is_wanted_until_the_owner_has_run_it() -> None:
+    core = able()
+    assert in_background_at_work(core) == CallModel(2, 1)
+    assert core.wants() == CallModel(2, 1)  # a commit and a replay see none
+    assert next_effect(core.state, core.now, set()) == StartDelegate(8)
+    play(core, "paused")
     order = core.state.delegation.order
     assert order is not None
     start, tell = StartDelegate(8), NotifyDelegates(AgentState.PAUSED, order.id)
-    assert [next_effect(core.state, core.now, done) for done in (set(), {start}, {tell}, {start, tell})] == [
-        *(start, tell),
-        *(start, Rest()),
-    ]
-
-
-def test_a_commit_and_a_replay_see_no_errands() -> None:
-    core = started(agent=ABLE)
-    core.reply(delegate(background=True))
-    started_in_background(core, 8)
-    assert core.wants() == CallModel(2, 1)
-    assert next_effect(core.state, core.now, set()) == StartDelegate(8)
-
-
-def test_ended_or_exhausted_delegate_causes_no_errand() -> None:
-    core = started(agent=ABLE)
-    core.reply(delegate(background=True))
-    started_in_background(core, 8)
-    core.ask("stopped")
-    core.run()
-    order = core.state.delegation.order
-    assert order is not None
-    assert list(find_side_effects(core.state)) == [NotifyDelegates(AgentState.STOPPED, order.id)]
+    wanted = [next_effect(core.state, core.now, done) for done in (set(), {start}, {tell}, {start, tell})]
+    assert wanted == [start, tell, start, Rest()]
 
 
 @pytest.mark.parametrize("state", ["running", "paused", "stopped"])
 def test_a_gap_takes_back_what_the_log_does_not_say(state: str) -> None:
-    core = started(agent=ABLE)
-    core.reply(delegate(background=True))
-    started_in_background(core, 8)
+    core = able()
+    in_background_at_work(core)
     if state != "running":
-        core.ask(state)
-        core.run()
+        play(core, state)
     before = core.state.delegation.order
     core.put(EventsLostObservation(content="lost", last_id=core.state.version, known_id=99))
-    tells = [errand for errand in find_side_effects(core.state) if isinstance(errand, NotifyDelegates)]
+    tells = [effect for effect in find_side_effects(core.state) if isinstance(effect, NotifyDelegates)]
     if state == "running":
         assert tells == [NotifyDelegates(AgentState.RUNNING, core.state.version, takes_back=True)]
     else:
@@ -579,11 +497,16 @@ def test_a_gap_takes_back_what_the_log_does_not_say(state: str) -> None:
         assert tells == [NotifyDelegates(before.state, before.id)]
 
 
-def test_stop_does_not_answer_an_already_answered_call() -> None:
-    core = started(agent=ABLE)
-    core.reply(delegate(background=True))
-    started_in_background(core, 8)
-    core.ask("stopped")
-    asked = core.state.version
-    core.run()
-    assert core.trace(after=asked) == [f"{asked + 1} SC stopped"]
+@pytest.mark.parametrize("scenario", ["stopped -> rest, trace 10: 11 SC stopped", "finish -> rest"])
+def test_end_of_work_stops_background_delegates_and_answers_nothing(scenario: str) -> None:
+    core = able()
+    in_background_at_work(core)
+    if scenario.startswith("stopped"):
+        core.ask("stopped")
+        core.run()
+        assert core.trace(after=10) == ["11 SC stopped"]
+    else:
+        play(core, scenario)
+    order = core.state.delegation.order
+    assert order is not None
+    assert list(find_side_effects(core.state)) == [NotifyDelegates(AgentState.STOPPED, order.id)]

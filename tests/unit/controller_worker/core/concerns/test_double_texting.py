@@ -19,12 +19,11 @@ from broker.contract.observations import AgentDelegateObservation, AgentStateCha
 from broker.log.status import fold_status
 from controller_worker.core.concerns.double_texting import is_at_rest
 from controller_worker.core.controller import fold, next_effect
-from controller_worker.core.effects import AwaitTools, CallModel, NotifyDelegates, Rest
+from controller_worker.core.effects import CallModel, NotifyDelegates
 from controller_worker.core.state import State
 from controller_worker.loop.replay import replay
-from tests.controller_parts import Core, bash, call, check_snapshots, finish, messages_of, said, think
-
-DELEGATE = call("delegate", '{"agent": "CodeActAgent", "task": "look", "background": true}', "d1")
+from tests.controller_parts import Core, bash, check_snapshots, messages_of, said, think
+from tests.scenarios import play
 
 
 def texting(policy: str, **options: Any) -> Core:
@@ -46,17 +45,12 @@ def check_log(core: Core) -> None:
     assert len(answered) == len(set(answered))
 
 
-def texts(core: Core) -> str:
+def check_texts(core: Core, *, shows: list[str], hides: list[str]) -> None:
+    """Check what the model reads."""
     without = find_rolled_back(core.events)
-    return str(messages_of([event for event in core.events if event.id not in without]))
-
-
-def test_by_default_a_message_waits_for_the_next_step() -> None:
-    core = texting("enqueue")
-    core.reply(bash())
-    core.say()
-    assert isinstance(core.run(), AwaitTools)
-    assert not [event for event in core.events if isinstance(event, InterruptedObservation)]
+    read = str(messages_of([event for event in core.events if event.id not in without]))
+    assert [text for text in shows if text not in read] == []
+    assert [text for text in hides if text in read] == []
 
 
 def test_an_interruption_answers_what_runs_and_reads_the_message() -> None:
@@ -74,13 +68,7 @@ def test_an_interruption_answers_what_runs_and_reads_the_message() -> None:
 
 
 def test_an_interruption_of_a_model_call_reads_the_message_next() -> None:
-    core = texting("interrupt")
-    seen = core.state.version
-    core.say("rather this")
-    core.reply(finish(), seen_id=seen)  # it was on its way
-    assert core.wants() == CallModel(2, 1)
-    assert core.state.lifecycle.agent_state is AgentState.RUNNING
-    check_log(core)
+    check_log(play(texting("interrupt"), "say(rather this) & late finish -> model 2, states running"))
 
 
 def test_one_message_may_interrupt_where_others_wait() -> None:
@@ -92,13 +80,20 @@ def test_one_message_may_interrupt_where_others_wait() -> None:
     check_log(core)
 
 
-def test_a_message_to_an_agent_at_rest_interrupts_nothing() -> None:
-    core = texting("interrupt")
-    core.reply(finish())
-    assert core.states()[-1] == "finished"
-    core.say()
-    assert core.run() == CallModel(2, 1)
-    assert not [event for event in core.events if isinstance(event, InterruptedObservation)]
+@pytest.mark.parametrize(
+    ("policy", "scenario"),
+    [
+        ("enqueue", "bash, say -> tools 8"),
+        ("interrupt", "finish, states running finished, say -> model 2"),
+        ("interrupt", "bash, say & stopped, states running stopped, say -> model 2"),
+        ("rollback", "bash, say & stopped, states running stopped, say -> model 2"),
+    ],
+    ids=["waits by default", "at rest", "stop before an interruption", "stop before a rollback"],
+)
+def test_message_that_interrupts_nothing(policy: str, scenario: str) -> None:
+    core = play(texting(policy), scenario)
+    assert not [e for e in core.events if isinstance(e, InterruptedObservation | RolledBackObservation)]
+    check_log(core)
 
 
 def test_rollback_equals_a_task_never_given() -> None:
@@ -111,9 +106,7 @@ def test_rollback_equals_a_task_never_given() -> None:
     rolled_back = last(core, RolledBackObservation)
     assert (rolled_back.start_id, rolled_back.kept) == (2, (message,))
     assert [event.cause for event in core.events if isinstance(event, ErrorObservation)] == [action]
-    assert "secret plan" not in texts(core)
-    assert "something else" in texts(core)
-    assert "'task'" not in texts(core)
+    check_texts(core, shows=["something else"], hides=["secret plan", "'task'"])
     # As in a conversation that began with this message: it is greeted, and the workspace is recalled for it.
     assert [event.kind for event in core.events].count("action.system") == 2
     assert core.state.tools.pending == ()
@@ -122,100 +115,52 @@ def test_rollback_equals_a_task_never_given() -> None:
 
 
 def test_rollback_returns_to_the_last_message_at_rest() -> None:
-    core = texting("rollback")
-    core.reply(bash("first"))
-    core.observe(last(core, CmdRunAction).id)
-    core.reply(finish("the first answer"))
+    core = play(texting("rollback"), "bash(first), ran, finish(the first answer)")
     before = core.state
     core.say("second task")
     second = core.state.version
-    core.run()
-    core.reply(bash("second"))
-    core.observe(last(core, CmdRunAction).id, None)
-    core.say("third task")
-    core.run()
+    play(core, "bash(second), ran, say(third task)")
     assert last(core, RolledBackObservation).start_id == second
-    shown = texts(core)
-    assert "the first answer" in shown
-    assert "first" in shown
-    assert "second" not in shown
-    assert "third task" in shown
+    check_texts(core, shows=["the first answer", "third task"], hides=["second"])
     for part in ("tasks", "plan", "acceptance"):
         assert getattr(core.state, part) == getattr(before, part)
     check_log(core)
 
 
 def test_rollback_removes_enqueued_messages_but_not_later_ones() -> None:
-    core = texting("rollback")
-    core.reply(bash())
+    core = play(texting("rollback"), "bash")
     core.put(said("and this").model_copy(update={"double_texting": "enqueue"}))
     core.run()
     core.put(said("no: this"), said("with that"))
     kept = (core.state.version - 1, core.state.version)
     core.run()
     assert last(core, RolledBackObservation).kept == kept
-    assert "and this" not in texts(core)
-    assert "no: this" in texts(core)
-    assert "with that" in texts(core)
+    check_texts(core, shows=["no: this", "with that"], hides=["and this"])
     check_log(core)
 
 
 def test_a_rollback_can_be_rolled_back() -> None:
-    core = texting("rollback")
-    core.reply(bash("one"))
-    core.say("second")
-    core.run()
-    core.reply(bash("two"))
-    core.say("third")
-    assert core.run() == CallModel(3, 1)
-    shown = texts(core)
-    assert "second" not in shown
-    assert "third" in shown
+    core = play(texting("rollback"), "bash(one), say(second), bash(two), say(third) -> model 3")
+    check_texts(core, shows=["third"], hides=["second"])
     assert len([event for event in core.events if isinstance(event, RolledBackObservation)]) == 2
     check_log(core)
 
 
 def test_rollback_removes_a_reply_in_flight() -> None:
-    core = texting("rollback")
-    seen = core.state.version
-    core.say("something else")
-    core.reply(bash("late"), seen_id=seen)
-    assert core.wants() == CallModel(2, 1)
-    assert "late" not in texts(core)
+    core = play(texting("rollback"), "say(something else) & late bash(late) -> model 2")
+    check_texts(core, shows=["something else"], hides=["late"])
     assert core.state.usage.cost_usd == pytest.approx(0.25)
     check_log(core)
 
 
-def test_what_answers_an_action_of_before_is_not_taken_back() -> None:
-    core = texting("rollback")
-    core.reply(bash("slow"))
-    action = last(core, CmdRunAction).id
-    core.ask("paused")
-    core.run()
-    core.say("do it differently")
-    core.run()
-    core.observe(action)
-    core.say("no, this")
-    core.run()
-    rolled_back = last(core, RolledBackObservation)
-    answer = next(event for event in core.events if event.cause == action)
-    assert rolled_back.start_id < answer.id
+def test_rollback_keeps_answers_to_earlier_actions() -> None:
+    core = play(texting("rollback"), "bash(slow), paused, say(do it differently), ran 8, say(no)")
+    answer = next(event for event in core.events if event.cause == 8)
+    assert last(core, RolledBackObservation).start_id < answer.id
     assert answer.id not in find_rolled_back(core.events)
-    assert "a.txt" in texts(core)
+    check_texts(core, shows=["a.txt"], hides=[])
     check_log(core)
-
-
-def test_an_action_of_before_still_runs_behind_a_rollback() -> None:
-    core = texting("rollback")
-    core.reply(bash("slow"))
-    action = last(core, CmdRunAction).id
-    core.ask("paused")
-    core.run()
-    core.say("do it differently")
-    core.run()
-    core.say("no, this")
-    assert core.run() == AwaitTools((action,))
-    check_log(core)
+    check_log(play(texting("rollback"), "bash(slow), paused, say(do it differently), say(no) -> tools 8"))
 
 
 def test_the_model_that_a_person_has_chosen_stays() -> None:
@@ -252,48 +197,23 @@ def test_a_rollback_stops_no_delegate_of_before() -> None:
     core = texting("rollback")
     core.append(AgentDelegateAction(agent="CodeActAgent", inputs={"task": "look"}, background=True))
     before = last(core, AgentDelegateAction).id
-    core.ask("paused")
-    core.run()
-    core.say("do it differently")
-    core.run()
+    play(core, "paused, say(do it differently)")
     core.append(AgentDelegateAction(agent="CodeActAgent", inputs={"task": "look again"}))
     taken_back_too = last(core, AgentDelegateAction).id
-    core.say("no, this")
-    core.run()
+    play(core, "say(no)")
     told = next_effect(core.state, core.now, ())
     assert isinstance(told, NotifyDelegates)
     assert told.state is AgentState.STOPPED
     assert before < told.since <= taken_back_too < told.order_id
 
 
-@pytest.mark.parametrize("policy", ["interrupt", "rollback"])
-def test_a_stop_goes_before_what_a_message_wants(policy: str) -> None:
-    core = texting(policy)
-    core.reply(bash())
-    core.say()
-    core.ask("stopped")
-    core.run()
-    assert core.states()[-1] == "stopped"
-    assert not [e for e in core.events if isinstance(e, InterruptedObservation | RolledBackObservation)]
-    core.say("once more")
-    assert core.run() == CallModel(2, 1)
-    check_log(core)
-
-
 @pytest.mark.parametrize(
     ("policy", "end"), [("interrupt", InterruptedObservation), ("rollback", RolledBackObservation)]
 )
 def test_pause_shows_before_a_messages_request_and_lasts(policy: str, end: type[Event]) -> None:
-    core = texting(policy)
-    core.reply(bash())
-    core.say("rather this")
-    core.ask("paused")
-    assert isinstance(core.run(), Rest)
-    assert core.states()[-1] == "paused"
+    core = play(texting(policy), "bash, say(rather this) & paused -> rest, states running paused")
     assert last(core, AgentStateChangedObservation).id < last(core, end).id
-    core.ask("running")
-    assert core.run() == CallModel(2, 1)
-    check_log(core)
+    check_log(play(core, "running -> model 2"))
 
 
 @pytest.mark.parametrize("policy", ["enqueue", "interrupt", "rollback"])
@@ -324,8 +244,7 @@ def test_rest_is_when_a_message_would_begin_something() -> None:
     assert is_at_rest(core.state)
     core.say()
     assert not is_at_rest(core.state)
-    core.run()
-    core.reply(finish())
+    play(core, "wait 0, finish")
     assert is_at_rest(core.state)
     core.put(ChangeAgentStateAction(agent_state=AgentState.RUNNING, source=EventSource.USER))
     assert not is_at_rest(core.state)

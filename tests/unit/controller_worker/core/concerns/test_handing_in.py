@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from broker.contract.actions import AgentFinishAction
 from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation, FinishRefusedObservation
@@ -12,11 +14,12 @@ from broker.contract.specs import GoalSpec, OutputSpec
 from broker.tools.output_schema import find_violations
 from controller_worker.agents.finish_tool import make_finish_tool
 from controller_worker.agents.registry import create_agent
-from controller_worker.core.effects import AwaitTools, CallModel, Rest
+from controller_worker.core.effects import CallModel, Rest
 from controller_worker.loop.delegates import make_delegate_spec
 from controller_worker.loop.replay import replay
 from controller_worker.providers.messages.messages import TextPart
-from tests.controller_parts import Core, bash, call, finish, messages_of, started
+from tests.controller_parts import Core, bash, call, messages_of, started
+from tests.scenarios import play, scenarios
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -34,19 +37,46 @@ def handing_in(output: Any, call_id: str = "f1") -> ModelToolCall:
     return call("finish", json.dumps({"message": "done", "output": output}), call_id)
 
 
-def test_an_output_that_fits_is_in_the_finish() -> None:
+@pytest.mark.parametrize("output", [{"total": 3}, '{"total": 3}'], ids=["object", "text"])
+def test_an_output_that_fits_is_in_the_finish(output: Any) -> None:
     core = core_with()
-    assert core.reply(handing_in({"total": 3})) == Rest()
+    assert core.reply(handing_in(output)) == Rest()
     done = core.events[-2]
     assert isinstance(done, AgentFinishAction)
     assert (done.outputs, done.final_thought) == ({"total": 3}, "done")
     assert core.states() == ["running", "finished"]
 
 
-def test_an_output_that_is_written_as_text_is_read() -> None:
-    core = core_with()
-    assert core.reply(handing_in('{"total": 3}')) == Rest()
-    assert core.events[-2].outputs == {"total": 3}  # type: ignore[attr-defined]
+def test_without_a_schema_an_output_is_nothing() -> None:
+    core = started()
+    core.reply(handing_in({"total": 3}))
+    assert core.events[-2].outputs == {}  # type: ignore[attr-defined]
+
+
+@scenarios(
+    {
+        "an output that is no object is an invalid call": ({}, "list -> model 2, no json -> model 3"),
+        "a finish without an output is refused": ({}, "finish -> model 2"),
+        "a message restarts the count": ({"max_corrections": 1}, "empty, say, empty -> model 3"),
+        "other calls of the turn run before the correction": ({}, "bash and empty -> tools 8, ran 8 -> model 2"),
+        "the check of a goal comes after the output": (
+            {"goal": GoalSpec(check="make test")},
+            "empty -> model 2, output -> tools 12",
+        ),
+    }
+)
+def test_finish_with_an_output(scenario: tuple[dict[str, Any], str]) -> None:
+    options, script = scenario
+    outputs = {"list": [1], "no json": "{'total'", "empty": {}, "output": {"total": 1}}
+    steps = {name: lambda core, output=output: core.reply(handing_in(output)) for name, output in outputs.items()}
+    beside = {"bash and empty": lambda core: core.reply(bash(), handing_in({}))}
+    core = play(core_with(**options), script, **steps, **beside)
+    found = replay(core.events)
+    assert found.divergence is None, found.divergence.to_diff()
+    if script.startswith("list"):
+        assert [type(event) for event in core.events[-3::2]] == [ErrorObservation, ErrorObservation]
+    elif script.startswith("finish"):
+        assert "- /: 'total' is missing" in core.events[-1].content  # type: ignore[attr-defined]
 
 
 def test_misfit_output_is_refused_with_problems_and_correctable() -> None:
@@ -64,19 +94,6 @@ def test_misfit_output_is_refused_with_problems_and_correctable() -> None:
     assert core.states() == ["running", "finished"]
 
 
-def test_a_finish_without_an_output_is_refused_too() -> None:
-    core = core_with()
-    assert core.reply(finish()) == CallModel(2, 1)
-    assert "- /: 'total' is missing" in core.events[-1].content  # type: ignore[attr-defined]
-
-
-def test_output_that_is_no_object_is_an_invalid_call() -> None:
-    core = core_with()
-    assert core.reply(handing_in([1])) == CallModel(2, 1)
-    assert core.reply(handing_in("{'total'")) == CallModel(3, 1)
-    assert [type(event) for event in core.events[-3::2]] == [ErrorObservation, ErrorObservation]
-
-
 def test_one_correction_too_many_is_an_error() -> None:
     core = core_with(max_corrections=1)
     core.reply(handing_in({}))
@@ -85,41 +102,6 @@ def test_one_correction_too_many_is_an_error() -> None:
     assert isinstance(last, AgentStateChangedObservation)
     assert (last.agent_state.value, last.code) == ("error", "output_not_valid")
     assert core.state.acceptance.corrections == 2
-
-
-def test_a_message_begins_the_count_anew() -> None:
-    core = core_with(max_corrections=1)
-    core.reply(handing_in({}))
-    core.say("try again")
-    core.run()
-    assert core.reply(handing_in({})) == CallModel(3, 1)
-
-
-def test_other_calls_of_the_turn_run_before_the_correction() -> None:
-    core = core_with()
-    wanted = core.reply(bash(), handing_in({}))
-    assert isinstance(wanted, AwaitTools)
-    assert core.observe(wanted.action_ids[0]) == CallModel(2, 1)
-
-
-def test_the_check_of_a_goal_comes_after_the_output() -> None:
-    core = core_with(goal=GoalSpec(check="make test"))
-    assert core.reply(handing_in({})) == CallModel(2, 1)
-    assert isinstance(core.reply(handing_in({"total": 1})), AwaitTools)
-
-
-def test_it_is_decided_again_offline() -> None:
-    core = core_with()
-    core.reply(handing_in({}))
-    core.reply(handing_in({"total": 1}))
-    found = replay(core.events)
-    assert found.divergence is None, found.divergence.to_diff()
-
-
-def test_without_a_schema_an_output_is_nothing() -> None:
-    core = started()
-    core.reply(handing_in({"total": 3}))
-    assert core.events[-2].outputs == {}  # type: ignore[attr-defined]
 
 
 def test_tool_states_the_output_schema_with_resolved_references() -> None:

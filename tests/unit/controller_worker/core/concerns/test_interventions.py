@@ -6,25 +6,27 @@ from typing import Any
 
 import pytest
 
-from broker.contract.actions import ChangeAgentStateAction, CmdRunAction, SystemMessageAction
+from broker.contract.actions import ChangeAgentStateAction, SystemMessageAction
 from broker.contract.agent_state import AgentState
 from broker.contract.double_texting import InterruptedObservation, RolledBackObservation
-from broker.contract.events import AgentSpec, EventSource, Limits
+from broker.contract.events import AgentSpec, Event, EventSource, Limits
 from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import ErrorObservation, UserRejectObservation
 from broker.contract.policies import ConfirmationPolicy
 from broker.contract.tool_specs import ToolOffer
 from broker.log.invariants import find_violations
-from controller_worker.core.effects import AwaitTools, CallModel, Park, Rest
+from controller_worker.core.effects import CallModel, Rest
 from controller_worker.loop.replay import replay
-from tests.controller_parts import CID, Core, bash, check_snapshots, finish, messages_of, said, started, think
+from tests.controller_parts import CID, Core, bash, check_snapshots, finish, messages_of, said, started
+from tests.scenarios import play
 
 ALWAYS = ConfirmationPolicy(mode="always", analyzer="none")
 STOCK = ToolOffer(key="stock", name="stock", description="Say how many there are.", parameters={"type": "object"})
 
 
-def change(core: Core, **parts: Any) -> None:
+def change(core: Core, **parts: Any) -> Core:
     core.put(ConversationChanged(source=EventSource.USER, **parts))
+    return core
 
 
 def check(core: Core) -> None:
@@ -34,20 +36,14 @@ def check(core: Core) -> None:
 
 
 def test_a_policy_counts_from_the_next_reply_on() -> None:
-    core = started()
-    change(core, confirmation=ALWAYS, by="ann", reason="production")
-    assert core.reply(bash()) == Rest()
-    assert core.state.lifecycle.agent_state is AgentState.AWAITING_USER_CONFIRMATION
-    check(core)
+    core = change(started(), confirmation=ALWAYS, by="ann", reason="production")
+    check(play(core, "bash -> rest, states running awaiting_user_confirmation"))
 
 
 def test_an_action_that_is_asked_about_stays_asked_about() -> None:
-    core = started(agent=AgentSpec(confirmation=ALWAYS))
-    core.reply(bash())
+    core = play(started(agent=AgentSpec(confirmation=ALWAYS)), "bash")
     change(core, confirmation=ConfirmationPolicy())
-    assert core.run() == Rest()
-    assert core.state.confirmation.asked_id == 8
-    check(core)
+    check(play(core, "wait 0 -> rest, asked 8"))
 
 
 def test_an_analyzer_alone_leaves_the_policy() -> None:
@@ -81,55 +77,35 @@ def test_another_agent_gets_its_own_system_message_once() -> None:
 
 
 def test_lower_limits_end_work_and_higher_ones_continue() -> None:
-    core = started()
-    core.reply(think())
+    core = play(started(), "think")
     change(core, limits=Limits(max_iterations=1))
-    core.run()
-    assert (core.state.lifecycle.agent_state, core.state.lifecycle.error_code) == (AgentState.ERROR, "max_iterations")
+    play(core, "wait 0 -> rest, states running error, code max_iterations")
     change(core, limits=Limits(max_iterations=2))
-    core.ask("running")
-    assert core.run() == CallModel(2, 1)
-    core.reply(think())
-    assert core.state.lifecycle.error_code == "max_iterations"
-    check(core)
+    check(play(core, "running -> model 2, think, code max_iterations"))
 
 
 def test_budget_set_after_spending_is_not_raised_further() -> None:
-    core = started(limits=Limits(max_budget_usd=0.2))
-    core.reply(think())
-    assert core.state.lifecycle.error_code == "max_budget"
+    core = play(started(limits=Limits(max_budget_usd=0.2)), "think, code max_budget")
     change(core, limits=Limits(max_budget_usd=0.3))
-    core.ask("running")
-    core.run()
+    play(core, "running")
     assert core.state.usage.max_budget_usd == 0.3
-    core.reply(think())
-    assert core.state.lifecycle.error_code == "max_budget"
-    core.ask("running")  # and from now on as before
-    core.run()
+    play(core, "think, code max_budget, running")  # and from now on as before
     assert core.state.usage.max_budget_usd == pytest.approx(0.8)
     check(core)
 
 
 def test_running_time_counts_from_the_change() -> None:
-    core = started(limits=Limits(max_seconds=10))
-    core.pass_time(8)
+    core = play(started(limits=Limits(max_seconds=10)), "wait 8")
     change(core, limits=Limits(max_seconds=10))
-    core.pass_time(8)
-    assert core.run() == CallModel(1, 1)
+    play(core, "wait 8 -> model 1")
     change(core, limits=Limits())
-    core.pass_time(1000)
-    assert core.run() == CallModel(1, 1)
-    assert not isinstance(core.wants(), Park)
-    check(core)
+    check(play(core, "wait 1000 -> model 1"))
 
 
-def test_what_was_changed_is_not_taken_back_with_the_work() -> None:
-    core = Core(double_texting="rollback")
-    core.run()
-    core.reply(bash())
+def test_changes_are_not_taken_back_with_the_work() -> None:
+    core = play(Core(double_texting="rollback"), "wait 0, bash")
     change(core, limits=Limits(max_iterations=7), confirmation=ALWAYS, tools=(STOCK,))
-    core.say("Something else")
-    core.run()
+    play(core, "say(Something else)")
     assert any(isinstance(event, RolledBackObservation) for event in core.events)
     setup = core.state.setup
     assert (setup.limits.max_iterations, core.state.usage.max_iterations) == (7, 7)
@@ -137,18 +113,13 @@ def test_what_was_changed_is_not_taken_back_with_the_work() -> None:
     check(core)
 
 
-def test_an_agent_that_was_chosen_meanwhile_stays_and_greets_again() -> None:
-    core = Core(double_texting="rollback")
-    core.run()
-    core.reply(bash())
-    change(core, agent=AgentSpec(name="DummyAgent"))
-    core.say("Something else")
-    core.run()
+def test_agent_chosen_before_a_rollback_stays_and_greets_again() -> None:
+    core = play(Core(double_texting="rollback"), "wait 0, bash")
+    play(change(core, agent=AgentSpec(name="DummyAgent")), "say(Something else)")
     assert core.state.setup.agent.name == "DummyAgent"
     taken_back = next(event for event in core.events if isinstance(event, RolledBackObservation))
-    behind = core.events[taken_back.id :]
-    later = [event.agent_class for event in behind if isinstance(event, SystemMessageAction)]
-    assert later == ["DummyAgent"]
+    later = core.events[taken_back.id :]
+    assert [event.agent_class for event in later if isinstance(event, SystemMessageAction)] == ["DummyAgent"]
     check(core)
 
 
@@ -176,9 +147,7 @@ def test_a_change_is_one_line_for_people(parts: dict[str, Any], sentence: str) -
 
 
 def rejected(core: Core, reason: str | None) -> Any:
-    core.put(
-        ChangeAgentStateAction(agent_state=AgentState.USER_REJECTED, reason=reason, source=EventSource.USER),
-    )
+    core.put(ChangeAgentStateAction(agent_state=AgentState.USER_REJECTED, reason=reason, source=EventSource.USER))
     return core.run()
 
 
@@ -197,15 +166,13 @@ def test_agent_reads_a_rejection_reason_and_continues() -> None:
 
 
 def test_without_a_reason_it_waits_for_a_message() -> None:
-    core = started(agent=AgentSpec(confirmation=ALWAYS))
-    core.reply(bash())
+    core = play(started(agent=AgentSpec(confirmation=ALWAYS)), "bash")
     assert rejected(core, None) == Rest()
-    assert core.state.lifecycle.agent_state is AgentState.AWAITING_USER_INPUT
+    assert core.states()[-1] == "awaiting_user_input"
 
 
 def test_fork_within_a_rejection_continues_like_the_origin() -> None:
-    core = started(agent=AgentSpec(confirmation=ALWAYS))
-    core.reply(bash(), bash("pwd", "c2"))
+    core = play(started(agent=AgentSpec(confirmation=ALWAYS)), "bash+bash(pwd)")
     rejected(core, "No.")
     first = next(event.id for event in core.events if isinstance(event, UserRejectObservation))
     created = core.event(1).model_copy(update={"forked_from": f"{CID}@{first}"})
@@ -217,48 +184,34 @@ def test_fork_within_a_rejection_continues_like_the_origin() -> None:
     assert find_violations(fork.events, conversation_id=CID, is_over=False) == []
 
 
-def interrupted(core: Core) -> Any:
-    core.put(
-        ChangeAgentStateAction(agent_state=AgentState.PAUSED, is_interrupt=True, source=EventSource.USER),
-    )
+def interrupted(core: Core, *events: Event) -> Any:
+    request = ChangeAgentStateAction(agent_state=AgentState.PAUSED, is_interrupt=True, source=EventSource.USER)
+    core.put(request, *events)
     return core.run()
 
 
+@pytest.mark.parametrize(
+    ("agent", "before", "is_cut"), [({}, "wait 0", True), ({"confirmation": ALWAYS}, "bash", False)]
+)
+def test_interruption_gives_up_a_model_call_only(agent: dict[str, Any], before: str, is_cut: bool) -> None:
+    core = play(started(agent=AgentSpec(**agent)), before)
+    interrupted(core)
+    assert any(isinstance(event, InterruptedObservation) for event in core.events) is is_cut
+    assert core.states()[-1] == "paused"
+    check(core)
+
+
 def test_an_interruption_stops_what_runs_and_pauses() -> None:
-    core = started()
-    core.reply(bash("sleep 60"))
+    core = play(started(), "bash(sleep 60)")
     assert interrupted(core) == Rest()
     assert core.state.lifecycle.agent_state is AgentState.PAUSED
     stopped = next(event for event in core.events if isinstance(event, ErrorObservation))
     assert stopped.content == "The action was stopped by the person."
-    action = next(event for event in core.events if isinstance(event, CmdRunAction))
-    assert action.id in core.commits[-1].cancels
-    core.ask("running")
-    assert core.run() == CallModel(2, 1)
-    check(core)
-
-
-def test_an_interruption_gives_up_the_model_call() -> None:
-    core = started()
-    interrupted(core)
-    assert any(isinstance(event, InterruptedObservation) for event in core.events)
-    assert core.state.lifecycle.agent_state is AgentState.PAUSED
-    check(core)
-
-
-def test_an_agent_at_rest_is_only_paused() -> None:
-    core = started(agent=AgentSpec(confirmation=ALWAYS))
-    core.reply(bash())
-    interrupted(core)
-    assert not [event for event in core.events if isinstance(event, InterruptedObservation)]
-    check(core)
+    assert 8 in core.commits[-1].cancels
+    check(play(core, "running -> model 2"))
 
 
 def test_a_message_after_the_interruption_continues_at_once() -> None:
-    core = started()
-    core.reply(bash("sleep 60"))
-    core.put(ChangeAgentStateAction(agent_state=AgentState.PAUSED, is_interrupt=True, source=EventSource.USER))
-    core.put(said("Look here instead"))
-    assert core.run() == CallModel(2, 1)
-    assert not isinstance(core.wants(), AwaitTools)
+    core = play(started(), "bash(sleep 60)")
+    assert interrupted(core, said("Look here instead")) == CallModel(2, 1)
     check(core)

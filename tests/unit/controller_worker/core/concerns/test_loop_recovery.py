@@ -1,7 +1,5 @@
 """What is done about a loop: the policy's responses, and what a person chooses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +14,12 @@ from broker.log.invariants import find_violations
 from broker.log.status import fold_status
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from controller_worker.loop.replay import replay
-from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
+from tests.controller_parts import CID, Core, bash, call, started
+from tests.scenarios import play
 
 STUCK = "AgentStuckInLoopError: Agent got stuck in a loop"
+NOTHING = CondensationAction(forgotten_event_ids=())
+BUILD = "sleep 30; tail -1 build.log"
 
 
 def core_with(*responses: str, headless: bool = True, **options: Any) -> Core:
@@ -35,13 +36,26 @@ def repeat(core: Core, times: int = 4) -> Effect:
     return effect
 
 
-def detections(core: Core) -> list[LoopDetectionObservation]:
-    return [event for event in core.events if isinstance(event, LoopDetectionObservation)]
+def looped(*responses: str, **options: Any) -> Core:
+    core = core_with(*responses, **options)
+    repeat(core)
+    return core
 
 
 def choose(core: Core, option: int) -> Effect:
     core.put(LoopRecoveryAction(option=option, source=EventSource.USER))
     return core.run()
+
+
+def play_loop(core: Core, scenario: str) -> Core:
+    """Play a scenario in which `loop` and `repeat N` run equal commands, and `choose N` is a person's choice."""
+    counted = {f"repeat {n}": lambda core, n=n: repeat(core, n) for n in (1, 2, 3, 10)}
+    chosen = {f"choose {n}": lambda core, n=n: choose(core, n) for n in (1, 2, 3, 4)}
+    return play(core, scenario, loop=repeat, **counted, **chosen)
+
+
+def detections(core: Core) -> list[LoopDetectionObservation]:
+    return [event for event in core.events if isinstance(event, LoopDetectionObservation)]
 
 
 def forgotten(core: Core) -> list[tuple[int | None, int | None]]:
@@ -52,27 +66,46 @@ def forgotten(core: Core) -> list[tuple[int | None, int | None]]:
     ]
 
 
-def test_a_conversation_stops_once_however_often_a_person_chooses_it() -> None:
-    core = started()
-    repeat(core)
-    for _ in range(2):
-        assert choose(core, 3) == Rest()
-    assert core.states() == ["running", "error", "stopped"]
-
-
 # The policy
 
 
-def test_loop_without_policy_is_an_error_that_consumes_nothing() -> None:
-    core = started()
-    assert repeat(core) == Rest()
-    assert core.states() == ["running", "error"]
-    assert (core.state.lifecycle.last_error, core.state.usage.iteration) == (STUCK, 4)
+@pytest.mark.parametrize(
+    ("response", "scenario"),
+    [
+        ("fail", "loop -> rest, states running error, iteration 4"),
+        # The recall of the message stands between the actions.
+        ("fail", "loop, say -> model 5, repeat 3 -> model 8, repeat 1 -> rest"),
+        ("fail", "loop, choose 3 -> rest, choose 3 -> rest, states running error stopped"),
+        ("nudge", "loop, say, loop -> model 9"),
+        ("nudge", "loop, finish -> rest, states running finished"),
+        ("nudge", "loop, choose 2 -> model 5, loop -> rest, states running error"),
+        ("nudge", "loop, repeat 2, say, repeat 3"),
+        ("park", "loop -> rest, states running paused, running -> model 5"),
+        ("park", "loop, choose 2 -> model 5, states running paused running"),
+        ("park", "loop, choose 3 -> rest, states running paused stopped"),
+        ("park", "loop, choose 4 -> rest, states running paused"),
+        ("park", "choose 1 -> model 1, choose 2 -> model 1, choose 3 -> model 1, states running"),
+    ],
+    ids=[
+        *("error that consumes nothing", "headless message changes nothing", "stops once"),
+        *("message restarts the policy", "finish ends it", "recovered loop counts", "snapshots"),
+        *("parked loop waits for a person", "2 goes on", "3 stops", "no such option", "choice without a loop"),
+    ],
+)
+def test_response(response: str, scenario: str) -> None:
+    core = play_loop(core_with(response), scenario)
+    assert core.state.loops.recovery == 0
+
+
+def test_interactive_message_restarts_detection() -> None:
+    play_loop(
+        started(headless=False),
+        "loop, say, repeat 3, states running error running, repeat 1, states running error running error, iteration 8",
+    )
 
 
 def test_detection_can_be_switched_off() -> None:
-    core = started(agent=AgentSpec(enable_stuck_detection=False))
-    assert repeat(core, 10) == CallModel(11, 1)
+    play_loop(started(agent=AgentSpec(enable_stuck_detection=False)), "repeat 10 -> model 11")
 
 
 def test_a_loop_is_found_before_a_limit() -> None:
@@ -82,28 +115,22 @@ def test_a_loop_is_found_before_a_limit() -> None:
 
 
 def test_nudge_tells_the_model_once_then_errors() -> None:
-    core = core_with("nudge")
-    assert repeat(core) == CallModel(5, 1)
+    core = play_loop(core_with("nudge"), "loop -> model 5")
     (nudge,) = detections(core)
     assert nudge.advice.startswith("You have done the same thing 4 times with the same result.")
     assert nudge.content.startswith(
         "Agent detected in a loop!\nLoop type: repeating_action_observation\nLoop detected at iteration 4\n"
     )
-    assert repeat(core, 3) == CallModel(8, 1)
-    assert repeat(core, 1) == Rest()
+    play_loop(core, "repeat 3 -> model 8, repeat 1 -> rest")
     assert core.state.lifecycle.last_error == STUCK
 
 
 def test_another_model_goes_on() -> None:
-    core = core_with("nudge", "switch_model", fallback_model="acme/larger")
-    repeat(core)
+    core = looped("nudge", "switch_model", fallback_model="acme/larger")
     assert core.state.setup.agent.llm == LLMSpec(model="acme/large")
     assert repeat(core) == CallModel(9, 1)
     assert core.state.setup.agent.llm == LLMSpec(model="acme/larger")
-    assert core.trace(after=len(core.events) - 2) == [
-        "32 LoopDetectionObservation(environment)",
-        "33 ModelSwitched(environment)",
-    ]
+    assert core.trace(after=31) == ["32 LoopDetectionObservation(environment)", "33 ModelSwitched(environment)"]
 
 
 def test_a_policy_that_switches_needs_a_model_to_switch_to() -> None:
@@ -112,60 +139,17 @@ def test_a_policy_that_switches_needs_a_model_to_switch_to() -> None:
 
 
 def test_restart_hides_the_loop_and_continues() -> None:
-    core = core_with("restart")
-    core.reply(bash("pwd"))
-    core.observe(8)
-    assert repeat(core) == CallModel(6, 1)
+    core = play_loop(core_with("restart"), "bash(pwd), ran, loop -> model 6")
     assert forgotten(core) == [(10, 21)]
     (found,) = detections(core)
     assert found.advice.startswith("You were in a loop")
-    assert core.trace(after=21) == [
-        "22 CondensationAction(agent)",
-        "23 LoopDetectionObservation(environment)",
-    ]
+    assert core.trace(after=21) == ["22 CondensationAction(agent)", "23 LoopDetectionObservation(environment)"]
     assert core.state.loops.met == 1
 
 
-def test_a_parked_loop_waits_for_a_person() -> None:
-    core = core_with("park")
-    assert repeat(core) == Rest()
-    assert core.states() == ["running", "paused"]
-    assert core.state.loops.found is not None
-    core.ask("running")
-    assert core.run() == CallModel(5, 1)
-
-
-def test_a_message_begins_the_policy_anew() -> None:
-    core = core_with("nudge")
-    repeat(core)
-    core.say("try again")
-    core.run()
+def test_a_message_forgets_what_was_found() -> None:
+    core = play(looped("nudge"), "say")
     assert (core.state.loops.met, core.state.loops.found) == (0, None)
-    assert repeat(core) == CallModel(9, 1)
-
-
-# When detection starts again
-
-
-def test_headless_a_message_after_the_error_changes_nothing() -> None:
-    core = started()
-    repeat(core)
-    core.say()
-    assert core.run() == CallModel(5, 1)  # the recall stands between the actions
-    assert repeat(core, 3) == CallModel(8, 1)
-    assert repeat(core, 1) == Rest()
-
-
-def test_interactive_a_message_begins_anew() -> None:
-    core = started(headless=False)
-    repeat(core)
-    core.say()
-    core.run()
-    repeat(core, 3)
-    assert core.states() == ["running", "error", "running"]
-    repeat(core, 1)
-    assert core.states() == ["running", "error", "running", "error"]
-    assert core.state.usage.iteration == 8
 
 
 # Polling
@@ -173,10 +157,20 @@ def test_interactive_a_message_begins_anew() -> None:
 
 def poll(core: Core, *, exit_code: int = -1) -> Effect:
     core.reply(call("execute_bash", '{"command": "", "security_risk": "LOW"}'))
-    action = core.event(core.state.version)
     suffix = "\n[The command has no new output after 30 seconds.]" if exit_code == -1 else ""
+    return shows(core, "", "50 %", exit_code, suffix)
+
+
+def look(core: Core, command: str, shown: str) -> Effect:
+    core.reply(bash(command))
+    return shows(core, command, shown, 0, "\n[The command completed with exit code 0.]")
+
+
+def shows(core: Core, command: str, shown: str, exit_code: int, suffix: str) -> Effect:
     metadata = CmdOutputMetadata(exit_code=exit_code, suffix=suffix)
-    return core.observe(action.id, CmdOutputObservation(command="", content="50 %", metadata=metadata, cause=action.id))
+    action_id = core.state.version
+    output = CmdOutputObservation(command=command, content=shown, metadata=metadata, cause=action_id)
+    return core.observe(action_id, output)
 
 
 def test_waiting_for_a_long_command_is_no_loop() -> None:
@@ -186,61 +180,46 @@ def test_waiting_for_a_long_command_is_no_loop() -> None:
     assert core.wants() == CallModel(21, 1)
 
 
-def look(core: Core, command: str, shown: str) -> Effect:
-    core.reply(bash(command))
-    action = core.event(core.state.version)
-    metadata = CmdOutputMetadata(exit_code=0, suffix="\n[The command completed with exit code 0.]")
-    found = CmdOutputObservation(command=command, content=shown, metadata=metadata, cause=action.id)
-    return core.observe(action.id, found)
-
-
-@pytest.mark.parametrize("command", ["sleep 30; tail -1 build.log", "cd /srv && sleep 30 && tail -1 build.log"])
+@pytest.mark.parametrize("command", [BUILD, "cd /srv && sleep 30 && tail -1 build.log"])
 def test_waiting_command_with_new_output_is_no_loop(command: str) -> None:
     core = started()
     for percent in range(20):
         look(core, command, f"{percent} %")
     assert core.wants() == CallModel(21, 1)
-    check_snapshots(core)
     for _ in range(3):
         look(core, command, "19 %")
     assert core.state.lifecycle.last_error == STUCK  # nothing has moved since the fourth last look
     assert replay(core.events).divergence is None
 
 
-def test_command_with_new_output_without_waiting_is_a_loop() -> None:
-    core = started()
-    for percent in range(4):
-        look(core, "pytest -q", f"1 failed in 0.{percent} s")
-    assert core.state.lifecycle.last_error == STUCK
-
-
-def test_what_waits_is_not_taken_for_an_error() -> None:
+def test_waiting_command_is_not_taken_for_an_error() -> None:
     core = started()
     for _ in range(3):
-        look(core, "sleep 30; tail -1 build.log", "10 %")
+        look(core, BUILD, "10 %")
     assert core.wants() == CallModel(4, 1)
 
 
-def test_whatever_moves_slowly_moves() -> None:
+def test_output_that_moves_slowly_moves() -> None:
     core = started()
     for look_number in range(20):
-        look(core, "sleep 30; tail -1 build.log", f"{look_number // 2} %")
-        core.reply(think("not yet"))
+        look(core, BUILD, f"{look_number // 2} %")
+        play(core, "think(not yet)")
     assert core.wants() == CallModel(41, 1)
 
 
-def test_asking_for_output_when_nothing_runs_is_a_loop() -> None:
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda core, n: look(core, "pytest -q", f"1 failed in 0.{n} s"),
+        lambda core, _: poll(core, exit_code=0),
+        lambda core, _: (poll(core), repeat(core, 1)),
+    ],
+    ids=["new output without waiting", "asking for output when nothing runs", "commands between polls"],
+)
+def test_work_that_leads_nowhere_is_a_loop(step: Any) -> None:
     core = started()
-    for _ in range(4):
-        poll(core, exit_code=0)
-    assert core.state.lifecycle.last_error == STUCK
-
-
-def test_commands_between_polls_still_count() -> None:
-    core = started()
-    for _ in range(4):
-        poll(core)
-        repeat(core, 1)
+    for number in range(4):
+        step(core, number)
     assert core.state.lifecycle.last_error == STUCK
 
 
@@ -248,20 +227,18 @@ def test_commands_between_polls_still_count() -> None:
 def test_message_resets_repetition_only_where_a_person_is_present(headless: bool, is_found: bool) -> None:
     core = started(headless=headless)
     for _ in range(9):
-        core.append(CondensationAction(forgotten_event_ids=()))
-    core.say("continue")
-    assert core.run() == CallModel(1, 1)
-    effect = core.append(CondensationAction(forgotten_event_ids=()))
+        core.append(NOTHING)
+    play(core, "say(continue) -> model 1")
+    effect = core.append(NOTHING)
     assert (effect == Rest(), core.states()[-1]) == (is_found, "error" if is_found else "running")
 
 
 # A person's choice
 
 
-@pytest.mark.parametrize("responses", [("park",), ("fail",)])
-def test_1_restarts_before_the_loop_and_waits(responses: tuple[str, ...]) -> None:
-    core = core_with(*responses)
-    repeat(core)
+@pytest.mark.parametrize("response", ["park", "fail"])
+def test_1_restarts_before_the_loop_and_waits(response: str) -> None:
+    core = looped(response)
     settled = core.state.version
     assert choose(core, 1) == Rest()
     assert forgotten(core) == [(7, settled + 1)]
@@ -271,44 +248,20 @@ def test_1_restarts_before_the_loop_and_waits(responses: tuple[str, ...]) -> Non
     assert not fold_status(core.events).is_in_loop
 
 
-def test_2_restarts_before_the_loop_and_goes_on() -> None:
-    core = core_with("park")
-    repeat(core)
-    assert choose(core, 2) == CallModel(5, 1)
-    assert core.states() == ["running", "paused", "running"]
-
-
 def test_2_while_it_runs_announces_nothing() -> None:
-    core = core_with("nudge")
-    repeat(core)
-    assert choose(core, 2) == CallModel(5, 1)
-    assert core.states() == ["running"]
+    core = play_loop(looped("nudge"), "choose 2 -> model 5, states running")
     assert forgotten(core) == [(7, 20)]
 
 
-def test_3_stops() -> None:
-    core = core_with("park")
-    repeat(core)
-    assert choose(core, 3) == Rest()
-    assert core.states() == ["running", "paused", "stopped"]
-    assert core.state.loops.recovery == 0
-
-
 def test_a_restart_waits_for_what_runs() -> None:
-    core = core_with("nudge")
-    repeat(core)
-    core.reply(bash("true"))
+    core = play(looped("nudge"), "bash(true)")
     assert isinstance(choose(core, 2), AwaitTools)
-    core.observe(core.state.tools.pending[0].id)
+    play(core, "ran")
     assert len(forgotten(core)) == 1
 
 
-def test_what_a_person_said_is_never_taken_out() -> None:
-    core = core_with("park")
-    repeat(core, 2)
-    core.say("continue")
-    core.run()
-    repeat(core, 4)
+def test_a_persons_words_are_never_taken_out() -> None:
+    core = play_loop(core_with("park"), "repeat 2, say(continue), loop")
     message_id = core.state.inbox.last_message_id
     choose(core, 1)
     assert forgotten(core)[0][0] is not None
@@ -318,27 +271,18 @@ def test_what_a_person_said_is_never_taken_out() -> None:
 def test_restart_keeps_a_persons_message_within_the_loop() -> None:
     core = core_with("restart")
     for _ in range(9):
-        core.append(CondensationAction(forgotten_event_ids=()))
+        core.append(NOTHING)
     core.say("continue")
     message_id = core.state.version
     core.run()
-    core.append(CondensationAction(forgotten_event_ids=()))
-    last_condensation = core.state.version - 2
-    assert forgotten(core)[-1] == (message_id + 1, last_condensation)
-
-
-def test_a_loop_that_was_recovered_from_counts_for_the_policy() -> None:
-    core = core_with("nudge")
-    repeat(core)
-    assert choose(core, 2) == CallModel(5, 1)
-    assert repeat(core) == Rest()
-    assert core.states() == ["running", "error"]
+    core.append(NOTHING)
+    assert forgotten(core)[-1] == (message_id + 1, core.state.version - 2)
 
 
 def test_2_without_a_message_waits_for_one() -> None:
     core = Core(None, agent=AgentSpec(loop_policy=LoopPolicy(responses=("park",))))
     core.run()
-    core.put(*(CondensationAction(forgotten_event_ids=()) for _ in range(10)))
+    core.put(*[NOTHING] * 10)
     assert choose(core, 2) == Rest()
     assert core.states() == ["awaiting_user_input"]
 
@@ -354,10 +298,7 @@ def test_delegate_parks_only_where_a_person_may_look(headless: bool, state: str)
 
 @pytest.mark.parametrize("option", [1, 2, 3])
 def test_a_stop_ends_the_loop_too(option: int) -> None:
-    core = core_with("park")
-    repeat(core)
-    core.ask("stopped")
-    core.run()
+    core = play(looped("park"), "stopped")
     assert core.state.loops.found is None
     assert not fold_status(core.events).is_in_loop
     stopped = core.state.version
@@ -365,25 +306,10 @@ def test_a_stop_ends_the_loop_too(option: int) -> None:
     assert core.trace(after=stopped) == [f"{stopped + 1} LoopRecoveryAction(user)"]
 
 
-@pytest.mark.parametrize("option", [1, 2, 3])
-def test_without_a_loop_the_choice_means_nothing(option: int) -> None:
-    core = started()
-    assert choose(core, option) == CallModel(1, 1)
-    assert core.states() == ["running"]
-
-
-def test_an_option_that_does_not_exist_means_nothing() -> None:
-    core = core_with("park")
-    repeat(core)
-    assert choose(core, 4) == Rest()
-    assert core.states() == ["running", "paused"]
-
-
-@pytest.mark.parametrize("responses", [("park",), ("fail",), ("nudge",)])
+@pytest.mark.parametrize("response", ["park", "fail", "nudge"])
 @pytest.mark.parametrize("option", [1, 2, 3, 4])
-def test_log_shows_whether_the_choice_is_still_open(responses: tuple[str, ...], option: int) -> None:
-    core = core_with(*responses)
-    repeat(core)
+def test_log_shows_whether_the_choice_is_still_open(response: str, option: int) -> None:
+    core = looped(response)
     assert fold_status(core.events).is_in_loop
     core.put(LoopRecoveryAction(option=option, source=EventSource.USER))
     asked = {1: "awaiting_user_input", 2: "running", 3: "stopped"}.get(option)
@@ -397,9 +323,7 @@ def test_log_shows_whether_the_choice_is_still_open(responses: tuple[str, ...], 
 @pytest.mark.parametrize(("option", "state"), [(1, "awaiting_user_input"), (2, "running"), (3, "stopped")])
 def test_action_waiting_for_confirmation_is_not_awaited(option: int, state: str) -> None:
     agent = AgentSpec(loop_policy=LoopPolicy(responses=("nudge",)), confirmation=ConfirmationPolicy(mode="risky"))
-    core = started(agent=agent)
-    repeat(core)
-    core.reply(bash("sudo reboot"))
+    core = play_loop(started(agent=agent), "loop, bash(sudo reboot)")
     asked = core.state.confirmation.asked_id
     assert asked is not None
     effect = choose(core, option)
@@ -411,13 +335,10 @@ def test_action_waiting_for_confirmation_is_not_awaited(option: int, state: str)
     assert replay(core.events).divergence is None
 
 
-@pytest.mark.parametrize("responses", [("park",), ("fail",), ("nudge",)])
+@pytest.mark.parametrize("response", ["park", "fail", "nudge"])
 @pytest.mark.parametrize("option", [1, 2, 3])
-def test_loop_has_no_recovery_after_a_message(responses: tuple[str, ...], option: int) -> None:
-    core = core_with(*responses)
-    repeat(core)
-    core.say()
-    core.run()
+def test_loop_has_no_recovery_after_a_message(response: str, option: int) -> None:
+    core = play(looped(response), "say")
     assert not fold_status(core.events).is_in_loop
     choose(core, option)
     assert core.trace()[-1] == f"{core.state.version} LoopRecoveryAction(user)"
@@ -425,32 +346,10 @@ def test_loop_has_no_recovery_after_a_message(responses: tuple[str, ...], option
 
 
 def test_a_message_behind_the_choice_does_not_take_it_back() -> None:
-    core = core_with("nudge")
-    repeat(core)
-    core.reply(bash())
+    core = play(looped("nudge"), "bash")
     core.put(LoopRecoveryAction(option=1, source=EventSource.USER))
-    core.say("and then this")
-    core.run()
+    play(core, "say(and then this)")
     core.put(LoopRecoveryAction(option=3, source=EventSource.USER))
     assert fold_status(core.events).requested == "stopped"
     assert core.run() == Rest()
     assert (core.state.lifecycle.agent_state, fold_status(core.events).is_unanswered) == ("stopped", False)
-
-
-# Snapshots
-
-
-def test_a_loop_is_found_across_a_snapshot() -> None:
-    core = core_with("nudge")
-    repeat(core, 6)
-    core.say()
-    core.run()
-    repeat(core, 3)
-    check_snapshots(core)
-
-
-def test_a_finish_ends_it_all() -> None:
-    core = core_with("nudge")
-    repeat(core)
-    assert core.reply(finish()) == Rest()
-    assert core.states() == ["running", "finished"]

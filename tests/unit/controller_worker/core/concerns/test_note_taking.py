@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.contract.events import AgentSpec, Event, ModelToolCall, Observation
+from broker.contract.events import AgentSpec, ModelToolCall, Observation
 from broker.contract.notes import NOTE, Note, NoteAction, NoteObservation
 from broker.contract.observations import ErrorObservation
 from broker.contract.recall import RecallObservation
@@ -18,7 +18,8 @@ from controller_worker.core.effects import AwaitTools, CallModel, Rest, TakeNote
 from controller_worker.loop.delegates import make_delegate_spec
 from controller_worker.loop.replay import replay
 from controller_worker.providers.messages.messages import TextPart
-from tests.controller_parts import Core, bash, call, check_snapshots, messages_of, started
+from tests.controller_parts import Core, bash, call, messages_of, started
+from tests.scenarios import play
 
 MEMORY = AgentSpec(memory=MemorySpec(user="ada", project="engine"))
 ALWAYS = Note(id="a", text="Use make.")
@@ -77,9 +78,8 @@ def test_several_notes_and_a_command_of_one_turn() -> None:
     second = taken(core, first.action_id)
     assert isinstance(second, TakeNote)
     assert first.action_id < second.action_id
-    wanted = taken(core, second.action_id)
-    assert isinstance(wanted, AwaitTools)
-    assert core.observe(wanted.action_ids[0]) == CallModel(2, 1)
+    assert isinstance(taken(core, second.action_id), AwaitTools)
+    play(core, "ran -> model 2")
 
 
 def test_a_stop_leaves_no_note_without_an_answer() -> None:
@@ -115,13 +115,7 @@ def test_invalid_call_is_answered_at_once(arguments: dict[str, Any], complaint: 
 def test_first_message_recalls_permanent_notes_and_later_ones_mentions() -> None:
     core = with_notes(ALWAYS, DEPLOY)
     assert recalls(core) == [(ALWAYS,)]
-    core.reply(text="Done?")
-    core.say("Now deploy it")
-    core.run()
-    assert recalls(core) == [(ALWAYS,), (DEPLOY,)]
-    core.reply(text="Done?")
-    core.say("Just wait")
-    core.run()
+    play(core, "text, say(Now deploy it), text, say(Just wait)")
     assert recalls(core) == [(ALWAYS,), (DEPLOY,)]
     shown = prompt_of(core)
     assert "- a: Use make." in shown
@@ -132,9 +126,7 @@ def test_a_note_is_shown_once_unless_it_was_replaced() -> None:
     core = with_notes(DEPLOY, task="deploy")
     for notes in ((DEPLOY,), (Note(id="d", text="Never deploy.", keywords=("deploy",)),)):
         core.notes = notes
-        core.reply(text="Done?")
-        core.say("deploy again")
-        core.run()
+        play(core, "text, say(deploy again)")
     assert len(recalls(core)) == 3
     shown = prompt_of(core)
     assert (shown.count("Ask before a deploy."), shown.count("Never deploy.")) == (1, 1)
@@ -158,17 +150,10 @@ def test_the_log_is_decided_again_offline_without_the_notebook() -> None:
     wanted = core.reply(noting(command="write", text="x"))
     assert isinstance(wanted, TakeNote)
     taken(core, wanted.action_id)
-    core.reply(text="Done?")
-    core.say("deploy")
-    core.run()
+    play(core, "text, say(deploy)")
     found = replay(core.events)
     assert found.divergence is None, found.divergence.to_diff()
-    check_snapshots(core)
-    unasked = [_without_keyword(event) for event in core.events]
-    assert replay(unasked).divergence is not None
-
-
-def _without_keyword(event: Event) -> Event:
-    """Let the recall of "deploy" have found a note that no word calls up."""
-    is_it = isinstance(event, RecallObservation) and event.notes == (DEPLOY,)
-    return event.model_copy(update={"notes": (ALWAYS,)}) if is_it else event
+    # The recall of "deploy" may not have found a note that no word calls up.
+    (found_deploy,) = [e for e in core.events if isinstance(e, RecallObservation) and e.notes == (DEPLOY,)]
+    forged = found_deploy.model_copy(update={"notes": (ALWAYS,)})
+    assert replay([forged if event is found_deploy else event for event in core.events]).divergence is not None

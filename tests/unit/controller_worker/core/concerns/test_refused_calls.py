@@ -12,6 +12,7 @@ from controller_worker.core.controller import apply
 from controller_worker.core.effects import CallModel, Rest
 from controller_worker.core.state import State, to_snapshot
 from tests.controller_parts import bash, call, check_snapshots, finish, started
+from tests.scenarios import play, scenarios
 
 STUCK = "AgentStuckInLoopError: Agent got stuck in a loop"
 REFUSED = {
@@ -38,10 +39,33 @@ def test_a_call_that_is_always_refused_is_a_loop(name: str, headless: bool) -> N
     check_snapshots(core)
 
 
+WORK_AND_WORDS = ", ".join(f"bash(make {n}), ran, text(Done.), say(and now?)" for n in range(3))
+
+
+@scenarios(
+    {
+        "work between refused calls ends the repetition": (
+            ", ".join(f"execute_bash, bash(ls {n}), ran -> model {2 * n + 3}" for n in range(4)),
+            "",
+        ),
+        "refused call alternating with a command": (", ".join(["execute_bash, bash, ran"] * 3), STUCK),
+        "equal messages with work between are no monologue": (
+            f"{WORK_AND_WORDS}, " + ", ".join(f"bash(ls {n}), ran -> model {8 + n}" for n in range(6)),
+            "",
+        ),
+        "three equal messages without work": (", ".join(["text(Done.), say(and now?)"] * 3), STUCK),
+    }
+)
+def test_repetition_is_a_loop_only_without_work(scenario: tuple[str, str]) -> None:
+    script, error = scenario
+    assert play(started(), script).state.lifecycle.last_error == error
+
+
 def test_refused_calls_with_other_arguments_are_no_loop() -> None:
-    core = started()
+    core, lenient = started(), started(agent=AgentSpec(enable_stuck_detection=False))
     for n in range(6):
         assert core.reply(call("run_shell", f'{{"command": "ls {n}"}}')) == CallModel(n + 2, 1)
+        assert lenient.reply(call("run_shell")) == CallModel(n + 2, 1)
 
 
 def test_long_call_counts_equally_when_stored_apart() -> None:
@@ -61,23 +85,6 @@ def test_equal_calls_of_one_reply_count_once() -> None:
         calls = [call("execute_bash", "{}", f"c{m}") for m in range(5)]
         assert core.reply(*calls) == CallModel(n + 2, 1)
     assert core.reply(*calls) == Rest()
-    assert core.state.lifecycle.last_error == STUCK
-
-
-def test_work_between_refused_calls_ends_the_repetition() -> None:
-    core = started()
-    for n in range(4):
-        core.reply(call("execute_bash", "{}"))
-        core.reply(bash(f"ls {n}"))
-        assert core.observe(core.state.version) == CallModel(2 * n + 3, 1)
-
-
-def test_refused_call_alternating_with_a_command_is_a_loop() -> None:
-    core = started()
-    for _ in range(3):
-        core.reply(call("execute_bash", "{}"))
-        core.reply(bash())
-        core.observe(core.state.version)
     assert core.state.lifecycle.last_error == STUCK
 
 
@@ -102,44 +109,11 @@ def test_a_finish_that_a_hook_always_refuses_is_a_loop() -> None:
     assert core.state.lifecycle.last_error == STUCK
 
 
-def test_detection_that_is_switched_off_lets_refused_calls_be() -> None:
-    core = started(agent=AgentSpec(enable_stuck_detection=False))
-    for n in range(10):
-        assert core.reply(call("run_shell")) == CallModel(n + 2, 1)
-
-
-# Messages
-
-
-def test_equal_messages_with_work_between_are_no_monologue() -> None:
-    core = started()
-    for n in range(3):
-        core.reply(bash(f"make {n}"))
-        core.observe(core.state.version)
-        core.reply(text="Done.")
-        core.say("and now?")
-        core.run()
-    for n in range(6):
-        core.reply(bash(f"ls {n}"))
-        assert core.observe(core.state.version) == CallModel(8 + n, 1)
-
-
 def test_a_poll_between_equal_messages_is_work() -> None:
     core = started()
+    still = CmdOutputMetadata(exit_code=-1, suffix="\n[The command has no new output after 30 seconds.]")
     for _ in range(3):
         core.reply(bash(""))
-        still = CmdOutputMetadata(exit_code=-1, suffix="\n[The command has no new output after 30 seconds.]")
         core.observe(core.state.version, CmdOutputObservation(command="", metadata=still, cause=core.state.version))
-        core.reply(text="It still runs.")
-        core.say("and now?")
-        core.run()
+        play(core, "text(It still runs.), say(and now?)")
     assert core.state.lifecycle.last_error == ""
-
-
-def test_three_equal_messages_without_work_are_a_monologue() -> None:
-    core = started()
-    for _ in range(3):
-        core.reply(text="Done.")
-        core.say("and now?")
-        core.run()
-    assert core.state.lifecycle.last_error == STUCK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,8 @@ from controller_worker.core.concerns.survey import (
 )
 from controller_worker.core.effects import AwaitTools, CallModel, Effect
 from controller_worker.core.recall import MAX_WORDS
-from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
-from tests.controller_parts import Core, finish, messages_of
+from tests.controller_parts import Core, messages_of
+from tests.scenarios import play
 from tool_worker.tools.bash import RunCommand
 from tool_worker.tools.survey import SurveyWorkspace
 from tool_worker.tools.tool import HostRequest
@@ -106,6 +107,14 @@ def asked(task: str = "Fix it.", **spec: object) -> Core:
     return core
 
 
+def recalled(core: Core) -> list[RecallObservation]:
+    return [event for event in core.events if isinstance(event, RecallObservation)]
+
+
+def prompt_of(core: Core) -> str:
+    return "".join(str(message.content) for message in messages_of(core.events))
+
+
 def test_the_workspace_is_asked_before_the_first_message_is_recalled(workspace: Path) -> None:
     core = asked()
     assert core.event(4) == SurveyAction(id=4, timestamp=core.now)
@@ -127,14 +136,11 @@ def test_the_workspace_is_asked_before_the_first_message_is_recalled(workspace: 
 def test_a_skill_is_recalled_by_its_word_and_shown_once(workspace: Path) -> None:
     core = asked()
     core.observe(4, surveyed(workspace))
-    core.say("Push it to GitHub.")
-    core.run()
-    knowledge = [event for event in core.events if isinstance(event, RecallObservation)][1]
+    play(core, "say(Push it to GitHub.), say(GitHub again.)")
+    knowledge = recalled(core)[1]
     assert knowledge.recall_type is RecallType.KNOWLEDGE
     assert [(item.name, item.trigger) for item in knowledge.microagent_knowledge] == [("git hub", "github")]
-    core.say("GitHub, please.")
-    core.run()
-    text = "".join(str(message.content) for message in messages_of(core.events))
+    text = prompt_of(core)
     assert text.count("Üse the API") == 1
     assert "deckhands-skill" not in text
 
@@ -150,7 +156,7 @@ def test_a_skill_is_recalled_by_its_word_and_shown_once(workspace: Path) -> None
 def test_a_workspace_that_cannot_be_asked_says_nothing(answer: Observation) -> None:
     core = asked()
     assert core.observe(4, answer) == CallModel(1, 1)
-    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    (found,) = recalled(core)
     assert (found.repo_instructions, found.working_dir) == ("", "/srv/project")
 
 
@@ -158,24 +164,23 @@ def test_invalid_skill_file_is_named_and_others_count(workspace: Path) -> None:
     (workspace / ".openhands" / "skills" / "bad.md").write_text("---\na: !!bool foo\n---\nBad.")
     core = asked()
     assert core.observe(4, surveyed(workspace)) == CallModel(1, 1)
-    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    (found,) = recalled(core)
     line = ".openhands/skills/bad.md: the front matter has a tag (!); leave it out, or quote the value"
     assert found.unreadable_skills == (line,)
     assert found.repo_instructions == "Be brief.\n\nUse tabs.\nAlways.\n\nThis is a shop."
-    assert line in "".join(str(message.content) for message in messages_of(core.events))
+    assert line in prompt_of(core)
 
 
 def test_equal_named_own_skills_count_unless_workspace_has_one(workspace: Path) -> None:
     own = (Skill(name="style", content="Tabs."), Skill(name="style", content="Spaces."), Skill(name="x", content="X."))
     core = Core("go", agent=AgentSpec(skills=own))
     core.run()
-    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    (found,) = recalled(core)
     assert found.repo_instructions == "Tabs.\n\nSpaces.\n\nX."
     (workspace / ".openhands" / "skills" / "style.md").write_text("Ours.")
-    core = Core("go", agent=AgentSpec(skills=own), surveys=True)
-    core.run()
+    core = asked(skills=own)
     core.observe(4, surveyed(workspace))
-    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    (found,) = recalled(core)
     assert "Tabs." not in found.repo_instructions
     assert "Spaces." not in found.repo_instructions
     assert found.repo_instructions.startswith("Ours.\n\nX.")
@@ -188,25 +193,29 @@ def test_words_beyond_the_limit_are_not_looked_for() -> None:
     )
     core = Core(" ".join(f"last{n}" for n in names), agent=AgentSpec(skills=skills))
     core.run()
-    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    (found,) = recalled(core)
     assert [item.name for item in found.microagent_knowledge] == [str(n) for n in names][:-1]
 
 
 def test_survey_with_unknown_outcome_is_repeated_within_bounds() -> None:
     core = asked()
     for _ in range(MAX_ATTEMPTS - 1):
-        effect = core.observe(core.state.survey.action_id, OutcomeUnknownObservation(cause=core.state.survey.action_id))
-        assert isinstance(effect, AwaitTools)
-    last = core.state.survey.action_id
-    assert core.observe(last, OutcomeUnknownObservation(cause=last)) == CallModel(1, 1)
+        assert isinstance(lost(core), AwaitTools)
+    assert lost(core) == CallModel(1, 1)
 
 
-def test_a_stop_does_not_wait_for_the_answer() -> None:
+def lost(core: Core) -> Effect:
+    """Let the outcome of what runs stay unknown."""
+    action_id = core.state.survey.action_id
+    return core.observe(action_id, OutcomeUnknownObservation(content="lost", cause=action_id))
+
+
+@pytest.mark.parametrize("scripts", [[], [".openhands/setup.sh"]], ids=["survey", "script"])
+def test_a_stop_waits_for_neither_survey_nor_script(scripts: list[str]) -> None:
     core = asked()
-    core.ask("stopped")
-    core.run()
-    assert core.state.lifecycle.agent_state is AgentState.STOPPED
-    assert core.state.tools.pending == ()
+    if scripts:
+        answered(core, *scripts)
+    play(core, "stopped -> rest, states stopped, pending " if not scripts else "stopped -> rest")
 
 
 def test_a_message_before_the_answer_is_recalled_with_it(workspace: Path) -> None:
@@ -214,7 +223,7 @@ def test_a_message_before_the_answer_is_recalled_with_it(workspace: Path) -> Non
     core.say("on GitHub")
     assert core.run() == AwaitTools((4,))
     core.observe(4, surveyed(workspace))
-    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    (found,) = recalled(core)
     assert found.recall_type is RecallType.WORKSPACE_CONTEXT
     assert [item.name for item in found.microagent_knowledge] == ["git hub"]
 
@@ -227,35 +236,13 @@ def test_an_agents_own_skills_need_no_survey() -> None:
     ]
     core = Core("Use git.", agent=AgentSpec(skills=tuple(own), disabled_microagents=("off",)))
     assert core.run() == CallModel(1, 1)
-    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    (found,) = recalled(core)
     assert found.repo_instructions == "Be kind."
     assert found.microagent_knowledge == (MicroagentKnowledge(name="git", trigger="git", content="Rebase."),)
 
 
-def test_a_workspaces_skill_takes_the_place_of_an_agents_own(workspace: Path) -> None:
-    core = asked(skills=[{"name": "agents", "content": "Use spaces."}])
-    core.observe(4, surveyed(workspace))
-    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
-    assert "Use tabs." in found.repo_instructions
-    assert "Use spaces." not in found.repo_instructions
-
-
 def test_a_new_workspace_is_not_asked() -> None:
-    core = Core("task", surveys=True)
-    created = core.events[0].model_copy(
-        update={"workspace": core.state.setup.workspace.model_copy(update={"path": None})}
-    )
-    fresh = Core(None, surveys=True)
-    fresh.events, fresh.state = [], type(fresh.state)()
-    fresh.put(created, core.events[1])
-    assert fresh.run() == CallModel(1, 1)
-
-
-def test_recalls_are_not_shown_where_they_are_switched_off() -> None:
-    recall = RecallObservation(id=1, recall_type=RecallType.WORKSPACE_CONTEXT, repo_instructions="Use tabs.")
-    memory = ConversationMemory(PromptOptions(shows_recalls=False))
-    memory.add(recall)
-    assert memory.messages() == []
+    assert Core("task", surveys=True, workspace=WorkspaceSpec()).run() == CallModel(1, 1)
 
 
 SETUP, HOOK = ".openhands/setup.sh", ".openhands/pre-commit.sh"
@@ -301,10 +288,8 @@ def test_setup_script_runs_hidden_once_before_the_first_step() -> None:
     assert (action.hidden, action.blocking, action.timeout, action.is_static) == (True, True, 600.0, False)
     assert core.dispatched[-1] == action_id
     assert ran(core, 0) == CallModel(1, 1)
-    assert "setup.sh" not in "".join(str(message.content) for message in messages_of(core.events))
-    core.reply(finish("done"))
-    core.say("Another task.")
-    assert isinstance(core.run(), CallModel)
+    assert "setup.sh" not in prompt_of(core)
+    play(core, "finish, say(Another task.) -> model 2")
     assert len([event for event in core.events if isinstance(event, CmdRunAction)]) == 1
 
 
@@ -312,7 +297,7 @@ def test_the_model_reads_how_a_setup_script_failed() -> None:
     core = asked()
     answered(core, SETUP)
     assert ran(core, 3) == CallModel(1, 1)
-    text = "".join(str(message.content) for message in messages_of(core.events))
+    text = prompt_of(core)
     assert "[`source .openhands/setup.sh` was run before your first step and did not succeed:]" in text
     assert "said by the script" in text
     assert "exit code 3" in text
@@ -335,29 +320,20 @@ def test_hook_is_installed_in_clones_not_personal_directories() -> None:
     assert answered(core, HOOK) == CallModel(1, 1)
 
 
-def test_what_became_of_a_script_unknown_is_not_run_again() -> None:
+def test_script_with_unknown_outcome_is_not_run_again() -> None:
     core = asked()
     answered(core, SETUP)
-    action_id = core.state.survey.action_id
-    assert core.observe(action_id, OutcomeUnknownObservation(content="lost", cause=action_id)) == CallModel(1, 1)
+    assert lost(core) == CallModel(1, 1)
 
 
-def test_nobody_waits_for_a_script_when_work_is_to_stop() -> None:
-    core = asked()
-    answered(core, SETUP)
-    core.ask("stopped")
-    assert not isinstance(core.run(), AwaitTools)
+PARENT = Parent(conversation_id="parent", delegate_id=5, level=1)
 
 
-@pytest.mark.parametrize("spec", [{"enable_cmd": False}])
-def test_an_agent_without_a_shell_needs_no_setup(spec: dict[str, object]) -> None:
-    core = asked(**spec)
-    assert answered(core, SETUP) == CallModel(1, 1)
-
-
-def test_delegate_does_not_repeat_its_parents_setup() -> None:
-    parent = Parent(conversation_id="parent", delegate_id=5, level=1)
-    core = Core("task", surveys=True, parent=parent)
+@pytest.mark.parametrize(
+    "options", [{"agent": AgentSpec(enable_cmd=False)}, {"parent": PARENT}], ids=["no shell", "delegate"]
+)
+def test_no_setup_without_a_shell_or_for_a_delegate(options: dict[str, Any]) -> None:
+    core = Core("task", surveys=True, **options)
     core.run()
     assert answered(core, SETUP) == CallModel(1, 1)
 

@@ -49,10 +49,14 @@ def condensed(spec: CondenserSpec, events: Sequence[Event], *, is_asked: bool = 
     return create_condenser(spec).condense(View(events, has_request=is_asked))
 
 
-def shown(spec: CondenserSpec, events: Sequence[Event]) -> list[int]:
+def view_of(spec: CondenserSpec, events: Sequence[Event]) -> View:
     view = condensed(spec, events)
     assert isinstance(view, View)
-    return [event.id for event in view.events]
+    return view
+
+
+def shown(spec: CondenserSpec, events: Sequence[Event]) -> list[int]:
+    return [event.id for event in view_of(spec, events).events]
 
 
 def forgotten(spec: CondenserSpec, events: Sequence[Event], *, is_asked: bool = False) -> tuple[int, ...]:
@@ -94,25 +98,14 @@ def test_sizes_that_cannot_work_are_refused(fields: dict[str, int]) -> None:
         LLMSummarizingCondenserSpec(**fields)
 
 
-# Noop, masking, recent
-
-
-def test_noop_shows_everything() -> None:
-    assert shown(NoOpCondenserSpec(), pairs(200)) == list(range(1, 401))
-
-
 def test_older_observations_are_masked_and_keep_their_calls() -> None:
     events = pairs(3)
-    view = condensed(ObservationMaskingCondenserSpec(attention_window=2), events)
-    assert isinstance(view, View)
-    assert view.events == [
-        events[0],
-        AgentCondensationObservation(id=2, cause=1, content="<MASKED>"),
-        events[2],
-        AgentCondensationObservation(id=4, cause=3, content="<MASKED>"),
-        events[4],
-        events[5],
-    ]
+    masked = [AgentCondensationObservation(id=n, cause=n - 1, content="<MASKED>") for n in (2, 4)]
+    view = view_of(ObservationMaskingCondenserSpec(attention_window=2), events)
+    assert view.events == [events[0], masked[0], events[2], masked[1], *events[4:]]
+    assert view_of(ObservationMaskingCondenserSpec(attention_window=6), events).events is events
+    summarized = [AgentCondensationObservation(content="summary"), *pairs(1)]
+    assert view_of(ObservationMaskingCondenserSpec(attention_window=1), summarized).events[0] is summarized[0]
 
 
 def test_a_mask_is_made_once_however_often_it_is_shown() -> None:
@@ -120,24 +113,10 @@ def test_a_mask_is_made_once_however_often_it_is_shown() -> None:
     fold = ViewFold()
     for event in pairs(3):
         fold.add(event)
-    first, second = condenser.condense(fold.view()), condenser.condense(fold.view())
+    first, second = (condenser.condense(fold.view()) for _ in range(2))
     assert isinstance(first, View)
     assert isinstance(second, View)
     assert first.events[1] is second.events[1]
-
-
-def test_within_the_window_nothing_is_masked() -> None:
-    events = pairs(3)
-    view = condensed(ObservationMaskingCondenserSpec(attention_window=6), events)
-    assert isinstance(view, View)
-    assert view.events is events
-
-
-def test_a_summary_is_never_masked() -> None:
-    events = [AgentCondensationObservation(content="summary"), *pairs(1)]
-    view = condensed(ObservationMaskingCondenserSpec(attention_window=1), events)
-    assert isinstance(view, View)
-    assert view.events[0] is events[0]
 
 
 def test_only_the_latest_pages_are_shown() -> None:
@@ -146,12 +125,8 @@ def test_only_the_latest_pages_are_shown() -> None:
         for number in (1, 2, 3)
     ]
     events: list[Event] = [*pages, *actions(2, first=4)]
-    view = condensed(BrowserOutputCondenserSpec(attention_window=2), events)
-    assert isinstance(view, View)
-    assert view.events == [
-        AgentCondensationObservation(id=1, content="Visited URL https://1\nContent omitted"),
-        *events[1:],
-    ]
+    masked = AgentCondensationObservation(id=1, content="Visited URL https://1\nContent omitted")
+    assert view_of(BrowserOutputCondenserSpec(attention_window=2), events).events == [masked, *events[1:]]
 
 
 @pytest.mark.parametrize(
@@ -170,99 +145,70 @@ def test_recent_events(keep_first: int, max_events: int, ids: list[int]) -> None
     assert shown(RecentEventsCondenserSpec(keep_first=keep_first, max_events=max_events), actions(10)) == ids
 
 
-# Amortized
+RECALL = RecallAction(recall_type=RecallType.WORKSPACE_CONTEXT, query="task", source=EventSource.USER)
+RECALLED = RecallObservation(recall_type=RecallType.WORKSPACE_CONTEXT, cause=4)
+OPENING = [with_id(system_message(), 3), with_id(said("task"), 2), with_id(RECALL, 4), with_id(RECALLED, 6)]
+"""System message, task, and what was recalled about it."""
+PIPELINE = CondenserPipelineSpec(
+    condensers=(
+        RecentEventsCondenserSpec(keep_first=1, max_events=8),
+        AmortizedForgettingCondenserSpec(keep_first=1, max_size=6),
+        AmortizedForgettingCondenserSpec(keep_first=0, max_size=2),
+    )
+)
+WINDOW = ConversationWindowCondenserSpec()
 
 
-def test_amortized_forgets_the_middle_once_there_is_too_much() -> None:
-    spec = AmortizedForgettingCondenserSpec(keep_first=2, max_size=10)
-    assert shown(spec, actions(10)) == list(range(1, 11))
-    assert forgotten(spec, actions(11)) == (3, 4, 5, 6, 7, 8)
-    condensation = condensed(spec, actions(11))
-    assert isinstance(condensation, CondensationAction)
-    assert (condensation.forgotten_events_start_id, condensation.forgotten_events_end_id) == (3, 8)
-    assert condensation.summary is None
+def amortized(keep_first: int, max_size: int) -> AmortizedForgettingCondenserSpec:
+    return AmortizedForgettingCondenserSpec(keep_first=keep_first, max_size=max_size)
 
 
-def test_a_request_halves_what_there_is() -> None:
-    spec = AmortizedForgettingCondenserSpec(keep_first=1, max_size=100)
-    assert forgotten(spec, actions(10), is_asked=True) == (2, 3, 4, 5, 6)
+@pytest.mark.parametrize(
+    ("spec", "events", "is_asked", "ids"),
+    [
+        (amortized(2, 10), actions(11), False, (3, 4, 5, 6, 7, 8)),
+        (amortized(1, 100), actions(10), True, (2, 3, 4, 5, 6)),
+        *((amortized(1, 100), actions(count), True, ()) for count in (0, 1, 2)),  # B14: the original fails
+        (amortized(0, 6), pairs(4), False, (1, 2, 3, 4, 5, 6)),
+        (WINDOW, [*OPENING, *pairs(4, first=7)], True, (7, 8, 9, 10)),
+        # Of five pairs the newer half begins with an observation, which goes too.
+        (WINDOW, [*OPENING, *pairs(5, first=7)], True, (7, 8, 9, 10, 11, 12)),
+        *((WINDOW, events, True, ()) for events in (pairs(3), OPENING, [])),
+        # The second sees 1 and 14 to 20, and leaves three of them.
+        (PIPELINE, actions(20), False, (14, 15, 16, 17, 18)),
+    ],
+)
+def test_forgotten_events(spec: CondenserSpec, events: list[Event], is_asked: bool, ids: tuple[int, ...]) -> None:
+    assert forgotten(spec, events, is_asked=is_asked) == ids
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_request_with_nothing_to_forget_is_answered(count: int) -> None:
-    """B14: the original takes the smallest id of nothing, and fails."""
-    spec = AmortizedForgettingCondenserSpec(keep_first=1, max_size=100)
-    assert condensed(spec, actions(count), is_asked=True) == CondensationAction(forgotten_event_ids=())
+def test_amortized_names_a_range_without_a_summary() -> None:
+    assert condensed(amortized(2, 10), actions(11)) == CondensationAction(
+        forgotten_events_start_id=3, forgotten_events_end_id=8
+    )
 
 
-def test_the_result_of_a_forgotten_command_is_forgotten_with_it() -> None:
-    spec = AmortizedForgettingCondenserSpec(keep_first=0, max_size=6)
-    assert forgotten(spec, pairs(4)) == (1, 2, 3, 4, 5, 6)
-
-
-# Ranges and lists
+@pytest.mark.parametrize(
+    ("spec", "events"),
+    [(NoOpCondenserSpec(), pairs(200)), (amortized(2, 10), actions(10)), (WINDOW, [*OPENING, *pairs(200, first=7)])],
+    ids=["noop", "amortized with few", "window unasked"],
+)
+def test_everything_is_shown(spec: CondenserSpec, events: list[Event]) -> None:
+    assert shown(spec, events) == [event.id for event in events]
 
 
 def test_a_range_never_covers_what_stays() -> None:
     events = [with_id(system_message(), 3), with_id(said("task"), 2), *actions(3, first=5)]
     assert forget_events(View(events), events[1:4]) == CondensationAction(forgotten_event_ids=(2, 5, 6))
-    assert forget_events(View(events), events[2:4]) == CondensationAction(
-        forgotten_events_start_id=5, forgotten_events_end_id=6
-    )
+    range_ = CondensationAction(forgotten_events_start_id=5, forgotten_events_end_id=6)
+    assert forget_events(View(events), events[2:4]) == range_
     assert forget_events(View(events), events[4:]) == CondensationAction(forgotten_event_ids=(7,))
-
-
-# Conversation window
-
-
-def opening() -> list[Event]:
-    """System message, task, and what was recalled about it."""
-    recall = RecallAction(recall_type=RecallType.WORKSPACE_CONTEXT, query="task", source=EventSource.USER)
-    found = RecallObservation(recall_type=RecallType.WORKSPACE_CONTEXT, cause=4)
-    return [
-        *(with_id(system_message(), 3), with_id(said("task"), 2)),
-        *(with_id(recall, 4), with_id(found, 6)),
-    ]
-
-
-def test_the_window_moves_only_when_asked() -> None:
-    events = [*opening(), *pairs(200, first=7)]
-    assert shown(ConversationWindowCondenserSpec(), events) == [event.id for event in events]
-
-
-def test_the_window_keeps_the_opening_and_the_newer_half() -> None:
-    spec = ConversationWindowCondenserSpec()
-    assert forgotten(spec, [*opening(), *pairs(4, first=7)], is_asked=True) == (7, 8, 9, 10)
-    # Of five pairs the newer half begins with an observation, which goes too.
-    assert forgotten(spec, [*opening(), *pairs(5, first=7)], is_asked=True) == (7, 8, 9, 10, 11, 12)
-
-
-def test_window_without_task_or_candidates_forgets_nothing() -> None:
-    spec, nothing = ConversationWindowCondenserSpec(), CondensationAction(forgotten_event_ids=())
-    assert condensed(spec, pairs(3), is_asked=True) == nothing
-    assert condensed(spec, opening(), is_asked=True) == nothing
-    assert condensed(spec, [], is_asked=True) == nothing
-
-
-# Pipeline
-
-
-def test_pipeline_passes_the_view_until_the_first_condensation() -> None:
-    spec = CondenserPipelineSpec(
-        condensers=(
-            RecentEventsCondenserSpec(keep_first=1, max_events=8),
-            AmortizedForgettingCondenserSpec(keep_first=1, max_size=6),
-            AmortizedForgettingCondenserSpec(keep_first=0, max_size=2),
-        )
-    )
-    # The second sees 1 and 14 to 20, and leaves three of them.
-    assert forgotten(spec, actions(20)) == (14, 15, 16, 17, 18)
 
 
 def test_a_pipeline_of_views_is_a_view() -> None:
     masking = ObservationMaskingCondenserSpec(attention_window=1)
     spec = CondenserPipelineSpec(condensers=(masking, RecentEventsCondenserSpec(keep_first=0, max_events=2)))
-    view = condensed(spec, pairs(2))
-    assert isinstance(view, View)
-    assert [event.kind for event in view.events] == ["action.run", "observation.run"]
-    assert [event.id for event in view.events] == [3, 4]
+    assert [(event.id, event.kind) for event in view_of(spec, pairs(2)).events] == [
+        (3, "action.run"),
+        (4, "observation.run"),
+    ]

@@ -45,17 +45,12 @@ def asked(
 
 
 @pytest.mark.parametrize("made", ASKING)
-def test_nobody_is_asked_before_there_is_too_much(made: type[AskingCondenserSpec]) -> None:
+def test_no_model_is_asked_before_there_is_too_much_or_about_nothing(made: type[AskingCondenserSpec]) -> None:
     view = View(actions(10))
     assert create_condenser(made(max_size=10)).condense(view) is view
-
-
-@pytest.mark.parametrize("made", ASKING)
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_nobody_is_asked_about_nothing(made: type[AskingCondenserSpec], count: int) -> None:
-    """B14 again."""
-    condensed = create_condenser(made(keep_first=1, max_size=10)).condense(View(actions(count), has_request=True))
-    assert condensed == CondensationAction(forgotten_event_ids=())
+    for count in (0, 1, 2):  # B14 again
+        condensed = create_condenser(made(keep_first=1, max_size=10)).condense(View(actions(count), has_request=True))
+        assert condensed == CondensationAction(forgotten_event_ids=())
 
 
 @pytest.mark.parametrize("made", ASKING)
@@ -76,23 +71,14 @@ def test_long_events_lose_more_of_their_middle_after_overflows(made: type[Asking
     assert "x" * (32 - shown) + TRUNCATION_MARKER + "x" * 32 + "\n</EVENT>" in again
 
 
-# Summarizing
-
-
-def test_what_a_summary_is_asked_about() -> None:
-    spec = LLMSummarizingCondenserSpec(keep_first=2, max_size=10)
-    inquiry, text = asked(spec, actions(11))
+def test_what_a_summary_is_asked_about_and_forgets() -> None:
+    inquiry, text = asked(LLMSummarizingCondenserSpec(keep_first=2, max_size=10), actions(11))
     assert inquiry.tools == ()
     assert text == (
         f"{INSTRUCTIONS}\n\n<PREVIOUS SUMMARY>\nNo events summarized\n</PREVIOUS SUMMARY>\n\n"
         + "\n".join(f"<EVENT id={n}>\nCmdRunAction (agent)\ncommand: c{n}\n</EVENT>" for n in range(3, 10))
         + "\n\nWrite the notes now."
     )
-
-
-def test_what_a_summary_forgets() -> None:
-    spec = LLMSummarizingCondenserSpec(keep_first=2, max_size=10)
-    inquiry, _ = asked(spec, actions(11))
     # 2 at the beginning, the summary and 2 of the latest: half of 10.
     assert inquiry.conclude(ModelReply(content=" It is done. ")) == CondensationAction(
         forgotten_events_start_id=3, forgotten_events_end_id=9, summary="It is done.", summary_offset=2
@@ -108,12 +94,7 @@ def test_an_earlier_summary_goes_into_the_next() -> None:
     assert inquiry.conclude(ModelReply(content="Later.")) == CondensationAction(
         forgotten_events_start_id=20, forgotten_events_end_id=23, summary="Later.", summary_offset=1
     )
-
-
-def test_a_reply_without_words_keeps_the_earlier_summary() -> None:
-    spec = LLMSummarizingCondenserSpec(keep_first=1, max_size=6)
-    events = [*actions(1), AgentCondensationObservation(content="Earlier."), *actions(5, first=20)]
-    assert asked(spec, events)[0].conclude(ModelReply(tool_calls=(call("x"),))).summary == "Earlier."
+    assert inquiry.conclude(ModelReply(tool_calls=(call("x"),))).summary == "Earlier."  # a reply without words
 
 
 def test_a_result_is_summarised_with_its_command() -> None:
@@ -127,9 +108,6 @@ def test_a_result_is_summarised_with_its_command() -> None:
     assert inquiry.conclude(ModelReply(content="s")).forgotten == (2, 3, 4, 5)
 
 
-# Attention
-
-
 def test_the_model_ranks_and_the_newest_fill_up() -> None:
     spec = LLMAttentionCondenserSpec(keep_first=1, max_size=10)
     inquiry, text = asked(spec, actions(11))
@@ -140,27 +118,21 @@ def test_the_model_ranks_and_the_newest_fill_up() -> None:
     assert inquiry.conclude(ModelReply(tool_calls=(ranked,))).forgotten == (2, 5, 6, 7, 8, 9)
 
 
-def test_a_ranking_in_words_counts_too() -> None:
-    inquiry, _ = asked(LLMAttentionCondenserSpec(keep_first=1, max_size=6), actions(7))
-    assert inquiry.conclude(ModelReply(content='Here: {"ids": [3, 2]}')).forgotten == (4, 5, 6, 7)
-
-
 @pytest.mark.parametrize(
-    "reply",
+    ("reply", "forgotten"),
     [
-        ModelReply(content="no idea"),
-        ModelReply(content="{"),
-        ModelReply(tool_calls=(call("rank_events", "["),)),
-        ModelReply(tool_calls=(call("rank_events", '{"ids": 3}'),)),
-        ModelReply(tool_calls=(call("rank_events", '{"ids": ["3", null]}'),)),
+        (ModelReply(content='Here: {"ids": [3, 2]}'), (4, 5, 6, 7)),
+        # Without a ranking the newest stay.
+        (ModelReply(content="no idea"), (2, 3, 4, 5)),
+        (ModelReply(content="{"), (2, 3, 4, 5)),
+        (ModelReply(tool_calls=(call("rank_events", "["),)), (2, 3, 4, 5)),
+        (ModelReply(tool_calls=(call("rank_events", '{"ids": 3}'),)), (2, 3, 4, 5)),
+        (ModelReply(tool_calls=(call("rank_events", '{"ids": ["3", null]}'),)), (2, 3, 4, 5)),
     ],
 )
-def test_without_a_ranking_the_newest_stay(reply: ModelReply) -> None:
+def test_rankings_in_other_forms(reply: ModelReply, forgotten: tuple[int, ...]) -> None:
     inquiry, _ = asked(LLMAttentionCondenserSpec(keep_first=1, max_size=6), actions(7))
-    assert inquiry.conclude(reply).forgotten == (2, 3, 4, 5)
-
-
-# Structured
+    assert inquiry.conclude(reply).forgotten == forgotten
 
 
 def test_the_form() -> None:
@@ -200,9 +172,6 @@ def test_a_filled_form_becomes_the_summary() -> None:
 def test_a_form_that_cannot_be_read(reply: ModelReply, summary: str) -> None:
     inquiry, _ = asked(StructuredSummaryCondenserSpec(keep_first=1, max_size=6), actions(7))
     assert inquiry.conclude(reply).summary == summary
-
-
-# Events as text
 
 
 def test_events_as_text() -> None:

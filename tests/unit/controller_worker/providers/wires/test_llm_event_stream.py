@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -41,20 +41,17 @@ def test_a_stream_may_be_cut_anywhere(cuts: list[int], line_end: str) -> None:
     assert decoded([whole[begin:end] for begin, end in itertools.pairwise(places)]) == TEXTS
 
 
-async def test_texts_of_chunks() -> None:
-    async def chunks() -> AsyncIterator[bytes]:
-        yield b"data: 1\n\nda"
-        yield b"ta: 2"
-
-    taken: list[str] = []
-    await read_events(chunks(), StreamLimits(1.0, 1.0), lambda text: bool(taken.append(text)))
-    assert taken == ["1", "2"]
-
-
-async def test_nothing_is_taken_behind_the_last_event() -> None:
-    async def chunks() -> AsyncIterator[bytes]:
-        yield b"data: 1\n\ndata: end\n\ndata: 2\n\n"
-        await asyncio.Event().wait()  # a connection that nobody closes
+@pytest.mark.parametrize(
+    ("chunks", "texts"),
+    [([b"data: 1\n\nda", b"ta: end"], ["1", "end"]), ([b"data: 1\n\ndata: end\n\ndata: 2\n\n"], ["1", "end"])],
+    ids=["cut within a name", "nothing is taken behind the last event"],
+)
+async def test_texts_of_chunks(chunks: list[bytes], texts: list[str]) -> None:
+    async def sent() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+        if len(chunks) == 1:
+            await asyncio.Event().wait()  # a connection that nobody closes
 
     taken: list[str] = []
 
@@ -62,8 +59,8 @@ async def test_nothing_is_taken_behind_the_last_event() -> None:
         taken.append(text)
         return text == "end"
 
-    await read_events(chunks(), StreamLimits(60.0, 60.0), take)
-    assert taken == ["1", "end"]
+    await read_events(sent(), StreamLimits(60.0, 60.0), take)
+    assert taken == texts
 
 
 def fed(decoder: EventDecoder, whole: bytes, piece_bytes: int) -> list[str]:
@@ -103,10 +100,17 @@ async def test_a_reply_that_is_one_endless_event_is_malformed() -> None:
 
 def chat(*events: Any) -> tuple[dict[str, Any], list[Delta]]:
     shown: list[Delta] = []
-    stream = ChatStream(shown.append)
+    return taken(ChatStream(shown.append), events), shown
+
+
+def messages(*events: Any) -> dict[str, Any]:
+    return taken(MessagesStream(lambda _: None), events)
+
+
+def taken(stream: ChatStream | MessagesStream, events: Sequence[Any]) -> dict[str, Any]:
     for event in events:
         stream.take(event if isinstance(event, str) else json.dumps(event))
-    return stream.reply(), shown
+    return stream.reply()
 
 
 def chunk(finish_reason: str | None = None, **delta: Any) -> dict[str, Any]:
@@ -198,29 +202,6 @@ def test_signed_thinking_by_a_gateway_is_put_together() -> None:
     assert [(delta.kind, delta.text) for delta in shown] == [("thinking", "a"), ("thinking", "b"), ("text", "Hi.")]
 
 
-@pytest.mark.parametrize(
-    "events",
-    [
-        [],
-        [chunk(content="cut")],
-        ["{"],
-        ["[1]"],
-        [{"choices": [{"delta": 7}]}],
-        [chunk("stop", thinking_blocks=[{"type": "thinking", "thinking": 7}])],
-    ],
-)
-def test_chat_streams_that_are_no_reply(events: list[Any]) -> None:
-    with pytest.raises(MalformedReplyError):
-        chat(*events)
-
-
-def messages(*events: Any) -> dict[str, Any]:
-    stream = MessagesStream(lambda _: None)
-    for event in events:
-        stream.take(event if isinstance(event, str) else json.dumps(event))
-    return stream.reply()
-
-
 START = {"type": "message_start", "message": {"id": "r", "model": "m", "usage": {"input_tokens": 5}}}
 STOP = {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 3}}
 
@@ -265,21 +246,22 @@ NO_TEXT = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_de
 
 
 @pytest.mark.parametrize(
-    "events",
+    ("read", "events"),
     [
-        [],
-        [START],
-        [STOP],
-        ["{"],
-        ["[1]"],
-        [{"no": "type"}],
-        [START, BEGIN, NO_TEXT, STOP],
-        [START, BEGIN, BEGIN | {"index": "x"}, STOP],
+        *((read, events) for read in (chat, messages) for events in ([], ["{"], ["[1]"])),
+        (chat, [chunk(content="cut")]),
+        (chat, [{"choices": [{"delta": 7}]}]),
+        (chat, [chunk("stop", thinking_blocks=[{"type": "thinking", "thinking": 7}])]),
+        (messages, [START]),
+        (messages, [STOP]),
+        (messages, [{"no": "type"}]),
+        (messages, [START, BEGIN, NO_TEXT, STOP]),
+        (messages, [START, BEGIN, BEGIN | {"index": "x"}, STOP]),
     ],
 )
-def test_message_streams_that_are_no_reply(events: list[Any]) -> None:
+def test_streams_that_are_no_reply(read: Callable[..., Any], events: list[Any]) -> None:
     with pytest.raises(MalformedReplyError):
-        messages(*events)
+        read(*events)
 
 
 @pytest.mark.parametrize(
