@@ -114,7 +114,6 @@ async def test_the_group_of_a_workspace_goes_with_it(tmp_path: Path) -> None:
         run = Terminal(await workspaces.open("conversation"))
         await run("sleep 1000 &")
         binding = HostFolder(tmp_path, "conversation").read_binding()
-        assert binding is not None
         groups = [parent / f"deckhands-{binding.host_id}" for parent in GROUPS.parents]
         inside = {int(line) for group in groups for line in (group / "cgroup.procs").read_text().split()}
         assert inside == {process.pid for process in processes(tmp_path, "conversation")[:-1]}

@@ -62,7 +62,6 @@ def made() -> Iterator[World]:
 def flipping(here: Path, there: Path) -> Iterator[None]:
     command = [sys.executable, "-I", "-S", "-c", FLIPPER, str(here), str(there)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as flipper:
-        assert flipper.stdout is not None
         assert flipper.stdout.readline() == b"ready\n"
         try:
             yield

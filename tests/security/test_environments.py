@@ -73,7 +73,7 @@ def test_operators_variables_are_passed_except_model_settings(tmp_path: Path) ->
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
     given = SECRETS | {"DECKHANDS_PASS_ENV": "AWS_*, PGPASSWORD,LLM_*", "DECKHANDS_MCP": str(tmp_path / "mcp.json")}
     assert set(make_worker_environment(TOOLS, given)) == {
-        *("AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "GITHUB_TOKEN", "DECKHANDS_PASS_ENV", "DECKHANDS_MCP"),
+        *("AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "GITHUB_TOKEN", "DECKHANDS_PASS_ENV", "DECKHANDS_MCP")
     }
     assert ToolVariables.from_env({"DECKHANDS_PASS_ENV": "AWS_*"}).pass_env == "AWS_*"
 

@@ -42,7 +42,6 @@ async def client(valkey_server: RealServer, tmp_path: Path) -> AsyncIterator[Cli
 
 
 def path_of(client: Client) -> Path:
-    assert client.archive is not None
     return Path(ArchiveStorage(client.archive.url).path(NAME))
 
 
@@ -122,11 +121,7 @@ def _deep(contents: dict[str, bytes]) -> None:
     contents["events.jsonl"] = b"".join(events)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [_shuffled, _of_unknown_kind, _deep],
-    ids=lambda change: change.__name__.strip("_"),
-)
+@pytest.mark.parametrize("change", [_shuffled, _of_unknown_kind, _deep], ids=lambda change: change.__name__.strip("_"))
 async def test_a_log_that_cannot_be_read_is_refused(client: Client, change: Change) -> None:
     contents = members(path_of(client))
     change(contents)

@@ -30,17 +30,7 @@ RESULTS: tuple[str | bytes | dict[str, str], ...] = (
 ODD: tuple[Any, ...] = (None, 0, -1, 2**70, "", "x" * 300, [], {}, [[]], {"task": 1}, {"a": {"b": []}}, True, 1.5)
 TASKS = ("run", "submit", "message", "pause", "resume", "cancel", "confirm", "reject", "fork")
 FIELDS = (
-    "task",
-    "model",
-    "workspace",
-    "limits",
-    "tools",
-    "secrets",
-    "labels",
-    "priority",
-    "id",
-    "text",
-    "at",
+    *("task", "model", "workspace", "limits", "tools", "secrets", "labels", "priority", "id", "text", "at"),
     "colour",
 )
 

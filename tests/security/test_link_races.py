@@ -42,7 +42,6 @@ def flipped(folder: Path) -> Iterator[Path]:
     (inside / "directory" / "secret").write_text("harmless")
     command = [sys.executable, "-I", "-S", "-c", FLIPPER, str(inside), str(outside / "secret")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as flipper:
-        assert flipper.stdout is not None
         assert flipper.stdout.readline() == b"ready\n"
         yield inside
         flipper.kill()
@@ -74,11 +73,8 @@ def test_no_read_gets_out(tmp_path: Path, reads: int) -> None:
     assert found["harmless"] > 0
     assert {"the path leads out of the workspace", "No such file or directory"} <= set(found)
     assert set(found) <= {
-        "harmless",
-        "the path leads out of the workspace",
-        "No such file or directory",
-        "Too many levels of symbolic links",
-        "Resource temporarily unavailable",
+        *("harmless", "the path leads out of the workspace", "No such file or directory"),
+        *("Too many levels of symbolic links", "Resource temporarily unavailable"),
     }
 
 

@@ -17,14 +17,12 @@ MANUAL = (Path(__file__).parents[4] / "docs" / "quotas.md").read_text(encoding="
 
 def test_the_table_of_the_manual() -> None:
     found = re.search(r"## Tenants.*?```toml\n(.*?)```", MANUAL, re.DOTALL)
-    assert found is not None
     table = TenantTable.load_setting(found[1])
     assert table.rules["acme"] == TenantRule(weight=3)
     assert table.rules["globex"] == TenantRule(weight=2, max_open=500, submissions_per_minute=60)
     assert table.find_share("globex") == ("globex", 2.0)
     assert table.find_share("made-up") == table.find_share("") == ("*", 1.0)
     one_line = re.search(r"DECKHANDS_TENANTS='(.*?)'", MANUAL)
-    assert one_line is not None
     assert TenantTable.load_setting(one_line[1]).find_share("acme") == ("acme", 3.0)
 
 
@@ -48,11 +46,7 @@ def test_what_two_tables_say_of_a_tenant_agrees() -> None:
     both = {"DECKHANDS_TENANTS": "tenants = {acme = 3, other = 1}"}
     assert load_controller_settings(
         both | {"DECKHANDS_QUOTAS": "[tenants]\nacme = 3\nthird = 2"}
-    ).tenants.rules.keys() == {
-        "acme",
-        "other",
-        "third",
-    }
+    ).tenants.rules.keys() == {"acme", "other", "third"}
     with pytest.raises(UsageError, match="have different rules for the tenant 'acme'"):
         load_controller_settings(both | {"DECKHANDS_QUOTAS": "[tenants]\nacme = 2"})
 

@@ -17,7 +17,7 @@ from broker.contract.tool_specs import OutcomePolicy
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from broker.runtime.errors import UsageError
 from broker.secrets.masking import Masker
-from broker.tools.custom_tools import ToolContext, ToolFailed, custom_tool
+from broker.tools.custom_tools import ToolFailed, custom_tool
 from tests import example_tools
 from tool_worker.tools.offered import MAX_ANSWER_CHARS, MAX_IMAGES, OfferedTools, load_tools
 
@@ -188,10 +188,6 @@ async def test_after_a_crash_the_outcome_policy_decides(offered: OfferedTools, t
     second = await call(offered, "place_order", reclaimed=True, item="lamp")
     assert second.content == "Had been ordered."
     assert trace.read_text() == "conversation-1-7 lamp\n"
-
-
-def test_the_key_of_a_call_is_its_own() -> None:
-    assert ToolContext("c", 1).idempotency_key != ToolContext("c", 11).idempotency_key
 
 
 def pour(length: int, is_data: bool) -> Any:

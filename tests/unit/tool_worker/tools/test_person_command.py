@@ -22,7 +22,6 @@ def ended(content: str, state: str = "completed", exit_code: int = 0) -> dict[st
 
 def test_it_runs_in_a_separate_shell_for_a_limited_time() -> None:
     tool = find_tool("action.execute")
-    assert tool is not None
     request = tool.request(ACTION)
     assert isinstance(request, HostRequest)
     assert (request.arguments["command"], request.arguments["is_static"], request.arguments["timeout"]) == (
@@ -37,7 +36,6 @@ def test_it_runs_in_a_separate_shell_for_a_limited_time() -> None:
 
 def test_output_is_cut_and_a_kill_reported() -> None:
     tool = find_tool("action.execute")
-    assert tool is not None
     observed = tool.observe(ACTION, ended("x" * 100_000, exit_code=3))
     assert isinstance(observed, CommandExecutedObservation)
     assert len(observed.content) < MAX_COMMAND_OUTPUT_CHARS + 100
@@ -47,8 +45,7 @@ def test_output_is_cut_and_a_kill_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
-    [ErrorObservation(content="No.", error_id="workspace_lost"), OutcomeUnknownObservation(content="No.")],
+    "found", [ErrorObservation(content="No.", error_id="workspace_lost"), OutcomeUnknownObservation(content="No.")]
 )
 def test_reason_for_not_running_is_not_shown_to_the_model(found: Any) -> None:
     answer = to_answer(ACTION, found)

@@ -70,11 +70,7 @@ def test_log_metrics_at_its_end_and_at_an_event() -> None:
     )
     metrics = compute_metrics(events)
     assert list(metrics.get()) == [
-        "accumulated_cost",
-        "max_budget_per_task",
-        "accumulated_token_usage",
-        "costs",
-        "response_latencies",
+        *("accumulated_cost", "max_budget_per_task", "accumulated_token_usage", "costs", "response_latencies"),
         "token_usages",
     ]
     assert (metrics.accumulated_cost, metrics.max_budget_per_task) == (0.75, 3.0)

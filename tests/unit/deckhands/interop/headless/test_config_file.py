@@ -44,20 +44,10 @@ def test_the_model_of_the_file_the_environment_and_a_profile(tmp_path):
     env = {"LLM_API_KEY": "k2", "LITELLM_API_BASE": "http://proxy"}
     base = config.environment(env, None)
     named = {name: base[name] for name in ("LLM_MODEL", "LLM_API_KEY", "LLM_BASE_URL", "LLM_TEMPERATURE")}
-    assert named == {
-        "LLM_MODEL": "a",
-        "LLM_API_KEY": "k2",
-        "LLM_BASE_URL": "http://proxy",
-        "LLM_TEMPERATURE": "0.5",
-    }
+    assert named == {"LLM_MODEL": "a", "LLM_API_KEY": "k2", "LLM_BASE_URL": "http://proxy", "LLM_TEMPERATURE": "0.5"}
     spare = config.environment({**env, "LLM_SEED": "1", "LITELLM_MODEL": "c"}, "spare")
     settings = {name: text for name, text in spare.items() if name.startswith(("LLM_", "LITELLM_M"))}
-    assert settings == {
-        "LLM_MODEL": "b",
-        "LLM_API_KEY": "k1",
-        "LLM_TEMPERATURE": "0.5",
-        "LLM_DROP_PARAMS": "false",
-    }
+    assert settings == {"LLM_MODEL": "b", "LLM_API_KEY": "k1", "LLM_TEMPERATURE": "0.5", "LLM_DROP_PARAMS": "false"}
     assert "LLM_MODEL" not in config.environment({"LITELLM_MODEL": "c"}, None)
     assert str(tmp_path / "my.toml") in base["DECKHANDS_CONFIG_FILES"]
     with pytest.raises(UsageError, match=r"no section \[llm.spar\] .*Did you mean spare"):

@@ -38,11 +38,7 @@ def test_named_agent_takes_the_settings_of_its_loop(tmp_path):
 
 
 def test_the_variables_have_the_names_of_the_keys(tmp_path):
-    named = {
-        "AGENT_PREFER_SDK_AGENTS": "true",
-        "AGENT_FALLBACK_TO_LEGACY": "0",
-        "AGENT_TIMEOUT_SECONDS": "300",
-    }
+    named = {"AGENT_PREFER_SDK_AGENTS": "true", "AGENT_FALLBACK_TO_LEGACY": "0", "AGENT_TIMEOUT_SECONDS": "300"}
     assert choose(tmp_path, **named) == CHOSEN
     assert choose(tmp_path, KEYS, AGENT_PREFER_SDK_AGENTS="false")[0] == "CodeActAgent"
 

@@ -34,11 +34,7 @@ def test_after_a_lost_piece_the_rest_comes_from_the_reply() -> None:
         spoken.add_piece(piece("Good ")),
         spoken.add_piece(piece("all!", 10)),
         spoken.add_piece(piece("x", 14)),
-    ] == [
-        "Good ",
-        "",
-        "",
-    ]
+    ] == ["Good ", "", ""]
     assert spoken.add_reply(reply("Good day, all!x")) == "day, all!x"
 
 

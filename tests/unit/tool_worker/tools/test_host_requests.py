@@ -1,4 +1,4 @@
-"""What file actions ask of a workspace host, and what is observed of its results."""
+"""What actions ask of a workspace host, and what is observed of its results."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from broker.contract.actions import CmdRunAction
 from broker.contract.events import Observation
 from broker.contract.file_events import (
     FileEditAction,
@@ -18,9 +19,29 @@ from broker.contract.file_events import (
     FileWriteObservation,
 )
 from broker.contract.observations import ErrorObservation
+from tool_worker.tools.bash import RunCommand
 from tool_worker.tools.file_tools import MAX_KEPT_CHARS
 from tool_worker.tools.registry import find_tool
 from tool_worker.tools.tool import HostRequest
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        (CmdRunAction(command=" ls "), {"command": "ls", "timeout": 120.0, "blocking": False, "is_static": False}),
+        (CmdRunAction(command="ls", timeout=5.0, blocking=True), {"timeout": 5.0, "blocking": True}),
+        (CmdRunAction(command="git status", is_static=True, cwd="/x"), {"is_static": True, "cwd": "/x"}),
+        (CmdRunAction(command="C-c", is_input=True), {"command": "C-c", "is_input": True}),
+        (CmdRunAction(command="yes\nno", is_input=True), {"command": "yes\nno", "is_input": True}),
+        (CmdRunAction(command="  if x:\n", is_input=True), {"command": "  if x:\n", "is_input": True}),
+        (CmdRunAction(command="\n", is_input=True), {"command": "\n", "is_input": True}),
+    ],
+)
+def test_every_field_of_the_action_reaches_the_shell(action: CmdRunAction, expected: dict[str, object]) -> None:
+    request = RunCommand().request(action)
+    assert request.tool == "bash"
+    assert {name: request.arguments[name] for name in expected} == expected
+
 
 Action = FileEditAction | FileReadAction | FileWriteAction
 OH_ACI = FileReadSource.OH_ACI
