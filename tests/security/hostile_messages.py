@@ -26,6 +26,10 @@ DEEP = 2_000
 LARGE = 200_000
 
 
+def to_bytes(entry: str | bytes) -> bytes:
+    return entry if isinstance(entry, bytes) else entry.encode("utf-8", "surrogatepass")
+
+
 def plain_message(task: str = TASK, arguments: tuple[Any, ...] = (1, 2), *, name: str = "good") -> str:
     """A message as Celery's own producers write it."""
     return json.dumps(_message(_task_headers(task, name), json.dumps([list(arguments), {}, {}]), name))

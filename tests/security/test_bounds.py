@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +37,13 @@ def small_disk(path: Path, megabytes: int, *, files: int = 100_000) -> Iterator[
         yield path
     finally:
         subprocess.run(["umount", "-l", path], check=True)
+
+
+@asynccontextmanager
+async def working_in(node: Path, disk: Path) -> AsyncIterator[tuple[OpenWorkspace, Terminal]]:
+    async with opened(node, sandbox="bwrap", named=NamedDirectories([disk])) as workspaces:
+        host = await workspaces.open("conversation", WorkspaceSpec(path=str(disk)))
+        yield host, Terminal(host)
 
 
 async def refusal(host: OpenWorkspace, action_id: int) -> HostRefused | None:
@@ -203,9 +210,7 @@ async def test_a_program_that_leaks_descriptors_fails_alone(tmp_path: Path) -> N
 @needs_mounts
 async def test_a_full_disk_is_an_answer(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
-        async with opened(tmp_path / "node", sandbox="bwrap", named=NamedDirectories([disk])) as workspaces:
-            host = await workspaces.open("conversation", WorkspaceSpec(path=str(disk)))
-            run = Terminal(host)
+        async with working_in(tmp_path / "node", disk) as (host, run):
             assert "No space left on device" in (await run("head -c 8000000 /dev/zero > big")).content
             edit = {"command": "create", "path": f"{disk}/new.txt", "file_text": "x" * 100_000}
             edited = await host.run(100, "edit", edit)
@@ -232,9 +237,7 @@ async def test_full_disk_is_an_answer_and_running_work_continues(tmp_path: Path)
 @needs_mounts
 async def test_a_disk_that_became_read_only_is_an_answer(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
-        async with opened(tmp_path / "node", sandbox="bwrap", named=NamedDirectories([disk])) as workspaces:
-            host = await workspaces.open("conversation", WorkspaceSpec(path=str(disk)))
-            run = Terminal(host)
+        async with working_in(tmp_path / "node", disk) as (host, run):
             await run("echo text > file")
             subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
             assert "Read-only file system" in (await run("touch new")).content
