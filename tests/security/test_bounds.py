@@ -116,7 +116,6 @@ async def test_without_groups_each_program_is_bounded_by_itself(tmp_path: Path) 
 
 @needs_groups
 async def test_the_group_of_a_workspace_goes_with_it(tmp_path: Path) -> None:
-    assert isinstance(GROUPS, ControlGroups)
     async with opened(tmp_path, sandbox="bwrap") as workspaces:
         run = Terminal(await workspaces.open("conversation"))
         await run("sleep 1000 &")
@@ -130,7 +129,6 @@ async def test_the_group_of_a_workspace_goes_with_it(tmp_path: Path) -> None:
 
 @needs_groups
 async def test_next_worker_bounds_a_host_its_predecessor_left_unbounded(tmp_path: Path) -> None:
-    assert isinstance(GROUPS, ControlGroups)
     async with opened(tmp_path, sandbox="bwrap") as first:
         await first.open("conversation")
         await first.aclose()
@@ -147,7 +145,6 @@ async def test_next_worker_bounds_a_host_its_predecessor_left_unbounded(tmp_path
 
 @needs_groups
 def test_workers_do_not_remove_groups_being_filled() -> None:
-    assert isinstance(GROUPS, ControlGroups)
     is_over = threading.Event()
 
     def take_away() -> None:
