@@ -162,18 +162,7 @@ def _score(chance: random.Random) -> float | int | str:
 
 def _bytes(chance: random.Random) -> bytes:
     plain = (
-        b"",
-        b"x",
-        b"7",
-        b"-1",
-        b"1e999",
-        b"null",
-        b"{}",
-        b"[[],{}]",
-        b"\xff\xfe",
-        b"\x00",
-        b"../../x",
-        b"a|b",
+        *(b"", b"x", b"7", b"-1", b"1e999", b"null", b"{}", b"[[],{}]", b"\xff\xfe", b"\x00", b"../../x", b"a|b"),
         b"|",
     )
     if chance.random() < 0.7:

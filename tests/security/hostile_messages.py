@@ -26,6 +26,10 @@ DEEP = 2_000
 LARGE = 200_000
 
 
+def to_bytes(entry: str | bytes) -> bytes:
+    return entry if isinstance(entry, bytes) else entry.encode("utf-8", "surrogatepass")
+
+
 def plain_message(task: str = TASK, arguments: tuple[Any, ...] = (1, 2), *, name: str = "good") -> str:
     """A message as Celery's own producers write it."""
     return json.dumps(_message(_task_headers(task, name), json.dumps([list(arguments), {}, {}]), name))
@@ -38,29 +42,14 @@ def plain_command(method: str, **further: Any) -> str:
 
 
 CLASSICS = (
-    "[[], {}]",
-    "null",
-    "0",
-    '"text"',
-    '{"a": 1}',
-    "{}",
-    "not json",
-    "",
-    "\x00",
-    "NaN",
-    '{"body": "e30="}',
-    '{"properties": null}',
-    '{"properties": {}}',
-    '{"properties": {"delivery_tag": "t"}}',
+    *("[[], {}]", "null", "0", '"text"', '{"a": 1}', "{}", "not json", "", "\x00", "NaN", '{"body": "e30="}'),
+    *('{"properties": null}', '{"properties": {}}', '{"properties": {"delivery_tag": "t"}}'),
     '{"properties": {"delivery_tag": ["t"], "delivery_info": {}}, "body": "x"}',
     '{"properties": {"delivery_tag": "t", "delivery_info": null}, "headers": null, "body": "x"}',
     '{"properties": {"delivery_tag": "t", "delivery_info": "x"}, "body": "x"}',
-    '{"__type__": "decimal", "__value__": "no number"}',
-    '{"__type__": "uuid", "__value__": 7}',
-    '{"__type__": "unheard of", "__value__": {}}',
-    '{"properties": {"__type__": "decimal", "__value__": "x"}}',
-    "[" * 100_000,
-    '{"a":' * 100_000,
+    *('{"__type__": "decimal", "__value__": "no number"}', '{"__type__": "uuid", "__value__": 7}'),
+    *('{"__type__": "unheard of", "__value__": {}}', '{"properties": {"__type__": "decimal", "__value__": "x"}}'),
+    *("[" * 100_000, '{"a":' * 100_000),
 )
 """Whole entries of a queue, and payloads of a channel."""
 UNDER_WAY = ("not json", "{}", "[1, 2]", '[[], "", "deckhands.tool"]', "[{}, [], {}]", "[" * 9_999)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +37,13 @@ def small_disk(path: Path, megabytes: int, *, files: int = 100_000) -> Iterator[
         yield path
     finally:
         subprocess.run(["umount", "-l", path], check=True)
+
+
+@asynccontextmanager
+async def working_in(node: Path, disk: Path) -> AsyncIterator[tuple[OpenWorkspace, Terminal]]:
+    async with opened(node, sandbox="bwrap", named=NamedDirectories([disk])) as workspaces:
+        host = await workspaces.open("conversation", WorkspaceSpec(path=str(disk)))
+        yield host, Terminal(host)
 
 
 async def refusal(host: OpenWorkspace, action_id: int) -> HostRefused | None:
@@ -109,12 +116,10 @@ async def test_without_groups_each_program_is_bounded_by_itself(tmp_path: Path) 
 
 @needs_groups
 async def test_the_group_of_a_workspace_goes_with_it(tmp_path: Path) -> None:
-    assert isinstance(GROUPS, ControlGroups)
     async with opened(tmp_path, sandbox="bwrap") as workspaces:
         run = Terminal(await workspaces.open("conversation"))
         await run("sleep 1000 &")
         binding = HostFolder(tmp_path, "conversation").read_binding()
-        assert binding is not None
         groups = [parent / f"deckhands-{binding.host_id}" for parent in GROUPS.parents]
         inside = {int(line) for group in groups for line in (group / "cgroup.procs").read_text().split()}
         assert inside == {process.pid for process in processes(tmp_path, "conversation")[:-1]}
@@ -124,7 +129,6 @@ async def test_the_group_of_a_workspace_goes_with_it(tmp_path: Path) -> None:
 
 @needs_groups
 async def test_next_worker_bounds_a_host_its_predecessor_left_unbounded(tmp_path: Path) -> None:
-    assert isinstance(GROUPS, ControlGroups)
     async with opened(tmp_path, sandbox="bwrap") as first:
         await first.open("conversation")
         await first.aclose()
@@ -141,7 +145,6 @@ async def test_next_worker_bounds_a_host_its_predecessor_left_unbounded(tmp_path
 
 @needs_groups
 def test_workers_do_not_remove_groups_being_filled() -> None:
-    assert isinstance(GROUPS, ControlGroups)
     is_over = threading.Event()
 
     def take_away() -> None:
@@ -204,9 +207,7 @@ async def test_a_program_that_leaks_descriptors_fails_alone(tmp_path: Path) -> N
 @needs_mounts
 async def test_a_full_disk_is_an_answer(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
-        async with opened(tmp_path / "node", sandbox="bwrap", named=NamedDirectories([disk])) as workspaces:
-            host = await workspaces.open("conversation", WorkspaceSpec(path=str(disk)))
-            run = Terminal(host)
+        async with working_in(tmp_path / "node", disk) as (host, run):
             assert "No space left on device" in (await run("head -c 8000000 /dev/zero > big")).content
             edit = {"command": "create", "path": f"{disk}/new.txt", "file_text": "x" * 100_000}
             edited = await host.run(100, "edit", edit)
@@ -233,9 +234,7 @@ async def test_full_disk_is_an_answer_and_running_work_continues(tmp_path: Path)
 @needs_mounts
 async def test_a_disk_that_became_read_only_is_an_answer(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
-        async with opened(tmp_path / "node", sandbox="bwrap", named=NamedDirectories([disk])) as workspaces:
-            host = await workspaces.open("conversation", WorkspaceSpec(path=str(disk)))
-            run = Terminal(host)
+        async with working_in(tmp_path / "node", disk) as (host, run):
             await run("echo text > file")
             subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
             assert "Read-only file system" in (await run("touch new")).content

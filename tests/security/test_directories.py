@@ -40,17 +40,10 @@ OURS = (
 )
 BELOW_ROOTS = {
     "roots": BOUND,  # with all its traps: none leads anywhere from inside
-    "roots/good": BOUND,
-    "roots/good/": BOUND,
-    "roots//good": BOUND,
-    "roots/./good/.": BOUND,
-    "roots/good/inner": BOUND,
-    "roots/with space": BOUND,
-    "roots/with:colon": BOUND,
-    "roots/-rf": BOUND,
-    "roots/üñí": BOUND,
-    "roots/...": BOUND,
-    "roots/everybodys": BOUND,
+    **dict.fromkeys(("roots/good", "roots/good/", "roots//good", "roots/./good/.", "roots/good/inner"), BOUND),
+    **dict.fromkeys(
+        ("roots/with space", "roots/with:colon", "roots/-rf", "roots/üñí", "roots/...", "roots/everybodys"), BOUND
+    ),
     **{
         f"roots/{name}": "refused"
         for name in (
@@ -59,16 +52,8 @@ BELOW_ROOTS = {
             *("through-proc", "dangling", "good/link", "good/to-root", "good/to-root/etc", "good/to-neighbour"),
             *("../home", "../roots/good", "good/../../home", "good/..", "..", "good/../good", "%2e%2e/home"),
             *("new\nline", "tab\there", "escape\x1b[31m", "good\0", "good\0/../../home", "good\n", "\u2028good"),
-            *(
-                f"{ONE_DOT * 2}/home",
-                f"{WIDE_STOP * 2}/home",
-                "good\u2215..",
-                "GOOD",
-                "goo\u0501",
-                "missing",
-                "missing/deeper",
-                "file",
-            ),
+            *(f"{ONE_DOT * 2}/home", f"{WIDE_STOP * 2}/home", "good\u2215..", "GOOD", "goo\u0501", "missing"),
+            *("missing/deeper", "file"),
             *("file/", "hard-link", "fifo", "x" * 256, "x/" * 3_000, "/".join(["d" * 200] * 25), "bytes-\udcff"),
             *("*", "~", "$HOME", "good;ls", "good/link/../.."),
         )
@@ -80,11 +65,11 @@ ELSEWHERE = (
 )
 RELATIVE = ("", " ", ".", "..", "good", "./good", "~", "~root", "-", "roots/good", "file:///etc", "C:\\", "\0", "\n")
 MOUNTED = {
-    **{
-        f"mounts/{name}": "refused"
-        for name in ("home", "node", "part-of-node", "etc", "slash", "slash/tmp", "proc", "top", "top/cluster")
-    },
-    **{f"mounts/{name}": "refused" for name in ("around", "around/home", "around-part", "around-slash/deep", "")},
+    **dict.fromkeys(("mounts/home", "mounts/node", "mounts/part-of-node", "mounts/etc", "mounts/slash"), "refused"),
+    **dict.fromkeys(
+        ("mounts/slash/tmp", "mounts/proc", "mounts/top", "mounts/top/cluster", "mounts/around"), "refused"
+    ),
+    **dict.fromkeys(("mounts/around/home", "mounts/around-part", "mounts/around-slash/deep", "mounts/"), "refused"),
     "mounts/again": BOUND,
     "mounts/fresh": BOUND,
 }
@@ -193,35 +178,12 @@ async def test_without_roots_no_directory_is_taken(tmp_path: Path, sandbox: str)
 
 
 PERSONS = {
-    "outside": True,
-    "roots/good": True,
-    "roots/to-good": True,
-    "roots/good/../good": True,
-    "roots/with:colon": True,
-    "": False,
-    "home": False,
-    "home/cluster": False,
-    "home/new": False,
-    "roots/link": False,
-    "roots/chain": False,
-    "roots/relative-link": False,
-    "roots/to-top": False,
-    "roots/to-root": False,
-    "roots/to-etc": False,
-    "roots/to-node": False,
-    "roots/to-neighbour": False,
-    "roots/through-proc": False,
-    "roots/good/../../home": False,
-    "roots/loop": False,
-    "roots/dangling": False,
-    "roots/file": False,
-    "roots/fifo": False,
-    "roots/new\nline": False,
-    "roots/missing": False,
-    "node": False,
-    "node/neighbour/workspace": False,
-    "node/neighbour/host": False,
-    "checkpoints": False,
+    **dict.fromkeys(("outside", "roots/good", "roots/to-good", "roots/good/../good", "roots/with:colon"), True),
+    **dict.fromkeys(("", "home", "home/cluster", "home/new", "node", "node/neighbour/workspace"), False),
+    **dict.fromkeys(("node/neighbour/host", "checkpoints", "roots/link", "roots/chain", "roots/relative-link"), False),
+    **dict.fromkeys(("roots/to-top", "roots/to-root", "roots/to-etc", "roots/to-node", "roots/to-neighbour"), False),
+    **dict.fromkeys(("roots/through-proc", "roots/good/../../home", "roots/loop", "roots/dangling"), False),
+    **dict.fromkeys(("roots/file", "roots/fifo", "roots/new\nline", "roots/missing"), False),
 }
 
 

@@ -33,7 +33,7 @@ from tests.inbox_parts import put, replies
 from tests.ingress_parts import Producer, all_present
 from tests.polling import unhurried, until
 from tests.security.directory_world import CANARY, World, world
-from tests.security.test_directory_races import flipping
+from tests.security.test_swapped_names import flipping
 from tests.unit.deckhands.sample_log import state, user
 
 WRITTEN = "written-from-inside"

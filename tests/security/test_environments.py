@@ -16,16 +16,11 @@ from tool_worker.settings import ToolVariables
 from tool_worker.workspace.files.staging import remove_tree
 
 ROOT = Path(__file__).resolve().parents[2]
-SECRETS = {
-    "LLM_API_KEY": "canary-1",
-    "LLM_AWS_SECRET_ACCESS_KEY": "canary-2",
-    "ANTHROPIC_API_KEY": "canary-3",
-    "AWS_SECRET_ACCESS_KEY": "canary-4",
-    "GITHUB_TOKEN": "canary-5",
-    "GOOGLE_APPLICATION_CREDENTIALS": "canary-6",
-    "MY_PRIVATE_THING": "canary-7",
-    "PGPASSWORD": "canary-8",
-}
+SECRET_NAMES = (
+    *("LLM_API_KEY", "LLM_AWS_SECRET_ACCESS_KEY", "ANTHROPIC_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "MY_PRIVATE_THING", "PGPASSWORD"),
+)
+SECRETS = {name: f"canary-{number}" for number, name in enumerate(SECRET_NAMES, 1)}
 NEEDED = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/nowhere",
@@ -73,7 +68,7 @@ def test_operators_variables_are_passed_except_model_settings(tmp_path: Path) ->
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
     given = SECRETS | {"DECKHANDS_PASS_ENV": "AWS_*, PGPASSWORD,LLM_*", "DECKHANDS_MCP": str(tmp_path / "mcp.json")}
     assert set(make_worker_environment(TOOLS, given)) == {
-        *("AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "GITHUB_TOKEN", "DECKHANDS_PASS_ENV", "DECKHANDS_MCP"),
+        *("AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "GITHUB_TOKEN", "DECKHANDS_PASS_ENV", "DECKHANDS_MCP")
     }
     assert ToolVariables.from_env({"DECKHANDS_PASS_ENV": "AWS_*"}).pass_env == "AWS_*"
 

@@ -122,12 +122,7 @@ def test_most_of_them_lead_somewhere_without_a_sandbox(tmp_path: Path) -> None:
     assert len(found) >= FEWEST_OUTSIDE
     ways = {"read_absolute", "write_absolute", "read_by_symlink", "loopback", "unix_socket", "abstract_socket"}
     calls = {
-        "call_bpf",
-        "call_mount",
-        "call_keyctl",
-        "call_ptrace",
-        "call_io_uring_setup",
-        "unshare_user",
+        *("call_bpf", "call_mount", "call_keyctl", "call_ptrace", "call_io_uring_setup", "unshare_user"),
         "clone_user",
     }
     assert ways | calls | {"environment_of_somebody", "signal_somebody", "become_somebody"} <= found

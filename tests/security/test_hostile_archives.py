@@ -28,7 +28,7 @@ from tests.archive_parts import begin_ended, retired
 from tests.stores import RealServer, emptied
 
 NAME = "one-of-us"
-Change = Callable[[dict[str, bytes]], None]
+Change = Callable[[list[Any]], list[Any]]
 
 
 @pytest.fixture
@@ -42,7 +42,6 @@ async def client(valkey_server: RealServer, tmp_path: Path) -> AsyncIterator[Cli
 
 
 def path_of(client: Client) -> Path:
-    assert client.archive is not None
     return Path(ArchiveStorage(client.archive.url).path(NAME))
 
 
@@ -76,73 +75,48 @@ async def refused(client: Client, *, match: str | None = None) -> None:
     assert await client.recent() == []
 
 
-def lines(contents: dict[str, bytes]) -> list[Any]:
-    return [json.loads(line) for line in contents["events.jsonl"].splitlines()]
-
-
-def log_of(events: list[Any]) -> bytes:
-    return b"".join(json.dumps(event).encode() + b"\n" for event in events)
-
-
-def _shuffled(contents: dict[str, bytes]) -> None:
-    first, second, *rest = lines(contents)
-    contents["events.jsonl"] = log_of([first, second | {"id": 3}, *rest])
-
-
-def _without_beginning(contents: dict[str, bytes]) -> None:
-    events = lines(contents)
-    contents["events.jsonl"] = log_of([events[1] | {"id": 1}, *events[1:]])
-
-
-def _twice_begun(contents: dict[str, bytes]) -> None:
-    events = lines(contents)
-    contents["events.jsonl"] = log_of([events[0], events[0] | {"id": 2}, *events[2:]])
-
-
-def _of_another(contents: dict[str, bytes]) -> None:
-    events = lines(contents)
-    contents["events.jsonl"] = log_of([events[0] | {"conversation_id": "another"}, *events[1:]])
-
-
-def _of_unknown_kind(contents: dict[str, bytes]) -> None:
-    events = lines(contents)
-    contents["events.jsonl"] = log_of([*events[:2], {"id": 3, "kind": "no.such", "source": "agent"}, *events[3:]])
-
-
-def _observed_twice(contents: dict[str, bytes]) -> None:
-    events = lines(contents)
+def _observed_twice(events: list[Any]) -> list[Any]:
     (seen,) = [event for event in events if event["kind"] == "observation.run"]
-    again = [*events[: seen["id"]], seen | {"id": seen["id"] + 1}, *events[seen["id"] + 1 :]]
-    contents["events.jsonl"] = log_of(again)
+    return [*events[: seen["id"]], seen | {"id": seen["id"] + 1}, *events[seen["id"] + 1 :]]
 
 
-def _deep(contents: dict[str, bytes]) -> None:
-    events = contents["events.jsonl"].splitlines(keepends=True)
-    events[1] = b'{"id": 2, "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
-    contents["events.jsonl"] = b"".join(events)
+UNREADABLE: dict[str, Change] = {
+    "shuffled": lambda events: [*events[:1], events[1] | {"id": 3}, *events[2:]],
+    "of an unknown kind": lambda events: [*events[:2], {"id": 3, "kind": "no.such", "source": "agent"}, *events[3:]],
+}
+FOREIGN: dict[str, Change] = {
+    "without its beginning": lambda events: [events[1] | {"id": 1}, *events[1:]],
+    "begun twice": lambda events: [events[0], events[0] | {"id": 2}, *events[2:]],
+    "of another conversation": lambda events: [events[0] | {"conversation_id": "another"}, *events[1:]],
+    "observed twice": _observed_twice,
+}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [_shuffled, _of_unknown_kind, _deep],
-    ids=lambda change: change.__name__.strip("_"),
-)
-async def test_a_log_that_cannot_be_read_is_refused(client: Client, change: Change) -> None:
+def forge(client: Client, change: Change) -> None:
+    """Write the archived log anew, with other events."""
     contents = members(path_of(client))
-    change(contents)
+    events = change([json.loads(line) for line in contents["events.jsonl"].splitlines()])
+    contents["events.jsonl"] = b"".join(json.dumps(event).encode() + b"\n" for event in events)
     rewrite(path_of(client), contents)
+
+
+@pytest.mark.parametrize("change", UNREADABLE.values(), ids=UNREADABLE)
+async def test_a_log_that_cannot_be_read_is_refused(client: Client, change: Change) -> None:
+    forge(client, change)
     await refused(client)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [_without_beginning, _twice_begun, _of_another, _observed_twice],
-    ids=lambda change: change.__name__.strip("_"),
-)
-async def test_foreign_log_is_not_restored(client: Client, change: Change) -> None:
+async def test_a_log_that_is_nested_without_end_is_refused(client: Client) -> None:
     contents = members(path_of(client))
-    change(contents)
-    rewrite(path_of(client), contents)
+    events = contents["events.jsonl"].splitlines(keepends=True)
+    events[1] = b'{"id": 2, "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    rewrite(path_of(client), contents | {"events.jsonl": b"".join(events)})
+    await refused(client)
+
+
+@pytest.mark.parametrize("change", FOREIGN.values(), ids=FOREIGN)
+async def test_foreign_log_is_not_restored(client: Client, change: Change) -> None:
+    forge(client, change)
     with pytest.raises(UsageError, match="The archived log of"):
         await client.restore(NAME)
     assert await client.recent() == []

@@ -1,40 +1,31 @@
-"""Whatever a producer adds to the inbox is answered or put aside, and ends no ingress."""
+"""Whatever a producer adds to the inbox is answered or put aside without its secrets, and ends no ingress."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
+from broker.coordination.quarantine import Quarantine
 from broker.runtime.errors import StoreRefused
 from broker.store import keys
+from broker.store.store import Store
 from deckhands.client.tasks.tasks import derive_conversation_id
+from deckhands.ingress.context import IngressContext
+from deckhands.ingress.inbox import InboxReader
 from tests.inbox_parts import put, replies
 from tests.ingress_parts import Producer, saying
+from tests.integration.test_inbox_edges import NoResults, serving, until_empty
 from tests.polling import unhurried, until
 
 SEED = 20261125
 AT_ONCE = 100
 VALUES: tuple[object, ...] = (
     *(
-        None,
-        True,
-        -1,
-        0,
-        1e308,
-        10**400,
-        "",
-        " ",
-        "x",
-        "\ud800",
-        "\udfff\ud800",
-        "\x00",
-        "../..",
-        "/a\x00b",
-        "[",
-        "é" * 300,
+        *(None, True, -1, 0, 1e308, 10**400, "", " ", "x", "\ud800", "\udfff\ud800", "\x00", "../..", "/a\x00b"),
+        *("[", "é" * 300),
     ),
     *([], {}, [[]], {"": ""}, {"\ud800": 1}, ["\udc00"], {"kind": "x"}, "x" * 5_000, "git+https://[::1/x#y", "*" * 500),
     *(float("nan"), float("inf"), {"path": "/a\x00b"}, {"type": "object", "title": "\udc00"}, ["nosuch/\ud800"]),
@@ -105,3 +96,34 @@ async def test_no_hostile_entry_ends_an_ingress(producer: Producer, count: int) 
     assert cluster.workers["d1"].poll() is None
     with pytest.raises(StoreRefused, match="WRONGTYPE"):
         await call("XLEN", f"{keys.replies_key('string')}:unreadable")
+
+
+CANARY = "c4n4ry-of-the-inbox"
+REQUEST = {"task": "deploy", "secrets": {"TOKEN": CANARY}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_shown"),
+    [
+        ({"v": "1", "request": json.dumps(REQUEST | {"no_such_field": 1})}, True),
+        ({"v": "1", "request": json.dumps([REQUEST])}, True),
+        ({"v": "1", "request": json.dumps({"task": "", "agent": {"secrets": {"secrets": [CANARY]}}})}, True),
+        ({"v": "1", "request": '{"task": "", "secr\\u0065ts": {"TOKEN": "' + CANARY + '"}}'}, True),
+        ({"v": "1", "request": json.dumps(REQUEST)[:-1]}, False),
+        ({"v": "1", "request": '{"secr\\u0065ts": {"TOKEN": "' + CANARY}, False),
+        ({"v": "1", "Request": json.dumps(REQUEST)}, True),
+        ({"v": "1", "request": json.dumps({"task": "", "Secrets": {"TOKEN": CANARY}})}, True),
+        ({"v": "1", "task": "deploy", "secrets": json.dumps({"TOKEN": CANARY})}, True),
+        ({"v": "2", "request": json.dumps(REQUEST)}, True),
+        ({"v": "1", "request": json.dumps({"task": "deploy", "workspace": "nowhere"})}, True),
+    ],
+)
+async def test_secrets_of_an_unusable_entry_are_not_kept(
+    valkey_store: Store, fields: Mapping[str, str], is_shown: bool
+) -> None:
+    await valkey_store.connection.call("XADD", keys.INBOX, "*", *(part for item in fields.items() for part in item))
+    async with serving(InboxReader(IngressContext(valkey_store, NoResults()), "d1").read()):  # type: ignore[arg-type]
+        await until_empty(valkey_store)
+    (kept,) = await Quarantine(valkey_store).list_items()
+    assert CANARY not in kept.held
+    assert ("task" in kept.held) is is_shown

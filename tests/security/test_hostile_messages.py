@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.security.hostile_messages import (
     hostile_tasks,
     plain_command,
     plain_message,
+    to_bytes,
 )
 from tests.stores import RealServer, emptied
 
@@ -49,7 +49,7 @@ class Crew:
 
     def push(self, entry: str | bytes) -> None:
         for role in ROLES:
-            self.broker.lpush(f"deckhands.{role}", _bytes(entry))
+            self.broker.lpush(f"deckhands.{role}", to_bytes(entry))
 
     async def drained(self) -> None:
         """Wait until both queues are empty."""
@@ -88,30 +88,20 @@ def _runs(stats: dict[str, Any]) -> int:
     return int(stats["total"].get(TASK, 0))
 
 
-def _bytes(entry: str | bytes) -> bytes:
-    return entry if isinstance(entry, bytes) else entry.encode("utf-8", "surrogatepass")
-
-
-@asynccontextmanager
-async def _crew(folder: Path, broker: RealServer) -> AsyncIterator[Crew]:
-    await emptied(broker.url)
-    async with FaultCluster(folder).running() as cluster:
-        crew = Crew(cluster, broker)
+@pytest.fixture
+async def crew(tmp_path: Path, valkey_server: RealServer) -> AsyncIterator[Crew]:
+    await emptied(valkey_server.url)
+    async with FaultCluster(tmp_path).running() as cluster:
+        crew = Crew(cluster, valkey_server)
         await crew.start()
         yield crew
         crew.broker.close()
 
 
-@pytest.fixture
-async def crew(tmp_path: Path, valkey_server: RealServer) -> AsyncIterator[Crew]:
-    async with _crew(tmp_path, valkey_server) as crew:
-        yield crew
-
-
 async def test_one_malformed_message_or_command_ends_no_worker(crew: Crew) -> None:
     for classic in CLASSICS:
         crew.push(classic)
-        crew.broker.publish(COMMAND_CHANNEL, _bytes(classic))
+        crew.broker.publish(COMMAND_CHANNEL, to_bytes(classic))
         await crew.drained()
     # What is under way and cannot be put back is forgotten.
     for number, forged in enumerate(UNDER_WAY):
@@ -146,7 +136,7 @@ async def test_no_hostile_message_or_command_ends_a_worker(crew: Crew, count: in
     print(f"seed {SEED}")
     for task, command in zip(tasks, commands, strict=True):
         crew.push(task)
-        crew.broker.publish(COMMAND_CHANNEL, _bytes(command))
+        crew.broker.publish(COMMAND_CHANNEL, to_bytes(command))
     await crew.drained()
     await crew.until_served()
     assert crew.broker.hlen("unacked") == 0

@@ -22,15 +22,7 @@ from tests.integration.test_schedules import NAME, NOON, Cluster, cluster  # noq
 SEED = 20261126
 SCORES = ("inf", "-inf", 1e300, -1e300, -1, 0, 1, 2**62, -(2**62), 253_402_300_800_000)
 REQUESTS = (
-    "{",
-    "null",
-    "[]",
-    "7",
-    '{"task": 7}',
-    '{"task": "x", "odd": 1}',
-    "[" * 50_000,
-    "\x00",
-    "",
+    *("{", "null", "[]", "7", '{"task": 7}', '{"task": "x", "odd": 1}', "[" * 50_000, "\x00", ""),
     '{"task":"\\ud800"}',
 )
 SEALED = ("", "AAAA", "no base64 é", "QUFB" * 20, "=")

@@ -18,6 +18,7 @@ from tests.security.hostile_messages import (
     hostile_tasks,
     plain_command,
     plain_message,
+    to_bytes,
 )
 
 SEED = 20261123
@@ -30,17 +31,7 @@ RESULTS: tuple[str | bytes | dict[str, str], ...] = (
 ODD: tuple[Any, ...] = (None, 0, -1, 2**70, "", "x" * 300, [], {}, [[]], {"task": 1}, {"a": {"b": []}}, True, 1.5)
 TASKS = ("run", "submit", "message", "pause", "resume", "cancel", "confirm", "reject", "fork")
 FIELDS = (
-    "task",
-    "model",
-    "workspace",
-    "limits",
-    "tools",
-    "secrets",
-    "labels",
-    "priority",
-    "id",
-    "text",
-    "at",
+    *("task", "model", "workspace", "limits", "tools", "secrets", "labels", "priority", "id", "text", "at"),
     "colour",
 )
 
@@ -75,8 +66,8 @@ async def test_no_hostile_task_or_command_ends_an_ingress(producer: Producer, co
     commands = hostile_commands(SEED + 1, 2 * count, known=harmless)
     await until(lambda: broker.publish(channel, plain_command("ping")), limit=unhurried(60.0), what="remote control")
     for entry in (*hostile_tasks(SEED, count), *hostile_calls(SEED, count)):
-        broker.lpush("deckhands", encoded(entry))
-        broker.publish(channel, encoded(next(commands)))
+        broker.lpush("deckhands", to_bytes(entry))
+        broker.publish(channel, to_bytes(next(commands)))
     await drained(producer, limit=120.0 + count / 10)
     await still_serves(producer)
 
@@ -148,7 +139,3 @@ async def still_serves(producer: Producer) -> None:  # noqa: F811
     result = producer.run(turns=saying("still here"))
     assert (await producer.value(result, limit=unhurried(60.0)))["message"] == "still here"
     assert producer.cluster.workers["d1"].poll() is None
-
-
-def encoded(entry: str | bytes) -> bytes:
-    return entry if isinstance(entry, bytes) else entry.encode("utf-8", "surrogatepass")

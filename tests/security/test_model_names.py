@@ -297,7 +297,6 @@ class RouterByText:
     def select_llm(self, request: ModelRequest) -> str:
         texts = [part.text for message in request.messages for part in message.content if isinstance(part, TextPart)]
         found = re.search(r"choose <(.*)>", "\n".join(texts), re.DOTALL)
-        assert found is not None
         return found[1]
 
 

@@ -75,7 +75,6 @@ def test_server_without_keys_makes_one_for_this_machine(tmp_path: Path) -> None:
         env, found = environment(home), set()
         for _ in range(2):
             with started("serve", "--port", str(port), env=env) as serving:
-                assert serving.stderr is not None
                 assert any("server.key" in line for line in iter(serving.stderr.readline, ""))
                 found.add((home / "server.key").read_text().strip())
                 assert httpx2.get(f"http://127.0.0.1:{port}/conversations").status_code == 401
@@ -87,7 +86,6 @@ def test_server_without_keys_makes_one_for_this_machine(tmp_path: Path) -> None:
 
         asyncio.run(revoke())
         with started("serve", "--port", str(port), env=env) as serving:
-            assert serving.stderr is not None
             assert any("was revoked" in line for line in iter(serving.stderr.readline, ""))
             headers = {"Authorization": f"Bearer {token}"}
             assert httpx2.get(f"http://127.0.0.1:{port}/conversations", headers=headers).status_code == 401
@@ -100,7 +98,6 @@ def test_metrics_need_a_token_also_on_loopback(tmp_path: Path) -> None:
         cluster(home, "--controllers", "0", "--tools", "0", "--ingresses", "0"),
         started("metrics", "--port", str(port), env=environment(home)) as serving,
     ):
-        assert serving.stderr is not None
         assert any("Metrics are at" in line for line in iter(serving.stderr.readline, ""))
         token_file, url = home / "metrics.token", f"http://127.0.0.1:{port}/metrics"
         assert stat.S_IMODE(token_file.stat().st_mode) == 0o600

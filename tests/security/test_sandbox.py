@@ -29,15 +29,8 @@ from tool_worker.workspace.workspaces import Workspaces
 
 IS_ROOT = os.getuid() == 0
 PROBES = {
-    "read_password_hashes",
-    "read_environments",
-    "read_first_environment",
-    "see_processes",
-    "write_outside",
-    "write_system",
-    "change_kernel",
-    "connect_to_machine",
-    "gain_capability",
+    *("read_password_hashes", "read_environments", "read_first_environment", "see_processes", "write_outside"),
+    *("write_system", "change_kernel", "connect_to_machine", "gain_capability"),
 }
 
 

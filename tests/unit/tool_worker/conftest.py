@@ -15,6 +15,11 @@ def editor(tmp_path: Path) -> FileEditor:
 
 
 @pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.txt"
+
+
+@pytest.fixture
 def ten_lines(tmp_path: Path) -> Path:
     path = tmp_path / "ten.txt"
     path.write_text("".join(f"line {number}\n" for number in range(1, 11)))

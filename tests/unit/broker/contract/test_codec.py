@@ -123,8 +123,7 @@ st.register_type_strategy(
 )
 st.register_type_strategy(Skill, st.builds(Skill, name=st.text("abc_", min_size=1, max_size=9), content=texts))
 st.register_type_strategy(
-    Note,
-    st.builds(Note, id=st.text("ab9", min_size=1, max_size=8), text=st.text("ab ü", min_size=1, max_size=20)),
+    Note, st.builds(Note, id=st.text("ab9", min_size=1, max_size=8), text=st.text("ab ü", min_size=1, max_size=20))
 )
 st.register_type_strategy(
     WorkspaceSpec,

@@ -94,22 +94,10 @@ def test_kinds_are_not_derived_from_classes() -> None:
 def test_which_kinds_a_tool_worker_runs() -> None:
     runnable = {kind for kind, event_class in Event.KINDS.items() if event_class.runnable}
     assert runnable == {
-        "action.acp_permission",
-        "action.acp_turn",
-        "action.apply_patch",
-        "action.browse",
-        "action.browse_interactive",
-        "action.call_tool",
-        "action.call_tool_mcp",
-        "action.edit",
-        "action.plan",
-        "action.open_workspace",
-        "action.read",
-        "action.run",
-        "action.run_ipython",
-        "action.search_code",
-        "action.survey",
-        "action.write",
+        *("action.acp_permission", "action.acp_turn", "action.apply_patch", "action.browse"),
+        *("action.browse_interactive", "action.call_tool", "action.call_tool_mcp", "action.edit", "action.plan"),
+        *("action.open_workspace", "action.read", "action.run", "action.run_ipython", "action.search_code"),
+        *("action.survey", "action.write"),
     }
 
 
@@ -126,34 +114,17 @@ def test_which_kinds_the_model_is_not_shown() -> None:
         if issubclass(event_class, Action | Observation) and not event_class.is_shown_to_model
     }
     assert hidden == {
-        "action.change_agent_state",
-        "action.execute",
-        "action.null",
-        "action.open_workspace",
-        "action.survey",
-        "observation.agent_state_changed",
-        "observation.execute",
-        "observation.interrupted",
-        "observation.null",
-        "observation.survey",
-        "observation.workspace_failed",
-        "observation.workspace_opened",
+        *("action.change_agent_state", "action.execute", "action.null", "action.open_workspace", "action.survey"),
+        *("observation.agent_state_changed", "observation.execute", "observation.interrupted", "observation.null"),
+        *("observation.survey", "observation.workspace_failed", "observation.workspace_opened"),
     }
 
 
 def test_which_kinds_loop_detection_passes_over() -> None:
     assert {kind for kind, event_class in Event.KINDS.items() if not event_class.counts_for_loops} == {
-        "action.change_agent_state",
-        "action.condensation_request",
-        "action.execute",
-        "action.loop_recovery",
-        "action.null",
-        "conversation.operator_acted",
-        "observation.agent_state_changed",
-        "observation.execute",
-        "observation.interrupted",
-        "observation.null",
-        "observation.rolled_back",
+        *("action.change_agent_state", "action.condensation_request", "action.execute", "action.loop_recovery"),
+        *("action.null", "conversation.operator_acted", "observation.agent_state_changed", "observation.execute"),
+        *("observation.interrupted", "observation.null", "observation.rolled_back"),
     }
 
 
@@ -161,26 +132,16 @@ def test_which_kinds_come_from_the_files_of_a_workspace() -> None:
     used = {use: {kind for kind, cls in Event.KINDS.items() if cls.workspace_use is use} for use in WorkspaceUse}
     assert used[WorkspaceUse.READ] == {"observation.read"}
     assert used[WorkspaceUse.CHANGED] == {
-        "observation.acp",
-        "observation.browse",
-        "observation.download",
-        "observation.edit",
-        "observation.execute",
-        "observation.run",
-        "observation.run_ipython",
-        "observation.write",
+        *("observation.acp", "observation.browse", "observation.download", "observation.edit"),
+        *("observation.execute", "observation.run", "observation.run_ipython", "observation.write"),
     }
 
 
 def test_which_kinds_others_than_the_controller_write() -> None:
     others = {kind for kind, event_class in Event.KINDS.items() if not event_class.is_decided}
     assert {kind for kind in others if kind.startswith("action.")} == {
-        "action.change_agent_state",
-        "action.condensation",
-        "action.execute",
-        "action.loop_recovery",
-        "action.message",
-        "action.null",
+        *("action.change_agent_state", "action.condensation", "action.execute", "action.loop_recovery"),
+        *("action.message", "action.null"),
     }
     assert not any(kind.partition(".")[0] in ("model", "conversation") for kind in Event.KINDS.keys() - others)
 
@@ -309,11 +270,18 @@ def test_blobs_are_named_by_field() -> None:
 
 def test_settled_states() -> None:
     assert {state.value for state in AgentState if is_settled(state)} == {
-        "awaiting_user_confirmation",
-        "awaiting_user_input",
-        "error",
-        "finished",
-        "paused",
-        "rejected",
-        "stopped",
+        *("awaiting_user_confirmation", "awaiting_user_input", "error", "finished", "paused", "rejected", "stopped")
     }
+
+
+@pytest.mark.parametrize("name", Limits.model_fields)
+@pytest.mark.parametrize("flag", [False, True])
+def test_a_flag_is_no_limit(name: str, flag: bool) -> None:
+    with pytest.raises(ValidationError, match="is not a number"):
+        Limits.model_validate({name: flag})
+
+
+def test_a_table_has_its_numbers_as_texts() -> None:
+    assert Limits.model_validate({"max_iterations": "40", "max_budget_usd": "0.5"}) == Limits(
+        max_iterations=40, max_budget_usd=0.5
+    )

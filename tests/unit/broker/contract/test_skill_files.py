@@ -158,7 +158,7 @@ def test_which_files_are_skills() -> None:
         ("README.md", "8"),
     ]
     assert [(skill.name, skill.content) for skill in parse_skills(files).skills] == [
-        *(("agents", "1"), ("cursorrules", "2"), ("repo_legacy", "3"), ("repo", "4"), ("knowledge/git", "5")),
+        *(("agents", "1"), ("cursorrules", "2"), ("repo_legacy", "3"), ("repo", "4"), ("knowledge/git", "5"))
     ]
 
 
@@ -167,10 +167,7 @@ def test_of_namesakes_the_latest_counts() -> None:
     assert parse_skills(files).skills == (Skill(name="a", content="new"),)
 
 
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [("Look at GitHub.", "github"), ("the digit", "git"), ("svn", ""), ("", "")],
-)
+@pytest.mark.parametrize(("text", "word"), [("Look at GitHub.", "github"), ("the digit", "git"), ("svn", ""), ("", "")])
 def test_a_word_is_found_in_whatever_case_and_within_others(text: str, word: str) -> None:
     assert find_trigger(("github", "Git"), text.lower()).lower() == word
 

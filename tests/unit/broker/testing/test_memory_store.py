@@ -46,145 +46,136 @@ async def go_on(seconds: float) -> None:
     await later.wait()
 
 
-def run(scene: Callable[[ManualClock, MemoryServer], Awaitable[None]]) -> float:
-    """Play a scene and return how long it took by its own clock."""
-    clock = ManualClock()
-    loop = JumpingLoop(clock)
-    try:
-        loop.run_until_complete(scene(clock, MemoryServer(clock)))  # type: ignore[arg-type]
-    finally:
-        loop.close()
-    return clock.monotonic()
+def lasting(
+    seconds: object = None,
+) -> Callable[[Callable[[ManualClock, MemoryServer], Awaitable[None]]], Callable[[], None]]:
+    """Make a test of a scene, which is over after so many seconds of its own clock."""
+
+    def make_test(scene: Callable[[ManualClock, MemoryServer], Awaitable[None]]) -> Callable[[], None]:
+        def play() -> None:
+            clock = ManualClock()
+            loop = JumpingLoop(clock)
+            try:
+                loop.run_until_complete(scene(clock, MemoryServer(clock)))  # type: ignore[arg-type]
+            finally:
+                loop.close()
+            assert seconds is None or clock.monotonic() == pytest.approx(seconds)
+
+        return play
+
+    return make_test
 
 
-def test_a_read_that_nobody_answers_ends_with_its_time() -> None:
-    async def scene(_: ManualClock, server: MemoryServer) -> None:
-        assert await MemoryConnection(server).call("XREAD", "BLOCK", 3_600_000, "STREAMS", "s", "$") is None
-
-    assert run(scene) == pytest.approx(3_600)
+@lasting(3_600)
+async def test_a_read_that_nobody_answers_ends_with_its_time(clock: ManualClock, server: MemoryServer) -> None:
+    assert await MemoryConnection(server).call("XREAD", "BLOCK", 3_600_000, "STREAMS", "s", "$") is None
 
 
-def test_a_read_wakes_in_the_moment_its_entry_arrives() -> None:
-    async def scene(clock: ManualClock, server: MemoryServer) -> None:
-        reader, writer = MemoryConnection(server), MemoryConnection(server)
-        reading = asyncio.create_task(reader.call("XREAD", "BLOCK", 0, "STREAMS", "s", "t", "$", "$"))
-        await go_on(5)
-        await writer.call("HSET", "h", "f", "v")
-        await go_on(5)
-        entry = await writer.call("XADD", "t", "*", "f", "v")
-        assert await reading == [[b"t", [[entry, [b"f", b"v"]]]]]
-        assert entry == b"%d-0" % int(clock.now().timestamp() * 1000)
-
-    assert run(scene) == pytest.approx(10)
+@lasting(10)
+async def test_a_read_wakes_in_the_moment_its_entry_arrives(clock: ManualClock, server: MemoryServer) -> None:
+    reader, writer = MemoryConnection(server), MemoryConnection(server)
+    reading = asyncio.create_task(reader.call("XREAD", "BLOCK", 0, "STREAMS", "s", "t", "$", "$"))
+    await go_on(5)
+    await writer.call("HSET", "h", "f", "v")
+    await go_on(5)
+    entry = await writer.call("XADD", "t", "*", "f", "v")
+    assert await reading == [[b"t", [[entry, [b"f", b"v"]]]]]
+    assert entry == b"%d-0" % int(clock.now().timestamp() * 1000)
 
 
-def test_of_those_who_wait_the_first_is_served_first() -> None:
-    async def scene(_: ManualClock, server: MemoryServer) -> None:
-        connection = MemoryConnection(server)
-        await connection.call("XGROUP", "CREATE", "s", "g", "0", "MKSTREAM")
-        command = ("XREADGROUP", "GROUP", "g", "c", "COUNT", 1, "BLOCK", 60_000, "STREAMS", "s", ">")
-        readers = []
-        for _ in range(3):
-            readers.append(asyncio.create_task(connection.another(reply_timeout_seconds=70).call(*command)))
-            await go_on(1)
-        await connection.call_many([("XADD", "s", "*", "n", n) for n in range(2)])
-        found = [await reader for reader in readers]
-        assert [reply and reply[0][1][0][1] for reply in found] == [[b"n", b"0"], [b"n", b"1"], None]
-
-    assert run(scene) == pytest.approx(62)
-
-
-def test_whoever_gave_up_waiting_is_not_served() -> None:
-    async def scene(_: ManualClock, server: MemoryServer) -> None:
-        connection = MemoryConnection(server)
-        await connection.call("XGROUP", "CREATE", "s", "g", "0", "MKSTREAM")
-        command = ("XREADGROUP", "GROUP", "g", "c", "BLOCK", 0, "STREAMS", "s", ">")
-        gone = asyncio.create_task(connection.call(*command))
+@lasting(62)
+async def test_of_those_who_wait_the_first_is_served_first(clock: ManualClock, server: MemoryServer) -> None:
+    connection = MemoryConnection(server)
+    await connection.call("XGROUP", "CREATE", "s", "g", "0", "MKSTREAM")
+    command = ("XREADGROUP", "GROUP", "g", "c", "COUNT", 1, "BLOCK", 60_000, "STREAMS", "s", ">")
+    readers = []
+    for _ in range(3):
+        readers.append(asyncio.create_task(connection.another(reply_timeout_seconds=70).call(*command)))
         await go_on(1)
-        gone.cancel()
-        await go_on(1)
-        await connection.call("XADD", "s", "*", "f", "v")
-        assert await connection.call("XPENDING", "s", "g") == [0, None, None, None]
-
-    run(scene)
+    await connection.call_many([("XADD", "s", "*", "n", n) for n in range(2)])
+    found = [await reader for reader in readers]
+    assert [reply and reply[0][1][0][1] for reply in found] == [[b"n", b"0"], [b"n", b"1"], None]
 
 
-def test_a_function_wakes_readers_once_it_is_done() -> None:
-    async def scene(clock: ManualClock, server: MemoryServer) -> None:
-        store = await open_store(MemoryConnection(server), clock=clock)
-        names = store.all_shards[0]
-        await store.call_function("deck_register", (names.root,), "w1", 60_000, "controller", 0)
-        command = ("XREADGROUP", "GROUP", "controllers", "w1", "BLOCK", 0, "STREAMS", names.ready, ">")
-        reading = asyncio.create_task(store.connection.another(reply_timeout_seconds=5).call(*command))
-        await go_on(3)
-        keys = store.keys("conversation-1")
-        arguments = make_append_arguments("conversation-1", Creator("k", "bash"), [NewEntry(b"event")])
-        await store.call_function("deck_append", (keys.root, names.root), *arguments)
-        ((_, ((_, fields),)),) = await reading
-        assert fields == [b"c", b"conversation-1"]
-
-    assert run(scene) == pytest.approx(3)
+@lasting()
+async def test_whoever_gave_up_waiting_is_not_served(clock: ManualClock, server: MemoryServer) -> None:
+    connection = MemoryConnection(server)
+    await connection.call("XGROUP", "CREATE", "s", "g", "0", "MKSTREAM")
+    command = ("XREADGROUP", "GROUP", "g", "c", "BLOCK", 0, "STREAMS", "s", ">")
+    gone = asyncio.create_task(connection.call(*command))
+    await go_on(1)
+    gone.cancel()
+    await go_on(1)
+    await connection.call("XADD", "s", "*", "f", "v")
+    assert await connection.call("XPENDING", "s", "g") == [0, None, None, None]
 
 
-def test_who_follows_a_log_hears_that_its_store_was_emptied() -> None:
-    async def scene(clock: ManualClock, server: MemoryServer) -> None:
-        store = await open_store(MemoryConnection(server), clock=clock)
-        log = await begin(store, CID, message())
-        tail = log.tail(CID)
-        assert [(await anext(tail)).id for _ in range(2)] == [1, 2]
-        following = asyncio.ensure_future(anext(tail))
-        await go_on(1)
-        await store.connection.call("DEL", store.keys(CID).meta, store.keys(CID).events)
-        with pytest.raises(UnknownConversation):
-            await following
-
-    assert run(scene) < 12
-
-
-def test_closing_ends_what_waits() -> None:
-    async def scene(_: ManualClock, server: MemoryServer) -> None:
-        connection = MemoryConnection(server)
-        reading = asyncio.create_task(connection.call("XREAD", "BLOCK", 0, "STREAMS", "s", "$"))
-        await go_on(1)
-        await connection.aclose()
-        with pytest.raises(OutcomeUnknown):
-            await reading
-        assert await connection.call("EXISTS", "s") == 0
-
-    run(scene)
+@lasting(3)
+async def test_a_function_wakes_readers_once_it_is_done(clock: ManualClock, server: MemoryServer) -> None:
+    store = await open_store(MemoryConnection(server), clock=clock)
+    names = store.all_shards[0]
+    await store.call_function("deck_register", (names.root,), "w1", 60_000, "controller", 0)
+    command = ("XREADGROUP", "GROUP", "controllers", "w1", "BLOCK", 0, "STREAMS", names.ready, ">")
+    reading = asyncio.create_task(store.connection.another(reply_timeout_seconds=5).call(*command))
+    await go_on(3)
+    keys = store.keys("conversation-1")
+    arguments = make_append_arguments("conversation-1", Creator("k", "bash"), [NewEntry(b"event")])
+    await store.call_function("deck_append", (keys.root, names.root), *arguments)
+    ((_, ((_, fields),)),) = await reading
+    assert fields == [b"c", b"conversation-1"]
 
 
-def test_a_blocked_read_learns_that_its_group_is_gone() -> None:
-    async def scene(_: ManualClock, server: MemoryServer) -> None:
-        connection = MemoryConnection(server)
-        await connection.call("XGROUP", "CREATE", "s", "g", "0", "MKSTREAM")
-        reading = asyncio.create_task(connection.call("XREADGROUP", "GROUP", "g", "c", "BLOCK", 0, "STREAMS", "s", ">"))
-        await go_on(1)
-        await connection.call("DEL", "s")
-        with pytest.raises(StoreError, match="NOGROUP"):
-            await reading
-
-    run(scene)
-
-
-def test_an_unknown_command_is_refused() -> None:
-    async def scene(_: ManualClock, server: MemoryServer) -> None:
-        with pytest.raises(StoreError, match="ERR unknown command 'SUBSCRIBE'"):
-            await MemoryConnection(server).call("SUBSCRIBE", "x")
-
-    run(scene)
+@lasting()
+async def test_who_follows_a_log_hears_that_its_store_was_emptied(clock: ManualClock, server: MemoryServer) -> None:
+    store = await open_store(MemoryConnection(server), clock=clock)
+    log = await begin(store, CID, message())
+    tail = log.tail(CID)
+    assert [(await anext(tail)).id for _ in range(2)] == [1, 2]
+    following = asyncio.ensure_future(anext(tail))
+    await go_on(1)
+    await store.connection.call("DEL", store.keys(CID).meta, store.keys(CID).events)
+    with pytest.raises(UnknownConversation):
+        await following
+    assert clock.monotonic() < 12
 
 
-def test_what_lua_returns_is_cut_as_a_server_cuts_it() -> None:
-    source = """#!lua name=trial
+@lasting()
+async def test_closing_ends_what_waits(clock: ManualClock, server: MemoryServer) -> None:
+    connection = MemoryConnection(server)
+    reading = asyncio.create_task(connection.call("XREAD", "BLOCK", 0, "STREAMS", "s", "$"))
+    await go_on(1)
+    await connection.aclose()
+    with pytest.raises(OutcomeUnknown):
+        await reading
+    assert await connection.call("EXISTS", "s") == 0
+
+
+@lasting()
+async def test_a_blocked_read_learns_that_its_group_is_gone(clock: ManualClock, server: MemoryServer) -> None:
+    connection = MemoryConnection(server)
+    await connection.call("XGROUP", "CREATE", "s", "g", "0", "MKSTREAM")
+    reading = asyncio.create_task(connection.call("XREADGROUP", "GROUP", "g", "c", "BLOCK", 0, "STREAMS", "s", ">"))
+    await go_on(1)
+    await connection.call("DEL", "s")
+    with pytest.raises(StoreError, match="NOGROUP"):
+        await reading
+
+
+@lasting()
+async def test_an_unknown_command_is_refused(clock: ManualClock, server: MemoryServer) -> None:
+    with pytest.raises(StoreError, match="ERR unknown command 'SUBSCRIBE'"):
+        await MemoryConnection(server).call("SUBSCRIBE", "x")
+
+
+TRIAL = """#!lua name=trial
 local function trial(keys, args)
   return {1.9, -1.9, true, {keys[1], args[1], {}}, redis.call('GET', 'absent') == false, 'x', nil, 'unseen'}
 end
 redis.register_function('trial', trial)"""
 
-    async def scene(_: ManualClock, server: MemoryServer) -> None:
-        connection = MemoryConnection(server)
-        await connection.call("FUNCTION", "LOAD", source)
-        assert await connection.call("FCALL", "trial", 1, "k", "a") == [1, -1, 1, [b"k", b"a", []], 1, b"x"]
 
-    run(scene)
+@lasting()
+async def test_what_lua_returns_is_cut_as_a_server_cuts_it(clock: ManualClock, server: MemoryServer) -> None:
+    connection = MemoryConnection(server)
+    await connection.call("FUNCTION", "LOAD", TRIAL)
+    assert await connection.call("FCALL", "trial", 1, "k", "a") == [1, -1, 1, [b"k", b"a", []], 1, b"x"]

@@ -1,13 +1,15 @@
-"""Verbs are found without being imported, and each gets its options as one value."""
+"""Verbs are found without being imported, each gets its options as one value, and all are on their page."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from typing import get_type_hints
 
 import click
@@ -15,6 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 from deckhands.cli.command_group import GENERATED, SECTIONS, CommandEntry, find_commands, parse_commands, with_options
+from deckhands.cli.commands.run import run
+from deckhands.cli.commands.submit import submit
 from deckhands.cli.field_options import WITHOUT, WRITTEN
 from deckhands.client.tasks.spec import TaskSpec
 
@@ -104,3 +108,22 @@ def test_help_imports_no_verb() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "['deckhands.cli.command_group', 'deckhands.cli.main']"
+
+
+PAGE = (Path(__file__).parents[4] / "docs" / "cli.md").read_text()
+
+
+@pytest.mark.parametrize("verb", sorted(find_commands()))
+def test_every_verb_is_on_the_page(verb: str) -> None:
+    assert re.search(rf"`(deckhands )?{verb}\b", PAGE), verb
+
+
+@pytest.mark.parametrize("verb", [run, submit], ids=["run", "submit"])
+def test_every_option_is_on_the_page(verb: click.Command) -> None:
+    options = [option for option in verb.params if isinstance(option, click.Option)]
+    unnamed = [names for names in (option.opts for option in options) if not any(is_named(name) for name in names)]
+    assert unnamed == []
+
+
+def is_named(option: str) -> bool:
+    return re.search(rf"`{option}\b", PAGE) is not None

@@ -16,6 +16,7 @@ from broker.contract.events import (
 from broker.contract.specs import PlanSpec
 from broker.runtime.errors import UsageError
 from deckhands.client.forking import ForkPoint, build_fork, copy_events
+from deckhands.client.steering import to_model_switch
 from tests.controller_parts import said
 
 
@@ -68,3 +69,9 @@ def test_changed_model_applies_to_the_plan_executor_too() -> None:
     assert copy_events(events, model="acme/large") == [events[1], ModelSwitched(id=3, model="acme/large")]
     assert copy_events(events) == events[1:]
     assert build_fork(events, "new").agent == agent
+
+
+def test_a_model_is_switched_only_if_one_is_named() -> None:
+    assert to_model_switch(None) == to_model_switch("") == ()
+    (switch,) = to_model_switch("acme/small", by="ann", reason="cheaper")
+    assert (switch.model, switch.by, switch.reason) == ("acme/small", "ann", "cheaper")

@@ -40,7 +40,6 @@ def test_folder_has_one_supervisor_known_by_pid(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
-        assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         message = rf"A cluster is already running in .* \(pid {other.pid}\)\. Stop it with `kill {other.pid}`"
         with pytest.raises(UsageError, match=message), supervise(tmp_path, "A cluster"):

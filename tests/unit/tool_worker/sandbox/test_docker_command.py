@@ -19,23 +19,9 @@ ALL = ContainerSettings(("python:3.12", "*"))
 @pytest.mark.parametrize(
     "image",
     [
-        "--privileged",
-        "-v=/:/machine",
-        "--mount=type=bind,source=/,target=/machine",
-        "--image=--privileged",
-        " python",
-        "python --privileged",
-        "python\n",
-        "Python",
-        "team/../python",
-        "team//python",
-        "python:",
-        "python:-tag",
-        "python@sha256:abc",
-        "https://registry.example.com/python",
-        "a" * 256,
-        "*",
-        "\0",
+        *("--privileged", "-v=/:/machine", "--mount=type=bind,source=/,target=/machine", "--image=--privileged"),
+        *(" python", "python --privileged", "python\n", "Python", "team/../python", "team//python", "python:"),
+        *("python:-tag", "python@sha256:abc", "https://registry.example.com/python", "a" * 256, "*", "\0"),
     ],
 )
 def test_invalid_image_name_is_refused_despite_patterns(image: str) -> None:

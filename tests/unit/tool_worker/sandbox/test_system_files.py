@@ -1,4 +1,4 @@
-"""What programs of a sandbox see as /etc."""
+"""What programs of a sandbox see as /etc, and when their home and /tmp are directories, and not memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tool_worker.sandbox.bwrap import BubblewrapSandbox
+from tool_worker.sandbox.sandbox import Enclosure
 from tool_worker.sandbox.system_files import NETWORK_FILES, OWN_FILES, EtcCopies, make_etc_copy
 
 
@@ -165,3 +167,22 @@ def test_failed_copy_is_an_error_and_leaves_nothing(
     with pytest.raises(PermissionError):
         make_etc_copy(tmp_path / "files", machine)
     assert list((tmp_path / "files").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("mount_at", "read_only", "home", "temporary"),
+    [
+        ("/workspace", (), True, True),
+        ("/tmp/a/project", (), True, False),
+        ("/home/agent/project", (), False, True),
+        ("/workspace", ("/tmp/a/tools",), True, False),
+        ("/srv/project", ("/opt/tools",), True, True),
+    ],
+)
+def test_nothing_is_mounted_below_what_an_agent_has_left(
+    tmp_path: Path, mount_at: str, read_only: tuple[str, ...], home: bool, temporary: bool
+) -> None:
+    """A link in the place of a directory on the way to the mount point would lead bwrap out of the sandbox."""
+    enclosure = Enclosure(tmp_path, mount_at, is_own=True, read_only=tuple(map(Path, read_only)))
+    sandbox = BubblewrapSandbox(tmp_path)
+    assert (sandbox.keeps_home(enclosure), sandbox.keeps_temporary(enclosure)) == (home, temporary)

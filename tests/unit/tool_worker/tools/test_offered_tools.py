@@ -1,4 +1,4 @@
-"""Custom tools: what the model reads about them, how they are called, and how often after a worker died."""
+"""Custom tools and Celery tasks as tools: what the model reads, how they are called, and how often after a worker died."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker.celery.dispatch import TaskSender
 from broker.contract.actions import ToolCallAction
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation, ToolCallObservation
@@ -17,8 +18,10 @@ from broker.contract.tool_specs import OutcomePolicy
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from broker.runtime.errors import UsageError
 from broker.secrets.masking import Masker
-from broker.tools.custom_tools import ToolContext, ToolFailed, custom_tool
+from broker.tools.celery_tool import celery_tool
+from broker.tools.custom_tools import ToolFailed, custom_tool
 from tests import example_tools
+from tests.example_celery import refund_tool
 from tool_worker.tools.offered import MAX_ANSWER_CHARS, MAX_IMAGES, OfferedTools, load_tools
 
 NAMES = [f"tests.example_tools:{name}" for name in ("add", "wait_for_ever", "render", "fail", "PlaceOrder")]
@@ -190,10 +193,6 @@ async def test_after_a_crash_the_outcome_policy_decides(offered: OfferedTools, t
     assert trace.read_text() == "conversation-1-7 lamp\n"
 
 
-def test_the_key_of_a_call_is_its_own() -> None:
-    assert ToolContext("c", 1).idempotency_key != ToolContext("c", 11).idempotency_key
-
-
 def pour(length: int, is_data: bool) -> Any:
     """Return a lot."""
     text = "ab" * (length // 2)
@@ -285,3 +284,56 @@ def test_installed_tools_are_found_and_broken_ones_skipped(
     monkeypatch.syspath_prepend(str(tmp_path))
     assert [offer.key for offer in load_tools([], []).offers] == ["stock"]
     assert "the entry point lost of deckhands.tools provides no tool" in caplog.text
+
+
+SCHEMA = {"type": "object", "properties": {"order": {"type": "integer"}}}
+
+
+def test_the_model_is_told_of_its_arguments() -> None:
+    assert (refund_tool.offer.name, refund_tool.offer.outcome) == ("refund", OutcomePolicy.CHECKABLE)
+    assert sorted(refund_tool.offer.parameters["properties"]) == ["amount", "order"]
+    by_schema = celery_tool("shop.pay", SCHEMA, "Pay.", broker_url="memory://", backend_url="cache+memory://")
+    assert by_schema.offer.parameters == SCHEMA
+    assert by_schema.parse_arguments({"anything": 1}) == {"anything": 1}
+
+
+def test_it_must_be_said_where_it_runs() -> None:
+    with pytest.raises(UsageError, match=r"No application is given for the task shop\.pay"):
+        celery_tool("shop.pay", SCHEMA, "Pay.", broker_url="memory://")
+
+
+@pytest.mark.parametrize("name", ["tests.nowhere:app", "tests.example_celery:nothing", "tests.example_celery:Refund"])
+def test_an_application_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"(no|not a) Celery application"):
+        TaskSender(app=name)
+
+
+def test_an_application_without_results_is_refused() -> None:
+    with pytest.raises(UsageError, match="without a result backend"):
+        TaskSender(broker_url="memory://")
+
+
+@pytest.mark.parametrize(
+    "body", ["", "try:\n    app['x']\nexcept Exception as error:\n    raise RuntimeError('no') from error\n"]
+)
+def test_a_variable_that_is_not_passed_is_named(body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = "import os\n"
+    reads += "app = os.environ['SHOP_BROKER']\n" if not body else body.replace("app['x']", "os.environ['SHOP_BROKER']")
+    module = f"shop_{len(body)}"
+    (tmp_path / f"{module}.py").write_text(reads)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="reads the environment variable SHOP_BROKER") as refused:
+        TaskSender(app=f"{module}:app")
+    assert "DECKHANDS_PASS_ENV=SHOP_BROKER" in refused.value.remedy
+    (failure,) = load_tools([f"{module}:app"], []).failures
+    assert (failure.reason, failure.remedy) == (
+        "It reads the environment variable SHOP_BROKER, which this worker lacks.",
+        refused.value.remedy,
+    )
+
+
+def test_invalid_variable_name_stays_an_error_of_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shop_keys.py").write_text("app = {}['SHOP_BROKER']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyError):
+        TaskSender(app="shop_keys:app")

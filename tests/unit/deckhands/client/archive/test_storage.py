@@ -1,4 +1,4 @@
-"""Where archived files are: which files there count, and in which order."""
+"""Where archived files are, which files there count and in which order, and the retention policy as a person writes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from broker.runtime.errors import UsageError
 from deckhands.client.archive.errors import ArchiveUnavailable
+from deckhands.client.archive.retention import Retention
 from deckhands.client.archive.storage import ArchiveStorage
 
 
@@ -99,3 +101,72 @@ def test_new_folder_names_are_synced_with_a_file(tmp_path: Path) -> None:
     done = subprocess.run(arguments, check=True, capture_output=True, text=True, env={"PATH": ""}, timeout=60)
     folder = Path(ArchiveStorage(str(root)).path("conversation")).parent
     assert {Path(line) for line in done.stdout.splitlines()} >= {folder, root, root.parent, tmp_path}
+
+
+def policy(tmp_path, text: str) -> Retention:
+    path = tmp_path / "retention.toml"
+    path.write_text(text)
+    return Retention.of_setting(str(path))
+
+
+def test_without_a_file_everything_is_kept() -> None:
+    assert Retention.of_setting("").youngest is None
+    assert Retention().rule_for(tenant="", labels={}, state="finished") is None
+    assert Retention().warning("") == ""
+
+
+def test_the_first_rule_that_fits_counts(tmp_path) -> None:
+    found = policy(
+        tmp_path,
+        """
+        [[rule]]
+        labels = {keep = "yes"}
+        age = "never"
+        [[rule]]
+        tenant = ["acme", "shop"]
+        states = "finished"
+        age = "2h"
+        then = "delete"
+        [[rule]]
+        age = "30d"
+        """,
+    )
+    ages = [
+        found.rule_for(tenant=tenant, labels=labels, state=state).age
+        for tenant, labels, state in [
+            ("acme", {"keep": "yes", "x": "y"}, "finished"),
+            ("shop", {"x": "y"}, "finished"),
+            ("shop", {}, "error"),
+            ("", {}, "finished"),
+        ]
+    ]
+    assert ages == [None, timedelta(hours=2), timedelta(days=30), timedelta(days=30)]
+    assert found.youngest == timedelta(hours=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[rule]]\nage = "30 days"', "rule.0.age"),
+        ('[[rule]]\nage = "-1d"', "rule.0.age"),
+        ("[[rule]]\nage = 30", "rule.0.age"),
+        ('[[rule]]\ntenant = "acme"', "rule.0.age"),
+        ('[[rule]]\nage = "1d"\nlabel = {a = "b"}', "rule.0.label"),
+        ('[[rule]]\nage = "1d"\nstates = ["gone"]', "rule.0.states.0"),
+        ('[[rule]]\nage = "1d"\nthen = "burn"', "rule.0.then"),
+        ("rule = ", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_its_place(tmp_path, text, said) -> None:
+    with pytest.raises(UsageError, match=said):
+        policy(tmp_path, text)
+    with pytest.raises(UsageError, match="cannot be read"):
+        Retention.of_setting(str(tmp_path / "not-there"))
+
+
+def test_what_is_deleted_for_good_is_said(tmp_path) -> None:
+    archives, deletes = '[[rule]]\nage = "1d"\n', '[[rule]]\nage = "1d"\nthen = "delete"\n'
+    assert "nothing leaves the store" in policy(tmp_path, archives).warning("")
+    assert policy(tmp_path, archives).warning("/archive") == ""
+    assert policy(tmp_path, archives + deletes).warning("/archive").startswith("a retention rule deletes conversations")
+    assert policy(tmp_path, deletes * 2).warning("").startswith("2 retention rules delete conversations permanently")

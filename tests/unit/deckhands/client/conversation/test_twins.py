@@ -74,7 +74,6 @@ PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 10
 def test_pictures_are_paths_bytes_and_addresses(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
     urls = to_image_urls([tmp_path / "a.png", PNG, "https://example.org/a.png"])
-    assert urls is not None
     assert urls[0] == urls[1]
     assert urls[0].startswith("data:image/png;base64,")
     assert urls[2] == "https://example.org/a.png"

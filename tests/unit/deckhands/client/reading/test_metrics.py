@@ -1,17 +1,21 @@
-"""OpenHands' rules for metrics: add, merge, diff; and what they are of a log."""
+"""OpenHands' rules for metrics: add, merge, diff; what they are of a log, and what delegates add to them."""
 
 from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
-from broker.contract.events import ModelReply
+from broker.contract.actions import AgentDelegateAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import DelegateEnded, Event, ModelReply, ModelUsage
 from broker.contract.events import TokenUsage as ReplyUsage
+from controller_worker.model.usage import sum_usage_by_model
 from deckhands.client.reading.metrics import Cost, Metrics, ResponseLatency, TokenUsage, compute_metrics
 from deckhands.client.reading.output import render_summary
-from deckhands.client.reading.summary import summarize
+from deckhands.client.reading.summary import Summary, summarize
 from tests.unit.deckhands.sample_log import created, finished_log, numbered
 
 NOON = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
@@ -19,7 +23,7 @@ SMALL = TokenUsage("acme/small", 10, 2, 3, 4, context_window=8_000, per_turn_tok
 LARGE = TokenUsage("acme/large", 100, 20, 30, 40, context_window=5_000, per_turn_token=120, response_id="r2")
 
 
-def replied(model: str, response_id: str, cost: float | None, latency: float) -> ModelReply:
+def replied(model: str, response_id: str, cost: float | None, latency: float = 2.0) -> ModelReply:
     usage = ReplyUsage(prompt_tokens=100, completion_tokens=10, cache_read_tokens=60, cache_write_tokens=5)
     return ModelReply(model=model, response_id=response_id, cost_usd=cost, latency_seconds=latency, usage=usage)
 
@@ -70,11 +74,7 @@ def test_log_metrics_at_its_end_and_at_an_event() -> None:
     )
     metrics = compute_metrics(events)
     assert list(metrics.get()) == [
-        "accumulated_cost",
-        "max_budget_per_task",
-        "accumulated_token_usage",
-        "costs",
-        "response_latencies",
+        *("accumulated_cost", "max_budget_per_task", "accumulated_token_usage", "costs", "response_latencies"),
         "token_usages",
     ]
     assert (metrics.accumulated_cost, metrics.max_budget_per_task) == (0.75, 3.0)
@@ -112,3 +112,104 @@ def test_a_budget_that_cannot_be_kept_is_said_to_be() -> None:
         summarize(numbered(limited, replied("acme/small", "r1", 0.25, 1.0)))
     )
     assert "Cost:         unknown" in render_summary(summarize(numbered(created(), replied("a", "r1", None, 1.0))))
+
+
+def ended(delegate_id: int, log: list[Event], **fields: Any) -> DelegateEnded:
+    """What a delegate with this log reports."""
+    models = sum_usage_by_model(log)
+    sums: dict[str, Any] = {
+        "models": models,
+        "cost_usd": sum(used.cost_usd for used in models),
+        "prompt_tokens": sum(used.usage.prompt_tokens for used in models),
+        "completion_tokens": sum(used.usage.completion_tokens for used in models),
+    }
+    return DelegateEnded(
+        delegate_id=delegate_id,
+        conversation_id=f"d{delegate_id}",
+        agent_state=AgentState.FINISHED,
+        iterations=2,
+        **sums | fields,
+    )
+
+
+GRANDCHILD = numbered(created(), replied("acme/small", "", 0.01))
+CHILD = numbered(
+    created(),
+    replied("acme/small", "", 0.02),
+    AgentDelegateAction(agent="inner"),
+    ended(3, GRANDCHILD),
+    ended(3, GRANDCHILD),
+    replied("acme/large", "", 0.5),
+)
+PARENT = numbered(
+    created(),
+    replied("acme/large", "", 0.25),
+    AgentDelegateAction(agent="helper"),
+    AgentDelegateAction(agent="scout"),
+    ended(3, CHILD),
+    ended(4, numbered(created(), replied("acme/small", "", None)), has_unknown_cost=True),
+    ended(4, CHILD),
+    replied("acme/large", "", 0.25),
+)
+
+
+def test_a_report_adds_up_all_below_it_by_model() -> None:
+    usage = ReplyUsage(prompt_tokens=200, completion_tokens=20, cache_read_tokens=120, cache_write_tokens=10)
+    small, large = sum_usage_by_model(CHILD)
+    assert small == ModelUsage(model="acme/small", calls=2, cost_usd=0.03, usage=usage)
+    assert (large.model, large.calls, large.cost_usd) == ("acme/large", 1, 0.5)
+
+
+def test_parents_summary_shows_each_delegates_costs() -> None:
+    summary = summarize(PARENT)
+    assert (summary.cost_usd, summary.prompt_tokens, summary.completion_tokens) == (1.03, 600, 60)
+    assert summary.has_unknown_cost
+    assert summary.iterations == 2
+    usage = summary.metrics.accumulated_token_usage
+    assert (usage.cache_read_tokens, usage.cache_write_tokens, usage.per_turn_token) == (360, 30, 110)
+    metrics = summary.as_json()["metrics"]
+    assert len(metrics["costs"]) == len(metrics["token_usages"]) == 2
+    assert [(one["agent"], one["cost"], one["state"]) for one in metrics["per_delegate"]] == [
+        ("helper", 0.53, "finished"),
+        ("scout", 0.0, "finished"),
+    ]
+    assert {name: (sums["calls"], sums["accumulated_cost"]) for name, sums in metrics["per_model"].items()} == {
+        "acme/large": (3, 1.0),
+        "acme/small": (3, 0.03),
+    }
+    assert Summary.from_json(json.loads(json.dumps(summary.as_json()))) == summary
+    lines = render_summary(summary)
+    assert "Models:       acme/large $1.0000 (calls: 3), acme/small at least $0.0300 (calls: 3)" in lines
+    told = "helper $0.5300 (finished, iterations: 2), scout at an unknown cost (finished, iterations: 2)"
+    assert f"Delegates:    {told}" in lines
+
+
+def test_log_metrics_equal_its_summary_at_every_event() -> None:
+    for at in range(1, len(PARENT) + 1):
+        assert compute_metrics(PARENT[:at]) == summarize(PARENT[:at]).metrics
+    later = compute_metrics(PARENT).diff(compute_metrics(PARENT[:4]))
+    assert [delegate.agent for delegate in later.delegates] == ["helper", "scout"]
+    assert round(later.accumulated_cost, 8) == 0.78
+    assert "delegates" not in later.get()
+
+
+def test_a_report_of_an_earlier_version_counts_without_its_models() -> None:
+    old = numbered(created(), AgentDelegateAction(agent="helper"), ended(2, CHILD, models=()))
+    summary = summarize(old)
+    assert (summary.cost_usd, summary.as_json()["metrics"]["per_model"]) == (0.53, {})
+
+
+def test_unknown_price_is_not_shown_as_zero() -> None:
+    child = numbered(created(), replied("acme/secret", "", None))
+    log = numbered(
+        created(),
+        replied("acme/large", "", 0.5),
+        AgentDelegateAction(agent="inner"),
+        ended(3, child, has_unknown_cost=True),
+        replied("acme/open", "", None),
+    )
+    text = "\n".join(render_summary(summarize(log)))
+    assert "acme/large $0.5000 (calls: 1), acme/open at an unknown cost (calls: 1)" in text
+    assert "acme/secret at an unknown cost (calls: 1)" in text
+    assert "inner at an unknown cost (finished, iterations: 2)" in text
+    assert "$0.0000" not in text

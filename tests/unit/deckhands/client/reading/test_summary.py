@@ -122,11 +122,7 @@ def test_the_last_error_is_that_of_the_state():
     failed = ModelCallFailed(code="authentication", content="401", last_error="AuthenticationError: wrong key")
     summary = summarize(numbered(created(), user("go"), failed, state("error", "STATUS$ERROR_LLM_AUTHENTICATION")))
     assert summary.last_error == "The model's provider refused the API key: 401"
-    assert (summary.error_code, summary.error_detail, summary.remedy) == (
-        "authentication",
-        "401",
-        "Check LLM_API_KEY.",
-    )
+    assert (summary.error_code, summary.error_detail, summary.remedy) == ("authentication", "401", "Check LLM_API_KEY.")
 
 
 @pytest.mark.parametrize("key", [*ERROR_KEYS, "STATUS$SOMETHING_NEW"])

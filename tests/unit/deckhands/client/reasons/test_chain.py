@@ -169,9 +169,7 @@ def test_exhausted_budget_names_account_and_sums() -> None:
     account = BudgetAccount("tenant:acme", "", 5.0, 4.9, 0.05, 0.1, 7, 0, 3)
     link = last(
         facts(
-            (RUNNING, DEFERRED["waiting_for_budget"]),
-            wait_reason="waiting_for_budget",
-            budget=BudgetFact(account, 1),
+            (RUNNING, DEFERRED["waiting_for_budget"]), wait_reason="waiting_for_budget", budget=BudgetFact(account, 1)
         )
     )
     assert "tenant:acme: $5.0000 of $5.0000 are used up, $0.0500 are reserved" in link.text

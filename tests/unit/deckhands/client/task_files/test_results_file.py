@@ -56,11 +56,7 @@ def test_another_file_is_left_alone(tmp_path: Path, content: str) -> None:
 
 def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    with (
-        open_results(path),
-        pytest.raises(UsageError, match="another process writes it"),
-        open_results(path),
-    ):
+    with open_results(path), pytest.raises(UsageError, match="another process writes it"), open_results(path):
         pass
     with pytest.raises(UsageError, match="cannot be written"), open_results(tmp_path):
         pass

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from broker.contract.specs import AgentSpec, Tenancy, WorkspaceSpec
 from broker.runtime.errors import UsageError
+from broker.tools.output_schema import find_violations
 from deckhands.client.conversation.async_conversation import AsyncConversation
 from deckhands.client.conversation.conversation import ConversationFields
 from deckhands.client.tasks.inputs import to_task_spec
 from deckhands.client.tasks.spec import TaskFields, TaskSpec
+from deckhands.client.tasks.tasks import to_output_spec
 
 
 def test_everything_that_a_request_names_is_in_what_it_begins() -> None:
@@ -140,3 +143,27 @@ def test_a_refusal_is_written_for_people() -> None:
     assert "task: it is missing" in refused.value.message
     assert "titel: there is no such field; did you mean title?" in refused.value.message
     assert "Value error" not in refused.value.message
+
+
+class Part(BaseModel):
+    name: str
+
+
+class Answer(BaseModel):
+    total: int
+    parts: list[Part] = []
+
+
+def test_a_pydantic_model_is_a_schema() -> None:
+    schema = to_output_spec(Answer).json_schema
+    assert find_violations({"total": 3, "parts": [{"name": "a"}]}, schema) == []
+    assert find_violations({"total": 3, "parts": [{}]}, schema) == ["/parts/0: 'name' is missing"]
+
+
+def test_schema_is_taken_unchanged_and_unusable_one_refused() -> None:
+    schema = {"type": "object", "required": ["a"]}
+    assert to_output_spec(schema).json_schema == schema
+    with pytest.raises(UsageError, match="cannot be used"):
+        to_output_spec({"type": "object", "minProperties": -1})
+    with pytest.raises(UsageError, match="14000 characters"):
+        to_output_spec({"type": "object", "description": "x" * 15_000})

@@ -42,13 +42,7 @@ ACTIONS: Mapping[str, dict[str, Any]] = {
     "recall": {"recall_type": REQUIRED, "query": "", "thought": ""},
     "change_agent_state": {"agent_state": REQUIRED, "thought": ""},
     "condensation": dict.fromkeys(
-        (
-            "forgotten_event_ids",
-            "forgotten_events_start_id",
-            "forgotten_events_end_id",
-            "summary",
-            "summary_offset",
-        )
+        (*("forgotten_event_ids", "forgotten_events_start_id", "forgotten_events_end_id", "summary"), "summary_offset")
     ),
     "condensation_request": {},
     "task_tracking": {"command": "view", "task_list": [], "thought": ""},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -59,6 +60,15 @@ def test_a_line_that_cannot_be_read_costs_that_line(tmp_path: Path) -> None:
             assert [event.kind for event in found] == [expected[event.id] for event in found]
             assert fold(State(), found).tools.pending == ()
             assert messages(found)[1].role == "user"
+
+
+def test_an_event_larger_than_any_log_holds_costs_that_event(tmp_path: Path) -> None:
+    lines = [render_event_line(event) for event in finished()]
+    many = {str(number): Random(number).randbytes(5_000).hex() for number in range(300)}
+    large = {"id": 10, "kind": "action.call_tool_mcp", "source": "agent", "name": "x", "arguments": many}
+    found, findings = read(tmp_path, [*lines[:9], json.dumps(large), *lines[10:]])
+    assert [bool(re.match("Line 10 .*the limit is 1 MiB", fault)) for fault in findings.faults] == [True]
+    assert found[9].kind == "observation.null"
 
 
 def test_action_with_a_lost_result_is_not_run_again(tmp_path: Path) -> None:

@@ -114,7 +114,6 @@ def test_calls_of_one_reply_stand_together_and_name_it() -> None:
     named = [event.tool_call_metadata.reply_id for event in events[7:11] if event.tool_call_metadata]
     assert named == [7, 7, 7, 7]
     refused = events[21].tool_call_metadata
-    assert refused is not None
     assert (refused.function_name, refused.reply_id) == ("nowhere", 21)
 
 

@@ -29,12 +29,7 @@ RESPONSE = {
     "choices": [{"finish_reason": "tool_calls", "message": {"content": "I look.", "tool_calls": CALLS}}],
     "usage": {"prompt_tokens": 900, "completion_tokens": 40, "total_tokens": 940},
 }
-CALL = {
-    "function_name": "execute_bash",
-    "tool_call_id": "c1",
-    "model_response": RESPONSE,
-    "total_calls_in_response": 1,
-}
+CALL = {"function_name": "execute_bash", "tool_call_id": "c1", "model_response": RESPONSE, "total_calls_in_response": 1}
 RUN = {
     "id": 4,
     "timestamp": "2025-11-01T10:00:04.000001",
@@ -119,7 +114,6 @@ def test_a_trajectory_becomes_a_log(tmp_path: Path) -> None:
         '{"command": "ls"}',
         900,
     )
-    assert run.tool_call_metadata is not None
     assert (run.tool_call_metadata.reply_id, run.timeout) == (6, 60.0)
     assert run.timestamp.isoformat() == "2025-11-01T10:00:04.000001+00:00"
     assert fold(State(), events).lifecycle.agent_state == "finished"
@@ -358,7 +352,7 @@ def test_what_is_forgotten_is_forgotten_here(tmp_path: Path) -> None:
         after = [{**record, "id": record["id"] + 1} for record in TRAJECTORY[6:]]
         events, findings = read_with_findings(tmp_path, [*TRAJECTORY[:6], condensation, *after])
         assert [event.kind for event in fold_of(events).view().events] == [
-            *("action.system", "action.message", "action.recall", "observation.condense", "action.finish"),
+            *("action.system", "action.message", "action.recall", "observation.condense", "action.finish")
         ]
         lost = "Left out: 1 ids of events that a condensation forgets and that are not here."
         assert findings == ([lost] if "forgotten_event_ids" in forgotten else [])
@@ -395,7 +389,7 @@ def test_a_delegate_is_its_result(tmp_path: Path) -> None:
         events, findings = read_with_findings(tmp_path, [*TRAJECTORY[:4], asked, *inner[begins:], result, spent])
         assert findings == [f"Left out: {3 - begins} events of delegates, whose results are kept."]
         assert [event.kind for event in events[5:]] == [
-            *("action.delegate", "observation.delegate", "model.reply", "action.finish"),
+            *("action.delegate", "observation.delegate", "model.reply", "action.finish")
         ]
         assert (events[6].cause, compute_metrics(events).accumulated_cost) == (6, 0.75)
         assert fold(State(), events).delegation.delegates == ()
@@ -408,7 +402,7 @@ def test_a_trajectory_from_before_there_were_recalls_has_them_here(tmp_path: Pat
     old = [record for record in TRAJECTORY if record.get("action") not in ("recall", "system")]
     events = read(tmp_path, old)
     assert [event.kind for event in events[1:6]] == [
-        *("action.message", "observation.agent_state_changed", "action.recall", "observation.null", "model.reply"),
+        *("action.message", "observation.agent_state_changed", "action.recall", "observation.null", "model.reply")
     ]
     state = fold(State(), events)
     assert (state.inbox.message, state.lifecycle.agent_state) == (None, "finished")

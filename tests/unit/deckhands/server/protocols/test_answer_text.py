@@ -1,4 +1,4 @@
-"""What an agent says, as it is written: each word once and in order, whatever becomes of the pieces."""
+"""What an agent says and does, as clients show it: each word once and in order, whatever becomes of the pieces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from broker.contract.actions import CmdRunAction
+from broker.contract.events import with_id
+from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
 from deckhands.server.protocols.answer_text import AnswerText
+from deckhands.server.protocols.editor_updates import SessionUpdates
 
 
 def piece(text: str, at: int | None = 0, call: str = "1.1", kind: str = "text") -> dict[str, Any]:
@@ -34,11 +38,7 @@ def test_after_a_lost_piece_the_rest_comes_from_the_reply() -> None:
         spoken.add_piece(piece("Good ")),
         spoken.add_piece(piece("all!", 10)),
         spoken.add_piece(piece("x", 14)),
-    ] == [
-        "Good ",
-        "",
-        "",
-    ]
+    ] == ["Good ", "", ""]
     assert spoken.add_reply(reply("Good day, all!x")) == "day, all!x"
 
 
@@ -149,3 +149,12 @@ def test_each_word_appears_once_despite_loss_repetition_or_delay(seed: int) -> N
         whole.append(f"{text.strip()}\n\n{finish}")
     said += spoken.finish(finish)
     assert " ".join(said.split()) == " ".join("\n\n".join(whole).split())
+
+
+def test_editor_reads_why_a_command_has_no_end() -> None:
+    updates = SessionUpdates()
+    updates.of(with_id(CmdRunAction(command="sleep 9"), 3))
+    suffix = "\n[The command timed out after 5 seconds. You may wait longer to see more.]"
+    metadata = CmdOutputMetadata(suffix=suffix)
+    (update,) = updates.of(CmdOutputObservation(command="sleep 9", content="1", metadata=metadata, cause=3))
+    assert update.content[0].content.text == "1\nThe command timed out after 5 seconds."

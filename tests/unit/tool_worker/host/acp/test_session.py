@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import socket
+import threading
+import time
 from typing import Any
 
 import pytest
 
+from tool_worker.host.acp.acp_program import AcpProgram
 from tool_worker.host.acp.client_requests import ClientRequests
 from tool_worker.host.acp.running_agent import AgentLost
 from tool_worker.host.acp.session import UNREADABLE_LIMIT, AcpSession
@@ -229,15 +233,7 @@ def test_random_messages_never_break_the_session() -> None:
         [{"path": []}],
     ]
     names = [
-        "toolCallId",
-        "status",
-        "title",
-        "kind",
-        "content",
-        "rawInput",
-        "rawOutput",
-        "locations",
-        "entries",
+        *("toolCallId", "status", "title", "kind", "content", "rawInput", "rawOutput", "locations", "entries"),
         "cost",
     ]
     kinds = ["agent_message_chunk", "agent_thought_chunk", "plan", "tool_call", "tool_call_update", "usage_update", "x"]
@@ -254,3 +250,20 @@ def test_random_messages_never_break_the_session() -> None:
             line.asks(seeded.choice(values), **fields)
         json.dumps(line.session.render_report())
     assert len(line.session._calls) <= 256
+
+
+def test_where_no_agent_runs_nothing_is_done_between_two_calls() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        program = threading.Thread(target=AcpProgram(theirs, rest_seconds=0.01).run)
+        program.start()
+        ours.sendall(json.dumps({"call": 1, "arguments": {"permission": 3}}).encode() + b"\n")
+        assert json.loads(ours.recv(65536))["result"]["report"]["state"] == "lost"
+        assert program.ident is not None
+        used = time.pthread_getcpuclockid(program.ident)
+        before = time.clock_gettime(used)
+        program.join(0.5)
+        after = time.clock_gettime(used)
+        ours.shutdown(socket.SHUT_WR)
+        program.join()
+    assert after - before < 0.02

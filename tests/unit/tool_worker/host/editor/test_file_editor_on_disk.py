@@ -14,17 +14,13 @@ from typing import Any
 
 import pytest
 
+from tests.editor_parts import run
 from tool_worker.host.editor.file_editor import FileEditor
 from tool_worker.host.text_files.versioned_files import VersionedFiles
 
 ROOT = Path(__file__).resolve().parents[5]
 NOBODY = 65534
 BINARY = "File appears to be binary and this file type cannot be read or edited by this tool."
-
-
-@pytest.fixture
-def editor(tmp_path: Path) -> FileEditor:
-    return FileEditor(str(tmp_path))
 
 
 @pytest.fixture
@@ -40,10 +36,6 @@ def plain_user() -> Iterator[Path]:
         finally:
             if is_root:
                 os.seteuid(0)
-
-
-def run(editor: FileEditor, command: str, path: object, **arguments: object) -> dict[str, Any]:
-    return editor.run({"command": command, "path": str(path), **arguments})
 
 
 def replace(editor: FileEditor, path: Path, old_str: str, new_str: str) -> str:
@@ -63,16 +55,14 @@ class TestEncoding:
             (b"\xff\xfeg\0r\0\xfc\0n\0\r\0\n\0", b"\xff\xfeb\0l\0\xe4\0u\0\r\0\n\0"),
         ],
     )
-    def test_is_kept(self, editor: FileEditor, tmp_path: Path, before: bytes, after: bytes) -> None:
-        path = tmp_path / "a.txt"
+    def test_is_kept(self, editor: FileEditor, path: Path, before: bytes, after: bytes) -> None:
         path.write_bytes(before)
         assert "has been edited" in replace(editor, path, "grün", "bläu")
         assert path.read_bytes() == after
         assert run(editor, "undo_edit", path)["is_error"] is False
         assert path.read_bytes() == before
 
-    def test_without_a_code_for_a_character_refuses_the_edit(self, editor: FileEditor, tmp_path: Path) -> None:
-        path = tmp_path / "a.txt"
+    def test_without_a_code_for_a_character_refuses_the_edit(self, editor: FileEditor, path: Path) -> None:
         path.write_bytes(b"gr\xfcn\n")
         assert replace(editor, path, "grün", "naïve → я") == (
             f"ERROR:\nNo edit was performed. {path} is encoded as cp1252, which has no code for `→`. Write it with "
@@ -80,8 +70,7 @@ class TestEncoding:
         )
         assert path.read_bytes() == b"gr\xfcn\n"
 
-    def test_that_would_not_be_recognised_again_refuses_the_edit(self, editor: FileEditor, tmp_path: Path) -> None:
-        path = tmp_path / "a.txt"
+    def test_that_would_not_be_recognised_again_refuses_the_edit(self, editor: FileEditor, path: Path) -> None:
         path.write_bytes(b"gr\xfcn\n")
         for new_str in ["grü\x01n", "Ã¼", "ï»¿grün"]:  # binary, UTF-8, and UTF-8 with a byte order mark
             assert "could not be told from another encoding" in replace(editor, path, "grün", new_str)
@@ -103,8 +92,7 @@ class TestEncoding:
             b"\x1f\x8b\x08\x01\x02\xff\xfe",
         ],
     )
-    def test_is_not_guessed_for_binary_files(self, editor: FileEditor, tmp_path: Path, content: bytes) -> None:
-        path = tmp_path / "a"
+    def test_is_not_guessed_for_binary_files(self, editor: FileEditor, path: Path, content: bytes) -> None:
         path.write_bytes(content)
         refusal = f"ERROR:\nFile validation failed for {path}: {BINARY}"
         assert run(editor, "view", path)["content"] == refusal
@@ -112,8 +100,7 @@ class TestEncoding:
         assert run(editor, "insert", path, insert_line=0, new_str="a")["content"] == refusal
         assert path.read_bytes() == content
 
-    def test_of_terminal_output_is_text(self, editor: FileEditor, tmp_path: Path) -> None:
-        path = tmp_path / "a.log"
+    def test_of_terminal_output_is_text(self, editor: FileEditor, path: Path) -> None:
         path.write_bytes(b"\x1b[1mok\x1b[0m\x07 \x01")
         assert run(editor, "view", path)["content"].endswith("\n     1\t\x1b[1mok\x1b[0m\x07 \x01\n")
 
@@ -138,9 +125,8 @@ class TestLineBreaks:
         ],
     )
     def test_are_kept(
-        self, editor: FileEditor, tmp_path: Path, before: bytes, old_str: str, new_str: str, after: bytes
+        self, editor: FileEditor, path: Path, before: bytes, old_str: str, new_str: str, after: bytes
     ) -> None:
-        path = tmp_path / "a.txt"
         path.write_bytes(before)
         result = run(editor, "str_replace", path, old_str=old_str, new_str=new_str)
         assert path.read_bytes() == after
@@ -148,14 +134,12 @@ class TestLineBreaks:
         run(editor, "undo_edit", path)
         assert path.read_bytes() == before
 
-    def test_are_kept_by_insertions(self, editor: FileEditor, tmp_path: Path) -> None:
-        path = tmp_path / "a.txt"
+    def test_are_kept_by_insertions(self, editor: FileEditor, path: Path) -> None:
         path.write_bytes(b"a\r\nb")
         run(editor, "insert", path, insert_line=2, new_str="c")
         assert path.read_bytes() == b"a\r\nb\r\nc"
 
-    def test_are_counted_alike(self, editor: FileEditor, tmp_path: Path) -> None:
-        path = tmp_path / "a.txt"
+    def test_are_counted_alike(self, editor: FileEditor, path: Path) -> None:
         path.write_bytes("a\r\nb\rc\nd\x0b\x85\u2028e".encode())
         assert run(editor, "view", path)["content"].endswith(
             ":\n     1\ta\n     2\tb\n     3\tc\n     4\td\x0b\x85\u2028e\n"
@@ -164,8 +148,7 @@ class TestLineBreaks:
 
 class TestFile:
     @pytest.mark.parametrize("mode", [0o600, 0o644, 0o755, 0o1711])
-    def test_keeps_its_mode(self, editor: FileEditor, tmp_path: Path, mode: int) -> None:
-        path = tmp_path / "a.sh"
+    def test_keeps_its_mode(self, editor: FileEditor, path: Path, mode: int) -> None:
         path.write_text("one")
         path.chmod(mode)
         replace(editor, path, "one", "two")
@@ -188,8 +171,7 @@ class TestFile:
         assert (tmp_path / "a.txt").stat().st_mode & 0o7777 == 0o640
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-    def test_keeps_its_owner(self, editor: FileEditor, tmp_path: Path) -> None:
-        path = tmp_path / "a.txt"
+    def test_keeps_its_owner(self, editor: FileEditor, path: Path) -> None:
         path.write_text("one")
         os.chown(path, NOBODY, NOBODY)
         replace(editor, path, "one", "two")
@@ -272,8 +254,7 @@ class TestKind:
 
 
 class TestSize:
-    def test_over_ten_megabytes_is_refused(self, editor: FileEditor, tmp_path: Path) -> None:
-        path = tmp_path / "a.txt"
+    def test_over_ten_megabytes_is_refused(self, editor: FileEditor, path: Path) -> None:
         path.write_bytes(b"x" * 10 * 2**20)
         assert run(editor, "view", path)["is_error"] is False
         path.write_bytes(b"x" * (11 * 2**20))

@@ -124,9 +124,8 @@ class TestWrite:
         ],
     )
     def test_lines_take_the_place_of_a_range(
-        self, lines: FileLines, tmp_path: Path, content: str, start: int, end: int, written: str
+        self, lines: FileLines, path: Path, content: str, start: int, end: int, written: str
     ) -> None:
-        path = tmp_path / "a.txt"
         path.write_text("0\n1\n2\n")
         assert write(lines, path, content, start=start, end=end) == {
             "content": "",

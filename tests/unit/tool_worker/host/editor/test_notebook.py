@@ -32,11 +32,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a.ipynb"
 
 
-@pytest.fixture
-def editor(tmp_path: Path) -> FileEditor:
-    return FileEditor(str(tmp_path))
-
-
 def cells_of(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["cells"]
 

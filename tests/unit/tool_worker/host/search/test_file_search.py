@@ -1,14 +1,18 @@
-"""`grep` and `glob`: what they find, what they say that they leave out, and that nothing holds them up."""
+"""grep and glob: what they find, what they say that they leave out, and that nothing holds them up."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
 import pytest
 
+from tests.polling import until
 from tool_worker.host.search.file_search import SearchError, find_files, search_lines
+from tool_worker.host.search.limited_work import run_limited
 
 
 @pytest.fixture
@@ -162,3 +166,27 @@ def test_huge_tree_is_searched_partly_with_notice(tmp_path: Path) -> None:
         (tmp_path / f"{number}.txt").write_text("x")
     text = find_files({"pattern": "*.txt"}, str(tmp_path), max_entries=10)
     assert "[Only 10 files and directories were looked at. Name a smaller `path`.]" in text
+
+
+async def test_what_the_work_has_started_ends_with_it(tmp_path: Path) -> None:
+    said = tmp_path / "pid"
+
+    def work(_: Callable[[str], None]) -> None:
+        with subprocess.Popen(["sleep", "1000"], env=None) as running:
+            said.write_text(str(running.pid))
+
+    _, is_ended = run_limited(3.0, work)
+    assert not is_ended
+    pid = int(said.read_text())
+
+    def is_gone() -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        except FileNotFoundError:
+            return True
+
+    try:
+        await until(is_gone, what="the end of the program")
+    finally:
+        if not is_gone():
+            os.kill(pid, 9)

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tool_worker.host.shell.output_buffer import CUT_NOTICE, OutputBuffer
+from broker.contract.observations import TRUNCATION_MARKER
+from broker.secrets.masking import MASK, Masker
+from tool_worker.host.shell.output_buffer import OutputBuffer
 from tool_worker.host.shell.terminal_text import TerminalScreen, TooCostly, plain_text
 
+SECRET = "ghp_0123456789abcdef"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -78,12 +81,13 @@ def test_time_grows_with_the_length_only(unit: bytes) -> None:
     plain_text(unit * (256 * 1024 // len(unit)))
 
 
-def test_short_output_is_returned_whole_and_once() -> None:
-    buffer = OutputBuffer(100)
-    buffer.add(b"one\n")
-    buffer.add(b"two\n")
-    assert buffer.take(is_final=False) == ("one\ntwo\n", 0)
+def test_output_is_reported_once() -> None:
+    buffer = OutputBuffer(20)
+    buffer.add(b"a" * 30)
+    assert buffer.take(is_final=False) == ("a" * 10 + TRUNCATION_MARKER + "a" * 10, 10)
     assert buffer.take(is_final=True) == ("", 0)
+    buffer.add(b"rest")
+    assert buffer.take(is_final=True) == ("rest", 0)
 
 
 @pytest.mark.parametrize("piece", [1, 7, 4096])
@@ -93,7 +97,7 @@ def test_of_long_output_head_and_tail_are_kept(piece: int) -> None:
     for start in range(0, len(raw), piece):
         buffer.add(raw[start : start + piece])
     head, tail = raw[:20].decode(), raw[-20:].decode()
-    assert buffer.take(is_final=True) == (head + CUT_NOTICE + tail, len(raw) - 40)
+    assert buffer.take(is_final=True) == (head + TRUNCATION_MARKER + tail, len(raw) - 40)
 
 
 def test_incomplete_characters_and_escapes_wait_for_their_rest() -> None:
@@ -113,16 +117,27 @@ def test_incomplete_characters_and_escapes_wait_for_their_rest() -> None:
     assert buffer.take(is_final=True) == ("a\ufffd", 0)
 
 
+def test_secret_remainder_beside_the_mark_is_masked() -> None:
+    for place in range(8, len(SECRET) - 7):
+        for before, after in ((20 - place, 300), (300, 20 - len(SECRET) + place)):
+            buffer = OutputBuffer(40)
+            buffer.add(b"." * before + SECRET.encode() + b"." * after)
+            text, omitted = buffer.take(is_final=True)
+            shown = Masker([SECRET]).mask_wire({"content": text})["content"]
+            assert omitted
+            assert MASK in shown
+            assert not set(shown.replace(TRUNCATION_MARKER, "").replace(MASK, "")) - {"."}
+
+
 def test_a_character_that_the_cut_went_through_is_left_out() -> None:
     buffer = OutputBuffer(8)
     buffer.add(b"abcd" + b"-" * 50 + "xéy".encode())
-    assert buffer.take(is_final=True) == ("abcd" + CUT_NOTICE + "xéy", 50)
+    assert buffer.take(is_final=True) == ("abcd" + TRUNCATION_MARKER + "xéy", 50)
     buffer.add(b"abcd" + b"-" * 50 + "éxyz".encode())
-    assert buffer.take(is_final=True) == ("abcd" + CUT_NOTICE + "xyz", 51)
+    assert buffer.take(is_final=True) == ("abcd" + TRUNCATION_MARKER + "xyz", 51)
 
 
 @pytest.mark.parametrize("erasing", ["\x1b[1K", "\x1b[1J", "\x1b[24000X\x1b[P"])
 def test_erasing_long_lines_again_and_again_has_its_price(erasing: str) -> None:
-    """Without one, a few bytes each would clear 25,000 cells ten thousand times."""
     with pytest.raises(TooCostly):
         TerminalScreen().play("\x1b[A" + "x" * 25_000 + "\r" * (erasing[-1] == "P") + erasing * 10_000)

@@ -63,7 +63,6 @@ def test_guessed_encoding_is_shown_and_kept_by_an_edit(tmp_path: Path, text: str
 @pytest.mark.parametrize("text", [GERMAN, FRENCH, "naïve\n", "£5 or €6\n", "“quoted” – and more\n"])
 def test_western_text_stays_what_it_was(text: str) -> None:
     file = TextFile.decode(text.encode("cp1252"))
-    assert file is not None
     assert (file.encoding, file.text) == ("cp1252", text)
 
 

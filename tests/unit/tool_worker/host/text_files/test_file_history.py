@@ -72,7 +72,6 @@ def test_a_version_says_what_replaced_it() -> None:
     history = FileHistory()
     history.push("/a", b"1", b"2")
     version = history.newest("/a")
-    assert version is not None
     assert version.was_replaced_by(b"2")
     assert not version.was_replaced_by(b"3")
 

@@ -65,12 +65,7 @@ def test_a_tar_file_in_every_compression(tmp_path: Path, mode: str) -> None:
         mode=mode,
     )
     done = unpack(tmp_path, content)
-    assert tree(tmp_path) == {
-        "link": "-> /etc/passwd",
-        "src": "/",
-        "src/again": "pass\n",
-        "src/main.py": "twice\n",
-    }
+    assert tree(tmp_path) == {"link": "-> /etc/passwd", "src": "/", "src/again": "pass\n", "src/main.py": "twice\n"}
     assert (done.files, done.size_bytes) == (5, 11)
     assert stat.S_IMODE((tmp_path / "src/again").stat().st_mode) == 0o755
 
@@ -185,7 +180,6 @@ def test_nothing_is_left_of_a_file_whose_unpacking_is_killed(tmp_path: Path) -> 
     (folder / "large").write_text("as before")
     command = [sys.executable, "-c", UNPACK_THE_FILE, archive, folder]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as unpacking:
-        assert unpacking.stdout is not None
         assert unpacking.stdout.readline() == b"begins\n"
         with pytest.raises(subprocess.TimeoutExpired):
             unpacking.wait(0.1)

@@ -1,4 +1,4 @@
-"""What file actions ask of a workspace host, and what is observed of its results."""
+"""What actions ask of a workspace host, and what is observed of its results and logged."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from broker.contract.actions import CmdRunAction
 from broker.contract.events import Observation
 from broker.contract.file_events import (
     FileEditAction,
@@ -17,10 +18,33 @@ from broker.contract.file_events import (
     FileWriteAction,
     FileWriteObservation,
 )
-from broker.contract.observations import ErrorObservation
+from broker.contract.interventions import MAX_TIMEOUT_SECONDS, CommandExecutedObservation, ExecuteCommandAction
+from broker.contract.observations import MAX_COMMAND_OUTPUT_CHARS, ErrorObservation, OutcomeUnknownObservation
+from broker.runtime.errors import EventUnfit
+from tests.controller_parts import CallModel, messages_of, started
+from tool_worker.tools.bash import RunCommand
 from tool_worker.tools.file_tools import MAX_KEPT_CHARS
 from tool_worker.tools.registry import find_tool
-from tool_worker.tools.tool import HostRequest
+from tool_worker.tools.tool import HostRequest, make_replacement, to_answer
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        (CmdRunAction(command=" ls "), {"command": "ls", "timeout": 120.0, "blocking": False, "is_static": False}),
+        (CmdRunAction(command="ls", timeout=5.0, blocking=True), {"timeout": 5.0, "blocking": True}),
+        (CmdRunAction(command="git status", is_static=True, cwd="/x"), {"is_static": True, "cwd": "/x"}),
+        (CmdRunAction(command="C-c", is_input=True), {"command": "C-c", "is_input": True}),
+        (CmdRunAction(command="yes\nno", is_input=True), {"command": "yes\nno", "is_input": True}),
+        (CmdRunAction(command="  if x:\n", is_input=True), {"command": "  if x:\n", "is_input": True}),
+        (CmdRunAction(command="\n", is_input=True), {"command": "\n", "is_input": True}),
+    ],
+)
+def test_every_field_of_the_action_reaches_the_shell(action: CmdRunAction, expected: dict[str, object]) -> None:
+    request = RunCommand().request(action)
+    assert request.tool == "bash"
+    assert {name: request.arguments[name] for name in expected} == expected
+
 
 Action = FileEditAction | FileReadAction | FileWriteAction
 OH_ACI = FileReadSource.OH_ACI
@@ -125,3 +149,57 @@ def test_draft_edit_is_answered_with_the_available_editor() -> None:
 )
 def test_what_is_observed(action: Action, result: dict[str, Any], observation: Observation) -> None:
     assert find_tool(action.kind).observe(action, result) == observation
+
+
+ACTION = ExecuteCommandAction(id=7, command=" ls ", timeout=5.0)
+
+
+def ended(content: str, state: str = "completed", exit_code: int = 0) -> dict[str, Any]:
+    return {"content": content, "state": state, "metadata": {"exit_code": exit_code}}
+
+
+def test_it_runs_in_a_separate_shell_for_a_limited_time() -> None:
+    tool = find_tool("action.execute")
+    request = tool.request(ACTION)
+    assert isinstance(request, HostRequest)
+    assert (request.arguments["command"], request.arguments["is_static"], request.arguments["timeout"]) == (
+        "ls",
+        True,
+        5.0,
+    )
+    forged = tool.request(ACTION.model_copy(update={"timeout": 1e9}))
+    assert isinstance(forged, HostRequest)
+    assert forged.arguments["timeout"] == MAX_TIMEOUT_SECONDS
+
+
+def test_output_is_cut_and_a_kill_reported() -> None:
+    tool = find_tool("action.execute")
+    observed = tool.observe(ACTION, ended("x" * 100_000, exit_code=3))
+    assert isinstance(observed, CommandExecutedObservation)
+    assert len(observed.content) < MAX_COMMAND_OUTPUT_CHARS + 100
+    assert observed.exit_code == 3
+    killed = tool.observe(ACTION, ended("x", "hard_timeout", -1))
+    assert killed.content == "x\n[It was killed after 5 seconds.]"
+
+
+@pytest.mark.parametrize(
+    "found", [ErrorObservation(content="No.", error_id="workspace_lost"), OutcomeUnknownObservation(content="No.")]
+)
+def test_reason_for_not_running_is_not_shown_to_the_model(found: Any) -> None:
+    answer = to_answer(ACTION, found)
+    assert isinstance(answer, CommandExecutedObservation)
+    assert (answer.content, answer.cause, answer.exit_code) == ("No.", 7, -1)
+    assert answer.error_id
+    other = make_replacement(answer, "Too large.", EventUnfit("Too large."))
+    assert isinstance(other, CommandExecutedObservation)
+    assert other.cause == 7
+
+
+def test_no_step_waits_for_it_and_no_model_sees_it() -> None:
+    core = started()
+    before = messages_of(core.events)
+    core.put(ExecuteCommandAction(command="ls"))
+    core.put(CommandExecutedObservation(content="a.txt", exit_code=0, cause=core.state.version))
+    assert core.run() == CallModel(1, 1)
+    assert messages_of(core.events) == before
+    assert core.state.tools.pending == ()

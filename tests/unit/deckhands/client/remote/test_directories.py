@@ -1,4 +1,4 @@
-"""A directory of the caller as an archive: the same files give the same one, within its bounds."""
+"""Directories that are sent to a server and come from one: as archives within bounds, whose names and links lead nowhere."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from broker.coordination.transfers import MAX_COPY_BYTES
 from broker.runtime.errors import UsageError
 from deckhands.client.remote.packed_directory import pack_directory
+from deckhands.client.remote.remote_files import TAR, _put
 
 
 def test_equal_files_give_equal_archives_without_owners(tmp_path: Path) -> None:
@@ -51,3 +52,36 @@ def test_what_is_too_much_or_no_workspace_is_refused(tmp_path: Path) -> None:
     for directory in (Path("/"), Path("/etc"), Path("/home")):
         with pytest.raises(UsageError, match="may not be a workspace"):
             pack_directory(directory)
+
+
+def packed(*members: tuple[str, str, str]) -> bytes:
+    """A tar file of members: name, content, and what a link leads to."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for name, text, link in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname, member.size = (
+                (tarfile.SYMTYPE, link, 0) if link else (tarfile.REGTYPE, "", len(text))
+            )
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return content.getvalue()
+
+
+def test_directory_is_written_into_an_existing_or_new_one(tmp_path: Path) -> None:
+    content = packed(("made/a", "1", ""), ("made/inner/b", "2", ""), ("made/link", "", "inner/b"))
+    _put(content, TAR, "some/made", tmp_path)
+    _put(content, TAR, "some/made", tmp_path / "named")
+    for folder in (tmp_path / "made", tmp_path / "named"):
+        assert ((folder / "a").read_text(), (folder / "link").read_text()) == ("1", "2")
+
+
+def test_nothing_is_written_beside_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "neighbour").mkdir()
+    hostile = (
+        *(("made/good", "1", ""), ("made/out", "", "../neighbour"), ("made/out/evil", "x", "")),
+        *(("made/../neighbour/evil", "x", ""), ("neighbour/evil", "x", ""), ("/tmp/evil", "x", "")),
+    )
+    _put(packed(*hostile), TAR, "made", tmp_path / "copy")
+    assert (tmp_path / "copy" / "good").read_text() == "1"
+    assert list((tmp_path / "neighbour").iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "neighbour"]
