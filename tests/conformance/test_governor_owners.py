@@ -9,8 +9,8 @@ import pytest
 from broker.limits.governor import CallOutcome
 from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
-from tests.broker_parts import enter, pass_time
-from tests.conformance.test_governor import Callers, limited
+from tests.broker_parts import pass_time
+from tests.conformance.test_governor import Callers
 
 FORMER, LATTER = "1000", "2000"
 """Tokens of two owners of a conversation, one after the other."""
@@ -28,9 +28,7 @@ async def left(callers: Callers) -> float:
 
 @pytest.mark.parametrize("worker", ["w1", "w2"])
 async def test_a_former_owner_takes_no_permit_from_the_latter(store: Store, worker: str) -> None:
-    for name in ("w1", "w2"):
-        await enter(store, name)
-    callers = Callers(store, limited(store, concurrency=2, input_tokens_per_minute=60_000))
+    callers = await Callers.limited(store, concurrency=2, input_tokens_per_minute=60_000)
     assert await callers.may_call("aaa", worker="w1", fence=FORMER, tokens=(100, 0))
     since = time.monotonic()
     assert await callers.may_call("aaa", worker=worker, fence=LATTER, tokens=(200, 0))
@@ -47,9 +45,7 @@ async def test_a_former_owner_takes_no_permit_from_the_latter(store: Store, work
 
 
 async def test_former_owner_takes_no_queue_place_from_the_next(store: Store) -> None:
-    for name in ("w1", "w2"):
-        await enter(store, name)
-    callers = Callers(store, limited(store, concurrency=1))
+    callers = await Callers.limited(store, concurrency=1)
     assert await callers.may_call("first", worker="w2")
     assert not await callers.may_call("aaa", worker="w1", fence=FORMER)
     assert not await callers.may_call("aaa", worker="w2", fence=LATTER)
@@ -65,8 +61,7 @@ async def test_former_owner_takes_no_queue_place_from_the_next(store: Store) -> 
 async def test_permit_requested_again_with_another_size_costs_the_difference(
     memory_store: Store, clock: ManualClock, asks: tuple[int, int]
 ) -> None:
-    await enter(memory_store, "w1")
-    callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
+    callers = await Callers.limited(memory_store, input_tokens_per_minute=60_000)
     assert await callers.may_call("aaa", worker="w1", tokens=(asks[0], 0))
     await pass_time(memory_store, clock, 30.0, worker_id="w1")  # the bucket is full again
     assert await callers.may_call("aaa", worker="w1", tokens=(asks[1], 0))
@@ -75,8 +70,7 @@ async def test_permit_requested_again_with_another_size_costs_the_difference(
 
 
 async def test_what_was_called_and_has_grown_costs_the_difference(memory_store: Store, clock: ManualClock) -> None:
-    await enter(memory_store, "w1")
-    callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000, concurrency=1))
+    callers = await Callers.limited(memory_store, input_tokens_per_minute=60_000, concurrency=1)
     assert await callers.may_call("first", worker="w1")
     assert not await callers.may_call("grows", worker="w1", tokens=(600, 0))
     await callers.settle("first", worker="w1")  # calls `grows`, for 600

@@ -11,7 +11,7 @@ from broker.limits.quotas import QuotaTable
 from broker.runtime.errors import StoreRefused
 from broker.store.store import Store
 from tests.broker_parts import enter
-from tests.conformance.test_governor import Callers, limited
+from tests.conformance.test_governor import Callers
 from tests.conformance.test_ledger import TENANT, reserve, settle
 from tests.conformance.test_turns import controllers, start, taken
 
@@ -80,8 +80,7 @@ async def test_a_sum_that_is_no_number_begins_again(store: Store, field: str, va
 
 @pytest.mark.parametrize("name", ["limits", "held", "about", "called", "state", "waiting:2", "shares:2", "level:{key}"])
 async def test_a_quota_of_another_type_refuses_nobody(store: Store, name: str) -> None:
-    await enter(store, "w1")
-    callers = Callers(store, limited(store, concurrency=1))
+    callers = await Callers.limited(store, concurrency=1)
     assert await callers.may_call("aaa")
     await callers.settle("aaa")
     name = name.format(key=callers.pool.quotas[0].key)
@@ -92,8 +91,7 @@ async def test_a_quota_of_another_type_refuses_nobody(store: Store, name: str) -
 
 
 async def test_waiter_in_a_queue_of_another_type_gets_its_turn(store: Store) -> None:
-    await enter(store, "w1")
-    callers = Callers(store, limited(store, concurrency=1))
+    callers = await Callers.limited(store, concurrency=1)
     assert await callers.may_call("aaa")
     assert not await callers.may_call("bbb")
     pool = store.all_shards[0].quota(callers.pool.name)

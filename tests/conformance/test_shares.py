@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from broker.store.store import Store
-from tests.broker_parts import enter
-from tests.conformance.test_governor import Callers, limited
+from tests.conformance.test_governor import Callers
 from tests.conformance.test_turns import controllers, start, taken, tenants_of
 
 MADE_UP = 5_000
@@ -18,8 +17,7 @@ async def make_up(store: Store, shares: str) -> None:
 
 
 async def test_the_queue_of_a_busy_model_forgets_made_up_tenants(store: Store) -> None:
-    await enter(store, "w1")
-    callers = Callers(store, limited(store, concurrency=1))
+    callers = await Callers.limited(store, concurrency=1)
     assert await callers.may_call("first")
     assert not await callers.may_call("busy", tenant="busy")
     shares = f"{store.all_shards[0].quota(callers.pool.name)}:shares:2"

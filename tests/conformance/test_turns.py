@@ -74,7 +74,6 @@ async def act(store: Store, conversation_ids: Iterable[str]) -> dict[str, int]:
     log, owners, found = EventLog(store), Owners(store), {}
     for cid in conversation_ids:
         claimed = await owners.claim(cid, CONTROLLER)
-        assert isinstance(claimed, ClaimedConversation)
         last = claimed.last_id
         outcome = await log.append_as_owner(claimed.ownership, [command(cid)], expected_last_id=last, dispatch=[0])
         assert isinstance(outcome, Appended)
@@ -389,7 +388,6 @@ async def test_nobody_changes_later_whose_a_conversation_is(store: Store) -> Non
     fields = {"class": "0", "tenant": "globex", "open_in": "globex", "title": "new"}
     await EventLog(store).append("one", [command()], fields=fields)
     claimed = await Owners(store).claim("one", CONTROLLER)
-    assert isinstance(claimed, ClaimedConversation)
     assert (claimed.rank, claimed.share) == (2, "acme")
     assert await store.connection.call("HMGET", store.keys("one").meta, "title", "open_in") == [b"new", b"acme"]
 

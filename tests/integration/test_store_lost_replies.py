@@ -102,7 +102,6 @@ async def test_a_claim_whose_reply_was_swallowed_is_resumed(lossy_wire: LossyWir
     owners = Owners(store)
     assert await owners.claim(CID, "w1") is ClaimFailure.YOURS
     resumed = await owners.resume_claim(CID, "w1")
-    assert resumed is not None
     outcome = await EventLog(store).append_as_owner(resumed.ownership, [message()], expected_last_id=1)
     assert outcome == Appended(2, 2)
     await store.aclose()

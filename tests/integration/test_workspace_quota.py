@@ -203,7 +203,6 @@ async def test_leftovers_of_killed_hosts_and_workers_go_before_closing(memory_st
         host = psutil.Process(main_pid(root, "live"))
         [orphan] = [found for found in host.children(recursive=True) if command_of(found)[:1] == ["sleep"]]
         binding = HostFolder(root, "live").read_binding()
-        assert binding is not None
         temporary = find_temporary_directory(binding.host_id)
         assert len(list(temporary.iterdir())) == 1
         assert await Reaper(memory_store, root, 0.0).sweep() == []
