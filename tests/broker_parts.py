@@ -23,6 +23,7 @@ from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
 
 CID = "conversation-1"
+MADE_UP_TENANTS, KEPT_TENANTS = 5_000, 2_100
 
 
 def message(text: str = "Hello") -> MessageAction:
@@ -151,6 +152,12 @@ async def begin_unnotified(store: Store, *conversation_ids: str) -> None:
     for cid in conversation_ids:
         await begin(store, cid)
     await newly_notified(store)
+
+
+async def make_up_tenants(store: Store, shares: str) -> None:
+    """Let many tenants have had one turn, and one of them many."""
+    names = (part for number in range(MADE_UP_TENANTS) for part in (f"made-up-{number}", "1000.5"))
+    await store.connection.call("HSET", shares, *names, "ahead", "2000.0")
 
 
 async def copy_entry(store: Store) -> bytes:

@@ -23,7 +23,7 @@ def owner(cid: str = "aaa", *, worker: str = "w1", token: int = 1) -> Ownership:
     return Ownership(cid, worker, str(token))
 
 
-def chain(cid: str = "aaa", *, parent_id: str = "") -> list[str]:
+def chain(cid: str = "aaa", *, parent_id: str | None = None) -> list[str]:
     return list_accounts(cid, tenant="acme", experiment="swe", parent_id=parent_id)
 
 
