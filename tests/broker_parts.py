@@ -23,6 +23,7 @@ from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
 
 CID = "conversation-1"
+MADE_UP_TENANTS, KEPT_TENANTS = 5_000, 2_100
 
 
 def message(text: str = "Hello") -> MessageAction:
@@ -74,6 +75,31 @@ async def claim(store: Store, worker_id: str, conversation_id: str = CID) -> Own
     return claimed.ownership
 
 
+async def own(store: Store, *events: Event) -> tuple[EventLog, Ownership]:
+    """Create the conversation with `events`, owned by the controller worker w1."""
+    log = await begin(store, CID, *events)
+    await enter(store, "w1")
+    return log, await claim(store, "w1")
+
+
+async def dispatch_one(store: Store, **nodes: str) -> tuple[EventLog, Ownership]:
+    """Create the conversation and dispatch its event 2, an action; `nodes` are the tool workers with their nodes."""
+    log = await begin(store)
+    await enter(store, "w1")
+    for worker_id, node in nodes.items():
+        await enter(store, worker_id, node=node)
+    ownership, _ = await act(store, "w1")
+    return log, ownership
+
+
+async def bury(store: Store, worker_id: str, *, by: Membership | None = None) -> int:
+    """Let a worker die, and another's beat hand back what it had; return how many workers the beat removed."""
+    await lapse(store, worker_id)
+    found = await (by or await enter(store, "undertaker")).beat(1)
+    assert found is not None
+    return found.removed_count
+
+
 async def act(store: Store, worker_id: str, conversation_id: str = CID) -> tuple[Ownership, int]:
     """Claim a conversation and append one runnable action, dispatched; return its id too."""
     owners, log = Owners(store), EventLog(store)
@@ -110,6 +136,42 @@ async def mail_of(store: Store, worker_id: str) -> list[str]:
 async def pending(store: Store, stream: str, group: str) -> int:
     """Return how many entries of a stream were handed out and not acknowledged."""
     return int((await store.connection.call("XPENDING", stream, group))[0])
+
+
+async def newly_notified(store: Store) -> list[str]:
+    """Return the conversations that were notified since the last look, in order."""
+    ids = await notified(store)
+    await store.connection.call("DEL", store.all_shards[0].ready)
+    for cid in ids:
+        await store.connection.call("HDEL", store.keys(cid).meta, "rung")
+    return ids
+
+
+async def begin_unnotified(store: Store, *conversation_ids: str) -> None:
+    """Create conversations whose workers have not been notified of them."""
+    for cid in conversation_ids:
+        await begin(store, cid)
+    await newly_notified(store)
+
+
+async def make_up_tenants(store: Store, shares: str) -> None:
+    """Let many tenants have had one turn, and one of them many."""
+    names = (part for number in range(MADE_UP_TENANTS) for part in (f"made-up-{number}", "1000.5"))
+    await store.connection.call("HSET", shares, *names, "ahead", "2000.0")
+
+
+async def copy_entry(store: Store) -> bytes:
+    """Let the entry of the only action of the pool come twice."""
+    stream = store.all_shards[0].actions("pool:bash")
+    ((_, fields),) = await store.connection.call("XRANGE", stream, "-", "+")
+    copied: bytes = await store.connection.call("XADD", stream, "*", *fields)
+    return copied
+
+
+async def node_of(store: Store) -> bytes | None:
+    """Return the node of the conversation's workspace."""
+    found: bytes | None = await store.connection.call("HGET", store.keys(CID).meta, "node")
+    return found
 
 
 class LosingConnection:

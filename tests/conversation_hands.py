@@ -119,7 +119,7 @@ class Hands:
         script = self.folder / "script.json"
         extra = {"condensation": condensation} if condensation else {}
         script.write_text(json.dumps({"turns": turns, "latency_seconds": latency, **extra}))
-        agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), condenser=condenser, name=name, sdk=sdk)
+        agent = self.agent(condenser=condenser, name=name, sdk=sdk)
         created = ConversationCreated(conversation_id=CID, **{"agent": agent} | fields)
         await self.log.create(created, [said("task")], key="begin")
 
@@ -136,6 +136,15 @@ class Hands:
         loop.wake(has_new_events=False)
         await self.at_rest(loop)
         return loop
+
+    def agent(self, **fields: Any) -> AgentSpec:
+        """Return an agent whose model follows the script."""
+        return AgentSpec(**{"llm": LLMSpec(model=f"scripted/{self.folder / 'script.json'}")} | fields)
+
+    async def wake(self, loop: ConversationLoop) -> None:
+        """Let a conversation continue until it waits, or is gone."""
+        loop.wake()
+        await self.at_rest(loop)
 
     async def at_rest(self, loop: ConversationLoop) -> None:
         await until(lambda: loop.is_idle, what="rest")

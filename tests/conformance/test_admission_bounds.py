@@ -37,6 +37,13 @@ async def refused(store: Store, conversation_id: str, *, tenant: str = "acme") -
     return raised.value
 
 
+async def begin_two(store: Store) -> None:
+    """Start as many conversations as the tenant may have open."""
+    await publish_tenants(store, TenantTable.load_setting(TWO), None)
+    await begin(store, "one")
+    await begin(store, "two")
+
+
 async def settle(store: Store, conversation_id: str, state: AgentState) -> None:
     """Claim a conversation and let it come to a state, as its owner."""
     found = await Owners(store).claim(conversation_id, "w1")
@@ -53,9 +60,7 @@ async def settle(store: Store, conversation_id: str, state: AgentState) -> None:
 
 
 async def test_a_tenant_has_no_more_open_than_it_may(store: Store) -> None:
-    await publish_tenants(store, TenantTable.load_setting(TWO), None)
-    await begin(store, "one")
-    await begin(store, "two")
+    await begin_two(store)
     error = await refused(store, "three")
     assert (error.code, error.reason, error.retryable) == ("admission_refused", "open", True)
     assert error.retry_after_seconds == 5.0
@@ -64,9 +69,7 @@ async def test_a_tenant_has_no_more_open_than_it_may(store: Store) -> None:
 
 
 async def test_what_has_begun_is_never_refused(store: Store) -> None:
-    await publish_tenants(store, TenantTable.load_setting(TWO), None)
-    await begin(store, "one")
-    await begin(store, "two")
+    await begin_two(store)
     assert isinstance(await begin(store, "two"), Duplicate)
     await check_admission(store, "two", "acme")
     assert isinstance(await EventLog(store).append("two", [command()]), Appended)
@@ -76,9 +79,7 @@ async def test_what_has_begun_is_never_refused(store: Store) -> None:
 
 async def test_one_that_has_settled_makes_room(store: Store) -> None:
     await enter(store, "w1")
-    await publish_tenants(store, TenantTable.load_setting(TWO), None)
-    await begin(store, "one")
-    await begin(store, "two")
+    await begin_two(store)
     await settle(store, "one", AgentState.FINISHED)
     await begin(store, "three")
     await settle(store, "one", AgentState.RUNNING)  # a message continues it, whatever that makes
@@ -87,9 +88,7 @@ async def test_one_that_has_settled_makes_room(store: Store) -> None:
 
 
 async def test_one_that_was_closed_or_lost_makes_room(store: Store) -> None:
-    await publish_tenants(store, TenantTable.load_setting(TWO), None)
-    await begin(store, "one")
-    await begin(store, "two")
+    await begin_two(store)
     await store.call_function("deck_close", (store.keys("one").root, store.keys("one").shard.root), "one")
     await begin(store, "three")
     await store.connection.call("DEL", store.keys("two").meta)  # as a store that was restored from an older file
@@ -100,9 +99,7 @@ async def test_one_that_was_closed_or_lost_makes_room(store: Store) -> None:
 
 
 async def test_a_damaged_conversation_does_not_count(store: Store) -> None:
-    await publish_tenants(store, TenantTable.load_setting(TWO), None)
-    await begin(store, "one")
-    await begin(store, "two")
+    await begin_two(store)
     await store.connection.call("SET", store.keys("two").meta, "damaged")
     await begin(store, "three")
 

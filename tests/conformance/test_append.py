@@ -17,7 +17,19 @@ from broker.log.event_log import EventLog
 from broker.runtime.errors import ConversationMoved, EventsLost, UnknownConversation, UsageError
 from broker.store.connection import Argument, Connection
 from broker.store.store import Store, open_store
-from tests.broker_parts import CID, LosingConnection, act, begin, claim, command, enter, lapse, message, output
+from tests.broker_parts import (
+    CID,
+    LosingConnection,
+    begin,
+    bury,
+    claim,
+    command,
+    dispatch_one,
+    enter,
+    message,
+    output,
+    own,
+)
 
 
 async def test_a_conversation_begins_at_event_1(store: Store) -> None:
@@ -88,9 +100,7 @@ async def test_nothing_is_appended_to_an_unknown_conversation(store: Store) -> N
 
 
 async def test_a_closed_conversation_takes_nothing(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    ownership = await claim(store, "w1")
+    log, ownership = await own(store)
     await Conversations(store).close(CID)
     assert await log.append(CID, [message()]) == Closed()
     assert await log.append_observation(CID, output(1), worker_id="t1") == Closed()
@@ -98,13 +108,11 @@ async def test_a_closed_conversation_takes_nothing(store: Store) -> None:
     assert await log.load_last_id(CID) == 1
 
 
-async def test_an_earlier_token_is_fenced(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    old = await claim(store, "w1")
-    await lapse(store, "w1")
-    second = await enter(store, "w2")
-    await second.beat(1)
+async def test_an_earlier_or_stolen_token_is_fenced(store: Store) -> None:
+    log, old = await own(store)
+    assert await log.append_as_owner(Ownership(CID, "w2", old.token), [message()], expected_last_id=1) == Fenced()
+    await enter(store, "w2")
+    await bury(store, "w1")
     new = await claim(store, "w2")
     assert await log.append_as_owner(old, [message("zombie")], expected_last_id=1) == Fenced()
     assert await log.append_as_owner(new, [message("heir")], expected_last_id=1) == Appended(2, 2)
@@ -112,27 +120,15 @@ async def test_an_earlier_token_is_fenced(store: Store) -> None:
     assert await log.load_last_id(CID) == 2
 
 
-async def test_another_worker_with_a_stolen_token_is_fenced(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    ownership = await claim(store, "w1")
-    stolen = Ownership(CID, "w2", ownership.token)
-    assert await log.append_as_owner(stolen, [message()], expected_last_id=1) == Fenced()
-
-
 async def test_an_outdated_decision_is_a_conflict(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    ownership = await claim(store, "w1")
+    log, ownership = await own(store)
     await log.append(CID, [message("wait")])
     assert await log.append_as_owner(ownership, [message()], expected_last_id=1) == Conflict(2)
     assert await log.append_as_owner(ownership, [message()], expected_last_id=2) == Appended(3, 3)
 
 
 async def test_log_shorter_than_its_owner_knows_is_an_alarm(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    ownership = await claim(store, "w1")
+    log, ownership = await own(store)
     with pytest.raises(EventsLost, match="ends at event 1, but event 5 had been acknowledged"):
         await log.append_as_owner(ownership, [message()], expected_last_id=5)
     with pytest.raises(EventsLost):
@@ -142,9 +138,7 @@ async def test_log_shorter_than_its_owner_knows_is_an_alarm(store: Store) -> Non
 async def test_an_owners_append_is_repeated_although_the_log_has_grown(
     store: Store, connect: Callable[[], Connection]
 ) -> None:
-    await begin(store)
-    await enter(store, "w1")
-    ownership = await claim(store, "w1")
+    _, ownership = await own(store)
 
     def loses(sent: Sequence[Argument]) -> bool:
         return sent[:2] == ("FCALL", "deck_append") and losing.lost == 0
@@ -158,47 +152,35 @@ async def test_an_owners_append_is_repeated_although_the_log_has_grown(
 
 
 async def test_two_decisions_on_the_same_ground_are_not_one(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    ownership = await claim(store, "w1")
+    log, ownership = await own(store)
     assert await log.append_as_owner(ownership, [message("a")], expected_last_id=1) == Appended(2, 2)
     assert await log.append_as_owner(ownership, [message("b")], expected_last_id=1) == Conflict(2)
     assert await log.load_last_id(CID) == 2
 
 
 async def test_append_of_fields_alone_keeps_the_next_events(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    ownership = await claim(store, "w1")
+    log, ownership = await own(store)
     await log.append_as_owner(ownership, [], expected_last_id=1, fields={"state": "paused"})
     assert (await Conversations(store).load_row(CID)).state == "paused"
     assert await log.append_as_owner(ownership, [message()], expected_last_id=1) == Appended(2, 2)
 
 
 async def test_an_action_gets_one_observation(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    await act(store, "w1")
+    log, _ = await dispatch_one(store)
     assert await log.append_observation(CID, output(2, "first"), worker_id="t1") == Appended(3, 3)
     assert await log.append_observation(CID, output(2, "second"), worker_id="t2") == Duplicate(3, 3)
     assert [event.id for event in await log.read(CID)] == [1, 2, 3]
 
 
 async def test_an_owner_settles_an_action_before_its_worker_does(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    ownership, action_id = await act(store, "w1")
-    settled = await log.append_as_owner(
-        ownership, [message("stopped"), output(action_id)], expected_last_id=2, answers={1: action_id}
-    )
-    assert settled == Appended(3, 4)
-    assert await log.append_observation(CID, output(action_id), worker_id="t1") == Duplicate(4, 4)
+    log, ownership = await dispatch_one(store)
+    events = [message("stopped"), output(2)]
+    assert await log.append_as_owner(ownership, events, expected_last_id=2, answers={1: 2}) == Appended(3, 4)
+    assert await log.append_observation(CID, output(2), worker_id="t1") == Duplicate(4, 4)
 
 
 async def test_what_a_listing_shows_is_written_with_the_events(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    ownership = await claim(store, "w1")
+    log, ownership = await own(store)
     fields = {"state": "running", "iterations": 3, "cost_usd": 0.25}
     await log.append_as_owner(ownership, [message()], expected_last_id=1, fields=fields)
     row = await Conversations(store).load_row(CID)
@@ -221,9 +203,7 @@ async def test_many_writers_leave_no_gap(store: Store) -> None:
 
 
 async def test_only_dispatched_actions_are_queued(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    ownership = await claim(store, "w1")
+    log, ownership = await own(store)
     actions = [command("a"), command("b"), command("c")]
     await log.append_as_owner(ownership, actions, expected_last_id=1, dispatch=[0, 2])
     entries = await store.connection.call("XRANGE", store.all_shards[0].actions("pool:bash"), "-", "+")

@@ -9,6 +9,13 @@ from broker.store.store import Store
 from tests.broker_parts import begin, enter, lapse, notified
 
 
+@pytest.fixture
+async def batches(store: Store) -> Batches:
+    for worker in ("w1", "w2"):
+        await enter(store, worker)
+    return Batches(store)
+
+
 async def put(batches: Batches, cid: str, step: str = "1.1", *, lane: str = "lane", body: bytes = b"body") -> None:
     await batches.put(cid, step, seen_id=7, lane=lane, about_lane="about", body=body)
 
@@ -17,20 +24,17 @@ async def seal(batches: Batches, *, calls: int = 10, size: int = 1_000, seconds:
     return await batches.seal("lane", "w1", lease_seconds=60.0, max_calls=calls, max_bytes=size, gather_seconds=seconds)
 
 
-async def sealed(store: Store, *ids: str) -> tuple[Batches, Batch]:
-    for worker in ("w1", "w2"):
-        await enter(store, worker)
-    batches = Batches(store)
+async def sealed(batches: Batches, *ids: str) -> Batch:
     for cid in ids:
         await put(batches, cid)
     batch_id, _ = await seal(batches)
     batch = await batches.lease(batch_id, "w1", lease_seconds=60.0)
     assert batch is not None
-    return batches, batch
+    return batch
 
 
-async def test_a_call_waits_and_is_sent_and_is_done(store: Store) -> None:
-    batches, batch = await sealed(store, "aaa", "bbb")
+async def test_a_call_waits_and_is_sent_and_is_done(batches: Batches) -> None:
+    batch = await sealed(batches, "aaa", "bbb")
     assert (batch.count, batch.provider, batch.sent_ms) == (2, "", 0)
     assert await batches.load_bodies(batch) == {"1": b"body", "2": b"body"}
     assert (await batches.load_call("aaa", "1.1")).status is BatchCallStatus.SENT
@@ -49,9 +53,7 @@ async def test_a_call_waits_and_is_sent_and_is_done(store: Store) -> None:
     assert await batches.drop("aaa") is BatchCallStatus.NONE
 
 
-async def test_batch_is_made_when_full_or_old_enough(store: Store) -> None:
-    await enter(store, "w1")
-    batches = Batches(store)
+async def test_batch_is_made_when_full_or_old_enough(batches: Batches) -> None:
     assert await seal(batches) == ("", -1.0)
     for cid in ("aaa", "bbb", "ccc"):
         await put(batches, cid, body=b"12345")
@@ -67,12 +69,11 @@ async def test_batch_is_made_when_full_or_old_enough(store: Store) -> None:
         await put(batches, cid, body=b"12345")
     two, _ = await seal(batches, size=11, seconds=60.0)
     batch = await batches.lease(two, "w1", lease_seconds=60.0)
-    assert batch is not None
     assert batch.count == 2
 
 
-async def test_one_live_worker_has_a_batch_in_hand(store: Store) -> None:
-    batches, batch = await sealed(store, "aaa")
+async def test_one_live_worker_has_a_batch_in_hand(store: Store, batches: Batches) -> None:
+    batch = await sealed(batches, "aaa")
     assert await batches.find_due() == [batch.batch_id]
     assert await batches.lease(batch.batch_id, "w2", lease_seconds=60.0) is None
     await lapse(store, "w1")
@@ -85,8 +86,8 @@ async def test_one_live_worker_has_a_batch_in_hand(store: Store) -> None:
     assert await batches.find_due() == []
 
 
-async def test_abandoned_call_is_neither_sent_nor_delivered(store: Store) -> None:
-    batches, batch = await sealed(store, "aaa", "bbb", "ccc")
+async def test_abandoned_call_is_neither_sent_nor_delivered(batches: Batches) -> None:
+    batch = await sealed(batches, "aaa", "bbb", "ccc")
     assert await batches.drop("aaa") is BatchCallStatus.SENT
     await put(batches, "bbb", "1.2")
     assert await batches.load_bodies(batch) == {"3": b"body"}
@@ -97,9 +98,7 @@ async def test_abandoned_call_is_neither_sent_nor_delivered(store: Store) -> Non
     assert await batches.load_lanes() == {"lane": "about"}
 
 
-async def test_a_call_that_is_lost_holds_up_nobody_behind_it(store: Store) -> None:
-    await enter(store, "w1")
-    batches = Batches(store)
+async def test_a_call_that_is_lost_holds_up_nobody_behind_it(store: Store, batches: Batches) -> None:
     await put(batches, "aaa")
     await store.connection.call("DEL", f"{store.all_shards[0].root}:batch:call:aaa")
     await put(batches, "bbb")
@@ -116,11 +115,11 @@ def of_batch(store: Store, name: str, batch: Batch | None = None) -> str:
 
 
 @pytest.mark.parametrize("damage", ["lost", "half", "overwritten"])
-async def test_lost_batch_ends_and_its_calls_are_repeated(store: Store, damage: str) -> None:
+async def test_lost_batch_ends_and_its_calls_are_repeated(store: Store, batches: Batches, damage: str) -> None:
     for cid in ("aaa", "bbb", "ccc"):
         await begin(store, cid)
         await store.connection.call("HDEL", store.keys(cid).meta, "rung")
-    batches, batch = await sealed(store, "aaa", "bbb", "ccc")
+    batch = await sealed(batches, "aaa", "bbb", "ccc")
     await batches.deliver(batch, "3", b"result")
     await store.connection.call("DEL", store.all_shards[0].ready)
     about = of_batch(store, "about", batch)
@@ -140,9 +139,7 @@ async def test_lost_batch_ends_and_its_calls_are_repeated(store: Store, damage: 
 
 @pytest.mark.parametrize("name", ["open", "queue:lane", "lanes"])
 @pytest.mark.parametrize("is_sealed", [False, True])
-async def test_call_with_lost_parts_is_repeated(store: Store, name: str, is_sealed: bool) -> None:
-    await enter(store, "w1")
-    batches = Batches(store)
+async def test_call_with_lost_parts_is_repeated(store: Store, batches: Batches, name: str, is_sealed: bool) -> None:
     await put(batches, "aaa")
     if is_sealed:
         assert (await seal(batches))[0]
@@ -155,9 +152,7 @@ async def test_call_with_lost_parts_is_repeated(store: Store, name: str, is_seal
 
 
 @pytest.mark.parametrize("name", ["open", "queue:lane", "lanes", "call:aaa"])
-async def test_what_stands_in_the_place_of_batches_holds_up_nobody(store: Store, name: str) -> None:
-    await enter(store, "w1")
-    batches = Batches(store)
+async def test_what_stands_in_the_place_of_batches_holds_up_nobody(store: Store, batches: Batches, name: str) -> None:
     await store.connection.call("SET", of_batch(store, name), "a string")
     assert await batches.load_lanes() == {}
     assert (await batches.load_call("aaa", "1.1")).status is BatchCallStatus.NONE
@@ -166,8 +161,8 @@ async def test_what_stands_in_the_place_of_batches_holds_up_nobody(store: Store,
     assert await batches.find_due() == [batch_id]
 
 
-async def test_a_lane_in_which_nobody_waits_is_forgotten(store: Store) -> None:
-    batches, batch = await sealed(store, "aaa")
+async def test_a_lane_in_which_nobody_waits_is_forgotten(batches: Batches) -> None:
+    batch = await sealed(batches, "aaa")
     for number in range(20):  # models whose names somebody makes up
         await put(batches, f"c{number}", lane=f"lane-{number}")
         await batches.drop(f"c{number}")
@@ -175,13 +170,12 @@ async def test_a_lane_in_which_nobody_waits_is_forgotten(store: Store) -> None:
         await batches.seal(lane, "w1", lease_seconds=60.0, max_calls=10, max_bytes=1_000, gather_seconds=0.0)
     assert await batches.load_lanes() == {}
     taken = await batches.lease(batch.batch_id, "w1", lease_seconds=60.0)
-    assert taken is not None
     assert taken.lane_description == "about"  # the worker that looks after it may have started since
 
 
 @pytest.mark.parametrize("field", ["body", "step", "all", "number"])
-async def test_unusable_call_blocks_no_other_of_its_batch(store: Store, field: str) -> None:
-    batches, batch = await sealed(store, "aaa", "bbb")
+async def test_unusable_call_blocks_no_other_of_its_batch(store: Store, batches: Batches, field: str) -> None:
+    batch = await sealed(batches, "aaa", "bbb")
     if field == "number":
         await store.connection.call("HSET", of_batch(store, "calls", batch), "x", "rubbish")
     elif field == "all":

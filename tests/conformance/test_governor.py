@@ -1,12 +1,17 @@
-"""Quotas of models: who may call, who waits, who is next, on each kind of store."""
+"""Quotas of models: which conversation may call, waits or is next, and whose a permit is, on each kind of store."""
 
 from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
 
 from broker.limits.governor import CallGranted, CallOutcome, CallQueued, Governor, Priority
 from broker.limits.quotas import QuotaTable
 from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
-from tests.broker_parts import begin, enter, lapse, notified, pass_time
+from tests.broker_parts import KEPT_TENANTS, begin, begin_unnotified, bury, enter, make_up_tenants, notified, pass_time
 
 WORKER = "w1"
 
@@ -23,34 +28,33 @@ def limited(store: Store, **limits: int) -> Governor:
 class Callers:
     """Conversations that want to call one model."""
 
+    @classmethod
+    async def limited(cls, store: Store, **limits: int) -> Callers:
+        """Make those of a model with limits, and the workers w1 and w2."""
+        for worker in ("w1", "w2"):
+            await enter(store, worker)
+        return cls(store, limited(store, **limits))
+
     def __init__(self, store: Store, made: Governor, *, model: str = "acme/large") -> None:
         pool = made.find_pool(model)
         assert pool is not None
         self.store, self.governor, self.pool = store, made, pool
 
     async def reserve(
-        self,
-        cid: str,
-        *,
-        tokens: tuple[int, int] = (0, 0),
-        worker: str = WORKER,
-        priority: Priority = Priority.BATCH,
-        tenant: str = "",
-        fence: str = "0",
+        self, cid: str, *, tokens: tuple[int, int] = (0, 0), worker: str = WORKER, **wanted: object
     ) -> CallGranted | CallQueued:
+        asked: dict[str, Any] = {"priority": Priority.BATCH, "tenant": "", "fence": "0", **wanted}
         return await self.governor.reserve(
-            self.pool,
-            cid,
-            worker,
-            input_tokens=tokens[0],
-            output_tokens=tokens[1],
-            priority=priority,
-            tenant=tenant,
-            fence=fence,
+            self.pool, cid, worker, input_tokens=tokens[0], output_tokens=tokens[1], **asked
         )
 
     async def may_call(self, cid: str, **wanted: object) -> bool:
         return isinstance(await self.reserve(cid, **wanted), CallGranted)  # type: ignore[arg-type]
+
+    async def eta(self, cid: str, **wanted: object) -> float:
+        """Return how many seconds a conversation has to wait."""
+        answer = await self.reserve(cid, **wanted)  # type: ignore[arg-type]
+        return answer.eta_seconds
 
     async def settle(self, cid: str, outcome: CallOutcome = CallOutcome.OK, **used: object) -> None:
         await self.governor.settle(self.pool, cid, str(used.pop("worker", WORKER)), outcome, **used)  # type: ignore[arg-type]
@@ -60,9 +64,7 @@ class Callers:
 
 
 async def test_concurrency_is_one_for_the_whole_cluster(store: Store) -> None:
-    for worker in ("w1", "w2"):
-        await enter(store, worker)
-    callers = Callers(store, limited(store, concurrency=2))
+    callers = await Callers.limited(store, concurrency=2)
     assert await callers.may_call("aaa", worker="w1")
     assert await callers.may_call("bbb", worker="w2")
     assert not await callers.may_call("ccc", worker="w1")
@@ -71,20 +73,15 @@ async def test_concurrency_is_one_for_the_whole_cluster(store: Store) -> None:
 
 
 async def test_a_repeated_reservation_is_the_same_one(store: Store) -> None:
-    await enter(store, WORKER)
-    callers = Callers(store, limited(store, concurrency=2))
+    callers = await Callers.limited(store, concurrency=2)
     for _ in range(3):
         assert await callers.may_call("aaa")
     assert await callers.may_call("bbb")
 
 
 async def test_a_conversation_is_woken_when_its_turn_comes(store: Store) -> None:
-    await enter(store, WORKER)
-    callers = Callers(store, limited(store, concurrency=1))
-    for cid in ("aaa", "bbb", "ccc"):
-        await begin(store, cid)
-        await store.connection.call("HDEL", store.keys(cid).meta, "rung")
-    await store.connection.call("DEL", store.all_shards[0].ready)
+    callers = await Callers.limited(store, concurrency=1)
+    await begin_unnotified(store, "aaa", "bbb", "ccc")
     assert await callers.may_call("aaa")
     assert not await callers.may_call("bbb")
     assert not await callers.may_call("ccc")
@@ -98,8 +95,7 @@ async def test_a_conversation_is_woken_when_its_turn_comes(store: Store) -> None
 
 
 async def test_interactive_conversations_go_first(store: Store) -> None:
-    await enter(store, WORKER)
-    callers = Callers(store, limited(store, concurrency=1))
+    callers = await Callers.limited(store, concurrency=1)
     assert await callers.may_call("first")
     for n in range(5):
         assert not await callers.may_call(f"batch-{n}")
@@ -132,21 +128,16 @@ async def test_tenants_share_by_weight(store: Store) -> None:
 
 
 async def test_a_dead_worker_holds_nothing(store: Store) -> None:
-    for worker in ("w1", "w2"):
-        await enter(store, worker)
-    callers = Callers(store, limited(store, concurrency=1))
+    callers = await Callers.limited(store, concurrency=1)
     assert await callers.may_call("aaa", worker="w1")
     assert not await callers.may_call("bbb", worker="w2")
-    await lapse(store, "w1")
-    await (await enter(store, "w3")).beat(1)  # buries it
+    await bury(store, "w1")
     await store.connection.call("HSET", f"{store.all_shards[0].quota('acme_large')}:state", "swept", 0)
     assert await callers.may_call("bbb", worker="w2")
 
 
 async def test_the_next_owner_takes_over_the_reservation(store: Store) -> None:
-    for worker in ("w1", "w2"):
-        await enter(store, worker)
-    callers = Callers(store, limited(store, concurrency=1))
+    callers = await Callers.limited(store, concurrency=1)
     assert await callers.may_call("aaa", worker="w1")
     assert await callers.may_call("aaa", worker="w2")
     await callers.settle("aaa", worker="w1")  # of the former owner: too late
@@ -156,8 +147,7 @@ async def test_the_next_owner_takes_over_the_reservation(store: Store) -> None:
 
 
 async def test_whoever_withdraws_is_not_waited_for(store: Store) -> None:
-    await enter(store, WORKER)
-    callers = Callers(store, limited(store, concurrency=1))
+    callers = await Callers.limited(store, concurrency=1)
     assert await callers.may_call("aaa")
     assert not await callers.may_call("bbb")
     assert not await callers.may_call("ccc")
@@ -169,17 +159,14 @@ async def test_whoever_withdraws_is_not_waited_for(store: Store) -> None:
 
 
 async def test_a_former_owner_may_have_called(store: Store) -> None:
-    for worker in (WORKER, "w2"):
-        await enter(store, worker)
-    callers = Callers(store, limited(store, requests_per_day=2))
+    callers = await Callers.limited(store, requests_per_day=2)
     for worker in (WORKER, "w2"):
         assert await callers.may_call("aaa", worker=worker)
     assert not await callers.may_call("bbb")
 
 
 async def test_limits_per_minute(memory_store: Store, clock: ManualClock) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, requests_per_minute=600))
+    callers = await Callers.limited(memory_store, requests_per_minute=600)
     granted = 0
     while clock.monotonic() < 60.0:
         if await callers.may_call(f"conversation-{granted}"):
@@ -191,14 +178,11 @@ async def test_limits_per_minute(memory_store: Store, clock: ManualClock) -> Non
 
 
 async def test_tokens_are_settled_by_what_was_used(memory_store: Store, clock: ManualClock) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
+    callers = await Callers.limited(memory_store, input_tokens_per_minute=60_000)
     assert await callers.may_call("aaa", tokens=(600, 0))
     await callers.settle("aaa", input_tokens=600 + 5_000)
     # 1,000 at the beginning; a debt of 4,600 flows off at 59,000 a minute.
-    answer = await callers.reserve("bbb", tokens=(100, 0))
-    assert isinstance(answer, CallQueued)
-    assert 4.7 <= answer.eta_seconds <= 4.9
+    assert 4.7 <= await callers.eta("bbb", tokens=(100, 0)) <= 4.9
     await pass_time(memory_store, clock, 4.6, worker_id=WORKER)
     assert not await callers.may_call("bbb", tokens=(100, 0))
     await pass_time(memory_store, clock, 0.3, worker_id=WORKER)
@@ -206,8 +190,7 @@ async def test_tokens_are_settled_by_what_was_used(memory_store: Store, clock: M
 
 
 async def test_call_larger_than_the_bucket_runs_when_full(memory_store: Store, clock: ManualClock) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, output_tokens_per_minute=6_000))
+    callers = await Callers.limited(memory_store, output_tokens_per_minute=6_000)
     assert await callers.may_call("aaa", tokens=(0, 5_900))
     await callers.settle("aaa", output_tokens=5_900)
     assert not await callers.may_call("bbb", tokens=(0, 1))
@@ -216,16 +199,13 @@ async def test_call_larger_than_the_bucket_runs_when_full(memory_store: Store, c
 
 
 async def test_a_refusal_is_obeyed_once_for_everybody(memory_store: Store, clock: ManualClock) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, requests_per_minute=6_000))
+    callers = await Callers.limited(memory_store, requests_per_minute=6_000)
     assert await callers.may_call("aaa")
     assert await callers.may_call("bbb")
     await pass_time(memory_store, clock, 0.001, worker_id=WORKER)
     for cid in ("aaa", "bbb"):
         await callers.settle(cid, CallOutcome.LIMITED, retry_after_seconds=7)
-    answer = await callers.reserve("ccc")
-    assert isinstance(answer, CallQueued)
-    assert 6.9 <= answer.eta_seconds <= 7.1
+    assert 6.9 <= await callers.eta("ccc") <= 7.1
     await pass_time(memory_store, clock, 7, worker_id=WORKER)
     assert await callers.may_call("ccc")
     level = await memory_store.connection.call(
@@ -235,8 +215,7 @@ async def test_a_refusal_is_obeyed_once_for_everybody(memory_store: Store, clock
 
 
 async def test_a_shorter_refusal_does_not_end_a_longer_one(memory_store: Store, clock: ManualClock) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, requests_per_minute=6_000))
+    callers = await Callers.limited(memory_store, requests_per_minute=6_000)
     for cid in ("aaa", "bbb"):
         assert await callers.may_call(cid)
     await callers.settle("aaa", CallOutcome.LIMITED, retry_after_seconds=60)
@@ -248,8 +227,7 @@ async def test_a_shorter_refusal_does_not_end_a_longer_one(memory_store: Store, 
 
 
 async def test_a_call_that_was_never_sent_costs_nothing(memory_store: Store) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
+    callers = await Callers.limited(memory_store, input_tokens_per_minute=60_000)
     for _ in range(3):
         assert await callers.may_call("aaa", tokens=(1_000, 0))  # all that the bucket holds
         await callers.settle("aaa", CallOutcome.UNSENT)
@@ -258,8 +236,7 @@ async def test_a_call_that_was_never_sent_costs_nothing(memory_store: Store) -> 
 
 
 async def test_a_smaller_call_does_not_overtake_a_larger_one(memory_store: Store, clock: ManualClock) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
+    callers = await Callers.limited(memory_store, input_tokens_per_minute=60_000)
     assert await callers.may_call("first", tokens=(900, 0))
     assert not await callers.may_call("large", tokens=(1_000, 0))
     assert not await callers.may_call("small", tokens=(50, 0))  # which there would be room for
@@ -268,26 +245,20 @@ async def test_a_smaller_call_does_not_overtake_a_larger_one(memory_store: Store
 
 
 async def test_a_refusal_for_years_is_obeyed_for_an_hour(memory_store: Store, clock: ManualClock) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, requests_per_minute=6_000))
+    callers = await Callers.limited(memory_store, requests_per_minute=6_000)
     assert await callers.may_call("aaa")
     await callers.settle("aaa", CallOutcome.LIMITED, retry_after_seconds=1e9)
-    answer = await callers.reserve("bbb")
-    assert isinstance(answer, CallQueued)
-    assert answer.eta_seconds <= 3_601
+    assert await callers.eta("bbb") <= 3_601
     await pass_time(memory_store, clock, 3_600, worker_id=WORKER)
     assert await callers.may_call("bbb")
 
 
 async def test_a_used_up_day_is_a_wait_until_the_next(memory_store: Store, clock: ManualClock) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, requests_per_day=2, day_starts_hour_utc=8))
+    callers = await Callers.limited(memory_store, requests_per_day=2, day_starts_hour_utc=8)
     for cid in ("aaa", "bbb"):
         assert await callers.may_call(cid)
         await callers.settle(cid)
-    answer = await callers.reserve("ccc")
-    assert isinstance(answer, CallQueued)
-    assert 8 * 3600 - 1 <= answer.eta_seconds <= 8 * 3600 + 1  # the clock begins at midnight
+    assert 8 * 3600 - 1 <= await callers.eta("ccc") <= 8 * 3600 + 1  # the clock begins at midnight
     await pass_time(memory_store, clock, 8 * 3600 + 1, worker_id=WORKER)
     assert await callers.may_call("ccc")
 
@@ -295,8 +266,7 @@ async def test_a_used_up_day_is_a_wait_until_the_next(memory_store: Store, clock
 async def test_whoever_does_not_come_is_called_again_and_then_forgotten(
     memory_store: Store, clock: ManualClock
 ) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, concurrency=1))
+    callers = await Callers.limited(memory_store, concurrency=1)
     await begin(memory_store, "aaa")
     assert await callers.may_call("first")
     assert not await callers.may_call("aaa")
@@ -310,8 +280,7 @@ async def test_whoever_does_not_come_is_called_again_and_then_forgotten(
 
 
 async def test_a_call_that_nobody_came_for_is_not_counted(memory_store: Store, clock: ManualClock) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, concurrency=1, requests_per_day=2))
+    callers = await Callers.limited(memory_store, concurrency=1, requests_per_day=2)
     assert await callers.may_call("first")
     assert not await callers.may_call("0-gone")
     await callers.settle("first")  # calls 0-gone, which never comes
@@ -324,8 +293,7 @@ async def test_a_call_that_nobody_came_for_is_not_counted(memory_store: Store, c
 async def test_a_conversation_called_again_gives_newcomers_no_earlier_place(
     memory_store: Store, clock: ManualClock
 ) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, concurrency=2))
+    callers = await Callers.limited(memory_store, concurrency=2)
     for cid in ("first", "second"):
         assert await callers.may_call(cid)
     waiting = ["0-late", *(f"a{n}" for n in range(8))]
@@ -355,8 +323,7 @@ async def test_a_conversation_called_again_gives_newcomers_no_earlier_place(
 
 
 async def test_kept_call_is_free_again_despite_a_lost_deadline(memory_store: Store, clock: ManualClock) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, concurrency=1))
+    callers = await Callers.limited(memory_store, concurrency=1)
     assert await callers.may_call("first")
     assert not await callers.may_call("0-gone")
     await callers.settle("first")  # calls 0-gone, which never comes
@@ -368,13 +335,10 @@ async def test_kept_call_is_free_again_despite_a_lost_deadline(memory_store: Sto
 
 
 async def test_prompt_grown_in_the_queue_waits_for_its_tokens(memory_store: Store, clock: ManualClock) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
+    callers = await Callers.limited(memory_store, input_tokens_per_minute=60_000)
     assert await callers.may_call("first", tokens=(1_000, 0))  # all that the bucket holds
     assert not await callers.may_call("grows", tokens=(10, 0))
-    answer = await callers.reserve("grows", tokens=(900, 0))
-    assert isinstance(answer, CallQueued)
-    assert 0.9 <= answer.eta_seconds <= 1.0
+    assert 0.9 <= await callers.eta("grows", tokens=(900, 0)) <= 1.0
     await pass_time(memory_store, clock, 0.5, worker_id=WORKER)
     assert not await callers.may_call("grows", tokens=(900, 0))
     await pass_time(memory_store, clock, 0.5, worker_id=WORKER)
@@ -383,16 +347,14 @@ async def test_prompt_grown_in_the_queue_waits_for_its_tokens(memory_store: Stor
 
 
 async def test_a_prompt_that_has_grown_takes_all_its_tokens(memory_store: Store) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
+    callers = await Callers.limited(memory_store, input_tokens_per_minute=60_000)
     assert await callers.may_call("aaa", tokens=(100, 0))
     assert await callers.may_call("aaa", tokens=(900, 0))
     assert not await callers.may_call("bbb", tokens=(500, 0))  # of the 1,000 that the bucket holds
 
 
 async def test_prompt_grown_after_its_call_keeps_its_place_and_waits(memory_store: Store, clock: ManualClock) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
+    callers = await Callers.limited(memory_store, input_tokens_per_minute=60_000)
     assert await callers.may_call("first", tokens=(1_000, 0))
     assert not await callers.may_call("grows", tokens=(100, 0))
     assert not await callers.may_call("next", tokens=(50, 0))
@@ -413,7 +375,6 @@ async def test_conversation_stays_on_its_key_while_cached(memory_store: Store, c
     keys = {}
     for cid in ("aaa", "bbb"):
         answer = await callers.reserve(cid)
-        assert isinstance(answer, CallGranted)
         keys[cid] = answer.key
         await pass_time(memory_store, clock, 0.01, worker_id=WORKER)
     assert keys == {"aaa": "KEY_1", "bbb": "KEY_2"}  # the freer one
@@ -427,8 +388,7 @@ async def test_conversation_stays_on_its_key_while_cached(memory_store: Store, c
 
 
 async def test_what_a_provider_says_is_left_counts(memory_store: Store) -> None:
-    await enter(memory_store, WORKER)
-    callers = Callers(memory_store, limited(memory_store, requests_per_minute=6_000))
+    callers = await Callers.limited(memory_store, requests_per_minute=6_000)
     assert await callers.may_call("aaa")
     await callers.governor.apply_remaining(callers.pool, "own", WORKER, {"requests": 0})
     assert not await callers.may_call("bbb")
@@ -437,9 +397,90 @@ async def test_what_a_provider_says_is_left_counts(memory_store: Store) -> None:
 
 
 async def test_a_store_that_was_never_told_its_quotas_is_told(store: Store) -> None:
-    await enter(store, WORKER)
-    callers = Callers(store, limited(store, concurrency=1))
+    callers = await Callers.limited(store, concurrency=1)
     await callers.governor.publish()
     await store.connection.call("DEL", f"{store.all_shards[0].quota('acme_large')}:limits")
     assert await callers.may_call("aaa")
     assert not await callers.may_call("bbb")
+
+
+async def test_the_queue_of_a_busy_model_forgets_made_up_tenants(store: Store) -> None:
+    callers = await Callers.limited(store, concurrency=1)
+    assert await callers.may_call("first")
+    assert not await callers.may_call("busy", tenant="busy")
+    shares = f"{store.all_shards[0].quota(callers.pool.name)}:shares:2"
+    await make_up_tenants(store, shares)
+    assert not await callers.may_call("aaa", tenant="another")
+    assert await store.connection.call("HLEN", shares) <= KEPT_TENANTS
+    assert await store.connection.call("HGET", shares, "ahead") == b"2000.0"  # who has had most, forgets it last
+    await store.connection.call("HSET", shares, ":at", "1000.75")
+    await make_up_tenants(store, shares)
+    assert not await callers.may_call("bbb", tenant="another")
+    assert await store.connection.call("HLEN", shares) == 3  # whose place has been passed owes nothing
+
+
+FORMER, LATTER = "1000", "2000"
+"""Tokens of two owners of a conversation, one after the other."""
+
+
+async def in_flight(callers: Callers) -> int:
+    level = f"{callers.store.all_shards[0].quota(callers.pool.name)}:level:{callers.pool.quotas[0].key}"
+    return int(await callers.store.connection.call("HGET", level, "in_flight"))
+
+
+async def left(callers: Callers) -> float:
+    level = f"{callers.store.all_shards[0].quota(callers.pool.name)}:level:{callers.pool.quotas[0].key}"
+    return float(await callers.store.connection.call("HGET", level, "input"))
+
+
+@pytest.mark.parametrize("worker", ["w1", "w2"])
+async def test_a_former_owner_takes_no_permit_from_the_latter(store: Store, worker: str) -> None:
+    callers = await Callers.limited(store, concurrency=2, input_tokens_per_minute=60_000)
+    assert await callers.may_call("aaa", worker="w1", fence=FORMER, tokens=(100, 0))
+    since = time.monotonic()
+    assert await callers.may_call("aaa", worker=worker, fence=LATTER, tokens=(200, 0))
+    before = await left(callers)
+    # The former owner was taken for dead, and continues.
+    assert not await callers.may_call("aaa", worker="w1", fence=FORMER, tokens=(600, 0))
+    await callers.settle("aaa", CallOutcome.UNSENT, worker="w1", fence=FORMER)
+    await callers.governor.withdraw(callers.pool, "aaa", "w1", fence=FORMER)
+    assert await in_flight(callers) == 1
+    filled = 1_000 * (time.monotonic() - since)  # the bucket fills by one a millisecond
+    assert before <= await left(callers) <= before + filled + 2  # whole ms at both ends
+    await callers.settle("aaa", worker=worker, fence=LATTER, input_tokens=200)
+    assert await in_flight(callers) == 0
+
+
+async def test_former_owner_takes_no_queue_place_from_the_next(store: Store) -> None:
+    callers = await Callers.limited(store, concurrency=1)
+    assert await callers.may_call("first", worker="w2")
+    assert not await callers.may_call("aaa", worker="w1", fence=FORMER)
+    assert not await callers.may_call("aaa", worker="w2", fence=LATTER)
+    await callers.governor.withdraw(callers.pool, "aaa", "w1", fence=FORMER)
+    await callers.settle("first", worker="w2")  # calls aaa
+    await callers.governor.withdraw(callers.pool, "aaa", "w1", fence=FORMER)
+    assert not await callers.may_call("aaa", worker="w1", fence=FORMER)
+    assert not await callers.may_call("bbb", worker="w1")
+    assert await callers.may_call("aaa", worker="w2", fence=LATTER)
+
+
+@pytest.mark.parametrize("asks", [(600, 700), (600, 500), (600, 600)], ids=["more", "less", "the-same"])
+async def test_permit_requested_again_with_another_size_costs_the_difference(
+    memory_store: Store, clock: ManualClock, asks: tuple[int, int]
+) -> None:
+    callers = await Callers.limited(memory_store, input_tokens_per_minute=60_000)
+    assert await callers.may_call("aaa", worker="w1", tokens=(asks[0], 0))
+    await pass_time(memory_store, clock, 30.0, worker_id="w1")  # the bucket is full again
+    assert await callers.may_call("aaa", worker="w1", tokens=(asks[1], 0))
+    assert await left(callers) == min(1_000.0, 1_000.0 - (asks[1] - asks[0]))
+    assert await in_flight(callers) == 1
+
+
+async def test_what_was_called_and_has_grown_costs_the_difference(memory_store: Store, clock: ManualClock) -> None:
+    callers = await Callers.limited(memory_store, input_tokens_per_minute=60_000, concurrency=1)
+    assert await callers.may_call("first", worker="w1")
+    assert not await callers.may_call("grows", worker="w1", tokens=(600, 0))
+    await callers.settle("first", worker="w1")  # calls `grows`, for 600
+    await pass_time(memory_store, clock, 2.0, worker_id="w1")
+    assert await callers.may_call("grows", worker="w1", tokens=(700, 0))
+    assert await left(callers) == pytest.approx(900.0)

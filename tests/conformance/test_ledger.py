@@ -13,7 +13,8 @@ from broker.limits.ledger import BudgetExhausted, Ledger, list_accounts, parse_a
 from broker.runtime.errors import OwnershipLost, UsageError
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
-from tests.broker_parts import begin, enter, lapse, notified
+from tests.broker_parts import begin_unnotified, enter, newly_notified, notified
+from tests.broker_parts import bury as bury_worker
 
 TENANT, EXPERIMENT = "tenant:acme", "experiment:acme/swe"
 
@@ -22,8 +23,8 @@ def owner(cid: str = "aaa", *, worker: str = "w1", token: int = 1) -> Ownership:
     return Ownership(cid, worker, str(token))
 
 
-def chain(cid: str = "aaa") -> list[str]:
-    return list_accounts(cid, tenant="acme", experiment="swe")
+def chain(cid: str = "aaa", *, parent_id: str | None = None) -> list[str]:
+    return list_accounts(cid, tenant="acme", experiment="swe", parent_id=parent_id)
 
 
 async def reserve(ledger: Ledger, cid: str, worst: float, total: float = 0.0, **who: object) -> BudgetExhausted | None:
@@ -34,30 +35,38 @@ async def settle(ledger: Ledger, cid: str, total: float, *, is_lost: bool = Fals
     await ledger.settle(owner(cid, **who), chain(cid), total_usd=total, is_lost=is_lost)  # type: ignore[arg-type]
 
 
+async def spend(ledger: Ledger, cid: str, worst: float, total: float) -> None:
+    """Make the first call of a conversation."""
+    assert await reserve(ledger, cid, worst) is None
+    await settle(ledger, cid, total)
+
+
+async def amounts(ledger: Ledger, account: str = TENANT) -> tuple[float, float, float]:
+    """Return what an account has spent, reserved and lost."""
+    found = await ledger.load_account(account)
+    return found.spent_usd, found.reserved_usd, found.lost_usd
+
+
 async def bury(store: Store, worker_id: str) -> None:
-    """Let a worker have died some time ago."""
-    await lapse(store, worker_id)
-    await (await enter(store, "undertaker")).beat(1)
+    """Let a worker have died some time ago, and sweep."""
+    await bury_worker(store, worker_id)
     await store.connection.call("DEL", f"{store.all_shards[0].root}:ledger:swept")
+    await Ledger(store).sweep()
 
 
-async def test_what_is_spent_counts_in_every_account_above(store: Store) -> None:
-    await enter(store, "w1")
-    ledger = Ledger(store)
-    for cid, total in (("aaa", 0.25), ("bbb", 0.5)):
-        assert await reserve(ledger, cid, 1.0) is None
-        await settle(ledger, cid, total)
+async def test_spending_counts_in_every_account_above(ledger: Ledger) -> None:
+    await spend(ledger, "aaa", 1.0, 0.25)
+    await spend(ledger, "bbb", 1.0, 0.5)
     tenant = await ledger.load_account(TENANT)
     assert (tenant.spent_usd, tenant.reserved_usd, tenant.calls, tenant.limit_usd) == (0.75, 0.0, 2, None)
-    assert (await ledger.load_account(EXPERIMENT)).spent_usd == 0.75
-    assert (await ledger.load_account(EXPERIMENT)).parent == TENANT
+    experiment = await ledger.load_account(EXPERIMENT)
+    assert (experiment.spent_usd, experiment.parent) == (0.75, TENANT)
     assert (await ledger.load_account("conversation:bbb")).spent_usd == 0.5
     assert await ledger.list_conversation_ids(TENANT) == ["aaa", "bbb"]
     assert [account.name for account in await ledger.load_accounts()] == [EXPERIMENT, TENANT]
 
 
-async def test_limit_is_changed_only_by_those_who_read_it(store: Store) -> None:
-    ledger = Ledger(store)
+async def test_limit_is_changed_only_by_those_who_read_it(ledger: Ledger) -> None:
     for _ in range(11):
         await ledger.top_up(TENANT, 999_999.123456789)
     seen: list[float | None] = []
@@ -66,39 +75,15 @@ async def test_limit_is_changed_only_by_those_who_read_it(store: Store) -> None:
     assert (changed.limit_usd, len(seen)) == (5.0, 1)
 
 
-async def test_an_account_with_delegates_under_way_is_not_forgotten(store: Store) -> None:
-    await enter(store, "w1")
-    ledger = Ledger(store)
-    await reserve(ledger, "aaa", 1.0)
-    await settle(ledger, "aaa", 0.5)
-    delegate = list_accounts("bbb", tenant="acme", experiment="swe", parent_id="aaa")
-    assert await ledger.reserve(owner("bbb"), delegate, worst_usd=3.0, total_usd=0.0) is None
-    await ledger.delete_account("aaa")
-    await ledger.settle(owner("bbb"), delegate, total_usd=2.0)
-    tenant = await ledger.load_account(TENANT)
-    assert (tenant.spent_usd, tenant.reserved_usd) == (2.5, 0.0)
-
-
-async def test_a_top_up_whose_reply_was_lost_counts_once(store: Store) -> None:
-    ledger = Ledger(store)
+async def test_a_top_up_whose_reply_was_lost_counts_once(store: Store, ledger: Ledger) -> None:
     await ledger.set_limit(TENANT, 1.0)
-    for key, expected in (("change-1", 3.0), ("change-1", 3.0), ("change-2", 5.0)):
+    for key, expected in (("one", 3.0), ("one", 3.0), ("two", 5.0), ("one", 5.0), ("two", 5.0)):
         root = store.all_shards[0].root
         await store.call_function("deck_budget_limit", (root,), key, "add", to_nano(2.0), TENANT)
         assert (await ledger.load_account(TENANT)).limit_usd == expected
 
 
-async def test_top_up_with_lost_reply_counts_once_despite_another(store: Store) -> None:
-    ledger = Ledger(store)
-    await ledger.set_limit(TENANT, 1.0)
-    root = store.all_shards[0].root
-    for key in ("change-1", "change-2", "change-1", "change-2"):
-        await store.call_function("deck_budget_limit", (root,), key, "add", to_nano(2.0), TENANT)
-    assert (await ledger.load_account(TENANT)).limit_usd == 5.0
-
-
-async def test_account_with_an_unreadable_number_hides_no_other(store: Store) -> None:
-    ledger = Ledger(store)
+async def test_account_with_an_unreadable_number_hides_no_other(store: Store, ledger: Ledger) -> None:
     for account in (TENANT, "tenant:rival"):
         await ledger.set_limit(account, 1.0)
     await store.connection.call("HSET", store.all_shards[0].budget(TENANT), "limit", "much", "spent", "1.5")
@@ -109,9 +94,7 @@ async def test_account_with_an_unreadable_number_hides_no_other(store: Store) ->
     assert changed.limit_usd == 2.0
 
 
-async def test_account_goes_with_its_conversation_but_its_costs_stay(store: Store) -> None:
-    await enter(store, "w1")
-    ledger = Ledger(store)
+async def test_account_goes_with_its_conversation_but_its_costs_stay(store: Store, ledger: Ledger) -> None:
     for cid in ("aaa", "bbb"):
         assert await reserve(ledger, cid, 1.0) is None
         await settle(ledger, cid, 0.5, is_lost=cid == "aaa")
@@ -121,13 +104,11 @@ async def test_account_goes_with_its_conversation_but_its_costs_stay(store: Stor
     names = [store.all_shards[0].budget("conversation:aaa") + part for part in ("", ":children", ":waiting", ":wanted")]
     assert await store.connection.call("EXISTS", *names) == 0
     assert (await ledger.load_account(TENANT)).spent_usd == 1.0
-    await settle(ledger, "aaa", 0.25)  # another conversation, which began under the same id
+    await settle(ledger, "aaa", 0.25)  # another conversation, which started under the same id
     assert (await ledger.load_account(TENANT)).spent_usd == 1.25
 
 
-async def test_restored_conversation_is_charged_for_new_costs(store: Store) -> None:
-    await enter(store, "w1")
-    ledger = Ledger(store)
+async def test_restored_conversation_is_charged_for_new_costs(ledger: Ledger) -> None:
     await settle(ledger, "aaa", 0.5)
     await ledger.delete_account("aaa")
     for _ in range(2):
@@ -138,9 +119,7 @@ async def test_restored_conversation_is_charged_for_new_costs(store: Store) -> N
     await ledger.restore_account([], total_usd=1.0)
 
 
-async def test_account_with_a_limit_or_running_call_is_kept(store: Store) -> None:
-    await enter(store, "w1")
-    ledger = Ledger(store)
+async def test_account_with_a_limit_or_running_call_is_kept(ledger: Ledger) -> None:
     await ledger.set_limit("conversation:aaa", 1.0)
     assert await reserve(ledger, "bbb", 0.1) is None
     for cid in ("aaa", "bbb"):
@@ -149,31 +128,26 @@ async def test_account_with_a_limit_or_running_call_is_kept(store: Store) -> Non
     assert (await ledger.load_account("conversation:bbb")).reserved_usd == 0.1
 
 
-async def test_account_of_another_type_blocks_no_deletion(store: Store) -> None:
+async def test_account_of_another_type_blocks_no_deletion(store: Store, ledger: Ledger) -> None:
     await store.connection.call("SET", store.all_shards[0].budget("conversation:aaa"), "x")
-    await Ledger(store).delete_account("aaa")
+    await ledger.delete_account("aaa")
     assert await store.connection.call("EXISTS", store.all_shards[0].budget("conversation:aaa")) == 0
 
 
-async def test_the_worst_case_is_reserved(store: Store) -> None:
-    await enter(store, "w1")
-    ledger = Ledger(store)
+async def test_the_worst_case_is_reserved(ledger: Ledger) -> None:
     await ledger.set_limit(TENANT, 1.0)
     assert await reserve(ledger, "aaa", 0.6) is None
     assert await reserve(ledger, "bbb", 0.6) == BudgetExhausted(TENANT)
-    assert (await ledger.load_account(TENANT)).left_usd == pytest.approx(0.4)
-    assert (await ledger.load_account(TENANT)).waiting == 1
+    tenant = await ledger.load_account(TENANT)
+    assert (tenant.left_usd, tenant.waiting) == (pytest.approx(0.4), 1)
     await settle(ledger, "aaa", 0.1)
     assert await reserve(ledger, "bbb", 0.6) is None
     assert (await ledger.load_account(TENANT)).waiting == 0
 
 
-async def test_the_last_call_may_pass_the_limit_alone(store: Store) -> None:
-    await enter(store, "w1")
-    ledger = Ledger(store)
+async def test_the_last_call_may_pass_the_limit_alone(ledger: Ledger) -> None:
     await ledger.set_limit(EXPERIMENT, 1.0)
-    assert await reserve(ledger, "aaa", 0.9) is None
-    await settle(ledger, "aaa", 0.9)
+    await spend(ledger, "aaa", 0.9, 0.9)
     assert await reserve(ledger, "aaa", 0.9, 0.9) is None
     assert await reserve(ledger, "bbb", 0.01) == BudgetExhausted(EXPERIMENT)
     await settle(ledger, "aaa", 1.8)
@@ -181,28 +155,19 @@ async def test_the_last_call_may_pass_the_limit_alone(store: Store) -> None:
     assert (await ledger.load_account(EXPERIMENT)).left_usd == 0.0
 
 
-async def test_a_repeated_charge_adds_nothing(store: Store) -> None:
-    await enter(store, "w1")
-    ledger = Ledger(store)
+async def test_a_repeated_charge_adds_nothing(ledger: Ledger) -> None:
     for _ in range(3):
         assert await reserve(ledger, "aaa", 0.5) is None
     assert (await ledger.load_account(TENANT)).reserved_usd == 0.5
-    for _ in range(3):
-        await settle(ledger, "aaa", 0.25)
-    await settle(ledger, "aaa", 0.125)  # of somebody who has seen less of the log
-    assert (await ledger.load_account(TENANT)).spent_usd == 0.25
-    assert (await ledger.load_account(TENANT)).reserved_usd == 0.0
+    for total in (0.25, 0.25, 0.25, 0.125):  # the last by a worker that has seen less of the log
+        await settle(ledger, "aaa", total)
+    assert await amounts(ledger) == (0.25, 0.0, 0.0)
 
 
-async def test_room_wakes_as_many_as_fit_top_up_the_rest(store: Store) -> None:
-    await enter(store, "w1")
-    ledger = Ledger(store)
+async def test_room_wakes_as_many_as_fit_top_up_the_rest(store: Store, ledger: Ledger) -> None:
     await ledger.set_limit(TENANT, 1.0)
     ids = ["bbb", "ccc", "ddd"]
-    for cid in ids:
-        await begin(store, cid)
-        await store.connection.call("HDEL", store.keys(cid).meta, "rung")
-    await store.connection.call("DEL", store.all_shards[0].ready)
+    await begin_unnotified(store, *ids)
     assert await reserve(ledger, "aaa", 0.9) is None
     for cid in ids:
         assert await reserve(ledger, cid, 0.3) == BudgetExhausted(TENANT)
@@ -213,107 +178,75 @@ async def test_room_wakes_as_many_as_fit_top_up_the_rest(store: Store) -> None:
     assert (await ledger.load_account(TENANT)).limit_usd == 3.0
 
 
-async def test_a_conversation_that_waits_no_longer_is_not_woken(store: Store) -> None:
-    await enter(store, "w1")
-    ledger = Ledger(store)
+async def test_a_conversation_that_waits_no_longer_is_not_woken(store: Store, ledger: Ledger) -> None:
     await ledger.set_limit(TENANT, 0.0)
-    await begin(store, "aaa")
-    await store.connection.call("HDEL", store.keys("aaa").meta, "rung")
-    await store.connection.call("DEL", store.all_shards[0].ready)
+    await begin_unnotified(store, "aaa")
     assert await reserve(ledger, "aaa", 0.1) == BudgetExhausted(TENANT)
     await ledger.withdraw("aaa", chain("aaa"))
     await ledger.top_up(TENANT, 1.0)
-    assert await notified(store) == []
+    assert await newly_notified(store) == []
 
 
-async def test_the_call_of_a_dead_worker_is_lost_and_counts(store: Store) -> None:
-    for worker in ("w1", "w2"):
-        await enter(store, worker)
-    ledger = Ledger(store)
+async def test_the_call_of_a_dead_worker_is_lost_and_counts(store: Store, ledger: Ledger) -> None:
     await ledger.set_limit(TENANT, 1.0)
     assert await reserve(ledger, "aaa", 0.6) is None
     await bury(store, "w1")
-    await ledger.sweep()
-    tenant = await ledger.load_account(TENANT)
-    assert (tenant.reserved_usd, tenant.lost_usd, tenant.lost_calls, tenant.spent_usd) == (0.0, 0.6, 1, 0.0)
+    assert await amounts(ledger) == (0.0, 0.0, 0.6)
+    assert (await ledger.load_account(TENANT)).lost_calls == 1
     assert await reserve(ledger, "aaa", 0.3, worker="w2", token=2) is None
     assert await reserve(ledger, "bbb", 0.3, worker="w2") == BudgetExhausted(TENANT)
     await settle(ledger, "aaa", 0.2, worker="w2", token=2)
-    tenant = await ledger.load_account(TENANT)
-    assert (tenant.spent_usd, tenant.lost_usd) == (0.2, 0.6)
+    assert await amounts(ledger) == (0.2, 0.0, 0.6)
 
 
 @pytest.mark.parametrize("is_swept", [True, False])
-async def test_reply_appended_before_its_workers_death_was_not_lost(store: Store, is_swept: bool) -> None:
-    for worker in ("w1", "w2"):
-        await enter(store, worker)
-    ledger = Ledger(store)
+async def test_reply_appended_before_its_workers_death_was_not_lost(
+    store: Store, ledger: Ledger, is_swept: bool
+) -> None:
     assert await reserve(ledger, "aaa", 0.6) is None
     if is_swept:
         await bury(store, "w1")
-        await ledger.sweep()
     await settle(ledger, "aaa", 0.25, worker="w2", token=2)  # what the next owner has read
-    tenant = await ledger.load_account(TENANT)
-    assert (tenant.spent_usd, tenant.lost_usd, tenant.lost_calls, tenant.reserved_usd) == (0.25, 0.0, 0, 0.0)
+    assert await amounts(ledger) == (0.25, 0.0, 0.0)
+    assert (await ledger.load_account(TENANT)).lost_calls == 0
 
 
-async def test_former_owner_does_not_change_the_next_reservation(store: Store) -> None:
-    for worker in ("w1", "w2"):
-        await enter(store, worker)
-    ledger = Ledger(store)
+async def test_former_owner_does_not_change_the_next_reservation(ledger: Ledger) -> None:
     assert await reserve(ledger, "aaa", 0.6) is None
     assert await reserve(ledger, "aaa", 0.5, worker="w2", token=2) is None
     for is_lost in (True, False):
         await settle(ledger, "aaa", 0.0, is_lost=is_lost)
-    tenant = await ledger.load_account(TENANT)
-    assert (tenant.reserved_usd, tenant.lost_usd, tenant.lost_calls) == (0.5, 0.6, 1)
-
-
-async def test_a_former_owner_may_not_call_once_the_next_does(store: Store) -> None:
-    for worker in ("w1", "w2"):
-        await enter(store, worker)
-    ledger = Ledger(store)
-    assert await reserve(ledger, "aaa", 0.5, worker="w2", token=2) is None
+    assert await amounts(ledger) == (0.0, 0.5, 0.6)
+    assert (await ledger.load_account(TENANT)).lost_calls == 1
     with pytest.raises(OwnershipLost):
         await reserve(ledger, "aaa", 0.5)
-    assert (await ledger.load_account(TENANT)).reserved_usd == 0.5
+    assert await amounts(ledger) == (0.0, 0.5, 0.6)
 
 
-async def test_batch_cost_is_reserved_until_its_reply_is_logged(store: Store) -> None:
-    for worker in ("w1", "w2"):
-        await enter(store, worker)
-    ledger = Ledger(store)
+async def test_batch_cost_is_reserved_until_its_reply_is_logged(store: Store, ledger: Ledger) -> None:
     assert await ledger.reserve(owner("aaa"), chain("aaa"), worst_usd=0.5, total_usd=0.25, is_batched=True) is None
     again = owner("aaa", worker="w2", token=2)
     # It is on its way, so a later estimate changes nothing.
     assert await ledger.reserve(again, chain("aaa"), worst_usd=0.75, total_usd=0.25, is_batched=True) is None
     assert (await ledger.load_account(TENANT)).reserved_usd == 0.5
     await bury(store, "w1")
-    await ledger.sweep()
     assert (await ledger.load_account(TENANT)).reserved_usd == 0.5
     await reserve(ledger, "aaa", 0.125, total=0.5, worker="w2", token=2)
-    tenant = await ledger.load_account(TENANT)
-    assert (tenant.spent_usd, tenant.reserved_usd, tenant.lost_usd) == (0.5, 0.125, 0.0)
+    assert await amounts(ledger) == (0.5, 0.125, 0.0)
 
 
-async def test_a_call_that_was_cut_off_is_lost(store: Store) -> None:
-    await enter(store, "w1")
-    ledger = Ledger(store)
+async def test_a_call_that_was_cut_off_is_lost(ledger: Ledger) -> None:
     assert await reserve(ledger, "aaa", 0.5) is None
     await settle(ledger, "aaa", 0.0, is_lost=True)
-    assert await reserve(ledger, "aaa", 0.5) is None
-    await settle(ledger, "aaa", 0.25)
-    tenant = await ledger.load_account(TENANT)
-    assert (tenant.spent_usd, tenant.lost_usd, tenant.lost_calls) == (0.25, 0.5, 1)
+    await spend(ledger, "aaa", 0.5, 0.25)
+    assert await amounts(ledger) == (0.25, 0.0, 0.5)
+    assert (await ledger.load_account(TENANT)).lost_calls == 1
 
 
-async def test_a_delegate_spends_its_parents_budget(store: Store) -> None:
-    await enter(store, "w1")
-    ledger = Ledger(store)
-    await reserve(ledger, "aaa", 0.1)
-    await settle(ledger, "aaa", 0.125)
+async def test_a_delegate_spends_its_parents_budget(ledger: Ledger) -> None:
+    await spend(ledger, "aaa", 0.1, 0.125)
     await ledger.set_limit("conversation:aaa", 0.5)
-    delegate = list_accounts("child", tenant="acme", experiment="swe", parent_id="aaa")
+    delegate = chain("child", parent_id="aaa")
     assert await ledger.reserve(owner("child"), delegate, worst_usd=0.3, total_usd=0.0) is None
     await ledger.settle(owner("child"), delegate, total_usd=0.25)
     assert (await ledger.load_account("conversation:aaa")).spent_usd == 0.375
@@ -325,20 +258,19 @@ async def test_a_delegate_spends_its_parents_budget(store: Store) -> None:
     assert await ledger.list_conversation_ids(TENANT) == ["aaa", "child"]
 
 
-async def test_a_limit_is_taken_away(store: Store) -> None:
-    ledger = Ledger(store)
+async def test_a_limit_is_taken_away(ledger: Ledger) -> None:
     assert (await ledger.set_limit(EXPERIMENT, 5.0)).limit_usd == 5.0
     assert (await ledger.set_limit(EXPERIMENT, None)).limit_usd is None
 
 
 @pytest.mark.parametrize("name", ["acme", "tenant:", "tenant:a b", "experiment:x", "tenant:a:b", ""])
-def test_what_is_no_account(name: str) -> None:
+def test_unreadable_names_are_no_accounts(name: str) -> None:
     with pytest.raises(UsageError, match="is not an account"):
         parse_account(name)
 
 
 @pytest.mark.parametrize("amount", [-1.0, float("nan"), 2_000_000.0])
-async def test_what_is_no_budget(memory_store: Store, amount: float) -> None:
+async def test_amounts_that_cannot_be_a_budget_are_refused(memory_store: Store, amount: float) -> None:
     with pytest.raises(UsageError, match="cannot be a budget"):
         await Ledger(memory_store).set_limit(TENANT, amount)
 

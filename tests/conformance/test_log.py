@@ -18,13 +18,9 @@ from broker.log.entries import find_latest_event
 from broker.log.event_log import EventLog
 from broker.runtime.errors import CorruptEntry, EventsLost, StoreTooNew, UnknownConversation, UnknownKind, UsageError
 from broker.store.store import Store
-from tests.broker_parts import CID, act, begin, claim, enter, message, output
+from tests.broker_parts import CID, begin, claim, dispatch_one, enter, message, output
 
 BIG = "".join(f"line {n}\n" for n in range(10_000))
-
-
-async def _put(store: Store, event_id: int, entry: bytes) -> None:
-    await store.connection.call("XADD", store.keys(CID).events, f"{event_id}-0", "e", entry)
 
 
 async def test_parts_of_a_log(store: Store) -> None:
@@ -50,27 +46,19 @@ async def test_a_log_longer_than_a_batch(store: Store) -> None:
 
 async def test_an_unknown_conversation_has_no_log(store: Store) -> None:
     log = EventLog(store)
-    with pytest.raises(UnknownConversation):
-        await log.read("nobody")
-    with pytest.raises(UnknownConversation):
-        await log.load_last_id("nobody")
-    with pytest.raises(UnknownConversation):
-        await anext(log.tail("nobody"))
+    for look in (log.read, log.load_last_id, lambda cid: anext(log.tail(cid))):
+        with pytest.raises(UnknownConversation):
+            await look("nobody")
 
 
 async def test_an_event_comes_back_as_it_was(store: Store) -> None:
     log = await begin(store)
     sent = CmdOutputObservation(content="ü\0🙂\u202e", command="ls", cause=7, timestamp=store.clock.now())
     await log.append(CID, [sent])
-    (found,) = await log.read(CID, after=1)
+    created, found = await log.read(CID)
     assert found == sent.model_copy(update={"id": 2})
-
-
-async def test_an_event_is_stamped_when_it_is_written(store: Store) -> None:
-    log = await begin(store)
-    (found,) = await log.read(CID)
-    assert found.timestamp is not None
-    assert abs((store.clock.now() - found.timestamp).total_seconds()) < 60
+    assert created.timestamp is not None
+    assert abs((store.clock.now() - created.timestamp).total_seconds()) < 60
 
 
 async def test_a_tail_follows(store: Store) -> None:
@@ -122,15 +110,13 @@ async def test_a_fork_has_the_same_past_and_its_own_future(store: Store) -> None
 
 
 async def test_a_fork_does_not_run_again_what_has_run(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    _, action_id = await act(store, "w1")
-    await log.append_observation(CID, output(action_id), worker_id="t1")
+    log, _ = await dispatch_one(store)
+    await log.append_observation(CID, output(2), worker_id="t1")
     await log.fork(CID, ConversationCreated(conversation_id="forked"), at=3)
     ownership = await claim(store, "w1", "forked")
-    entry = await log.load_entry("forked", action_id)
-    assert await Owners(store).dispatch(ownership, action_id, entry) is DispatchOutcome.SETTLED
-    assert await log.append_observation("forked", output(action_id), worker_id="t1") == Duplicate(3, 3)
+    entry = await log.load_entry("forked", 2)
+    assert await Owners(store).dispatch(ownership, 2, entry) is DispatchOutcome.SETTLED
+    assert await log.append_observation("forked", output(2), worker_id="t1") == Duplicate(3, 3)
 
 
 async def test_a_fork_carries_its_large_texts_along(store: Store) -> None:
@@ -161,29 +147,47 @@ async def test_a_lost_or_changed_blob_is_named(store: Store) -> None:
     (event,) = await log.read(CID, after=1)
     assert event.blobs is not None
     key = store.keys(CID).blob(event.blobs["content"].sha256)
-    await store.connection.call("SET", key, "something else")
-    with pytest.raises(CorruptEntry, match="The blob of the field 'content' is missing or damaged"):
-        await Blobs(store).restore_event(CID, event)
-    await store.connection.call("DEL", key)
-    with pytest.raises(CorruptEntry, match="The blob of the field 'content' is missing or damaged"):
-        await Blobs(store).restore_event(CID, event)
+    for damage in (("SET", key, "something else"), ("DEL", key)):
+        await store.connection.call(*damage)
+        with pytest.raises(CorruptEntry, match="The blob of the field 'content' is missing or damaged"):
+            await Blobs(store).restore_event(CID, event)
 
 
-async def test_a_damaged_entry_is_named(store: Store) -> None:
-    log = await begin(store)
+def damaged_entry() -> bytes:
     entry = bytearray(codec.encode(message("x").wire()))
     entry[-1] ^= 1
-    await _put(store, 2, bytes(entry))
-    with pytest.raises(CorruptEntry, match=r"Event 2 cannot be read: An entry does not match its checksum\."):
+    return bytes(entry)
+
+
+@pytest.mark.parametrize(
+    ("event_id", "fields", "error", "why"),
+    [
+        (2, ("e", damaged_entry()), CorruptEntry, r"Event 2 cannot be read: An entry does not match its checksum\."),
+        (
+            3,
+            ("e", codec.encode(message("x").wire())),
+            CorruptEntry,
+            "Event 2 is missing from the log; the next one is 3",
+        ),
+        (2, ("other", "x"), CorruptEntry, "Event 2"),
+        (2, ("e", codec.encode(message("x").wire(), schema_version=9)), StoreTooNew, "written with schema version 9"),
+        (
+            2,
+            ("e", codec.encode({"kind": "action.teleport"})),
+            UnknownKind,
+            r"Event 2 is of the kind 'action\.teleport'",
+        ),
+    ],
+    ids=["damaged", "gap", "another shape", "newer version", "unknown kind"],
+)
+async def test_an_unreadable_event_is_named(
+    store: Store, event_id: int, fields: tuple[str, bytes | str], error: type[Exception], why: str
+) -> None:
+    log = await begin(store)
+    await store.connection.call("XADD", store.keys(CID).events, f"{event_id}-0", *fields)
+    with pytest.raises(error, match=why):
         await log.read(CID)
     assert [event.id for event in await log.read(CID, until=1)] == [1]
-
-
-async def test_a_gap_is_named(store: Store) -> None:
-    log = await begin(store)
-    await _put(store, 3, codec.encode(message("x").wire()))
-    with pytest.raises(CorruptEntry, match="Event 2 is missing from the log; the next one is 3"):
-        await log.read(CID)
 
 
 async def test_a_trimmed_log_is_damage(store: Store) -> None:
@@ -192,27 +196,6 @@ async def test_a_trimmed_log_is_damage(store: Store) -> None:
     with pytest.raises(CorruptEntry, match="Event 1 is missing from the log; the next one is 2"):
         await log.read(CID)
     assert [event.id for event in await log.read(CID, after=1)] == [2, 3]
-
-
-async def test_an_entry_of_another_shape_is_damage(store: Store) -> None:
-    log = await begin(store)
-    await store.connection.call("XADD", store.keys(CID).events, "2-0", "other", "x")
-    with pytest.raises(CorruptEntry, match="Event 2"):
-        await log.read(CID)
-
-
-async def test_an_event_of_a_newer_version_is_told_from_damage(store: Store) -> None:
-    log = await begin(store)
-    await _put(store, 2, codec.encode(message("x").wire(), schema_version=9))
-    with pytest.raises(StoreTooNew, match="Event 2 cannot be read: An event was written with schema version 9"):
-        await log.read(CID)
-
-
-async def test_an_event_of_an_unknown_kind_is_told_from_damage(store: Store) -> None:
-    log = await begin(store)
-    await _put(store, 2, codec.encode({"kind": "action.teleport"}))
-    with pytest.raises(UnknownKind, match=r"Event 2 is of the kind 'action\.teleport'"):
-        await log.read(CID)
 
 
 async def test_one_entry_of_a_log(store: Store) -> None:
@@ -226,9 +209,7 @@ async def test_latest_event_of_a_class_is_found_from_the_end(store: Store) -> No
     log = await begin(store)
     await log.append(CID, [message(str(n)) for n in range(70)])
     latest = await find_latest_event(store, CID, MessageAction)
-    assert latest is not None
     assert (latest.id, latest.content) == (71, "69")
     created = await find_latest_event(store, CID, ConversationCreated)  # behind two whole batches
-    assert created is not None
     assert created.id == 1
     assert await find_latest_event(store, CID, CmdOutputObservation) is None

@@ -7,7 +7,7 @@ from broker.contract.fencing import Ownership
 from broker.coordination.membership import Membership
 from broker.log.event_log import EventLog
 from broker.store.store import Store
-from tests.broker_parts import CID, begin, claim, command, enter, message
+from tests.broker_parts import CID, claim, command, enter, message, own
 
 
 async def noticed(store: Store) -> list[bytes]:
@@ -42,9 +42,7 @@ async def test_awaited_conversation_is_checked_without_a_notice(store: Store) ->
 
 
 async def test_nobody_is_noticed_of_a_conversation_that_nobody_waits_for(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    ownership = await claim(store, "w1")
+    log, ownership = await own(store)
     await log.append_as_owner(ownership, [command()], expected_last_id=1)
     assert await noticed(store) == []
     assert await store.connection.call("ZSCORE", store.keys(CID).shard.awaited, CID) is None

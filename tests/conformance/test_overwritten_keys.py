@@ -10,10 +10,9 @@ from broker.limits.ledger import Ledger
 from broker.limits.quotas import QuotaTable
 from broker.runtime.errors import StoreRefused
 from broker.store.store import Store
-from tests.broker_parts import enter
-from tests.conformance.test_governor import Callers, limited
+from tests.conformance.test_governor import Callers
 from tests.conformance.test_ledger import TENANT, reserve, settle
-from tests.conformance.test_turns import controllers, start, taken
+from tests.conformance.test_turns import controllers, numbered, start, start_all, taken
 
 MANY = 24
 
@@ -25,8 +24,7 @@ async def noted(store: Store) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("name", ["turns:ready", "turns:ready:2", "turns:ready:2:shares"])
 async def test_line_of_another_type_stops_no_beat_or_conversation(store: Store, name: str) -> None:
     worker = await controllers(store)
-    for number in range(MANY):
-        await start(store, f"conversation-{number:02}")
+    await start_all(store, numbered("conversation", MANY))
     await store.connection.call("SET", f"{store.all_shards[0].root}:{name}", "a string")
     assert len(await taken(store, 4)) == 4
     for _ in range(2):
@@ -38,17 +36,14 @@ async def test_line_of_another_type_stops_no_beat_or_conversation(store: Store, 
 
 async def test_a_number_of_turns_that_is_none_begins_again(store: Store) -> None:
     await controllers(store)
-    for number in range(MANY):
-        await start(store, f"conversation-{number:02}")
+    await start_all(store, numbered("conversation", MANY))
     for rubbish in ("x", "1e999", "-1", "9" * 400, "1.5"):
         await store.connection.call("HSET", f"{store.all_shards[0].root}:turns:ready", "picks", rubbish)
         assert len(await taken(store, 2)) == 2
 
 
 @pytest.mark.parametrize("name", ["", ":waiting", ":wanted"])
-async def test_a_budget_of_another_type_refuses_nobody(store: Store, name: str) -> None:
-    await enter(store, "w1")
-    ledger = Ledger(store)
+async def test_a_budget_of_another_type_refuses_nobody(store: Store, ledger: Ledger, name: str) -> None:
     assert await reserve(ledger, "aaa", 1.0) is None
     key = f"{store.all_shards[0].root}:budget:{TENANT}{name}"
     await store.connection.call("SET", key, "a string")
@@ -58,18 +53,15 @@ async def test_a_budget_of_another_type_refuses_nobody(store: Store, name: str) 
 
 
 @pytest.mark.parametrize("name", ["budgets", "ledger:held", "ledger:crowded"])
-async def test_a_list_of_budgets_of_another_type_refuses_nobody(store: Store, name: str) -> None:
-    await enter(store, "w1")
+async def test_a_list_of_budgets_of_another_type_refuses_nobody(store: Store, ledger: Ledger, name: str) -> None:
     await store.connection.call("SET", f"{store.all_shards[0].root}:{name}", "a string")
-    assert await reserve(Ledger(store), "aaa", 1.0) is None
+    assert await reserve(ledger, "aaa", 1.0) is None
     assert name in dict(await noted(store))
 
 
 @pytest.mark.parametrize("value", [b"\xff", str(2**63 - 1)], ids=["bytes", "too-much"])
 @pytest.mark.parametrize("field", ["spent", "reserved", "calls"])
-async def test_a_sum_that_is_no_number_begins_again(store: Store, field: str, value: str) -> None:
-    await enter(store, "w1")
-    ledger = Ledger(store)
+async def test_a_sum_that_is_no_number_begins_again(store: Store, ledger: Ledger, field: str, value: str) -> None:
     await store.connection.call("HSET", f"{store.all_shards[0].root}:budget:{TENANT}", field, value)
     assert await reserve(ledger, "aaa", 1.0) is None
     await settle(ledger, "aaa", 0.25)
@@ -80,8 +72,7 @@ async def test_a_sum_that_is_no_number_begins_again(store: Store, field: str, va
 
 @pytest.mark.parametrize("name", ["limits", "held", "about", "called", "state", "waiting:2", "shares:2", "level:{key}"])
 async def test_a_quota_of_another_type_refuses_nobody(store: Store, name: str) -> None:
-    await enter(store, "w1")
-    callers = Callers(store, limited(store, concurrency=1))
+    callers = await Callers.limited(store, concurrency=1)
     assert await callers.may_call("aaa")
     await callers.settle("aaa")
     name = name.format(key=callers.pool.quotas[0].key)
@@ -92,8 +83,7 @@ async def test_a_quota_of_another_type_refuses_nobody(store: Store, name: str) -
 
 
 async def test_waiter_in_a_queue_of_another_type_gets_its_turn(store: Store) -> None:
-    await enter(store, "w1")
-    callers = Callers(store, limited(store, concurrency=1))
+    callers = await Callers.limited(store, concurrency=1)
     assert await callers.may_call("aaa")
     assert not await callers.may_call("bbb")
     pool = store.all_shards[0].quota(callers.pool.name)

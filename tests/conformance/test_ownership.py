@@ -18,14 +18,13 @@ from broker.runtime.errors import OwnershipLost, UnknownConversation
 from broker.store.connection import Connection
 from broker.store.store import Store, open_store
 from broker.testing.manual_clock import ManualClock
-from tests.broker_parts import CID, begin, claim, enter, lapse, mail_of, message, notified
+from tests.broker_parts import CID, begin, bury, claim, enter, mail_of, message, notified, own
 
 
 async def test_a_claim_tells_where_the_conversation_stands(store: Store) -> None:
     await begin(store, CID, message(), message())
     await enter(store, "w1")
     claimed = await Owners(store).claim(CID, "w1")
-    assert isinstance(claimed, ClaimedConversation)
     assert (claimed.last_id, claimed.crashes, claimed.node, claimed.is_closed) == (3, 0, "", False)
     assert (claimed.ownership.conversation_id, claimed.ownership.worker_id) == (CID, "w1")
 
@@ -87,10 +86,8 @@ async def test_tokens_rise_even_when_the_clock_is_behind(store: Store) -> None:
 
 
 async def test_release_gives_up_only_what_is_read_to_completion(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
+    log, ownership = await own(store)
     owners = Owners(store)
-    ownership = await claim(store, "w1")
     await log.append(CID, [message()])
     assert await owners.release(ownership, seen_id=1) == 2
     assert (await Conversations(store).load_row(CID)).owner == "w1"
@@ -98,38 +95,25 @@ async def test_release_gives_up_only_what_is_read_to_completion(store: Store) ->
     assert (await Conversations(store).load_row(CID)).owner == ""
 
 
-async def test_a_released_token_writes_nothing(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
+@pytest.mark.parametrize("is_claimed_again", [False, True])
+async def test_a_released_token_writes_nothing(store: Store, is_claimed_again: bool) -> None:
+    log, ownership = await own(store)
     owners = Owners(store)
-    ownership = await claim(store, "w1")
     await owners.release(ownership, seen_id=1)
+    later = await claim(store, "w1") if is_claimed_again else None
     assert await owners.release(ownership, seen_id=1) is None
     assert await log.append_as_owner(ownership, [message()], expected_last_id=1) == Fenced()
     assert not await owners.mark(ownership, is_stepping=True)
     assert await owners.dispatch(ownership, 2, b"") == "fenced"
-
-
-async def test_an_earlier_claim_of_the_same_worker_writes_nothing(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    owners = Owners(store)
-    earlier = await claim(store, "w1")
-    await owners.release(earlier, seen_id=1)
-    later = await claim(store, "w1")
-    assert await log.append_as_owner(earlier, [message()], expected_last_id=1) == Fenced()
-    assert await owners.release(earlier, seen_id=1) is None
-    assert (await Conversations(store).load_row(CID)).owner == "w1"
-    assert await owners.dispatch(earlier, 2, b"") == "fenced"
     with pytest.raises(OwnershipLost):
-        await owners.check_start(earlier)
-    assert isinstance(await log.append_as_owner(later, [message()], expected_last_id=1), Appended)
+        await owners.check_start(ownership)
+    assert (await Conversations(store).load_row(CID)).owner == ("w1" if later else "")
+    if later:
+        assert isinstance(await log.append_as_owner(later, [message()], expected_last_id=1), Appended)
 
 
 async def test_news_after_a_release_rings_the_ready_stream(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    ownership = await claim(store, "w1")
+    log, ownership = await own(store)
     await Owners(store).release(ownership, seen_id=1)
     before = await notified(store)
     await log.append(CID, [message()])
@@ -141,19 +125,13 @@ async def test_a_parked_conversation_wakes_when_due(store: Store) -> None:
     worker = await enter(store, "w1")
     ownership = await claim(store, "w1")
     await Owners(store).release(ownership, seen_id=1, delay_seconds=3_600)
-    tick = await worker.beat(1)
-    assert tick is not None
-    assert tick.woken_count == 0
+    assert (await worker.beat(1)).woken_count == 0
     ownership = await claim(store, "w1")
     await Owners(store).release(ownership, seen_id=1, delay_seconds=-0.001)
     before = len(await notified(store))
-    tick = await worker.beat(2)
-    assert tick is not None
-    assert tick.woken_count == 1
+    assert (await worker.beat(2)).woken_count == 1
     assert len(await notified(store)) == before + 1
-    tick = await worker.beat(3)
-    assert tick is not None
-    assert tick.woken_count == 0
+    assert (await worker.beat(3)).woken_count == 0
 
 
 async def test_park_duration_ignores_the_workers_clock(store: Store, connect: Callable[[], Connection]) -> None:
@@ -163,9 +141,7 @@ async def test_park_duration_ignores_the_workers_clock(store: Store, connect: Ca
     slow = await open_store(connect(), clock=ManualClock(datetime(2001, 1, 1, tzinfo=UTC)))
     ownership = await claim(store, "w1")
     await Owners(slow).release(ownership, seen_id=1, delay_seconds=3_600)
-    tick = await worker.beat(1)
-    assert tick is not None
-    assert tick.woken_count == 0
+    assert (await worker.beat(1)).woken_count == 0
     score = float(await store.connection.call("ZSCORE", store.all_shards[0].parked, CID))
     assert abs(score - to_millis(store.clock.now()) - 3_600_000) < 60_000
     await slow.aclose()
@@ -177,9 +153,7 @@ async def test_a_claim_takes_a_conversation_out_of_the_parked(store: Store) -> N
     ownership = await claim(store, "w1")
     await Owners(store).release(ownership, seen_id=1, delay_seconds=0)
     await claim(store, "w1")
-    tick = await worker.beat(1)
-    assert tick is not None
-    assert tick.woken_count == 0
+    assert (await worker.beat(1)).woken_count == 0
 
 
 async def test_a_parked_conversation_that_is_gone_leaves_nothing_behind(store: Store) -> None:
@@ -223,12 +197,9 @@ async def test_owner_that_left_without_a_trace_is_replaced(store: Store) -> None
 
 async def test_close_and_requeue_name_an_unknown_conversation(store: Store) -> None:
     conversations = Conversations(store)
-    with pytest.raises(UnknownConversation):
-        await conversations.close("nobody")
-    with pytest.raises(UnknownConversation):
-        await conversations.requeue("nobody")
-    with pytest.raises(UnknownConversation):
-        await conversations.load_row("nobody")
+    for act in (conversations.close, conversations.requeue, conversations.load_row):
+        with pytest.raises(UnknownConversation):
+            await act("nobody")
 
 
 async def test_a_closed_conversation_says_so_when_claimed(store: Store) -> None:
@@ -236,16 +207,12 @@ async def test_a_closed_conversation_says_so_when_claimed(store: Store) -> None:
     await enter(store, "w1")
     await Conversations(store).close(CID)
     claimed = await Owners(store).claim(CID, "w1")
-    assert isinstance(claimed, ClaimedConversation)
     assert claimed.is_closed
 
 
 async def test_a_mark_is_refused_to_who_does_not_own(store: Store) -> None:
-    await begin(store)
-    await enter(store, "w1")
-    ownership = await claim(store, "w1")
+    _, ownership = await own(store)
     assert await Owners(store).mark(ownership, is_stepping=True)
     assert not await Owners(store).mark(Ownership(CID, "w1", "1"), is_stepping=True)
-    await lapse(store, "w1")
-    await (await enter(store, "w2")).beat(1)
+    await bury(store, "w1")
     assert not await Owners(store).mark(ownership, is_stepping=False)

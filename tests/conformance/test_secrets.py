@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, EventSource
-from broker.coordination.action_streams import ActionClaimed
+from broker.coordination.action_streams import ActionQueue
 from broker.log.append_call import Appended, Conflict
 from broker.log.deletion import Deletion
 from broker.log.event_log import EventLog
@@ -24,8 +24,10 @@ from broker.secrets.secrets import Secrets, SecretsLocked, load_key_file, load_s
 from broker.store.connection import Argument
 from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
-from tests.broker_parts import CID, LosingConnection, act, begin, claim, enter, no_key, queue, take
+from tests.broker_parts import LosingConnection, begin, claim, dispatch_one, enter, no_key, take
+from tests.broker_parts import queue as make_queue
 
+CID = "conversation-1"
 KEY = bytes(range(32))
 TOKEN = "ghp_0123456789abcdef"
 
@@ -36,42 +38,33 @@ def secrets(store: Store) -> Secrets:
 
 
 async def test_a_command_gets_what_it_names(secrets: Secrets) -> None:
-    await secrets.put("conversation", "TOKEN", TOKEN)
-    await secrets.put("conversation", "OTHER", "other-value-1")
-    assert await secrets.list_names("conversation") == ["OTHER", "TOKEN"]
-    assert await secrets.find_named("conversation", 'curl -H "Authorization: $TOKEN"') == {"TOKEN": TOKEN}
-    assert await secrets.find_named("conversation", "echo ${TOKEN}:${OTHER}") == {
-        "TOKEN": TOKEN,
-        "OTHER": "other-value-1",
-    }
-    assert await secrets.find_named("conversation", "echo $MY_TOKEN TOKENS") == {}
+    await secrets.put(CID, "TOKEN", TOKEN)
+    await secrets.put(CID, "OTHER", "other-value-1")
+    assert await secrets.list_names(CID) == ["OTHER", "TOKEN"]
+    assert await secrets.find_named(CID, 'curl -H "Authorization: $TOKEN"') == {"TOKEN": TOKEN}
+    both = {"TOKEN": TOKEN, "OTHER": "other-value-1"}
+    assert await secrets.find_named(CID, "echo ${TOKEN}:${OTHER}") == both
+    assert await secrets.find_named(CID, "echo $MY_TOKEN TOKENS") == {}
     assert await secrets.find_named("another", "echo $TOKEN") == {}
 
 
 async def test_replaced_or_removed_secret_is_withheld_but_masked(secrets: Secrets) -> None:
-    await secrets.put("conversation", "TOKEN", TOKEN)
-    await secrets.put("conversation", "TOKEN", "a-newer-token")
-    assert await secrets.find_named("conversation", "TOKEN") == {"TOKEN": "a-newer-token"}
-    await secrets.remove("conversation", "TOKEN")
-    assert await secrets.find_named("conversation", "TOKEN") == {}
-    masker = await secrets.load_masker("conversation")
+    await secrets.put(CID, "TOKEN", TOKEN)
+    await secrets.put(CID, "TOKEN", "a-newer-token")
+    assert await secrets.find_named(CID, "TOKEN") == {"TOKEN": "a-newer-token"}
+    await secrets.remove(CID, "TOKEN")
+    assert await secrets.find_named(CID, "TOKEN") == {}
+    masker = await secrets.load_masker(CID)
     assert masker.mask_text(f"{TOKEN} a-newer-token") == f"{MASK} {MASK}"
 
 
 async def test_the_store_sees_no_value(store: Store, secrets: Secrets) -> None:
-    await secrets.put("conversation", "TOKEN", TOKEN)
-    names = store.keys("conversation")
-    flat = await store.connection.call("HGETALL", names.secrets)
-    values = await store.connection.call("SMEMBERS", names.masked)
-    assert flat[0] == b"TOKEN"
-    assert values == [flat[1]]
-    assert TOKEN.encode() not in flat[1]
-    assert len(flat[1]) == 12 + len(TOKEN) + 16
-
-
-async def test_a_value_is_bound_to_its_conversation(store: Store, secrets: Secrets) -> None:
-    await secrets.put("conversation", "TOKEN", TOKEN)
-    (value,) = await store.connection.call("SMEMBERS", store.keys("conversation").masked)
+    await secrets.put(CID, "TOKEN", TOKEN)
+    name, value = await store.connection.call("HGETALL", store.keys(CID).secrets)
+    assert name == b"TOKEN"
+    assert await store.connection.call("SMEMBERS", store.keys(CID).masked) == [value]
+    assert TOKEN.encode() not in value
+    assert len(value) == 12 + len(TOKEN) + 16
     await store.connection.call("HSET", store.keys("thief").secrets, "TOKEN", value)
     with pytest.raises(SecretsLocked):
         await secrets.find_named("thief", "TOKEN")
@@ -79,77 +72,74 @@ async def test_a_value_is_bound_to_its_conversation(store: Store, secrets: Secre
 
 async def test_another_worker_knows_within_a_second(memory_store: Store, clock: ManualClock) -> None:
     here, elsewhere = Secrets(memory_store, lambda: KEY), Secrets(memory_store, lambda: KEY)
-    assert not await elsewhere.load_masker("conversation")
-    await here.put("conversation", "TOKEN", TOKEN)
-    assert await here.load_masker("conversation")
+    assert not await elsewhere.load_masker(CID)
+    await here.put(CID, "TOKEN", TOKEN)
+    assert await here.load_masker(CID)
     clock.advance(0.9)
-    assert not await elsewhere.load_masker("conversation")
+    assert not await elsewhere.load_masker(CID)
     clock.advance(0.1)
-    assert await elsewhere.load_masker("conversation")
-    await here.put("conversation", "TOKEN", "a-newer-token")
-    assert await elsewhere.find_named("conversation", "TOKEN") == {"TOKEN": "a-newer-token"}
-    assert (await elsewhere.load_masker("conversation")).mask_text("a-newer-token") == MASK
+    assert await elsewhere.load_masker(CID)
+    await here.put(CID, "TOKEN", "a-newer-token")
+    assert await elsewhere.find_named(CID, "TOKEN") == {"TOKEN": "a-newer-token"}
+    assert (await elsewhere.load_masker(CID)).mask_text("a-newer-token") == MASK
 
 
 async def test_without_the_key_nothing_is_written(store: Store, secrets: Secrets) -> None:
     log = EventLog(store, Secrets(store, no_key))
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await secrets.put("conversation", "TOKEN", TOKEN)
+    await log.create(ConversationCreated(conversation_id=CID))
+    await secrets.put(CID, "TOKEN", TOKEN)
     locked = EventLog(store, Secrets(store, no_key))
     with pytest.raises(SecretsLocked, match="There are secrets, and no key for them"):
-        await locked.append("conversation", [MessageAction(content="x", source=EventSource.USER)])
+        await locked.append(CID, [MessageAction(content="x", source=EventSource.USER)])
     with pytest.raises(SecretsLocked, match="were encrypted with another key"):
-        await Secrets(store, lambda: b"x" * 32).find_named("conversation", "TOKEN")
+        await Secrets(store, lambda: b"x" * 32).find_named(CID, "TOKEN")
 
 
 async def test_everything_appended_is_hidden_and_the_title_too(store: Store, secrets: Secrets) -> None:
-    await secrets.put("conversation", "TOKEN", TOKEN)
+    await secrets.put(CID, "TOKEN", TOKEN)
     log = EventLog(store, secrets)
-    await log.create(ConversationCreated(conversation_id="conversation", title=f"use {TOKEN}"))
+    await log.create(ConversationCreated(conversation_id=CID, title=f"use {TOKEN}"))
     encoded = base64.b64encode(TOKEN.encode()).decode()
-    message = MessageAction(content=f"it is {TOKEN}, {encoded}")
-    assert [event.content for event in (await log.mask("conversation", [message])).events] == [
-        f"it is {MASK}, {MASK}{encoded[-2:]}"
-    ]
-    await log.append("conversation", [message])
-    created, said = await log.read("conversation")
-    assert created.title == f"use {MASK}"
-    assert said.content == f"it is {MASK}, {MASK}{encoded[-2:]}"
-    assert await store.connection.call("HGET", store.keys("conversation").meta, "title") == f"use {MASK}".encode()
+    message, hidden = MessageAction(content=f"it is {TOKEN}, {encoded}"), f"it is {MASK}, {MASK}{encoded[-2:]}"
+    assert [event.content for event in (await log.mask(CID, [message])).events] == [hidden]
+    await log.append(CID, [message])
+    created, said = await log.read(CID)
+    assert (created.title, said.content) == (f"use {MASK}", hidden)
+    assert await store.connection.call("HGET", store.keys(CID).meta, "title") == f"use {MASK}".encode()
 
 
 async def test_owner_masks_once_but_never_misses_a_new_secret(store: Store, secrets: Secrets) -> None:
-    await secrets.put("conversation", "TOKEN", TOKEN)
+    await secrets.put(CID, "TOKEN", TOKEN)
     log = EventLog(store, secrets)
-    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.create(ConversationCreated(conversation_id=CID))
     await enter(store, "w1")
-    ownership = await claim(store, "w1", "conversation")
+    ownership = await claim(store, "w1", CID)
     later = "another-secret-of-the-same-conversation"
-    masked = await log.mask("conversation", [MessageAction(content=f"{TOKEN} {later}")])
-    assert masked.is_masked(0, await log.load_masker("conversation"))
-    assert not masked.is_masked(1, await log.load_masker("conversation"))
-    await secrets.put("conversation", "LATER", later)
-    assert not masked.is_masked(0, await log.load_masker("conversation"))
+    masked = await log.mask(CID, [MessageAction(content=f"{TOKEN} {later}")])
+    assert masked.is_masked(0, await log.load_masker(CID))
+    assert not masked.is_masked(1, await log.load_masker(CID))
+    await secrets.put(CID, "LATER", later)
+    assert not masked.is_masked(0, await log.load_masker(CID))
     events = [*masked.events, MessageAction(content=f"also {TOKEN}")]
     # What the owner has folded is not what may be written: it decides again.
     assert await log.append_as_owner(ownership, events, expected_last_id=1, masked=masked) == Conflict(1)
-    masked = await log.mask("conversation", masked.events)
+    masked = await log.mask(CID, masked.events)
     events = [*masked.events, events[1]]
     assert isinstance(await log.append_as_owner(ownership, events, expected_last_id=1, masked=masked), Appended)
-    assert [event.content for event in await log.read("conversation", after=1)] == [f"{MASK} {MASK}", f"also {MASK}"]
+    assert [event.content for event in await log.read(CID, after=1)] == [f"{MASK} {MASK}", f"also {MASK}"]
 
 
 async def test_an_append_looks_up_secrets_that_came_a_moment_ago(store: Store, secrets: Secrets) -> None:
     log = EventLog(store, Secrets(store, lambda: KEY))
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [MessageAction(content="nothing to hide yet")])
-    await secrets.put("conversation", "TOKEN", TOKEN)  # elsewhere
-    await log.append("conversation", [MessageAction(content=f"it is {TOKEN}")])
-    await secrets.put("conversation", "OTHER", "other-value-1")
-    await store.connection.call("SET", store.keys("conversation").secrets_of, "parent")
+    await log.create(ConversationCreated(conversation_id=CID))
+    await log.append(CID, [MessageAction(content="nothing to hide yet")])
+    await secrets.put(CID, "TOKEN", TOKEN)  # elsewhere
+    await log.append(CID, [MessageAction(content=f"it is {TOKEN}")])
+    await secrets.put(CID, "OTHER", "other-value-1")
+    await store.connection.call("SET", store.keys(CID).secrets_of, "parent")
     await secrets.put("parent", "LENT", "lent-value-1")
-    await log.append("conversation", [MessageAction(content="lent-value-1 other-value-1")])
-    *_, said, lent = await log.read("conversation")
+    await log.append(CID, [MessageAction(content="lent-value-1 other-value-1")])
+    *_, said, lent = await log.read(CID)
     assert (said.content, lent.content) == (f"it is {MASK}", f"{MASK} {MASK}")
 
 
@@ -171,21 +161,16 @@ async def test_long_texts_are_kept_in_several_requests(memory_store: Store) -> N
     assert [(await blobs.restore_event(CID, event)).content for event in events] == texts
 
 
-async def test_a_claim_brings_the_secrets(store: Store, secrets: Secrets) -> None:
-    await begin(store)
-    await enter(store, "w1")
-    await enter(store, "t1", node="n1")
-    await act(store, "w1")
+async def test_a_claim_brings_the_secrets(store: Store, secrets: Secrets, queue: Callable[..., ActionQueue]) -> None:
+    await dispatch_one(store, t1="n1")
     await secrets.put(CID, "TOKEN", TOKEN)
-    reader = queue(store, "t1", node="n1")
+    reader = queue()
     claimed = await reader.claim(await take(reader))
-    assert isinstance(claimed, ActionClaimed)
     for name in ("secrets", "masked"):  # nothing is looked up
         await store.connection.call("DEL", getattr(store.keys(CID), name))
     held = Secrets(store, lambda: KEY)
     assert await held.find_named(CID, "echo $TOKEN", claimed=claimed.secrets) == {"TOKEN": TOKEN}
     assert (await held.load_masker(CID)).mask_text(TOKEN) == MASK
-    await reader.aclose()
 
 
 async def test_a_secret_is_hidden_after_its_conversation_id_is_reused(store: Store, secrets: Secrets) -> None:
@@ -206,9 +191,8 @@ async def test_an_owner_writes_though_its_masker_was_evicted(store: Store, secre
     for conversation_id in ("conversation-1", "conversation-2"):
         await log.create(ConversationCreated(conversation_id=conversation_id))
         await secrets.put(conversation_id, "TOKEN", TOKEN)
-    ownership = await claim(store, "w1", "conversation-1")
-    assert log.secrets is not None
-    await log.secrets.look_up("conversation-1")
+    ownership = await claim(store, "w1", CID)
+    await log.secrets.look_up(CID)
     masked = await log.mask("conversation-1", [MessageAction(content=TOKEN)])
     assert [event.content for event in masked.events] == [MASK]
     others = await log.mask("conversation-2", [MessageAction(content=TOKEN)])
@@ -231,14 +215,10 @@ async def test_secrets_used_last_are_remembered_longest(store: Store, secrets: S
 
 async def test_an_old_claim_gives_a_command_no_replaced_secret(memory_store: Store, clock: ManualClock) -> None:
     here, held = (Secrets(memory_store, lambda: KEY) for _ in range(2))
-    await begin(memory_store)
-    await enter(memory_store, "w1")
-    await enter(memory_store, "t1", node="n1")
-    await act(memory_store, "w1")
+    await dispatch_one(memory_store, t1="n1")
     await here.put(CID, "TOKEN", TOKEN)
-    reader = queue(memory_store, "t1", node="n1")
+    reader = make_queue(memory_store, "t1", node="n1")
     claimed = await reader.claim(await take(reader))
-    assert isinstance(claimed, ActionClaimed)
     await here.put(CID, "TOKEN", "a-newer-token")
     clock.advance(0.5)
     assert (await held.load_masker(CID)).mask_text("a-newer-token") == MASK
@@ -254,7 +234,7 @@ async def test_an_old_claim_gives_a_command_no_replaced_secret(memory_store: Sto
 )
 async def test_what_cannot_be_a_secret(secrets: Secrets, name: str, value: str) -> None:
     with pytest.raises(UsageError) as refused:
-        await secrets.put("conversation", name, value)
+        await secrets.put(CID, name, value)
     assert value not in str(refused.value)
 
 
@@ -304,10 +284,7 @@ async def test_what_a_worker_holds_itself_is_hidden_everywhere(store: Store) -> 
     log = EventLog(store, Secrets(store, lambda: KEY, own=("servers-own-token", "short")))
     for conversation_id in ("number-one", "number-two"):
         await log.create(ConversationCreated(conversation_id=conversation_id))
-        assert log.secrets is not None
         await log.secrets.put(conversation_id, "TOKEN", f"secret-of-{conversation_id}")
         text = f"servers-own-token secret-of-{conversation_id} short secret-of-nobody"
         await log.append(conversation_id, [MessageAction(content=text, source=EventSource.USER)])
-        event = (await log.read(conversation_id))[-1]
-        assert isinstance(event, MessageAction)
-        assert event.content == "<secret_hidden> <secret_hidden> short secret-of-nobody"
+        assert (await log.read(conversation_id))[-1].content == f"{MASK} {MASK} short secret-of-nobody"

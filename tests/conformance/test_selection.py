@@ -50,13 +50,13 @@ async def test_all_labels_must_match(store: Store) -> None:
     [({"running"}, {"one", "two"}), ({"waiting"}, {"two", "three"}), (set(), {"one", "two", "three"})],
 )
 async def test_one_of_the_states_must_match(store: Store, states: set[str], names: set[str]) -> None:
-    for name, fields in (
-        ("one", {"state": "running"}),
-        ("two", {"state": "running", "wait_reason": "rate_limit"}),
-        ("three", {"state": "awaiting_user_input"}),
+    for name, *fields in (
+        ("one", "state", "running"),
+        ("two", "state", "running", "wait_reason", "rate_limit"),
+        ("three", "state", "awaiting_user_input"),
     ):
         await begin(store, name)
-        await store.connection.call("HSET", store.keys(name).meta, *[part for item in fields.items() for part in item])
+        await store.connection.call("HSET", store.keys(name).meta, *fields)
     assert {row.conversation_id for row in await found(store, Selection(states=frozenset(states)))} == names
 
 
@@ -67,7 +67,7 @@ async def test_a_label_is_found_without_reading_the_others(store: Store) -> None
     assert [row.conversation_id for row in await found(store, Selection({"team": "a"}))] == ["labelled"]
 
 
-async def test_a_repeated_beginning_is_indexed_once(store: Store) -> None:
+async def test_a_repeated_start_is_indexed_once(store: Store) -> None:
     for _ in range(2):
         await begin(store, "labelled", {"team": "a"})
     assert await store.connection.call("ZCARD", store.all_shards[0].label_index("team", "a")) == 1
@@ -100,13 +100,13 @@ async def test_pages_neither_skip_nor_repeat(store: Store) -> None:
 
 
 async def test_key_in_place_of_an_index_is_moved_aside(store: Store) -> None:
-    shard = store.all_shards[0]
-    await store.connection.call("SET", shard.label_index("team", "a"), "forged")
+    index = store.all_shards[0].label_index("team", "a")
+    await store.connection.call("SET", index, "forged")
     await begin(store, "labelled", {"team": "a"})
     assert [row.conversation_id for row in await found(store, Selection({"team": "a"}))] == ["labelled"]
-    assert await store.connection.call("GET", shard.label_index("team", "a") + ":unreadable") == b"forged"
-    await store.connection.call("DEL", shard.label_index("team", "a"))
-    await store.connection.call("SET", shard.label_index("team", "a"), "forged")
+    assert await store.connection.call("GET", f"{index}:unreadable") == b"forged"
+    await store.connection.call("DEL", index)
+    await store.connection.call("SET", index, "forged")
     await Deletion(store).delete("labelled", last_id=2)
     assert await found(store, Selection()) == []
 

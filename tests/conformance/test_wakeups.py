@@ -6,6 +6,7 @@ import asyncio
 import random
 import string
 from collections.abc import Callable
+from typing import Any
 
 from broker.contract.codec import checksum_of
 from broker.coordination.membership import Membership
@@ -17,17 +18,20 @@ from broker.store.store import Store, open_store
 from tests.broker_parts import (
     CID,
     LosingConnection,
-    act,
     begin,
     claim,
+    dispatch_one,
     enter,
     every_first,
     mail_of,
     message,
     notified,
     output,
+    own,
     pending,
 )
+
+Closing = Callable[[Any], Any]
 
 
 async def tick_without_patience(store: Store, worker_id: str) -> int:
@@ -44,17 +48,13 @@ async def test_rings_are_coalesced_until_the_claim(store: Store) -> None:
 
 
 async def test_a_quiet_append_rings_nobody(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    await claim(store, "w1")
+    log, _ = await own(store)
     await log.append(CID, [message()], quiet=True)
     assert await mail_of(store, "w1") == []
 
 
 async def test_mail_is_coalesced_until_the_news_are_read(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    ownership = await claim(store, "w1")
+    log, ownership = await own(store)
     await log.append(CID, [message("a")])
     await log.append(CID, [message("b")])
     assert await mail_of(store, "w1") == [CID]
@@ -65,22 +65,20 @@ async def test_mail_is_coalesced_until_the_news_are_read(store: Store) -> None:
 
 
 async def test_the_news_say_whether_somebody_looks_on(store: Store) -> None:
-    await begin(store)
-    await enter(store, "w1")
-    ownership = await claim(store, "w1")
+    _, ownership = await own(store)
     log = EventLog(store)
     assert not (await log.read_new(ownership, after=0)).is_watched
     await store.connection.call("SET", store.keys(CID).watcher_mark, "1")
     assert (await log.read_new(ownership, after=0)).is_watched
 
 
-async def test_the_ready_stream_hands_each_conversation_to_one_worker(store: Store) -> None:
+async def test_the_ready_stream_hands_each_conversation_to_one_worker(store: Store, closing: Closing) -> None:
     ids = [f"conversation-{n}" for n in range(6)]
     for cid in ids:
         await begin(store, cid)
     for worker in ("w1", "w2"):
         await enter(store, worker)
-    streams = [ReadyStream(store, store.all_shards[0], worker) for worker in ("w1", "w2")]
+    streams = [closing(ReadyStream(store, store.all_shards[0], worker)) for worker in ("w1", "w2")]
     first = await streams[0].read(limit=4)
     second = await streams[1].read(limit=4)
     assert [cid for cid, _ in first] == ids[:4]
@@ -88,22 +86,19 @@ async def test_the_ready_stream_hands_each_conversation_to_one_worker(store: Sto
     for cid, entry in first:
         assert isinstance(await Owners(store).claim(cid, "w1", ready_entry=entry), ClaimedConversation)
     assert await pending(store, store.all_shards[0].ready, "controllers") == 2
-    for stream in streams:
-        await stream.aclose()
 
 
-async def test_a_blocked_read_wakes_with_the_ring(store: Store) -> None:
+async def test_a_blocked_read_wakes_with_the_ring(store: Store, closing: Closing) -> None:
     await enter(store, "w1")
-    stream = ReadyStream(store, store.all_shards[0], "w1")
+    stream = closing(ReadyStream(store, store.all_shards[0], "w1"))
     reading = asyncio.create_task(stream.read(limit=1))
     await asyncio.sleep(0)
     await begin(store)
     (found,) = await asyncio.wait_for(reading, 1.5)
     assert found[0] == CID
-    await stream.aclose()
 
 
-async def test_a_mailbox_gives_each_conversation_once(store: Store) -> None:
+async def test_a_mailbox_gives_each_conversation_once(store: Store, closing: Closing) -> None:
     log = await begin(store, "conversation-1")
     await begin(store, "conversation-2")
     await enter(store, "w1")
@@ -113,50 +108,39 @@ async def test_a_mailbox_gives_each_conversation_once(store: Store) -> None:
     await log.read_new(first, after=1)
     await log.append("conversation-2", [message()])
     await log.append("conversation-1", [message()])
-    mailbox = WorkerMailbox(store, store.all_shards[0], "w1")
+    mailbox = closing(WorkerMailbox(store, store.all_shards[0], "w1"))
     assert list(await mailbox.read()) == ["conversation-1", "conversation-2"]
-    await mailbox.aclose()
 
 
-async def test_an_observation_comes_with_its_wake_up(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    _, action_id = await act(store, "w1")
-    await log.append_observation(
-        CID, output(action_id), worker_id="t1", checksum=checksum_of(await log.load_entry(CID, 2))
-    )
-    mailbox = WorkerMailbox(store, store.all_shards[0], "w1")
-    before, entry = checksum_of(await log.load_entry(CID, 2)), await log.load_entry(CID, 3)
+async def test_an_observation_comes_with_its_wake_up(store: Store, closing: Closing) -> None:
+    log, _ = await dispatch_one(store)
+    before = checksum_of(await log.load_entry(CID, 2))
+    await log.append_observation(CID, output(2), worker_id="t1", checksum=before)
+    mailbox = closing(WorkerMailbox(store, store.all_shards[0], "w1"))
+    entry = await log.load_entry(CID, 3)
     assert await mailbox.read() == {CID: CarriedEvent(3, entry, before, is_watched=False)}
     # It needs no answer: the next event rings by itself.
     assert await store.connection.call("HGET", store.keys(CID).meta, "rung") is None
     await log.append(CID, [message()])
     assert await mailbox.read() == {CID: None}
-    await mailbox.aclose()
 
 
-async def test_a_large_observation_comes_without_its_text(store: Store) -> None:
-    log = await begin(store)
-    await enter(store, "w1")
-    _, action_id = await act(store, "w1")
+async def test_a_large_observation_comes_without_its_text(store: Store, closing: Closing) -> None:
+    log, _ = await dispatch_one(store)
     large = "".join(random.Random(0).choices(string.ascii_letters, k=30_000))  # 22,000 bytes at least, as it is packed
-    await log.append_observation(CID, output(action_id, large), worker_id="t1")
-    mailbox = WorkerMailbox(store, store.all_shards[0], "w1")
+    await log.append_observation(CID, output(2, large), worker_id="t1")
+    mailbox = closing(WorkerMailbox(store, store.all_shards[0], "w1"))
     assert await mailbox.read() == {CID: None}
-    await mailbox.aclose()
 
 
-async def test_what_a_mailbox_carried_does_not_stay_in_the_store(memory_store: Store) -> None:
-    log = await begin(memory_store)
-    await enter(memory_store, "w1")
-    _, action_id = await act(memory_store, "w1")
-    await log.append_observation(CID, output(action_id), worker_id="t1")
+async def test_what_a_mailbox_carried_does_not_stay_in_the_store(memory_store: Store, closing: Closing) -> None:
+    log, _ = await dispatch_one(memory_store)
+    await log.append_observation(CID, output(2), worker_id="t1")
     names = memory_store.all_shards[0]
-    mailbox = WorkerMailbox(memory_store, names, "w1")
+    mailbox = closing(WorkerMailbox(memory_store, names, "w1"))
     assert len(await mailbox.read()) == 1
     while await memory_store.connection.call("XLEN", names.mailbox("w1")):
         assert await mailbox.read() == {}
-    await mailbox.aclose()
 
 
 async def test_a_lost_ring_is_rung_again(store: Store) -> None:
@@ -182,43 +166,39 @@ async def test_a_ring_is_given_time_to_be_answered(store: Store) -> None:
     await begin(store)
     worker: Membership = await enter(store, "w1")
     await store.connection.call("XTRIM", store.all_shards[0].ready, "MAXLEN", "=", 0)
-    tick = await worker.beat(1)
-    assert tick is not None
-    assert tick.notified_again == 0
+    assert (await worker.beat(1)).notified_again == 0
 
 
-async def test_a_ring_whose_delivery_was_lost_is_read_again(store: Store, connect: Callable[[], Connection]) -> None:
+async def test_a_ring_whose_delivery_was_lost_is_read_again(
+    store: Store, closing: Closing, connect: Callable[[], Connection]
+) -> None:
     await begin(store)
     await enter(store, "w1")
-    losing = await open_store(LosingConnection(connect(), every_first("XREADGROUP")))
-    stream = ReadyStream(losing, store.all_shards[0], "w1")
+    losing = closing(await open_store(LosingConnection(connect(), every_first("XREADGROUP"))))
+    stream = closing(ReadyStream(losing, store.all_shards[0], "w1"))
     ((cid, entry),) = await stream.read(limit=1)
     assert isinstance(await Owners(store).claim(cid, "w1", ready_entry=entry), ClaimedConversation)
     assert await pending(store, store.all_shards[0].ready, "controllers") == 0
-    await stream.aclose()
-    await losing.aclose()
 
 
-async def test_ring_unanswered_by_a_live_worker_is_repeated(store: Store) -> None:
+async def test_ring_unanswered_by_a_live_worker_is_repeated(store: Store, closing: Closing) -> None:
     await begin(store)
     names = store.all_shards[0]
     readers = []
     for worker in ("w1", "w2"):
         await enter(store, worker)
-        readers.append(ReadyStream(store, names, worker))
+        readers.append(closing(ReadyStream(store, names, worker)))
     await readers[0].read(limit=1)
     assert await tick_without_patience(store, "w2") == 1
     ((cid, entry),) = await readers[1].read(limit=1)
     assert isinstance(await Owners(store).claim(cid, "w2", ready_entry=entry), ClaimedConversation)
     assert await pending(store, names.ready, "controllers") == 0
-    for reader in readers:
-        await reader.aclose()
 
 
-async def test_answered_rings_are_trimmed(store: Store) -> None:
+async def test_answered_rings_are_trimmed(store: Store, closing: Closing) -> None:
     worker = await enter(store, "w1")
     names = store.all_shards[0]
-    stream = ReadyStream(store, names, "w1")
+    stream = closing(ReadyStream(store, names, "w1"))
     for n in range(20):
         await begin(store, f"conversation-{n}")
     for _ in range(3):  # no more than the window of a stream wait in it at once
@@ -226,7 +206,6 @@ async def test_answered_rings_are_trimmed(store: Store) -> None:
             await Owners(store).claim(cid, "w1", ready_entry=entry)
     await worker.beat(1)
     assert await store.connection.call("XLEN", names.ready) == 1  # the last one delivered marks the place
-    await stream.aclose()
 
 
 async def test_rings_reach_the_log_of_whoever_owns_it_now(store: Store) -> None:

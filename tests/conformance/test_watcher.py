@@ -32,6 +32,7 @@ from tests.stores import LossyWire
 from tests.unit.deckhands.sample_log import state
 
 LIMIT_SECONDS = 30.0
+AnyClient = Client | RemoteClient
 OVER = {AgentState.FINISHED, AgentState.REJECTED, AgentState.ERROR, AgentState.STOPPED}
 ASKS = {AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION}
 
@@ -44,7 +45,7 @@ async def client(store: Store) -> AsyncIterator[Client]:
 
 
 @pytest.fixture(params=["store", "http"])
-async def reader(request: pytest.FixtureRequest, client: Client) -> AsyncIterator[Client | RemoteClient]:
+async def reader(request: pytest.FixtureRequest, client: Client) -> AsyncIterator[AnyClient]:
     """A client of each kind in turn, which waits."""
     if request.param == "store":
         yield client
@@ -70,7 +71,7 @@ async def enter_state(client: Client, name: str, its_state: str) -> None:
 
 
 def start_wait(
-    client: Client | RemoteClient, name: str, condition: Until = Until.SETTLED
+    client: AnyClient, name: str, condition: Until = Until.SETTLED
 ) -> tuple[asyncio.Task[End], ConversationProgress]:
     progress = ConversationProgress()
     return asyncio.create_task(client.watcher.wait(name, until=condition, progress=progress)), progress
@@ -80,9 +81,7 @@ async def finish(waiting: asyncio.Future[End]) -> End:
     return await asyncio.wait_for(waiting, unhurried(LIMIT_SECONDS))
 
 
-async def judge(
-    client: Client, progress: ConversationProgress, last_id: int, reader: Client | RemoteClient | None = None
-) -> None:
+async def judge(client: Client, progress: ConversationProgress, last_id: int, reader: AnyClient | None = None) -> None:
     """Wait until a conversation was looked at with its event `last_id`, and its log was read if that was needed."""
     await until(lambda: progress.last_id == last_id, what="look")
     name = f"later-than-{id(progress)}-{last_id}"
@@ -99,7 +98,7 @@ async def judge(
     ],
 )
 async def test_each_state_ends_a_wait_or_does_not(
-    client: Client, reader: Client | RemoteClient, condition: Until, ends: set[AgentState]
+    client: Client, reader: AnyClient, condition: Until, ends: set[AgentState]
 ) -> None:
     waiting = {}
     for one in AgentState:
@@ -119,7 +118,7 @@ async def test_each_state_ends_a_wait_or_does_not(
     "unread", [message(), ChangeAgentStateAction(agent_state=AgentState.RUNNING, source=EventSource.USER)]
 )
 async def test_unread_input_is_no_end(
-    client: Client, reader: Client | RemoteClient, unread: MessageAction | ChangeAgentStateAction
+    client: Client, reader: AnyClient, unread: MessageAction | ChangeAgentStateAction
 ) -> None:
     await begin_in(client, "one", "finished")
     await client.log.append("one", [unread])
@@ -130,7 +129,7 @@ async def test_unread_input_is_no_end(
     assert (await finish(waiting)).summary.last_event_id == 5
 
 
-async def test_one_log_answers_waits_of_different_conditions(client: Client, reader: Client | RemoteClient) -> None:
+async def test_one_log_answers_waits_of_different_conditions(client: Client, reader: AnyClient) -> None:
     await begin_in(client, "one", "paused")
     result, progress = start_wait(reader, "one", Until.RESULT)
     await judge(client, progress, 2, reader)
@@ -140,7 +139,7 @@ async def test_one_log_answers_waits_of_different_conditions(client: Client, rea
     assert (await finish(result)).summary.state == "error"
 
 
-async def test_an_unknown_conversation_ends_its_wait_alone(client: Client, reader: Client | RemoteClient) -> None:
+async def test_an_unknown_conversation_ends_its_wait_alone(client: Client, reader: AnyClient) -> None:
     await begin_in(client, "one", "running")
     one, _ = start_wait(reader, "one")
     with pytest.raises(UnknownConversation, match="nowhere"):
@@ -149,7 +148,7 @@ async def test_an_unknown_conversation_ends_its_wait_alone(client: Client, reade
     await finish(one)
 
 
-async def test_a_conversation_that_is_deleted_ends_its_wait(client: Client, reader: Client | RemoteClient) -> None:
+async def test_a_conversation_that_is_deleted_ends_its_wait(client: Client, reader: AnyClient) -> None:
     await begin_in(client, "one", "paused")
     waiting, progress = start_wait(reader, "one", Until.RESULT)
     await judge(client, progress, 2, reader)
@@ -158,7 +157,7 @@ async def test_a_conversation_that_is_deleted_ends_its_wait(client: Client, read
         await finish(waiting)
 
 
-async def test_a_damaged_log_ends_its_wait_alone(client: Client, reader: Client | RemoteClient) -> None:
+async def test_a_damaged_log_ends_its_wait_alone(client: Client, reader: AnyClient) -> None:
     for name in ("damaged", "one"):
         await begin_in(client, name, "running")
     await client.store.connection.call("XDEL", client.store.keys("damaged").events, "1-0")

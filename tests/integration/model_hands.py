@@ -25,7 +25,6 @@ class ModelHands:
         assert convert is not None
         action: Any = convert({**arguments, "security_risk": "LOW"})
         tool = find_tool(action.kind)
-        assert tool is not None
         request = tool.request(action)
         if not isinstance(request, HostRequest):
             return request

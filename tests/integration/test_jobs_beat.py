@@ -1,17 +1,20 @@
-"""Beats send the periodic jobs, one at a time however many there are; jobs are Celery tasks with results."""
+"""Beats send the periodic jobs, one at a time however many there are; jobs are Celery tasks, and some are done alone."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from redis import Redis
 
 from broker.celery import redis_url
+from broker.store.keys import ShardKeys
+from broker.store.store import Store
 from deckhands.operations.jobs.celery_app import BEAT_KEYS
+from deckhands.operations.jobs.job import LOCK_MS, hold_lock
 from deckhands.operations.jobs.table import JOBS
 from tests.archive_parts import begin_ended
 from tests.faults.harness import FaultCluster
@@ -26,6 +29,13 @@ PERIODIC = {job.name for job in JOBS if job.every_seconds}
 async def cluster(tmp_path) -> AsyncIterator[FaultCluster]:
     async with FaultCluster(tmp_path).running() as running:
         yield running
+
+
+@pytest.fixture
+def producer(cluster) -> Iterator[Producer]:
+    found = Producer(cluster)
+    yield found
+    found.close()
 
 
 @pytest.fixture
@@ -73,12 +83,11 @@ async def test_stalled_beat_waits_for_its_turn(cluster, broker):
     assert "Traceback" not in (cluster.root / "b1.log").read_text()
 
 
-async def test_job_retries_until_its_archive_exists_and_restores(cluster, tmp_path):
+async def test_job_retries_until_its_archive_exists_and_restores(cluster, producer, tmp_path):
     place, rules = tmp_path / "archive", tmp_path / "retention.toml"
     place.write_text("no directory yet")
     rules.write_text('[[rule]]\nage = "0s"\n')
     cluster.start_jobs(DECKHANDS_ARCHIVE=str(place), DECKHANDS_RETENTION=str(rules))
-    producer = Producer(cluster)
     await begin_ended(cluster.client, "one-of-us")
     result = producer.app.send_task("deckhands.jobs.retire", queue="deckhands.jobs")
     await until(lambda: result.state == "RETRY", limit=LIMIT_SECONDS, what="a job that is to be tried again")
@@ -89,15 +98,13 @@ async def test_job_retries_until_its_archive_exists_and_restores(cluster, tmp_pa
         back = producer.app.send_task("deckhands.jobs.restore", args=["one-of-us"], queue="deckhands.jobs")
         assert await producer.value(back) == {"conversation_id": "one-of-us", "restored": is_new}
     assert (await cluster.client.row("one-of-us")).state == "finished"
-    producer.close()
 
 
-async def test_job_of_a_stopped_worker_returns_to_the_queue(cluster, tmp_path):
+async def test_job_of_a_stopped_worker_returns_to_the_queue(cluster, producer, tmp_path):
     place, rules, gate = tmp_path / "archive", tmp_path / "retention.toml", tmp_path / "gate"
     rules.write_text('[[rule]]\nage = "0s"\n')
     environment = {"DECKHANDS_ARCHIVE": str(place), "DECKHANDS_RETENTION": str(rules)}
     first = cluster.start_jobs("j1", DECKHANDS_FAILPOINTS=f"archive.before_write:pause:{gate}", **environment)
-    producer = Producer(cluster)
     await begin_ended(cluster.client, "one-of-us")
     result = producer.app.send_task("deckhands.jobs.retire", queue="deckhands.jobs")
     await until(gate.exists, limit=LIMIT_SECONDS, what="a job at work")
@@ -106,12 +113,10 @@ async def test_job_of_a_stopped_worker_returns_to_the_queue(cluster, tmp_path):
     assert (await producer.value(result))["archived"] == 1
     gate.unlink()
     assert await asyncio.to_thread(first.wait, LIMIT_SECONDS) == 0
-    producer.close()
 
 
-async def test_job_is_run_by_its_worker_and_result_kept(cluster):
+async def test_job_is_run_by_its_worker_and_result_kept(cluster, producer):
     cluster.start_jobs()
-    producer = Producer(cluster)
     result = producer.app.send_task("deckhands.jobs.orphans", queue="deckhands.jobs")
     assert await producer.value(result) == {"removed": 0, "completed": 0}
     for name, arguments, said in [
@@ -127,4 +132,30 @@ async def test_job_is_run_by_its_worker_and_result_kept(cluster):
     asked = producer.app.control.inspect(timeout=2.0)
     registered = await asyncio.to_thread(asked.registered)
     assert {name for names in registered.values() for name in names} >= {f"deckhands.jobs.{job.name}" for job in JOBS}
-    producer.close()
+
+
+async def test_second_holder_is_not_alone_until_the_first_ends(valkey_store: Store) -> None:
+    async with hold_lock(valkey_store, "retire") as first, hold_lock(valkey_store, "retire") as second:
+        assert (first, second) == (True, False)
+    async with hold_lock(valkey_store, "retire") as third:
+        assert third
+
+
+async def test_nobody_keeps_or_gives_back_the_place_of_another(valkey_store: Store) -> None:
+    names, connection = ShardKeys(0), valkey_store.connection
+    async with hold_lock(valkey_store, "retire"):
+        await connection.call("SET", names.job_lock("retire"), "another", "PX", 1_000)  # its own has lapsed meanwhile
+        place = (names.job_lock("retire"), names.root)
+        assert await valkey_store.call_function("deck_hold_job", place, "keep", "mine", LOCK_MS) == ["other"]
+        assert 0 < await connection.call("PTTL", names.job_lock("retire")) <= 1_000
+    assert await connection.call("EXISTS", names.job_lock("retire")) == 1
+
+
+@pytest.mark.parametrize(
+    "forged", [("SET", "for ever"), ("SET", "for years", "PX", 10**12), ("HSET", "of another type", "")]
+)
+async def test_a_forged_place_keeps_no_job_from_being_done(valkey_store: Store, forged: tuple[str | int, ...]) -> None:
+    what, *rest = forged
+    await valkey_store.connection.call(what, ShardKeys(0).job_lock("retire"), *rest)
+    async with hold_lock(valkey_store, "retire") as is_alone:
+        assert is_alone

@@ -20,7 +20,7 @@ from controller_worker.providers.errors import BadRequestError, LLMConfigError
 from controller_worker.providers.llm import CallUsage, Completion, ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
 from controller_worker.providers.wires.raw_client import make_connection_options, make_timeouts
-from tests.integration.llm_requests import HISTORY, TOOL, answer
+from tests.integration.llm_requests import HISTORY, TOOL, answer, opened
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)
@@ -103,11 +103,10 @@ async def test_sampling_is_sent_only_to_models_that_accept_it(server: RunningMod
 
 
 async def test_a_request_may_set_the_temperature(server: RunningModelServer) -> None:
-    llm = create_llm(LLMConfig.create(model="claude-sonnet-4-5", api_key="k", base_url=server.url), SystemClock())
     server.clear()
-    await llm.complete(ModelRequest(HISTORY, (), "c1", 1, "/w", temperature=1.0))
-    await llm.complete(ModelRequest(HISTORY, (), "c1", 1, "/w"))
-    await llm.aclose()
+    async with opened(model="claude-sonnet-4-5", api_key="k", base_url=server.url) as llm:
+        await llm.complete(ModelRequest(HISTORY, (), "c1", 1, "/w", temperature=1.0))
+        await llm.complete(ModelRequest(HISTORY, (), "c1", 1, "/w"))
     assert [request["body"]["temperature"] for request in server.requests()] == [1.0, 0.0]
 
 
@@ -143,12 +142,9 @@ BUDGET = {"thinking": {"type": "enabled", "budget_tokens": 2_000}}
 
 async def test_a_budget_of_thinking_takes_the_place_of_sampling(server: RunningModelServer) -> None:
     server.clear()
-    llm = create_llm(
-        LLMConfig.create(model="claude-sonnet-4-5", api_key="k", base_url=server.url, completion_kwargs=BUDGET),
-        SystemClock(),
-    )
-    await llm.complete(ModelRequest(HISTORY[:2], (), "c1", 0, "/w"))
-    await llm.aclose()
+    settings = {"model": "claude-sonnet-4-5", "api_key": "k", "completion_kwargs": BUDGET}
+    async with opened(**settings, base_url=server.url) as llm:
+        await llm.complete(ModelRequest(HISTORY[:2], (), "c1", 0, "/w"))
     body = server.requests()[0]["body"]
     assert body["thinking"] == BUDGET["thinking"]
     assert not {"temperature", "top_p", "top_k"} & set(body)
@@ -156,9 +152,7 @@ async def test_a_budget_of_thinking_takes_the_place_of_sampling(server: RunningM
     assert (await sent(server, model="claude-sonnet-4-5", completion_kwargs=kept))["temperature"] == 0.0
 
 
-async def test_turn_of_another_model_continues_without_thinking_budget(
-    server: RunningModelServer,
-) -> None:
+async def test_turn_of_another_model_continues_without_thinking_budget(server: RunningModelServer) -> None:
     assert "thinking" not in await sent(server, model="claude-sonnet-4-5", completion_kwargs=BUDGET)
     # Models that decide by themselves how much to think do not mind.
     assert "thinking" in await sent(server, reasoning_effort="high")
@@ -205,17 +199,13 @@ async def test_thinking_is_kept_and_replayed_with_its_signature(
     script = tmp_path / "thinking.json"
     script.write_text('{"turns": [{"thinking": "Hm.", "tool_calls": [{"name": "think"}]}, {"text": "Done."}]}')
     server = model_server("--script", str(script))
-    llm = create_llm(LLMConfig.create(model="claude-sonnet-5", api_key="k", base_url=server.url), SystemClock())
     user = Message("user", (TextPart("go"),))
-    first = await llm.complete(ModelRequest((user,), (), "c1", 0, "/w"))
-    assert first.thinking_blocks == ({"type": "thinking", "thinking": "Hm.", "signature": "sig-0"},)
-    history = (
-        user,
-        Message("assistant", (), first.tool_calls, thinking_blocks=first.thinking_blocks),
-        Message("tool", (TextPart("ok"),), tool_call_id=first.tool_calls[0].id, name="think"),
-    )
-    assert (await llm.complete(ModelRequest(history, (), "c1", 1, "/w"))).text == "Done."
-    await llm.aclose()
+    async with opened(model="claude-sonnet-5", api_key="k", base_url=server.url) as llm:
+        first = await llm.complete(ModelRequest((user,), (), "c1", 0, "/w"))
+        assert first.thinking_blocks == ({"type": "thinking", "thinking": "Hm.", "signature": "sig-0"},)
+        said = Message("assistant", (), first.tool_calls, thinking_blocks=first.thinking_blocks)
+        done = Message("tool", (TextPart("ok"),), tool_call_id=first.tool_calls[0].id, name="think")
+        assert (await llm.complete(ModelRequest((user, said, done), (), "c1", 1, "/w"))).text == "Done."
     assert server.requests()[1]["body"]["messages"][1]["content"] == [
         {"type": "thinking", "thinking": "Hm.", "signature": "sig-0"},
         {"type": "tool_use", "id": "call_0001_0", "name": "think", "input": {}},
@@ -229,13 +219,11 @@ async def test_extra_fields_of_the_body_are_fields_of_the_body(server: RunningMo
 
 
 async def test_a_history_that_the_api_refuses_is_a_bad_request(server: RunningModelServer) -> None:
-    llm = create_llm(LLMConfig.create(model="claude-sonnet-5", api_key="k", base_url=server.url), SystemClock())
-    with pytest.raises(BadRequestError) as caught:
-        await llm.complete(ModelRequest(HISTORY[:3], (), "c1", 1, "/w"))
-    await llm.aclose()
-    assert caught.value.provider_text == (
-        "messages: `tool_use` ids were found without `tool_result` blocks immediately after"
-    )
+    async with opened(model="claude-sonnet-5", api_key="k", base_url=server.url) as llm:
+        with pytest.raises(BadRequestError) as caught:
+            await llm.complete(ModelRequest(HISTORY[:3], (), "c1", 1, "/w"))
+    told = "messages: `tool_use` ids were found without `tool_result` blocks immediately after"
+    assert caught.value.provider_text == told
 
 
 def test_without_a_key_nothing_is_created(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

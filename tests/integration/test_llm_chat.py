@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from broker.runtime.clock import SystemClock
-from controller_worker.model.registry import create_llm
-from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.llm import CallUsage, Completion, Delta, ModelRequest
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
-from tests.integration.llm_requests import HISTORY, answer
+from tests.integration.llm_requests import HISTORY, answer, opened
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)
@@ -177,7 +174,6 @@ async def test_reasoning_returns_to_a_model_that_wants_it_back(
     (tmp_path / "script.json").write_text(json.dumps(script))
     server = shared_model_server("--script", str(tmp_path / "script.json"))
     url = {"base_url": server.url + "/v1", "native_tool_calling": True, "api_key": "k"}
-    llm = create_llm(LLMConfig.create(model=model, backend=backend, **url), SystemClock())
     shown: list[Delta] = []
     task = Message("user", (TextPart("Do it."),))
 
@@ -185,13 +181,11 @@ async def test_reasoning_returns_to_a_model_that_wants_it_back(
         on_delta = shown.append if is_streamed else None
         return await llm.complete(ModelRequest(messages, (), "c1", len(messages) // 3, "/w", on_delta=on_delta))
 
-    try:
+    async with opened(model=model, backend=backend, **url) as llm:
         first = await step(task)
         said = Message("assistant", (TextPart(first.text),), first.tool_calls, thinking_blocks=first.thinking_blocks)
         done = Message("tool", (TextPart("ok"),), tool_call_id=first.tool_calls[0].id, name="execute_bash")
         assert (await step(task, said, done)).text == "Done."
-    finally:
-        await llm.aclose()
     (answer,) = [message for message in server.requests()[1]["body"]["messages"] if message["role"] == "assistant"]
     assert answer.get("reasoning_content") == ("Hm." if is_sent else None)
 

@@ -12,13 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.runtime.clock import SystemClock
-from controller_worker.model.registry import create_llm
-from controller_worker.providers.config import LLMConfig, drop_provider_addresses
+from controller_worker.providers.config import drop_provider_addresses
 from controller_worker.providers.errors import AuthenticationError, ModelError, OutOfCreditsError
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart
 from controller_worker.providers.model_table import list_providers
-from tests.integration.llm_requests import REQUEST, answer
+from tests.integration.llm_requests import REQUEST, answer, opened
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)
@@ -39,12 +37,10 @@ async def test_another_provider_than_openai(server: RunningModelServer) -> None:
 
 
 async def test_another_way_to_a_provider_keeps_its_words(server: RunningModelServer) -> None:
-    llm = create_llm(
-        LLMConfig.create(model="deepseek/deepseek-chat", api_key="k", base_url=server.url + "/v1"), SystemClock()
-    )
     server.plan({"kind": "no_credits"})
-    with pytest.raises(OutOfCreditsError) as caught:
-        await llm.complete(REQUEST)
+    async with opened(model="deepseek/deepseek-chat", api_key="k", base_url=server.url + "/v1") as llm:
+        with pytest.raises(OutOfCreditsError) as caught:
+            await llm.complete(REQUEST)
     assert caught.value.provider_text == "You exceeded your current quota."
 
 
@@ -52,9 +48,9 @@ async def test_another_way_to_a_provider_keeps_its_words(server: RunningModelSer
 async def test_without_a_key_nobody_waits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    llm = create_llm(LLMConfig.create(model=model, backend="litellm"), SystemClock())
-    with pytest.raises(AuthenticationError, match=r"Check LLM_API_KEY\.$") as caught:
-        await llm.complete(REQUEST)
+    async with opened(model=model, backend="litellm") as llm:
+        with pytest.raises(AuthenticationError, match=r"Check LLM_API_KEY\.$") as caught:
+            await llm.complete(REQUEST)
     assert "Traceback" not in str(caught.value)
 
 
@@ -69,13 +65,10 @@ async def test_no_image_is_fetched_from_the_controllers_network(monkeypatch: pyt
         monkeypatch.delenv(name, raising=False)
     inner = await asyncio.start_server(record, "127.0.0.1", 0)
     address = f"http://127.0.0.1:{inner.sockets[0].getsockname()[1]}"
-    llm = create_llm(
-        LLMConfig.create(model="gemini/gemini-2.0-flash", api_key="k", base_url=address, disable_vision=False),
-        SystemClock(),
-    )
     picture = ImagePart(f"{address}/picture.png")
     request = replace(REQUEST, messages=(Message("user", (TextPart("What is this?"), picture)),))
-    async with inner:
+    settings = {"model": "gemini/gemini-2.0-flash", "api_key": "k", "disable_vision": False}
+    async with inner, opened(**settings, base_url=address) as llm:
         with pytest.raises(ModelError, match="Unable to fetch image"):
             await llm.complete(request)
     assert connections == []
@@ -93,15 +86,8 @@ def test_importing_litellm_is_quiet(tmp_path: Path) -> None:
         "create_llm(LLMConfig(model='gpt-4o', api_key='k'), SystemClock())\n"
         "assert 'litellm' in sys.modules and 'DECKHANDS_TEST_LEAK' not in os.environ\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    env, run = os.environ | {"PYTHONPATH": str(ROOT)}, [sys.executable, "-c", program]
+    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=200)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -67,88 +67,13 @@ async def gpt(server: RunningModelServer) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def streamed_message(client: anthropic.AsyncAnthropic) -> anthropic.types.Message:
-    async with client.messages.stream(model="m", max_tokens=9, messages=USER) as stream:
-        return await stream.get_final_message()
-
-
-async def streamed_deltas(client: openai.AsyncOpenAI) -> dict[str, Any]:
-    seen: dict[str, Any] = {"text": "", "name": "", "arguments": "", "finish_reason": None, "prompt_tokens": None}
-    async for chunk in await client.chat.completions.create(model="m", messages=USER, stream=True):
-        if chunk.usage is not None:
-            seen["prompt_tokens"] = chunk.usage.prompt_tokens
-        for choice in chunk.choices:
-            seen["text"] += choice.delta.content or ""
-            seen["finish_reason"] = choice.finish_reason or seen["finish_reason"]
-            for call in choice.delta.tool_calls or ():
-                assert call.function is not None
-                seen["name"] += call.function.name or ""
-                seen["arguments"] += call.function.arguments or ""
-    return seen
-
-
-WHOLE_STREAM = {
-    "text": "I will greet: Grüß Gott, 你好.",
-    "name": "execute_bash",
-    "arguments": '{"command": "echo 你好"}',
-    "finish_reason": "tool_calls",
-    "prompt_tokens": 100,
-}
-
-
-async def test_messages_streamed_and_not(claude: anthropic.AsyncAnthropic) -> None:
-    whole = await claude.messages.create(model="m", max_tokens=9, messages=USER)
-    assert [block.type for block in whole.content] == ["thinking", "text", "tool_use"]
-    assert (whole.stop_reason, whole.usage.input_tokens, whole.usage.cache_read_input_tokens) == ("tool_use", 10, 60)
-    assert whole.content[2].to_dict() == {
-        "type": "tool_use", "id": "call_0001_0", "name": "execute_bash", "input": {"command": "echo 你好"},
-    }  # fmt: skip
-    streamed = await streamed_message(claude)
-    assert [block.to_dict() for block in streamed.content] == [block.to_dict() for block in whole.content]
-    assert (streamed.stop_reason, streamed.usage.output_tokens) == ("tool_use", 20)
-
-
-async def test_chat_streamed_and_not(gpt: openai.AsyncOpenAI) -> None:
-    whole = await gpt.chat.completions.create(model="m", messages=USER)
-    assert whole.choices[0].message.content == WHOLE_STREAM["text"]
-    assert whole.usage is not None
-    assert (whole.choices[0].finish_reason, whole.usage.total_tokens) == ("tool_calls", 120)
-    assert await streamed_deltas(gpt) == WHOLE_STREAM
-
-
-@pytest.mark.parametrize("kind", ["crlf", "no_done", "drip"])
-async def test_streams_that_are_odd_but_whole(
-    server: RunningModelServer, gpt: openai.AsyncOpenAI, claude: anthropic.AsyncAnthropic, kind: str
-) -> None:
-    server.plan({"kind": kind, "times": 2, "interval_seconds": 0.0001})
-    assert await streamed_deltas(gpt) == WHOLE_STREAM
-    assert (await streamed_message(claude)).stop_reason == "tool_use"
-
-
-async def test_streams_that_break(
-    server: RunningModelServer, gpt: openai.AsyncOpenAI, claude: anthropic.AsyncAnthropic
-) -> None:
-    import anthropic
-    import openai
-
-    server.plan({"kind": "error_event", "times": 2})
-    with pytest.raises(openai.APIError, match="The server had an error"):
-        await streamed_deltas(gpt)
-    with pytest.raises(anthropic.APIStatusError, match="Overloaded"):
-        await streamed_message(claude)
-    server.plan({"kind": "truncated"})
-    seen = await streamed_deltas(gpt)
-    assert seen["finish_reason"] is None
-    assert len(seen["text"] + seen["arguments"]) > 0
-
-
 async def test_the_turn_is_the_number_of_replies_so_far(gpt: openai.AsyncOpenAI) -> None:
     said = []
     for replies in range(4):
         messages: Any = USER + [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}] * replies
         message = (await gpt.chat.completions.create(model="n", messages=messages)).choices[0].message
         said.append(message.content or [call.id for call in message.tool_calls or ()])
-    assert said == [WHOLE_STREAM["text"], "Done.", ["call_0003_0"], ["call_0004_0"]]
+    assert said == [SCRIPT["turns"][0]["text"], "Done.", ["call_0003_0"], ["call_0004_0"]]
 
 
 async def test_faults_fall_by_turn_and_number(server: RunningModelServer, gpt: openai.AsyncOpenAI) -> None:
@@ -164,13 +89,7 @@ async def test_faults_fall_by_turn_and_number(server: RunningModelServer, gpt: o
         except openai.APIStatusError as error:
             outcomes.append(error.status_code)
     assert outcomes == [200, 503, 503, 429, 200]
-    assert [request["fault"] for request in server.requests()] == [
-        None,
-        "unavailable",
-        "unavailable",
-        "rate_limit",
-        None,
-    ]
+    assert [request["fault"] for request in server.requests()] == [None, *["unavailable"] * 2, "rate_limit", None]
     assert [request["outcome"] for request in server.requests()] == ["answered", *["refused"] * 3, "answered"]
 
 

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from broker.contract.tool_specs import ToolSpec
-from broker.runtime.clock import SystemClock
-from controller_worker.model.registry import create_llm
-from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import ModelError
 from controller_worker.providers.llm import CallUsage, Completion, Delta, ModelRequest
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart
+from tests.integration.llm_requests import TOOL, opened
+from tests.integration.test_llm_failures import FAILURES
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)
@@ -25,7 +23,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning"),
 ]
 
-RUN = ToolSpec("execute_bash", "Run a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
 both = pytest.mark.parametrize("is_streamed", [False, True])
 TASK = Message("user", (TextPart("Do it."), ImagePart("data:image/png;base64,AAAA")))
 
@@ -39,12 +36,15 @@ async def ask(
     server: RunningModelServer, *messages: Message, shown: list[Delta] | None = None, **settings: Any
 ) -> Completion:
     fields = {"model": "openai/responses/gpt-5", "base_url": server.url + "/v1", "api_key": "k"}
-    llm = create_llm(LLMConfig.create(**fields | settings), SystemClock())
     on_delta = None if shown is None else shown.append
-    try:
-        return await llm.complete(ModelRequest(messages, (RUN,), "c1", len(messages) // 3, "/w", on_delta=on_delta))
-    finally:
-        await llm.aclose()
+    async with opened(**fields | settings) as llm:
+        return await llm.complete(ModelRequest(messages, (TOOL,), "c1", len(messages) // 3, "/w", on_delta=on_delta))
+
+
+def answer_to(reply: Completion) -> tuple[Message, Message]:
+    """Return a reply as the history has it, and the result of its call."""
+    said = Message("assistant", (TextPart(reply.text),), reply.tool_calls, thinking_blocks=reply.thinking_blocks)
+    return said, Message("tool", (TextPart("done"),), tool_call_id=reply.tool_calls[0].id, name="execute_bash")
 
 
 @both
@@ -58,11 +58,7 @@ async def test_two_steps(server: RunningModelServer, is_streamed: bool) -> None:
     assert call.arguments == '{"command": "echo step 1 >> steps.txt"}'
     assert first.usage == CallUsage(prompt_tokens=1_100, completion_tokens=50)
     assert first.cost_usd == pytest.approx(1_100 * 1.25e-6 + 50 * 10e-6)
-    answered = (
-        Message("assistant", (TextPart(first.text),), first.tool_calls, thinking_blocks=first.thinking_blocks),
-        Message("tool", (TextPart("done"),), tool_call_id=call.id, name=call.name),
-    )
-    assert (await ask(server, system, TASK, *answered)).text == "Step 2."
+    assert (await ask(server, system, TASK, *answer_to(first))).text == "Step 2."
     requests = server.requests()
     assert {request["path"] for request in requests} == {"/v1/responses"}
     kinds: list[Any] = [item.get("type") for item in requests[1]["body"]["input"]]
@@ -80,11 +76,7 @@ async def test_a_reasoning_item_returns_sealed_before_its_call(
     (tmp_path / "script.json").write_text(json.dumps(script))
     server = shared_model_server("--script", str(tmp_path / "script.json"))
     first = await ask(server, TASK, shown=[] if is_streamed else None)
-    answered = (
-        Message("assistant", (TextPart(first.text),), first.tool_calls, thinking_blocks=first.thinking_blocks),
-        Message("tool", (TextPart("done"),), tool_call_id=first.tool_calls[0].id, name="execute_bash"),
-    )
-    assert (await ask(server, TASK, *answered, completion_kwargs={"extra_body": {"user": "u"}})).text == "Done."
+    assert (await ask(server, TASK, *answer_to(first), completion_kwargs={"extra_body": {"user": "u"}})).text == "Done."
     asked = [request["body"] for request in server.requests()]
     assert [body["include"] for body in asked] == [["reasoning.encrypted_content"]] * 2
     assert asked[1]["user"] == "u"
@@ -96,30 +88,18 @@ async def test_a_reasoning_item_returns_sealed_before_its_call(
 
 @both
 @pytest.mark.parametrize(
-    ("kind", "code"),
+    "kind",
     [
-        ("rate_limit", "rate_limit"),
-        ("server_error", "internal"),
-        ("unavailable", "service_unavailable"),
-        ("overloaded", "service_unavailable"),
-        ("unauthorized", "authentication"),
-        ("context_overflow", "context_window"),
-        ("content_policy", "content_policy"),
-        ("no_credits", "out_of_credits"),
-        ("reset", "service_unavailable"),
-        ("cut", "service_unavailable"),
-        ("truncated", "malformed_reply"),
-        ("empty_body", "malformed_reply"),
-        ("html", "malformed_reply"),
-        ("not_an_object", "malformed_reply"),
-        ("empty_choices", "no_response"),
+        *("rate_limit", "server_error", "unavailable", "overloaded", "unauthorized", "context_overflow"),
+        *("content_policy", "no_credits", "reset", "cut", "truncated", "empty_body", "html", "not_an_object"),
+        "empty_choices",
     ],
 )
-async def test_errors_are_the_same(server: RunningModelServer, is_streamed: bool, kind: str, code: str) -> None:
+async def test_errors_are_the_same(server: RunningModelServer, is_streamed: bool, kind: str) -> None:
     server.plan({"kind": kind})
     with pytest.raises(ModelError) as caught:
         await ask(server, TASK, shown=[] if is_streamed else None)
-    assert caught.value.code == code
+    assert caught.value.code == FAILURES[kind][0]
 
 
 @both

@@ -13,14 +13,12 @@ from broker.contract.actions import CmdRunAction
 from broker.contract.events import EventSource, ModelReply
 from broker.contract.observations import ErrorObservation
 from broker.contract.tool_specs import ToolSpec
-from broker.runtime.clock import SystemClock
 from controller_worker.agents.tool_calls import parse_reply
 from controller_worker.model.model_call import to_model_reply
-from controller_worker.model.registry import create_llm
-from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.llm import Completion, ModelRequest
 from controller_worker.providers.messages.fn_call_prompt import add_example, render_system_suffix
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
+from tests.integration.llm_requests import opened
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)
@@ -71,12 +69,9 @@ async def ask(server: RunningModelServer, backend: str, turn: int, **settings: A
     model, path, name, native = BACKENDS[backend]
     server.clear()
     config: dict[str, Any] = {"model": model, "backend": name, "base_url": server.url + path, "api_key": "k"}
-    llm = create_llm(LLMConfig.create(**config | {"native_tool_calling": native} | settings), SystemClock())
     spoken = [message for _ in range(turn) for message in (Message("assistant", (TextPart("x"),)), HISTORY[1])]
-    try:
+    async with opened(**config | {"native_tool_calling": native} | settings) as llm:
         return await llm.complete(ModelRequest((*HISTORY[:2], *spoken), (TOOL,), "c1", turn, "/w"))
-    finally:
-        await llm.aclose()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -118,27 +113,26 @@ async def test_calls_parsed_by_the_server_are_accepted(server: RunningModelServe
     assert reply.tool_calls == (ToolCall("call_0005_0", "execute_bash", '{"command": "ls"}'),)
 
 
-async def test_a_whole_request(server: RunningModelServer) -> None:
+async def sent(server: RunningModelServer, *tools: ToolSpec) -> Any:
     server.clear()
-    llm = create_llm(LLMConfig.create(model="my-own", base_url=server.url + "/v1", disable_vision=False), SystemClock())
-    await llm.complete(ModelRequest(HISTORY, (TOOL,), "c1", 1, "/w"))
-    await llm.aclose()
-    assert server.requests()[0]["body"]["messages"] == [
+    async with opened(model="my-own", base_url=server.url + "/v1", disable_vision=False) as llm:
+        await llm.complete(ModelRequest(HISTORY, tools, "c1", 1, "/w"))
+    return server.requests()[0]["body"]["messages"]
+
+
+async def test_a_whole_request(server: RunningModelServer) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    calls = f'Two at once.\n\n{CALL}\n\n<function=execute_bash>\n{{"command": "l\n</function>'
+    assert await sent(server, TOOL) == [
         {"role": "system", "content": "Be good." + render_system_suffix([TOOL])},
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": add_example("Do it.", [TOOL])},
-                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
-            ],
-        },
-        {
-            "role": "assistant",
-            "content": f'Two at once.\n\n{CALL}\n\n<function=execute_bash>\n{{"command": "l\n</function>',
-        },
+        {"role": "user", "content": [{"type": "text", "text": add_example("Do it.", [TOOL])}, image]},
+        {"role": "assistant", "content": calls},
         {"role": "user", "content": "EXECUTION RESULT of [execute_bash]:\na.txt"},
         {"role": "user", "content": "EXECUTION RESULT of [execute_bash]:\nThat was no JSON."},
     ]
+    without_tools = await sent(server)
+    assert [message["role"] for message in without_tools] == ["system", "user", "assistant", "user", "user"]
+    assert without_tools[0]["content"] == "Be good."
 
 
 @pytest.mark.parametrize(
@@ -169,19 +163,9 @@ async def test_which_models_get_their_tools_as_text(
     assert ("tools" in server.requests()[0]["body"]) is is_native
 
 
-async def test_a_history_of_calls_reads_well_without_tools(server: RunningModelServer) -> None:
-    server.clear()
-    llm = create_llm(LLMConfig.create(model="my-own", base_url=server.url + "/v1", disable_vision=False), SystemClock())
-    await llm.complete(ModelRequest(HISTORY, (), "c1", 1, "/w"))
-    await llm.aclose()
-    body = server.requests()[0]["body"]
-    assert [message["role"] for message in body["messages"]] == ["system", "user", "assistant", "user", "user"]
-    assert body["messages"][0]["content"] == "Be good."
-
-
 async def test_a_scripted_model_can_speak_text_too(tmp_path: Path) -> None:
     path = tmp_path / "script.json"
     path.write_text(json.dumps(SCRIPT))
-    llm = create_llm(LLMConfig.create(model=f"scripted/{path}", native_tool_calling=False), SystemClock())
-    reply = await llm.complete(ModelRequest(HISTORY, (TOOL,), "c1", 0, "/w"))
+    async with opened(model=f"scripted/{path}", native_tool_calling=False) as llm:
+        reply = await llm.complete(ModelRequest(HISTORY, (TOOL,), "c1", 0, "/w"))
     assert [call.name for call in reply.tool_calls] == ["execute_bash"]

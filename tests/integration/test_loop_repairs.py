@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.contract.agent_state import AgentState
-from broker.contract.events import AgentSpec, LLMSpec
+from broker.contract.events import AgentSpec
 from broker.contract.specs import PlanSpec
 from broker.coordination.action_streams import ControlDelivery
 from broker.log.delegates import make_delegate_id
@@ -16,14 +16,12 @@ from tests.broker_parts import enter, queue, take
 from tests.conversation_hands import BASH, CID, THINK, Hands
 
 DELEGATE = {"tool_calls": [{"name": "delegate", "arguments": {"agent": "helper", "task": "look"}}]}
-BACKGROUND = {
-    "tool_calls": [{"name": "delegate", "arguments": {"agent": "helper", "task": "look", "background": True}}]
-}
+IN_BACKGROUND = {"agent": "helper", "task": "look", "background": True}
+BACKGROUND = {"tool_calls": [{"name": "delegate", "arguments": IN_BACKGROUND}]}
 
 
 def delegating(hands: Hands) -> AgentSpec:
-    model = LLMSpec(model=f"scripted/{hands.folder / 'script.json'}")
-    return AgentSpec(llm=model, enable_delegation=True, delegates={"helper": AgentSpec(name="ReadOnlyAgent")})
+    return hands.agent(enable_delegation=True, delegates={"helper": AgentSpec(name="ReadOnlyAgent")})
 
 
 async def test_an_action_that_was_answered_meanwhile_is_not_waited_for(hands: Hands) -> None:
@@ -83,13 +81,11 @@ async def test_delegate_hears_nothing_from_before_it_started(hands: Hands) -> No
     await hands.begin(BACKGROUND, BASH, BACKGROUND, BASH, agent=delegating(hands))
     loop = await hands.go()
     await hands.ask("paused")
-    loop.wake()
-    await hands.at_rest(loop)
+    await hands.wake(loop)
     await hands.ask("running")
     loop = await hands.go()
     await hands.observe(loop.state.tools.pending[0].id)
-    loop.wake()
-    await hands.at_rest(loop)
+    await hands.wake(loop)
     first, second = (make_delegate_id(CID, one.id) for one in loop.state.delegation.delegates)
     await loop.release_idle()
     await hands.go()
@@ -98,8 +94,7 @@ async def test_delegate_hears_nothing_from_before_it_started(hands: Hands) -> No
 
 
 async def test_agent_that_takes_over_a_plan_reads_the_next_reply(hands: Hands) -> None:
-    model = LLMSpec(model=f"scripted/{hands.folder / 'script.json'}")
-    agent = AgentSpec(name="PlanningAgent", plan=PlanSpec(needs_approval=False), llm=model)
+    agent = hands.agent(name="PlanningAgent", plan=PlanSpec(needs_approval=False))
     await hands.begin({"tool_calls": [{"name": "propose_plan", "arguments": {"plan": "1. Look."}}]}, BASH, agent=agent)
     loop = await hands.go()
     assert [action.id for action in loop.state.tools.pending] == [len(await hands.events())]

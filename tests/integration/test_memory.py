@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from broker.contract.events import AgentSpec, ConversationCreated, Event, LLMSpec
+from broker.contract.events import ConversationCreated, Event, LLMSpec
 from broker.contract.notes import Note, NoteAction, NotebookKey, NoteObservation
 from broker.contract.recall import RecallObservation
 from broker.contract.specs import MemorySpec, Tenancy
@@ -30,9 +30,8 @@ def noting(**arguments: Any) -> dict[str, Any]:
 
 
 def fields_of(hands: Hands) -> dict[str, Any]:
-    script = f"scripted/{hands.folder / 'script.json'}"
     memory = MemorySpec(user="ada", project="engine")
-    return {"agent": AgentSpec(llm=LLMSpec(model=script), memory=memory), "tenancy": Tenancy(tenant="acme")}
+    return {"agent": hands.agent(memory=memory), "tenancy": Tenancy(tenant="acme")}
 
 
 async def events_of(hands: Hands, conversation_id: str, task: str) -> list[Event]:

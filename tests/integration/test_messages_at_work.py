@@ -54,8 +54,7 @@ async def test_an_interruption_gives_up_the_call_and_the_action(hands: Hands) ->
     loop = await hands.go()
     assert await is_waiting_for_tool(hands)
     await hands.say("stop that")
-    loop.wake()
-    await hands.at_rest(loop)
+    await hands.wake(loop)
     events = await hands.events()
     assert len(of(events, InterruptedObservation)) == 1
     assert fold_status(events).state is AgentState.FINISHED
@@ -82,8 +81,7 @@ async def test_rollback_is_neither_in_view_nor_in_state(hands: Hands) -> None:
     loop = await hands.go()
     assert await is_waiting_for_tool(hands)
     await hands.say("something else")
-    loop.wake()
-    await hands.at_rest(loop)
+    await hands.wake(loop)
     events = await hands.events()
     assert len(of(events, RolledBackObservation)) == 1
     assert fold_status(events).state is AgentState.FINISHED
@@ -97,8 +95,7 @@ async def test_a_fork_of_such_a_log_continues_like_its_origin(hands: Hands) -> N
     await hands.begin(BASH, FINISH, double_texting="rollback")
     loop = await hands.go()
     await hands.say("something else")
-    loop.wake()
-    await hands.at_rest(loop)
+    await hands.wake(loop)
     fork_id = await Client(hands.store).fork(CID)
     state = (await hands.go(fork_id)).state
     assert state.inbox.last_message_id == loop.state.inbox.last_message_id
@@ -167,8 +164,7 @@ async def test_events_forgotten_by_rolled_back_condensation_are_shown_again(hand
     forgetting = CondensationAction(forgotten_event_ids=(said,), summary="A SUMMARY", summary_offset=1)
     await hands.log.append(CID, [forgetting])
     await hands.say("something else")
-    loop.wake()
-    await hands.at_rest(loop)
+    await hands.wake(loop)
     prompt = await check(hands, loop)
     assert "MIDDLE" in prompt
     assert "A SUMMARY" not in prompt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
@@ -15,7 +15,7 @@ from controller_worker.loop.failed_conversation import NEWER_WORKER
 from deckhands.client.client import Client
 from deckhands.client.reading.rendering import Renderer
 from tests.controller_parts import said
-from tests.conversation_hands import CID, Hands, hands  # noqa: F401  (a fixture)
+from tests.conversation_hands import CID, Hands
 
 FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
 
@@ -36,17 +36,18 @@ def tomorrow() -> Iterator[Event]:
     Event.KINDS.pop("test.tomorrow", None)
 
 
-async def parked(hands: Hands) -> list[Any]:  # noqa: F811
-    return [name async for name in _parked(hands)]
+async def parked(hands: Hands) -> list[str]:
+    names = await hands.store.connection.call("ZRANGE", hands.store.all_shards[0].parked, 0, -1)
+    return [name.decode() for name in names]
 
 
-async def _parked(hands: Hands) -> Any:  # noqa: F811
-    call, shard = hands.store.connection.call, hands.store.all_shards[0]
-    for name in await call("ZRANGE", shard.parked, 0, -1):
-        yield name.decode()
+async def append_newer(hands: Hands, event_id: int) -> None:
+    """Let a newer version have appended an entry of its schema."""
+    entry = codec.encode(said("hello").wire(), schema_version=codec.SCHEMA_VERSION + 1)
+    await hands.store.connection.call("XADD", hands.store.keys(CID).events, f"{event_id}-0", "e", entry)
 
 
-async def test_conversation_with_a_newer_kind_waits_for_newer_worker(hands: Hands, tomorrow: Event) -> None:  # noqa: F811
+async def test_conversation_with_a_newer_kind_waits_for_newer_worker(hands: Hands, tomorrow: Event) -> None:
     await hands.begin(FINISH)
     await hands.log.append(CID, [tomorrow])
     for _ in range(2):  # who takes it up again leaves it again
@@ -61,34 +62,28 @@ async def test_conversation_with_a_newer_kind_waits_for_newer_worker(hands: Hand
     assert (row.state, row.wait_reason) == ("finished", "")
 
 
-async def test_a_newer_kind_that_comes_while_it_runs(hands: Hands, tomorrow: Event) -> None:  # noqa: F811
+async def test_a_newer_kind_that_comes_while_it_runs(hands: Hands, tomorrow: Event) -> None:
     await hands.begin(FINISH)
     loop = await hands.claim()
     await hands.log.append(CID, [tomorrow, said("and this")])
-    loop.wake()
-    await hands.at_rest(loop)
+    await hands.wake(loop)
     assert (await Conversations(hands.store).load_row(CID)).wait_reason == NEWER_WORKER
 
 
-async def test_an_entry_of_a_newer_schema_is_left_too(hands: Hands) -> None:  # noqa: F811
+async def test_an_entry_of_a_newer_schema_is_left_too(hands: Hands) -> None:
     await hands.begin(FINISH)
-    names = hands.store.keys(CID)
-    entry = codec.encode(said("hello").wire(), schema_version=codec.SCHEMA_VERSION + 1)
-    await hands.store.connection.call("XADD", names.events, "3-0", "e", entry)
-    await hands.store.connection.call("HSET", names.meta, "last_id", 3)
+    await append_newer(hands, 3)
+    await hands.store.connection.call("HSET", hands.store.keys(CID).meta, "last_id", 3)
     await hands.go()
     row = await Conversations(hands.store).load_row(CID)
     assert (row.owner, row.wait_reason, row.last_event_id) == ("", NEWER_WORKER, 3)
 
 
-async def test_readers_show_what_they_can(hands: Hands, tomorrow: Event) -> None:  # noqa: F811
+async def test_readers_show_what_they_can(hands: Hands, tomorrow: Event) -> None:
     await hands.begin(FINISH)
     await hands.log.append(CID, [tomorrow])
-    names = hands.store.keys(CID)
-    entry = codec.encode(said("hello").wire(), schema_version=codec.SCHEMA_VERSION + 1)
-    await hands.store.connection.call("XADD", names.events, "4-0", "e", entry)
-    client = Client(hands.store)
-    *_, unknown, newer = await client.events(CID, is_whole=True, is_lenient=True)
+    await append_newer(hands, 4)
+    *_, unknown, newer = await Client(hands.store).events(CID, is_whole=True, is_lenient=True)
     assert isinstance(unknown, UnknownEvent)
     assert (unknown.id, unknown.kind, unknown.export()["weather"]) == (3, "test.tomorrow", "rain")
     assert isinstance(newer, UnknownEvent)

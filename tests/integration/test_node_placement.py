@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -30,17 +31,15 @@ class Nodes(FaultCluster):
     _begun = 0
 
     def start_node(self, name: str, **offered: str) -> None:
-        settings = {"DECKHANDS_SANDBOX": "none", **offered}
-        directory = str(self.root / name)
-        self.start_tool(name, DECKHANDS_NODE=name, DECKHANDS_NODE_DIR=directory, **settings)
+        settings = {"DECKHANDS_SANDBOX": "none", "DECKHANDS_NODE_DIR": str(self.root / name), **offered}
+        self.start_tool(name, DECKHANDS_NODE=name, **settings)
 
     async def begin(self, workspace: WorkspaceSpec, turns: list[dict[str, object]] = SCRIPT) -> str:
         self._begun += 1  # a separate file: nobody reads it while it is written
         script = self.root / f"script-of-{self._begun}.json"
         script.write_text(json.dumps({"turns": turns}))
-        return await self.client.submit(
-            "do it", agent=AgentSpec(llm=LLMSpec(model=f"scripted/{script}")), workspace=workspace
-        )
+        agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))
+        return await self.client.submit("do it", agent=agent, workspace=workspace)
 
     async def end(self, name: str, ids: list[str]) -> None:
         workspaces = Workspaces(self.root / name, sandbox="none")
@@ -57,102 +56,96 @@ class Nodes(FaultCluster):
 
 
 async def registered(cluster: Nodes, count: int) -> None:
-    names = cluster.client.store.all_shards[0]
-    await cluster.until(
-        lambda: _is_count(cluster, names.workers, count), what="workers that have registered", limit=60.0
-    )
+    async def are_there() -> bool:
+        return len(await list_members(cluster.client.store)) >= count
+
+    await cluster.until(are_there, what="workers that have registered", limit=60.0)
 
 
-async def _is_count(cluster: Nodes, key: str, count: int) -> bool:
-    return int(await cluster.client.store.connection.call("ZCARD", key)) >= count
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Nodes]:
+    nodes = Nodes(tmp_path)
+    async with nodes.running():
+        yield nodes
 
 
-async def _is_only_node(cluster: Nodes, name: str) -> bool:
-    return [member.about.get("node") for member in await list_members(cluster.client.store)] == [name]
+async def test_conversations_run_where_their_sandbox_is(cluster: Nodes) -> None:
+    for name in ("a", "b", "c"):
+        cluster.start_node(name, DECKHANDS_SANDBOX="bwrap")
+    cluster.start_node("open", DECKHANDS_SANDBOX="none")
+    cluster.start_controller()
+    await registered(cluster, 5)
+    ids = [await cluster.begin(WorkspaceSpec(sandbox="none")) for _ in range(6)]
+    await cluster.settle(ids)
+    assert {await cluster.node_of(conversation_id) for conversation_id in ids} == {"open"}
+    assert [await cluster.outputs(conversation_id) for conversation_id in ids] == [["ran"]] * 6
+    await cluster.end("open", ids)
 
 
-async def test_conversations_run_where_their_sandbox_is(tmp_path: Path) -> None:
-    cluster = Nodes(tmp_path)
-    async with cluster.running():
-        for name in ("a", "b", "c"):
-            cluster.start_node(name, DECKHANDS_SANDBOX="bwrap")
-        cluster.start_node("open", DECKHANDS_SANDBOX="none")
-        cluster.start_controller()
-        await registered(cluster, 5)
-        ids = [await cluster.begin(WorkspaceSpec(sandbox="none")) for _ in range(6)]
+async def test_labels_and_sizes_choose_the_node(cluster: Nodes) -> None:
+    cluster.start_node("small", DECKHANDS_WORKSPACE_MEMORY_BYTES=str(GIB))
+    cluster.start_node("large", DECKHANDS_WORKSPACE_MEMORY_BYTES=str(8 * GIB))
+    cluster.start_node("gpu", DECKHANDS_LABELS="gpu,ssd", DECKHANDS_WORKSPACE_MEMORY_BYTES=str(GIB))
+    cluster.start_controller()
+    await registered(cluster, 4)
+    large = WorkspaceSpec(sandbox="none", needs=WorkspaceNeeds(memory_bytes=4 * GIB))
+    wanted = {"gpu": GPU, "large": large}
+    begun = {node: [await cluster.begin(workspace) for _ in range(3)] for node, workspace in wanted.items()}
+    for node, ids in begun.items():
         await cluster.settle(ids)
-        assert {await cluster.node_of(conversation_id) for conversation_id in ids} == {"open"}
-        assert [await cluster.outputs(conversation_id) for conversation_id in ids] == [["ran"]] * 6
-        await cluster.end("open", ids)
-
-
-async def test_labels_and_sizes_choose_the_node(tmp_path: Path) -> None:
-    cluster = Nodes(tmp_path)
-    async with cluster.running():
-        cluster.start_node("small", DECKHANDS_WORKSPACE_MEMORY_BYTES=str(GIB))
-        cluster.start_node("large", DECKHANDS_WORKSPACE_MEMORY_BYTES=str(8 * GIB))
-        cluster.start_node("gpu", DECKHANDS_LABELS="gpu,ssd", DECKHANDS_WORKSPACE_MEMORY_BYTES=str(GIB))
-        cluster.start_controller()
-        await registered(cluster, 4)
-        large = WorkspaceSpec(sandbox="none", needs=WorkspaceNeeds(memory_bytes=4 * GIB))
-        wanted = {"gpu": GPU, "large": large}
-        begun = {node: [await cluster.begin(workspace) for _ in range(3)] for node, workspace in wanted.items()}
-        for node, ids in begun.items():
-            await cluster.settle(ids)
-            assert [await cluster.node_of(conversation_id) for conversation_id in ids] == [node] * 3
-            await cluster.end(node, ids)
-        # What no node serves is refused before it is queued, also as a fork.
-        with pytest.raises(NotServed) as refused:
-            await cluster.begin(
-                WorkspaceSpec(sandbox="none", needs=WorkspaceNeeds(labels=("gpu",), memory_bytes=2 * GIB))
-            )
-        assert refused.value.code == "not_served"
-        assert "large lacks the label gpu (it offers sandbox " in str(refused.value)
-        assert "gpu lacks 2 GiB of memory" in str(refused.value)
-        with pytest.raises(NotServed, match="the sandbox docker"):
-            await cluster.client.fork(begun["gpu"][0], workspace=WorkspaceSpec(sandbox="docker", image="team/x:1"))
+        assert [await cluster.node_of(conversation_id) for conversation_id in ids] == [node] * 3
+        await cluster.end(node, ids)
+    # What no node serves is refused before it is queued, also as a fork.
+    needs = WorkspaceNeeds(labels=("gpu",), memory_bytes=2 * GIB)
+    with pytest.raises(NotServed) as refused:
+        await cluster.begin(WorkspaceSpec(sandbox="none", needs=needs))
+    assert refused.value.code == "not_served"
+    assert "large lacks the label gpu (it offers sandbox " in str(refused.value)
+    assert "gpu lacks 2 GiB of memory" in str(refused.value)
+    with pytest.raises(NotServed, match="the sandbox docker"):
+        await cluster.client.fork(begun["gpu"][0], workspace=WorkspaceSpec(sandbox="docker", image="team/x:1"))
 
 
 @pytest.mark.soak
-async def test_what_loses_its_node_moves_to_one_that_serves_it(tmp_path: Path) -> None:
-    cluster = Nodes(tmp_path)
+async def test_what_loses_its_node_moves_to_one_that_serves_it(cluster: Nodes, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     waiting = {"name": "execute_bash", "arguments": {"command": f"while [ ! -e {gate} ]; do sleep 0.1; done"}}
-    async with cluster.running():
-        cluster.start_node("gpu1", DECKHANDS_NODE_LOST_SECONDS="3", DECKHANDS_LABELS="gpu")
-        cluster.start_controller()
-        await registered(cluster, 2)
-        conversation_id = await cluster.begin(GPU, [SCRIPT[0], {"tool_calls": [waiting]}, *SCRIPT])
-        await cluster.until_kind(conversation_id, "action.run", count=2)
-        await cluster.until(lambda: HostFolder(tmp_path / "gpu1", conversation_id).is_alive)
-        cluster.kill("gpu1")
-        await cluster.end("gpu1", [conversation_id])
-        for name in ("plain1", "plain2", "plain3"):
-            cluster.start_node(name)
-        await registered(cluster, 4)
-        cluster.start_node("gpu2", DECKHANDS_LABELS="gpu")
-        await cluster.settle([conversation_id], limit=90.0)
-        events = await cluster.client.events(conversation_id)
-        assert [event.error_id for event in events if isinstance(event, ErrorObservation)] == ["workspace_lost"]
-        assert await cluster.outputs(conversation_id) == ["ran", "ran"]
-        assert await cluster.node_of(conversation_id) == "gpu2"
-        await cluster.end("gpu2", [conversation_id])
+    cluster.start_node("gpu1", DECKHANDS_NODE_LOST_SECONDS="3", DECKHANDS_LABELS="gpu")
+    cluster.start_controller()
+    await registered(cluster, 2)
+    conversation_id = await cluster.begin(GPU, [SCRIPT[0], {"tool_calls": [waiting]}, *SCRIPT])
+    await cluster.until_kind(conversation_id, "action.run", count=2)
+    await cluster.until(lambda: HostFolder(tmp_path / "gpu1", conversation_id).is_alive)
+    cluster.kill("gpu1")
+    await cluster.end("gpu1", [conversation_id])
+    for name in ("plain1", "plain2", "plain3"):
+        cluster.start_node(name)
+    await registered(cluster, 4)
+    cluster.start_node("gpu2", DECKHANDS_LABELS="gpu")
+    await cluster.settle([conversation_id], limit=90.0)
+    events = await cluster.client.events(conversation_id)
+    assert [event.error_id for event in events if isinstance(event, ErrorObservation)] == ["workspace_lost"]
+    assert await cluster.outputs(conversation_id) == ["ran", "ran"]
+    assert await cluster.node_of(conversation_id) == "gpu2"
+    await cluster.end("gpu2", [conversation_id])
 
 
 @pytest.mark.soak  # waits for half a minute
-async def test_action_that_no_node_serves_is_answered_and_binds_none(tmp_path: Path) -> None:
-    cluster = Nodes(tmp_path)
-    async with cluster.running():
-        cluster.start_node("gpu", DECKHANDS_LABELS="gpu")
-        await registered(cluster, 1)
-        conversation_id = await cluster.begin(GPU)
-        cluster.kill("gpu")
-        cluster.start_node("plain")
-        await cluster.until(lambda: _is_only_node(cluster, "plain"), what="removal of the dead worker")
-        cluster.start_controller()
-        await cluster.until_kind(conversation_id, "observation.error", limit=90.0)
-        events = await cluster.client.events(conversation_id)
-        (refused,) = [event for event in events if isinstance(event, ErrorObservation)]
-        assert refused.error_id == "not_served"
-        assert "plain lacks the label gpu" in refused.content
-        assert await cluster.node_of(conversation_id) == ""
+async def test_action_that_no_node_serves_is_answered_and_binds_none(cluster: Nodes) -> None:
+    cluster.start_node("gpu", DECKHANDS_LABELS="gpu")
+    await registered(cluster, 1)
+    conversation_id = await cluster.begin(GPU)
+    cluster.kill("gpu")
+    cluster.start_node("plain")
+
+    async def is_only_node() -> bool:
+        return [member.about.get("node") for member in await list_members(cluster.client.store)] == ["plain"]
+
+    await cluster.until(is_only_node, what="removal of the dead worker")
+    cluster.start_controller()
+    await cluster.until_kind(conversation_id, "observation.error", limit=90.0)
+    events = await cluster.client.events(conversation_id)
+    (refused,) = [event for event in events if isinstance(event, ErrorObservation)]
+    assert refused.error_id == "not_served"
+    assert "plain lacks the label gpu" in refused.content
+    assert await cluster.node_of(conversation_id) == ""

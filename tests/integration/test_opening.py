@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -83,12 +84,7 @@ class World:
         self.sandbox: Sandbox = BubblewrapSandbox(root / ".sandbox")
 
     async def open(
-        self,
-        source: GitSource | UploadedSource,
-        *,
-        cid: str = CID,
-        gate: EgressGate | None = None,
-        **limits: int,
+        self, source: GitSource | UploadedSource, *, cid: str = CID, gate: EgressGate | None = None, **limits: int
     ) -> OpenResult:
         async def sandbox() -> Sandbox:
             return self.sandbox
@@ -146,36 +142,31 @@ def served(folder: Path, *, password: str = "") -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("ref", "depth", "text", "commits"),
-    [("", None, "two\n", 2), ("side", None, "one\n", 1), ("v1", None, "one\n", 1), ("main", 1, "two\n", 1)],
+    [
+        *(("", None, "two\n", 2), ("side", None, "one\n", 1), ("v1", None, "one\n", 1)),
+        *(("commit", None, "one\n", 1), ("main", 1, "two\n", 1)),
+    ],
 )
 async def test_a_repository_at_a_ref(
     world: World, project: Path, ref: str, depth: int | None, text: str, commits: int
 ) -> None:
-    opened = await world.open(GitSource(url=f"file://{project}", ref=ref, depth=depth))
+    name = git(project, "rev-parse", "v1") if ref == "commit" else ref
+    opened = await world.open(GitSource(url=f"file://{project}", ref=name, depth=depth))
     assert (world.workspace / "README").read_text() == text
-    assert opened.commit == git(project, "rev-parse", ref or "main")
+    assert opened.commit == git(project, "rev-parse", name or "main")
     assert opened.commit[:12] in opened.text
     assert int(git(world.workspace, "rev-list", "--count", "HEAD")) == commits
     assert world.left() == {"workspace", "base.git", "opened.json"}
     assert await world.open(GitSource(url="file:///nowhere")) == opened  # once, however often it is asked for
 
 
-async def test_a_repository_at_a_commit(world: World, project: Path) -> None:
-    first = git(project, "rev-parse", "v1")
-    opened = await world.open(GitSource(url=f"file://{project}", ref=first))
-    assert (opened.commit, (world.workspace / "README").read_text()) == (first, "one\n")
-
-
-async def test_a_repository_behind_a_password_that_no_file_keeps(
-    world: World, project: Path, memory_store: Store
-) -> None:
+async def test_a_repository_behind_a_password_that_no_file_keeps(world: World, project: Path) -> None:
     with served(project, password=PASSWORD) as url:
         source = GitSource(url=f"{url}/.git", secret="TOKEN")
         with pytest.raises(SourceUnusable, match="has no secret TOKEN"):
             await world.open(source)
         with pytest.raises(SourceUnusable, match="cannot be cloned"):
             await world.open(GitSource(url=f"{url}/.git"))
-        assert world.log.secrets is not None
         await world.log.secrets.put(CID, "TOKEN", PASSWORD)
         await world.open(source)
     assert (world.workspace / "README").read_text() == "two\n"
@@ -198,9 +189,8 @@ async def test_what_is_not_there_is_said_and_leaves_nothing(world: World, projec
         GitSource(url=f"file://{project}", ref="no-such-branch"),
         GitSource(url="http://127.0.0.1:9/x.git"),
     ):
-        with pytest.raises(
-            SourceUnusable, match=r"cannot be cloned: (fatal:|No such file|127.0.0.1:9 cannot be)"
-        ) as raised:
+        why = r"cannot be cloned: (fatal:|No such file|127.0.0.1:9 cannot be)"
+        with pytest.raises(SourceUnusable, match=why) as raised:
             await world.open(source)
         assert len(raised.value.message) < 400
         assert world.left() == set()
@@ -287,44 +277,36 @@ async def test_a_bundle(world: World, project: Path, tmp_path: Path) -> None:
     assert (world.workspace / "README").read_text() == "one\n"
     assert opened.commit == git(project, "rev-parse", "side")
     assert str(tmp_path) not in (world.workspace / ".git" / "config").read_text()
+    option = UploadedSource(name="--delete", format="bundle", parcel=parcel)
+    await world.stored_files.keep("an-option", (tmp_path / "x.bundle").read_bytes())
+    await world.open(option, cid="an-option")
+    assert "url = --delete" in (world.root / "an-option" / "workspace" / ".git" / "config").read_text()
     for content in (b"# v2 git bundle\nnonsense", (tmp_path / "x.bundle").read_bytes()[:-30], b"nonsense"):
         broken = await world.stored_files.keep("another", content)
         with pytest.raises(SourceUnusable, match=r"x\.bundle cannot be cloned"):
             await world.open(UploadedSource(name="x.bundle", format="bundle", parcel=broken), cid="another")
 
 
-async def test_a_bundle_whose_name_looks_like_an_option(world: World, project: Path, tmp_path: Path) -> None:
-    git(project, "bundle", "create", "--quiet", str(tmp_path / "x.bundle"), "--all")
-    parcel = await world.stored_files.keep(CID, (tmp_path / "x.bundle").read_bytes())
-    await world.open(UploadedSource(name="--delete", format="bundle", parcel=parcel))
-    assert (world.workspace / "README").read_text() == "two\n"
-    assert "url = --delete" in (world.workspace / ".git" / "config").read_text()
-
-
-async def test_an_archive(world: World) -> None:
+def tarball(content: bytes, name: str = "notes.txt", mode: Literal["w", "w:gz"] = "w") -> bytes:
+    """Return an archive of one file; nothing of it is compressed unless the mode says so."""
     target = io.BytesIO()
-    with tarfile.open(fileobj=target, mode="w:gz") as archive:
-        header = tarfile.TarInfo("src/main.py")
-        header.size = 5
-        archive.addfile(header, io.BytesIO(b"pass\n"))
-    parcel = await world.stored_files.keep(CID, target.getvalue())
-    opened = await world.open(UploadedSource(name="x.tgz", format="tar", parcel=parcel))
-    assert (world.workspace / "src" / "main.py").read_text() == "pass\n"
-    assert (opened.files, opened.size_bytes, opened.commit) == (2, 5, "")
-    damaged = await world.stored_files.keep("another", target.getvalue()[:-20])
-    with pytest.raises(FileUnfit, match="damaged"):
-        await world.open(UploadedSource(name="x.tgz", format="tar", parcel=damaged), cid="another")
-    assert list((world.root / "another").iterdir()) == []
-
-
-def tarball(content: bytes) -> bytes:
-    """An archive of one file; nothing of it is compressed."""
-    target = io.BytesIO()
-    with tarfile.open(fileobj=target, mode="w") as archive:
-        header = tarfile.TarInfo("notes.txt")
+    with tarfile.open(fileobj=target, mode=mode) as archive:
+        header = tarfile.TarInfo(name)
         header.size = len(content)
         archive.addfile(header, io.BytesIO(content))
     return target.getvalue()
+
+
+async def test_an_archive(world: World) -> None:
+    content = tarball(b"pass\n", "src/main.py", "w:gz")
+    parcel = await world.stored_files.keep(CID, content)
+    opened = await world.open(UploadedSource(name="x.tgz", format="tar", parcel=parcel))
+    assert (world.workspace / "src" / "main.py").read_text() == "pass\n"
+    assert (opened.files, opened.size_bytes, opened.commit) == (2, 5, "")
+    damaged = await world.stored_files.keep("another", content[:-20])
+    with pytest.raises(FileUnfit, match="damaged"):
+        await world.open(UploadedSource(name="x.tgz", format="tar", parcel=damaged), cid="another")
+    assert list((world.root / "another").iterdir()) == []
 
 
 async def test_archives_are_readable_nowhere_in_the_store(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ async def test_reply_is_estimated_by_the_longest_so_far(hands: Hands) -> None:
 async def test_what_a_step_costs_is_not_expected_of_a_critic(hands: Hands) -> None:
     finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}], "cost_usd": 1.35}
     verdict = {"tool_calls": [{"name": "verdict", "arguments": {"accepted": True, "reason": "Tested."}}]}
-    agent = AgentSpec(llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"), goal=GoalSpec(critic=CriticSpec()))
+    agent = hands.agent(goal=GoalSpec(critic=CriticSpec()))
     await hands.begin(
         *(*thoughts(2, cost_usd=1.35), finish | {"critic": verdict | {"cost_usd": 0.05}}),
         agent=agent,
@@ -93,24 +93,15 @@ async def test_what_a_step_costs_is_not_expected_of_a_critic(hands: Hands) -> No
     assert await spent(hands) == (4, pytest.approx(4.10))
 
 
-CHEAP = {
-    "LLM_MAX_OUTPUT_TOKENS": "100",
-    "LLM_OUTPUT_COST_PER_TOKEN": "0",
-    "LLM_INPUT_COST_PER_TOKEN": "0.000001",
-}
+CHEAP = {"LLM_OUTPUT_COST_PER_TOKEN": "0", "LLM_INPUT_COST_PER_TOKEN": "0.000001", "LLM_MAX_OUTPUT_TOKENS": "100"}
 
 
 async def test_what_the_provider_counted_is_expected_of_the_next_prompt(hands: Hands) -> None:
     with_prices(hands, **CHEAP)
     thought = {"name": "think", "arguments": {"thought": "What is to be done next? " * 800}}
-    turns = [
-        {
-            "tool_calls": [thought],
-            "usage": {"prompt_tokens": 7_000, "completion_tokens": 10},
-        },  # three times the estimate
-        *thoughts(1, usage={"prompt_tokens": 21_000, "completion_tokens": 10}),
-    ]
-    await hands.begin(*turns, limits=Limits(max_budget_usd=0.02))
+    used = {"prompt_tokens": 7_000, "completion_tokens": 10}  # three times the estimate
+    later = thoughts(1, usage=used | {"prompt_tokens": 21_000})
+    await hands.begin({"tool_calls": [thought], "usage": used}, *later, limits=Limits(max_budget_usd=0.02))
     loop = await hands.go()
     assert await spent(hands) == (1, pytest.approx(0.007))
     assert loop.state.lifecycle.error_code == "max_budget"
@@ -137,29 +128,21 @@ async def test_budget_without_prices_ends_work_by_known_costs(hands: Hands) -> N
 
 async def test_parent_waits_while_delegates_reserve_its_budget(hands: Hands) -> None:
     call = {"name": "delegate", "arguments": {"agent": "helper", "task": "look", "background": True}}
-    agent = AgentSpec(
-        llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"),
+    agent = hands.agent(
         enable_delegation=True,
         delegates={"helper": AgentSpec(name="ReadOnlyAgent", llm=LLMSpec(model="acme/small"))},
     )
     first = {"tool_calls": [call], "cost_usd": 1.0}
     await hands.begin(first, *thoughts(5, cost_usd=1.0), agent=agent, limits=Limits(max_budget_usd=4.0))
     loop = await hands.go()
-
-    def has_used(replies: int) -> bool:
-        return loop.state.usage.iteration == replies
-
-    await until(lambda: has_used(2), what="the reply for which there is room")  # 1.5 of the 3.0 left were lent
+    # 1.5 of the 3.0 left were lent.
+    await until(lambda: loop.state.usage.iteration == 2, what="the reply for which there is room")
     await hands.at_rest(loop)
     assert loop.state.lifecycle.agent_state is AgentState.RUNNING
     assert isinstance(next_effect(loop.state, SystemClock().now()), CallModel)
     (delegate,) = loop.state.delegation.delegates
-    ended = DelegateEnded(
-        delegate_id=delegate.id,
-        conversation_id=make_delegate_id(CID, delegate.id),
-        agent_state=AgentState.FINISHED,
-        content="done",
-    )
+    whose = {"delegate_id": delegate.id, "conversation_id": make_delegate_id(CID, delegate.id)}
+    ended = DelegateEnded(**whose, agent_state=AgentState.FINISHED, content="done")
     await hands.log.append(CID, [ended], key=f"delegate:{delegate.id}")
     loop.wake(has_new_events=True)
     await until(lambda: loop.state.lifecycle.agent_state is AgentState.ERROR, what="the end of the budget")

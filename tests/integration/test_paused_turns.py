@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from broker.runtime.clock import SystemClock
-from controller_worker.model.registry import create_llm
 from controller_worker.providers.anthropic_backend import PAUSES_LIMIT
-from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import ModelError
 from controller_worker.providers.llm import Completion, ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart
+from tests.integration.llm_requests import opened
 from tests.integration.recorded_wires import Exchange, RecordedServer
 
 SEARCH = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}
@@ -40,12 +38,8 @@ def text(words: str) -> dict[str, Any]:
 async def asked(server: RecordedServer, *exchanges: Exchange, **changes: Any) -> Completion:
     server.prepare(exchanges, is_streamed=False)
     settings: dict[str, Any] = {"input_cost_per_token": 1.0, "output_cost_per_token": 2.0, "max_output_tokens": 1000}
-    config = LLMConfig.create(model="anthropic/claude-x", base_url=server.url, api_key="sk-test", **settings)
-    llm = create_llm(config, SystemClock())
-    try:
+    async with opened(model="anthropic/claude-x", base_url=server.url, api_key="sk-test", **settings) as llm:
         return await llm.complete(ModelRequest(MESSAGES, (), "c1", 0, "/w", **changes))
-    finally:
-        await llm.aclose()
 
 
 async def test_all_parts_are_paid_for(server: RecordedServer) -> None:
@@ -62,23 +56,24 @@ async def test_endlessly_pausing_turn_ends_with_its_results(server: RecordedServ
     assert reply.usage.prompt_tokens == 100 * (PAUSES_LIMIT + 1)
 
 
-async def test_a_turn_that_never_says_anything_has_no_content(server: RecordedServer) -> None:
+REFUSED = Exchange(path="/v1/messages", request={}, status=529, reply={"error": {"type": "overloaded_error"}})
+
+
+@pytest.mark.parametrize(
+    ("exchanges", "code", "retryable"),
+    [
+        ([part(SEARCH)] * (PAUSES_LIMIT + 1), "no_response", True),
+        ([part(text("One. "), SEARCH), REFUSED], "service_unavailable", True),
+        ([part(text("One. "), SEARCH), part(text("I"), stop="refusal")], "content_policy", False),
+    ],
+    ids=["never says anything", "a part fails", "a refusal behind a pause"],
+)
+async def test_the_failure_of_a_part_is_that_of_the_call(
+    server: RecordedServer, exchanges: list[Exchange], code: str, retryable: bool
+) -> None:
     with pytest.raises(ModelError) as caught:
-        await asked(server, *[part(SEARCH)] * (PAUSES_LIMIT + 1))
-    assert caught.value.code == "no_response"
-
-
-async def test_a_part_that_fails_is_the_failure_of_the_call(server: RecordedServer) -> None:
-    refused = Exchange(path="/v1/messages", request={}, status=529, reply={"error": {"type": "overloaded_error"}})
-    with pytest.raises(ModelError) as caught:
-        await asked(server, part(text("One. "), SEARCH), refused)
-    assert (caught.value.code, caught.value.retryable) == ("service_unavailable", True)
-
-
-async def test_a_refusal_behind_a_pause_is_one(server: RecordedServer) -> None:
-    with pytest.raises(ModelError) as caught:
-        await asked(server, part(text("One. "), SEARCH), part(text("I"), stop="refusal"))
-    assert caught.value.code == "content_policy"
+        await asked(server, *exchanges)
+    assert (caught.value.code, caught.value.retryable) == (code, retryable)
 
 
 async def test_part_from_a_batch_continues_over_the_connection(server: RecordedServer) -> None:

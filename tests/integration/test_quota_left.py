@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from broker.runtime.clock import SystemClock
-from controller_worker.model.registry import create_llm
-from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.llm import Delta, ModelRequest
-from controller_worker.providers.messages.messages import Message, TextPart
+from tests.integration.llm_requests import REQUEST, opened
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)
@@ -27,27 +24,11 @@ pytest_plugins = ("tests.model_server.fixtures",)
         pytest.param("litellm", "openai/m", "/v1", False, marks=pytest.mark.soak),
     ],
 )
-async def test_what_is_left(
+async def test_remaining_quota_comes_with_a_reply(
     model_server: Callable[..., RunningModelServer], backend: Any, model: str, path: str, streams: bool
 ) -> None:
     # Two seconds' worth at once, and a tenth of a request comes back each second.
     server = model_server("--builtin", "say:hello", "--requests-per-minute", "6")
-    llm = create_llm(
-        LLMConfig.create(model=model, backend=backend, base_url=server.url + path, api_key="secret-key"), SystemClock()
-    )
-
-    def forget(_: Delta) -> None:
-        return
-
-    request = ModelRequest(
-        messages=[Message("user", (TextPart("Hi"),))],
-        tools=(),
-        conversation_id="conversation-1",
-        iteration=0,
-        workspace="/workspace",
-        on_delta=forget if streams else None,
-    )
-    try:
+    request = replace(REQUEST, messages=REQUEST.messages[:2], on_delta=(lambda _: None) if streams else None)
+    async with opened(model=model, backend=backend, base_url=server.url + path, api_key="secret-key") as llm:
         assert (await llm.complete(request)).quota_left == {"requests": 0}
-    finally:
-        await llm.aclose()

@@ -26,10 +26,19 @@ from deckhands.client.remote.remote_client import RemoteClient
 from tests.broker_parts import CID, act, begin, claim, enter, lapse, queue, take
 from tests.integration.command_line import deckhands, environment
 from tests.server_parts import Served, served
+from tests.stores import RealServer
 from tests.unit.deckhands.sample_log import state
 
 RUNNING = state("running")
+WORKER = "controller-1"
 QUOTAS = '[[quota]]\nmodel = "openai/*"\nconcurrency = 1\n'
+
+
+@pytest.fixture
+async def store(valkey_store: Store) -> Store:
+    """A store with a controller worker."""
+    await enter(valkey_store, WORKER)
+    return valkey_store
 
 
 async def why(store: Store, conversation_id: str = CID) -> Why:
@@ -62,23 +71,21 @@ async def test_the_queue_the_owner_and_its_death(valkey_store: Store) -> None:
     store = valkey_store
     await begin(store)
     assert await causes(store) == ["state", "no_worker"]
-    await enter(store, "controller-1")
+    await enter(store, WORKER)
     await begin(store, "conversation-2")
     link = await last(store, "conversation-2")
     assert (link.cause, link.details["queue"], link.details["position"]) == (Cause.QUEUED, "ready", 2)
-    ownership = await claim(store, "controller-1")
+    ownership = await claim(store, WORKER)
     link = await last(store)
-    assert (link.cause, link.details["worker_id"]) == (Cause.OWNER, "controller-1")
+    assert (link.cause, link.details["worker_id"]) == (Cause.OWNER, WORKER)
     await write(store, ownership, RUNNING)
-    await lapse(store, "controller-1")
+    await lapse(store, WORKER)
     assert await causes(store) == ["state", "worker_lost"]
 
 
-async def test_an_action_waits_runs_and_loses_its_worker(valkey_store: Store) -> None:
-    store = valkey_store
+async def test_an_action_waits_runs_and_loses_its_worker(store: Store) -> None:
     await begin(store)
-    await enter(store, "controller-1")
-    ownership, action_id = await act(store, "controller-1")
+    ownership, action_id = await act(store, WORKER)
     await write(store, ownership, RUNNING, wait_reason="tool")
     await let_go(store, ownership)
     link = (await why(store)).links[1]
@@ -88,23 +95,18 @@ async def test_an_action_waits_runs_and_loses_its_worker(valkey_store: Store) ->
     actions = queue(store, "tool-1", node="n1")
     await actions.claim(await take(actions))
     link = await last(store)
-    assert (link.cause, link.details["worker_id"], link.details["action_id"]) == (
-        Cause.ACTION_RUNS,
-        "tool-1",
-        action_id,
-    )
+    assert link.cause is Cause.ACTION_RUNS
+    assert (link.details["worker_id"], link.details["action_id"]) == ("tool-1", action_id)
     await lapse(store, "tool-1")
     assert await causes(store) == ["state", "worker_lost", "node_away", "no_worker"]
     await actions.aclose()
 
 
-async def test_a_workspace_that_no_running_node_serves(valkey_store: Store) -> None:
-    store = valkey_store
+async def test_a_workspace_that_no_running_node_serves(store: Store) -> None:
     log = EventLog(store)
     created = ConversationCreated(conversation_id=CID, workspace=WorkspaceSpec(path="/srv/none"))
     await log.create(created, [], key="begin")
-    await enter(store, "controller-1")
-    ownership, _ = await act(store, "controller-1")
+    ownership, _ = await act(store, WORKER)
     await write(store, ownership, RUNNING, wait_reason="tool")
     membership = await enter(store, "tool-1", node="n1")
     names = store.all_shards[0]
@@ -116,9 +118,7 @@ async def test_a_workspace_that_no_running_node_serves(valkey_store: Store) -> N
     await membership.leave()
 
 
-async def test_a_quota_and_a_budget_say_where_one_stands(valkey_store: Store) -> None:
-    store = valkey_store
-    await enter(store, "controller-1")
+async def test_a_quota_and_a_budget_say_where_one_stands(store: Store) -> None:
     table = QuotaTable.parse(QUOTAS)
     governor, pool = Governor(store, table), table.pools[0]
     await governor.publish()
@@ -126,8 +126,8 @@ async def test_a_quota_and_a_budget_say_where_one_stands(valkey_store: Store) ->
     for number in range(3):
         name = f"conversation-{number}"
         await begin(store, name)
-        owners[name] = await claim(store, "controller-1", name)
-        await governor.reserve(pool, name, "controller-1", input_tokens=10, output_tokens=10)
+        owners[name] = await claim(store, WORKER, name)
+        await governor.reserve(pool, name, WORKER, input_tokens=10, output_tokens=10)
     deferred = ModelCallDeferred(code="rate_limit", waits_for="openai/*")
     await write(store, owners["conversation-2"], RUNNING, deferred, wait_reason="rate_limit")
     link = (await why(store, "conversation-2")).links[1]
@@ -146,23 +146,19 @@ async def test_a_quota_and_a_budget_say_where_one_stands(valkey_store: Store) ->
 
 
 @pytest.mark.parametrize("waits_for", ["nonsense", "tenant:" + "x" * 500, "deck:{0}:keys", "\x00", "*" * 300])
-async def test_what_a_forged_event_names_is_not_read_from_elsewhere(valkey_store: Store, waits_for: str) -> None:
+async def test_what_a_forged_event_names_is_not_read_from_elsewhere(store: Store, waits_for: str) -> None:
     """Anybody with the rights of a worker can write it."""
-    store = valkey_store
     await begin(store)
-    await enter(store, "controller-1")
-    ownership = await claim(store, "controller-1")
+    ownership = await claim(store, WORKER)
     for code in ("rate_limit", "waiting_for_budget"):
         event = ModelCallDeferred(code=code, waits_for=waits_for)
         await write(store, ownership, RUNNING, event, wait_reason=code)
         assert len((await why(store)).links) == 2
 
 
-async def test_garbage_in_the_hashes_is_ignored(valkey_store: Store) -> None:
-    store = valkey_store
+async def test_garbage_in_the_hashes_is_ignored(store: Store) -> None:
     await begin(store)
-    await enter(store, "controller-1")
-    ownership, action_id = await act(store, "controller-1")
+    ownership, action_id = await act(store, WORKER)
     await write(store, ownership, RUNNING, wait_reason="tool")
     await let_go(store, ownership)
     keys = store.keys(CID)
@@ -172,17 +168,15 @@ async def test_garbage_in_the_hashes_is_ignored(valkey_store: Store) -> None:
         assert (await why(store)).links[1].cause in (Cause.ACTION_UNSENT, Cause.ACTION_QUEUED)
 
 
-async def test_delegates_are_followed_and_a_circle_ends(valkey_store: Store) -> None:
-    store = valkey_store
+async def test_delegates_are_followed_and_a_circle_ends(store: Store) -> None:
     await begin(store)
-    await enter(store, "controller-1")
-    ownership = await claim(store, "controller-1")
+    ownership = await claim(store, WORKER)
     action_id = await write(store, ownership, RUNNING, AgentDelegateAction(agent="helper"), wait_reason="delegate")
     await let_go(store, ownership)
     name = make_delegate_id(CID, action_id)
     assert (await last(store)).links == ()
     await begin(store, name)
-    below, _ = await act(store, "controller-1", name)
+    below, _ = await act(store, WORKER, name)
     await write(store, below, RUNNING, wait_reason="tool")
     link = await last(store)
     assert (link.cause, link.details["conversation_id"]) == (Cause.DELEGATE, name)
@@ -190,28 +184,26 @@ async def test_delegates_are_followed_and_a_circle_ends(valkey_store: Store) -> 
 
 
 async def test_a_dead_letter_quotes_the_logs_of_its_workers(
-    valkey_store: Store, tmp_path: Path, valkey_server: object
+    store: Store, tmp_path: Path, valkey_server: RealServer
 ) -> None:
-    store = valkey_store
     await begin(store)
-    ownership_of = await enter(store, "controller-1")
-    await write(store, await claim(store, "controller-1"), RUNNING)
-    await ownership_of.leave()
+    await write(store, await claim(store, WORKER), RUNNING)
+    await (await enter(store, WORKER)).leave()
     names = store.all_shards[0]
     await store.connection.call("ZADD", names.dead, 1, CID)
-    fields = ("c", CID, "from", "controller-1", "to", "w9", "at", "1760000000000")
+    fields = ("c", CID, "from", WORKER, "to", "w9", "at", "1760000000000")
     await store.connection.call("XADD", names.takeovers, "*", *fields)
     logs = tmp_path / "cluster" / "logs"
     logs.mkdir(parents=True)
     (logs / "controller-1.log").write_text(f"noise\nMemoryError in {CID}\n")
-    url = valkey_server.url  # type: ignore[attr-defined]
-    done = await asyncio.to_thread(deckhands, "why", CID, env=environment(tmp_path, DECKHANDS_URL=url))
+    env = environment(tmp_path, DECKHANDS_URL=valkey_server.url)
+    done = await asyncio.to_thread(deckhands, "why", CID, env=env)
     assert (done.code, done.err) == (0, "")
     assert "Three workers in a row died while they worked on it (controller-1)" in done.out
     assert f"| controller-1: MemoryError in {CID}" in done.out
     assert f"`deckhands dead requeue {CID}`" in done.out
-    found = await asyncio.to_thread(deckhands, "why", CID, "--json", env=environment(tmp_path, DECKHANDS_URL=url))
-    assert found.json[0]["links"][-1]["details"] == {"workers": ["controller-1"]}
+    found = await asyncio.to_thread(deckhands, "why", CID, "--json", env=env)
+    assert found.json[0]["links"][-1]["details"] == {"workers": [WORKER]}
 
 
 @pytest.fixture
@@ -234,9 +226,7 @@ async def begun(server: Served) -> Sequence[str]:
     return names
 
 
-async def test_server_explains_with_its_rights_and_names_workers_to_admins(
-    server: Served,
-) -> None:
+async def test_server_explains_with_its_rights_and_names_workers_to_admins(server: Served) -> None:
     """The fixture makes sure that the store has refused nothing."""
     names = await begun(server)
     tenant, admin = RemoteClient(server.url, await server.token()), RemoteClient(server.url, await server.token("*"))

@@ -77,7 +77,6 @@ def test_there_is_a_recording_of_each_kind() -> None:
 async def test_the_documented_recording_works(server: RecordedServer) -> None:
     section = DOCS.read_text("utf-8").partition("## A recorded exchange with a provider")[2]
     found = re.search(r"```json\n(.*?)```", section, re.DOTALL)
-    assert found is not None
     recording = Recording.model_validate_json(found[1])
     assert recording.forms == [False, True]
     for backend in recording.backends:

@@ -15,24 +15,21 @@ import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction
 from broker.contract.agent_state import AgentState
-from broker.contract.events import AgentSpec, Event, EventSource, Limits, LLMSpec, ModelReply, Tenancy
+from broker.contract.events import Event, EventSource, Limits, ModelReply, Tenancy
 from broker.contract.observations import ErrorObservation, UserRejectObservation
 from broker.contract.policies import ConfirmationPolicy, LoopPolicy, LoopResponse
 from broker.coordination.action_streams import ActionQueue, ControlDelivery
 from broker.limits.governor import CallGranted, CallOutcome
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import QuotaPool, QuotaTable
-from broker.limits.tenants import TenantTable, publish_tenants
 from broker.log.event_log import EventLog
 from broker.log.invariants import find_violations
 from broker.log.status import fold_status
-from broker.runtime.errors import AdmissionRefused
 from broker.secrets.masking import MASK, find_forms
 from broker.secrets.secrets import Secrets
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.hooks import HookPoint, Hooks
 from controller_worker.loop.replay import replay
-from deckhands.client.client import Client
 from tests.broker_parts import enter, queue, take
 from tests.conversation_hands import BASH, CID, THINK, Hands
 from tests.integration.test_hooks import Told
@@ -83,24 +80,22 @@ class Trial:
         """Give the SDK a habit."""
         with_sdk(self.hands, stand_in(habit, self._heard))
 
-    def agent(self, **fields: Any) -> AgentSpec:
-        return AgentSpec(name=self.name, llm=LLMSpec(model=f"scripted/{self.hands.folder / 'script.json'}"), **fields)
-
     async def begin(self, *script: dict[str, Any], fields: dict[str, Any] | None = None, **created: Any) -> None:
         """Create a conversation; `fields` are the agent's."""
-        await self.hands.begin(*script, agent=self.agent(**fields or {}), **created)
+        await self.hands.begin(*script, agent=self.hands.agent(name=self.name, **fields or {}), **created)
 
-    async def rest(self, loop: ConversationLoop | None = None) -> ConversationLoop:
+    async def rest(self, loop: ConversationLoop | None = None, *, wakes: bool = False) -> ConversationLoop:
         """Let the conversation run until it waits, or is gone."""
         loop = loop or await taken_up(self.hands)
+        if wakes:
+            loop.wake()
         await self.hands.at_rest(loop)
         return loop
 
     async def answer(self, loop: ConversationLoop, text: str = "a.txt") -> None:
         """Let a tool worker answer the command that runs."""
         await self.hands.observe(loop.state.tools.pending[0].id, text)
-        loop.wake()
-        await self.rest(loop)
+        await self.rest(loop, wakes=True)
 
     async def ask(self, state: str, **fields: Any) -> None:
         request = ChangeAgentStateAction(agent_state=AgentState(state), source=EventSource.USER, **fields)
@@ -226,8 +221,7 @@ async def test_a_short_wait_for_a_models_quota_keeps_the_program(trial: Trial) -
     assert await trial.kinds() == []
     assert trial.has_no_program() is not trial.is_sdk
     await given_back(trial.hands, pool, "other")
-    loop.wake()
-    await trial.rest(loop)
+    await trial.rest(loop, wakes=True)
     assert await trial.kinds() == ["model.reply", "action.finish", ENDED]
     assert len(trial.told("begin")) == trial.hears
 
@@ -263,15 +257,6 @@ async def test_a_tenants_budget_is_waited_for_and_paid_from(trial: Trial) -> Non
     for name in ("tenant:acme", "experiment:acme/swe"):
         account = await ledger.load_account(name)
         assert (account.spent_usd, account.reserved_usd, account.calls) == (0.75, 0.0, 2)
-
-
-async def test_a_tenant_has_no_more_open_than_it_may(trial: Trial) -> None:
-    store = trial.hands.store
-    await publish_tenants(store, TenantTable.load_setting("tenants = {acme = {max_open = 1}}"), None)
-    client = Client(store)
-    await client.submit("Do it.", agent=trial.agent(), tenancy=ACME)
-    with pytest.raises(AdmissionRefused):
-        await client.submit("Do it.", agent=trial.agent(), tenancy=ACME)
 
 
 async def test_tools_the_agent_lacks_are_neither_offered_nor_run(trial: Trial) -> None:
@@ -375,8 +360,7 @@ async def test_a_pause_while_a_command_runs_waits_for_its_result(trial: Trial) -
     await trial.begin(BASH, FINISH, headless=False)
     loop = await trial.rest()
     await trial.ask("paused")
-    loop.wake()
-    await trial.rest(loop)
+    await trial.rest(loop, wakes=True)
     action = loop.state.tools.pending[0].id
     await trial.hands.observe(action)
     loop.wake()

@@ -11,6 +11,7 @@ from broker.contract.events import AgentSpec, Limits, LLMSpec
 from broker.contract.observations import AgentDelegateObservation
 from broker.log.delegates import make_delegate_id
 from controller_worker.core.concerns.limits import count_steps
+from controller_worker.loop.conversation_loop import ConversationLoop
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
 from tests.sdk_parts import stand_in, taken_up, with_sdk
@@ -22,30 +23,33 @@ def turn(name: str, cost_usd: float, **arguments: str) -> dict[str, object]:
     return {"tool_calls": [{"name": name, "arguments": arguments}], "cost_usd": cost_usd}
 
 
+async def delegated(
+    hands: Hands, parent: str, helper: str, script: list[dict[str, object]], *own: dict[str, object], limits: Limits
+) -> tuple[ConversationLoop, ConversationLoop]:
+    """Let a conversation delegate at once to a helper with a script; return the loops of both when the helper ended."""
+    with_sdk(hands, stand_in())
+    path = hands.folder / "helper.json"
+    path.write_text(json.dumps({"turns": script}))
+    delegates = {"helper": AgentSpec(name=helper, llm=LLMSpec(model=f"scripted/{path}"))}
+    await hands.begin(*own, agent=hands.agent(name=parent, enable_delegation=True, delegates=delegates), limits=limits)
+    first = await taken_up(hands)
+    await until(lambda: first.state.delegation.delegates and first.is_idle, what="a delegate")
+    delegate_id = make_delegate_id(CID, first.state.delegation.delegates[0].id)
+    second = await taken_up(hands, delegate_id)
+    await until(lambda: delegate_id in hands.gone, what="the delegate's end")
+    return first, second
+
+
 @pytest.mark.parametrize(
     ("parent", "helper"),
     [pytest.param(LEGACY, LEGACY, marks=pytest.mark.soak), (LEGACY, SDK), (SDK, LEGACY), (SDK, SDK)],
     ids=lambda name: name[12:] or "legacy",
 )
 async def test_outputs_and_metrics_of_a_delegate(hands: Hands, parent: str, helper: str) -> None:
-    with_sdk(hands, stand_in())
-    script = hands.folder / "helper.json"
     looks = [turn("think", 0.25, thought="hm"), turn("finish", 0.5, message="it is in a.py")]
-    script.write_text(json.dumps({"turns": looks}))
-    spec = AgentSpec(
-        name=parent,
-        llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"),
-        enable_delegation=True,
-        delegates={"helper": AgentSpec(name=helper, llm=LLMSpec(model=f"scripted/{script}"))},
-    )
-    asks = turn("delegate", 1.0, agent="helper", task="look")
+    own = turn("delegate", 1.0, agent="helper", task="look"), turn("finish", 2.0, message="done")
     limits = Limits(max_iterations=10, max_budget_usd=20.0)
-    await hands.begin(asks, turn("finish", 2.0, message="done"), agent=spec, limits=limits)
-    first = await taken_up(hands)
-    await until(lambda: first.state.delegation.delegates and first.is_idle, what="a delegate")
-    delegate_id = make_delegate_id(CID, first.state.delegation.delegates[0].id)
-    second = await taken_up(hands, delegate_id)
-    await until(lambda: delegate_id in hands.gone, what="the delegate's end")
+    first, second = await delegated(hands, parent, helper, looks, *own, limits=limits)
     first.wake()
     await until(lambda: CID in hands.gone, what="the parent's end")
     (told,) = [event for event in await hands.events() if isinstance(event, AgentDelegateObservation)]
@@ -60,22 +64,8 @@ async def test_outputs_and_metrics_of_a_delegate(hands: Hands, parent: str, help
 
 @pytest.mark.parametrize("helper", [pytest.param(LEGACY, marks=pytest.mark.soak), SDK])
 async def test_a_delegate_spends_no_more_than_its_share(hands: Hands, helper: str) -> None:
-    with_sdk(hands, stand_in())
-    script = hands.folder / "helper.json"
-    script.write_text(json.dumps({"turns": [turn("think", 0.0, thought=f"hm {n}") for n in range(20)]}))
-    spec = AgentSpec(
-        name=SDK,
-        llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"),
-        enable_delegation=True,
-        delegates={"helper": AgentSpec(name=helper, llm=LLMSpec(model=f"scripted/{script}"))},
-    )
+    thoughts = [turn("think", 0.0, thought=f"hm {n}") for n in range(20)]
     asks = turn("delegate", 0.0, agent="helper", task="look")
-    await hands.begin(asks, agent=spec, limits=Limits(max_iterations=7))
-    first = await taken_up(hands)
-    await until(lambda: first.state.delegation.delegates and first.is_idle, what="a delegate")
-    share = first.state.delegation.delegates[0].iterations
-    delegate_id = make_delegate_id(CID, first.state.delegation.delegates[0].id)
-    second = await taken_up(hands, delegate_id)
-    await until(lambda: delegate_id in hands.gone, what="the delegate's end")
-    assert second.state.usage.iteration == share == 3
+    first, second = await delegated(hands, SDK, helper, thoughts, asks, limits=Limits(max_iterations=7))
+    assert second.state.usage.iteration == first.state.delegation.delegates[0].iterations == 3
     assert second.state.lifecycle.agent_state is AgentState.ERROR

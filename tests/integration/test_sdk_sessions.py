@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction, SystemMessageAction
+from broker.contract.actions import AgentFinishAction, CmdRunAction, SystemMessageAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Event, LLMSpec, ModelCallFailed, ModelReply
 from broker.contract.interventions import ConversationChanged
-from broker.contract.observations import CmdOutputObservation
-from broker.contract.policies import ConfirmationPolicy
-from broker.contract.specs import Limits, SdkSpec
+from broker.contract.specs import SdkSpec
 from controller_worker.core.concerns.setup import apply_agent_change
 from tests.controller_parts import said
 from tests.conversation_hands import BASH, CID, THINK, Hands
@@ -38,7 +36,9 @@ async def test_sdk_calls_become_actions_and_results_observations(hands: Hands) -
     await with_sdk(hands, stand_in()).begin(THINK, BASH, BASH, name=SDK)
     loop = await taken_up(hands)
     for number in (1, 2):
-        await until(lambda number=number: _commands(loop) == number, what=f"command {number}")
+        await until(
+            lambda number=number: loop.state.tools.pending and loop.state.usage.iteration == number + 1, what="command"
+        )
         assert not loop._call.is_running  # it is the result that the SDK waits for
         await hands.observe(loop.state.tools.pending[0].id)
         loop.wake()
@@ -48,38 +48,6 @@ async def test_sdk_calls_become_actions_and_results_observations(hands: Hands) -
     ]
     assert len(of(ModelReply, events)) == 4
     assert hands.services.sdk_sessions.count == 0
-
-
-def _commands(loop: Any) -> int:
-    return loop.state.usage.iteration - 1 if loop.state.tools.pending else 0
-
-
-async def test_the_core_decides_how_many_steps_there_are(hands: Hands) -> None:
-    await with_sdk(hands, stand_in()).begin(*[THINK] * 9, name=SDK, limits=Limits(max_iterations=3))
-    await taken_up(hands)
-    events = await ended(hands)
-    assert len(of(ModelReply, events)) == 3
-    assert events[-1].agent_state is AgentState.ERROR
-
-
-async def test_a_command_that_a_person_confirms_runs_once(hands: Hands) -> None:
-    agent = AgentSpec(
-        name=SDK,
-        llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"),
-        confirmation=ConfirmationPolicy(mode="always"),
-    )
-    await with_sdk(hands, stand_in()).begin(BASH, agent=agent, headless=False)
-    await taken_up(hands)
-    await ended(hands)  # it waits for the person, and holds no program
-    assert not of(CmdOutputObservation, await hands.events())
-    await hands.ask("user_confirmed")
-    loop = await taken_up(hands)
-    await until(lambda: loop.state.tools.pending and loop.is_idle, what="the command")
-    await hands.observe(loop.state.tools.pending[0].id)
-    loop.wake()
-    events = await ended(hands, times=2)
-    assert len(of(ModelReply, events)) == 2
-    assert len(of(CmdOutputObservation, events)) == 1
 
 
 async def test_answered_question_gets_a_fresh_program_with_the_answer(hands: Hands) -> None:
@@ -115,14 +83,11 @@ async def test_the_legacy_agent_continues_where_the_sdk_cannot_run(hands: Hands,
 async def test_without_a_fallback_the_failure_is_one_of_the_table(hands: Hands, habit: str, code: str) -> None:
     await with_sdk(hands, stand_in(habit)).begin(THINK, name=SDK, sdk=NO_FALLBACK)
     loop = await taken_up(hands)
-    await until(lambda: _has_failed(loop), what="the failure")
+    lifecycle = lambda: loop.state.lifecycle.agent_state  # noqa: E731
+    await until(lambda: loop.state.calls.wait is not None or lifecycle() is AgentState.ERROR, what="the failure")
     failure = of(ModelCallFailed, await hands.events())[0]
     assert failure.code == code
     assert (failure.retry_at is not None) is (code == "service_unavailable")
-
-
-def _has_failed(loop: Any) -> bool:
-    return loop.state.calls.wait is not None or loop.state.lifecycle.agent_state is AgentState.ERROR
 
 
 async def test_silent_program_is_abandoned_after_its_timeout(hands: Hands) -> None:
@@ -155,9 +120,8 @@ async def test_no_worker_holds_more_programs_than_it_may(hands: Hands) -> None:
     first = await taken_up(hands)
     await until(lambda: first.state.tools.pending, what="a command")
     assert first._sdk.pid is not None
-    created = (await hands.events())[0]
-    other = "conversation-2"
-    await hands.log.create(created.model_copy(update={"conversation_id": other}), [await _task(hands)], key="begin")
+    (created, task), other = (await hands.events())[:2], "conversation-2"
+    await hands.log.create(created.model_copy(update={"conversation_id": other}), [task], key="begin")
     second = await taken_up(hands, other)
     await until(lambda: second.state.tools.pending, what="the other's command")
     assert (first._sdk.pid, hands.services.sdk_sessions.count) == (None, 1)
@@ -165,10 +129,6 @@ async def test_no_worker_holds_more_programs_than_it_may(hands: Hands) -> None:
     first.wake()
     await ended(hands)  # it got a place again
     assert second._sdk.pid is None
-
-
-async def _task(hands: Hands) -> MessageAction:
-    return next(event for event in await hands.events() if isinstance(event, MessageAction))
 
 
 def test_loop_change_leaves_agents_without_counterpart_alone() -> None:

@@ -14,7 +14,7 @@ from controller_worker.agents.registry import create_agent
 from controller_worker.model.models import Models
 from controller_worker.model.prompt_history import PromptHistory
 from controller_worker.model.question import Question, next_question
-from controller_worker.providers.messages.messages import ImagePart, Message
+from controller_worker.providers.messages.messages import ImagePart
 from tests.conversation_hands import CID, Hands
 from tool_worker.tools.tool import to_answer
 
@@ -34,11 +34,8 @@ async def pictures(hands: Hands, model: str, **fields: Any) -> list[str]:
         Models({}, SystemClock(), is_open=True),
     )
     assert isinstance(question, Question)
-    return [part.url for message in question.request.messages for part in _parts(message)]
-
-
-def _parts(message: Message) -> list[ImagePart]:
-    return [part for part in message.content if isinstance(part, ImagePart)]
+    parts = [part for message in question.request.messages for part in message.content]
+    return [part.url for part in parts if isinstance(part, ImagePart)]
 
 
 @pytest.mark.parametrize(
@@ -54,18 +51,11 @@ def _parts(message: Message) -> list[ImagePart]:
 async def test_page_reaches_a_model_that_sees_pictures(
     hands: Hands, model: str, fields: dict[str, Any], is_shown: bool
 ) -> None:
-    spec = AgentSpec(enable_browsing=True)
-    await hands.begin(LOOK, {"text": "seen"}, agent=spec.model_copy(update={"llm": _script(hands)}))
+    await hands.begin(LOOK, {"text": "seen"}, agent=hands.agent(enable_browsing=True))
     loop = await hands.go()
     (action,) = [event for event in await hands.events() if isinstance(event, BrowseInteractiveAction)]
-    page = BrowserOutputObservation(
-        url="http://a", trigger_by_action="browse_interactive", content="tree", set_of_marks=MARKS
-    )
+    shown = {"url": "http://a", "content": "tree", "set_of_marks": MARKS}
+    page = BrowserOutputObservation(trigger_by_action="browse_interactive", **shown)
     await hands.log.append_observation(CID, to_answer(action, page), worker_id="tool-1")
-    loop.wake()
-    await hands.at_rest(loop)
+    await hands.wake(loop)
     assert await pictures(hands, model, **fields) == ([MARKS] if is_shown else [])
-
-
-def _script(hands: Hands) -> LLMSpec:
-    return LLMSpec(model=f"scripted/{hands.folder / 'script.json'}")

@@ -1,21 +1,26 @@
-"""Changes over HTTP that are made only if nothing else has changed: ETags and `If-Match`."""
+"""Changes over HTTP that are made only if nothing else has changed, and once: ETags, `If-Match`, idempotency keys."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from broker.contract.agent_state import AgentState
+from broker.contract.observations import AgentStateChangedObservation
 from broker.contract.specs import Tenancy
 from broker.store.store import open_store
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serve_in_loop
+from tests.broker_parts import claim, command, enter
 from tests.server_parts import Served, add_key, served
 from tests.stores import LossyWire
 
+SCHEDULE = {"cron": "0 6 * * *", "request": {"task": "do it"}, "reason": "test"}
 STALE = {"If-Match": '"0123456789abcdef0123456789abcdef"'}
 
 
@@ -42,8 +47,7 @@ async def refusals_of(client: httpx2.AsyncClient, method: str, path: str, body: 
 async def test_outdated_change_is_refused(server: Served) -> None:
     cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
     async with server.as_(await server.token("*")) as client:
-        planned = {"cron": "0 6 * * *", "request": {"task": "do it"}, "reason": "test"}
-        assert (await client.put("/schedules/nightly", json=planned)).status_code == 201
+        assert (await client.put("/schedules/nightly", json=SCHEDULE)).status_code == 201
         for method, shown, changed, body in (
             ("PATCH", f"/conversations/{cid}", f"/conversations/{cid}", {"labels": {"a": "b"}, "reason": "test"}),
             ("POST", "/schedules/nightly", "/schedules/nightly/pause", {"reason": "test"}),
@@ -68,8 +72,7 @@ async def test_outdated_change_is_refused(server: Served) -> None:
 async def test_of_many_changes_at_once_one_is_made(server: Served) -> None:
     cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
     async with server.as_(await server.token("*")) as client:
-        planned = {"cron": "0 6 * * *", "request": {"task": "do it"}, "reason": "test"}
-        assert (await client.put("/schedules/nightly", json=planned)).status_code == 201
+        assert (await client.put("/schedules/nightly", json=SCHEDULE)).status_code == 201
         hook = {"url": "https://127.0.0.1:9/hook", "reason": "test"}
         made = await client.post("/webhooks", json=hook)
         assert made.status_code == 201, made.text
@@ -133,18 +136,29 @@ async def test_other_message_under_a_used_chat_key_is_refused(server: Served) ->
         assert [event["content"] for event in events] == ["do it", "one"]
 
 
-async def test_repeated_change_with_a_lost_store_reply_succeeds(lossy_wire: LossyWire) -> None:
-    store = await open_store(lossy_wire.url, patience_seconds=0)
-    gateway = Gateway(store, options=ServerOptions(port=0))
-    cid = await gateway.client.submit("do it")
-    path, body = f"/conversations/{cid}", {"labels": {"a": "b"}, "reason": "test"}
-    login = {"Authorization": f"Bearer {await add_key(store)}"}
+@pytest.fixture
+async def gateway(lossy_wire: LossyWire) -> AsyncIterator[Gateway]:
+    """A server behind a wire that loses replies, and is not patient."""
+    gateway = Gateway(await open_store(lossy_wire.url, patience_seconds=0), options=ServerOptions(port=0))
+    yield gateway
+    await gateway.aclose()
+
+
+@asynccontextmanager
+async def client_of(gateway: Gateway) -> AsyncIterator[httpx2.AsyncClient]:
+    login = {"Authorization": f"Bearer {await add_key(gateway.client.store)}"}
     async with (
         serve_in_loop(gateway) as port,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=login) as client,
     ):
-        read = (await client.get(path)).headers["etag"]
-        headers = {"If-Match": read, "Idempotency-Key": "once"}
+        yield client
+
+
+async def test_repeated_change_with_a_lost_store_reply_succeeds(gateway: Gateway, lossy_wire: LossyWire) -> None:
+    cid = await gateway.client.submit("do it")
+    path, body = f"/conversations/{cid}", {"labels": {"a": "b"}, "reason": "test"}
+    async with client_of(gateway) as client:
+        headers = {"If-Match": (await client.get(path)).headers["etag"], "Idempotency-Key": "once"}
         lossy_wire.swallow = lambda chunk: b"appended" in chunk
         lost = await client.patch(path, json=body, headers=headers)
         lossy_wire.swallow = lambda _: False
@@ -155,4 +169,32 @@ async def test_repeated_change_with_a_lost_store_reply_succeeds(lossy_wire: Loss
         assert (other.status_code, other.json()["code"]) == (412, "precondition_failed")
         kinds = [event["kind"] for event in (await client.get(f"{path}/events")).json()["events"]]
         assert kinds.count("conversation.changed") == kinds.count("conversation.operator_acted") == 1
-    await gateway.aclose()
+
+
+@pytest.mark.parametrize("action", ["confirm", "reject"])
+async def test_repeated_request_with_lost_reply_is_not_refused(
+    gateway: Gateway, lossy_wire: LossyWire, action: str
+) -> None:
+    log, cid = gateway.client.log, await gateway.client.submit("do it")
+    await enter(gateway.client.store, "w1")
+    ownership = await claim(gateway.client.store, "w1", cid)
+
+    async def become(state: AgentState) -> None:
+        last_id = await log.load_last_id(cid)
+        events = [command(), AgentStateChangedObservation(agent_state=state, action_id=last_id + 1)]
+        await log.append_as_owner(ownership, events, expected_last_id=last_id, fields={"state": state.value})
+
+    await become(AgentState.AWAITING_USER_CONFIRMATION)
+    path, body = f"/conversations/{cid}/{action}", {"reason": "test"}
+    async with client_of(gateway) as client:
+        lossy_wire.swallow = lambda chunk: b"appended" in chunk
+        lost = await client.post(path, json=body, headers={"Idempotency-Key": "once"})
+        lossy_wire.swallow = lambda _: False
+        assert (lost.status_code, lossy_wire.swallowed) == (503, 1)
+        await become(AgentState.RUNNING)
+        again = await client.post(path, json=body, headers={"Idempotency-Key": "once"})
+        expected = {"conversation_id": cid, "version": await log.load_last_id(cid)}
+        assert (again.status_code, again.json()) == (202, expected)
+        other = await client.post(path, json=body, headers={"Idempotency-Key": "another"})
+        assert (other.status_code, other.json()["code"]) == (409, "conflict")
+        assert [event.kind for event in await log.read(cid)].count("conversation.operator_acted") == 1

@@ -58,18 +58,13 @@ async def test_a_schedule_is_changed_only_as_it_was_read(server: Served) -> None
         assert (added.status_code, added.json()["next"] is not None) == (201, True)
         assert (await client.put("/schedules/nightly", json={**SCHEDULE, "cron": "0 7 * * *"})).status_code == 409
         assert (await client.put("/schedules/other", json={**SCHEDULE, "cron": "never"})).status_code == 422
-        read = added.headers["etag"]
-        paused = await client.post("/schedules/nightly/pause", json={"reason": "x"}, headers={"If-Match": read})
+        read = {"If-Match": added.headers["etag"]}
+        paused = await client.post("/schedules/nightly/pause", json={"reason": "x"}, headers=read)
         assert (paused.status_code, paused.json()["is_paused"]) == (200, True)
-        for method, path, sent in (
-            ("POST", "/schedules/nightly/resume", {"json": {"reason": "x"}}),
-            ("DELETE", "/schedules/nightly?reason=x", {}),
-        ):
-            stale = await client.request(method, path, headers={"If-Match": read}, **sent)
-            assert (stale.status_code, stale.json()["code"]) == (412, "precondition_failed")
-        now = (await client.get("/schedules/nightly")).headers["etag"]
-        assert now != read
-        removed = await client.delete("/schedules/nightly?reason=x", headers={"If-Match": now})
+        stale = await client.delete("/schedules/nightly?reason=x", headers=read)
+        assert (stale.status_code, stale.json()["code"]) == (412, "precondition_failed")
+        now = {"If-Match": (await client.get("/schedules/nightly")).headers["etag"]}
+        removed = await client.delete("/schedules/nightly?reason=x", headers=now)
         assert removed.status_code == 204
         assert (await client.get("/schedules/nightly")).json()["code"] == "unknown_schedule"
         assert (await client.get("/schedules")).json() == []
@@ -271,3 +266,30 @@ class Waiting:
     async def receive(self) -> dict[str, Any]:
         await asyncio.Event().wait()
         raise AssertionError
+
+
+async def test_nothing_is_kept_for_conversations_outside_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECKHANDS_HOME", str(tmp_path))
+    place = tmp_path / "archive"
+    async with served(tmp_path / "log", environment_with(tmp_path), archive=str(place)) as server:
+        store, tokens = server.client.store, (await server.token("acme"), await server.token("*"))
+        await begin_ended(server.client, "left-us", tenancy=Tenancy(tenant="acme"))
+        await retired(store, place, tmp_path)
+        cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
+        for token in tokens:
+            async with server.as_(token) as client:
+                for name, status, code in (("none-such", 404, "unknown_conversation"), ("left-us", 409, "archived")):
+                    answer = await client.put(
+                        f"/conversations/{name}/secrets", json={"secrets": {"TOKEN": "abc-123-def"}}
+                    )
+                    assert (answer.status_code, answer.json()["code"]) == (status, code)
+                    assert await store.connection.call("EXISTS", store.keys(name).secrets) == 0
+                for method, path in (("GET", "/files"), ("GET", "/files/a"), ("PUT", "/files/a"), ("GET", "/patch")):
+                    answer = await client.request(method, f"/conversations/none-such{path}")
+                    assert (answer.status_code, answer.json()["code"]) == (404, "unknown_conversation"), path
+                assert (
+                    await client.put(f"/conversations/{cid}/secrets", json={"secrets": {"TOKEN": "abc-123-def"}})
+                ).status_code == 204
+        assert await store.connection.call("HKEYS", store.keys(cid).secrets) == [b"TOKEN"]

@@ -55,6 +55,19 @@ async def settled(client: httpx2.AsyncClient, path: str, state: str) -> dict[str
     return dict(found["summary"])
 
 
+async def next_question(client: httpx2.AsyncClient, path: str, asked: int) -> int:
+    """Return the action that an agent asks about after another one."""
+    found: list[int] = []
+
+    async def asks_about_another() -> bool:
+        summary = (await client.get(path)).json()["summary"]
+        found.append(summary["asked_id"])
+        return summary["state"] == "awaiting_user_confirmation" and summary["asked_id"] not in (None, asked)
+
+    await until(asks_about_another, limit=LIMIT_SECONDS, what="the next question")
+    return found[-1]
+
+
 async def begun(client: httpx2.AsyncClient, **request: Any) -> str:
     answer = await client.post("/conversations", json={"task": "do it", "headless": False, **request})
     assert answer.status_code == 201, answer.text
@@ -70,25 +83,19 @@ async def test_asking_agent_is_refused_with_reason_confirmed_and_changed(
     wrong = await client.post(f"{path}/confirm", json={"action_id": asked + 1})
     assert (wrong.status_code, wrong.json()["code"]) == (409, "conflict")
     await client.post(f"{path}/reject", json={"action_id": asked, "reason": "Not one."})
-    await until(lambda: asks_about_another(client, path, asked), limit=LIMIT_SECONDS, what="the second question")
-    asked = (await settled(client, path, "awaiting_user_confirmation"))["asked_id"]
+    asked = await next_question(client, path, asked)
     edited = {"command": "mkdir d; echo edited > d/two.txt"}
     answer = await client.post(f"{path}/confirm", json={"action_id": asked, "edited": edited, "reason": "better so"})
     assert answer.status_code == 202
-    await until(lambda: asks_about_another(client, path, asked), limit=LIMIT_SECONDS, what="the third question")
-    await settled(client, path, "awaiting_user_confirmation")
-
+    await next_question(client, path, asked)
     change = {"confirmation": "never", "labels": {"team": "poets"}, "limits": {"max_iterations": 40}, "reason": "trust"}
     assert (await client.patch(path, json=change)).status_code == 202
     assert (await client.post(f"{path}/confirm", json={})).status_code == 202
     assert (await settled(client, path, "finished"))["message"] == "done"
 
     listed = (await client.get(f"{path}/files")).json()
-    assert [(each["name"], each["kind"]) for each in listed] == [
-        ("d", "directory"),
-        ("four.txt", "file"),
-        ("three.txt", "file"),
-    ]
+    assert [each["name"] for each in listed] == ["d", "four.txt", "three.txt"]
+    assert [each["kind"] for each in listed] == ["directory", "file", "file"]
     assert [each["name"] for each in (await client.get(f"{path}/files?path=d")).json()] == ["two.txt"]
     assert (await client.get(f"{path}/files?path=none")).status_code == 404
     assert (await client.get(f"{path}/files?path=../..")).json()["code"] == "bad_path"
@@ -105,11 +112,6 @@ async def test_asking_agent_is_refused_with_reason_confirmed_and_changed(
     assert any("Not one." in str(each) and each["source"] != "user" for each in events), "the agent reads the reason"
 
 
-async def asks_about_another(client: httpx2.AsyncClient, path: str, asked: int) -> bool:
-    summary = (await client.get(path)).json()["summary"]
-    return summary["state"] == "awaiting_user_confirmation" and summary["asked_id"] not in (None, asked)
-
-
 async def test_command_beside_the_agent_runs_once_and_names_its_author(
     server: Served, client: httpx2.AsyncClient, tmp_path: Path
 ) -> None:
@@ -117,9 +119,8 @@ async def test_command_beside_the_agent_runs_once_and_names_its_author(
     path = await begun(client, model=model)
     await settled(client, path, "finished")
     asked = {"command": "echo x >> n.txt; cat one.txt; (exit 3)", "reason": "a look"}
-    answers = [
-        await client.post(f"{path}/execute", json=asked, headers={"Idempotency-Key": f"look {path}"}) for _ in range(2)
-    ]
+    once = {"Idempotency-Key": f"look {path}"}
+    answers = [await client.post(f"{path}/execute", json=asked, headers=once) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 200]
     first, again = (answer.json() for answer in answers)
     assert (first["output"].split(), first["exit_code"]) == (["one"], 3)
@@ -131,10 +132,9 @@ async def test_command_beside_the_agent_runs_once_and_names_its_author(
     assert (before["action"], before["reason"]) == ("execute", "a look")
     for body in ({"command": " \n"}, {"command": "a\0b"}, {"command": "ls", "timeout_seconds": 4_000}):
         assert (await client.post(f"{path}/execute", json=body)).status_code == 422
-    unknown = await client.patch(path, json={"agent": "NoSuchAgent", "reason": "test"})
-    assert (unknown.status_code, unknown.json()["code"]) == (422, "usage")
-    nothing = await client.patch(path, json={"reason": "test"})
-    assert (nothing.status_code, nothing.json()["code"]) == (422, "usage")
+    for change in ({"agent": "NoSuchAgent"}, {}):
+        refused = await client.patch(path, json=change | {"reason": "test"})
+        assert (refused.status_code, refused.json()["code"]) == (422, "usage")
 
 
 async def test_what_runs_is_interrupted(client: httpx2.AsyncClient, tmp_path: Path) -> None:

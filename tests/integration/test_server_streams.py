@@ -22,7 +22,7 @@ from deckhands.client.client import Client
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serve_in_loop
 from deckhands.server.streams import EventStream
-from tests.polling import unhurried
+from tests.polling import unhurried, until
 from tests.served_stores import worker
 from tests.server_parts import Served, add_key, add_principal, served
 from tests.unit.deckhands.sample_log import state
@@ -36,7 +36,7 @@ async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Serv
         yield found
 
 
-async def read_sse(url: str, path: str, *, after: int, until: int, headers: dict[str, str] | None = None) -> list[Any]:
+async def read_sse(url: str, path: str, *, after: int, last: int, headers: dict[str, str] | None = None) -> list[Any]:
     """The ids of events up to one, or up to the end of the stream, with its code as the last."""
     found: list[Any] = []
     async with (
@@ -51,7 +51,7 @@ async def read_sse(url: str, path: str, *, after: int, until: int, headers: dict
                 name = line[7:]
             elif line.startswith("data: ") and name:
                 found.append(json.loads(line[6:]).get("code", name))
-            if until in found:
+            if last in found:
                 break
     return found
 
@@ -109,17 +109,15 @@ async def test_reader_gets_each_event_once_through_restarts(tmp_path: Path) -> N
             async with serve_in_loop(gateway) as port:
                 url = f"http://127.0.0.1:{port}"
                 last = await more()
-                reading = asyncio.create_task(read_sse(url, path, after=len(seen), until=last + 2, headers=login))
+                reading = asyncio.create_task(read_sse(url, path, after=len(seen), last=last + 2, headers=login))
                 await more()
                 await valkey.stop()
                 await valkey.start()
                 assert await more() == last + 2
                 seen += await asyncio.wait_for(reading, unhurried(LIMIT))
-                while gateway.streams:  # the server has not noticed yet that this reader has left
-                    await asyncio.sleep(0)
-                following = asyncio.create_task(read_sse(url, path, after=last + 2, until=0, headers=login))
-                while not gateway.streams:
-                    await asyncio.sleep(0)
+                await until(lambda gateway=gateway: not gateway.streams, what="the end of the reader")
+                following = asyncio.create_task(read_sse(url, path, after=last + 2, last=0, headers=login))
+                await until(lambda gateway=gateway: gateway.streams, what="the next reader")
             assert (await following)[-1] == "server_stopping"
             await gateway.aclose()
         assert seen == list(range(1, await client.log.load_last_id(cid) + 1))
@@ -137,16 +135,13 @@ async def test_reader_that_stalls_is_dropped_and_delays_none(server: Served) -> 
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     slow.connect(("127.0.0.1", server.port))
-    slow.sendall(
-        f"GET /conversations/{cid}/stream HTTP/1.1\r\nHost: localhost\r\nAuthorization: {login['Authorization']}\r\n\r\n".encode()
-    )
-    fast = await read_sse(server.url, f"/conversations/{cid}/stream", after=0, until=last, headers=login)
+    head = f"GET /conversations/{cid}/stream HTTP/1.1\r\nHost: localhost\r\n"
+    slow.sendall(f"{head}Authorization: {login['Authorization']}\r\n\r\n".encode())
+    fast = await read_sse(server.url, f"/conversations/{cid}/stream", after=0, last=last, headers=login)
     assert fast == list(range(1, last + 1))
-    async with asyncio.timeout(unhurried(LIMIT)):
-        while server.gateway.streams:
-            await asyncio.sleep(0)
+    await until(lambda: not server.gateway.streams, limit=LIMIT, what="the end of the stream")
     slow.close()
-    wrong = await read_sse(server.url, f"/conversations/{cid}/stream", after=last - 3, until=last, headers=login)
+    wrong = await read_sse(server.url, f"/conversations/{cid}/stream", after=last - 3, last=last, headers=login)
     assert wrong == [last - 2, last - 1, last]
 
 

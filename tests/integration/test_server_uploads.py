@@ -60,6 +60,11 @@ async def code_of(asked: Any) -> tuple[int, str]:
     return answer.status_code, answer.json().get("code", "")
 
 
+async def upload(client: httpx2.AsyncClient, key: str, content: bytes = CONTENT) -> None:
+    put = await client.put(f"/uploads/{sha256(content).hexdigest()}", content=content, headers=under(key))
+    assert put.status_code == 201
+
+
 async def life_of(server: Served, conversation_id: str, name: str = NAME) -> int:
     """How long a file has to live, in seconds; -1: as long as the log, -2: it is not there."""
     key = server.client.store.keys(conversation_id).stored_file(name)
@@ -88,8 +93,7 @@ async def test_a_conversation_begins_with_what_was_uploaded_under_its_key(server
 
 async def test_nobody_begins_with_what_another_key_or_tenant_has_uploaded(server: Served) -> None:
     async with server.as_(await server.token()) as client, server.as_(await server.token("other")) as other:
-        put = await client.put(f"/uploads/{NAME}", content=CONTENT, headers=under("mine"))
-        assert put.status_code == 201
+        await upload(client, "mine")
         for asking, headers in ((other, under("mine")), (client, under("another")), (client, {})):
             for path in ("/conversations", "/runs/wait?timeout_seconds=0.01"):
                 refused = await code_of(asking.post(path, json=task(), headers=headers))
@@ -102,9 +106,9 @@ async def test_nobody_begins_with_what_another_key_or_tenant_has_uploaded(server
 async def test_a_file_whose_conversation_is_refused_expires_and_counts(server: Served) -> None:
     async with server.as_(await server.token("refused")) as client:
         for n in range(MAX_WAITING):
-            put = await client.put(f"/uploads/{NAME}", content=CONTENT, headers=under(str(n)))
+            await upload(client, str(n))
             begun = await client.post("/conversations", json=task(images=["http://a b"]), headers=under(str(n)))
-            assert (put.status_code, begun.status_code) == (201, 422)
+            assert begun.status_code == 422
             assert 0 < await life_of(server, id_under("refused", str(n))) <= KEPT_SECONDS
         full = client.put(f"/uploads/{NAME}", content=CONTENT, headers=under("one more"))
         assert await code_of(full) == (429, "too_many_uploads")
@@ -117,8 +121,7 @@ async def test_partial_upload_belongs_to_no_one_and_expires(server: Served) -> N
     async with server.as_(await server.token("parts")) as client:
         begun = client.post("/conversations", json=task(), headers=under("a"))
         assert await code_of(begun) == (422, "unknown_upload")
-        put = await client.put(f"/uploads/{NAME}", content=CONTENT, headers=under("a"))
-        assert put.status_code == 201
+        await upload(client, "a")
         assert 0 < await life_of(server, cid) <= KEPT_SECONDS
         assert (await client.post("/conversations", json=task(), headers=under("a"))).status_code == 201
         assert await life_of(server, cid) == -1
@@ -180,29 +183,24 @@ async def test_a_tenant_has_a_bounded_number_waiting(server: Served) -> None:
     small = sha256(b"small").hexdigest()
     async with server.as_(await server.token("many")) as client, server.as_(await server.token("few")) as few:
         for n in range(MAX_WAITING):
-            put = await client.put(f"/uploads/{small}", content=b"small", headers=under(str(n)))
-            assert put.status_code == 201
+            await upload(client, str(n), b"small")
         over = client.put(f"/uploads/{small}", content=b"small", headers=under("over"))
         assert await code_of(over) == (429, "too_many_uploads")
-        assert (await few.put(f"/uploads/{small}", content=b"small", headers=under("0"))).status_code == 201
+        await upload(few, "0", b"small")
         begun = await client.post("/conversations", json=task(small), headers=under("0"))
         assert begun.status_code == 201
-        again = await client.put(f"/uploads/{small}", content=b"small", headers=under("0"))
-        assert again.status_code == 201  # and it does not count as waiting
-        other = client.put(f"/uploads/{small}", content=b"small", headers=under("other"))
-        assert (await other).status_code == 201  # nor does what was refused
+        await upload(client, "0", b"small")  # and it does not count as waiting
+        await upload(client, "other", b"small")  # nor does what was refused
 
 
 async def test_a_file_that_has_expired_does_not_count_as_waiting(server: Served) -> None:
-    small, store = sha256(b"small").hexdigest(), server.client.store
+    store = server.client.store
     key = f"{store.all_shards[0].api_keys}:uploads:{sha256(b'late').hexdigest()}"
     async with server.as_(await server.token("late")) as client:
         for n in range(MAX_WAITING):
-            await store.connection.call(
-                "ZADD", key, store.clock.now().timestamp() - 1, f"{id_under('late', str(n))}:{NAME}"
-            )
-        put = await client.put(f"/uploads/{small}", content=b"small", headers=under("another"))
-        assert put.status_code == 201
+            waiting, ended = f"{id_under('late', str(n))}:{NAME}", store.clock.now().timestamp() - 1
+            await store.connection.call("ZADD", key, ended, waiting)
+        await upload(client, "another", b"small")
         assert await store.connection.call("ZCARD", key) == 1
 
 

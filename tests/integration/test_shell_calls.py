@@ -107,10 +107,8 @@ async def test_output_files_are_bounded_and_the_oldest_go_first(hands: ModelHand
     paths = []
     for _ in range(5):
         answer = await hands.bash("head -c 20000000 /dev/zero | tr '\\0' x")
-        found = re.search(
-            r"\[The first 16777216 bytes of the output \(20000000 bytes\) is in (\S+);", answer.agent_text
-        )
-        paths.append(found[1])  # type: ignore[index]
+        told = r"\[The first 16777216 bytes of the output \(20000000 bytes\) is in (\S+);"
+        paths.append(re.search(told, answer.agent_text)[1])  # type: ignore[index]
     listed = (await hands.bash(f"ls {Path(paths[0]).parent}")).content.split()
     assert listed == [Path(path).name for path in paths[1:]]
 
@@ -185,31 +183,22 @@ async def test_a_terminal_is_a_shell_beside_the_others(hands: ModelHands) -> Non
     assert (await hands.bash("echo $x", terminal="second")).content == "second"
 
 
-async def test_reset_replaces_a_hanging_shell(hands: ModelHands) -> None:
-    await hands.bash("cd /; x=1; trap '' INT; sleep 1004", timeout=1)
-    reset = await hands("execute_bash", control="reset")
-    assert reset.content.startswith("The shell was killed. This is a new one in ")
-    after = await hands.bash("echo [$x]; basename $PWD")
-    assert after.content == "[]\nworkspace"
-    await hands.bash("x=1", terminal="second")
-    assert (await hands.bash("", control="reset", terminal="second")).exit_code == 0
-    assert (await hands.bash("echo [$x]", terminal="second")).content == "[]"
-
-
-async def test_main_terminal_reset_keeps_other_terminals_files_and_history(hands: ModelHands, tmp_path: Path) -> None:
+async def test_reset_replaces_a_hanging_shell_and_nothing_else(hands: ModelHands, tmp_path: Path) -> None:
     file = tmp_path / "node" / "conversation" / "workspace" / "file"
     await hands.edit("create", file, file_text="one\n")
     await hands.edit("str_replace", file, old_str="one", new_str="two")
     await hands.bash("y=kept", terminal="second")
-    await hands.bash("f() { :; }; export x=1; cd /; sleep 1005 &")
+    await hands.bash("f() { :; }; export x=1; cd /; sleep 1005 & trap '' INT; sleep 1004", timeout=1)
     for terminal in ({}, {"terminal": "main"}):
-        reset = await hands.bash("", control="reset", **terminal)
+        reset = await hands("execute_bash", control="reset", **terminal)
         assert reset.content.startswith("The shell was killed. This is a new one in ")
         assert (await hands.bash("echo [$x] $(type -t f) $(basename $PWD)")).content == "[] workspace"
         assert (await hands.bash("echo $y", terminal="second")).content == "kept"
     await until(lambda: sleeping(tmp_path / "node", "conversation") == [], what="the end of the old shell's programs")
     assert "undone" in await hands.edit("undo_edit", file)
     assert (await hands.bash("cat file")).content == "one"
+    assert (await hands.bash("", control="reset", terminal="second")).exit_code == 0
+    assert (await hands.bash("echo [$y]", terminal="second")).content == "[]"
 
 
 async def test_there_are_only_so_many_terminals(hands: ModelHands) -> None:
@@ -220,18 +209,13 @@ async def test_there_are_only_so_many_terminals(hands: ModelHands) -> None:
     assert (await hands.bash("true", terminal="t3")).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"command": "ls", "terminal": "a b"},
-        {"command": "ls", "terminal": "x" * 33},
-        {"command": "", "control": "burn"},
-        {},
-    ],
-)
-async def test_what_fits_no_terminal_is_refused(hands: ModelHands, arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize("terminal", ["a b", "x" * 33])
+async def test_unusable_terminal_names_are_refused(hands: ModelHands, terminal: str) -> None:
     with pytest.raises((ToolCallError, ValueError)):
-        await hands("execute_bash", **arguments)
+        await hands("execute_bash", command="ls", terminal=terminal)
+    for arguments in ({"command": "", "control": "burn"}, {}):
+        with pytest.raises((ToolCallError, ValueError)):
+            await hands("execute_bash", **arguments)
 
 
 async def test_a_new_host_says_that_jobs_are_gone(workspaces: Workspaces) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 
 from broker.contract.actions import AgentFinishAction
 from broker.contract.agent_state import AgentState
-from broker.contract.events import AgentSpec, LLMSpec
 from broker.contract.specs import OutputSpec
 from broker.contract.tool_specs import ToolSpec
 from broker.log.invariants import find_violations
@@ -19,12 +19,10 @@ from broker.runtime.clock import SystemClock
 from controller_worker.loop.replay import replay
 from controller_worker.loop.services import Services
 from controller_worker.model.models import Models
-from controller_worker.model.registry import create_llm
-from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import BadRequestError
 from controller_worker.providers.llm import LLM, ModelRequest
 from tests.conversation_hands import CID, Hands
-from tests.integration.llm_requests import HISTORY
+from tests.integration.llm_requests import HISTORY, opened
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)
@@ -48,7 +46,7 @@ def server(shared_model_server: Callable[..., RunningModelServer]) -> RunningMod
     return shared_model_server("--builtin", "bash:3")
 
 
-def client(server: RunningModelServer, backend: str, **settings: Any) -> LLM:
+def client(server: RunningModelServer, backend: str, **settings: Any) -> AbstractAsyncContextManager[LLM]:
     server.clear()
     usual = {
         "anthropic": {"model": "claude-test", "base_url": server.url},
@@ -56,17 +54,12 @@ def client(server: RunningModelServer, backend: str, **settings: Any) -> LLM:
         "litellm": {"model": "openai/my-own", "base_url": server.url + "/v1", "backend": "litellm"},
         "responses": {"model": "openai/responses/my-own", "base_url": server.url + "/v1"},
     }[backend]
-    return create_llm(
-        LLMConfig.create(**usual | {"api_key": "k", "native_tool_calling": True} | settings), SystemClock()
-    )
+    return opened(**usual | {"api_key": "k", "native_tool_calling": True} | settings)
 
 
 async def sent(server: RunningModelServer, backend: str, request: ModelRequest = REQUEST, **settings: Any) -> Any:
-    llm = client(server, backend, **settings)
-    try:
+    async with client(server, backend, **settings) as llm:
         await llm.complete(request)
-    finally:
-        await llm.aclose()
     return server.requests()[-1]["body"]
 
 
@@ -138,37 +131,28 @@ async def test_auto_asks_the_table(server: RunningModelServer, backend: str, bas
 
 @pytest.mark.parametrize("backend", ["anthropic", "openai", "litellm"])
 async def test_a_refusal_is_asked_around_once_and_remembered(server: RunningModelServer, backend: str) -> None:
-    llm = client(server, backend, **ON)
-    server.plan({"kind": "bad_request", "text": "Unsupported parameter: strict"})
-    try:
+    async with client(server, backend, **ON) as llm:
+        server.plan({"kind": "bad_request", "text": "Unsupported parameter: strict"})
         for _ in range(2):
             assert (await llm.complete(REQUEST)).tool_calls
-    finally:
-        await llm.aclose()
     asked = [("'strict': True" in str(found["body"]), found["outcome"]) for found in server.requests()]
     assert asked == [(True, "refused"), (False, "answered"), (False, "answered")]
 
 
 async def test_malformed_request_of_any_form_leaves_it_strict(server: RunningModelServer) -> None:
-    llm = client(server, "openai", **ON)
-    server.plan({"kind": "bad_request", "times": 2})
-    try:
+    async with client(server, "openai", **ON) as llm:
+        server.plan({"kind": "bad_request", "times": 2})
         with pytest.raises(BadRequestError):
             await llm.complete(REQUEST)
         await llm.complete(REQUEST)
-    finally:
-        await llm.aclose()
     assert ["'strict': True" in str(found["body"]) for found in server.requests()] == [True, False, True]
 
 
 async def test_another_failure_is_not_asked_around(server: RunningModelServer) -> None:
-    llm = client(server, "openai", **ON)
-    server.plan({"kind": "context_overflow"})
-    try:
+    async with client(server, "openai", **ON) as llm:
+        server.plan({"kind": "context_overflow"})
         with pytest.raises(Exception, match="context"):
             await llm.complete(REQUEST)
-    finally:
-        await llm.aclose()
     assert len(server.requests()) == 1
 
 
@@ -179,12 +163,9 @@ async def test_a_batched_call_is_not_strict(server: RunningModelServer) -> None:
         taken.append(body)
         raise BadRequestError("later")
 
-    llm = client(server, "openai", **ON)
-    try:
+    async with client(server, "openai", **ON) as llm:
         with pytest.raises(BadRequestError):
             await llm.complete(replace(REQUEST, carry=carry))
-    finally:
-        await llm.aclose()
     assert len(taken) == 1
     assert b'"strict":true' not in taken[0]
 
@@ -193,9 +174,7 @@ async def test_a_batched_call_is_not_strict(server: RunningModelServer) -> None:
 async def test_a_reply_that_is_the_output_finishes_the_conversation(hands: Hands, wish: str) -> None:
     models = Models({"LLM_STRUCTURED_OUTPUT": wish}, SystemClock(), is_open=True)
     hands.services = Services(hands.store, hands.log, hands.owners, models)
-    agent = AgentSpec(
-        llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"), output=OutputSpec(json_schema=SCHEMA)
-    )
+    agent = hands.agent(output=OutputSpec(json_schema=SCHEMA))
     last = {"tool_calls": [{"name": "finish", "arguments": {"message": "", "output": {"a": "y", "b": None}}}]}
     await hands.begin({"text": '{"a": "x", "b": null}'}, last, agent=agent)
     loop = await hands.go()

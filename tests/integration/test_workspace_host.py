@@ -44,6 +44,11 @@ CONVERSATION = "conversation"
 SANDBOXES = ["bwrap", "none"]
 
 
+def bash(action_id: int, command: str) -> tuple[int, str, dict[str, str]]:
+    """Return the arguments that run a command."""
+    return action_id, "bash", {"command": command}
+
+
 @pytest.fixture(params=SANDBOXES)
 def sandbox(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -81,12 +86,12 @@ async def test_a_killed_tool_worker_loses_nothing_and_nothing_runs_twice(
     second, third = (client(root, sandbox, CONVERSATION, 7, command) for _ in range(2))
     host = (await workspaces.open(CONVERSATION)).connection
     assert (await host.status(7)).state == "running"
-    waiting = asyncio.create_task(host.run(7, "bash", {"command": command}))
+    waiting = asyncio.create_task(host.run(*bash(7, command)))
     gate.open()
     answers = [await answer(second), await answer(third)]
     assert [one["content"] for one in answers] == ["done", "done"]
     assert (await waiting).value["content"] == "done"
-    again = await host.run(7, "bash", {"command": command})
+    again = await host.run(*bash(7, command))
     assert (again.is_replayed, again.value["content"]) == (True, "done")
     assert (workspace / "effects").read_text() == "effect\n"
 
@@ -94,7 +99,7 @@ async def test_a_killed_tool_worker_loses_nothing_and_nothing_runs_twice(
 async def test_the_shell_of_a_killed_tool_worker_goes_on(workspaces: Workspaces, root: Path, sandbox: str) -> None:
     ended = await answer(client(root, sandbox, CONVERSATION, 1, "cd /usr; A=1; sleep 1000 &"))
     assert ended["metadata"]["exit_code"] == 0
-    result = await (await workspaces.open(CONVERSATION)).run(2, "bash", {"command": "pwd; echo $A; jobs | wc -l"})
+    result = await (await workspaces.open(CONVERSATION)).run(*bash(2, "pwd; echo $A; jobs | wc -l"))
     assert result.value["content"] == "/usr\n1\n1"
 
 
@@ -103,7 +108,7 @@ async def test_killed_host_leaves_an_unknown_outcome_repeated_only_by_permission
 ) -> None:
     begun = Gate(workspace, "begun")
     host = await workspaces.open(CONVERSATION)
-    await host.run(1, "bash", {"command": "echo recorded"})
+    await host.run(*bash(1, "echo recorded"))
     command = {"command": "echo effect >> effects; echo > begun; [ $(wc -l < effects) = 2 ] || sleep 1000"}
     running = asyncio.create_task(host.run(2, "bash", command))
     await begun.wait()
@@ -121,8 +126,9 @@ async def test_killed_host_leaves_an_unknown_outcome_repeated_only_by_permission
     assert (workspace / "effects").read_text() == "effect\neffect\n"
 
 
-async def test_process_reusing_a_host_number_after_reboot_is_left_alone(workspaces: Workspaces, root: Path) -> None:
-    run = Terminal(await workspaces.open(CONVERSATION))
+async def test_process_reusing_a_host_number_after_reboot_is_left_alone(
+    workspaces: Workspaces, run: Terminal, root: Path
+) -> None:
     await run("A=before")
     os.kill(main_pid(root, CONVERSATION), signal.SIGKILL)
     folder = HostFolder(root, CONVERSATION)
@@ -145,8 +151,7 @@ async def test_process_reusing_a_host_number_after_reboot_is_left_alone(workspac
         bystander.wait()
 
 
-async def test_close_leaves_no_process(workspaces: Workspaces, root: Path) -> None:
-    run = Terminal(await workspaces.open(CONVERSATION))
+async def test_close_leaves_no_process(workspaces: Workspaces, run: Terminal, root: Path) -> None:
     await run("sleep 1000 & setsid sleep 1001 & (setsid sh -c 'trap \"\" HUP TERM INT; sleep 1002 & sleep 1003' &)")
     await run("env -i setsid sleep 1004 &")
     await run("trap '' TERM; while :; do :; done", no_change_timeout=0.1)
@@ -158,7 +163,7 @@ async def test_close_leaves_no_process(workspaces: Workspaces, root: Path) -> No
     assert alive(found) == []
     assert [state.is_alive for state in workspaces.list()] == [False]
     await workspaces.close(CONVERSATION)
-    assert (await run.workspace.run(100, "bash", {"command": "echo again"})).value["content"] == "again"
+    assert (await run.workspace.run(*bash(100, "echo again"))).value["content"] == "again"
 
 
 async def test_host_survives_its_sandboxs_outer_process(root: Path) -> None:
@@ -175,8 +180,7 @@ async def test_host_survives_its_sandboxs_outer_process(root: Path) -> None:
         assert alive(found) == []
 
 
-async def test_a_peer_that_talks_nonsense_is_let_go(workspaces: Workspaces, root: Path) -> None:
-    run = Terminal(await workspaces.open(CONVERSATION))
+async def test_a_peer_that_talks_nonsense_is_let_go(run: Terminal, root: Path) -> None:
     for nonsense in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\0" * 1000 + b"\n", b'{"op": "run"}\n[1]\n'):
         with HostFolder(root, CONVERSATION).connect() as peer:
             peer.setblocking(True)
@@ -185,14 +189,6 @@ async def test_a_peer_that_talks_nonsense_is_let_go(workspaces: Workspaces, root
             while peer.recv(4096):
                 pass
     assert (await run("echo fine")).content == "fine"
-
-
-async def test_a_flood_of_output_costs_no_memory(root: Path) -> None:
-    async with opened(root) as workspaces:
-        run = Terminal(await workspaces.open(CONVERSATION))
-        answer = await run("head -c 30000000 /dev/zero | tr '\\0' x", timeout=LIMIT_SECONDS)
-        assert answer.fields["omitted_bytes"] == 30_000_000 - 256 * 1024
-        assert psutil.Process(main_pid(root, CONVERSATION)).memory_info().rss < 20 * 2**20
 
 
 async def test_waiter_on_a_closed_workspace_starts_no_host(
@@ -212,8 +208,7 @@ async def test_waiter_on_a_closed_workspace_starts_no_host(
         assert not HostFolder(root, CONVERSATION).is_alive
 
 
-async def test_close_kills_a_host_that_does_not_answer(workspaces: Workspaces, root: Path) -> None:
-    run = Terminal(await workspaces.open(CONVERSATION))
+async def test_close_kills_a_host_that_does_not_answer(workspaces: Workspaces, run: Terminal, root: Path) -> None:
     await run("sleep 1000 &")
     found = processes(root, CONVERSATION)
     os.kill(main_pid(root, CONVERSATION), signal.SIGSTOP)
@@ -235,8 +230,8 @@ async def test_cancelling_stops_a_command_within_a_second(
 ) -> None:
     begun = Gate(workspace, "begun")
     host = await workspaces.open(CONVERSATION)
-    await host.run(1, "bash", {"command": "sleep 1000 &"})
-    running = asyncio.create_task(host.run(2, "bash", {"command": command}))
+    await host.run(*bash(1, "sleep 1000 &"))
+    running = asyncio.create_task(host.run(*bash(2, command)))
     await begun.wait()
     began_at = asyncio.get_running_loop().time()
     assert await host.interrupt(2)
@@ -254,8 +249,8 @@ async def test_cancelling_stops_a_command_within_a_second(
 async def test_a_command_that_waits_for_its_turn_can_be_cancelled(workspaces: Workspaces, workspace: Path) -> None:
     gate = Gate(workspace, "gate")
     host = await workspaces.open(CONVERSATION)
-    first = asyncio.create_task(host.run(1, "bash", {"command": "read x < gate"}))
-    second = asyncio.create_task(host.run(2, "bash", {"command": "touch never"}))
+    first = asyncio.create_task(host.run(*bash(1, "read x < gate")))
+    second = asyncio.create_task(host.run(*bash(2, "touch never")))
     while (await host.connection.ping()).running != (1, 2):
         await asyncio.sleep(0)
     assert await host.interrupt(2)
@@ -270,8 +265,8 @@ async def test_a_host_ends_when_nobody_needs_it(root: Path, sandbox: str, worksp
     gate = Gate(workspace, "gate")
     async with opened(root, sandbox=sandbox, ttl_seconds=0.3) as workspaces:
         host = await workspaces.open(CONVERSATION)
-        await host.run(1, "bash", {"command": "sleep 1000 &"})
-        running = asyncio.create_task(host.run(2, "bash", {"command": "read x < gate; echo $x"}))
+        await host.run(*bash(1, "sleep 1000 &"))
+        running = asyncio.create_task(host.run(*bash(2, "read x < gate; echo $x")))
         while 2 not in (await host.connection.ping()).running:
             await asyncio.sleep(0)
         found = processes(root, CONVERSATION)
@@ -282,7 +277,7 @@ async def test_a_host_ends_when_nobody_needs_it(root: Path, sandbox: str, worksp
         assert await wait_until_dead(HostFolder(root, CONVERSATION), LIMIT_SECONDS)
         assert alive(found) == []
     async with opened(root, sandbox=sandbox) as workspaces:
-        again = await (await workspaces.open(CONVERSATION)).run(2, "bash", {"command": "never"})
+        again = await (await workspaces.open(CONVERSATION)).run(*bash(2, "never"))
         assert (again.is_replayed, again.value["content"]) == (True, "go")
 
 
@@ -291,7 +286,7 @@ async def test_many_hosts_at_once(root: Path, sandbox: str) -> None:
 
         async def work(number: int) -> tuple[str, int]:
             host = await workspaces.open(f"conversation-{number}")
-            result = await host.run(1, "bash", {"command": f"echo {number}"})
+            result = await host.run(*bash(1, f"echo {number}"))
             return result.value["content"], main_pid(root, f"conversation-{number}")
 
         results = await asyncio.gather(*(work(number) for number in range(24)))
@@ -307,8 +302,8 @@ async def test_two_tool_workers_that_open_at_once_share_one_host(root: Path, san
         first, second, third = await asyncio.gather(
             one.open(CONVERSATION), other.open(CONVERSATION), other.open(CONVERSATION)
         )
-        await first.run(1, "bash", {"command": "A=1"})
-        assert (await second.run(2, "bash", {"command": "echo $A"})).value["content"] == "1"
+        await first.run(*bash(1, "A=1"))
+        assert (await second.run(*bash(2, "echo $A"))).value["content"] == "1"
         assert second.connection is third.connection
 
 
@@ -334,12 +329,12 @@ async def test_what_cannot_be_run_is_refused(workspaces: Workspaces) -> None:
 
 async def test_idle_connections_are_let_go_and_found_again(workspaces: Workspaces) -> None:
     host = await workspaces.open(CONVERSATION)
-    await host.run(1, "bash", {"command": "A=1"})
+    await host.run(*bash(1, "A=1"))
     await workspaces.detach_idle(60)
     assert host.connection.is_open
     await workspaces.detach_idle(0)
     assert not host.connection.is_open
-    assert (await host.run(2, "bash", {"command": "echo $A"})).value["content"] == "1"
+    assert (await host.run(*bash(2, "echo $A"))).value["content"] == "1"
     assert await workspaces.interrupt(CONVERSATION, None) is False
     assert await workspaces.interrupt("never-opened", None) is False
 
@@ -349,7 +344,7 @@ async def test_user_directory_keeps_its_path_and_binding(workspaces: Workspaces,
     project.mkdir()
     spec = WorkspaceSpec(path=str(project), network=False)
     host = await workspaces.open(CONVERSATION, spec)
-    await host.run(1, "bash", {"command": "pwd > where"})
+    await host.run(*bash(1, "pwd > where"))
     assert (project / "where").read_text() == f"{project}\n"
     other = "none" if sandbox == "bwrap" else "bwrap"
     for changed in ({"path": str(tmp_path)}, {"network": True}, {"sandbox": other}):
@@ -388,6 +383,5 @@ async def test_a_host_that_cannot_start_says_why(root: Path) -> None:
             await workspaces.open(CONVERSATION)
         assert not folder.is_alive
         folder.journal.rmdir()
-        assert (await (await workspaces.open(CONVERSATION)).run(1, "bash", {"command": "echo up"})).value[
-            "content"
-        ] == "up"
+        up = await (await workspaces.open(CONVERSATION)).run(*bash(1, "echo up"))
+        assert up.value["content"] == "up"

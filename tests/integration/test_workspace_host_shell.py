@@ -7,10 +7,11 @@ import os
 import re
 from pathlib import Path
 
+import psutil
 import pytest
 
 from broker.contract.observations import CmdOutputObservation
-from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, Output, Terminal, gone, sleeping
+from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, Output, Terminal, gone, main_pid, opened, sleeping
 from tests.polling import until
 from tool_worker.errors import HostRefused
 
@@ -37,11 +38,8 @@ def workspace(tmp_path: Path) -> Path:
 
 async def test_command_answer_has_output_and_prompt_facts(run: Terminal, workspace: Path) -> None:
     answer = await run("echo hi; echo oops >&2; false")
-    assert answer.content == "hi\noops"
-    assert answer.exit_code == 1
+    assert (answer.content, answer.exit_code, answer.prefix, answer.state) == ("hi\noops", 1, "", "completed")
     assert answer.suffix == "\n[The command completed with exit code 1.]"
-    assert answer.prefix == ""
-    assert answer.state == "completed"
     assert answer.fields["working_dir"] == str(workspace)
     assert answer.fields["hostname"] == os.uname().nodename
     assert answer.fields["username"] == "root" if os.getuid() == 0 else answer.fields["username"]
@@ -50,9 +48,8 @@ async def test_command_answer_has_output_and_prompt_facts(run: Terminal, workspa
 
 async def test_directory_variables_functions_aliases_and_the_exit_code_persist(run: Terminal, workspace: Path) -> None:
     await run("mkdir inner && cd inner && export A=1 && B=2 && f() { echo f$1; } && alias say='echo said'")
-    assert (
-        await run("pwd; echo $A$B; f 3; say it; env | grep -c ^A=1")
-    ).content == f"{workspace}/inner\n12\nf3\nsaid it\n1"
+    shown = await run("pwd; echo $A$B; f 3; say it; env | grep -c ^A=1")
+    assert shown.content == f"{workspace}/inner\n12\nf3\nsaid it\n1"
     assert (await run("(exit 7)")).exit_code == 7
     assert (await run("echo $?")).content == "7"
 
@@ -181,23 +178,21 @@ async def test_interrupt_between_two_programs_of_a_command_is_kept(run: Terminal
         assert (await run.type("C-c", timeout=20)).exit_code == 130
 
 
-async def test_cleanly_ending_interrupted_program_is_interrupted_once(run: Terminal, workspace: Path) -> None:
-    program = "import time\nopen('begun', 'w')\ntry: time.sleep(100)\nexcept KeyboardInterrupt: print('done')"
-    await run(f'python3 -c "{program}"; sleep 1; echo next', no_change_timeout=0.1)
+@pytest.mark.parametrize(
+    ("program", "key", "shown"),
+    [
+        ("try: begin(100)\nexcept KeyboardInterrupt: print('done')", "C-c", "done"),
+        ("signal.signal(signal.SIGQUIT, lambda *_: print('quit', flush=True))\nbegin(1)", "C-\\", "quit"),
+    ],
+)
+async def test_program_that_handles_a_key_gets_it_once(
+    run: Terminal, workspace: Path, program: str, key: str, shown: str
+) -> None:
+    begin = "import signal, time\ndef begin(seconds):\n  open('begun', 'w')\n  time.sleep(seconds)"
+    await run(f'python3 -c "{begin}\n{program}"; sleep 1; echo next', no_change_timeout=0.1)
     await until((workspace / "begun").exists)
-    answer = await run.type("C-c")
-    assert (answer.content, answer.exit_code) == ("done\nnext", 0)
-
-
-async def test_program_handling_the_quit_key_gets_it_once(run: Terminal, workspace: Path) -> None:
-    program = """import signal, time
-signal.signal(signal.SIGQUIT, lambda *_: print("quit", flush=True))
-open("begun", "w")
-time.sleep(1)"""
-    await run(f"python3 -c '{program}'; echo next", no_change_timeout=0.1)
-    await until((workspace / "begun").exists)
-    answer = await run.type("C-\\")
-    assert (answer.content, answer.exit_code) == ("quit\nnext", 0)
+    answer = await run.type(key)
+    assert (answer.content, answer.exit_code) == (f"{shown}\nnext", 0)
 
 
 async def test_limit_starts_with_the_command_not_with_its_wait(run: Terminal, workspace: Path) -> None:
@@ -468,3 +463,52 @@ async def test_unusable_arguments_begin_nothing(run: Terminal, arguments: dict[s
 async def test_commands_asked_for_at_once_run_one_after_the_other(run: Terminal) -> None:
     answers = await asyncio.gather(*(run(f"echo {number} >> order; cat order | wc -l") for number in range(20)))
     assert [answer.content for answer in answers] == [str(number + 1) for number in range(20)]
+
+
+KEPT_BYTES = 256 * 1024
+HOST_LIMIT_BYTES = 24 * 2**20
+ALWAYS = {"timeout": 120, "blocking": True}
+
+
+@pytest.mark.parametrize(
+    ("command", "size", "head", "tail"),
+    [
+        ("yes abcdefg | head -c 100000000", 100_000_000, "abcdefg\nabcdefg\n", "abcdefg\nabcdefg"),
+        ("seq 1000000", 6_888_896, "1\n2\n3\n", "\n999999\n1000000"),
+        ("head -c 10000000 /dev/zero | tr '\\0' x; echo", 10_000_001, "xxxx", "xxxx"),
+    ],
+)
+async def test_head_and_tail_are_kept_in_bounded_memory(
+    tmp_path: Path, command: str, size: int, head: str, tail: str
+) -> None:
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        run = Terminal(await workspaces.open("conversation"))
+        answer = await run(command, **ALWAYS)
+        assert answer.fields["omitted_bytes"] == size - KEPT_BYTES
+        assert answer.content.startswith(head)
+        assert answer.content.endswith(tail)
+        assert answer.content.count(CUT) == 1
+        assert len(answer.content) <= KEPT_BYTES + len(CUT)
+        assert psutil.Process(main_pid(tmp_path, "conversation")).memory_info().rss < HOST_LIMIT_BYTES
+        assert (await run("echo next")).content == "next"
+
+
+async def test_neighbours_go_on_while_one_floods(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        flooding = Terminal(await workspaces.open("flooding"))
+        quiet = Terminal(await workspaces.open("quiet"))
+        flood = asyncio.create_task(flooding("yes abcdefg | head -c 100000000; echo over", **ALWAYS))
+        answers = 0
+        while not flood.done():
+            assert (await quiet("echo fine")).content == "fine"
+            answers += 1
+        assert answers > 10
+        assert (await flood).content.endswith("over")
+
+
+async def test_many_small_pieces_are_one_output(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        run = Terminal(await workspaces.open("conversation"))
+        program = "import os\nfor n in range(20000): os.write(1, b'%d\\n' % n)"
+        answer = await run(f'python3 -c "{program}"', **ALWAYS)
+        assert answer.content.split() == [str(number) for number in range(20_000)]

@@ -43,9 +43,8 @@ class Shell:
     async def __call__(self, command: str, spec: WorkspaceSpec | None = None) -> CmdOutputObservation:
         await self.log.append(CID, [CmdRunAction(command=command, blocking=True, timeout=30)])
         action = (await self.log.read(CID))[-1]
-        delivery = ActionDelivery(
-            CID, action.id, await self.log.load_entry(CID, action.id), spec or WorkspaceSpec(), ""
-        )
+        entry = await self.log.load_entry(CID, action.id)
+        delivery = ActionDelivery(CID, action.id, entry, spec or WorkspaceSpec(), "")
         await self.executor.execute(delivery, ActionClaimed(1))
         answer = (await self.log.read(CID))[-1]
         assert isinstance(answer, CmdOutputObservation)
@@ -53,12 +52,13 @@ class Shell:
 
 
 @pytest.fixture
-async def shell(memory_store: Store, tmp_path: Path) -> AsyncIterator[Shell]:
-    log = EventLog(memory_store)
+async def shell(request: pytest.FixtureRequest, memory_store: Store, tmp_path: Path) -> AsyncIterator[Shell]:
+    """A workspace without a sandbox, or in the one that a test names."""
+    log, root = EventLog(memory_store), tmp_path / "node"
     await log.create(ConversationCreated(conversation_id=CID))
-    root = tmp_path / "node"
     quota = WorkspaceQuota(root, TreeLimits(files=50, bytes=LIMIT_BYTES), first_look_seconds=0.05, pause_factor=0.0)
-    async with opened(root, named=NamedDirectories([tmp_path / "mine"])) as workspaces:
+    sandbox, named = getattr(request, "param", "none"), NamedDirectories([tmp_path / "mine"])
+    async with opened(root, sandbox=sandbox, named=named) as workspaces:
         yield Shell(log, Executor(log, workspaces, worker_id="tool-1", quota=quota))
 
 
@@ -66,10 +66,8 @@ async def test_the_model_is_told_until_it_has_cleared_up(shell: Shell) -> None:
     assert "This workspace holds" not in (await shell("echo small > small")).content
     told = await shell(f"head -c {LIMIT_BYTES} /dev/zero > large")
     assert told.content.endswith("actions that add more are stopped.]")
-    assert (
-        f"This workspace holds {LIMIT_BYTES + 6:,} bytes in 2 files, its home and /tmp included; the limit is "
-        f"{LIMIT_BYTES:,} bytes" in told.content
-    )
+    holds = f"This workspace holds {LIMIT_BYTES + 6:,} bytes in 2 files, its home and /tmp included; the limit is "
+    assert f"{holds}{LIMIT_BYTES:,} bytes" in told.content
     assert "This workspace holds" in (await shell("ls")).content
     assert "This workspace holds" not in (await shell("rm large")).content
     assert "51 files" in (await shell("touch {1..50}")).content
@@ -98,27 +96,15 @@ async def test_the_model_is_told_of_what_is_nested_too_deep(shell: Shell) -> Non
     assert (await shell("cd $top; sleep 0.3; rm -r d*; echo cleared up")).content == "cleared up"
 
 
-async def test_a_directory_of_the_user_is_not_bounded(shell: Shell, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shell", ["bwrap"], indirect=True)
+async def test_the_home_counts_but_a_directory_of_the_user_does_not(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     spec = WorkspaceSpec(path=str(tmp_path / "mine"))
     assert (await shell(f"head -c {2 * LIMIT_BYTES} /dev/zero > large", spec)).content == ""
-
-
-async def test_the_home_counts_also_beside_a_directory_of_the_user(memory_store: Store, tmp_path: Path) -> None:
-    path = "~/large"
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id=CID))
-    (tmp_path / "mine").mkdir()
-    root = tmp_path / "node"
-    quota = WorkspaceQuota(root, TreeLimits(files=50, bytes=LIMIT_BYTES), first_look_seconds=0.05, pause_factor=0.0)
-    async with opened(root, sandbox="bwrap", named=NamedDirectories([tmp_path / "mine"])) as workspaces:
-        shell = Shell(log, Executor(log, workspaces, worker_id="tool-1", quota=quota))
-        spec = WorkspaceSpec(path=str(tmp_path / "mine"))
-        assert (await shell(f"head -c {2 * LIMIT_BYTES} /dev/zero > large", spec)).content == ""
-        grown = await shell(f"while :; do head -c 50000 /dev/zero >> {path}; done", spec)
-        assert grown.exit_code != 0
-        assert "This workspace holds" in grown.content
-        assert (await shell(f"rm {path}", spec)).content == ""
+    grown = await shell("while :; do head -c 50000 /dev/zero >> ~/large; done", spec)
+    assert grown.exit_code != 0
+    assert "This workspace holds" in grown.content
+    assert (await shell("rm ~/large", spec)).content == ""
 
 
 async def left(store: Store, root: Path, conversation_id: str, *, is_closed: bool, path: Path | None = None) -> Path:
@@ -131,9 +117,8 @@ async def left(store: Store, root: Path, conversation_id: str, *, is_closed: boo
     folder.create()
     folder.workspace.mkdir()
     (folder.workspace / "file").write_text(conversation_id)
-    folder.write_binding(
-        Binding(str(path or folder.workspace), str(folder.workspace), "none", False, secrets.token_hex(16))
-    )
+    place = str(path or folder.workspace)
+    folder.write_binding(Binding(place, str(folder.workspace), "none", False, secrets.token_hex(16)))
     return folder.workspace
 
 
@@ -203,7 +188,6 @@ async def test_leftovers_of_killed_hosts_and_workers_go_before_closing(memory_st
         host = psutil.Process(main_pid(root, "live"))
         [orphan] = [found for found in host.children(recursive=True) if command_of(found)[:1] == ["sleep"]]
         binding = HostFolder(root, "live").read_binding()
-        assert binding is not None
         temporary = find_temporary_directory(binding.host_id)
         assert len(list(temporary.iterdir())) == 1
         assert await Reaper(memory_store, root, 0.0).sweep() == []

@@ -11,10 +11,10 @@ import pytest
 
 from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, Terminal, alive, main_pid, opened, processes
 from tool_worker.sandbox.none import find_temporary_directory
-from tool_worker.workspace.launch.binding import Binding
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.launch.host_launch import wait_until_dead
 from tool_worker.workspace.node_capacity import NodeCapacity
+from tool_worker.workspace.workspaces import Workspaces
 
 NEW_SHELL = (
     "[The previous shell has ended, and this is a new one in {}. Lost: shell variables and functions, the current "
@@ -24,10 +24,8 @@ KEPT = "the files of the workspace, of the home and of /tmp, and the history of 
 KEPT_WITHOUT_SANDBOX = "all other files, and the history of undo_edit"
 
 
-def binding(root: Path) -> Binding:
-    found = HostFolder(root, "conversation").read_binding()
-    assert found is not None
-    return found
+def living(workspaces: Workspaces) -> set[str]:
+    return {state.conversation_id for state in workspaces.list() if state.is_alive}
 
 
 def crowded(folder: Path, *, terminals: int, maximum: int = 100) -> NodeCapacity:
@@ -52,7 +50,8 @@ async def test_resting_session_ends_and_next_command_reads_so(tmp_path: Path, sa
         assert again.content == "1\ngone"
         path = (await host.connection.ping()).workspace
         confined = sandbox == "bwrap"
-        lost = "" if confined else f", and the temporary files in {find_temporary_directory(binding(tmp_path).host_id)}"
+        host_id = HostFolder(tmp_path, "conversation").read_binding().host_id
+        lost = "" if confined else f", and the temporary files in {find_temporary_directory(host_id)}"
         assert again.prefix == NEW_SHELL.format(path, lost, KEPT if confined else KEPT_WITHOUT_SANDBOX)
         assert (await run("true")).prefix == ""
 
@@ -114,11 +113,9 @@ async def test_least_recently_used_sessions_end_first(tmp_path: Path) -> None:
             await Terminal(await workspaces.open(name))("sleep 1000 &" if name == "job" else "true")
         crowded(proc, terminals=95)
         await workspaces.open("one-more")
-        living = {state.conversation_id for state in workspaces.list() if state.is_alive}
-        assert living == {"running", "older", "job", "newest", "one-more"}
+        assert living(workspaces) == {"running", "older", "job", "newest", "one-more"}
         await workspaces.open("yet-one-more")
-        living = {state.conversation_id for state in workspaces.list() if state.is_alive}
-        assert living == {"running", "job", "newest", "one-more", "yet-one-more"}
+        assert living(workspaces) == {"running", "job", "newest", "one-more", "yet-one-more"}
         gates["running"].open()
         assert (await running).value["content"] == ""
 
@@ -130,8 +127,7 @@ async def test_without_room_background_jobs_end_only_when_nobody_rests(tmp_path:
             await Terminal(await workspaces.open(name))("sleep 1000 &")
         crowded(proc, terminals=95)
         await workspaces.open("one-more")
-        living = {state.conversation_id for state in workspaces.list() if state.is_alive}
-        assert living == {"second", "one-more"}
+        assert living(workspaces) == {"second", "one-more"}
 
 
 def test_room_is_short_by_terminals_or_by_memory(tmp_path: Path) -> None:
