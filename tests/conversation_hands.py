@@ -28,6 +28,7 @@ from broker.store.store import Store, open_store
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.services import Services
 from controller_worker.model.models import Models
+from tests.broker_parts import lapse
 from tests.controller_parts import answer, said
 from tests.polling import until
 from tests.stores import RealServer, emptied
@@ -145,6 +146,15 @@ class Hands:
         """Let a conversation continue until it waits, or is gone."""
         loop.wake()
         await self.at_rest(loop)
+
+    async def take_over(self) -> ConversationLoop:
+        """Let the first worker die, and another one go on until the conversation waits, or is gone."""
+        await lapse(self.store, WORKER)
+        await Membership(self.store, "controller-2", "controller", ttl_seconds=3600.0).beat(1)
+        loop = await self.claim(worker="controller-2")
+        loop.wake(has_new_events=False)
+        await self.at_rest(loop)
+        return loop
 
     async def at_rest(self, loop: ConversationLoop) -> None:
         await until(lambda: loop.is_idle, what="rest")

@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +71,29 @@ def deckhands(*arguments: str | Path, env: Mapping[str, str], stdin: io.TextIOBa
         os.environ.clear()
         os.environ.update(before)
     return Done(code, out.getvalue(), err.getvalue())
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """The command on one store, called in this process."""
+
+    env: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        return self.env["DECKHANDS_URL"]
+
+    def __call__(self, *arguments: str | Path) -> Done:
+        return deckhands(*arguments, env=self.env)
+
+    def ask(self, question: Callable[[Client], Awaitable[Any]]) -> Any:
+        """Ask a client of the store."""
+
+        async def answer() -> Any:
+            async with await Client.connect(self.url) as client:
+                return await question(client)
+
+        return asyncio.run(answer())
 
 
 @contextmanager

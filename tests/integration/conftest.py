@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 
 from tests.conversation_hands import hands  # noqa: F401  (a fixture)
 from tests.ingress_parts import producer  # noqa: F401  (a fixture)
+from tests.integration.command_line import CommandLine, environment
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.served_stores import programs  # noqa: F401  (a fixture)
+from tests.stores import RealServer, emptied
 from tool_worker.workspace.workspaces import Workspaces
 
 
@@ -25,3 +28,10 @@ async def workspaces(tmp_path: Path) -> AsyncIterator[Workspaces]:
 async def run(workspaces: Workspaces) -> Terminal:
     """A shell in one of them."""
     return Terminal(await workspaces.open("conversation"))
+
+
+@pytest.fixture
+def command(tmp_path: Path, valkey_server: RealServer) -> CommandLine:
+    """The command line on an empty store of a cluster without workers."""
+    url = asyncio.run(emptied(valkey_server.url))
+    return CommandLine(environment(tmp_path / "home", DECKHANDS_URL=url, LLM_MODEL="scripted/none"))

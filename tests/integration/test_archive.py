@@ -1,10 +1,12 @@
-"""Conversations that have ended leave the store for the archive, and what is there is what was here."""
+"""Conversations that have ended leave the store for the archive, are read and listed there, and come back."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
+import os
 import zipfile
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -21,28 +23,35 @@ from broker.contract.specs import Tenancy
 from broker.contract.workspace_sources import UploadedSource
 from broker.coordination.stored_files import StoredFiles
 from broker.limits.ledger import Ledger, list_accounts
-from broker.runtime.errors import UsageError
+from broker.log.invariants import find_violations
+from broker.runtime.errors import UnknownConversation, UsageError
 from deckhands.client.archive.archive import Archive
 from deckhands.client.archive.archived_file import Manifest
 from deckhands.client.archive.errors import ArchiveUnavailable
 from deckhands.client.archive.retention import Retention
 from deckhands.client.client import Client
+from deckhands.client.errors import IsArchived, IsBeingDeleted
 from deckhands.client.reading.spending import compute_spending
 from deckhands.operations.jobs.orphans import remove_orphans, sweep_store
 from deckhands.operations.jobs.retiring import _RetirementRun
 from tests.archive_parts import LONG_TEXT, begin_ended, delegate_ended, retired, services
+from tests.faults.harness import FaultCluster, steps
+from tests.ingress_parts import Producer
+from tests.integration.command_line import Done, deckhands
+from tests.polling import until
 from tests.stores import RealServer, emptied
-
-
-@pytest.fixture
-async def client(valkey_server: RealServer) -> AsyncIterator[Client]:
-    async with await Client.connect(await emptied(valkey_server.url)) as client:
-        yield client
+from tests.unit.deckhands.sample_log import state
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     return tmp_path / "archive"
+
+
+@pytest.fixture
+async def client(valkey_server: RealServer, place: Path) -> AsyncIterator[Client]:
+    async with await Client.connect(await emptied(valkey_server.url)) as connected:
+        yield Client(connected.store, str(place))
 
 
 async def keys_of(client: Client, name: str = "") -> list[bytes]:
@@ -103,12 +112,8 @@ async def test_only_what_is_meant_and_old_enough_and_rests_goes(client, place, t
     clock = client.store.clock
     assert clock.now() - (await client.row("old-other")).updated < timedelta(days=1)
     everything = '[[rule]]\nage = "0s"'
-    assert (await retired(client.store, place, tmp_path, everything)) == {
-        "archived": 2,
-        "deleted": 0,
-        "kept": 1,
-        "failed": 0,
-    }
+    done = {"archived": 2, "deleted": 0, "kept": 1, "failed": 0}
+    assert await retired(client.store, place, tmp_path, everything) == done
     assert [row.conversation_id for row in await client.recent()] == ["old-awake"]
 
 
@@ -124,7 +129,7 @@ async def test_budget_charges_restored_conversations_only_for_new_events(client,
     assert await client.store.connection.call("KEYS", "*budget:conversation*") == []
     assert await ledger.list_conversation_ids("tenant:acme") == []
     assert (await ledger.load_account("tenant:acme")).spent_usd == pytest.approx(total)
-    assert await Client(client.store, place).restore("one-of-us")
+    assert await client.restore("one-of-us")
     assert await ledger.list_conversation_ids("tenant:acme") == ["one-of-us"]
     await ledger.settle(owner, accounts, total_usd=total + 1.0)
     assert [(await ledger.load_account(name)).spent_usd for name in accounts] == pytest.approx([total + 1.0] * 3)
@@ -135,7 +140,7 @@ async def test_budget_includes_delegates_of_restored_conversations(client, place
     await begin_ended(client, "parent", delegate_ended("child", cost_usd=2.0), tenancy=tenancy)
     total = compute_spending(await client.events("parent")).spent_usd
     await retired(client.store, place, tmp_path)
-    assert await Client(client.store, place).restore("parent")
+    assert await client.restore("parent")
     assert (await ledger.load_account("conversation:parent")).spent_usd == pytest.approx(total + 2.0)
     assert (await ledger.load_account("tenant:acme")).spent_usd == 0.0  # which has been charged for it before
 
@@ -145,7 +150,7 @@ async def test_log_with_invalid_costs_is_not_restored(client, place, tmp_path, c
     await begin_ended(client, "parent", delegate_ended("child", cost_usd=cost_usd), tenancy=Tenancy(tenant="acme"))
     assert (await retired(client.store, place, tmp_path))["archived"] == 1
     with pytest.raises(UsageError, match="costs"):
-        await Client(client.store, place).restore("parent")
+        await client.restore("parent")
     assert await keys_of(client) == []
 
 
@@ -322,3 +327,226 @@ async def test_a_deletion_that_was_interrupted_is_completed(client, place, tmp_p
     assert begun == ["begun"]
     assert await remove_orphans(services(client.store, place, "", tmp_path)) == {"removed": 0, "completed": 1}
     assert await keys_of(client) == []
+
+
+async def test_the_client_reads_it_as_if_it_were_there(client, place, tmp_path) -> None:
+    await begin_ended(client, "one-of-us")
+    events, summary = await client.events("one-of-us", is_whole=True), await client.summary("one-of-us")
+    await retired(client.store, place, tmp_path)
+    assert await client.events("one-of-us", is_whole=True) == events
+    assert [event async for event in client.tail("one-of-us", after=2, is_whole=True)] == events[2:]
+    assert await client.summary("one-of-us") == summary
+    assert await client.wait_until_settled("one-of-us", timeout_seconds=30) == summary
+    with pytest.raises(IsArchived, match="`deckhands restore one-of-us` brings it back"):
+        await client.send_message("one-of-us", "Continue.")
+    with pytest.raises(UnknownConversation):
+        await client.events("another")
+
+
+async def test_one_that_is_half_deleted_is_read_from_the_archive(client, place, tmp_path) -> None:
+    await begin_ended(client, "one-of-us")
+    events = await client.events("one-of-us", is_whole=True)
+    assert client.archive is not None
+    await client.archive.save(client.store, await client.events("one-of-us"))
+    names = client.store.keys("one-of-us")
+    await client.store.call_function("deck_begin_deletion", (names.root, names.shard.root), "one-of-us", events[-1].id)
+    await client.store.connection.call("DEL", await blob_of(client, "one-of-us"))
+    assert await client.events("one-of-us", is_whole=True) == events
+    with pytest.raises(IsBeingDeleted):
+        await client.restore("one-of-us")
+    assert (await retired(client.store, place, tmp_path))["deleted"] == 1
+    assert await client.restore("one-of-us")
+
+
+async def blob_of(client: Client, name: str) -> bytes:
+    (found,) = await keys_of(client, f"{name}:blob:")
+    return found
+
+
+async def test_it_comes_back_and_may_leave_again(client, place, tmp_path) -> None:
+    await begin_ended(client, "one-of-us", labels={"team": "ci"})
+    events = await client.events("one-of-us", is_whole=True)
+    assert await client.restore("one-of-us") is False
+    await retired(client.store, place, tmp_path)
+    assert [await client.restore("one-of-us") for _ in range(2)] == [True, False]
+    assert await client.events("one-of-us", is_whole=True) == events
+    row = await client.row("one-of-us")
+    assert (row.state, row.labels, row.is_closed) == ("finished", {"team": "ci"}, False)
+    assert row.title == "Title of one-of-us"
+    await client.send_message("one-of-us", "One more thing.")
+    await client.cancel("one-of-us")
+    longer = await client.events("one-of-us")
+    assert len(longer) == len(events) + 2
+    with pytest.raises(UnknownConversation):
+        await client.restore("another")
+
+
+async def test_a_delegate_is_read_and_comes_back_with_nobody(client, place, tmp_path) -> None:
+    await begin_ended(client, "parent", delegate_ended("child"))
+    await begin_ended(client, "child", parent=Parent(conversation_id="parent", delegate_id=2))
+    await retired(client.store, place, tmp_path)
+    assert (await client.summary("child")).state == "finished"
+    with pytest.raises(UsageError, match="Restore that one"):
+        await client.restore("child")
+    assert await client.restore("parent")
+    await client.delete("parent")
+    assert [await client.is_archived(name) for name in ("parent", "child")] == [False, False]
+
+
+async def test_fork_of_an_archived_conversation_has_events_and_upload(client, place, tmp_path) -> None:
+    name = await StoredFiles(client.store).keep("uploads", b"a tar file")
+    source = UploadedSource(name="a.tar", format="tar", parcel=name)
+    await begin_ended(client, "uploads", workspace={"source": source.model_dump()})
+    events = await client.events("uploads", is_whole=True)
+    await retired(client.store, place, tmp_path)
+    fork = await client.fork("uploads", at=5)
+    assert [event.kind for event in await client.events(fork)] == [event.kind for event in events[:5]]
+    assert await StoredFiles(client.store).fetch(fork, name) == b"a tar file"
+    with pytest.raises(UsageError):
+        await client.fork("uploads", at=500)
+
+
+async def test_deleting_reaches_the_archive(client, place, tmp_path) -> None:
+    await begin_ended(client, "one-of-us")
+    await retired(client.store, place, tmp_path)
+    await client.delete("one-of-us")
+    assert not [*place.rglob("*.zip")]
+    with pytest.raises(UnknownConversation):
+        await client.delete("one-of-us")
+
+
+async def test_the_command_line_reads_it_too(client, place, tmp_path, valkey_server) -> None:
+    await begin_ended(client, "one-of-us")
+    env = {"DECKHANDS_URL": valkey_server.url, "DECKHANDS_HOME": str(tmp_path), "DECKHANDS_ARCHIVE": str(place)}
+    verbs = [
+        ("show", "one-of-us"),
+        ("show", "one-of-us@4"),
+        ("logs", "one-of-us"),
+        ("logs", "-f", "one-of-us"),
+        ("export", "one-of-us"),
+    ]
+
+    async def said() -> list[tuple[int, str]]:
+        done = [await asyncio.to_thread(deckhands, *verb, env=env) for verb in verbs]
+        return [(one.code, one.out) for one in done]
+
+    before = await said()
+    await retired(client.store, place, tmp_path)
+    assert await said() == before
+    refused = await asyncio.to_thread(deckhands, "message", "one-of-us", "Continue.", env=env)
+    assert (refused.code, "is archived" in refused.err, "deckhands restore one-of-us" in refused.err) == (2, True, True)
+    forked = await asyncio.to_thread(deckhands, "fork", "one-of-us@5", "--json", env=env)
+    assert json.loads(forked.out)["forked_from"] == "one-of-us"
+    twice = [await asyncio.to_thread(deckhands, "restore", "one-of-us", "--json", env=env) for _ in range(2)]
+    assert [json.loads(one.out)["restored"] for one in twice] == [True, False]
+    gone = await asyncio.to_thread(deckhands, "rm", "one-of-us", env=env)
+    assert (gone.code, [*place.rglob("*.zip")]) == (0, [])
+
+
+LABELS = {"first": {"team": "ci"}, "second": {"team": "docs", "run": "7"}, "third": {"team": "docs"}}
+
+
+@pytest.fixture
+async def three_archived(client: Client, place: Path, tmp_path: Path) -> None:
+    """Three conversations that have left the store, one after the other; the last one was stopped."""
+    for number, name in enumerate(LABELS):
+        await begin_ended(client, name, labels=LABELS[name])
+        if name == "third":
+            await client.log.append(name, [state("stopped")])
+        await retired(client.store, place, tmp_path)
+        os.utime(files(place)[name], (number, number))
+
+
+async def listed(place: Path, *options: str) -> Done:
+    """List what is archived, where no store can be reached."""
+    env = {"DECKHANDS_URL": "redis://127.0.0.1:1", "DECKHANDS_HOME": str(place.parent), "DECKHANDS_ARCHIVE": str(place)}
+    return await asyncio.to_thread(deckhands, "ls", "--archived", *options, env=env)
+
+
+def ids(done: Done) -> list[str]:
+    assert done.code == 0, done.err
+    return [json.loads(line)["conversation_id"] for line in done.out.splitlines()]
+
+
+@pytest.mark.usefixtures("three_archived")
+async def test_archived_conversations_are_listed_with_the_filters_of_all(place: Path) -> None:
+    assert ids(await listed(place, "--json")) == ["third", "second", "first"]
+    assert ids(await listed(place, "--json", "--all", "--label", "team=docs")) == ["third", "second"]
+    assert ids(await listed(place, "--json", "--label", "team=docs", "--label", "run=7")) == ["second"]
+    assert ids(await listed(place, "--json", "--state", "stopped")) == ["third"]
+    assert ids(await listed(place, "--json", "-n", "1", "--state", "finished")) == ["second"]
+    fields = json.loads((await listed(place, "--json", "--state", "stopped")).out)
+    assert (fields["is_archived"], fields["is_run"], fields["labels"]) == (True, False, {"team": "docs"})
+    assert (fields["title"], fields["iterations"]) == ("Title of third", 1)
+    table = await listed(place)
+    assert "archive" in table.out
+    assert "3 conversations: 2 finished, 1 stopped; 3 steps" in table.out
+    none = await listed(place, "--label", "team=ops")
+    assert "None of 3 archived conversations has the label team=ops." in none.err
+
+
+@pytest.mark.usefixtures("three_archived")
+async def test_a_damaged_file_is_named_and_hides_no_other(place: Path) -> None:
+    files(place)["second"].write_bytes(b"no archive")
+    for name in ("x.zip", "notes.txt", ".third.zip.part"):
+        (place / name).write_text("somebody else's")
+    done = await listed(place, "--json")
+    assert ids(done) == ["third", "first"]
+    assert "second" in done.err
+
+
+@pytest.mark.usefixtures("three_archived")
+async def test_the_client_lists_it_too(client: Client, place: Path) -> None:
+    found = [one async for one in client.list_archived(labels={"team": "docs"})]
+    assert [one.conversation_id for one in found] == ["third", "second"]
+    assert (found[0].state, found[0].title, found[0].labels) == ("stopped", "Title of third", {"team": "docs"})
+    assert [one.conversation_id async for one in client.list_archived(states=["finished"])] == ["second", "first"]
+    assert [one async for one in Client(client.store).list_archived()] == []
+    files(place)["first"].write_bytes(b"no archive")
+    assert [one.conversation_id async for one in client.list_archived()] == ["third", "second"]
+
+
+async def test_without_an_archive_the_setting_is_named(tmp_path: Path) -> None:
+    env = {"DECKHANDS_HOME": str(tmp_path), "DECKHANDS_ARCHIVE": ""}
+    done = await asyncio.to_thread(deckhands, "ls", "--archived", env=env)
+    assert (done.code, "DECKHANDS_ARCHIVE" in done.err) == (2, True)
+    env["DECKHANDS_ARCHIVE"] = str(tmp_path / "not-yet")
+    done = await asyncio.to_thread(deckhands, "ls", "--archived", env=env)
+    assert (done.code, "The archive is empty." in done.err) == (0, True)
+
+
+LIMIT_SECONDS = 90.0
+AGAIN = {"tool_calls": [{"name": "finish", "arguments": {"message": "done again"}}]}
+
+
+async def test_an_agent_continues_where_it_was_archived(tmp_path: Path) -> None:
+    place, rules = tmp_path / "archive", tmp_path / "retention.toml"
+    rules.write_text('[[rule]]\nlabels = {keep = "no"}\nage = "0s"\n[[rule]]\nage = "0s"\n')
+    async with FaultCluster(tmp_path).running() as cluster:
+        cluster.start_controller(DECKHANDS_IDLE_SECONDS="0.1")
+        cluster.start_tool()
+        cluster.start_jobs(DECKHANDS_ARCHIVE=str(place), DECKHANDS_RETENTION=str(rules))
+        client, producer = Client(cluster.client.store, str(place)), Producer(cluster)
+        (name,) = await cluster.submit([*steps(1), AGAIN])
+        before = await client.wait_until_settled(name, timeout_seconds=LIMIT_SECONDS)
+        events = await client.events(name, is_whole=True)
+
+        async def is_gone() -> bool:
+            producer.app.send_task("deckhands.jobs.retire", queue="deckhands.jobs", ignore_result=True)
+            return not await client.recent()
+
+        await until(is_gone, limit=LIMIT_SECONDS, what="an empty store")
+        assert await Archive(str(place)).read_checked(name) == events
+        assert await client.summary(name) == before
+        rules.write_text("")  # what comes back stays
+        fork = await client.fork(name)
+        assert await client.restore(name)
+        for conversation_id in (name, fork):
+            await client.send_message(conversation_id, "Once more.")
+            summary = await client.wait_until_settled(conversation_id, timeout_seconds=LIMIT_SECONDS)
+            assert (summary.state, summary.message) == ("finished", "done again")
+            log = await client.events(conversation_id)
+            assert not find_violations(log, conversation_id=conversation_id)
+        assert (await client.events(name, is_whole=True))[: len(events)] == events
+        assert cluster.effects(name) == ["begin-0", "end-0"]
+        producer.close()

@@ -165,7 +165,7 @@ async def test_worker_presumed_dead_sends_no_more_batches(evaluation: Evaluation
 
 
 def is_stopped(pid: int) -> bool:
-    """Say whether a process was stopped by a signal."""
+    """Return whether a process was stopped by a signal."""
     return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
 
@@ -196,9 +196,7 @@ async def test_a_connection_that_breaks_while_a_batch_is_sent(evaluation: Evalua
 
 
 @anthropic
-async def test_rate_limited_batch_is_sent_later_refused_batch_fails(
-    evaluation: Evaluation,
-) -> None:
+async def test_rate_limited_batch_is_sent_later_refused_batch_fails(evaluation: Evaluation) -> None:
     evaluation.provider.plan(
         {"kind": "rate_limit", "turn": -1, "retry_after": "1"}, {"kind": "unauthorized", "turn": -1, "times": None}
     )

@@ -14,7 +14,7 @@ import pytest
 from tool_worker.errors import WorkspaceTooLarge
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.sandbox import Enclosure
-from tool_worker.workspace.opening.changes import Changes
+from tool_worker.workspace.opening.changes import Changes, Patch
 from tool_worker.workspace.opening.confined_program import run_confined
 from tool_worker.workspace.opening.repositories import SandboxedGit
 
@@ -37,20 +37,28 @@ def workspace(tmp_path: Path) -> Path:
     return workspace
 
 
+async def recorded(repositories: SandboxedGit, workspace: Path) -> Path:
+    """Record the workspace as it is, and return the base of later comparisons."""
+    base = workspace.parent / "base"
+    base.mkdir()
+    await repositories.record(workspace, base)
+    return base
+
+
+async def compare(repositories: SandboxedGit, workspace: Path, base: Path | None = None) -> Patch:
+    return await Changes(repositories).compare(workspace, base, limit_bytes=MIB)
+
+
 def applied(target: Path, patch: bytes) -> None:
     target.mkdir(exist_ok=True)
     subprocess.run(["git", "apply", "--whitespace=nowarn"], cwd=target, input=patch, check=True, capture_output=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
-async def test_what_a_container_of_root_has_changed_is_compared(
-    repositories: SandboxedGit, workspace: Path, tmp_path: Path
-) -> None:
+async def test_what_a_container_of_root_has_changed_is_compared(repositories, workspace, tmp_path) -> None:
     for name in ("changed", "removed"):
         (workspace / name).write_text("before\n")
-    base = tmp_path / "base"
-    base.mkdir()
-    await repositories.record(workspace, base)
+    base = await recorded(repositories, workspace)
     (workspace / "changed").write_text("after\n")
     (workspace / "removed").unlink()
     (workspace / "ignored").write_text("x")
@@ -64,7 +72,7 @@ async def test_what_a_container_of_root_has_changed_is_compared(
     (workspace / ".git").mkdir()
     for path in (workspace, *workspace.rglob("*")):
         os.chown(path, OF_A_CONTAINER, OF_A_CONTAINER, follow_symlinks=False)
-    patch = await Changes(repositories).compare(workspace, base, limit_bytes=MIB)
+    patch = await compare(repositories, workspace, base)
     copy = tmp_path / "copy"
     copy.mkdir()
     for name in ("changed", "removed"):
@@ -78,14 +86,12 @@ async def test_what_a_container_of_root_has_changed_is_compared(
     assert os.access(copy / "program", os.X_OK)
 
 
-async def test_what_does_not_fit_is_left_out_and_named(
-    repositories: SandboxedGit, workspace: Path, tmp_path: Path
-) -> None:
+async def test_what_does_not_fit_is_left_out_and_named(repositories, workspace, tmp_path) -> None:
     numbers = random.Random(1)
     for name, size in (("large", 2 * MIB), ("odd\nname", 2 * MIB), ("small", 100_000)):
         (workspace / name).write_bytes(numbers.randbytes(size))
     (workspace / "lines").write_text("\n" * 300_000)
-    patch = await Changes(repositories).compare(workspace, None, limit_bytes=MIB)
+    patch = await compare(repositories, workspace)
     assert patch.left_out == ("large", "odd\nname")
     assert len(patch.content) <= MIB
     applied(tmp_path / "copy", patch.content)
@@ -93,7 +99,7 @@ async def test_what_does_not_fit_is_left_out_and_named(
         assert (tmp_path / "copy" / name).read_bytes() == (workspace / name).read_bytes()
 
 
-async def test_omitted_new_file_is_neither_read_nor_stored(repositories: SandboxedGit, workspace: Path) -> None:
+async def test_omitted_new_file_is_neither_read_nor_stored(repositories, workspace) -> None:
     with (workspace / "huge").open("wb") as huge:
         huge.truncate(MORE_THAN_IS_READ)
     (workspace / "small").write_text("small\n")
@@ -102,18 +108,14 @@ async def test_omitted_new_file_is_neither_read_nor_stored(repositories: Sandbox
     assert b"+small" in patch.content
 
 
-async def test_what_became_something_else_is_in_the_patch(
-    repositories: SandboxedGit, workspace: Path, tmp_path: Path
-) -> None:
+async def test_what_became_something_else_is_in_the_patch(repositories, workspace, tmp_path) -> None:
     (workspace / "folder").mkdir()
     (workspace / "folder" / "inner").write_text("inner\n")
     for name in ("file", "link", "program", "same"):
         (workspace / name).write_text(f"{name}\n")
     before = tmp_path / "before"
     shutil.copytree(workspace, before)
-    base = tmp_path / "base"
-    base.mkdir()
-    await repositories.record(workspace, base)
+    base = await recorded(repositories, workspace)
     shutil.rmtree(workspace / "folder")
     (workspace / "folder").write_text("a file\n")
     (workspace / "file").unlink()
@@ -126,13 +128,11 @@ async def test_what_became_something_else_is_in_the_patch(
     (workspace / "void").touch()
     nested = workspace / "nested"
     identity = ("-c", "user.name=n", "-c", "user.email=e")
-    for arguments in (
-        ["init", "-q", "nested"],
-        ["-C", "nested", *identity, "commit", "-q", "--allow-empty", "-m", "m"],
-    ):
+    commit = ["-C", "nested", *identity, "commit", "-q", "--allow-empty", "-m", "m"]
+    for arguments in (["init", "-q", "nested"], commit):
         subprocess.run(["git", *arguments], cwd=workspace, check=True, capture_output=True)
     (nested / "entered").write_text("no\n")
-    patch = await Changes(repositories).compare(workspace, base, limit_bytes=MIB)
+    patch = await compare(repositories, workspace, base)
     assert patch.left_out == ()
     assert b"Subproject commit" in patch.content
     assert b"entered" not in patch.content
@@ -145,41 +145,35 @@ async def test_what_became_something_else_is_in_the_patch(
     assert (before / "void").read_bytes() == b""
 
 
-async def test_a_repository_without_a_commit_does_not_hide_other_changes(
-    repositories: SandboxedGit, workspace: Path
-) -> None:
+async def test_a_repository_without_a_commit_does_not_hide_other_changes(repositories, workspace) -> None:
     subprocess.run(["git", "init", "-q", "nested"], cwd=workspace, check=True, capture_output=True)
     (workspace / "new").write_text("new\n")
-    patch = await Changes(repositories).compare(workspace, None, limit_bytes=MIB)
+    patch = await compare(repositories, workspace)
     assert b"+new" in patch.content
 
 
-async def test_large_changed_file_stays_unchanged_in_the_patch(
-    repositories: SandboxedGit, workspace: Path, tmp_path: Path
-) -> None:
+async def test_large_changed_file_stays_unchanged_in_the_patch(repositories, workspace, tmp_path) -> None:
     (workspace / "large").write_bytes(random.Random(1).randbytes(MIB))
     (workspace / "folder").write_bytes(random.Random(2).randbytes(MIB))
-    base = tmp_path / "base"
-    base.mkdir()
-    await repositories.record(workspace, base)
+    base = await recorded(repositories, workspace)
     (workspace / "large").write_bytes(random.Random(3).randbytes(MIB))
     (workspace / "folder").unlink()
     (workspace / "small").write_text("small\n")
-    patch = await Changes(repositories).compare(workspace, base, limit_bytes=MIB)
+    patch = await compare(repositories, workspace, base)
     assert patch.left_out == ("folder", "large")
     applied(tmp_path / "copy", patch.content)
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["small"]
 
 
-async def test_text_that_a_patch_makes_longer_fits_all_the_same(repositories: SandboxedGit, workspace: Path) -> None:
+async def test_text_that_a_patch_makes_longer_fits_all_the_same(repositories, workspace) -> None:
     for number in range(10):
         (workspace / f"lines {number}").write_text("\n" * (MIB // 10))
-    patch = await Changes(repositories).compare(workspace, None, limit_bytes=MIB)
+    patch = await compare(repositories, workspace)
     assert MIB // 2 < len(patch.content) <= MIB
     assert len(patch.left_out) == 7
 
 
-async def test_a_workspace_that_takes_too_long_is_described(repositories: SandboxedGit, workspace: Path) -> None:
+async def test_a_workspace_that_takes_too_long_is_described(repositories, workspace) -> None:
     (workspace / "file").write_text("1234")
     with pytest.raises(WorkspaceTooLarge) as failed:
         await Changes(repositories, limit_seconds=0.0).compare(workspace, None, limit_bytes=MIB)

@@ -1,4 +1,4 @@
-"""The client against a real store, with the controller's part played by hand."""
+"""The client against a real store, with the controller's part played by hand; what it may delete."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ import asyncio
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, MessageAction
-from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Event, LLMSpec, Parent, WorkspaceSpec
 from broker.contract.observations import AgentStateChangedObservation
-from broker.log.conversations import Conversations
 from broker.runtime.errors import CorruptEntry, StoreUnavailable, UnknownConversation, UsageError
-from broker.store.embedded import EmbeddedValkey
 from deckhands import Client
 from deckhands.client.tasks.tasks import check_task, derive_conversation_id, derive_title
+from tests.stores import emptied
 from tests.unit.deckhands.sample_log import command, output, reply, state
 
 
 @pytest.fixture
-async def client(tmp_path):
-    server = EmbeddedValkey(tmp_path)
-    await server.start()
-    async with await Client.connect(server.url) as found:
+async def client(valkey_server):
+    async with await Client.connect(await emptied(valkey_server.url)) as found:
         yield found
-    await server.stop()
+
+
+@pytest.fixture
+async def cid(client):
+    """A conversation that was submitted."""
+    return await client.submit("Fix it.")
 
 
 async def settle(client: Client, cid: str, name: str) -> None:
@@ -42,11 +45,8 @@ async def test_a_task_begins_a_conversation(client):
 
 async def test_the_same_key_is_the_same_conversation(client):
     first = await client.submit("Fix it.", idempotency_key="ticket 17")
-    assert (
-        await client.submit("Something else.", idempotency_key="ticket 17")
-        == first
-        == derive_conversation_id("ticket 17")
-    )
+    assert first == derive_conversation_id("ticket 17")
+    assert await client.submit("Something else.", idempotency_key="ticket 17") == first
     assert await client.submit("Fix it.", idempotency_key="ticket 18") != first
     assert len(await client.events(first)) == 2
 
@@ -66,16 +66,12 @@ async def test_a_task_that_cannot_be_used(client, task, message):
     check_task("x" * 100_000)
 
 
-async def test_a_message_is_appended_once_under_its_key(client):
-    cid = await client.submit("Fix it.")
+async def test_a_message_is_appended_once_under_its_key(client, cid):
     for _ in range(2):
         await client.send_message(cid, "Faster.", idempotency_key="m1")
     assert [event.content for event in await client.events(cid, after=2)] == ["Faster."]
-
-
-async def test_an_empty_message_is_refused(client):
     with pytest.raises(UsageError, match="The message is empty"):
-        await client.send_message(await client.submit("Fix it."), "")
+        await client.send_message(cid, "")
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "cancel", "summary", "events", "row"])
@@ -84,8 +80,7 @@ async def test_an_unknown_conversation_is_named(client, verb):
         await getattr(client, verb)("nope")
 
 
-async def test_pausing_and_resuming_ask_the_agent(client):
-    cid = await client.submit("Fix it.")
+async def test_pausing_and_resuming_ask_the_agent(client, cid):
     await client.pause(cid)
     await client.resume(cid)
     asked = await client.events(cid, after=2)
@@ -95,23 +90,16 @@ async def test_pausing_and_resuming_ask_the_agent(client):
     ]
 
 
-async def test_what_is_over_cannot_be_paused(client):
-    cid = await client.submit("Fix it.")
+async def test_ended_conversation_can_be_paused_after_a_message_only(client, cid):
     await settle(client, cid, "finished")
     with pytest.raises(UsageError, match="is finished; it cannot be paused"):
         await client.pause(cid)
-
-
-async def test_ended_conversation_can_be_paused_after_a_message(client):
-    cid = await client.submit("Fix it.")
-    await settle(client, cid, "finished")
     await client.send_message(cid, "And now?")
     await client.pause(cid)
     assert (await client.events(cid, after=5))[0].agent_state == "paused"
 
 
-async def test_pausing_and_confirming_do_not_read_the_whole_log(client):
-    cid = await client.submit("Fix it.")
+async def test_pausing_and_confirming_do_not_read_the_whole_log(client, cid):
     question = state("awaiting_user_confirmation").model_copy(update={"action_id": 40})
     talk = [MessageAction(content="x", source="agent")] * 40
     await client.log.append(cid, [*talk, question, *talk], fields={"state": "awaiting_user_confirmation"})
@@ -126,15 +114,13 @@ async def test_pausing_and_confirming_do_not_read_the_whole_log(client):
     assert [(event.agent_state, event.action_id) for event in asked] == [("user_confirmed", 40), ("paused", None)]
 
 
-async def test_nothing_can_be_confirmed_where_nothing_is_asked(client):
-    cid = await client.submit("Fix it.")
+async def test_nothing_can_be_confirmed_where_nothing_is_asked(client, cid):
     for answer in (client.confirm, client.reject):
         with pytest.raises(UsageError, match="asks nothing: it is loading"):
             await answer(cid)
 
 
-async def test_cancelling_waits_until_the_agent_has_stopped(client):
-    cid = await client.submit("Fix it.")
+async def test_cancelling_waits_until_the_agent_has_stopped(client, cid):
     await client.log.append(cid, [state("running")])
     cancelling = asyncio.ensure_future(client.cancel(cid, wait_seconds=60))
     async for event in client.tail(cid, after=3):
@@ -145,43 +131,30 @@ async def test_cancelling_waits_until_the_agent_has_stopped(client):
     assert (await cancelling).state == "stopped"
 
 
-async def test_cancelling_without_waiting_only_asks(client):
-    cid = await client.submit("Fix it.")
-    assert (await client.cancel(cid)).state == "loading"
-    assert [event.kind for event in await client.events(cid, after=2)] == ["action.change_agent_state"]
-
-
-async def test_cancelling_what_is_over_changes_nothing(client):
-    cid = await client.submit("Fix it.")
+async def test_cancelling_what_is_over_changes_nothing(client, cid):
     await settle(client, cid, "finished")
     assert (await client.cancel(cid, wait_seconds=60)).state == "finished"
     assert len(await client.events(cid)) == 4
 
 
-async def test_cancelling_says_when_nobody_listens(client):
-    cid = await client.submit("Fix it.")
+async def test_cancelling_says_when_nobody_listens(client, cid):
+    assert (await client.cancel(cid)).state == "loading"  # without a wait, it only asks
+    assert [event.kind for event in await client.events(cid, after=2)] == ["action.change_agent_state"]
     with pytest.raises(StoreUnavailable, match=r"has not stopped within 0\.05 s\..*controller worker"):
         await client.cancel(cid, wait_seconds=0.05)
 
 
-async def test_a_closed_conversation_takes_no_messages(client):
-    cid = await client.submit("Fix it.")
-    await Conversations(client.store).close(cid)
-    with pytest.raises(UsageError, match="is closed"):
-        await client.send_message(cid, "Hello?")
-
-
-async def test_only_what_is_over_is_closed(client):
-    cid = await client.submit("Fix it.")
+async def test_only_what_is_over_is_closed(client, cid):
     with pytest.raises(UsageError, match="is loading; only one that is over can be closed"):
         await client.close(cid)
     await settle(client, cid, "finished")
     await client.close(cid)
     assert (await client.row(cid)).is_closed
+    with pytest.raises(UsageError, match="is closed"):
+        await client.send_message(cid, "Hello?")
 
 
-async def test_an_answer_is_for_the_action_that_was_shown(client):
-    cid = await client.submit("Fix it.")
+async def test_an_answer_is_for_the_action_that_was_shown(client, cid):
     await client.log.append(cid, [state("running"), reply(), command("make")])
     asked = AgentStateChangedObservation(agent_state="awaiting_user_confirmation", action_id=5)
     await client.log.append(cid, [asked], fields={"state": "awaiting_user_confirmation"})
@@ -193,8 +166,7 @@ async def test_an_answer_is_for_the_action_that_was_shown(client):
     assert (answered.agent_state, answered.action_id, answered.source) == ("user_confirmed", 5, "user")
 
 
-async def test_another_model_is_switched_to_before_the_message(client):
-    cid = await client.submit("Fix it.")
+async def test_another_model_is_switched_to_before_the_message(client, cid):
     await client.send_message(cid, "Faster.", model="acme/small")
     await client.resume(cid, model="acme/large")
     kinds = [event.kind for event in await client.events(cid, after=2)]
@@ -214,15 +186,13 @@ async def test_secrets_are_masked_in_messages_and_edited_answers(client, tmp_pat
     assert answered.edited == {"command": "login <secret_hidden>"}
 
 
-async def test_a_fork_under_the_same_key_is_the_same_fork(client):
-    cid = await client.submit("Fix it.")
+async def test_a_fork_under_the_same_key_is_the_same_fork(client, cid):
     first = await client.fork(cid, at=2, idempotency_key="again")
     assert await client.fork(cid, at=2, idempotency_key="again") == first == derive_conversation_id("again")
     assert await client.fork(cid, at=2) != first
 
 
-async def test_waiting_until_it_settles(client):
-    cid = await client.submit("Fix it.")
+async def test_waiting_until_it_settles(client, cid):
     waiting = asyncio.ensure_future(client.wait_until_settled(cid, timeout_seconds=10))
     await client.log.append(cid, [state("running"), reply(), command("make"), output(5)])
     await settle(client, cid, "finished")
@@ -230,17 +200,14 @@ async def test_waiting_until_it_settles(client):
     assert (summary.state, summary.iterations, summary.last_event_id) == ("finished", 1, 8)
 
 
-async def test_message_right_after_the_end_is_waited_for(client):
-    cid = await client.submit("Fix it.")
-    await client.log.append(
-        cid, [state("running"), state("finished"), MessageAction(content="And that.", source="user")]
-    )
+async def test_message_right_after_the_end_is_waited_for(client, cid):
+    message = MessageAction(content="And that.", source="user")
+    await client.log.append(cid, [state("running"), state("finished"), message])
     with pytest.raises(TimeoutError):
         await client.wait_until_settled(cid, timeout_seconds=0.1)
 
 
-async def test_long_texts_are_whole_when_asked_for(client):
-    cid = await client.submit("Fix it.")
+async def test_long_texts_are_whole_when_asked_for(client, cid):
     text = "0123456789" * 10_000
     await client.log.append(cid, [MessageAction(content=text, source="agent")])
     (short,) = await client.events(cid, after=2)
@@ -255,3 +222,58 @@ def test_titles_are_one_line():
     assert derive_title("\n  Fix it.  \nNow.") == "Fix it."
     assert derive_title("x" * 80) == "x" * 80
     assert derive_title("x" * 100) == "x" * 79 + "…"
+
+
+async def begin(client: Client, name: str, its_state: str, *events: Event, parent: Parent | None = None) -> None:
+    await client.log.create(ConversationCreated(conversation_id=name, parent=parent), [state("running")])
+    await client.log.append(name, [*events, state(its_state)], fields={"state": its_state})
+
+
+def ended(name: str) -> DelegateEnded:
+    return DelegateEnded(delegate_id=2, conversation_id=name, agent_state=AgentState.FINISHED)
+
+
+@pytest.mark.parametrize("its_state", ["finished", "error", "rejected", "stopped", "paused", "awaiting_user_input"])
+async def test_what_rests_is_deleted(client: Client, its_state: str) -> None:
+    await begin(client, "one", its_state)
+    await client.delete("one")
+    with pytest.raises(UnknownConversation):
+        await client.row("one")
+    with pytest.raises(UnknownConversation):
+        await client.delete("one")
+
+
+async def test_what_runs_is_not(client: Client) -> None:
+    await begin(client, "one", "running")
+    with pytest.raises(UsageError, match="is running; only a settled one") as caught:
+        await client.delete("one")
+    assert "rm --cancel" in caught.value.remedy
+    await begin(client, "two", "finished")
+    await client.send_message("two", "Continue.")
+    with pytest.raises(UsageError, match="only a settled one"):
+        await client.delete("two")
+
+
+async def test_delegates_go_with_their_parent_and_not_before_it(client: Client) -> None:
+    await begin(client, "parent", "running")
+    of_parent = Parent(conversation_id="parent", delegate_id=2)
+    await begin(client, "child", "finished", ended("grandchild"), parent=of_parent)
+    await begin(client, "grandchild", "finished", parent=Parent(conversation_id="child", delegate_id=2))
+    with pytest.raises(UsageError, match="is a delegate of parent, which is running"):
+        await client.delete("child")
+    await client.log.append(
+        "parent", [ended("child"), ended("gone-before"), state("finished")], fields={"state": "finished"}
+    )
+    await client.delete("parent")
+    assert await client.recent() == []
+
+
+async def test_a_damaged_log_is_deleted(client: Client) -> None:
+    await begin(client, "one", "finished")
+    names = client.store.keys("one")
+    await client.store.connection.call("XDEL", names.events, "2-0")
+    await client.delete("one")
+    await begin(client, "two", "running")
+    await client.store.connection.call("XDEL", client.store.keys("two").events, "2-0")
+    with pytest.raises(UsageError, match="only a settled one"):
+        await client.delete("two")

@@ -1,8 +1,8 @@
 """The containers, tried with a real engine: up, at work, killed, stopped, hung, and watched.
 
-The image is built unless there is one; `IMAGE` names another one, `BASE_IMAGE` another base to build it from. What the
-containers logged is kept beside the test's other files, in `containers.log`, and a picture of an agent in Flower. Run by
-`pytest -m docker`.
+The image is built unless there is one; `IMAGE` and `CLAUDE_IMAGE` name others, of one version, `BASE_IMAGE` another base
+to build it from. What the containers logged is kept beside the test's other files, in `containers.log`, and a picture of
+an agent in Flower. Run by `pytest -m docker`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tests.integration.compose_project import (
     project_in,
     until_health,
 )
-from tests.integration.test_compose import PRODUCERS, STAYING
+from tests.integration.test_compose import CLAUDE, PRODUCERS, STAYING
 from tests.polling import until
 
-BUILD_LIMIT_SECONDS = 900
+BUILD_LIMIT_SECONDS = 1_800
 UP_LIMIT_SECONDS = 300
 OWNER = """
 import asyncio, os, sys
@@ -62,7 +62,6 @@ async def main():
         print(error)
 asyncio.run(main())
 """
-
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(BUILD_LIMIT_SECONDS + UP_LIMIT_SECONDS)]
 
 
@@ -314,3 +313,30 @@ def api_key(project: Project, tenant: str) -> str:
     made = project.deckhands("key", "add", "trial", "--tenant", tenant, "--scope", "read", "--scope", "write", "--json")
     token: str = json.loads(made)["token"]
     return token
+
+
+@pytest.fixture(scope="module")
+def sdk_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """A controller whose image has the SDK, and a tool worker."""
+    if not engine_answers():
+        pytest.skip("no docker engine with compose answers here")
+    image = os.environ.get("CLAUDE_IMAGE", "deckhands-claude:latest")
+    project = project_in(tmp_path_factory.mktemp("deckhands-claude"), CLAUDE, CLAUDE_IMAGE=image)
+    if not image_is_there(image):
+        project.compose("build", "controller", "tools", limit=BUILD_LIMIT_SECONDS)
+    try:
+        project.compose("up", "-d", "--no-build", "--wait", "controller", "tools", limit=UP_LIMIT_SECONDS)
+        yield project
+    finally:
+        project.down()
+
+
+def test_an_sdk_agent_is_carried_out_in_its_sandbox(sdk_project: Project) -> None:
+    conversation_id = sdk_project.submit("short", "--agent", "CodeActAgentSDK")
+    sdk_project.deckhands("logs", "-f", conversation_id)
+    kinds = [event["kind"] for event in sdk_project.events(conversation_id)]
+    assert kinds.count("model.reply") == 3
+    assert "conversation.changed" not in kinds  # no legacy agent has helped
+    (controller,) = sdk_project.containers("controller")
+    assert docker("exec", controller, "printenv", "DECKHANDS_SDK_SANDBOX") == "bwrap"
+    assert "the SDK starts" in sdk_project.compose("logs", "controller")

@@ -12,7 +12,6 @@ from broker.contract.actions import AgentDelegateAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, LLMSpec
 from broker.contract.observations import AgentStateChangedObservation
-from broker.coordination.membership import Membership
 from broker.log.delegates import make_delegate_id
 from broker.log.event_log import EventLog
 from broker.log.live_text import LiveText
@@ -20,8 +19,8 @@ from broker.secrets.masking import MASK, find_forms
 from broker.secrets.secrets import Secrets
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State, parse_snapshot
-from tests.broker_parts import lapse, no_key
-from tests.conversation_hands import CID, THINK, WORKER, Hands
+from tests.broker_parts import no_key
+from tests.conversation_hands import CID, THINK, Hands
 from tests.polling import until
 
 CANARY = "c4n4ry/Pa+ss w0rd=9f8e7d6c"
@@ -68,11 +67,7 @@ async def test_a_reply_that_cannot_be_shown_masked_ends_the_conversation(hands: 
     await Secrets(hands.store, lambda: bytes(32)).put(CID, "TOKEN", CANARY)
     await LiveText(hands.store, CID).register_watcher()
     hands.services = replace(hands.services, log=EventLog(hands.store, Secrets(hands.store, no_key)))
-    await lapse(hands.store, WORKER)
-    await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).beat(1)
-    second = await hands.claim(worker="controller-2")
-    second.wake(has_new_events=False)
-    await hands.at_rest(second)
+    await hands.take_over()
     await check_locked(hands)
 
 

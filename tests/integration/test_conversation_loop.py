@@ -1,20 +1,25 @@
-"""The shell around the core on a real store: the races between news, answers, stops, errors and releases."""
+"""The shell around the core on a real store: the races between news, answers, stops, errors, releases and deaths."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
 from broker.contract.actions import CmdRunAction
 from broker.contract.agent_state import AgentState
-from broker.contract.condenser_specs import NoOpCondenserSpec
+from broker.contract.condenser_specs import NoOpCondenserSpec, OtherCondenserSpec
 from broker.contract.events import AgentSpec, ConversationCreated, LLMSpec, ModelReply
 from broker.contract.file_events import FileReadObservation
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
 from broker.contract.specs import MemorySpec
 from broker.coordination.membership import Membership
-from broker.coordination.ownership import ClaimFailure
+from broker.coordination.ownership import ClaimedConversation, ClaimFailure
+from broker.limits.governor import CallGranted
+from broker.limits.quotas import QuotaTable
 from broker.log.conversations import Conversations
 from broker.log.invariants import find_violations
 from broker.log.status import fold_status
@@ -33,7 +38,9 @@ from tests.controller_parts import said
 from tests.conversation_hands import BASH, CID, THINK, WORKER, Hands
 from tests.polling import until
 
+FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
 SHOW_ALL = (NoOpCondenser(NoOpCondenserSpec()), PromptOptions(max_message_chars=1_000))
+
 
 # NewEvents
 
@@ -102,11 +109,8 @@ async def test_a_flood_of_messages_delays_but_fails_nothing(hands: Hands) -> Non
     await hands.go()
     events = await hands.events()
     assert fold_status(events).state is AgentState.FINISHED
-    assert [event.kind for event in events[:103]] == [
-        "conversation.created",
-        *["action.message"] * 101,
-        "action.system",
-    ]
+    expected = ["conversation.created", *["action.message"] * 101, "action.system"]
+    assert [event.kind for event in events[:103]] == expected
     assert sum(event.kind == "action.recall" for event in events) == 1
 
 
@@ -209,11 +213,17 @@ async def test_a_listing_follows_what_a_conversation_waits_for(hands: Hands) -> 
 # Model calls
 
 
-async def test_a_stop_while_the_model_thinks_drops_its_answer(hands: Hands) -> None:
-    await hands.begin(THINK, latency=30.0)
+async def thinking(hands: Hands) -> ConversationLoop:
+    """Claim the conversation, and wait until its model thinks."""
     loop = await hands.claim()
     loop.wake(has_new_events=False)
     await until(lambda: loop.state.version == 6 and not loop.is_idle, what="thinking")
+    return loop
+
+
+async def test_a_stop_while_the_model_thinks_drops_its_answer(hands: Hands) -> None:
+    await hands.begin(THINK, latency=30.0)
+    loop = await thinking(hands)
     await hands.ask("stopped")
     loop.wake()
     await until(lambda: hands.gone == [CID], what="release")
@@ -225,9 +235,8 @@ async def test_a_pause_while_the_model_thinks_keeps_its_answer(hands: Hands) -> 
     await hands.begin(BASH, latency=2.0)
     created = (await hands.events())[0]
     assert isinstance(created, ConversationCreated)
-    await hands.services.models.get_client(
-        created.agent.llm
-    )  # else a task of the same name would make the client first
+    # Else a task of the same name would make the client first.
+    await hands.services.models.get_client(created.agent.llm)
     loop = await hands.claim()
     loop.wake(has_new_events=False)
     await until(lambda: f"model {CID}" in [task.get_name() for task in asyncio.all_tasks()], what="thinking")
@@ -244,9 +253,7 @@ async def test_a_pause_while_the_model_thinks_keeps_its_answer(hands: Hands) -> 
 
 async def test_a_message_while_the_model_thinks_asks_nothing_twice(hands: Hands) -> None:
     await hands.begin(BASH, latency=0.3)
-    loop = await hands.claim()
-    loop.wake(has_new_events=False)
-    await until(lambda: loop.state.version == 6 and not loop.is_idle, what="thinking")
+    loop = await thinking(hands)
     await hands.say()
     loop.wake()
     await hands.at_rest(loop)
@@ -286,17 +293,28 @@ async def test_a_recollection_that_has_missed_an_event_says_so(hands: Hands) -> 
 # Errors
 
 
-async def test_an_unknown_agent_is_an_error_of_its_conversation(hands: Hands) -> None:
-    await hands.begin(agent=AgentSpec(name="NoSuchAgent"))
+KNOWN = ", ".join(sorted({*AGENTS, "acp:COMMAND"} - {"AcpAgent"}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"agent": AgentSpec(name="NoSuchAgent")}, f"There is no agent named 'NoSuchAgent'. Known agents: {KNOWN}."),
+        (
+            {"condenser": OtherCondenserSpec(type="nosuch")},
+            "There is no condenser of the type 'nosuch'. Known types: amortized,",
+        ),
+    ],
+    ids=["agent", "condenser"],
+)
+async def test_an_unknown_name_is_an_error_of_its_conversation(hands: Hands, fields, reason) -> None:
+    await hands.begin(**fields)
     await hands.go()
     events = await hands.events()
     change = events[-1]
     assert isinstance(change, AgentStateChangedObservation)
-    known = ", ".join(sorted({*AGENTS, "acp:COMMAND"} - {"AcpAgent"}))
-    assert (change.agent_state, change.reason) == (
-        AgentState.ERROR,
-        f"UsageError: There is no agent named 'NoSuchAgent'. Known agents: {known}.",
-    )
+    assert change.agent_state is AgentState.ERROR
+    assert change.reason.startswith(f"UsageError: {reason}")
     assert fold_status(events).is_settled
     row = await Conversations(hands.store).load_row(CID)
     assert (row.state, row.fields["last_error"], row.owner) == ("error", change.reason, "")
@@ -307,24 +325,19 @@ async def test_message_during_an_error_append_is_answered(hands: Hands) -> None:
     hands.wire.before["deck_append"] = hands.say  # between looking for the last event and appending
     hands.wire.before["deck_release"] = hands.say  # between appending and giving up
     await hands.go()
-    assert (await hands.kinds())[2:] == [
-        "action.message",
-        "observation.agent_state_changed",
-        "action.message",
-        "observation.agent_state_changed",
-    ]
+    assert (await hands.kinds())[2:] == ["action.message", "observation.agent_state_changed"] * 2
     assert (hands.gone, await hands.owner()) == ([CID], "")
     assert fold_status(await hands.events()).is_settled
+
+
+async def fail() -> None:
+    raise ZeroDivisionError
 
 
 async def test_an_error_settles_what_was_pending(hands: Hands) -> None:
     await hands.begin(BASH)
     loop = await hands.go()
     action = loop.state.tools.pending[0].id
-
-    async def fail() -> None:
-        raise ZeroDivisionError
-
     hands.wire.before["deck_dispatch"] = fail
     loop.check_dispatch()
     await hands.at_rest(loop)
@@ -340,10 +353,6 @@ async def test_an_error_that_cannot_be_recorded_ends_nothing_else(
     hands: Hands, caplog: pytest.LogCaptureFixture
 ) -> None:
     await hands.begin()
-
-    async def fail() -> None:
-        raise ZeroDivisionError
-
     hands.wire.before = {"GET": fail, "HGET": fail}  # the snapshot, then the last event's id
     await hands.go()
     assert hands.gone == [CID]
@@ -352,7 +361,7 @@ async def test_an_error_that_cannot_be_recorded_ends_nothing_else(
 
 async def test_thousands_of_messages_at_once_are_answered_together(hands: Hands) -> None:
     """More than one reading of the log returns."""
-    await hands.begin({"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]})
+    await hands.begin(FINISH)
     for n in range(5):
         await hands.log.append(CID, [said(f"message {n}")] * 500)
     loop = await hands.go()
@@ -364,9 +373,8 @@ async def test_thousands_of_messages_at_once_are_answered_together(hands: Hands)
 
 async def test_many_notes_of_one_reply_are_all_taken(hands: Hands) -> None:
     notes = [{"name": "note", "arguments": {"command": "write", "text": f"fact {n}"}} for n in range(60)]
-    finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
     agent = AgentSpec(llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"), memory=MemorySpec(project="facts"))
-    await hands.begin({"tool_calls": notes}, finish, agent=agent)
+    await hands.begin({"tool_calls": notes}, FINISH, agent=agent)
     loop = await hands.go()
     await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
     answered = [event.cause for event in await hands.events() if event.kind == "observation.note"]
@@ -375,11 +383,8 @@ async def test_many_notes_of_one_reply_are_all_taken(hands: Hands) -> None:
 
 async def test_an_error_among_ever_more_news_loses_no_conversation(hands: Hands) -> None:
     """As when hundreds of delegates report at once: the log grows before each append of the error."""
-    await hands.begin({"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]})
+    await hands.begin(FINISH)
     said = 0
-
-    async def fail() -> None:
-        raise ZeroDivisionError
 
     async def speak() -> None:
         nonlocal said
@@ -404,7 +409,7 @@ async def test_an_error_among_ever_more_news_loses_no_conversation(hands: Hands)
 
 async def test_a_conversation_survives_functions_that_are_replaced_and_come_back(hands: Hands) -> None:
     """The worker's beat sees nothing of it, so the worker stays, and only it may take the conversation up again."""
-    await hands.begin({"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]})
+    await hands.begin(FINISH)
     newer = FunctionsVersion(own_version().order + 1, "abcdef0123456789", own_version().order + 1)
 
     async def replace() -> None:
@@ -442,20 +447,14 @@ async def test_conversation_is_parked_exactly_until_its_next_attempt(hands: Hand
     assert wait.until.timestamp() - 1 < float(parked_ms) / 1_000 < wait.until.timestamp() + 5
 
 
-async def test_a_closed_conversation_is_given_up_at_once(hands: Hands) -> None:
+@pytest.mark.parametrize("is_claimed", [False, True])
+async def test_a_closed_conversation_is_given_up_at_once(hands: Hands, is_claimed: bool) -> None:
     await hands.begin()
-    await Conversations(hands.store).close(CID)
-    await hands.go()
-    assert (hands.gone, await hands.owner(), await hands.kinds(after=2)) == ([CID], "", [])
-
-
-async def test_a_conversation_that_is_closed_meanwhile_is_given_up(hands: Hands) -> None:
-    await hands.begin()
-
-    async def close() -> None:
-        await Conversations(hands.store).close(CID)
-
-    hands.wire.before["deck_append"] = close
+    close = partial(Conversations(hands.store).close, CID)
+    if is_claimed:
+        hands.wire.before["deck_append"] = close
+    else:
+        await close()
     await hands.go()
     assert (hands.gone, await hands.owner(), await hands.kinds(after=2)) == ([CID], "", [])
 
@@ -488,9 +487,7 @@ async def test_deleted_conversation_is_not_woken_and_asks_no_model(hands: Hands)
 
 async def test_loop_dropped_during_a_model_call_leaves_no_task(hands: Hands) -> None:
     await hands.begin(THINK, latency=30.0)
-    loop = await hands.claim()
-    loop.wake(has_new_events=False)
-    await until(lambda: loop.state.version == 6 and not loop.is_idle, what="thinking")
+    loop = await thinking(hands)
     loop.drop()
 
     def left() -> list[str]:
@@ -514,3 +511,84 @@ async def test_an_action_reaches_its_stream_once(hands: Hands) -> None:
     entries = await hands.store.connection.call("XRANGE", stream, "-", "+")
     sent = [int(dict(zip(fields[::2], fields[1::2], strict=True))[b"a"]) for _, fields in entries]
     assert sent == actions
+
+
+async def crash(hands: Hands, times: int) -> None:
+    """Let workers die, one after another, while they step the conversation."""
+    for number in range(times):
+        worker = f"victim-{number}"
+        await Membership(hands.store, worker, "controller", ttl_seconds=3600.0).register()
+        claimed = await hands.owners.claim(CID, worker)
+        assert isinstance(claimed, ClaimedConversation)
+        await hands.owners.mark(claimed.ownership, is_stepping=True)
+        await lapse(hands.store, worker)
+        await Membership(hands.store, WORKER, "controller", ttl_seconds=3600.0).beat(1)
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        (3, ["observation.error", "observation.agent_state_changed"]),  # what waits for a tool is settled
+        (4, ["observation.agent_state_changed"]),  # to read it is what kills: nothing is read any more
+    ],
+)
+async def test_a_conversation_that_crashes_its_workers_rests_in_error(
+    hands: Hands, times: int, expected: list[str]
+) -> None:
+    await hands.begin(BASH)
+    loop = await hands.go()
+    await loop.release_idle()
+    last_id = len(await hands.events())
+    await crash(hands, times)
+    assert await Conversations(hands.store).list_dead_letters() == [CID]
+    await hands.go()
+    row = await Conversations(hands.store).load_row(CID)
+    assert (row.state, row.owner) == ("error", "")
+    assert row.fields["last_error"] == f"DeckhandsError: The conversation crashed its worker {times} times in a row."
+    assert await hands.kinds(after=last_id) == expected
+
+
+async def mark_of(hands: Hands) -> Any:
+    """Return what would count a death of the worker against the conversation; None if nothing does."""
+    return await hands.store.connection.call("HGET", hands.store.keys(CID).meta, "mark")
+
+
+async def begin_and_crash(hands: Hands) -> None:
+    """Let a worker die with the conversation while its model thinks."""
+    await hands.begin(THINK, latency=30.0)
+    loop = await thinking(hands)
+    loop.drop()
+    hands.gone.clear()
+    await lapse(hands.store, WORKER)
+    await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).beat(1)
+
+
+async def test_irrelevant_events_during_a_model_call_leave_no_mark(hands: Hands) -> None:
+    await begin_and_crash(hands)
+    loop = await hands.claim(worker="controller-2")
+    loop.wake(has_new_events=False)
+    await until(lambda: hands.wire.counts["deck_mark"] == 2, what="thinking")
+    await hands.ask("running")
+    loop.wake()
+    await until(lambda: loop.state.version == 7, what="the news")
+    await until(lambda: hands.wire.counts["deck_mark"] == 4, what="a mark that is taken away")
+    assert await mark_of(hands) is None
+
+
+async def test_a_wait_for_a_seat_leaves_no_mark(hands: Hands) -> None:
+    await begin_and_crash(hands)
+    quotas = QuotaTable.parse('[[quota]]\nmodel = "scripted/*"\nconcurrency = 1')
+    hands.services = replace(hands.services, quotas=quotas)
+    governor = hands.services.permits.governor
+    other = await governor.reserve(quotas.pools[0], "other", "controller-2", input_tokens=1, output_tokens=1)
+    assert isinstance(other, CallGranted)
+    marks: list[Any] = []
+
+    async def look() -> None:
+        marks.append(await mark_of(hands))
+
+    hands.wire.before["deck_quota_reserve"] = look
+    loop = await hands.claim(worker="controller-2")
+    loop.wake(has_new_events=False)
+    await hands.at_rest(loop)
+    assert (hands.gone, marks, await mark_of(hands)) == ([], [None], None)

@@ -34,7 +34,7 @@ FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
 
 
 @pytest.fixture
-def provider(tmp_path: Path, model_server: Callable[..., RunningModelServer]) -> Callable[..., RunningModelServer]:
+def serve(tmp_path: Path, model_server: Callable[..., RunningModelServer]) -> Callable[..., RunningModelServer]:
     def start(*counts: int) -> RunningModelServer:
         """Start a provider that counts so many tokens in the prompts of a conversation, one after another."""
         turns: list[dict[str, Any]] = [THINK] * (len(counts) - 1) + [FINISH]
@@ -65,24 +65,19 @@ def asked(server: RunningModelServer) -> Sequence[str]:
     return ["count" if request["path"] == COUNT_PATH else "call" for request in server.requests()]
 
 
-async def test_nothing_is_counted_where_nothing_depends_on_it(
-    hands: Hands, provider: Callable[..., RunningModelServer]
-) -> None:
-    server = provider(3_000, 3_000)
-    assert await run(hands, ask(hands, server)) is AgentState.FINISHED
+@pytest.mark.parametrize(
+    ("settings", "limits"),
+    [({}, Limits()), ({"LLM_COUNT_TOKENS": "false"}, Limits(max_budget_usd=0.004))],
+    ids=["nothing depends on it", "not asked for"],
+)
+async def test_prompts_are_not_counted_for_nothing(hands, serve, settings, limits) -> None:
+    server = serve(3_000, 3_000)
+    assert await run(hands, ask(hands, server, **settings), limits=limits) is AgentState.FINISHED
     assert asked(server) == ["call", "call"]
 
 
-async def test_it_is_off_if_not_asked_for(hands: Hands, provider: Callable[..., RunningModelServer]) -> None:
-    server = provider(3_000)
-    await run(hands, ask(hands, server, LLM_COUNT_TOKENS="false"), limits=Limits(max_budget_usd=0.004))
-    assert asked(server) == ["call"]
-
-
-async def test_a_count_keeps_a_call_within_the_budget(
-    hands: Hands, provider: Callable[..., RunningModelServer]
-) -> None:
-    server = provider(9_000)  # 0.009 USD; about 0.0025 were estimated
+async def test_a_count_keeps_a_call_within_the_budget(hands, serve) -> None:
+    server = serve(9_000)  # 0.009 USD; about 0.0025 were estimated
     assert await run(hands, ask(hands, server), limits=Limits(max_budget_usd=0.004)) is AgentState.ERROR
     assert asked(server) == ["count"]
     failed = (await hands.events())[-2]
@@ -90,8 +85,8 @@ async def test_a_count_keeps_a_call_within_the_budget(
     assert (failed.code, "$0.0090" in failed.content) == ("max_budget", True)
 
 
-async def test_each_step_is_counted_once_at_most(hands: Hands, provider: Callable[..., RunningModelServer]) -> None:
-    server = provider(3_000, 3_100, 3_200, 3_300)
+async def test_each_step_is_counted_once_at_most(hands, serve) -> None:
+    server = serve(3_000, 3_100, 3_200, 3_300)
     await run(hands, ask(hands, server), limits=Limits(max_budget_usd=0.0096))
     assert asked(server) == ["call", "call", "count", "call"]  # then 0.0003 are left, with which no count would help
     replies = [event for event in await hands.events() if isinstance(event, ModelReply)]
@@ -99,25 +94,21 @@ async def test_each_step_is_counted_once_at_most(hands: Hands, provider: Callabl
 
 
 @pytest.mark.parametrize("kind", ["server_error", "rate_limit", "unknown_model"])
-async def test_a_count_that_fails_leaves_the_estimate(
-    hands: Hands, provider: Callable[..., RunningModelServer], kind: str
-) -> None:
-    server = provider(3_000)
+async def test_a_count_that_fails_leaves_the_estimate(hands, serve, kind) -> None:
+    server = serve(3_000)
     server.plan({"kind": kind, "turn": -2, "times": None})
     assert await run(hands, ask(hands, server), limits=Limits(max_budget_usd=0.004)) is AgentState.FINISHED
     assert asked(server) == ["count", "call"]
 
 
 @pytest.mark.parametrize("count", [0, 10**12])
-async def test_an_absurd_count_is_none(hands: Hands, provider: Callable[..., RunningModelServer], count: int) -> None:
-    server = provider(count)
+async def test_an_absurd_count_is_none(hands, serve, count) -> None:
+    server = serve(count)
     assert await run(hands, ask(hands, server), limits=Limits(max_budget_usd=0.004)) is AgentState.FINISHED
 
 
-async def test_a_conversation_can_be_stopped_while_its_prompt_is_counted(
-    hands: Hands, provider: Callable[..., RunningModelServer]
-) -> None:
-    server = provider(3_000)
+async def test_a_conversation_can_be_stopped_while_its_prompt_is_counted(hands, serve) -> None:
+    server = serve(3_000)
     server.plan({"kind": "hang", "turn": -2, "times": None})
     await hands.begin(agent=ask(hands, server), limits=Limits(max_budget_usd=0.004))
     loop = await hands.claim()
@@ -128,10 +119,8 @@ async def test_a_conversation_can_be_stopped_while_its_prompt_is_counted(
     await until(lambda: loop.state.lifecycle.agent_state is AgentState.STOPPED and loop.is_idle, what="the stop")
 
 
-async def test_a_prompt_beyond_the_window_is_not_sent(
-    hands: Hands, provider: Callable[..., RunningModelServer]
-) -> None:
-    server = provider(4_100)
+async def test_a_prompt_beyond_the_window_is_not_sent(hands, serve) -> None:
+    server = serve(4_100)
     agent = ask(hands, server, LLM_MAX_INPUT_TOKENS="2700").model_copy(update={"enable_history_truncation": False})
     assert await run(hands, agent) is AgentState.ERROR
     assert asked(server) == ["count"]
@@ -140,10 +129,8 @@ async def test_a_prompt_beyond_the_window_is_not_sent(
     assert "4,100 tokens, and anthropic/claude-test takes 2,700" in failed.content
 
 
-async def test_a_fallback_for_long_prompts_is_asked_as_ever(
-    hands: Hands, provider: Callable[..., RunningModelServer]
-) -> None:
-    server = provider(4_100)
+async def test_a_fallback_for_long_prompts_is_asked_as_ever(hands, serve) -> None:
+    server = serve(4_100)
     server.plan({"kind": "context_overflow", "turn": 0})
     fallbacks = json.dumps([{"use": "anthropic/claude-long", "on": ["context_window"]}])
     agent = ask(hands, server, LLM_MAX_INPUT_TOKENS="2700", LLM_FALLBACKS=fallbacks)
@@ -151,18 +138,16 @@ async def test_a_fallback_for_long_prompts_is_asked_as_ever(
     assert asked(server) == ["count", "call", "call"]
 
 
-async def test_first_call_on_a_shared_budget_reserves_counted_tokens(
-    hands: Hands, provider: Callable[..., RunningModelServer]
-) -> None:
-    server = provider(3_000)
+async def test_first_call_on_a_shared_budget_reserves_counted_tokens(hands, serve) -> None:
+    server = serve(3_000)
     ledger = Ledger(hands.store)
     await ledger.set_limit("tenant:acme", 1.0)
     assert await run(hands, ask(hands, server), tenancy=Tenancy(tenant="acme")) is AgentState.FINISHED
     assert asked(server) == ["count", "call"]
 
 
-async def test_a_count_obeys_the_quota(hands: Hands, provider: Callable[..., RunningModelServer]) -> None:
-    server = provider(3_000)
+async def test_a_count_obeys_the_quota(hands, serve) -> None:
+    server = serve(3_000)
     table = '[[quota]]\nmodel = "anthropic/*"\nconcurrency = 1'
     agent = ask(hands, server, quotas=table)
     governor = hands.services.permits.governor
@@ -180,8 +165,8 @@ async def test_a_count_obeys_the_quota(hands: Hands, provider: Callable[..., Run
     assert asked(server) == ["call"]  # the step had its turn to be counted
 
 
-async def test_a_count_gives_its_place_back(hands: Hands, provider: Callable[..., RunningModelServer]) -> None:
-    server = provider(3_000)
+async def test_a_count_gives_its_place_back(hands, serve) -> None:
+    server = serve(3_000)
     agent = ask(hands, server, quotas='[[quota]]\nmodel = "anthropic/*"\nconcurrency = 1')
     assert await run(hands, agent, limits=Limits(max_budget_usd=0.004)) is AgentState.FINISHED
     assert asked(server) == ["count", "call"]
@@ -194,8 +179,8 @@ async def test_a_count_gives_its_place_back(hands: Hands, provider: Callable[...
         ("openai/responses/my-own", "/v1/responses/input_tokens"),
     ],
 )
-async def test_what_is_counted(provider: Callable[..., RunningModelServer], model: str, path: str) -> None:
-    server = provider(1, 4_321)
+async def test_what_is_counted(serve, model: str, path: str) -> None:
+    server = serve(1, 4_321)
     base_url = server.url + "/v1" if model.startswith("openai") else server.url
     config = LLMConfig.create(model=model, base_url=base_url, api_key="k", native_tool_calling=True)
     llm = create_llm(config, SystemClock())
@@ -210,8 +195,8 @@ async def test_what_is_counted(provider: Callable[..., RunningModelServer], mode
     assert not {"max_tokens", "temperature", "stream", "stop_sequences"} & set(request["body"])
 
 
-async def test_a_server_without_such_an_endpoint_is_not_asked(provider: Callable[..., RunningModelServer]) -> None:
-    server = provider(1, 4_321)
+async def test_a_server_without_such_an_endpoint_is_not_asked(serve) -> None:
+    server = serve(1, 4_321)
     llm = create_llm(LLMConfig.create(model="my-own", base_url=server.url + "/v1", api_key="k"), SystemClock())
     try:
         assert await count_prompt_tokens(llm, REQUEST) is None

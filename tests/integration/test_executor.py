@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -48,388 +48,290 @@ from tool_worker.worker.steps.stop_orders import ANSWER_CHECK_SECONDS
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.workspaces import Workspaces
 
+CID = "conversation"
+Claim = ActionClaimed | ActionReclaimed
+FIRST = ActionClaimed(1)
+EFFECT = "echo effect >> effects"
 
-async def test_an_action_that_cannot_be_read_is_answered(memory_store: Store, tmp_path: Path) -> None:
+
+@pytest.fixture
+async def log(memory_store: Store) -> EventLog:
+    """The log of a conversation that has just been created."""
     log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="damaged"))
-    executor = Executor(log, Workspaces(tmp_path, sandbox="none"), worker_id="tool-1")
-    delivery = ActionDelivery("damaged", 7, b"\x01\x00half an entry", WorkspaceSpec(), "")
-    await executor.execute(delivery, ActionClaimed(1))
-    answer = (await log.read("damaged"))[-1]
-    assert isinstance(answer, ErrorObservation)
-    assert (answer.cause, answer.error_id) == (7, "corrupt_entry")
+    await log.create(ConversationCreated(conversation_id=CID))
+    return log
 
 
-async def test_result_that_cannot_be_masked_is_an_explicit_error(memory_store: Store, tmp_path: Path) -> None:
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [CmdRunAction(command="echo hidden")])
-    await Secrets(memory_store, lambda: bytes(32)).put("conversation", "TOKEN", "c4n4ry-hidden")
-    locked = EventLog(memory_store, Secrets(memory_store, no_key))
-    async with opened(tmp_path) as workspaces:
-        executor = Executor(locked, workspaces, worker_id="tool-1")
-        await executor.execute(await delivery_of(log, 2), ActionClaimed(1))
-    answer = (await log.read("conversation"))[-1]
-    assert isinstance(answer, ErrorObservation)
-    assert (answer.cause, answer.error_id) == (2, "secrets_locked")
+async def delivery_of(log: EventLog, action_id: int) -> ActionDelivery:
+    return ActionDelivery(CID, action_id, await log.load_entry(CID, action_id), WorkspaceSpec(), "")
+
+
+async def execute(workspaces: Workspaces, log: EventLog, claim: Claim = FIRST, *, action_id: int = 2) -> Observation:
+    """Carry an action out, and return what the log ends with."""
+    await Executor(log, workspaces, worker_id="tool-1").execute(await delivery_of(log, action_id), claim)
+    return await last(log)
+
+
+async def observed(workspaces: Workspaces, log: EventLog, action: Action) -> Observation:
+    """Append an action, carry it out, and return its observation."""
+    await log.append(CID, [action])
+    action_id = await log.load_last_id(CID)
+    observation = await execute(workspaces, log, action_id=action_id)
+    assert observation.cause == action_id
+    return observation
+
+
+async def last(log: EventLog) -> Observation:
+    found = (await log.read(CID))[-1]
+    assert isinstance(found, Observation)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The directory of the workspace."""
+    path = tmp_path / "node" / CID / "workspace"
+    path.mkdir(parents=True)
+    return path
+
+
+def check_error(observation: Observation, error_id: str, *, action_id: int = 2) -> ErrorObservation:
+    assert isinstance(observation, ErrorObservation)
+    assert (observation.cause, observation.error_id) == (action_id, error_id)
+    return observation
+
+
+async def test_unreadable_action_is_answered(workspaces, log) -> None:
+    delivery = ActionDelivery(CID, 7, b"\x01\x00half an entry", WorkspaceSpec(), "")
+    await Executor(log, workspaces, worker_id="tool-1").execute(delivery, FIRST)
+    check_error(await last(log), "corrupt_entry", action_id=7)
+
+
+@pytest.mark.parametrize(
+    "action", [CmdRunAction(command="echo hidden"), FileReadAction(path="a.txt")], ids=["run", "read"]
+)
+async def test_result_that_cannot_be_masked_is_not_logged(workspaces, log, folder, action) -> None:
+    (folder / "a.txt").write_text("c4n4ry-hidden\n")
+    await log.append(CID, [action])
+    await Secrets(log.store, lambda: bytes(32)).put(CID, "TOKEN", "c4n4ry-hidden")
+    locked = EventLog(log.store, Secrets(log.store, no_key))
+    await Executor(locked, workspaces, worker_id="tool-1").execute(await delivery_of(log, 2), FIRST)
+    answer = check_error(await last(log), "secrets_locked")
     assert "no key for them" in answer.content
-
-
-async def test_result_without_a_secrets_key_is_not_logged(memory_store: Store, tmp_path: Path) -> None:
-    (tmp_path / "conversation" / "workspace").mkdir(parents=True)
-    (tmp_path / "conversation" / "workspace" / "a.txt").write_text("c4n4ry-hidden\n")
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [FileReadAction(path="a.txt")])
-    await Secrets(memory_store, lambda: bytes(32)).put("conversation", "TOKEN", "c4n4ry-hidden")
-    locked = EventLog(memory_store, Secrets(memory_store, no_key))
-    async with opened(tmp_path) as workspaces:
-        await Executor(locked, workspaces, worker_id="tool-1").execute(await delivery_of(log, 2), ActionClaimed(1))
-    answer = (await log.read("conversation"))[-1]
-    assert isinstance(answer, ErrorObservation)
-    assert (answer.cause, answer.error_id) == (2, "secrets_locked")
     assert "c4n4ry" not in answer.content
 
 
-@pytest.mark.parametrize(("claim", "is_known"), [(ActionReclaimed(2, "tool-0"), False), (ActionClaimed(1), True)])
-async def test_after_reboot_possibly_run_actions_are_not_repeated(
-    memory_store: Store, tmp_path: Path, claim: ActionClaimed | ActionReclaimed, is_known: bool
-) -> None:
-    journal_of_an_earlier_boot(tmp_path)
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [CmdRunAction(command="echo effect >> effects")])
-    async with opened(tmp_path) as workspaces:
-        executor = Executor(log, workspaces, worker_id="tool-1")
-        await executor.execute(await delivery_of(log, 2), claim)
-    observation = (await log.read("conversation"))[-1]
-    effects = tmp_path / "conversation" / "workspace" / "effects"
-    if is_known:
-        assert isinstance(observation, CmdOutputObservation)
-        assert effects.read_text() == "effect\n"
-    else:
-        assert isinstance(observation, OutcomeUnknownObservation)
+@pytest.mark.parametrize(
+    ("action", "claim", "is_repeated"),
+    [
+        (CmdRunAction(command=EFFECT), ActionReclaimed(2, "tool-0"), False),
+        (CmdRunAction(command=EFFECT), FIRST, True),
+        (FileReadAction(path="a.txt"), ActionReclaimed(2, "tool-0"), True),
+    ],
+    ids=["may have run", "never assigned", "only reads"],
+)
+async def test_after_a_reboot_only_harmless_actions_are_repeated(workspaces, log, folder, action, claim, is_repeated):
+    (folder / "a.txt").write_text("text\n")
+    journal = HostFolder(folder.parents[1], CID)
+    journal.create()
+    journal.journal.write_text("boot 11111111-2222-3333-4444-555555555555\n")
+    await log.append(CID, [action])
+    observation = await execute(workspaces, log, claim)
+    assert isinstance(observation, OutcomeUnknownObservation) is not is_repeated
+    if not is_repeated:
         assert observation.content == (
             "The machine was restarted after this action was assigned, and the record of what ran may be incomplete. "
             "The action may have taken effect, wholly or in part. Check before you repeat it."
         )
-        assert not effects.exists()
+    has_effect = is_repeated and isinstance(action, CmdRunAction)
+    assert (folder / "effects").exists() is has_effect
 
 
-async def test_after_a_reboot_what_may_be_repeated_is_repeated(memory_store: Store, tmp_path: Path) -> None:
-    journal_of_an_earlier_boot(tmp_path)
-    (tmp_path / "conversation" / "workspace").mkdir()
-    (tmp_path / "conversation" / "workspace" / "a.txt").write_text("text\n")
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [FileReadAction(path="a.txt")])
-    async with opened(tmp_path) as workspaces:
-        executor = Executor(log, workspaces, worker_id="tool-1")
-        await executor.execute(await delivery_of(log, 2), ActionReclaimed(2, "tool-0"))
-    observation = (await log.read("conversation"))[-1]
-    assert observation.kind == "observation.read"
-
-
-async def test_result_too_large_for_the_log_is_an_error(memory_store: Store, tmp_path: Path) -> None:
+async def test_result_too_large_for_the_log_is_an_error(workspaces, log) -> None:
     def count_atoms() -> Observation:
         """Count the atoms of the universe."""
         return CmdOutputObservation(content="many", command="count", metadata=CmdOutputMetadata(exit_code=10**80))
 
     metadata = ToolCallMetadata(function_name="count_atoms", tool_call_id="c1", reply_id=1, total_calls_in_response=1)
-    action = ToolCallAction(name="count_atoms", tool_call_metadata=metadata)
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [action])
+    await log.append(CID, [ToolCallAction(name="count_atoms", tool_call_metadata=metadata)])
     offered = OfferedTools([custom_tool(count_atoms)])
-    executor = Executor(log, Workspaces(tmp_path, sandbox="none"), worker_id="tool-1", offered=offered)
-    await executor.execute(await delivery_of(log, 2), ActionClaimed(1))
-    answer = (await log.read("conversation"))[-1]
-    assert isinstance(answer, ErrorObservation)
-    assert (answer.cause, answer.error_id, answer.tool_call_metadata) == (2, "event_unfit", metadata)
+    executor = Executor(log, workspaces, worker_id="tool-1", offered=offered)
+    await executor.execute(await delivery_of(log, 2), FIRST)
+    assert check_error(await last(log), "event_unfit").tool_call_metadata == metadata
 
 
 @pytest.mark.parametrize("status", [ConfirmationStatus.AWAITING_CONFIRMATION, ConfirmationStatus.REJECTED])
-async def test_an_action_that_nobody_has_confirmed_is_not_run(
-    memory_store: Store, tmp_path: Path, status: ConfirmationStatus
-) -> None:
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [CmdRunAction(command="echo effect >> effects", confirmation_state=status)])
-    async with opened(tmp_path) as workspaces:
-        executor = Executor(log, workspaces, worker_id="tool-1")
-        await executor.execute(await delivery_of(log, 2), ActionClaimed(1))
-    observation = (await log.read("conversation"))[-1]
-    assert isinstance(observation, ErrorObservation)
-    assert (observation.cause, observation.error_id) == (2, "not_confirmed")
-    assert not (tmp_path / "conversation").exists()
+async def test_an_action_that_nobody_has_confirmed_is_not_run(workspaces, log, tmp_path, status) -> None:
+    await log.append(CID, [CmdRunAction(command=EFFECT, confirmation_state=status)])
+    check_error(await execute(workspaces, log), "not_confirmed")
+    assert not (tmp_path / "node" / CID).exists()
 
 
-async def test_command_answered_before_start_does_not_run(memory_store: Store, tmp_path: Path) -> None:
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [CmdRunAction(command="sleep 1000; touch effect")])
+async def test_command_answered_before_start_does_not_run(workspaces, log, folder) -> None:
+    await log.append(CID, [CmdRunAction(command="sleep 1000; touch effects")])
     delivery = await delivery_of(log, 2)
-    stopped = ErrorObservation(content="stopped", cause=2)
-    await log.append_observation("conversation", stopped, worker_id="controller")
-    async with opened(tmp_path) as workspaces, asyncio.timeout(60):
-        await Executor(log, workspaces, worker_id="tool-1").execute(delivery, ActionClaimed(1))
-    assert [event.kind for event in await log.read("conversation")][1:] == ["action.run", "observation.error"]
-    assert not (tmp_path / "conversation" / "workspace" / "effect").exists()
+    await log.append_observation(CID, ErrorObservation(content="stopped", cause=2), worker_id="controller")
+    async with asyncio.timeout(60):
+        await Executor(log, workspaces, worker_id="tool-1").execute(delivery, FIRST)
+    assert [event.kind for event in await log.read(CID)][1:] == ["action.run", "observation.error"]
+    assert not (folder / "effects").exists()
 
 
 @pytest.mark.parametrize(("order", "action_id"), [("cancel", 2), ("close", 0)])
 async def test_command_stopped_while_its_workspace_opens_does_not_run(
-    memory_store: Store, tmp_path: Path, order: Literal["cancel", "close"], action_id: int
+    workspaces, log, tmp_path, order, action_id
 ) -> None:
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [CmdRunAction(command="touch effect")])
-    async with opened(tmp_path) as workspaces:
-        executor = Executor(log, workspaces, worker_id="tool-1")
-        running = asyncio.create_task(executor.execute(await delivery_of(log, 2), ActionClaimed(1)))
-        async with asyncio.timeout(60):
-            while not (tmp_path / "conversation").exists():
-                await asyncio.sleep(0)  # its shell is there some milliseconds later
-        await executor.execute_control(ControlDelivery("conversation", action_id, order, ""))
-        await running
-    observation = (await log.read("conversation"))[-1]
-    assert isinstance(observation, ErrorObservation)
-    assert (observation.cause, observation.error_id) == (2, "cancelled")
-    assert not (tmp_path / "conversation" / "workspace" / "effect").exists()
+    await log.append(CID, [CmdRunAction(command=EFFECT)])
+    executor = Executor(log, workspaces, worker_id="tool-1")
+    running = asyncio.create_task(executor.execute(await delivery_of(log, 2), FIRST))
+    async with asyncio.timeout(60):
+        while not (tmp_path / "node" / CID).exists():
+            await asyncio.sleep(0)  # its shell is there some milliseconds later
+    await executor.execute_control(ControlDelivery(CID, action_id, order, ""))
+    await running
+    check_error(await last(log), "cancelled")
+    assert not (tmp_path / "node" / CID / "workspace" / "effects").exists()
 
 
-async def test_order_about_another_action_stops_no_starting_action(memory_store: Store, tmp_path: Path) -> None:
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    slow = f"sleep {ANSWER_CHECK_SECONDS + 0.3}; touch effect"  # it is looked after, too
-    await log.append("conversation", [CmdRunAction(command=slow)])
-    async with opened(tmp_path) as workspaces:
-        executor = Executor(log, workspaces, worker_id="tool-1")
-        running = asyncio.create_task(executor.execute(await delivery_of(log, 2), ActionClaimed(1)))
-        await until((tmp_path / "conversation").exists)
-        await executor.execute_control(ControlDelivery("another-one", 2, "cancel", ""))
-        await executor.execute_control(ControlDelivery("another-one", 0, "close", ""))
-        await executor.execute_control(ControlDelivery("conversation", 3, "cancel", ""))
-        await running
-    assert isinstance((await log.read("conversation"))[-1], CmdOutputObservation)
-    assert (tmp_path / "conversation" / "workspace" / "effect").exists()
+async def test_order_about_another_action_stops_no_starting_action(workspaces, log, tmp_path) -> None:
+    slow = f"sleep {ANSWER_CHECK_SECONDS + 0.3}; {EFFECT}"  # it is looked after, too
+    await log.append(CID, [CmdRunAction(command=slow)])
+    executor = Executor(log, workspaces, worker_id="tool-1")
+    running = asyncio.create_task(executor.execute(await delivery_of(log, 2), FIRST))
+    await until((tmp_path / "node" / CID).exists)
+    for order in (("another-one", 2, "cancel"), ("another-one", 0, "close"), (CID, 3, "cancel")):
+        await executor.execute_control(ControlDelivery(*order, ""))
+    await running
+    assert isinstance(await last(log), CmdOutputObservation)
+    assert (tmp_path / "node" / CID / "workspace" / "effects").exists()
 
 
 @pytest.mark.parametrize(("sandbox", "is_said"), [("none", True), ("bwrap", None)])
-async def test_what_ran_without_a_sandbox_says_so(
-    memory_store: Store, tmp_path: Path, sandbox: str, is_said: bool | None
-) -> None:
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
+async def test_what_ran_without_a_sandbox_says_so(log, tmp_path, sandbox, is_said) -> None:
     async with opened(tmp_path, sandbox=sandbox) as workspaces:
-        events = Events(log, Executor(log, workspaces, worker_id="tool-1"))
         for action in (CmdRunAction(command="true"), FileWriteAction(path="a", content="a"), FileReadAction(path="b")):
-            assert (await events.observed(action)).unsandboxed is is_said
-        await events.observed(FileWriteAction(path=".openhands/setup.sh", content="exit 1"))
-        survey = await events.observed(SurveyAction())
+            assert (await observed(workspaces, log, action)).unsandboxed is is_said
+        await observed(workspaces, log, FileWriteAction(path=".openhands/setup.sh", content="exit 1"))
+        survey = await observed(workspaces, log, SurveyAction())
         assert isinstance(survey, SurveyObservation)
         assert survey.scripts == (() if is_said else (".openhands/setup.sh",))
         stopped = CmdRunAction(command="true", confirmation_state=ConfirmationStatus.REJECTED)
-        assert (await events.observed(stopped)).unsandboxed is None
+        assert (await observed(workspaces, log, stopped)).unsandboxed is None
 
 
-def journal_of_an_earlier_boot(root: Path) -> None:
-    folder = HostFolder(root, "conversation")
-    folder.create()
-    folder.journal.write_text("boot 11111111-2222-3333-4444-555555555555\n")
-
-
-async def delivery_of(log: EventLog, action_id: int) -> ActionDelivery:
-    return ActionDelivery(
-        "conversation", action_id, await log.load_entry("conversation", action_id), WorkspaceSpec(), ""
-    )
-
-
-async def test_a_picture_that_is_viewed_is_in_the_observation(memory_store: Store, tmp_path: Path) -> None:
-    (tmp_path / "conversation" / "workspace").mkdir(parents=True)
-    (tmp_path / "conversation" / "workspace" / "a.gif").write_bytes(b"GIF89a" + bytes(100_000))
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [FileReadAction(path="/workspace/a.gif")])
-    async with opened(tmp_path, sandbox="bwrap") as workspaces:
-        executor = Executor(log, workspaces, worker_id="tool-1")
-        await executor.execute(await delivery_of(log, 2), ActionClaimed(1))
-    seen = await log.blobs.restore_event("conversation", (await log.read("conversation"))[-1])
+async def test_a_picture_that_is_viewed_is_in_the_observation(log, folder) -> None:
+    (folder / "a.gif").write_bytes(b"GIF89a" + bytes(100_000))
+    async with opened(folder.parents[1], sandbox="bwrap") as workspaces:
+        viewed = await observed(workspaces, log, FileReadAction(path="/workspace/a.gif"))
+    seen = await log.blobs.restore_event(CID, viewed)
     assert isinstance(seen, FileReadObservation)
     assert seen.image_urls is not None
     assert seen.image_urls[0].startswith("data:image/gif;base64,R0lGODlhAAAA")
     assert len(seen.image_urls[0]) > 130_000
 
 
-async def test_lost_actions_result_answers_no_action_with_its_number(memory_store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "further", [[], [CmdRunAction(command="true")]], ids=["last", "journal not longer than the log"]
+)
+async def test_lost_actions_result_answers_no_action_with_its_number(workspaces, log, folder, further) -> None:
     """The journal knows action 2 as another command than the log does."""
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [CmdRunAction(command="echo effect >> effects; echo new")])
-    async with opened(tmp_path) as workspaces:
-        host = await workspaces.open("conversation")
-        lost = CmdRunAction(command="echo old")
-        await host.run(2, "bash", {"command": lost.command}, fingerprint=compute_fingerprint(lost))
-        await Executor(log, workspaces, worker_id="tool-1").execute(await delivery_of(log, 2), ActionClaimed(1))
-    gap, answer = (await log.read("conversation"))[2:]
+    await log.append(CID, [CmdRunAction(command=EFFECT), *further])
+    host = await workspaces.open(CID)
+    for number, action in enumerate([CmdRunAction(command="echo old"), *further], 2):
+        await host.run(number, "bash", {"command": action.command}, fingerprint=compute_fingerprint(action))
+    await execute(workspaces, log)
+    gap, answer = (await log.read(CID))[-2:]
     assert isinstance(gap, EventsLostObservation)
     assert "event 2 was a different event before" in gap.content
     assert isinstance(answer, OutcomeUnknownObservation)
-    assert answer.cause == 2
-    assert "was not run" in answer.content
-    assert not (tmp_path / "conversation" / "workspace" / "effects").exists()
+    assert (answer.cause, "was not run" in answer.content) == (2, True)
+    assert not (folder / "effects").exists()
 
 
-async def test_reused_number_is_noticed_despite_a_shorter_journal(memory_store: Store, tmp_path: Path) -> None:
-    log, known = EventLog(memory_store), CmdRunAction(command="true")
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [CmdRunAction(command="echo effect >> effects"), known])
-    async with opened(tmp_path) as workspaces:
-        host, lost = await workspaces.open("conversation"), CmdRunAction(command="echo old")
-        for number, action in ((2, lost), (3, known)):
-            await host.run(number, "bash", {"command": action.command}, fingerprint=compute_fingerprint(action))
-        await Executor(log, workspaces, worker_id="tool-1").execute(await delivery_of(log, 2), ActionClaimed(1))
-    gap, answer = (await log.read("conversation"))[3:]
-    assert isinstance(gap, EventsLostObservation)
-    assert "event 2 was a different event before" in gap.content
-    assert isinstance(answer, OutcomeUnknownObservation)
-    assert not (tmp_path / "conversation" / "workspace" / "effects").exists()
-
-
-async def test_result_of_an_action_lost_meanwhile_answers_no_other(memory_store: Store, tmp_path: Path) -> None:
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [CmdRunAction(command="echo lost")])
-    delivery = await delivery_of(log, 2)
-    await memory_store.connection.call("DEL", memory_store.keys("conversation").events)
-    await memory_store.connection.call("DEL", memory_store.keys("conversation").meta)
-    await memory_store.connection.call("DEL", memory_store.keys("conversation").once)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [CmdRunAction(command="echo other")])
-    async with opened(tmp_path) as workspaces:
-        await Executor(log, workspaces, worker_id="tool-1").execute(delivery, ActionClaimed(1))
-    kinds = [event.kind for event in await log.read("conversation")]
+async def test_result_of_an_action_lost_meanwhile_answers_no_other(workspaces, log) -> None:
+    await log.append(CID, [CmdRunAction(command="echo lost")])
+    delivery, names = await delivery_of(log, 2), log.store.keys(CID)
+    for key in (names.events, names.meta, names.once):
+        await log.store.connection.call("DEL", key)
+    await log.create(ConversationCreated(conversation_id=CID))
+    await log.append(CID, [CmdRunAction(command="echo other")])
+    await Executor(log, workspaces, worker_id="tool-1").execute(delivery, FIRST)
+    kinds = [event.kind for event in await log.read(CID)]
     assert kinds == ["conversation.created", "action.run", "observation.events_lost"]
 
 
-async def test_action_decided_before_a_named_gap_does_not_start(memory_store: Store, tmp_path: Path) -> None:
+async def test_action_decided_before_a_named_gap_does_not_start(workspaces, log, folder) -> None:
     """The journal goes further than the log: what it holds beyond may be in the workspace."""
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [CmdRunAction(command="echo effect >> effects")])
-    async with opened(tmp_path) as workspaces:
-        host = await workspaces.open("conversation")
-        await host.run(9, "bash", {"command": "echo lost >> effects"}, fingerprint="0123456789abcdef")
-        executor = Executor(log, workspaces, worker_id="tool-1")
-        await workspaces.aclose()
-    async with opened(tmp_path) as workspaces:
-        executor = Executor(log, workspaces, worker_id="tool-1")
-        await executor.execute(await delivery_of(log, 2), ActionClaimed(1))
-        gap, answer = (await log.read("conversation"))[2:]
+    await log.append(CID, [CmdRunAction(command=EFFECT)])
+    host = await workspaces.open(CID)
+    await host.run(9, "bash", {"command": "echo lost >> effects"}, fingerprint="0123456789abcdef")
+    await workspaces.aclose()
+    async with opened(folder.parents[1]) as later:
+        await execute(later, log)
+        gap, answer = (await log.read(CID))[2:]
         assert isinstance(gap, EventsLostObservation)
         assert (gap.last_id, gap.known_id) == (2, 9)
         assert isinstance(answer, OutcomeUnknownObservation)
         # Decided with the gap in view, the same command is run.
-        await log.append("conversation", [CmdRunAction(command="echo effect >> effects")])
-        await executor.execute(await delivery_of(log, 5), ActionClaimed(1))
-        assert isinstance((await log.read("conversation"))[-1], CmdOutputObservation)
-    effects = tmp_path / "conversation" / "workspace" / "effects"
-    assert effects.read_text() == "lost\neffect\n"
+        assert isinstance(await observed(later, log, CmdRunAction(command=EFFECT)), CmdOutputObservation)
+    assert (folder / "effects").read_text() == "lost\neffect\n"
 
 
-async def test_the_same_command_under_the_same_number_is_collected(memory_store: Store, tmp_path: Path) -> None:
+async def test_the_same_command_under_the_same_number_is_collected(workspaces, log) -> None:
     """It was decided again after the store had lost it; to run it again would double what it did."""
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    action = CmdRunAction(command="echo effect >> effects; cat effects", thought="once more")
-    await log.append("conversation", [action])
-    async with opened(tmp_path) as workspaces:
-        host = await workspaces.open("conversation")
-        before = action.model_copy(update={"thought": "first"})
-        await host.run(2, "bash", {"command": before.command}, fingerprint=compute_fingerprint(before))
-        await Executor(log, workspaces, worker_id="tool-1").execute(await delivery_of(log, 2), ActionClaimed(1))
-    answer = (await log.read("conversation"))[-1]
+    action = CmdRunAction(command=f"{EFFECT}; cat effects", thought="once more")
+    await log.append(CID, [action])
+    host, before = await workspaces.open(CID), action.model_copy(update={"thought": "first"})
+    await host.run(2, "bash", {"command": before.command}, fingerprint=compute_fingerprint(before))
+    answer = await execute(workspaces, log)
     assert isinstance(answer, CmdOutputObservation)
     assert answer.content.strip() == "effect"
 
 
-class Events:
-    """A conversation whose actions are appended and carried out one by one."""
-
-    def __init__(self, log: EventLog, executor: Executor) -> None:
-        self._log = log
-        self._executor = executor
-
-    async def observed(self, action: Action) -> Observation:
-        """Return the outcome of an action."""
-        await self._log.append("conversation", [action])
-        action_id = await self._log.load_last_id("conversation")
-        await self._executor.execute(await delivery_of(self._log, action_id), ActionClaimed(1))
-        observation = (await self._log.read("conversation"))[-1]
-        assert isinstance(observation, Observation)
-        assert observation.cause == action_id
-        return observation
-
-
-async def test_file_events_read_and_write_only_in_the_workspace(memory_store: Store, tmp_path: Path) -> None:
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
+async def test_file_events_read_and_write_only_in_the_workspace(log, tmp_path) -> None:
     async with opened(tmp_path, sandbox="bwrap") as workspaces:
-        events = Events(log, Executor(log, workspaces, worker_id="tool-1"))
-        await events.observed(CmdRunAction(command="mkdir src && cd src"))
-        written = await events.observed(FileWriteAction(path="a/b.py", content="one\ntwo"))
+        see = partial(observed, workspaces, log)
+        await see(CmdRunAction(command="mkdir src && cd src"))
+        written = await see(FileWriteAction(path="a/b.py", content="one\ntwo"))
         assert isinstance(written, FileWriteObservation)
         assert (written.path, written.content) == ("/workspace/src/a/b.py", "")
-        await events.observed(FileWriteAction(path="/workspace/src/a/b.py", content="between", start=1, end=1))
-        seen = await events.observed(FileReadAction(path="a/b.py", start=1, end=3))
+        await see(FileWriteAction(path="/workspace/src/a/b.py", content="between", start=1, end=1))
+        seen = await see(FileReadAction(path="a/b.py", start=1, end=3))
         assert isinstance(seen, FileReadObservation)
         assert (seen.path, seen.content) == ("/workspace/src/a/b.py", "between\ntwo\n")
-        viewed = await events.observed(FileReadAction(path="/workspace/src/a/b.py", view_range=(2, 2)))
+        viewed = await see(FileReadAction(path="/workspace/src/a/b.py", view_range=(2, 2)))
         assert "     2\tbetween" in viewed.content
-        undone = await events.observed(FileEditAction(path="/workspace/src/a/b.py", command="undo_edit"))
+        undone = await see(FileEditAction(path="/workspace/src/a/b.py", command="undo_edit"))
         assert undone.content.startswith("Last edit to /workspace/src/a/b.py undone successfully.")
+        await see(CmdRunAction(command="ln -sfn /usr /workspace/up"))
         for path in ("/etc/a.txt", "../../outside", "/workspace/up/a.txt"):
-            await events.observed(CmdRunAction(command="ln -sfn /usr /workspace/up"))
-            refused = await events.observed(FileWriteAction(path=path, content="x"))
+            refused = await see(FileWriteAction(path=path, content="x"))
             assert isinstance(refused, ErrorObservation)
             assert "Read-only file system" in refused.content
-        missing = await events.observed(FileReadAction(path="gone"))
+        missing = await see(FileReadAction(path="gone"))
         assert isinstance(missing, ErrorObservation)
         assert missing.content.endswith("Your current working directory is /workspace/src.")
-    assert (tmp_path / "conversation" / "workspace" / "src" / "a" / "b.py").read_text() == "one\ntwo\n"
+    assert (tmp_path / CID / "workspace" / "src" / "a" / "b.py").read_text() == "one\ntwo\n"
 
 
-async def test_next_worker_does_not_write_written_files_again(memory_store: Store, tmp_path: Path) -> None:
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [FileWriteAction(path="a.txt", content="one", start=0, end=0)])
-    async with opened(tmp_path) as workspaces:
-        host = await workspaces.open("conversation")
-        fields = {"path": "a.txt", "content": "one", "start": 0, "end": 0}
-        await host.run(2, "write", fields)  # as a worker did that died before it appended
-        executor = Executor(log, workspaces, worker_id="tool-2")
-        await executor.execute(await delivery_of(log, 2), ActionReclaimed(2, "tool-1"))
-    assert (await log.read("conversation"))[-1].kind == "observation.write"
-    assert (tmp_path / "conversation" / "workspace" / "a.txt").read_text() == "one\n"
+async def test_next_worker_does_not_write_written_files_again(workspaces, log, folder) -> None:
+    fields = {"path": "a.txt", "content": "one", "start": 0, "end": 0}
+    await log.append(CID, [FileWriteAction(**fields)])
+    host = await workspaces.open(CID)
+    await host.run(2, "write", fields)  # as a worker did that died before it appended
+    assert (await execute(workspaces, log, ActionReclaimed(2, "tool-0"))).kind == "observation.write"
+    assert (folder / "a.txt").read_text() == "one\n"
 
 
 @pytest.mark.parametrize(("attempt", "is_run"), [(3, True), (4, False)])
-async def test_action_is_given_up_after_three_worker_deaths(
-    memory_store: Store, tmp_path: Path, attempt: int, is_run: bool
-) -> None:
-    log = EventLog(memory_store)
-    await log.create(ConversationCreated(conversation_id="conversation"))
-    await log.append("conversation", [CmdRunAction(command="echo effect >> effects")])
-    async with opened(tmp_path) as workspaces:
-        executor = Executor(log, workspaces, worker_id="tool-1")
-        await executor.execute(await delivery_of(log, 2), ActionReclaimed(attempt, "tool-0"))
-    observation = (await log.read("conversation"))[-1]
+async def test_action_is_given_up_after_three_worker_deaths(workspaces, log, folder, attempt, is_run) -> None:
+    await log.append(CID, [CmdRunAction(command=EFFECT)])
+    observation = await execute(workspaces, log, ActionReclaimed(attempt, "tool-0"))
     assert isinstance(observation, CmdOutputObservation if is_run else OutcomeUnknownObservation)
-    assert (tmp_path / "conversation" / "workspace" / "effects").exists() is is_run
+    assert (folder / "effects").exists() is is_run
 
 
-async def test_file_beside_the_workspaces_is_not_a_workspace(tmp_path: Path) -> None:
-    async with opened(tmp_path) as workspaces:
-        await workspaces.open("conversation")
-        (tmp_path / "stray").write_text("")
-        assert [state.conversation_id for state in workspaces.list()] == ["conversation"]
+async def test_file_beside_the_workspaces_is_not_a_workspace(workspaces, tmp_path) -> None:
+    await workspaces.open(CID)
+    (tmp_path / "node" / "stray").write_text("")
+    assert [state.conversation_id for state in workspaces.list()] == [CID]

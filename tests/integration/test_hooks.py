@@ -28,6 +28,9 @@ BASH = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "rm -rf
 FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
 
 
+FAILED = "the hook guard failed:"
+
+
 class Told:
     """A hook that keeps what it receives and answers from a list, then None."""
 
@@ -67,17 +70,33 @@ async def logged(hands: Hands) -> list[Event]:
     return events
 
 
+async def run(hands: Hands, *turns: dict[str, Any], **fields: Any) -> list[Event]:
+    """Let a conversation run until it waits, or is gone; return its log."""
+    await hands.begin(*turns, **fields)
+    await hands.go()
+    return await logged(hands)
+
+
+def error_in(events: list[Event]) -> ErrorObservation:
+    (error,) = [event for event in events if isinstance(event, ErrorObservation)]
+    return error
+
+
+async def asked_about(hands: Hands) -> int:
+    """Return the id of the only command in the log."""
+    (action_id,) = [event.id for event in await hands.events() if event.kind == "action.run"]
+    return action_id
+
+
 async def test_vetoed_action_does_not_run_and_model_reads_why(hands: Hands) -> None:
     told = Told("not on my machine")
     give(hands, told.hook(HookPoint.BEFORE_ACTION))
-    await hands.begin(BASH, FINISH)
-    await hands.go()
-    events = await logged(hands)
-    (error,) = [event for event in events if isinstance(event, ErrorObservation)]
+    events = await run(hands, BASH, FINISH)
+    error = error_in(events)
     assert error.content == "The action was not carried out: not on my machine"
     assert error.error_id == "AGENT_ERROR$HOOK_VETO"
     assert error.tool_call_metadata is not None
-    (action_id,) = [event.id for event in events if event.kind == "action.run"]
+    action_id = await asked_about(hands)
     assert error.cause == action_id
     assert events[-1].kind == "observation.agent_state_changed"
     assert [call["event"]["command"] for call in told.calls] == ["rm -rf /"]
@@ -92,9 +111,7 @@ async def test_vetoed_action_does_not_run_and_model_reads_why(hands: Hands) -> N
 
 async def test_a_vetoed_finish_sends_the_agent_back_to_work(hands: Hands) -> None:
     give(hands, Told("write the changelog first").hook(HookPoint.BEFORE_FINISH))
-    await hands.begin(FINISH, FINISH)
-    await hands.go()
-    events = await logged(hands)
+    events = await run(hands, FINISH, FINISH)
     (refused,) = [event for event in events if isinstance(event, FinishRefusedObservation)]
     assert refused.content == "Your finish was not accepted: write the changelog first"
     assert [event.kind for event in events].count("action.finish") == 2
@@ -105,13 +122,12 @@ async def test_a_vetoed_finish_sends_the_agent_back_to_work(hands: Hands) -> Non
 async def test_edited_action_is_checked_by_hooks_as_it_runs(hands: Hands) -> None:
     told = Told(None, "not on my machine")
     give(hands, told.hook(HookPoint.BEFORE_ACTION))
-    await hands.begin(BASH, FINISH, agent=asking(hands))
-    await hands.go()
-    (asked_id,) = [event.id for event in await hands.events() if event.kind == "action.run"]
+    await run(hands, BASH, FINISH, agent=asking(hands))
+    asked_id = await asked_about(hands)
     await hands.log.append(CID, [confirmed(asked_id, command="rm -rf ~")])
     await hands.go()
     events = await logged(hands)
-    (error,) = [event for event in events if isinstance(event, ErrorObservation)]
+    error = error_in(events)
     copy = events[(error.cause or 0) - 1]
     assert (copy.wire()["command"], error.content) == ("rm -rf ~", "The action was not carried out: not on my machine")
     assert [call["event"]["command"] for call in told.calls] == ["rm -rf /", "rm -rf ~"]
@@ -122,9 +138,8 @@ async def test_edited_action_is_checked_by_hooks_as_it_runs(hands: Hands) -> Non
 async def test_action_edited_into_nothing_is_not_checked_again(hands: Hands) -> None:
     told = Told(None, "not on my machine")
     give(hands, told.hook(HookPoint.BEFORE_ACTION))
-    await hands.begin(BASH, FINISH, agent=asking(hands))
-    await hands.go()
-    (asked_id,) = [event.id for event in await hands.events() if event.kind == "action.run"]
+    await run(hands, BASH, FINISH, agent=asking(hands))
+    asked_id = await asked_about(hands)
     await hands.log.append(CID, [confirmed(asked_id, no_such_field=1)])
     await hands.go()
     assert [call["event"]["command"] for call in told.calls] == ["rm -rf /"]
@@ -134,10 +149,8 @@ async def test_action_edited_into_nothing_is_not_checked_again(hands: Hands) -> 
 async def test_confirmed_or_rejected_action_was_already_checked(hands: Hands) -> None:
     told = Told()
     give(hands, told.hook(HookPoint.BEFORE_ACTION))
-    await hands.begin(BASH, BASH, agent=asking(hands))
-    await hands.go()
-    (first,) = [event.id for event in await hands.events() if event.kind == "action.run"]
-    await hands.log.append(CID, [confirmed(first)])
+    await run(hands, BASH, BASH, agent=asking(hands))
+    await hands.log.append(CID, [confirmed(await asked_about(hands))])
     loop = await hands.go()
     await hands.observe(loop.state.tools.pending[0].id)
     loop.wake()
@@ -207,37 +220,32 @@ async def timed_out(_: Mapping[str, Any]) -> str | None:
     raise TimeoutError from ConnectionError("no route to the guard")
 
 
+VETOES_BY_EXIT_CODE = (
+    "import json, sys; command = json.load(sys.stdin)['event']['command']; "
+    "print('no ' + command, file=sys.stderr); sys.exit(2)"
+)
+
+
 @pytest.mark.parametrize(
-    ("ask", "cause"),
+    ("ask", "why"),
     [
-        (timed_out, "TimeoutError (caused by ConnectionError: no route to the guard)"),
-        (make_command_ask(["sh", "-c", "echo no licence; exit 1"]), "it ended with 1: no licence"),
-        (make_command_ask(["sh", "-c", "exit 3"]), "it ended with 3: it wrote nothing"),
-        (make_command_ask(["sh", "-c", "kill -9 $$"]), "it ended with the signal SIGKILL: it wrote nothing"),
+        (make_command_ask([sys.executable, "-c", VETOES_BY_EXIT_CODE]), "no rm -rf /"),
+        (make_function_ask(lambda told: f"no {told['point']}"), "no before_action"),
+        (timed_out, f"{FAILED} TimeoutError (caused by ConnectionError: no route to the guard)"),
+        (make_command_ask(["sh", "-c", "echo no licence; exit 1"]), f"{FAILED} it ended with 1: no licence"),
+        (make_command_ask(["sh", "-c", "exit 3"]), f"{FAILED} it ended with 3: it wrote nothing"),
+        (make_command_ask(["sh", "-c", "kill -9 $$"]), f"{FAILED} it ended with the signal SIGKILL: it wrote nothing"),
         (
             make_command_ask(["no-such-program"]),
-            "FileNotFoundError: [Errno 2] No such file or directory: 'no-such-program'",
+            f"{FAILED} FileNotFoundError: [Errno 2] No such file or directory: 'no-such-program'",
         ),
     ],
+    ids=["exit code 2", "function", "timeout", "exit code 1", "exit code 3", "signal", "no program"],
 )
-async def test_a_hook_that_fails_says_by_what(hands: Hands, ask: Any, cause: str) -> None:
+async def test_a_veto_and_a_failed_hook_say_why(hands: Hands, ask: Any, why: str) -> None:
     give(hands, Hook(HookPoint.BEFORE_ACTION, "guard", ask))
-    await hands.begin(BASH, FINISH)
-    await hands.go()
-    (error,) = [event for event in await logged(hands) if isinstance(event, ErrorObservation)]
-    assert error.content == f"The action was not carried out: the hook guard failed: {cause}"
-
-
-async def test_a_command_vetoes_by_exit_code_2_and_says_why(hands: Hands, tmp_path: Path) -> None:
-    program = (
-        "import json, sys; command = json.load(sys.stdin)['event']['command']; "
-        "print('no ' + command, file=sys.stderr); sys.exit(2)"
-    )
-    give(hands, Hook(HookPoint.BEFORE_ACTION, "program", make_command_ask([sys.executable, "-c", program])))
-    await hands.begin(BASH, FINISH)
-    await hands.go()
-    (error,) = [event for event in await logged(hands) if isinstance(event, ErrorObservation)]
-    assert error.content == "The action was not carried out: no rm -rf /"
+    error = error_in(await run(hands, BASH, FINISH))
+    assert error.content == f"The action was not carried out: {why}"
 
 
 async def test_hanging_hook_command_ends_with_its_children(hands: Hands, tmp_path: Path) -> None:
@@ -245,9 +253,7 @@ async def test_hanging_hook_command_ends_with_its_children(hands: Hands, tmp_pat
     hang_once = f"test -e {pid} && exit 0; sleep 600 & echo $! > {pid}; wait"
     hook = Hook(HookPoint.BEFORE_FINISH, "guard", make_command_ask(["sh", "-c", hang_once]), timeout_seconds=1.0)
     give(hands, hook)
-    await hands.begin(FINISH, FINISH)
-    await hands.go()
-    (refused,) = [event for event in await logged(hands) if isinstance(event, FinishRefusedObservation)]
+    (refused,) = [event for event in await run(hands, FINISH, FINISH) if isinstance(event, FinishRefusedObservation)]
     assert refused.content == "Your finish was not accepted: the hook guard did not answer in time"
     await until(lambda: not is_at_work(int(pid.read_text())), what="the end of what the hook has begun")
 
@@ -257,14 +263,6 @@ def is_at_work(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-async def test_a_synchronous_function_runs_beside_the_loop(hands: Hands) -> None:
-    give(hands, Hook(HookPoint.BEFORE_ACTION, "sync", make_function_ask(lambda told: f"no {told['point']}")))
-    await hands.begin(BASH, FINISH)
-    await hands.go()
-    (error,) = [event for event in await logged(hands) if isinstance(event, ErrorObservation)]
-    assert error.content == "The action was not carried out: no before_action"
 
 
 async def test_a_file_names_functions_and_commands(
@@ -277,10 +275,8 @@ async def test_a_file_names_functions_and_commands(
         '[[hook]]\non = "before_finish"\ncommand = ["true"]\ntimeout_seconds = 5\n'
     )
     object.__setattr__(hands.services, "hooks", load_hooks(str(tmp_path / "hooks.toml")))
-    await hands.begin(BASH, FINISH)
-    await hands.go()
-    events = await logged(hands)
-    (error,) = [event for event in events if isinstance(event, ErrorObservation)]
+    events = await run(hands, BASH, FINISH)
+    error = error_in(events)
     assert error.content == "The action was not carried out: guarded before_action"
     assert events[-1].wire()["agent_state"] == "finished"
 
@@ -301,8 +297,5 @@ def test_what_cannot_be_used_is_said_at_the_start(tmp_path: Path, text: str, sai
     path.write_text(text)
     with pytest.raises(UsageError, match=said):
         load_hooks(str(path))
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"The file of hooks .*nowhere.toml cannot be read"):
         load_hooks(str(tmp_path / "nowhere.toml"))

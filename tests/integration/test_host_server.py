@@ -127,9 +127,7 @@ async def test_everybody_who_asks_for_a_running_action_gets_its_result(tmp_path:
         assert [result.value["content"] for result in results] == ["once", "once"]
 
 
-async def test_client_that_reads_nothing_is_disconnected(
-    tmp_path: Path,
-) -> None:
+async def test_client_that_reads_nothing_is_disconnected(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     async with opened(tmp_path) as workspaces:
         host = await workspaces.open(CONVERSATION)
@@ -165,9 +163,7 @@ async def test_answer_to_an_abandoned_call_answers_no_other(tmp_path: Path) -> N
         assert second.value["content"] == first.value["content"].replace("call 1", "call 2")
 
 
-async def test_session_ignoring_an_interrupt_is_replaced(
-    tmp_path: Path,
-) -> None:
+async def test_session_ignoring_an_interrupt_is_replaced(tmp_path: Path) -> None:
     started = tmp_path / "started"
     async with opened(tmp_path, programs=program(tmp_path)) as workspaces:
         host = await workspaces.open(CONVERSATION)

@@ -181,34 +181,26 @@ async def test_server_and_proxy_each_get_only_their_own_login(monkeypatch: pytes
     assert b"\r\nauthorization: bearer the-key" in to_server
 
 
-async def test_body_sent_by_an_sdk_is_forgotten() -> None:
-    for sent in (bytes(bytearray(b"x" * (PIECE_BYTES + 7))), bytes(bytearray(b"y" * 1_000))):
-        alone = sys.getrefcount(sent)
-        async with listening() as server:
-            config = LLMConfig.create(model="claude-sonnet-5", base_url=server.address, api_key="the-key")
-            llm = AnthropicLLM(config, SystemClock())
-            asking = asyncio.create_task(llm._client.transport.post("/v1/messages", sent, {}))
-            await server.has_all.wait()
-            assert server.request.endswith(b"\r\n\r\n" + sent)
-            assert not [line for line in server.head if line.startswith("transfer-encoding")]
-            assert sys.getrefcount(sent) == alone
-            server.may_answer.set()
-            await (await asking).aclose()
-            await llm.aclose()
+@contextlib.asynccontextmanager
+async def transport_of_an_sdk(address: str) -> AsyncIterator[HttpTransport]:
+    llm = AnthropicLLM(LLMConfig.create(model="claude-sonnet-5", base_url=address, api_key="the-key"), SystemClock())
+    yield llm._client.transport
+    await llm.aclose()
 
 
-async def test_a_body_is_forgotten_once_it_is_sent() -> None:
-    body = bytes(bytearray(b"x" * (PIECE_BYTES + 7)))
-    small = bytes(bytearray(b"y" * 1_000))
-    for sent in (body, small):
-        alone = sys.getrefcount(sent)
-        async with listening() as server, transport(server.address) as made:
-            asking = asyncio.create_task(made.post("/chat/completions", sent, {}))
-            await server.has_all.wait()
-            assert server.request.endswith(b"\r\n\r\n" + sent)
-            assert sys.getrefcount(sent) == alone
-            server.may_answer.set()
-            await (await asking).aclose()
+@pytest.mark.parametrize("transport_to", [transport_of_an_sdk, transport])
+@pytest.mark.parametrize("size", [PIECE_BYTES + 7, 1_000])
+async def test_a_body_is_forgotten_once_it_is_sent(transport_to, size) -> None:
+    sent = bytes(bytearray(b"x" * size))
+    alone = sys.getrefcount(sent)
+    async with listening() as server, transport_to(server.address) as made:
+        asking = asyncio.create_task(made.post("/v1/messages", sent, {}))
+        await server.has_all.wait()
+        assert server.request.endswith(b"\r\n\r\n" + sent)
+        assert not [line for line in server.head if line.startswith("transfer-encoding")]
+        assert sys.getrefcount(sent) == alone
+        server.may_answer.set()
+        await (await asking).aclose()
 
 
 @pytest.mark.parametrize(
@@ -248,23 +240,22 @@ async def test_a_refusal_in_any_charset_can_be_read(content_type: str, said: str
     assert (caught.value.status_code, str(caught.value)) == (418, said)
 
 
-@pytest.mark.parametrize("status", [301, 302, 307])
-async def test_a_redirect_is_a_refusal(status: int) -> None:
-    head = f"HTTP/1.1 {status} Elsewhere\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
-    async with listening(head.encode()) as server, transport(server.address) as made:
+@pytest.mark.parametrize(
+    ("status", "rest"),
+    [
+        *((status, b"Location: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n") for status in (301, 302, 307)),
+        (500, b"\r\n" + bytes(2 * REPLY_LIMIT_BYTES)),
+    ],
+    ids=["301", "302", "307", "endless"],
+)
+async def test_a_redirect_or_an_endless_answer_is_a_refusal(status: int, rest: bytes) -> None:
+    head = f"HTTP/1.1 {status} No\r\n".encode()
+    async with listening(head + rest) as server, transport(server.address) as made:
         server.may_answer.set()
         with pytest.raises(AnswerRefused) as caught:
             await made.post("/chat/completions", b"{}", {})
-    assert caught.value.status_code == status
-
-
-async def test_endless_refusal_is_cut_and_its_connection_closed() -> None:
-    endless = b"HTTP/1.1 500 No\r\n\r\n" + bytes(2 * REPLY_LIMIT_BYTES)
-    async with listening(endless) as server, transport(server.address) as made:
-        server.may_answer.set()
-        with pytest.raises(AnswerRefused):
-            await made.post("/chat/completions", b"{}", {})
         await server.has_ended.wait()
+    assert caught.value.status_code == status
 
 
 @pytest.mark.parametrize("answer", [b"", b"nonsense\r\n\r\n", ANSWER[:-1]])

@@ -1,4 +1,4 @@
-"""One entry of the inbox concerns no other, and what an ingress fails at is put aside."""
+"""Entries of the inbox are answered, carried out once and never dropped; what an ingress fails at is put aside."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from deckhands.client.tasks.tasks import derive_conversation_id
 from deckhands.ingress import inbox
 from deckhands.ingress.callers import STREAM, Caller
 from deckhands.ingress.context import OFFERS_LIMIT_SECONDS, REVOKED, IngressContext
-from deckhands.ingress.inbox import FORSAKEN_AFTER_SECONDS, GROUP, MAX_DELIVERIES, InboxReader
+from deckhands.ingress.inbox import FORSAKEN_AFTER_SECONDS, GROUP, MAX_DELIVERIES, MAX_ENTRY_BYTES, InboxReader
 from deckhands.ingress.outcome_watcher import OutcomeWatcher
 from deckhands.ingress.runs import Runs
 from tests.conversation_hands import WatchedConnection
 from tests.inbox_parts import put, replies
+from tests.ingress_parts import Producer, saying
 from tests.polling import until
 
 LONG_SECONDS = 3_600.0
@@ -273,3 +274,77 @@ async def test_a_refused_entry_forgets_nobody_whose_conversation_begins(
     caller = await desk.callers.of(name)
     assert caller is not None
     assert (caller.kind, caller.name, caller.request_id) == ("stream", "shop", "mine")
+
+
+MALFORMED = {
+    "no-JSON": ("{", "The field request is not JSON."),
+    "no-object": ("[]", "The request cannot be used"),
+    "an-unknown-field": ('{"task": "x", "colour": "red"}', "colour"),
+    "too-deep": ('{"task": "x", "output": ' + '{"a":' * 200 + "1" + "}" * 200 + "}", "nested"),
+    "no-task": ('{"id": "mine"}', "task: it is missing"),
+    "an-unknown-agent": ('{"task": "x", "agent": "NobodyAgent"}', "NobodyAgent"),
+    "a-key": ('{"task": "x", "idempotency_key": "k"}', "Use the field id"),
+    "too-large": ('{"task": "' + "x" * MAX_ENTRY_BYTES + '"}', "larger than"),
+    "far-too-many": ("[" * 100_000, "not JSON"),
+}
+
+
+async def test_an_entry_is_accepted_carried_out_and_settled(producer: Producer) -> None:
+    store = producer.cluster.client.store
+    request = {"id": "order-7", "task": "do it", **producer.options(saying("done"))}
+    await put(store, request)
+
+    async def is_settled() -> bool:
+        return [reply.event for reply in await replies(store)] == ["accepted", "settled"]
+
+    await until(is_settled, limit=60.0, what="both answers")
+    accepted, settled = await replies(store)
+    assert accepted.request_id == settled.request_id == "order-7"
+    assert (accepted.n, settled.n) == ("1", "2")
+    assert settled.content == (await producer.cluster.client.summary(accepted.conversation_id)).as_json()
+    await put(store, request)  # a producer that lost the answers asks again
+    await until_empty(store)
+    assert [reply.event for reply in await replies(store)] == ["accepted", "settled"] * 2
+    assert len(await producer.cluster.client.recent()) == 1
+    assert 0 < await store.connection.call("TTL", keys.replies_key("shop")) <= 7 * 24 * 3600
+
+
+async def test_an_entry_without_an_answer_is_carried_out_too(producer: Producer) -> None:
+    store = producer.cluster.client.store
+    request = f'{{"task": "do it", "model": "{producer.options(saying("done"))["model"]}"}}'
+    await store.connection.call("XADD", keys.INBOX, "*", "v", "1", "request", request)
+    await until_empty(store)
+    (row,) = await producer.cluster.client.recent()
+    await producer.cluster.settle([row.conversation_id])
+    names = store.keys(row.conversation_id)
+    assert await store.connection.call("EXISTS", names.caller) == 0
+    assert await store.connection.call("ZCARD", names.shard.awaited) == 0
+
+
+async def test_what_cannot_be_used_is_answered_and_kept(producer: Producer) -> None:
+    store = producer.cluster.client.store
+    entries = {what: await put(store, text, reply_to=what) for what, (text, _) in MALFORMED.items()}
+    await until_empty(store)
+    for what, (_, reason) in MALFORMED.items():
+        (reply,) = await replies(store, what)
+        assert reply.event == "rejected"
+        assert reply.request_id == ("mine" if what == "no-task" else entries[what])
+        assert reply.content.keys() == {"code", "message", "remedy"}
+        assert reason in reply.content["message"] + reply.content["remedy"], what
+    kept = {item.entry_id: item.key for item in await Quarantine(store).list_items()}
+    assert kept == dict.fromkeys(entries.values(), keys.INBOX)
+    assert await producer.cluster.client.recent() == []
+
+
+async def test_no_name_leads_to_another_key(producer: Producer) -> None:
+    store = producer.cluster.client.store
+    names = ("", "..:x", "a b", "x" * 65, "deck:inbox\n", "é")
+    for name in names:
+        await put(store, {"task": "x"}, reply_to=name)
+    await put(store, {"task": "x"}, reply_to="v2", v="2")
+    await store.connection.call("XADD", keys.INBOX, "*", "odd", b"\xff\xfe")
+    await until_empty(store)
+    assert len(await Quarantine(store).list_items()) == len(names) + 2
+    _, found = await store.connection.call("SCAN", "0", "MATCH", "deck:replies:*", "COUNT", "100000")
+    assert found == [b"deck:replies:v2"]
+    assert await producer.cluster.client.recent() == []

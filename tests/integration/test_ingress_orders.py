@@ -108,14 +108,6 @@ async def test_revoking_what_is_no_run_changes_nothing(producer: Producer) -> No
     assert not await store.connection.call("EXISTS", store.keys(derive_task_conversation_id("nobody-knows-it")).caller)
 
 
-async def asking(producer: Producer, turns: list[dict[str, Any]], state: str, **agent: Any) -> tuple[AsyncResult, str]:
-    """Send a run that asks a person, and wait until it does; return it and its conversation."""
-    result = producer.send("run", "do it", kwargs={**producer.options(turns), "headless": False, "agent": agent})
-    name = await producer.begun(result)
-    await until_state(producer, name, state)
-    return result, name
-
-
 async def until_state(producer: Producer, name: str, state: str, *, times: int = 1) -> None:
     async def is_there() -> bool:
         found = [str(getattr(event, "agent_state", "")) for event in await producer.cluster.client.events(name)]
@@ -126,7 +118,10 @@ async def until_state(producer: Producer, name: str, state: str, *, times: int =
 
 async def test_a_run_that_asks_is_confirmed_and_rejected_by_tasks(producer: Producer) -> None:
     state = "awaiting_user_confirmation"
-    result, name = await asking(producer, steps(2), state, confirmation={"mode": "always"})
+    agent = {"confirmation": {"mode": "always"}}
+    result = producer.send("run", "do it", kwargs={**producer.options(steps(2)), "headless": False, "agent": agent})
+    name = await producer.begun(result)
+    await until_state(producer, name, state)
     asked = await producer.value(producer.send("confirm", name))
     assert asked["conversation_id"] == name
     await until_state(producer, name, state, times=2)
@@ -142,15 +137,6 @@ async def test_a_run_that_asks_is_confirmed_and_rejected_by_tasks(producer: Prod
     with pytest.raises(Exception, match=r"."):
         await producer.value(producer.send("confirm", name))
     assert result.state == "SUCCESS"
-
-
-async def test_waiting_run_continues_with_a_message_and_has_result(producer: Producer) -> None:
-    turns = [{"text": "Which colour?"}, *saying("It is blue.")]
-    result, name = await asking(producer, turns, "awaiting_user_input")
-    await until(lambda: result.state == "PROGRESS", what="progress")
-    assert not result.ready()
-    await producer.value(producer.send("message", name, "Blue."))
-    assert (await producer.value(result))["message"] == "It is blue."
 
 
 async def test_a_caller_with_settings_of_its_own(producer: Producer) -> None:
