@@ -22,9 +22,10 @@ from deckhands.operations.jobs.job import JobServices
 from deckhands.operations.jobs.webhook_jobs import deliver, notify
 from deckhands.server.auth.api_keys import Scope
 from tests.ingress_parts import saying
-from tests.integration.command_line import finish, run_command, script
+from tests.integration.command_line import run_command
 from tests.served_stores import environment_with, worker
 from tests.server_parts import Served, served
+from tests.turns import finish, script
 from tests.webhook_parts import receiving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

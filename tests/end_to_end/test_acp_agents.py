@@ -34,8 +34,7 @@ LIMIT_SECONDS = 120.0
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[FaultCluster]:
     async with FaultCluster(tmp_path).running() as running:
-        running.start_controller()
-        running.start_tool()
+        running.start()
         yield running
 
 

@@ -22,7 +22,8 @@ from broker.contract.actions import CondensationAction
 from broker.contract.condenser_specs import OtherCondenserSpec
 from broker.contract.events import AgentSpec, Event, LLMSpec, WorkspaceSpec
 from deckhands import Client
-from tests.integration.command_line import Done, cluster, environment, finish, script
+from tests.integration.command_line import Done, cluster, environment
+from tests.turns import call, finish, script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adding-things.md").read_text(encoding="utf-8")
@@ -136,10 +137,6 @@ def section(title: str) -> str:
     """Return what stands below a title."""
     (text,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     return text
-
-
-def call(name: str, **arguments: object) -> dict[str, object]:
-    return {"tool_calls": [{"name": name, "arguments": arguments}]}
 
 
 def only(events: list[dict[str, object]], kind: str) -> dict[str, object]:

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.ingress_parts import saying
-from tests.integration.command_line import script
 from tests.polling import unhurried
 from tests.served_stores import worker
 from tests.server_parts import Served, served
+from tests.turns import script
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = ROOT / "tests" / "api_search.toml"

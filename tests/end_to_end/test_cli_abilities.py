@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from tests.integration.command_line import Done, deckhands, environment, finish, finished, script, started
+from tests.integration.command_line import Done, deckhands, environment, finished, started
+from tests.turns import call, finish, script
 
 
 def run(tmp_path: Path, *options: str) -> tuple[Done, Done]:
@@ -18,10 +17,6 @@ def run(tmp_path: Path, *options: str) -> tuple[Done, Done]:
         done = finished(running)
     found = [line for line in done.err.splitlines() if line.startswith("Conversation ")]
     return done, deckhands("show", found[0].split()[1], env=env) if found else done
-
-
-def call(name: str, **arguments: str) -> dict[str, object]:
-    return {"tool_calls": [{"name": name, "arguments": arguments}]}
 
 
 def test_a_task_is_handed_to_a_delegate_of_a_file(tmp_path: Path) -> None:
@@ -44,40 +39,3 @@ def test_cells_are_run(tmp_path: Path) -> None:
     assert "42" in done.out
     assert "IPython:      the agent can run cells" in shown.out
     assert "action.run_ipython" not in done.out
-
-
-def test_what_cannot_be_used_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    model = script(tmp_path / "m.json", finish("Done."))
-    (tmp_path / "scout.json").write_text(json.dumps({"name": "NoSuchAgent"}))
-    for options, said in (
-        (
-            ("--delegate", "Nobody"),
-            "There is no agent named 'Nobody'.\n  Known agents: BrowsingAgent, BrowsingAgentSDK, CheckAgent, CodeActAgent",
-        ),
-        (("--delegate", f"scout={tmp_path}/scout.json"), "There is no agent named 'NoSuchAgent'."),
-        (("--delegate", "scout=missing.json"), "The file missing.json of --delegate scout cannot be read"),
-        (("--ipython", "--agent", "LocAgent"), "--ipython has no effect on LocAgent, whose tools are fixed."),
-    ):
-        done, _ = run(tmp_path, "--model", model, *options)
-        assert (done.code, said in done.err) == (2, True), done
-    assert not list((tmp_path / "home").glob("runs/*"))
-
-
-@pytest.mark.parametrize("name", ["PlanningAgent", "BrowsingAgent"])
-@pytest.mark.parametrize(
-    ("turns", "result"),
-    [
-        ([], "The script has ended."),
-        ([call("no_such_tool")] * 20, "AgentStuckInLoopError"),
-        ([call("finish")] * 20, "AgentStuckInLoopError"),
-    ],
-)
-def test_a_delegate_without_the_tool_finish_ends_all_the_same(
-    tmp_path: Path, name: str, turns: list[dict[str, object]], result: str
-) -> None:
-    small = script(tmp_path / "small.json", *turns)
-    (tmp_path / "helper.json").write_text(json.dumps({"name": name, "llm": {"model": small}}))
-    large = script(tmp_path / "large.json", call("delegate", agent="helper", task="Look."), finish("Done."))
-    done, shown = run(tmp_path, "--model", large, "--delegate", f"helper={tmp_path}/helper.json", "-i", "50")
-    assert (done.code, "State:        finished" in shown.out) == (0, True), done
-    assert result in done.out, done

@@ -11,17 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from deckhands.evaluation.attempts.results import read_results
-from tests.integration.command_line import (
-    cluster,
-    deckhands,
-    environment,
-    finish,
-    on_terminal,
-    run_command,
-    script,
-    started,
-)
+from tests.integration.command_line import cluster, deckhands, environment, on_terminal, run_command, started
 from tests.polling import until
+from tests.turns import finish, script
 
 LIMIT_SECONDS = 90.0
 
@@ -119,7 +111,7 @@ def test_other_endings_are_tried_from_the_middle_of_a_run(tmp_path: Path) -> Non
         assert done.json[0]["models"] == {other: {"resolved": 2, "siblings": 2}}
         assert done.json[0]["best"]["model"] == other
         output = {"score": 7, "accepted": True, "reason": "It is there."}
-        says = {"tool_calls": [{"name": "finish", "arguments": {"message": "Judged.", "output": output}}]}
+        says = finish("Judged.", output=output)
         judge = script(tmp_path / "judge.json", {**says, "cost_usd": 0.25})
         bound = deckhands(*forked, "--critic", judge, "--tenant", "acme", env=env)
         assert (bound.code, "those of acme may not" in bound.err) == (2, True), bound

@@ -9,17 +9,8 @@ import pytest
 
 from broker.contract.actions import SystemMessageAction
 from broker.runtime.counting import format_count
-from tests.integration.command_line import (
-    COMMAND,
-    cluster,
-    deckhands,
-    environment,
-    finish,
-    finished,
-    run_command,
-    script,
-    started,
-)
+from tests.integration.command_line import COMMAND, cluster, deckhands, environment, finished, run_command, started
+from tests.turns import finish, script
 
 NOTICE = "The environment variable LLM_TEMPRATURE is not known; did you mean LLM_TEMPERATURE?"
 

@@ -11,18 +11,9 @@ import subprocess
 import psutil
 import pytest
 
-from tests.integration.command_line import (
-    COMMAND,
-    deckhands,
-    environment,
-    finish,
-    finished,
-    read_until,
-    run_command,
-    script,
-    started,
-)
+from tests.integration.command_line import COMMAND, deckhands, environment, finished, read_until, run_command, started
 from tests.polling import until
+from tests.turns import finish, script
 
 
 @pytest.fixture
@@ -235,10 +226,7 @@ def test_workers_that_cannot_start_are_quoted(env, workspace, tmp_path):
 def test_an_output_is_mended_and_handed_in(env, workspace, tmp_path):
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}))
-    turns = [
-        {"tool_calls": [{"name": "finish", "arguments": {"message": "Done.", "output": output}}]}
-        for output in ({"n": "three"}, {"n": 3})
-    ]
+    turns = [finish("Done.", output=output) for output in ({"n": "three"}, {"n": 3})]
     model = script(tmp_path / "m.json", *turns)
     done = deckhands(
         "run", "-t", "Count", "-w", workspace, "--model", model, "--output-schema", schema, "--json", env=env

@@ -12,8 +12,9 @@ from broker.runtime.settings import BrokerSettings
 from broker.secrets.masking import MASK
 from broker.secrets.secrets import Secrets, load_secret_key
 from broker.store.store import open_store
-from tests.integration.command_line import deckhands, environment, run_command, script
+from tests.integration.command_line import deckhands, environment, run_command
 from tests.stores import RealServer, emptied
+from tests.turns import script
 
 TOKEN = "ghp_0123456789abcdef"
 

@@ -21,15 +21,14 @@ from tests.integration.command_line import (
     cluster,
     deckhands,
     environment,
-    finish,
     finished,
     on_terminal,
     run_command,
-    script,
     started,
 )
 from tests.polling import until
 from tests.stores import RealServer, emptied
+from tests.turns import finish, script
 from tests.unit.deckhands.sample_log import state
 
 

@@ -19,18 +19,10 @@ import pytest
 from celery import Celery
 
 from broker.store.store import open_store
-from tests.integration.command_line import (
-    COMMAND,
-    cluster,
-    deckhands,
-    environment,
-    finished,
-    read_until,
-    script,
-    started,
-)
+from tests.integration.command_line import COMMAND, cluster, deckhands, environment, finished, read_until, started
 from tests.polling import unhurried, until
 from tests.programs import command_of
+from tests.turns import bash, script
 
 
 def test_a_port_with_a_password_for_other_programs(tmp_path):
@@ -95,7 +87,7 @@ def test_celery_and_flower_find_workers_by_the_printed_address(tmp_path):
 
 def test_printed_command_lists_conversations_of_both_workers(tmp_path):
     env = environment(tmp_path)
-    waiting = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "sleep 300", "timeout": "300"}}]}
+    waiting = bash("sleep 300", timeout="300")
     model = script(tmp_path / "model.json", waiting)
     with started("up", "--sandbox", "none", "--ingresses", "2", env=env) as running:
         greeting = "".join(read_until(running, "Ctrl-C stops it"))

@@ -13,9 +13,10 @@ from broker.contract.code_search import CodeSearchAction, CodeSearchObservation
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation
 from broker.contract.specs import WorkspaceSpec
-from tests.integration.command_line import deckhands, environment, finish, script
+from tests.integration.command_line import deckhands, environment
 from tests.integration.workspace_hosts import LIMIT_SECONDS, opened, processes
 from tests.programs import command_of
+from tests.turns import finish, script
 from tool_worker.tools.code_search import SearchCode
 from tool_worker.workspace.named_directories import NamedDirectories
 from tool_worker.workspace.workspaces import OpenWorkspace

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.integration.command_line import finish, run_command, script
+from tests.integration.command_line import run_command
 from tests.source_code import ROOT
+from tests.turns import call, finish, script
 
 EXAMPLES = ROOT / "examples" / "conversations"
 LIMIT_SECONDS = 120.0
@@ -53,7 +54,7 @@ def test_the_router(tmp_path: Path) -> None:
 
 
 def test_a_tool_of_the_program(tmp_path: Path) -> None:
-    asking = {"tool_calls": [{"name": "stock", "arguments": {"item": "lamp"}}]}
+    asking = call("stock", item="lamp")
     model = script(tmp_path / "model.json", asking, finish("Four."))
     assert printed("own_tool.py", model, folder=tmp_path) == ["Four.", "4 lamps"]
 
@@ -77,7 +78,7 @@ def test_a_policy_of_a_package(tmp_path: Path) -> None:
 
 
 def test_sub_agents(tmp_path: Path) -> None:
-    handing = {"tool_calls": [{"name": "delegate", "arguments": {"agent": "helper", "task": "Count the files."}}]}
+    handing = call("delegate", agent="helper", task="Count the files.")
     chief = script(tmp_path / "chief.json", handing, finish("There are none."))
     helper = script(tmp_path / "helper.json", finish("None."))
     assert printed("sub_agents.py", chief, helper, folder=tmp_path) == ["There are none.", "delegates: 1"]

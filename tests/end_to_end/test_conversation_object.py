@@ -19,7 +19,8 @@ from deckhands import (
     Limits,
     NotBegun,
 )
-from tests.integration.command_line import finish, run_command, script
+from tests.integration.command_line import run_command
+from tests.turns import finish, script
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 200
 LIMIT = 120.0
@@ -42,7 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_one_conversation_from_its_first_message_to_its_record(home: Path, tmp_path: Path) -> None:
     """All in one: a private cluster is started once."""
-    verdict = {"tool_calls": [{"name": "finish", "arguments": {"message": "Good.", "output": {"is_good": True}}}]}
+    verdict = finish("Good.", output={"is_good": True})
     risky = run_command("echo two > two.txt")
     other = run_command("echo three > three.txt")
     model = script(tmp_path / "model.json", run_command("echo one > one.txt"), verdict, risky, other, verdict)

@@ -30,9 +30,10 @@ from deckhands.client.remote.server_calls import ServerUntrusted
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serve_in_loop
 from tests.certificates import certificate_in
-from tests.integration.command_line import finish, run_command, script
+from tests.integration.command_line import run_command
 from tests.served_stores import environment_with, worker
 from tests.server_parts import Served, served
+from tests.turns import finish, script
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMIT = 120.0
@@ -127,11 +128,11 @@ async def test_one_program_has_one_result_everywhere(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DECKHANDS_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DECKHANDS_SANDBOX", "none")
-    verdict = {"tool_calls": [{"name": "finish", "arguments": {"message": "Good.", "output": {"is_good": True}}}]}
+    verdict = finish("Good.", output={"is_good": True})
     commands = [
         run_command(command) for command in ("echo one > one.txt", "ls", "head -c 200000 /dev/zero | tr '\\0' x")
     ]
-    again = {"tool_calls": [{"name": "finish", "arguments": {"message": "Again.", "output": {"is_good": True}}}]}
+    again = finish("Again.", output={"is_good": True})
     model = script(tmp_path / "model.json", *commands, verdict, again)
     monkeypatch.setenv("DECKHANDS_API_KEY", await server.token())
     places = {"embedded": {}, "store": {"cluster": server.log.worker}, "server": {"cluster": server.url}}

@@ -13,7 +13,8 @@ import pytest
 import deckhands as public
 from broker.runtime.errors import UsageError
 from tests.dataset_parts import HUMAN_EVAL, harbor_task, write_rows
-from tests.integration.command_line import deckhands, environment, finish, run_command, script
+from tests.integration.command_line import deckhands, environment, run_command
+from tests.turns import finish, script
 
 
 @pytest.fixture

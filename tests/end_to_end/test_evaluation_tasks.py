@@ -20,8 +20,8 @@ from deckhands.ingress.evaluations import MAX_STARTS
 from deckhands.ingress.waiting_tasks import list_waiting
 from tests.faults.harness import FaultCluster
 from tests.ingress_parts import Producer, all_present
-from tests.integration.command_line import finish, script
 from tests.polling import until
+from tests.turns import finish, script
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -32,8 +32,7 @@ LIMIT_SECONDS = 120.0
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def producer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Producer]:
     async with FaultCluster(tmp_path_factory.mktemp("evaluations")).running() as cluster:
-        cluster.start_controller()
-        cluster.start_tool()
+        cluster.start()
         cluster.start_ingress("d1", DECKHANDS_EVALUATIONS=str(cluster.root / "evaluations"))
         await all_present(cluster)
         found = Producer(cluster)

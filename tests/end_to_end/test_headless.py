@@ -17,10 +17,11 @@ import pytest
 from deckhands.interop.headless.bridge import Bridge
 from tests.docker_image import image
 from tests.end_to_end.test_cli_run import running_below
-from tests.integration.command_line import environment, finish, run_command, script
+from tests.integration.command_line import environment, run_command
 from tests.openhands_template import TEMPLATE
 from tests.polling import until
 from tests.source_code import ROOT
+from tests.turns import call, finish, script
 
 PAGE = ROOT / "docs" / "migrating-from-openhands.md"
 FINAL = "experiments/count/results/final.json"
@@ -146,7 +147,7 @@ def test_limits_and_questions_have_their_codes(home, place, tmp_path):
 
 def test_a_browser_that_the_environment_enables(home, place, tmp_path):
     (place / "hours.html").write_text("<h1>Open at 9</h1>")
-    look = {"tool_calls": [{"name": "browser", "arguments": {"code": f"goto('file://{place}/hours.html')"}}]}
+    look = call("browser", code=f"goto('file://{place}/hours.html')")
     env = env_for(home, script(tmp_path / "m.json", look, WRITE, finish("Done.")), ENABLE_BROWSER="true")
     done = Bridge(place, environment=env).run("When does it open?", name="count")
     assert (done.success, done.reason) == (True, "finished"), done
@@ -201,9 +202,9 @@ enable_think = true
 enable_think = false
 """)
     (tmp_path / "saved").mkdir()
-    call = {"tool_calls": [{"name": "echo", "arguments": {"text": "from the server"}}]}
+    echo = call("echo", text="from the server")
     looks = [run_command(f"echo {number}") for number in range(4)]
-    env = env_for(home, script(tmp_path / "m.json", call, *looks, WRITE, finish("Done.")))
+    env = env_for(home, script(tmp_path / "m.json", echo, *looks, WRITE, finish("Done.")))
     done = Bridge(place, environment=env).run("Count.", name="count", arguments=["--config-file", str(config)])
     assert (done.success, done.reason) == (True, "finished"), done
     (answer,) = logged(place, "observation.mcp")

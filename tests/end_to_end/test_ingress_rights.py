@@ -27,9 +27,10 @@ from deckhands.ingress.context import derive_task_conversation_id
 from tests.faults.harness import steps
 from tests.inbox_parts import put, replies
 from tests.ingress_parts import saying
-from tests.integration.command_line import finish, run_command
+from tests.integration.command_line import run_command
 from tests.polling import unhurried, until
 from tests.served_stores import LIMIT_SECONDS, PRODUCER, Server, allowed_of, refusals, serving, worker
+from tests.turns import finish
 
 LIMIT = 2 * LIMIT_SECONDS
 BEYOND_A_INGRESS = (

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.integration.command_line import deckhands, environment, finish, read_until, script, started
+from tests.integration.command_line import deckhands, environment, read_until, started
 from tests.polling import until
+from tests.turns import call, finish, script
 
 
 def is_offered(env: dict[str, str]) -> bool:
@@ -21,8 +22,8 @@ def test_a_tool_worker_joins_the_cluster_that_runs_here(tmp_path: Path) -> None:
         worker |= {"DECKHANDS_NODE": "joining", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
         with started("tools", env=worker):
             asyncio.run(until(lambda: asyncio.to_thread(is_offered, env), limit=60, what="the tool"))
-            call = {"tool_calls": [{"name": "add", "arguments": {"first": 2}}]}
-            model = script(tmp_path / "m.json", call, finish("Done."))
+            adding = call("add", first=2)
+            model = script(tmp_path / "m.json", adding, finish("Done."))
             cid = deckhands("submit", "-t", "x", "--tool", "add", "--model", model, env=env).out.strip()
             followed = deckhands("logs", "-f", cid, env=env)
     assert followed.code == 0, followed

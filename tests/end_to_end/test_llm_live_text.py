@@ -25,8 +25,9 @@ from controller_worker.model.streaming import stream_reply
 from controller_worker.providers.llm import Delta, ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart
 from deckhands.client.reading.output import EventPrinter
-from tests.integration.command_line import COMMAND, Done, environment, finish, on_terminal, run_command, script
+from tests.integration.command_line import COMMAND, Done, environment, on_terminal, run_command
 from tests.model_server.running_server import RunningModelServer
+from tests.turns import finish, script
 
 pytest_plugins = ("tests.model_server.fixtures",)
 

@@ -12,8 +12,9 @@ import pytest
 from broker.runtime.errors import UsageError
 from broker.tools.tool_failures import ToolFailure
 from deckhands import Client
-from tests.integration.command_line import Done, cluster, deckhands, environment, finish, finished, script, started
+from tests.integration.command_line import Done, cluster, deckhands, environment, finished, started
 from tests.polling import until
+from tests.turns import finish, script
 from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.launch import SandboxedLaunch
 from tool_worker.tools.mcp.servers import McpServers

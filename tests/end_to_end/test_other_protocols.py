@@ -22,10 +22,11 @@ from mcp.client.streamable_http import streamable_http_client
 from broker.contract.actions import MessageAction
 from broker.contract.events import EventSource
 from tests.ingress_parts import saying
-from tests.integration.command_line import finish, run_command, script
+from tests.integration.command_line import run_command
 from tests.polling import until
 from tests.served_stores import environment_with, worker
 from tests.server_parts import Served, served
+from tests.turns import call, finish, script
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMIT_SECONDS = 60.0
@@ -111,7 +112,7 @@ async def test_openai_stream_separates_work_from_answer_and_may_be_left(
 
 
 async def test_openai_an_answer_has_the_form_that_was_asked_for(chat: openai.AsyncOpenAI, tmp_path: Path) -> None:
-    turn = {"tool_calls": [{"name": "finish", "arguments": {"message": "done", "output": {"files": 3}}}]}
+    turn = finish("done", output={"files": 3})
     form = {"type": "json_schema", "json_schema": {"name": "count", "schema": SCHEMA}}
     model = f"CodeActAgent/{script(tmp_path / 'm.json', turn)}"
     answer = await chat.chat.completions.create(model=model, messages=said("count"), response_format=form)
@@ -200,7 +201,7 @@ async def test_openai_a_response_is_continued_by_its_id(
             deltas += event.delta if event.type == "response.output_text.delta" else ""
         assert (await stream.get_final_response()).output_text == deltas == "third"
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
-    turn = {"tool_calls": [{"name": "finish", "arguments": {"message": "done", "output": {"files": 3}}}]}
+    turn = finish("done", output={"files": 3})
     form: Any = {"format": {"type": "json_schema", "name": "count", "schema": SCHEMA}}
     formed = f"CodeActAgent/{script(tmp_path / 'f.json', turn)}"
     assert (await chat.responses.create(model=formed, input="count", text=form)).output_text == '{"files": 3}'
@@ -316,7 +317,7 @@ async def editing(server: Served, editor: Editor, *options: str, home: Path) -> 
 
 async def test_acp_an_editor_prompts_sees_is_asked_cancels_and_loads(server: Served, tmp_path: Path) -> None:
     write = {"command": "create", "path": str(tmp_path / "work" / "a.txt"), "file_text": "one\n"}
-    edit = {"tool_calls": [{"name": "str_replace_editor", "arguments": write}]}
+    edit = call("str_replace_editor", **write)
     model = script(tmp_path / "m.json", edit, run_command("echo no"), finish("done"), run_command("sleep 600"))
     (tmp_path / "work").mkdir()
     editor = Editor()

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.integration.command_line import deckhands, environment, finish, script
+from tests.integration.command_line import deckhands, environment
+from tests.turns import bash, call, finish, script
 
-PLAN = {"tool_calls": [{"name": "propose_plan", "arguments": {"plan": "1. Make `made`."}}]}
-TOUCH = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "touch made", "security_risk": "LOW"}}]}
-GREP = {"tool_calls": [{"name": "grep", "arguments": {"pattern": "made"}}]}
+PLAN = call("propose_plan", plan="1. Make `made`.")
+TOUCH = bash("touch made", security_risk="LOW")
+GREP = call("grep", pattern="made")
 
 
 def kinds(events: list[dict[str, Any]]) -> list[str]:

@@ -20,8 +20,9 @@ from deckhands import AgentSpec, Client, DeckhandsError, NoCluster, NotSettled, 
 from deckhands.client.reader import Reader
 from deckhands.client.steering import Steering
 from deckhands.client.transfers.files import WorkspaceFiles
-from tests.integration.command_line import cluster, finish, run_command, script
+from tests.integration.command_line import cluster, run_command
 from tests.source_code import ROOT
+from tests.turns import finish, script
 
 PAGE = ROOT / "docs" / "python.md"
 
@@ -53,7 +54,7 @@ async def test_every_block_of_the_page_runs(home: Path, tmp_path: Path, monkeypa
     results.mkdir()
     writing = run_command("echo an old pond > haiku.txt")
     writing_pond = run_command("echo an old pond > haiku.txt")
-    pond = {"tool_calls": [{"name": "finish", "arguments": {"message": "Done.", "output": {"lines": ["an old pond"]}}}]}
+    pond = finish("Done.", output={"lines": ["an old pond"]})
     monkeypatch.setenv("DECKHANDS_SANDBOX", "none")
     names: dict[str, Any] = {
         "url": (home / "cluster" / "url").read_text().strip(),

@@ -14,10 +14,11 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.integration.command_line import environment
+from tests.turns import bash
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = ("aiohttp", "anthropic", "flower", "httpx", "litellm", "openai", "tiktoken", "tokenizers", "tornado")
-SCRIPT = {"turns": [{"tool_calls": [{"name": "execute_bash", "arguments": {"command": "echo slim > made.txt"}}]}]}
+SCRIPT = {"turns": [bash("echo slim > made.txt")]}
 
 
 def _requirements(found: Distribution) -> list[str]:

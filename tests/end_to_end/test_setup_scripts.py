@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.command_line import deckhands, environment, finish, script
+from tests.integration.command_line import deckhands, environment
+from tests.turns import call, finish, script
 
 SETUP = """
 export FROM_SETUP=set
@@ -33,7 +34,7 @@ def project(tmp_path: Path) -> Path:
 
 def bash(command: str) -> dict[str, object]:
     arguments = {"command": command, "security_risk": "LOW"}
-    return {"tool_calls": [{"name": "execute_bash", "arguments": arguments}]}
+    return call("execute_bash", **arguments)
 
 
 def test_clone_is_set_up_in_its_sandbox_and_commits_checked(tmp_path: Path, project: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from deckhands import Conversation
-from tests.integration.command_line import deckhands, environment, finish, script
+from tests.integration.command_line import deckhands, environment
+from tests.turns import finish, script
 
 
 def test_run_reads_the_instructions_of_workspace_and_person(monkeypatch, tmp_path):

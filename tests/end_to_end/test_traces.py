@@ -24,6 +24,7 @@ from tests.faults.server_process import free_port, server
 from tests.otlp_receiver import Receiver, receiving
 from tests.polling import until
 from tests.server_parts import add_key
+from tests.turns import bash, finish
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -48,8 +49,8 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) 
 async def submitted(cluster: FaultCluster, receiver: Receiver, command: str) -> str:
     """Submit a task by the command line, in its own process."""
     turns = [
-        {"tool_calls": [{"name": "execute_bash", "arguments": {"command": command}}]},
-        {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]},
+        bash(command),
+        finish(),
     ]
     script = cluster.root / "traced.json"
     script.write_text(json.dumps({"turns": turns}))
@@ -161,7 +162,6 @@ async def test_a_collector_that_is_away_or_silent_holds_up_nothing(tmp_path: Pat
             cluster.start_controller(**mute)
             cluster.start_tool(**away)
             (cid,) = await cluster.submit(steps(5))
-            await cluster.settle([cid])
             await cluster.check([cid], commands=5)
             for name in ("c1", "t1"):
                 cluster.signal(name, signal.SIGTERM)

@@ -8,7 +8,8 @@ import signal
 import psutil
 import pytest
 
-from tests.integration.command_line import deckhands, environment, finish, finished, run_command, script, started
+from tests.integration.command_line import deckhands, environment, finished, run_command, started
+from tests.turns import finish, script
 
 # As on a machine that never had bubblewrap: nothing may be executed in its place.
 WITHOUT_BWRAP = "bwrap --dev-bind / / --ro-bind /dev/null /usr/bin/bwrap"

@@ -16,8 +16,7 @@ from tests.polling import until
 async def test_workers_that_their_commands_start_do_their_work_together(tmp_path: Path) -> None:
     async with FaultCluster(tmp_path).running() as cluster:
         cluster.started_by = ("env",)
-        cluster.start_controller()
-        cluster.start_tool()
+        cluster.start()
         cluster.start_ingress()
         cluster.start_jobs()
         await all_present(cluster)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 from pathlib import Path
@@ -11,8 +10,8 @@ from pathlib import Path
 from controller_worker.providers.llm import ModelRequest
 from tests.faults.harness import FaultCluster
 from tests.polling import until
+from tests.turns import finish
 
-FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
 TABLE = """
 [llm]
 model = "{good}"
@@ -58,15 +57,13 @@ async def test_blocked_calls_hold_up_nothing_and_are_cancelled(tmp_path: Path) -
             pass
         writer.close()
 
-    script = tmp_path / "good.json"
-    script.write_text(json.dumps({"turns": [FINISH]}))
     async with (
         await asyncio.start_server(keep_silent, "127.0.0.1", 0) as server,
         FaultCluster(tmp_path / "cluster").running() as cluster,
     ):
         host, port = server.sockets[0].getsockname()
         table = tmp_path / "models.toml"
-        table.write_text(TABLE.format(good=f"scripted/{script}", url=f"http://{host}:{port}", module=__name__))
+        table.write_text(TABLE.format(good=cluster.script(finish()), url=f"http://{host}:{port}", module=__name__))
         (cluster.root / "work").mkdir()
         worker = cluster.start_controller(
             LLM_CONFIG=str(table), DECKHANDS_ANY_MODEL="", SILENT_HOST=host, SILENT_PORT=str(port)
