@@ -66,7 +66,6 @@ SHARED: Mapping[str, Mapping[type[Event], str]] = {
 
 
 def events_page() -> str:
-    """Return the page."""
     parts = [INTRODUCTION, "## Fields of every event\n", _fields_of(Event, set()), ""]
     for family, (title, text) in FAMILIES.items():
         kinds = [owner for kind, owner in _kinds().items() if kind.startswith(f"{family}.")]

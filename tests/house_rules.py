@@ -52,8 +52,6 @@ REGISTRY = re.compile(r"pypi\.org|pythonhosted\.org|registry\.(?:npmjs|yarnpkg)\
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule and the files it speaks of."""
-
     name: str
     applies: Callable[[str], bool]
     check: Callable[[Source], Iterator[Finding]]
@@ -68,7 +66,6 @@ class ImportRule:
     fix: str
 
     def check(self, source: Source) -> Iterator[Finding]:
-        """Find every use outside the ingress."""
         if re.fullmatch(self.files, source.path):
             return
         imported = {(found.line, found.name) for found in source.imports}

@@ -153,5 +153,4 @@ type = "noop"
 
 
 def uncomment(template: str = TEMPLATE) -> str:
-    """Return the template with every key set."""
     return "\n".join(line.removeprefix("#") for line in template.splitlines())

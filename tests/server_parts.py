@@ -26,7 +26,6 @@ from tests.served_stores import serving as store_serving
 async def add_key(
     store: Store, tenant: str = "*", scopes: Iterable[Scope] = Scope, *, life: timedelta | None = None, **limits: int
 ) -> str:
-    """A new API key, by default for everything."""
     return (await ApiKeys(store).add("test", tenant=tenant, scopes=scopes, life=life, **limits))[1]
 
 
@@ -52,11 +51,9 @@ class Served:
     async def token(
         self, tenant: str = "acme", scopes: Iterable[Scope] = Scope, *, life: timedelta | None = None, **limits: int
     ) -> str:
-        """A new key."""
         return await add_key(self.client.store, tenant, scopes, life=life, **limits)
 
     def environment(self, home: Path, **more: str) -> dict[str, str]:
-        """Of worker processes of this cluster."""
         found = {
             "PATH": os.environ["PATH"],
             "DECKHANDS_URL": self.log.worker,
@@ -77,7 +74,6 @@ class Served:
         await until(is_ready, limit=60.0, what="workers")
 
     def as_(self, token: str = "") -> httpx2.AsyncClient:
-        """A client with a key."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=30)
 

@@ -50,8 +50,6 @@ BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Tree:
-    """A copy of the packages."""
-
     path: Path
 
     def apply(self, title: str) -> set[str]:
@@ -95,7 +93,6 @@ class Tree:
         (described / "entry_points.txt").write_text("\n".join(written))
 
     def deckhands(self, *arguments: str | Path, **variables: str) -> Done:
-        """Run the command line of this copy."""
         done = subprocess.run(
             (sys.executable, "-P", "-m", "deckhands", *map(str, arguments)),
             env=environment(self.path / "home", PYTHONPATH=str(self.path), **variables),
@@ -127,14 +124,12 @@ class Tree:
 
     @property
     def workspace(self) -> Path:
-        """Where the runs work."""
         path = self.path / "workspace"
         path.mkdir(exist_ok=True)
         return path
 
 
 def section(title: str) -> str:
-    """Return what stands below a title."""
     (text,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     return text
 
@@ -208,7 +203,6 @@ def test_a_condenser(tree: Tree, title: str) -> None:
 
 
 async def conversation(url: str, agent: AgentSpec) -> Sequence[Event]:
-    """Hold a conversation and return its events."""
     async with await Client.connect(url) as client:
         conversation_id = await client.submit("Think.", agent=agent, workspace=WorkspaceSpec(sandbox="none"))
         await client.wait_until_settled(conversation_id, timeout_seconds=LIMIT_SECONDS)

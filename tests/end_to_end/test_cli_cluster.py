@@ -32,7 +32,6 @@ SUMMARY_KEYS = (
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A home with a cluster that is up."""
     path = tmp_path_factory.mktemp("home")
     with cluster(path, "--sandbox", "none", "--workspace-root", str(tmp_path_factory.getbasetemp())):
         yield path

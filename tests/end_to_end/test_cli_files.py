@@ -34,7 +34,6 @@ def cli(home: Path) -> Cli:
 
 
 def called(home: Path, *arguments: str) -> Done:
-    """Call the command in a separate process."""
     with started(*arguments, env=environment(home)) as running:
         return finished(running)
 

@@ -45,7 +45,6 @@ class Bench(FaultCluster):
     """A store, controller workers, and conversations that follow scripts."""
 
     def agent(self, *turns: dict[str, Any], latency: float = 0.0, **fields: Any) -> AgentSpec:
-        """An agent whose model follows a script."""
         script = self.root / f"agent-{len(list(self.root.glob('agent-*')))}.json"
         script.write_text(json.dumps({"latency_seconds": latency, "turns": list(turns)}))
         return AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), **fields)

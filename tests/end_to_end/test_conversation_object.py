@@ -27,8 +27,6 @@ LIMIT = 120.0
 
 
 class Verdict(BaseModel):
-    """What the agent returns."""
-
     is_good: bool
 
 

@@ -41,8 +41,6 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 
 
 class Verdict(BaseModel):
-    """What the agent returns."""
-
     is_good: bool
 
 

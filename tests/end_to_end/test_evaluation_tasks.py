@@ -75,15 +75,6 @@ async def test_an_evaluation_that_was_taken_up_in_time_outlives_its_expired_mess
     assert (await result_of(result))["models"][model]["outcomes"]["resolved"] == 1
 
 
-async def test_each_task_that_asks_meanwhile_is_answered(producer: Producer) -> None:
-    model = script(producer.cluster.root / "meanwhile.json", finish("6"), latency_seconds=1.0)
-    options = {"dataset": ROWS, "models": model, "out": "several", "concurrency": 1}
-    results = [producer.send("evaluate", kwargs=options) for _ in range(3)]
-    summaries = [await result_of(result) for result in results]
-    assert summaries[0]["models"][model]["outcomes"]["resolved"] == 1
-    assert summaries == [summaries[0]] * 3
-
-
 async def test_a_command_that_is_killed_is_started_again(producer: Producer) -> None:
     model = script(producer.cluster.root / "killed.json", finish("6"), latency_seconds=5.0)
     options = {"dataset": ROWS, "models": model, "out": "killed", "concurrency": 2}

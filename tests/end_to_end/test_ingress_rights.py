@@ -148,7 +148,6 @@ async def test_ingress_and_producers_work_with_their_rights(cluster: Cluster) ->
 
 
 async def _orders(cluster: Cluster) -> None:
-    """All short tasks, each with its effect."""
     first, second = [await _asking(cluster) for _ in range(2)]
     await cluster.value(cluster.send("confirm", first))
 
@@ -167,7 +166,6 @@ async def _orders(cluster: Cluster) -> None:
 
 
 async def _asking(cluster: Cluster) -> str:
-    """A conversation that asks for a confirmation."""
     agent = AgentSpec(
         llm=LLMSpec(model=cluster.options(steps(2))["model"]), confirmation=ConfirmationPolicy(mode="always")
     )

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pyte
 
-from broker.contract.actions import MessageAction
-from broker.contract.events import EventSource
 from broker.log.event_log import EventLog
 from broker.log.live_text import MAX_PIECE_CHARS, LivePiece, LiveText
 from broker.secrets.masking import MASK
@@ -24,7 +22,6 @@ from broker.store.store import Store
 from controller_worker.model.streaming import stream_reply
 from controller_worker.providers.llm import Delta, ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart
-from deckhands.client.reading.output import EventPrinter
 from tests.integration.command_line import COMMAND, Done, environment, on_terminal, run_command
 from tests.model_server.running_server import RunningModelServer
 from tests.turns import finish, script
@@ -207,18 +204,5 @@ def test_on_a_terminal_a_streamed_reply_is_printed_once(
 
 
 class Screen(io.StringIO):
-    """An output that claims to be a terminal."""
-
     def isatty(self) -> bool:
         return True
-
-
-def test_pieces_of_the_next_call_do_not_repeat_the_last() -> None:
-    """The pieces come by another way than the events, and may be ahead of them."""
-    printer, screen = EventPrinter(as_json=False), Screen()
-    with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
-        printer.piece(LivePiece("1.1", "text", "First I look around."))
-        printer.piece(LivePiece("2.1", "text", "All is done."))
-        for content in ("First I look around.", "All is done."):
-            printer.event(MessageAction(content=content, source=EventSource.AGENT))
-    assert (screen.getvalue().count("First I look"), screen.getvalue().count("All is done")) == (1, 1)

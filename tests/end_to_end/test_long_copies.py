@@ -52,7 +52,6 @@ class Node:
         self.service = TransferService(Transfers(store), root, checkpointing, _no_sandbox, bindings)
 
     async def serve(self) -> None:
-        """Serve requests until cancelled."""
         stream, call = self._store.keys(CID).shard.actions("node:one"), self._store.connection.call
         while True:
             await until(lambda: call("XLEN", stream), limit=LIMIT_SECONDS, what="request")
@@ -64,11 +63,9 @@ class Node:
                 await call("XDEL", stream, entry)
 
     def left(self) -> list[str]:
-        """Return what lies beside the workspace."""
         return [path.name for path in (self._root / CID).iterdir() if path.name.startswith(".")]
 
     async def stored(self) -> int:
-        """Return how many stored files there are."""
         return len(await self._store.connection.call("KEYS", "*parcel*"))
 
 
@@ -90,7 +87,6 @@ async def node_of(store: Store, root: Path) -> AsyncIterator[Node]:
 
 
 def noise(path: Path, size: int = LONG_BYTES) -> bytes:
-    """Write what cannot be compressed."""
     content = random.Random(7).randbytes(size)
     path.write_bytes(content)
     return content

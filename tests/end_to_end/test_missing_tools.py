@@ -10,15 +10,9 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from broker.tools.tool_failures import ToolFailure
 from deckhands import Client
 from tests.integration.command_line import Done, cluster, deckhands, environment, finished, started
-from tests.polling import until
 from tests.turns import finish, script
-from tool_worker.tools.mcp.config import McpServerSpec
-from tool_worker.tools.mcp.launch import SandboxedLaunch
-from tool_worker.tools.mcp.servers import McpServers
-from tool_worker.tools.offered import OfferedTools
 
 SECRET = "hunter2-hunter2"
 
@@ -58,12 +52,6 @@ def test_a_run_whose_mcp_program_is_dead(tmp_path: Path) -> None:
     assert SECRET not in done.err
 
 
-def test_a_run_whose_mcp_file_cannot_be_used(tmp_path: Path) -> None:
-    done = run(tmp_path, "shop/*", DECKHANDS_MCP=str(tmp_path / "missing.json"), DECKHANDS_SANDBOX="none")
-    assert done.code == 1, done
-    assert "missing.json is not a list of MCP servers: FileNotFoundError" in done.err
-
-
 async def _refused(url: str) -> str:
     async with await Client.connect(url) as client:
         with pytest.raises(UsageError) as refused:
@@ -89,29 +77,3 @@ def test_a_cluster_says_what_it_cannot_offer_everywhere(tmp_path: Path) -> None:
         assert SECRET not in text
     assert submitted.code == 2
     assert "found   workers report" in doctor.out
-
-
-async def test_a_server_that_comes_back_is_no_failure_any_more(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    program = Path(__file__).resolve().parents[1] / "example_mcp_server.py"
-    text = f"import os, sys; os.path.exists({str(gate)!r}) or sys.exit('not yet'); import runpy; "
-    text += f"runpy.run_path({str(program)!r}, run_name='__main__')"
-    spec = McpServerSpec(name="example", command=sys.executable, args=("-c", text))
-    offered, reports = OfferedTools(()), list[tuple[ToolFailure, ...]]()
-
-    async def report() -> None:
-        reports.append(offered.failures)
-
-    servers = McpServers([spec], offered, SandboxedLaunch("none", tmp_path), report=report)
-    offering = asyncio.create_task(servers.offer(lambda _: asyncio.sleep(0)))
-    try:
-        await until(lambda: bool(reports), limit=60, what="the first report")
-        assert "not yet" in reports[0][0].reason
-        gate.touch()
-        async with asyncio.timeout(60):
-            await offering
-        assert reports[-1] == ()
-        assert offered.offers
-    finally:
-        offering.cancel()
-        await servers.aclose()

@@ -197,7 +197,6 @@ def _stop(running: subprocess.Popen[str]) -> None:
 
 
 def prepare(directory: Path) -> None:
-    """Write what the pages' commands speak of."""
     for name in ("path/of/project", "copy/of/project", "assets", "path/of/conversations"):
         (directory / name).mkdir(parents=True)
     (directory / "path/of/project/README.md").write_text("A project.\n")

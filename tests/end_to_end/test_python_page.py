@@ -29,7 +29,6 @@ PAGE = ROOT / "docs" / "python.md"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A home with a cluster that is up."""
     path = tmp_path_factory.mktemp("home")
     with cluster(path, "--sandbox", "none", "--workspace-root", str(tmp_path_factory.getbasetemp())):
         yield path
@@ -37,7 +36,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    """A client of a store without workers."""
     server = EmbeddedValkey(tmp_path / "store")
     await server.start()
     async with await Client.connect(server.url) as found:

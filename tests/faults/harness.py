@@ -69,7 +69,6 @@ class FaultCluster:
             await self.store.stop()
 
     def start(self, **environment: str) -> None:
-        """Start a controller worker and a tool worker."""
         self.start_controller(**environment)
         self.start_tool(**environment)
 
@@ -146,7 +145,6 @@ class FaultCluster:
         return ids
 
     async def until(self, condition: Callable[[], Any], *, limit: float = 30.0, what: str = "condition") -> None:
-        """Wait until a condition holds, sync or async."""
         await until(condition, limit=limit, what=what)
 
     async def until_ended(self, name: str, *, limit: float = 30.0) -> int:
@@ -166,7 +164,6 @@ class FaultCluster:
         await self.until(there, limit=limit, what=kind)
 
     async def settle(self, ids: Sequence[str], *, limit: float = 60.0) -> None:
-        """Wait until every conversation has come to rest."""
         async with asyncio.timeout(unhurried(limit)):
             for conversation_id in ids:
                 await self.client.wait_until_settled(conversation_id)

@@ -72,7 +72,6 @@ class Rotated(FaultCluster):
             await self.until(lambda: result.state == "SUCCESS", limit=60, what="result")
 
     async def pinged(self) -> set[str]:
-        """Return the roles that answer Celery's remote control."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "celery", "-b", self.url.replace("unix", "redis+socket") + "?virtual_host=1"),
             *("inspect", "ping", "--timeout", "5"),

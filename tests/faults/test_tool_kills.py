@@ -312,7 +312,6 @@ IPYTHON = {"DECKHANDS_POOLS": "bash,ipython"}
 
 
 async def first_lines(cluster: FaultCluster, conversation_id: str) -> list[str]:
-    """The first line of each cell's one answer."""
     found = await cluster.answers(conversation_id, "action.run_ipython")
     assert {answer.kind for answer in found} == {"observation.run_ipython"}
     return [answer.content.splitlines()[0] for answer in found]
