@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +19,7 @@ from deckhands.server.cluster import check_readiness
 from deckhands.server.gateway import Gateway, Principal, ServerOptions
 from deckhands.server.serving import serve_in_loop
 from tests.polling import until
-from tests.served_stores import Server, refusals
+from tests.served_stores import Server, environment_with, refusals, worker
 from tests.served_stores import serving as store_serving
 
 
@@ -92,3 +92,15 @@ async def served(folder: Path, programs: dict[str, str], *, archive: str = "", *
             finally:
                 await gateway.aclose()
         assert await refusals(log) == []
+
+
+@asynccontextmanager
+async def served_with_workers(folder: Path, **variables: str) -> AsyncIterator[Served]:
+    """A server, and beside it a controller worker and a tool worker with some variables."""
+    async with AsyncExitStack() as stack:
+        found = await stack.enter_async_context(served(folder / "log", environment_with(folder)))
+        environment = found.environment(folder / "home", **variables)
+        for module in ("controller_worker", "tool_worker"):
+            await stack.enter_async_context(worker(module, environment))
+        await found.working()
+        yield found

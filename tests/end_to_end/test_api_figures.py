@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
-
-import pytest
 
 from broker.coordination.membership import Membership
 from broker.limits.governor import CallGranted, CallQueued, Governor
@@ -15,13 +11,7 @@ from broker.store.connection import MultiplexedConnection
 from deckhands.evaluation.attempts.catalog import MAX_EVIDENCE_CHARS, Catalog
 from deckhands.evaluation.attempts.results import AttemptRow
 from tests.evaluation_parts import write_evaluation
-from tests.server_parts import Served, served
-
-
-@pytest.fixture
-async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Served]:
-    async with served(tmp_path / "log", programs) as found:
-        yield found
+from tests.server_parts import Served
 
 
 def row(number: int, outcome: str = "resolved", **fields: object) -> AttemptRow:

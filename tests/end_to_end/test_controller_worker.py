@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,23 @@ FINISH = finish("done!")
 MANY = 1_000
 
 
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Let something run as long as the block lasts."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
 class Bench(FaultCluster):
     """A store, controller workers, and conversations that follow scripts."""
 
     def agent(self, *turns: dict[str, Any], latency: float = 0.0, **fields: Any) -> AgentSpec:
-        script = self.root / f"agent-{len(list(self.root.glob('agent-*')))}.json"
-        script.write_text(json.dumps({"latency_seconds": latency, "turns": list(turns)}))
-        return AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), **fields)
+        return AgentSpec(llm=LLMSpec(model=self.script(*turns, latency=latency)), **fields)
 
     async def begin(self, *turns: dict[str, Any], latency: float = 0.0) -> str:
         return await self.client.submit("task", agent=self.agent(*turns, latency=latency))
@@ -56,27 +67,11 @@ class Bench(FaultCluster):
         events = await self.client.events(cid)
         return [event.agent_state.value for event in events if isinstance(event, AgentStateChangedObservation)]
 
-    async def kinds(self, cid: str, *, after: int = 0) -> list[str]:
-        return [event.kind for event in (await self.client.events(cid))[after:]]
-
-    async def until_state(self, cid: str, state: str, *, limit: float = 20.0) -> None:
+    async def until_state(self, cid: str, state: str) -> None:
         async def reached() -> bool:
             return (await self.states(cid))[-1:] == [state]
 
-        await until(reached, limit=limit, what=f"state {state} of {cid}")
-
-    @asynccontextmanager
-    async def first_model_call(self, **environment: str) -> AsyncIterator[None]:
-        """Start a worker, wait for its first model call, and let neither continue before the block ends.
-
-        What the block appends is later than the question and earlier than the answer, however busy the machine is.
-        """
-        marker = self.root / "thinking"
-        failpoints = f"controller.model_thinking:pause:{marker}"
-        self.start_controller(DECKHANDS_FAILPOINTS=failpoints, **environment)
-        await until(marker.exists, what="model call")
-        yield
-        marker.unlink()
+        await until(reached, limit=20.0, what=f"state {state} of {cid}")
 
     async def until_released(self, cid: str) -> None:
         async def has_no_owner() -> bool:
@@ -121,13 +116,8 @@ class Bench(FaultCluster):
             await watcher.beat(0)
             return False
 
-        task = asyncio.create_task(until(watch, limit=3600.0))
-        try:
+        async with beside(until(watch, limit=3600.0)):
             yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
 
     @asynccontextmanager
     async def tools(self) -> AsyncIterator[list[tuple[str, int]]]:
@@ -149,14 +139,8 @@ class Bench(FaultCluster):
                         delivery.conversation_id, answer(action), worker_id=worker, place=delivery.location
                     )
 
-        task = asyncio.create_task(work())
-        try:
+        async with contextlib.aclosing(queue), beside(work()):
             yield claimed
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-            await queue.aclose()
 
 
 @pytest.fixture
@@ -311,8 +295,11 @@ async def test_worker_claims_no_more_conversations_than_it_can_start(bench: Benc
 @pytest.mark.soak
 async def test_remote_control(bench: Bench) -> None:
     thinking = await bench.begin(THINK, latency=600.0)
-    async with bench.first_model_call(DECKHANDS_IDLE_SECONDS="600"):
-        worker = bench.workers["c1"]
+    marker = bench.root / "thinking"
+    pausing = {"DECKHANDS_FAILPOINTS": f"controller.model_thinking:pause:{marker}"}
+    worker = bench.start_controller(DECKHANDS_IDLE_SECONDS="600", **pausing)
+    await until(marker.exists, what="model call")
+    marker.unlink()
     waiting = await bench.begin(BASH, FINISH)
     await bench.until_kind(waiting, "action.run")
     assert await bench.celery(worker, "inspect", "ping") == {"ok": "pong"}

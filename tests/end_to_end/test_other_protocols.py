@@ -8,7 +8,7 @@ import os
 import sys
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,7 @@ from deckhands.server.auth.api_keys import Scope
 from tests.ingress_parts import saying
 from tests.integration.command_line import run_command
 from tests.polling import until
-from tests.served_stores import environment_with, worker
-from tests.server_parts import Served, served
+from tests.server_parts import Served, served_with_workers
 from tests.turns import call, finish, script
 from tests.webhook_parts import receiving
 
@@ -50,18 +49,12 @@ SCHEMA = {"type": "object", "properties": {"files": {"type": "integer"}}, "requi
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     folder = tmp_path_factory.mktemp("ingresses")
     default = script(folder / "default.json", *saying("by default"))
-    async with AsyncExitStack() as stack:
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
+    roots = str(tmp_path_factory.getbasetemp())
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DECKHANDS_WEBHOOK_PRIVATE", PRIVATE)
         patch.setenv("DECKHANDS_HOME", str(folder))
-        found = await stack.enter_async_context(served(folder / "log", environment_with(folder)))
-        environment = found.environment(
-            folder / "home", LLM_MODEL=default, DECKHANDS_WORKSPACE_ROOTS=str(tmp_path_factory.getbasetemp())
-        )
-        for module in ("controller_worker", "tool_worker"):
-            await stack.enter_async_context(worker(module, environment))
-        await found.working()
-        yield found
+        async with served_with_workers(folder, LLM_MODEL=default, DECKHANDS_WORKSPACE_ROOTS=roots) as found:
+            yield found
 
 
 @pytest_asyncio.fixture(loop_scope="module")

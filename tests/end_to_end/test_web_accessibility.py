@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from tests.browser_pages import CHROMIUM, opened
 from tests.evaluation_parts import write_evaluation
 from tests.polling import unhurried
 from tests.screenshots import attempts, fill, fill_cluster
-from tests.server_parts import Served, served
+from tests.server_parts import Served
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium on this machine")
 
@@ -46,12 +45,6 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     script = (folder / "node_modules" / "axe-core" / "axe.min.js").read_bytes()
     assert sha256(script).hexdigest() == SHA256
     return script.decode()
-
-
-@pytest.fixture
-async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Served]:
-    async with served(tmp_path / "log", programs) as found:
-        yield found
 
 
 async def _check(page: Page, axe: str) -> list[Any]:

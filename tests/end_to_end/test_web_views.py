@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +19,7 @@ from tests.browser_pages import CHROMIUM, opened
 from tests.evaluation_parts import write_evaluation
 from tests.polling import until
 from tests.screenshots import fill_cluster, work
-from tests.server_parts import Served, served
+from tests.server_parts import Served
 from tests.unit.deckhands.sample_log import reply, state
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium on this machine")
@@ -36,12 +34,6 @@ TOO_WIDE = """() => {
     .map((one) => `${one.tagName} ${one.className} ${one.textContent.slice(0, 60)}`);
 }"""
 """What stands out of a narrow screen, but for what can be scrolled by itself."""
-
-
-@pytest.fixture
-async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Served]:
-    async with served(tmp_path / "log", programs) as found:
-        yield found
 
 
 def hostile(number: int, conversation_id: str) -> AttemptRow:
