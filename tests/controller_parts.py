@@ -197,9 +197,7 @@ class Core:
         wanted = self.wants()
         assert isinstance(wanted, CallModel)
         until = None if retry_in is None else self.now + timedelta(seconds=retry_in)
-        return self.append(
-            ModelCallFailed(code=code, last_error=last_error, attempt=wanted.attempt, retry_at=until),
-        )
+        return self.append(ModelCallFailed(code=code, last_error=last_error, attempt=wanted.attempt, retry_at=until))
 
     def observe(self, action_id: int, observation: Observation | None = None) -> Effect:
         self.put(observation or answer(self.event(action_id)))

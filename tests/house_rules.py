@@ -24,12 +24,7 @@ Finding = tuple[int, str]
 
 MAX_POSITIONAL_PARAMETERS = 5
 
-MAY_IMPORT = {
-    "broker": set(),
-    "controller_worker": {"broker"},
-    "tool_worker": {"broker"},
-    "deckhands": {"broker"},
-}
+MAY_IMPORT = {"broker": set(), "controller_worker": {"broker"}, "tool_worker": {"broker"}, "deckhands": {"broker"}}
 OUTSIDE = {"tests", "benchmarks", "examples"}
 
 CELERY_FILES = r"broker/celery/\w+\.py|deckhands/(ingress|operations/jobs)/\w+\.py|\w+/(app|tasks)\.py"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.conftest import cluster, durable_cluster  # noqa: F401  (fixtures)
 from tests.integration.conftest import hands, producer, programs, run, workspaces  # noqa: F401  (fixtures)
 from tests.server_parts import Served, served
 

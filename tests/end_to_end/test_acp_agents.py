@@ -245,13 +245,6 @@ async def test_a_program_that_is_no_agent_ends_in_an_error(cluster: FaultCluster
     assert failed[-1].reason == "The agent has ended (exit code 3). It said: no agent"
 
 
-async def test_update_flood_uses_up_only_the_iterations(cluster: FaultCluster) -> None:
-    cid = await begun(cluster, *["!flood 20000"] * 10, limits=Limits(max_iterations=5))
-    events = await settled(cluster, cid, "error")
-    assert len(of(events, AcpObservation)) <= 5
-    assert max(len(report.thoughts) for report in of(events, AcpObservation)) <= 64 * 1024
-
-
 NAME = "acp:python3 agent.py load"
 
 

@@ -95,9 +95,7 @@ def test_run_reads_the_instructions_of_workspace_and_person(monkeypatch, tmp_pat
     assert done.code == 0, done
     (recall,) = [event for event in done.json if event.get("kind") == "observation.recall"]
     assert recall["repo_instructions"] == "Be brief.\n\nUse tabs."
-    assert recall["microagent_knowledge"] == [
-        {"name": "release", "trigger": "changelog", "content": "Cut from main."},
-    ]
+    assert recall["microagent_knowledge"] == [{"name": "release", "trigger": "changelog", "content": "Cut from main."}]
     kinds = [event["kind"] for event in done.json if "kind" in event]
     assert kinds[:8] == [
         *("conversation.created", "action.message", "action.system", "action.survey", "observation.survey"),

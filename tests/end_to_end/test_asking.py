@@ -18,7 +18,6 @@ from broker.runtime.errors import UsageError
 from deckhands.client.reading.summary import ExitCode
 from deckhands.client.runs.headless import RunCallbacks, Task, run_on_cluster
 from deckhands.client.tasks.spec import TaskSpec
-from tests.faults.conftest import cluster, durable_cluster  # noqa: F401  (fixtures)
 from tests.faults.harness import FaultCluster, steps
 from tests.integration.command_line import COMMAND, deckhands, environment
 from tests.polling import until
@@ -39,7 +38,7 @@ def task(root: Path) -> Task:
 
 
 @pytest.mark.parametrize(("agrees", "code"), [(True, ExitCode.FINISHED), (False, ExitCode.NEEDS_PERSON)])
-async def test_whoever_looks_on_is_asked(cluster: FaultCluster, agrees: bool, code: ExitCode) -> None:  # noqa: F811
+async def test_whoever_looks_on_is_asked(cluster: FaultCluster, agrees: bool, code: ExitCode) -> None:
     cluster.start()
     asked: list[RiskyAction] = []
 
@@ -54,7 +53,7 @@ async def test_whoever_looks_on_is_asked(cluster: FaultCluster, agrees: bool, co
     await cluster.close_workspaces([ending.summary.conversation_id])
 
 
-async def test_where_nobody_is_there_the_run_ends(cluster: FaultCluster) -> None:  # noqa: F811
+async def test_where_nobody_is_there_the_run_ends(cluster: FaultCluster) -> None:
     cluster.start()
     async with asyncio.timeout(30):
         ending = await run_on_cluster(cluster.store.url, task(cluster.root), RunCallbacks())
@@ -66,7 +65,7 @@ async def test_where_nobody_is_there_the_run_ends(cluster: FaultCluster) -> None
     assert question in shown.out, shown
 
 
-async def test_answer_without_question_is_refused_with_current_state(cluster: FaultCluster) -> None:  # noqa: F811
+async def test_answer_without_question_is_refused_with_current_state(cluster: FaultCluster) -> None:
     (cid,) = await cluster.submit(steps(1))
     with pytest.raises(UsageError, match="asks nothing: it is loading"):
         await cluster.client.confirm(cid)
@@ -102,7 +101,7 @@ def test_terminal_question_shows_the_content_to_be_written(tmp_path: Path, answe
     assert (folder / "a.txt").exists() is (code is ExitCode.FINISHED)
 
 
-async def test_an_answer_that_the_store_loses_is_asked_for_again(durable_cluster: FaultCluster) -> None:  # noqa: F811
+async def test_an_answer_that_the_store_loses_is_asked_for_again(durable_cluster: FaultCluster) -> None:
     asked, started, losing = list[int](), list[str](), list[asyncio.Task[None]]()
     older, current = durable_cluster.root / "older", durable_cluster.store.directory / "appendonlydir"
     durable_cluster.start()
@@ -140,7 +139,7 @@ async def test_an_answer_that_the_store_loses_is_asked_for_again(durable_cluster
     await durable_cluster.close_workspaces([ending.summary.conversation_id])
 
 
-async def test_stop_without_controller_workers_does_not_wait(cluster: FaultCluster) -> None:  # noqa: F811
+async def test_stop_without_controller_workers_does_not_wait(cluster: FaultCluster) -> None:
     notices: list[str] = []
     watcher = RunCallbacks(on_notice=notices.append)
     watcher.on_start = lambda _: watcher.interrupted.set()

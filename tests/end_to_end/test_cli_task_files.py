@@ -14,15 +14,7 @@ import psutil
 import pytest
 
 from deckhands import Client
-from tests.integration.command_line import (
-    Done,
-    cluster,
-    deckhands,
-    environment,
-    finished,
-    run_command,
-    started,
-)
+from tests.integration.command_line import Done, cluster, deckhands, environment, finished, run_command, started
 from tests.polling import until
 from tests.stores import RealServer, emptied
 from tests.turns import finish, script

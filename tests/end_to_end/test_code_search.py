@@ -57,8 +57,7 @@ async def test_a_workspace_is_asked_about_its_code(sandbox: str, tmp_path: Path)
         ask = Asking(await workspaces.open("conversation", WorkspaceSpec(path=str(workspace))))
         found = await ask("explore_tree_structure", start_entities=["begin"])
         assert found == CodeSearchObservation(
-            content="shop.py:begin [function]\n└── invokes → till.py:open [function]",
-            question="explore_tree_structure",
+            content="shop.py:begin [function]\n└── invokes → till.py:open [function]", question="explore_tree_structure"
         )
         await ask.bash("mkdir -p deep && cd deep && echo 'class New: pass' > new.py")
         found = await ask("get_entity_contents", entity_names=["deep/new.py", f"{workspace}/till.py:open"])

@@ -334,9 +334,7 @@ async def agent(tmp_path: Path) -> AsyncIterator[Notebook]:
         yield Notebook(workspace, itertools.count(1))
 
 
-async def test_shell_installs_are_importable_in_shell_and_running_kernel(
-    agent: Notebook,
-) -> None:
+async def test_shell_installs_are_importable_in_shell_and_running_kernel(agent: Notebook) -> None:
     assert await agent.text("import importlib.util; importlib.util.find_spec('fromshell')") == ""
     done = await agent.shell("pip install ./fromshell-1.0-py3-none-any.whl --no-index")
     assert done.exit_code == 0, done.content

@@ -95,9 +95,7 @@ async def test_nothing_of_it_is_kept(valkey_store: Store) -> None:
     assert 0 < await valkey_store.connection.call("PTTL", keys.watcher_mark) <= 30_000
 
 
-async def test_pieces_carry_positions_and_invalid_ones_are_skipped(
-    valkey_store: Store,
-) -> None:
+async def test_pieces_carry_positions_and_invalid_ones_are_skipped(valkey_store: Store) -> None:
     async with stream_reply(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
         request.on_delta(Delta("text", "x" * (MAX_PIECE_CHARS + 5)))

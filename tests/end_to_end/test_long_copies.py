@@ -131,23 +131,6 @@ async def test_a_long_copy_needs_the_memory_of_a_few_parts(valkey_store: Store, 
         assert most < 6 * PART_BYTES
 
 
-async def test_a_long_directory_goes_into_one_that_is_there(valkey_store: Store, tmp_path: Path) -> None:
-    source = tmp_path / "set"
-    (source / "deep").mkdir(parents=True)
-    noise(source / "deep" / "a")
-    (source / "b").write_text("new")
-    target = tmp_path / "target"
-    (target / "set").mkdir(parents=True)
-    (target / "set" / "b").write_text("old")
-    (target / "set" / "c").write_text("kept")
-    async with node_of(valkey_store, tmp_path / "root") as node:
-        await node.files.upload(CID, source, ".")
-        await node.files.download(CID, "set", target)
-    assert (target / "set" / "b").read_text() == "new"
-    assert (target / "set" / "c").read_text() == "kept"
-    assert (target / "set" / "deep" / "a").read_bytes() == (source / "deep" / "a").read_bytes()
-
-
 async def test_a_copy_that_breaks_off_leaves_nothing(valkey_store: Store, tmp_path: Path) -> None:
     source = tmp_path / "model.bin"
     noise(source)

@@ -7,32 +7,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from broker.runtime.errors import UsageError
+from tests.distributions import needed_by
 from tests.integration.test_mcp import PROGRAM, offering, text_of
 from tool_worker.sandbox.sandbox import list_interpreter_prefixes
 from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.launch import SandboxedLaunch
 from tool_worker.tools.mcp.program_files import ProgramFiles, find_program_files
-
-
-def distributions(name: str, found: dict[str, metadata.Distribution]) -> dict[str, metadata.Distribution]:
-    """Return an installed distribution and those that it needs."""
-    if name.lower() not in found:
-        found[name.lower()] = metadata.distribution(name)
-        for line in found[name.lower()].requires or ():
-            needed = line.split(";")[0]
-            needed = "".join(sign if sign.isalnum() or sign in "-_." else " " for sign in needed).split()[0]
-            if "extra ==" not in line:
-                try:
-                    distributions(needed, found)
-                except metadata.PackageNotFoundError:
-                    continue  # for another system
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +27,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(root)], check=True)
     (packages,) = root.glob("lib/python3*/site-packages")
     # The second is an extra of one that the SDK needs.
-    for distribution in distributions("cryptography", distributions("mcp", {})).values():
+    for distribution in needed_by("mcp", "cryptography").values():
         for file in distribution.files or ():
             source, target = Path(str(file.locate())), packages / file
             if ".." not in file.parts and "__pycache__" not in file.parts and source.is_file():

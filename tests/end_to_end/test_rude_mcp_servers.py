@@ -19,6 +19,7 @@ from broker.tools.custom_tools import ToolFailed
 from tests.integration.test_mcp import LIMIT_SECONDS, ROOT, offering, program, text_of
 from tests.polling import until
 from tests.programs import command_of
+from tests.scripted_mcp_server import served
 from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.incoming import MAX_TOOLS
 from tool_worker.tools.mcp.launch import SandboxedLaunch
@@ -55,13 +56,8 @@ async def endless_server(form: str) -> AsyncIterator[str]:
             result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": server}
         return web.json_response({"jsonrpc": "2.0", "id": asked["id"], "result": result})
 
-    runner = web.ServerRunner(web.Server(answer), shutdown_timeout=0)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
-    finally:
-        await runner.cleanup()
+    async with served(answer) as url:
+        yield url
 
 
 def programs() -> list[psutil.Process]:

@@ -153,11 +153,7 @@ async def test_every_route_with_every_kind_of_key(server: Served) -> None:
                         "unknown_schedule",
                         "unknown_webhook",
                         "unknown_evaluation",
-                    ), (
-                        name,
-                        status,
-                        code,
-                    )
+                    ), (name, status, code)
     documented = make_app(server.gateway).openapi()["paths"]
     assert seen == {path.replace("{path}", "{path:path}").replace("{account}", "{account:path}") for path in documented}
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from broker.contract.policies import ConfirmationPolicy
-from tests.faults.conftest import cluster  # noqa: F401  (fixture)
 from tests.faults.harness import FaultCluster, steps
 from tests.integration.command_line import COMMAND, deckhands, environment, run_command
 from tests.terminal_parts import Person, person
@@ -163,7 +162,7 @@ ALWAYS = ConfirmationPolicy(mode="always")
 HOSTILE = "evil \x1b]0;title\x07\x1b[2J\x9b31m\u202eabc [bold]x[/bold]"
 
 
-async def test_a_person_watches_a_cluster_and_acts_on_it(cluster: FaultCluster) -> None:  # noqa: F811
+async def test_a_person_watches_a_cluster_and_acts_on_it(cluster: FaultCluster) -> None:
     cluster.start()
     (done,) = await cluster.submit(steps(1))
     (asking,) = await cluster.submit(steps(1), confirmation=ALWAYS)

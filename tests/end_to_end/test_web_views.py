@@ -59,9 +59,7 @@ def hostile(number: int, conversation_id: str) -> AttemptRow:
     )
 
 
-async def test_evaluation_leads_by_failure_class_to_an_attempts_conversation(
-    server: Served,
-) -> None:
+async def test_evaluation_leads_by_failure_class_to_an_attempts_conversation(server: Served) -> None:
     store = server.client.store
     cid = await server.client.submit("x", title="The attempt", tenancy=Tenancy(tenant="acme"))
     rows = [AttemptRow(instance=f"fine-{number:03}", model="m", attempt=1, outcome="resolved") for number in range(70)]

@@ -34,10 +34,7 @@ def part(cluster: FaultCluster, name: str, *, count: int, seconds: float) -> Age
 
 
 async def begin(cluster: FaultCluster, calls: list[dict[str, Any]], **parts: AgentSpec) -> str:
-    turns = [
-        {"text": "Three at once.", "tool_calls": calls},
-        finish("all parts are done"),
-    ]
+    turns = [{"text": "Three at once.", "tool_calls": calls}, finish("all parts are done")]
     (cid,) = await cluster.submit(turns, enable_delegation=True, delegates=parts)
     return cid
 

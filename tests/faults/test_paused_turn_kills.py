@@ -62,9 +62,7 @@ async def test_killed_between_the_parts_of_a_turn(cluster: FaultCluster, provide
     folder = cluster.root / "work" / "w"
     folder.mkdir(parents=True, exist_ok=True)
     conversation_id = await cluster.client.submit(
-        "do it",
-        agent=AgentSpec(llm=LLMSpec(model="first")),
-        workspace=WorkspaceSpec(path=str(folder), sandbox="none"),
+        "do it", agent=AgentSpec(llm=LLMSpec(model="first")), workspace=WorkspaceSpec(path=str(folder), sandbox="none")
     )
     await cluster.until(lambda: len(provider.seen) == 2, limit=unhurried(60.0), what="the second part")
     cluster.kill("victim")

@@ -114,9 +114,7 @@ def test_containers_are_given_longer_than_a_worker_takes() -> None:
     assert STOP_LIMIT_SECONDS < 20
 
 
-async def test_tool_worker_ends_resting_workspaces_with_its_cluster(
-    cluster: FaultCluster,
-) -> None:
+async def test_tool_worker_ends_resting_workspaces_with_its_cluster(cluster: FaultCluster) -> None:
     cluster.start_controller()
     cluster.start_tool(DECKHANDS_WORKSPACE_ENDS_WITH_WORKER="1")
     (resting,) = await cluster.submit(steps(1))
