@@ -324,13 +324,6 @@ def test_named_secret_reaches_only_the_agent(work: Path) -> None:
     assert "canary" not in done.out.replace("= canary-one", "")
 
 
-def test_run_without_people_ends_at_the_question(work: Path) -> None:
-    done = run(work, "!ask Remove everything|touch gone", options=("--confirm", "always"))
-    assert done.code == 5, done
-    assert "Remove everything" in done.out
-    assert not (work / "gone").exists()
-
-
 @pytest.mark.parametrize("agent", ["acp:", "acp:  ", "acp:a\x01b"])
 def test_an_agent_without_a_command_is_refused(work: Path, agent: str) -> None:
     done = run(work, "hello", agent=agent)

@@ -148,17 +148,6 @@ def test_submit_logs_show_export_ls(env, workspace, tmp_path):
     assert ("A title" in line, "unknown" in line, "$" in line) == (True, True, False)
 
 
-def test_the_same_key_submits_once(env, tmp_path):
-    model = script(tmp_path / "m.json", finish("Done."))
-    arguments = ["submit", "-t", "Do it.", "--model", model, "--idempotency-key", str(tmp_path), "--json"]
-    first = deckhands(*arguments, env=env).json
-    assert deckhands(*arguments, env=env).json == first
-    (submitted,) = first
-    deckhands("logs", "-f", submitted["conversation_id"], env=env)
-    kinds = [event["kind"] for event in deckhands("export", submitted["conversation_id"], env=env).json]
-    assert kinds.count("conversation.created") == 1
-
-
 def test_pause_message_resume_cancel(env, tmp_path):
     model = script(tmp_path / "m.json", {"text": "Which one?"})
     other = script(tmp_path / "other.json", {}, run_command("sleep 301.7"), finish("Done."))
@@ -181,22 +170,6 @@ def test_pause_message_resume_cancel(env, tmp_path):
     assert deckhands("cancel", cid, env=env).err == "The conversation is stopped.\n"
     refused = deckhands("pause", cid, env=env)
     assert (refused.code, "is stopped; it cannot be paused" in refused.err) == (2, True)
-
-
-def test_cancelling_without_waiting(env, tmp_path):
-    model = script(tmp_path / "m.json", finish("Done."), latency_seconds=60)
-    cid = deckhands("submit", "--model", model, env=env, stdin="Do it.\n").out.strip()
-    assert deckhands("cancel", cid, "--no-wait", env=env).err == "The request is in the log.\n"
-    lines = deckhands("logs", "-f", cid, env=env).out.splitlines()
-    assert (lines[0], lines[-1]) == ("You: Do it.", "(stopped)")
-
-
-def test_a_second_cluster_in_the_same_home_is_refused(home, env):
-    pid = (home / "cluster" / "supervisor.lock").read_text().strip()
-    done = deckhands("up", env=env)
-    assert done.code == 2
-    assert f"A cluster is already running in {home}/cluster (pid {pid})." in done.err
-    assert f"`kill {pid}`" in done.err
 
 
 def test_one_worker_in_the_foreground(home, tmp_path):

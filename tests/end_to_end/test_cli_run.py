@@ -60,22 +60,6 @@ def running_below(path) -> list[str]:
     return found
 
 
-@pytest.mark.soak
-def test_a_run_with_a_browser(env, workspace, tmp_path):
-    (workspace / "hours.html").write_text("<h1>Open at 9</h1>")
-    model = script(
-        tmp_path / "m.json",
-        {"text": f"I look.\n```goto('file://{workspace}/hours.html')```"},
-        {"text": "```send_msg_to_user('At 9.')```"},
-    )
-    done = deckhands("run", "When?", "--agent", "BrowsingAgent", "-w", workspace, "--model", model, "--json", env=env)
-    assert done.code == 0, done
-    *events, summary = done.json
-    (page,) = [event for event in events if event["kind"] == "observation.browse"]
-    assert "heading 'Open at 9'" in page["content"]
-    assert summary["outputs"] == {"content": "At 9."}
-
-
 def test_what_a_run_leaves(env, home, workspace, tmp_path):
     model = script(tmp_path / "m.json", run_command("echo hello > a"), finish("Done."))
     (tmp_path / "task").write_text("Do it.")
@@ -221,18 +205,6 @@ def test_a_disk_without_a_single_byte_is_named(env, home, workspace, verb):
         1,
         "deckhands: The disk is full: nothing can be written in ",
     )
-
-
-@pytest.mark.soak
-def test_workers_that_cannot_start_are_quoted(env, workspace, tmp_path):
-    model = script(tmp_path / "m.json", finish("Done."))
-    done = deckhands(
-        *("run", "-t", "x", "-w", workspace, "--model", model), env={**env, "DECKHANDS_FAILPOINTS": "x:explode"}
-    )
-    assert done.code == 1, done
-    assert "keeps ending right after its start" in done.err
-    assert "The failpoint 'x:explode' cannot be used" in done.err
-    assert "Its log is " in done.err
 
 
 NOTICE = "The environment variable LLM_TEMPRATURE is not known; did you mean LLM_TEMPERATURE?"

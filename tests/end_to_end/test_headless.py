@@ -110,14 +110,6 @@ async def test_a_killed_bridge_leaves_no_processes(home, place, tmp_path):
     assert json.loads((place / "logs/count/summary.json").read_text())["state"] == "stopped"
 
 
-@pytest.mark.soak
-def test_limits_and_questions_have_their_codes(home, place, tmp_path):
-    bridge = Bridge(place, environment=env_for(home, script(tmp_path / "m.json", *[run_command("ls /")] * 9)))
-    assert bridge.run("Look.", name="count", max_iterations=2).reason == "limit_reached"
-    asking = Bridge(place, environment=env_for(home, script(tmp_path / "n.json", {"text": "What?"})))
-    assert asking.run("Look.", name="count", arguments=["--no-auto-continue"]).reason == "needs_person"
-
-
 def test_a_browser_that_the_environment_enables(home, place, tmp_path):
     (place / "hours.html").write_text("<h1>Open at 9</h1>")
     look = call("browser", code=f"goto('file://{place}/hours.html')")
