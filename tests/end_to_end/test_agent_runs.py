@@ -9,8 +9,45 @@ from typing import Any
 
 import pytest
 
-from tests.integration.command_line import COMMAND, Done, deckhands, environment, finished, started
+from tests.integration.command_line import Done, deckhands, environment
 from tests.turns import bash, call, finish, script
+
+
+class Runs:
+    """Runs in one workspace of one home, by default without a sandbox."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.env = environment(root / "home", DECKHANDS_SANDBOX="none")
+        self.work = root / "work"
+        self.work.mkdir()
+
+    def start(self, *options: str | Path, model: str = "", **variables: str) -> Done:
+        model_options = ("--model", model) if model else ()
+        workspace = () if "-w" in options else ("-w", self.work)
+        return deckhands("run", "-t", "Do it.", *workspace, *model_options, *options, env=self.env | variables)
+
+    def run(self, *turns: dict[str, Any], options: tuple[str | Path, ...] = (), **variables: str) -> Done:
+        """Run a task whose model has these turns; its events are printed as JSON."""
+        done = self.start(*options, "--json", model=script(self.root / "m.json", *turns), **variables)
+        assert done.code == 0, done
+        return done
+
+    def again(self, done: Done, task: str) -> Done:
+        return deckhands("run", "--resume", done.json[-1]["conversation_id"], "-t", task, "--json", env=self.env)
+
+    def is_replayed(self, done: Done) -> bool:
+        return deckhands("replay", done.json[-1]["conversation_id"], "--json", env=self.env).json[0]["is_same"]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
+
+
+def of(done: Done, kind: str) -> list[dict[str, Any]]:
+    return [event for event in done.json if event.get("kind") == kind]
+
 
 STEPS = [
     ("action.message", "I begin."),
@@ -35,19 +72,16 @@ def steps(events: list[Any]) -> list[tuple[str, str]]:
     ]
 
 
-def test_dummy_agent_follows_its_list_and_finishes_on_resume(tmp_path: Path) -> None:
-    env = environment(tmp_path / "home")
-    (tmp_path / "work").mkdir()
-    done = deckhands("run", "--agent", "DummyAgent", "-t", "Anything", "-w", tmp_path / "work", "--json", env=env)
+def test_dummy_agent_follows_its_list_and_finishes_on_resume(runs: Runs) -> None:
+    done = runs.start("--agent", "DummyAgent", "--json")
     assert done.code == 3, done
     assert steps(done.json) == STEPS
     summary = done.json[-1]
     assert (summary["state"], summary["iterations"], summary["cost_usd"]) == ("rejected", 6, 0)
-    again = deckhands("run", "--resume", summary["conversation_id"], "-t", "Continue", "--json", env=env)
+    again = runs.again(done, "Continue")
     assert again.code == 0, again
     assert steps(again.json) == [("action.finish", "")]
-    checked = deckhands("replay", summary["conversation_id"], "--json", env=env)
-    assert checked.json[0]["is_same"], checked
+    assert runs.is_replayed(done)
 
 
 BAD = "I try.\n<function=execute_bash>\n<parameter=comand>echo hello > a</parameter>\n</function>"
@@ -62,38 +96,28 @@ cat a
 FINISH = "<function=finish><parameter=message>Done.</parameter></function>"
 
 
-def test_a_run_in_text(tmp_path: Path) -> None:
-    workspace, path = tmp_path / "workspace", tmp_path / "script.json"
-    workspace.mkdir()
-    path.write_text(json.dumps({"turns": [{"text": text} for text in (BAD, GOOD, FINISH)]}))
-    env = environment(tmp_path / "home", LLM_MODEL=f"scripted/{path}", LLM_NATIVE_TOOL_CALLING="false")
-    command = [*COMMAND, "run", "-t", "Do it.", "-w", str(workspace), "--sandbox", "none", "--json"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done
-    *events, summary = (json.loads(line) for line in done.stdout.splitlines())
-    assert (workspace / "a").read_text() == "hello\n"
+def test_a_run_in_text(runs: Runs) -> None:
+    done = runs.run(*({"text": text} for text in (BAD, GOOD, FINISH)), LLM_NATIVE_TOOL_CALLING="false")
+    summary = done.json[-1]
+    assert (runs.work / "a").read_text() == "hello\n"
     assert (summary["state"], summary["message"], summary["iterations"]) == ("finished", "Done.", 3)
-    (error,) = (event for event in events if event["kind"] == "observation.error")
+    (error,) = of(done, "observation.error")
     assert error["content"].startswith("Parameter 'comand' is not allowed for function 'execute_bash'.")
-    (run,) = (event for event in events if event["kind"] == "action.run")
-    assert (run["command"], run["thought"]) == ("echo hello > a &&\ncat a", "I fix it.")
+    (command,) = of(done, "action.run")
+    assert (command["command"], command["thought"]) == ("echo hello > a &&\ncat a", "I fix it.")
 
 
-def test_run_reads_the_instructions_of_workspace_and_person(monkeypatch, tmp_path):
-    workspace = tmp_path / "workspace"
-    workspace.mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (workspace / "AGENTS.md").write_text("Use tabs.")
-    skills = workspace / ".openhands" / "skills"
-    skills.mkdir(parents=True)
-    (skills / "release.md").write_text("---\ntriggers: [changelog]\n---\nCut from main.")
-    (tmp_path / ".openhands" / "skills").mkdir(parents=True)
-    (tmp_path / ".openhands" / "skills" / "style.md").write_text("Be brief.")
-    model = script(tmp_path / "m.json", finish("Done."))
-    arguments = ["run", "-t", "Write the changelog.", "-w", workspace, "--model", model, "--sandbox", "none", "--json"]
-    done = deckhands(*arguments, env=environment(tmp_path / "deckhands"))
-    assert done.code == 0, done
-    (recall,) = [event for event in done.json if event.get("kind") == "observation.recall"]
+def test_run_reads_the_instructions_of_workspace_and_person(monkeypatch: pytest.MonkeyPatch, runs: Runs) -> None:
+    monkeypatch.setenv("HOME", str(runs.root))
+    (runs.work / "AGENTS.md").write_text("Use tabs.")
+    for folder, name, content in (
+        (runs.work, "release.md", "---\ntriggers: [changelog]\n---\nCut from main."),
+        (runs.root, "style.md", "Be brief."),
+    ):
+        (folder / ".openhands" / "skills").mkdir(parents=True)
+        (folder / ".openhands" / "skills" / name).write_text(content)
+    done = runs.run(finish("Done."), options=("-t", "Write the changelog."), HOME=str(runs.root))
+    (recall,) = of(done, "observation.recall")
     assert recall["repo_instructions"] == "Be brief.\n\nUse tabs."
     assert recall["microagent_knowledge"] == [{"name": "release", "trigger": "changelog", "content": "Cut from main."}]
     kinds = [event["kind"] for event in done.json if "kind" in event]
@@ -125,41 +149,29 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def test_clone_is_set_up_in_its_sandbox_and_commits_checked(tmp_path: Path, project: Path) -> None:
-    model = script(
-        tmp_path / "m.json",
+def test_clone_is_set_up_in_its_sandbox_and_commits_checked(runs: Runs, project: Path) -> None:
+    committing = "echo WIP > f; git add f; git commit -qm bad; echo $?; echo fine > f; git add f; git commit -qm good"
+    done = runs.run(
         bash("echo $FROM_SETUP $(cat ~/made-by-setup) $(ls in-workspace)"),
-        bash(
-            "echo WIP > f; git add f; git commit -qm bad; echo $?; echo fine > f; git add f; git commit -qm good; echo $?"
-        ),
+        bash(f"{committing}; echo $?"),
         bash("cat ~/commits; git status --short"),
         finish("Done."),
+        options=("-w", f"git+file://{project}", "--sandbox", "bwrap"),
     )
-    env = environment(tmp_path / "own")
-    arguments = ["run", "-t", "work", "-w", f"git+file://{project}", "--model", model, "--sandbox", "bwrap", "--json"]
-    done = deckhands(*arguments, env=env)
-    assert done.code == 0, done
-    runs = [event for event in done.json if event.get("kind") == "action.run"]
-    assert [(event["hidden"], event["source"]) for event in runs] == [
-        *[(True, "environment")] * 2,
-        *[(False, "agent")] * 3,
-    ]
-    answers = [event["content"] for event in done.json if event.get("kind") == "observation.run"]
+    commands = [(event["hidden"], event["source"]) for event in of(done, "action.run")]
+    assert commands == [*[(True, "environment")] * 2, *[(False, "agent")] * 3]
+    answers = [event["content"] for event in of(done, "observation.run")]
     assert answers[0] == "setup is noisy"
     assert answers[2:4] == ["set made in-workspace", "1\n0"]
     assert answers[4].startswith("checked\nchecked")
-    assert not (tmp_path / "outside").exists()
+    assert not (runs.root / "outside").exists()
     assert not (project / ".git/hooks/pre-commit").exists()
 
 
-def test_without_a_sandbox_no_script_of_a_repository_runs(tmp_path: Path, project: Path) -> None:
-    model = script(tmp_path / "m.json", bash("echo ${FROM_SETUP:-unset}"), finish("Done."))
-    arguments = ["run", "-t", "work", "-w", project, "--model", model, "--sandbox", "none", "--json"]
-    done = deckhands(*arguments, env=environment(tmp_path / "own"))
-    assert done.code == 0, done
-    answers = [event["content"] for event in done.json if event.get("kind") == "observation.run"]
-    assert answers == ["unset"]
-    assert not (tmp_path / "outside").exists()
+def test_without_a_sandbox_no_script_of_a_repository_runs(runs: Runs, project: Path) -> None:
+    done = runs.run(bash("echo ${FROM_SETUP:-unset}"), finish("Done."), options=("-w", project))
+    assert [event["content"] for event in of(done, "observation.run")] == ["unset"]
+    assert not (runs.root / "outside").exists()
 
 
 PLAN = call("propose_plan", plan="1. Make `made`.")
@@ -171,66 +183,45 @@ def kinds(events: list[dict[str, Any]]) -> list[str]:
     return [event["kind"] for event in events if event.get("kind", "").startswith(("action.", "observation.plan"))]
 
 
-def planned(tmp_path: Path, mode: str, *turns: dict[str, Any]) -> list[str | Path]:
-    (tmp_path / "work").mkdir()
-    model = script(tmp_path / "m.json", *turns)
-    return ["run", "-t", "Do it", "--plan", mode, "-w", tmp_path / "work", "--model", model, "--json"]
-
-
 @pytest.mark.soak
-def test_other_agent_carries_out_a_plan_at_once(tmp_path: Path) -> None:
-    env = environment(tmp_path / "home")
-    done = deckhands(*planned(tmp_path, "auto", TOUCH, GREP, PLAN, TOUCH, finish("Done.")), env=env)
-    assert done.code == 0, done
+def test_other_agent_carries_out_a_plan_at_once(runs: Runs) -> None:
+    done = runs.run(TOUCH, GREP, PLAN, TOUCH, finish("Done."), options=("--plan", "auto"), DECKHANDS_SANDBOX="auto")
     assert kinds(done.json)[-6:] == [
         *("action.search_code", "action.plan", "observation.plan_accepted"),
         *("action.system", "action.run", "action.finish"),
     ]
-    assert (tmp_path / "work" / "made").exists()
-    refused = [event for event in done.json if event.get("kind") == "observation.error"]
-    assert [event["content"].partition(".")[0] for event in refused] == ["Tool execute_bash is not registered"]
-    checked = deckhands("replay", done.json[-1]["conversation_id"], "--json", env=env)
-    assert checked.json[0]["is_same"], checked
+    assert (runs.work / "made").exists()
+    refused = [event["content"].partition(".")[0] for event in of(done, "observation.error")]
+    assert refused == ["Tool execute_bash is not registered"]
+    assert runs.is_replayed(done)
 
 
-def test_nothing_starts_without_a_person_and_planner_takes_more(tmp_path: Path) -> None:
-    env = environment(tmp_path / "home")
-    done = deckhands(*planned(tmp_path, "ask", PLAN, PLAN, TOUCH), env=env)
+def test_nothing_starts_without_a_person_and_planner_takes_more(runs: Runs) -> None:
+    model = script(runs.root / "m.json", PLAN, PLAN, TOUCH)
+    done = runs.start("--plan", "ask", "--json", model=model)
     assert done.code == 5, done
-    conversation_id = done.json[-1]["conversation_id"]
-    again = deckhands("run", "--resume", conversation_id, "-t", "Smaller, please", "--json", env=env)
+    again = runs.again(done, "Smaller, please")
     assert again.code == 5, again
     assert kinds(again.json)[-1] == "action.plan"
-    assert not (tmp_path / "work" / "made").exists()
+    assert not (runs.work / "made").exists()
 
 
-def run(tmp_path: Path, *options: str) -> tuple[Done, Done]:
-    """Run a task by the command line and return that and what `show` says of it."""
-    env = environment(tmp_path / "home", DECKHANDS_SANDBOX="none")
-    (tmp_path / "work").mkdir(exist_ok=True)
-    with started("run", "-t", "x", "-w", tmp_path / "work", *options, env=env) as running:
-        done = finished(running)
-    found = [line for line in done.err.splitlines() if line.startswith("Conversation ")]
-    return done, deckhands("show", found[0].split()[1], env=env) if found else done
-
-
-def test_a_task_is_handed_to_a_delegate_of_a_file(tmp_path: Path) -> None:
-    small = script(tmp_path / "small.json", finish("Three."))
-    (tmp_path / "scout.json").write_text(json.dumps({"name": "ReadOnlyAgent", "llm": {"model": small}}))
-    large = script(tmp_path / "large.json", call("delegate", agent="scout", task="Count."), finish("Done."))
-    done, shown = run(
-        tmp_path, "--model", large, "--delegate", f"scout={tmp_path}/scout.json", "--delegate", "LocAgent"
-    )
+def test_a_task_is_handed_to_a_delegate_of_a_file(runs: Runs) -> None:
+    small, file = script(runs.root / "small.json", finish("Three.")), runs.root / "scout.json"
+    file.write_text(json.dumps({"name": "ReadOnlyAgent", "llm": {"model": small}}))
+    large = script(runs.root / "large.json", call("delegate", agent="scout", task="Count."), finish("Done."))
+    done = runs.start("--delegate", f"scout={file}", "--delegate", "LocAgent", model=large)
     assert done.code == 0, done
     assert "Three." in done.out
-    assert f"Hands to:     scout (ReadOnlyAgent, {small}), LocAgent (LocAgent, {large})" in shown.out
+    shown = deckhands("show", done.err.split()[1], env=runs.env).out
+    assert f"Hands to:     scout (ReadOnlyAgent, {small}), LocAgent (LocAgent, {large})" in shown
 
 
-def test_cells_are_run(tmp_path: Path) -> None:
-    model = script(tmp_path / "m.json", call("execute_ipython_cell", code="print(6 * 7)"), finish("Done."))
-    done, shown = run(tmp_path, "--model", model, "--ipython")
+def test_cells_are_run(runs: Runs) -> None:
+    model = script(runs.root / "m.json", call("execute_ipython_cell", code="print(6 * 7)"), finish("Done."))
+    done = runs.start("--ipython", model=model)
     assert done.code == 0, done
     assert ">>> print(6 * 7)" in done.out
     assert "42" in done.out
-    assert "IPython:      the agent can run cells" in shown.out
     assert "action.run_ipython" not in done.out
+    assert "IPython:      the agent can run cells" in deckhands("show", done.err.split()[1], env=runs.env).out
