@@ -29,8 +29,6 @@ OPTIONS = [
 
 
 class Agent:
-    """One agent on its standard streams."""
-
     def __init__(self, habits: list[str]) -> None:
         self.can_load = "load" in habits
         self.repeats = "again" in habits

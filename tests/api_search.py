@@ -25,7 +25,6 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
 
 @schemathesis.check
 def fitting_requests_are_not_refused_for_their_form(context: Any, response: Any, case: Any) -> None:
-    """Take what the schema allows."""
     meta = case.meta
     if meta is None or not meta.generation.mode.is_positive or response.status_code not in (400, 406, 415, 422):
         return

@@ -35,5 +35,4 @@ def services(store: Store, place: Path | str, rules: str, folder: Path) -> JobSe
 
 
 async def retired(store: Store, place: Path | str, folder: Path, rules: str = '[[rule]]\nage = "0s"') -> dict[str, int]:
-    """Run the job once."""
     return await retire(services(store, place, rules, folder))

@@ -57,7 +57,6 @@ async def enter(store: Store, worker_id: str, *, node: str = "", pools: Sequence
 
 
 async def lapse(store: Store, worker_id: str) -> None:
-    """Let a worker's heartbeat have lapsed long ago."""
     for shard in store.all_shards:
         await store.connection.call("ZADD", shard.workers, 1, worker_id)
 
@@ -115,7 +114,6 @@ def queue(store: Store, worker_id: str, *, node: str, pools: Sequence[str] = ("b
 
 
 async def take(actions: ActionQueue) -> ActionDelivery:
-    """Read exactly one action."""
     (delivery,) = await actions.read(limit=10)
     assert isinstance(delivery, ActionDelivery)
     return delivery
@@ -217,7 +215,6 @@ def every_first(name: str) -> Callable[[Sequence[Argument]], bool]:
 
 
 def first_only(name: str) -> Callable[[Sequence[Argument]], bool]:
-    """Pick the first command of a name only."""
     seen: list[str] = []
 
     def loses(sent: Sequence[Argument]) -> bool:

@@ -59,7 +59,6 @@ async def opened(
 
 
 def scripted(folder: Path, turns: Sequence[dict[str, Any]], *, confirm: bool = False) -> AgentSpec:
-    """An agent whose model follows a script."""
     script = folder / f"script-{len(list(folder.glob('script-*')))}.json"
     script.write_text(json.dumps({"turns": list(turns)}))
     policy = ConfirmationPolicy(mode="always") if confirm else ConfirmationPolicy()

@@ -46,7 +46,6 @@ class Site:
         return f"http://{host or self.address}:{self.port}{path}"
 
     def page(self, path: str, body: str) -> str:
-        """Put a page there and return its address."""
         self.pages[path] = f"<!doctype html><title>{path}</title>{body}"
         return self.url(path)
 
@@ -86,7 +85,6 @@ class Site:
 
 @asynccontextmanager
 async def opened_site(address: str = "127.0.0.1") -> AsyncIterator[Site]:
-    """Yield a site that answers."""
     site = Site(address)
     runner = web.ServerRunner(web.Server(site.answer), shutdown_timeout=0)
     await runner.setup()
@@ -113,7 +111,6 @@ class Surfer:
         return await self._done(BrowseInteractiveAction(browser_actions=actions, timeout=timeout))
 
     async def __call__(self, actions: str, *, timeout: float | None = None) -> BrowserOutputObservation:
-        """Carry out actions that work."""
         shown = await self.any(actions, timeout=timeout)
         assert isinstance(shown, BrowserOutputObservation), shown
         assert not shown.error, shown.last_browser_action_error
@@ -135,7 +132,6 @@ class Surfer:
         return shown.last_browser_action_error
 
     async def read(self, url: str) -> Observation:
-        """Open a page to read it."""
         return await self._done(BrowseURLAction(url=url))
 
     async def bash(self, command: str) -> str:

@@ -127,7 +127,6 @@ class Core:
         self.put(created, *([said(task)] if task is not None else []))
 
     def put(self, *events: Event) -> None:
-        """Append as a producer or a tool worker."""
         for event in events:
             stamped = with_id(event, self.state.version + 1).model_copy(update={"timestamp": self.now})
             self.events.append(stamped)
@@ -195,16 +194,12 @@ class Core:
         return self.run()
 
     def fail(self, code: str, *, retry_in: float | None, last_error: str = "Oops: no") -> Effect:
-        """Let the model call that is wanted fail."""
         wanted = self.wants()
         assert isinstance(wanted, CallModel)
         until = None if retry_in is None else self.now + timedelta(seconds=retry_in)
-        return self.append(
-            ModelCallFailed(code=code, last_error=last_error, attempt=wanted.attempt, retry_at=until),
-        )
+        return self.append(ModelCallFailed(code=code, last_error=last_error, attempt=wanted.attempt, retry_at=until))
 
     def observe(self, action_id: int, observation: Observation | None = None) -> Effect:
-        """Let a tool worker answer an action."""
         self.put(observation or answer(self.event(action_id)))
         return self.run()
 

@@ -116,7 +116,6 @@ class Hands:
         sdk: SdkSpec | None = None,
         **fields: Any,
     ) -> None:
-        """Create a conversation that follows a script."""
         script = self.folder / "script.json"
         extra = {"condensation": condensation} if condensation else {}
         script.write_text(json.dumps({"turns": turns, "latency_seconds": latency, **extra}))

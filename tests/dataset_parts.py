@@ -136,7 +136,6 @@ def swe_rows(commit: str, **changes: Any) -> list[dict[str, Any]]:
 
 
 def write_rows(directory: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write rows as a file of JSON lines."""
     path = directory / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -168,7 +167,6 @@ def checked(
 
 
 def harbor_task(folder: Path) -> Path:
-    """Make a task in Harbor's form."""
     files = {
         "task.toml": 'version = "1.0"\n[metadata]\ndifficulty = "easy"\ncategory = "files"\ntags = ["greeting"]\n',
         "instruction.md": "Greet the person in /app/names/a.txt: write the greeting into /app/hello.txt.\n",

@@ -12,9 +12,9 @@ import sysconfig
 import tarfile
 from collections.abc import Iterable
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
+from tests.distributions import needed_by
 from tool_worker.sandbox.sandbox import find_interpreter
 
 PROGRAMS = ("bash", "sh", "cat", "curl", "env", "grep", "head", "id", "ls", "mkdir", "rm", "sleep", "touch")
@@ -43,23 +43,12 @@ def image(*packages: str) -> str:
 def _files_of(packages: Iterable[str]) -> dict[str, Path]:
     """Return the files of packages and of what they need, by where the image's Python looks for them."""
     folder = Path(sysconfig.get_path("stdlib"), "site-packages")
-    files: dict[str, Path] = {}
-    waiting, seen = list(packages), set()
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        try:
-            found = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            continue  # for another platform or another Python
-        for file in found.files or ():
-            if ".." not in file.parts and file.suffix != ".pyc":
-                files[str(folder / file)] = Path(str(found.locate_file(file)))
-        needed = [need for need in found.requires or () if "extra ==" not in need]
-        waiting += [match[0] for need in needed if (match := re.match(r"[\w.-]+", need))]
-    return files
+    return {
+        str(folder / file): Path(str(found.locate_file(file)))
+        for found in needed_by(*packages).values()
+        for file in found.files or ()
+        if ".." not in file.parts and file.suffix != ".pyc"
+    }
 
 
 def _pack(tar: tarfile.TarFile, python: Path, packages: Iterable[str]) -> None:

@@ -46,7 +46,6 @@ async def write_evaluation(
     total: int = 0,
     under_way: Sequence[AttemptDetails] = (),
 ) -> None:
-    """Write an evaluation as its driver does."""
     catalog = Catalog(store)
     models = tuple(dict.fromkeys(row.model for row in rows))
     await catalog.begin(name, EvaluationInfo(tenant=tenant, dataset="shipped", models=models))

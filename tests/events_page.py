@@ -18,11 +18,7 @@ from broker.contract.kinds import Action, Event, EventSource, Observation
 from tests.class_reference import NAMES, attributes, first_sentences, shown_default, shown_type, table, types_in
 from tests.source_code import tracked_sources
 
-WRITERS: Mapping[str, str] = {
-    "controller_worker": "controller",
-    "tool_worker": "tool worker",
-    "deckhands": "client",
-}
+WRITERS: Mapping[str, str] = {"controller_worker": "controller", "tool_worker": "tool worker", "deckhands": "client"}
 NOT_WRITERS = "deckhands/interop/openhands/"
 """Imports write events that others have written before."""
 IN_BROKER: Mapping[str, set[str]] = {
@@ -66,7 +62,6 @@ SHARED: Mapping[str, Mapping[type[Event], str]] = {
 
 
 def events_page() -> str:
-    """Return the page."""
     parts = [INTRODUCTION, "## Fields of every event\n", _fields_of(Event, set()), ""]
     for family, (title, text) in FAMILIES.items():
         kinds = [owner for kind, owner in _kinds().items() if kind.startswith(f"{family}.")]

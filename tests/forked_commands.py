@@ -49,7 +49,6 @@ def forked_commands(directory: Path) -> Iterator[Path]:
 
 
 def serve(path: str) -> None:
-    """Answer calls until SIGTERM."""
     from deckhands.cli import main  # noqa: F401
     from deckhands.client import client  # noqa: F401
     from deckhands.client.runs import headless  # noqa: F401

@@ -24,12 +24,7 @@ Finding = tuple[int, str]
 
 MAX_POSITIONAL_PARAMETERS = 5
 
-MAY_IMPORT = {
-    "broker": set(),
-    "controller_worker": {"broker"},
-    "tool_worker": {"broker"},
-    "deckhands": {"broker"},
-}
+MAY_IMPORT = {"broker": set(), "controller_worker": {"broker"}, "tool_worker": {"broker"}, "deckhands": {"broker"}}
 OUTSIDE = {"tests", "benchmarks", "examples"}
 
 CELERY_FILES = r"broker/celery/\w+\.py|deckhands/(ingress|operations/jobs)/\w+\.py|\w+/(app|tasks)\.py"
@@ -52,8 +47,6 @@ REGISTRY = re.compile(r"pypi\.org|pythonhosted\.org|registry\.(?:npmjs|yarnpkg)\
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule and the files it speaks of."""
-
     name: str
     applies: Callable[[str], bool]
     check: Callable[[Source], Iterator[Finding]]
@@ -68,7 +61,6 @@ class ImportRule:
     fix: str
 
     def check(self, source: Source) -> Iterator[Finding]:
-        """Find every use outside the ingress."""
         if re.fullmatch(self.files, source.path):
             return
         imported = {(found.line, found.name) for found in source.imports}

@@ -15,8 +15,6 @@ PAGE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One entry of a reply stream."""
-
     request_id: str
     event: str
     n: str
@@ -25,7 +23,6 @@ class Reply:
 
 
 async def put(store: Store, request: dict[str, Any] | str, *, reply_to: str = "shop", v: str = "1") -> str:
-    """Add an entry, and return its id."""
     text = request if isinstance(request, str) else json.dumps(request)
     fields = ("v", v, "request", text, "reply_to", reply_to)
     entry = await store.retry(lambda: store.connection.call("XADD", keys.INBOX, "*", *fields))
@@ -34,7 +31,6 @@ async def put(store: Store, request: dict[str, Any] | str, *, reply_to: str = "s
 
 
 async def replies(store: Store, name: str = "shop") -> list[Reply]:
-    """The answers that a producer has so far."""
     entries = []
     while True:
         after = f"({entries[-1][0].decode()}" if entries else "-"

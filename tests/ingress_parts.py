@@ -57,16 +57,13 @@ class Producer:
         return self.cluster.root / "work" / f"ingress-{number}"
 
     def send(self, name: str, *arguments: Any, **further: Any) -> AsyncResult:
-        """Send a task by its name."""
         return self.app.send_task(f"deckhands.{name}", args=arguments, queue="deckhands", **further)
 
     def run(self, task: str = "do it", turns: list[dict[str, Any]] | None = None, **further: Any) -> AsyncResult:
-        """Send a run whose model follows a script."""
         latency = further.pop("latency", 0.0)
         return self.send("run", task, kwargs=self.options(turns, latency=latency), **further)
 
     def signature(self, task: str, turns: list[dict[str, Any]] | None = None, **options: Any) -> Any:
-        """A run as a signature."""
         arguments = {"task": task, **self.options(turns)}
         return self.app.signature("deckhands.run", kwargs=arguments, queue="deckhands", **options)
 
@@ -96,12 +93,10 @@ class Producer:
 
 
 def saying(message: str) -> list[dict[str, Any]]:
-    """Turns of an agent that finishes at once."""
     return [{"tool_calls": [{"name": "finish", "arguments": {"message": message}}]}]
 
 
 async def all_present(cluster: FaultCluster) -> None:
-    """Wait until all workers have registered."""
 
     async def are_present() -> bool:
         return len(await list_members(cluster.client.store)) >= len(cluster.workers)
@@ -111,7 +106,6 @@ async def all_present(cluster: FaultCluster) -> None:
 
 @pytest.fixture
 async def producer(tmp_path: Path) -> AsyncIterator[Producer]:
-    """An application beside one worker of each kind."""
     async with FaultCluster(tmp_path).running() as cluster:
         cluster.start_controller()
         cluster.start_tool()

@@ -18,8 +18,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 @dataclass(frozen=True)
 class Received:
-    """A span as it was sent."""
-
     name: str
     trace_id: str
     span_id: str
@@ -32,8 +30,6 @@ class Received:
 
 @dataclass
 class Receiver:
-    """What has been received."""
-
     url: str = ""
     bodies: list[bytes] = field(default_factory=list)
     spans: list[Received] = field(default_factory=list)
@@ -74,7 +70,6 @@ def _values(attributes: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def receiving() -> Iterator[Receiver]:
-    """Receive traces at an address of this machine."""
     found = Receiver()
 
     class Handler(BaseHTTPRequestHandler):

@@ -65,7 +65,6 @@ class Block:
 
     @property
     def place(self) -> str:
-        """Where it stands."""
         return f"{self.page}:{self.line}"
 
     @property
@@ -83,7 +82,6 @@ class Block:
 
 
 def pages() -> list[str]:
-    """Return the pages that people read, by path."""
     paths = [source.path for source in tracked_sources()]
     return [path for path in paths if path.endswith(".md") and not path.startswith(NOT_FOR_READERS)]
 

@@ -35,8 +35,6 @@ Step = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Handed:
-    """An action's entry in a tool worker's hands."""
-
     worker: str
     node: str
     conversation_id: str
@@ -129,7 +127,6 @@ class World:
         return [fields for _, _, fields in found]
 
     async def answer(self, n: int) -> Any:
-        """Claim what was rung, at any later time."""
         if not self.notified:
             return None
         worker, cid, entry = self.notified.pop(n % len(self.notified))
@@ -234,7 +231,6 @@ class World:
     # what goes wrong by itself
 
     async def copy(self, stream: str) -> Any:
-        """An entry comes twice."""
         key = self.store.all_shards[0].actions(stream)
         entries = await self.store.connection.call("XRANGE", key, "-", "+")
         if entries:
@@ -304,7 +300,6 @@ class World:
         assert await self.store.connection.call("ZRANGE", shard.parked, 0, -1) == []
 
     async def open_actions(self, cid: str) -> list[int]:
-        """Return the runnable actions without an observation."""
         events = await self.log.read(cid)
         settled = {event.cause for event in events}
         return [event.id for event in events if isinstance(event, CmdRunAction) and event.id not in settled]

@@ -21,7 +21,6 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def write_pages() -> None:
-    """Write every page."""
     for path, page in PAGES.items():
         (ROOT / path).write_text(page(), encoding="utf-8")
 

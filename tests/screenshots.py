@@ -67,7 +67,6 @@ def said(text: str) -> MessageAction:
 
 
 async def write(store: Store, cid: str, events: Sequence[Event], *, wait_reason: str = "") -> None:
-    """Append what a controller worker would."""
     client = Client(store)
     ownership = await claim(store, "controller-1", cid)
     last = next((event.agent_state.value for event in reversed(events) if hasattr(event, "agent_state")), "running")
@@ -185,7 +184,6 @@ def attempts(number: int = 60) -> list[AttemptRow]:
 
 
 def under_way(row: AttemptRow, seconds: float) -> AttemptDetails:
-    """An attempt that has not ended."""
     return AttemptDetails(
         instance=row.instance,
         model=row.model,
@@ -236,7 +234,6 @@ async def work(store: Store, ends: asyncio.Event) -> None:
 
 
 async def fill_cluster(store: Store) -> None:
-    """Set budgets, and let calls use quotas."""
     ledger, governor = Ledger(store), Governor(store, QUOTAS)
     await governor.publish()
     for number, cid in enumerate(("q1", "q2", "q3")):
@@ -249,7 +246,6 @@ async def fill_cluster(store: Store) -> None:
 
 
 async def take(folder: Path) -> None:
-    """Take the pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         valkey = EmbeddedValkey(Path(place))

@@ -56,7 +56,6 @@ class ScriptedServer:
             await listener.write(event(said))
 
     def hang_up(self) -> None:
-        """Break all streams off, as a network does."""
         for listener in self.listeners:
             transport = listener._req.transport if listener._req else None
             if transport is not None:
@@ -64,7 +63,6 @@ class ScriptedServer:
         self.listeners.clear()
 
     async def route(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request."""
         session = request.headers.get("mcp-session-id")
         if session is not None and session not in self.sessions:
             refusal = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": "Session not found"}}
@@ -119,7 +117,6 @@ class ScriptedServer:
 
 
 def event(said: dict[str, Any]) -> bytes:
-    """Return a message as a server-sent event."""
     return b"event: message\ndata: " + json.dumps(said).encode() + b"\n\n"
 
 
@@ -137,7 +134,6 @@ async def served(route: Route) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def scripted_server() -> AsyncIterator[ScriptedServer]:
-    """Yield a server that runs."""
     server = ScriptedServer()
     async with served(server.route) as url:
         server.url = url

@@ -23,7 +23,6 @@ def stand_in(habit: str = "obedient", heard: Path | None = None) -> tuple[str, .
 def with_sdk(
     hands: Hands, program: Sequence[str] = PROGRAM, *, limit: int = 8, sandbox: SandboxChoice = "none"
 ) -> Hands:
-    """Give hands another program of the SDK."""
     hands.services = replace(hands.services, sdk_sessions=SdkSessions(limit, sandbox, program=program))
     return hands
 

@@ -129,7 +129,6 @@ async def serving(purpose: str, folder: Path, programs: dict[str, str]) -> Async
 
 @asynccontextmanager
 async def worker(module: str, environment: dict[str, str]) -> AsyncIterator[None]:
-    """A worker process, which has to end well."""
     worker = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module), env=environment, stdout=asyncio.subprocess.DEVNULL
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,14 +19,13 @@ from deckhands.server.cluster import check_readiness
 from deckhands.server.gateway import Gateway, Principal, ServerOptions
 from deckhands.server.serving import serve_in_loop
 from tests.polling import until
-from tests.served_stores import Server, refusals
+from tests.served_stores import Server, environment_with, refusals, worker
 from tests.served_stores import serving as store_serving
 
 
 async def add_key(
     store: Store, tenant: str = "*", scopes: Iterable[Scope] = Scope, *, life: timedelta | None = None, **limits: int
 ) -> str:
-    """A new API key, by default for everything."""
     return (await ApiKeys(store).add("test", tenant=tenant, scopes=scopes, life=life, **limits))[1]
 
 
@@ -52,11 +51,9 @@ class Served:
     async def token(
         self, tenant: str = "acme", scopes: Iterable[Scope] = Scope, *, life: timedelta | None = None, **limits: int
     ) -> str:
-        """A new key."""
         return await add_key(self.client.store, tenant, scopes, life=life, **limits)
 
     def environment(self, home: Path, **more: str) -> dict[str, str]:
-        """Of worker processes of this cluster."""
         found = {
             "PATH": os.environ["PATH"],
             "DECKHANDS_URL": self.log.worker,
@@ -77,7 +74,6 @@ class Served:
         await until(is_ready, limit=60.0, what="workers")
 
     def as_(self, token: str = "") -> httpx2.AsyncClient:
-        """A client with a key."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=30)
 
@@ -96,3 +92,15 @@ async def served(folder: Path, programs: dict[str, str], *, archive: str = "", *
             finally:
                 await gateway.aclose()
         assert await refusals(log) == []
+
+
+@asynccontextmanager
+async def served_with_workers(folder: Path, **variables: str) -> AsyncIterator[Served]:
+    """A server, and beside it a controller worker and a tool worker with some variables."""
+    async with AsyncExitStack() as stack:
+        found = await stack.enter_async_context(served(folder / "log", environment_with(folder)))
+        environment = found.environment(folder / "home", **variables)
+        for module in ("controller_worker", "tool_worker"):
+            await stack.enter_async_context(worker(module, environment))
+        await found.working()
+        yield found

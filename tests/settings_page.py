@@ -122,7 +122,6 @@ OTHERS = (
 
 
 def settings_page() -> str:
-    """Return the page."""
     parts = [INTRODUCTION]
     for owner, (title, text) in SECTIONS.items():
         parts += [f"## {title}\n\n{text}\n\n{table(HEAD, list(_rows_of(owner)))}\n"]

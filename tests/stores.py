@@ -47,7 +47,6 @@ class RealServer:
         return f"unix://{self.socket}"
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
         command = [self.program, "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)]
         command += ["--appendonly", "yes", "--appendfsync", "everysec", "--save", "", *self.options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -63,7 +62,6 @@ class RealServer:
         raise AssertionError(b"".join(lines).decode())
 
     def stop(self) -> None:
-        """Let it end in order."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -106,13 +104,11 @@ def running(program: str, *options: str) -> Iterator[RealServer]:
 
 @pytest.fixture(scope="session")
 def valkey_server() -> Iterator[RealServer]:
-    """One Valkey for the whole session."""
     yield from running(valkey_program())
 
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RealServer]:
-    """One Redis for the whole session."""
     yield from running(redis_program())
 
 
@@ -126,7 +122,6 @@ async def emptied(url: str) -> str:
 
 @pytest.fixture
 async def valkey_store(valkey_server: RealServer) -> AsyncIterator[Store]:
-    """An empty store on a real Valkey."""
     store = await open_store(await emptied(valkey_server.url), patience_seconds=5.0)
     yield store
     await store.aclose()
@@ -145,7 +140,6 @@ async def connect(request: pytest.FixtureRequest) -> Callable[[], Connection]:
 
 @pytest.fixture
 async def store(connect: Callable[[], Connection]) -> AsyncIterator[Store]:
-    """An empty store of each kind in turn."""
     opened = await open_store(connect(), patience_seconds=5.0)
     yield opened
     await opened.aclose()
@@ -153,7 +147,6 @@ async def store(connect: Callable[[], Connection]) -> AsyncIterator[Store]:
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """A clock that moves only when told to."""
     return ManualClock()
 
 
@@ -237,7 +230,6 @@ class LossyWire:
 
 @pytest.fixture
 async def lossy_wire(valkey_server: RealServer, tmp_path: Path) -> AsyncIterator[LossyWire]:
-    """A proxy in front of an emptied Valkey."""
     await emptied(valkey_server.url)
     folder = Path(tempfile.mkdtemp(prefix="deck-"))
     async with LossyWire(valkey_server.socket, folder) as wire:
@@ -246,7 +238,6 @@ async def lossy_wire(valkey_server: RealServer, tmp_path: Path) -> AsyncIterator
 
 
 def replies_in(chunk: bytes) -> list[Any]:
-    """Parse the whole replies of a chunk."""
     reader = hiredis.Reader()
     reader.feed(chunk)
     found = []

@@ -40,7 +40,6 @@ As a schema: [task-request.json](schemas/task-request.json). A field can be [add
 
 
 def tasks_page() -> str:
-    """Return the page."""
     options = {option.name: option.opts[-1] for option in submit.params}
     rows = [
         (

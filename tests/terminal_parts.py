@@ -59,12 +59,10 @@ class Person:
 
     @property
     def lines(self) -> list[str]:
-        """What the screen shows, without empty ends."""
         return [line.rstrip() for line in self.screen.display]
 
     @property
     def text(self) -> str:
-        """What the screen shows, as one text."""
         return "\n".join(self.lines)
 
     @property

@@ -203,7 +203,6 @@ def commands_in(text: str) -> Iterator[list[str]]:
 
 
 def check(words: list[str]) -> None:
-    """See whether what a command names is there."""
     program, *rest = words
     match Path(program).name, rest:
         case "deckhands", [verb, *arguments]:

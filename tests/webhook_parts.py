@@ -53,7 +53,6 @@ class Receiver:
         return web.Response(status=status, headers={"Location": "/elsewhere"} if 300 <= status < 400 else {})
 
     async def arrived(self, number: int) -> None:
-        """Wait until so many requests have arrived."""
         await until(lambda: len(self.requests) >= number, limit=60.0, what=f"{number} requests")
 
 
@@ -67,7 +66,6 @@ async def begin_worked(client: Client, name: str, **created: Any) -> None:
 
 @asynccontextmanager
 async def receiving(tls: ssl.SSLContext | None = None) -> AsyncIterator[Receiver]:
-    """A receiver on this machine."""
     receiver = Receiver()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", receiver.serve)

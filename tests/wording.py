@@ -43,7 +43,6 @@ Prose = tuple[int, str]
 
 
 def wording(source: Source) -> Iterator[tuple[int, str]]:
-    """Find phrases that read like a translation."""
     if not _CANDIDATE.search(source.text):
         return
     for start, text in _python_prose(source) if source.path.endswith(".py") else [(1, _unmarked(source.text))]:

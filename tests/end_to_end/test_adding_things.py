@@ -22,7 +22,8 @@ from broker.contract.actions import CondensationAction
 from broker.contract.condenser_specs import OtherCondenserSpec
 from broker.contract.events import AgentSpec, Event, LLMSpec, WorkspaceSpec
 from deckhands import Client
-from tests.integration.command_line import Done, cluster, environment, finish, script
+from tests.integration.command_line import Done, cluster, environment
+from tests.turns import call, finish, script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adding-things.md").read_text(encoding="utf-8")
@@ -49,8 +50,6 @@ BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Tree:
-    """A copy of the packages."""
-
     path: Path
 
     def apply(self, title: str) -> set[str]:
@@ -94,7 +93,6 @@ class Tree:
         (described / "entry_points.txt").write_text("\n".join(written))
 
     def deckhands(self, *arguments: str | Path, **variables: str) -> Done:
-        """Run the command line of this copy."""
         done = subprocess.run(
             (sys.executable, "-P", "-m", "deckhands", *map(str, arguments)),
             env=environment(self.path / "home", PYTHONPATH=str(self.path), **variables),
@@ -126,20 +124,14 @@ class Tree:
 
     @property
     def workspace(self) -> Path:
-        """Where the runs work."""
         path = self.path / "workspace"
         path.mkdir(exist_ok=True)
         return path
 
 
 def section(title: str) -> str:
-    """Return what stands below a title."""
     (text,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     return text
-
-
-def call(name: str, **arguments: object) -> dict[str, object]:
-    return {"tool_calls": [{"name": name, "arguments": arguments}]}
 
 
 def only(events: list[dict[str, object]], kind: str) -> dict[str, object]:
@@ -211,7 +203,6 @@ def test_a_condenser(tree: Tree, title: str) -> None:
 
 
 async def conversation(url: str, agent: AgentSpec) -> Sequence[Event]:
-    """Hold a conversation and return its events."""
     async with await Client.connect(url) as client:
         conversation_id = await client.submit("Think.", agent=agent, workspace=WorkspaceSpec(sandbox="none"))
         await client.wait_until_settled(conversation_id, timeout_seconds=LIMIT_SECONDS)

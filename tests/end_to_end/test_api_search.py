@@ -10,16 +10,14 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.ingress_parts import saying
-from tests.integration.command_line import script
 from tests.polling import unhurried
-from tests.served_stores import worker
-from tests.server_parts import Served, served
+from tests.server_parts import Served, served_with_workers
+from tests.turns import script
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = ROOT / "tests" / "api_search.toml"
@@ -31,15 +29,8 @@ LARGE = ("conversations_create", "conversations_change", "runs_wait", "schedules
 async def _search(server: Served, folder: Path, settings: Path, *options: str, limit: float) -> str:
     token = await server.token("*", requests_per_minute=1_000_000)
     command = (
-        *(
-            sys.executable,
-            "-m",
-            "schemathesis.cli",
-            "--config-file",
-            str(settings),
-            "run",
-            f"{server.url}/openapi.json",
-        ),
+        *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(settings)),
+        *("run", f"{server.url}/openapi.json"),
         *("--checks", "all", "--exclude-path-regex", STREAMS, "--request-timeout", "60", "--no-color"),
         *("--generation-database", "none", "--warnings", "off", "-H", f"Authorization: Bearer {token}", *options),
     )
@@ -62,14 +53,9 @@ async def _search(server: Served, folder: Path, settings: Path, *options: str, l
 
 
 @pytest.fixture
-async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Served]:
-    async with AsyncExitStack() as stack:
-        found = await stack.enter_async_context(served(tmp_path / "log", programs))
-        default = script(tmp_path / "default.json", *saying("by default"))
-        environment = found.environment(tmp_path / "home", LLM_MODEL=default)
-        for module in ("controller_worker", "tool_worker"):
-            await stack.enter_async_context(worker(module, environment))
-        await found.working()
+async def server(tmp_path: Path) -> AsyncIterator[Served]:
+    default = script(tmp_path / "default.json", *saying("by default"))
+    async with served_with_workers(tmp_path, LLM_MODEL=default) as found:
         yield found
 
 

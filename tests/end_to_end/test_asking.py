@@ -6,7 +6,6 @@ import asyncio
 import os
 import pty
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
@@ -19,10 +18,10 @@ from broker.runtime.errors import UsageError
 from deckhands.client.reading.summary import ExitCode
 from deckhands.client.runs.headless import RunCallbacks, Task, run_on_cluster
 from deckhands.client.tasks.spec import TaskSpec
-from tests.faults.conftest import cluster, durable_cluster  # noqa: F401  (fixtures)
 from tests.faults.harness import FaultCluster, steps
-from tests.integration.command_line import COMMAND, deckhands, environment, finish, script
+from tests.integration.command_line import COMMAND, deckhands, environment
 from tests.polling import until
+from tests.turns import call, finish, script
 
 ALWAYS = ConfirmationPolicy(mode="always")
 
@@ -39,9 +38,8 @@ def task(root: Path) -> Task:
 
 
 @pytest.mark.parametrize(("agrees", "code"), [(True, ExitCode.FINISHED), (False, ExitCode.NEEDS_PERSON)])
-async def test_whoever_looks_on_is_asked(cluster: FaultCluster, agrees: bool, code: ExitCode) -> None:  # noqa: F811
-    cluster.start_controller()
-    cluster.start_tool()
+async def test_whoever_looks_on_is_asked(cluster: FaultCluster, agrees: bool, code: ExitCode) -> None:
+    cluster.start()
     asked: list[RiskyAction] = []
 
     async def ask(action: RiskyAction) -> bool:
@@ -55,9 +53,8 @@ async def test_whoever_looks_on_is_asked(cluster: FaultCluster, agrees: bool, co
     await cluster.close_workspaces([ending.summary.conversation_id])
 
 
-async def test_where_nobody_is_there_the_run_ends(cluster: FaultCluster) -> None:  # noqa: F811
-    cluster.start_controller()
-    cluster.start_tool()
+async def test_where_nobody_is_there_the_run_ends(cluster: FaultCluster) -> None:
+    cluster.start()
     async with asyncio.timeout(30):
         ending = await run_on_cluster(cluster.store.url, task(cluster.root), RunCallbacks())
     assert (ending.exit_code, ending.summary.state) == (ExitCode.NEEDS_PERSON, "awaiting_user_confirmation")
@@ -68,7 +65,7 @@ async def test_where_nobody_is_there_the_run_ends(cluster: FaultCluster) -> None
     assert question in shown.out, shown
 
 
-async def test_answer_without_question_is_refused_with_current_state(cluster: FaultCluster) -> None:  # noqa: F811
+async def test_answer_without_question_is_refused_with_current_state(cluster: FaultCluster) -> None:
     (cid,) = await cluster.submit(steps(1))
     with pytest.raises(UsageError, match="asks nothing: it is loading"):
         await cluster.client.confirm(cid)
@@ -82,7 +79,7 @@ def test_terminal_question_shows_the_content_to_be_written(tmp_path: Path, answe
     folder = tmp_path / "folder"
     folder.mkdir()
     create = {"command": "create", "path": f"{folder}/a.txt", "file_text": "one\ntwo\n"}
-    turn = {"tool_calls": [{"name": "str_replace_editor", "arguments": create}]}
+    turn = call("str_replace_editor", **create)
     model = script(tmp_path / "asking.json", turn, finish("Done."))
     command = [*COMMAND, "run", "--confirm", "always", "-t", "do it", "-w", str(folder), "--model", model]
     ours, theirs = pty.openpty()
@@ -104,11 +101,10 @@ def test_terminal_question_shows_the_content_to_be_written(tmp_path: Path, answe
     assert (folder / "a.txt").exists() is (code is ExitCode.FINISHED)
 
 
-async def test_an_answer_that_the_store_loses_is_asked_for_again(durable_cluster: FaultCluster) -> None:  # noqa: F811
+async def test_an_answer_that_the_store_loses_is_asked_for_again(durable_cluster: FaultCluster) -> None:
     asked, started, losing = list[int](), list[str](), list[asyncio.Task[None]]()
     older, current = durable_cluster.root / "older", durable_cluster.store.directory / "appendonlydir"
-    durable_cluster.start_controller()
-    durable_cluster.start_tool()
+    durable_cluster.start()
     watcher = RunCallbacks(on_start=started.append)
 
     async def lose(last_id: int) -> None:
@@ -118,8 +114,7 @@ async def test_an_answer_that_the_store_loses_is_asked_for_again(durable_cluster
             return await durable_cluster.client.log.load_last_id(started[0]) > last_id
 
         await until(is_answered, limit=30, what="the answer")
-        durable_cluster.store.child.send(signal.SIGKILL)
-        await durable_cluster.store.child.wait()
+        await durable_cluster.kill_store()
         shutil.rmtree(current)
         older.rename(current)
         await durable_cluster.store.start()
@@ -144,7 +139,7 @@ async def test_an_answer_that_the_store_loses_is_asked_for_again(durable_cluster
     await durable_cluster.close_workspaces([ending.summary.conversation_id])
 
 
-async def test_stop_without_controller_workers_does_not_wait(cluster: FaultCluster) -> None:  # noqa: F811
+async def test_stop_without_controller_workers_does_not_wait(cluster: FaultCluster) -> None:
     notices: list[str] = []
     watcher = RunCallbacks(on_notice=notices.append)
     watcher.on_start = lambda _: watcher.interrupted.set()

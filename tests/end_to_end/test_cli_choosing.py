@@ -9,7 +9,7 @@ import pytest
 
 from broker.contract.agent_state import AgentState
 from deckhands import AgentSpec, Client, LLMSpec
-from tests.integration.command_line import Done, Terminal, deckhands, environment, on_terminal, read_until, started
+from tests.integration.command_line import Done, Terminal, deckhands, environment, on_terminal
 from tests.stores import RealServer, emptied
 from tests.unit.deckhands.sample_log import state
 
@@ -159,29 +159,3 @@ def test_several_are_named(env: dict[str, str]) -> None:
 def test_many_are_counted_on_a_terminal(env: dict[str, str]) -> None:
     shown = on_terminal("cancel", "--label", "team=a", "--no-wait", "--yes", env=env)
     assert "2 conversations cancelled." in shown
-
-
-def test_a_killed_rm_is_completed_by_the_next(tmp_path: Path, valkey_server: RealServer) -> None:
-    asyncio.run(_many(valkey_server.url, 300))
-    env = environment(tmp_path, DECKHANDS_URL=valkey_server.url)
-    for _ in range(3):
-        with started("rm", "--label", "team=a", "--yes", "--json", env=env) as running:
-            read_until(running, "done")
-            running.kill()
-            running.wait()
-        assert asyncio.run(kept(valkey_server.url)) == {each["conversation_id"] for each in _listed(env)}
-    left = len(_listed(env))
-    done = deckhands("rm", "--label", "team=a", "--yes", env=env)
-    assert (done.code, 0 < left < 300, _listed(env)) == (0, True, [])
-    assert asyncio.run(kept(valkey_server.url)) == set()
-
-
-async def _many(url: str, number: int) -> None:
-    await emptied(url)
-    async with await Client.connect(url) as client:
-        for n in range(number):
-            await begin(client, f"many-{n}", "finished", {"team": "a"})
-
-
-def _listed(env: dict[str, str]) -> list[dict[str, str]]:
-    return deckhands("ls", "--all", "--json", env=env).json

@@ -14,19 +14,9 @@ from deckhands import Client
 from deckhands.client.reading.output import UNCONFINED
 from deckhands.client.reading.summary import summarize
 from deckhands.client.runs.records import parse_exported_event
-from tests.integration.command_line import (
-    cluster,
-    deckhands,
-    environment,
-    finish,
-    finished,
-    read_until,
-    run_command,
-    script,
-    started,
-)
+from tests.integration.command_line import cluster, deckhands, environment, finished, read_until, run_command, started
 from tests.polling import until
-from tests.programs import command_of
+from tests.turns import finish, script
 
 SUMMARY_KEYS = (
     "conversation_id",
@@ -42,7 +32,6 @@ SUMMARY_KEYS = (
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A home with a cluster that is up."""
     path = tmp_path_factory.mktemp("home")
     with cluster(path, "--sandbox", "none", "--workspace-root", str(tmp_path_factory.getbasetemp())):
         yield path
@@ -125,39 +114,6 @@ def test_how_runs_end(on_cluster, workspace, tmp_path, turns, arguments, code, s
     assert summary["last_error"].startswith(error) if error else summary["last_error"] == ""
 
 
-@pytest.mark.parametrize(
-    ("code", "text", "remedy"),
-    [
-        ("authentication", "invalid x-api-key", "Check LLM_API_KEY."),
-        ("not_found", "no such model", "Check the model's name (LLM_MODEL or --model) and LLM_BASE_URL."),
-        ("bad_request", "LLM Provider NOT provided", "Check the model's name (LLM_MODEL or --model) and LLM_BASE_URL."),
-    ],
-)
-def test_a_model_call_that_fails(on_cluster, workspace, tmp_path, code, text, remedy):
-    done = run(on_cluster, workspace, script(tmp_path / "m.json", {"error": {"code": code, "text": text}}))
-    assert done.code == 1, done
-    assert "State:        error: " in done.out
-    assert text in done.out
-    assert f"Remedy:       {remedy}" in done.out.splitlines()
-
-
-def test_a_script_that_does_not_exist(on_cluster, workspace):
-    done = run(on_cluster, workspace, "scripted//no/such/file.json")
-    assert done.code == 1
-    assert "/no/such/file.json" in done.out
-
-
-def test_missing_agent_and_script_are_refused(env, workspace):
-    before = deckhands("ls", "--json", env=env).out
-    unknown = deckhands("submit", "-t", "x", "-w", workspace, "--agent", "NoAgent", env=env)
-    assert (unknown.code, unknown.out) == (2, "")
-    assert unknown.err.startswith("deckhands: There is no agent named 'NoAgent'.\n  Known agents: BrowsingAgent, ")
-    missing = deckhands("submit", "-t", "x", "-w", workspace, "--model", "scripted/no/such.json", env=env)
-    told = "deckhands: The script of the model scripted/no/such.json cannot be read: No such file or directory.\n"
-    assert (missing.code, missing.out, missing.err.partition("  Name")[0]) == (2, "", told)
-    assert deckhands("ls", "--json", env=env).out == before
-
-
 def test_submit_logs_show_export_ls(env, workspace, tmp_path):
     model = script(tmp_path / "m.json", run_command("echo hello"), finish("Done."))
     arguments = ["submit", "-t", "Do it.", "-w", workspace, "--model", model, "--title", "A title"]
@@ -192,17 +148,6 @@ def test_submit_logs_show_export_ls(env, workspace, tmp_path):
     assert ("A title" in line, "unknown" in line, "$" in line) == (True, True, False)
 
 
-def test_the_same_key_submits_once(env, tmp_path):
-    model = script(tmp_path / "m.json", finish("Done."))
-    arguments = ["submit", "-t", "Do it.", "--model", model, "--idempotency-key", str(tmp_path), "--json"]
-    first = deckhands(*arguments, env=env).json
-    assert deckhands(*arguments, env=env).json == first
-    (submitted,) = first
-    deckhands("logs", "-f", submitted["conversation_id"], env=env)
-    kinds = [event["kind"] for event in deckhands("export", submitted["conversation_id"], env=env).json]
-    assert kinds.count("conversation.created") == 1
-
-
 def test_pause_message_resume_cancel(env, tmp_path):
     model = script(tmp_path / "m.json", {"text": "Which one?"})
     other = script(tmp_path / "other.json", {}, run_command("sleep 301.7"), finish("Done."))
@@ -225,44 +170,6 @@ def test_pause_message_resume_cancel(env, tmp_path):
     assert deckhands("cancel", cid, env=env).err == "The conversation is stopped.\n"
     refused = deckhands("pause", cid, env=env)
     assert (refused.code, "is stopped; it cannot be paused" in refused.err) == (2, True)
-
-
-def test_following_ends_with_the_exit_code_of_a_run(env, tmp_path):
-    for code, arguments, turns in (
-        (0, [], [finish("Done.")]),
-        (1, [], [{"error": {"code": "authentication", "text": "no"}}]),
-        (6, ["-i", "1"], [run_command("true"), run_command("true"), run_command("true")]),
-    ):
-        model = script(tmp_path / f"{code}.json", *turns)
-        cid = deckhands("submit", "-t", "Do it.", "--model", model, *arguments, env=env).out.strip()
-        followed = deckhands("logs", "-f", cid, env=env)
-        assert followed.code == code, followed
-        assert deckhands("logs", cid, env=env).code == 0
-
-
-def test_cancelling_without_waiting(env, tmp_path):
-    model = script(tmp_path / "m.json", finish("Done."), latency_seconds=60)
-    cid = deckhands("submit", "--model", model, env=env, stdin="Do it.\n").out.strip()
-    assert deckhands("cancel", cid, "--no-wait", env=env).err == "The request is in the log.\n"
-    lines = deckhands("logs", "-f", cid, env=env).out.splitlines()
-    assert (lines[0], lines[-1]) == ("You: Do it.", "(stopped)")
-
-
-def test_a_second_cluster_in_the_same_home_is_refused(home, env):
-    pid = (home / "cluster" / "supervisor.lock").read_text().strip()
-    done = deckhands("up", env=env)
-    assert done.code == 2
-    assert f"A cluster is already running in {home}/cluster (pid {pid})." in done.err
-    assert f"`kill {pid}`" in done.err
-
-
-def test_a_worker_that_is_killed_is_replaced(home, env, tmp_path):
-    supervisor = psutil.Process(int((home / "cluster" / "supervisor.lock").read_text()))
-    (victim,) = [child for child in supervisor.children() if "controller_worker" in command_of(child)]
-    victim.send_signal(signal.SIGKILL)
-    model = script(tmp_path / "m.json", finish("Done."))
-    cid = deckhands("submit", "-t", "Do it.", "--model", model, env=env).out.strip()
-    assert deckhands("logs", "-f", cid, env=env).out.splitlines()[-1] == "Done."
 
 
 def test_one_worker_in_the_foreground(home, tmp_path):

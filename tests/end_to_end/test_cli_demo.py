@@ -73,7 +73,6 @@ def test_failed_demo_keeps_the_logs_it_names(tmp_path):
 
 
 def command_lines() -> Iterator[str]:
-    """The command line of every process there is."""
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             yield " ".join(process.cmdline())

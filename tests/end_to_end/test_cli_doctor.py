@@ -1,8 +1,9 @@
-"""`deckhands doctor`, on this machine and on one that has nothing."""
+"""`deckhands doctor`, on this machine and on one that has nothing; and what the operator hears of retention rules."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from broker.store.server_checks import find_vulnerability
 from broker.store.store import Store, load_server_facts
 from deckhands import Client
 from deckhands.operations.diagnosis.diagnostics import Finding, examine_store
-from tests.integration.command_line import deckhands, environment
+from tests.integration.command_line import deckhands, environment, finished, read_until, started
 from tests.polling import until
 from tests.stores import RealServer, emptied, running, valkey_program
 
@@ -106,7 +107,6 @@ def test_a_store_of_a_version_that_may_have_a_hole(
 
 @pytest.fixture
 def forgetful() -> Iterator[RealServer]:
-    """A server without an append-only file."""
     yield from running(valkey_program(), "--appendonly", "no")
 
 
@@ -147,3 +147,43 @@ async def facts_of(url: str) -> dict[str, str]:
         return await load_server_facts(connection)
     finally:
         await connection.aclose()
+
+
+FOR_GOOD = "a retention rule deletes conversations permanently, without an archive."
+NOBODY = ("--controllers", "0", "--tools", "0", "--ingresses", "0", "--jobs", "0", "--beats", "0")
+
+
+def rules(tmp_path: Path, text: str = '[[rule]]\nage = "1d"\nthen = "delete"\n') -> str:
+    path = tmp_path / "retention.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_doctor_says_it(tmp_path: Path) -> None:
+    env = environment(tmp_path, DECKHANDS_RETENTION=rules(tmp_path))
+    found = {finding["name"]: finding for finding in deckhands("doctor", "--json", env=env).json}
+    noticed = {"name": "retention", "is_good": False, "is_needed": False, "detail": FOR_GOOD, "remedy": ""}
+    assert found["retention"] == noticed
+    assert "archive" not in found
+    env |= {"DECKHANDS_ARCHIVE": str(tmp_path / "archive"), "DECKHANDS_RETENTION": rules(tmp_path, "")}
+    found = {finding["name"]: finding for finding in deckhands("doctor", "--json", env=env).json}
+    assert found["retention"]["is_good"]
+    assert found["archive"]["is_good"]
+
+
+def test_doctor_says_what_cannot_be_used(tmp_path: Path) -> None:
+    variables = {"DECKHANDS_RETENTION": rules(tmp_path, "[[rule]]"), "DECKHANDS_ARCHIVE": "nowhere://bucket"}
+    done = deckhands("doctor", "--json", env=environment(tmp_path, **variables))
+    assert done.code == 1
+    found = {finding["name"]: finding for finding in done.json}
+    assert "rule.0.age" in found["retention"]["detail"]
+    assert "nowhere" in found["archive"]["detail"]
+    assert [found[name]["is_needed"] for name in ("retention", "archive")] == [True, True]
+
+
+def test_up_says_it(tmp_path: Path) -> None:
+    with started("up", *NOBODY, env=environment(tmp_path, DECKHANDS_RETENTION=rules(tmp_path))) as running:
+        read_until(running, "Ctrl-C stops it")
+        running.send_signal(signal.SIGTERM)
+        done = finished(running)
+    assert f"Retention: {FOR_GOOD}" in done.err.replace("\n", " ")

@@ -12,19 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.command_line import (
-    Done,
-    cluster,
-    deckhands,
-    environment,
-    finish,
-    finished,
-    on_terminal,
-    script,
-    started,
-)
+from tests.integration.command_line import Done, cluster, deckhands, environment, finished, on_terminal, started
 from tests.integration.command_line import run_command as command
 from tests.integration.test_opening import git, project  # noqa: F401  (a fixture)
+from tests.turns import finish, script
 
 Cli = Callable[..., Done]
 
@@ -43,7 +34,6 @@ def cli(home: Path) -> Cli:
 
 
 def called(home: Path, *arguments: str) -> Done:
-    """Call the command in a separate process."""
     with started(*arguments, env=environment(home)) as running:
         return finished(running)
 

@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from broker.log.conversations import Conversations
 from deckhands import AgentSpec, Client, LLMSpec
 from deckhands.cli.command_group import find_commands
 from deckhands.client.reading.summary import summarize
@@ -160,14 +159,3 @@ def test_every_verb_that_takes_an_id_takes_its_beginning(env):
 def test_colours_are_left_out_where_nobody_wants_them(env, variables, is_coloured):
     shown = on_terminal("logs", run_id(), env=env | variables)
     assert ("\x1b[" in shown) is is_coloured
-
-
-async def test_the_index_finds_ids_by_their_beginning(valkey_store):
-    index = Conversations(valkey_store)
-    client = Client(valkey_store)
-    for number in range(30):
-        await client.submit("x", conversation_id=f"abc-{number:02}")
-    found = await index.find_by_prefix("abc-1", limit=5)
-    assert [row.conversation_id for row in found] == [f"abc-1{n}" for n in range(5)]
-    assert await index.find_by_prefix("zzz", limit=5) == []
-    assert await index.count() == 30

@@ -13,12 +13,13 @@ from broker.contract.notes import MAX_NOTES, Note, NoteObservation
 from broker.contract.specs import MemorySpec
 from broker.runtime.errors import UsageError
 from deckhands.client.reading.notebook_file import NotebookFile
-from tests.integration.command_line import Done, deckhands, environment, script
+from tests.integration.command_line import Done, deckhands, environment
 from tests.stores import RealServer, emptied
+from tests.turns import call, script
 
 
 def noting(**arguments: Any) -> dict[str, Any]:
-    return {"tool_calls": [{"name": "note", "arguments": arguments}]}
+    return call("note", **arguments)
 
 
 def refused(done: Done, text: str) -> None:

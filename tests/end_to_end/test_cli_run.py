@@ -1,4 +1,4 @@
-"""`deckhands run` with a private store and workers: what it leaves, and how it is interrupted and continued."""
+"""`deckhands run` with a private store and workers: what it leaves and says, and how it is interrupted and continued."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ import json
 import re
 import signal
 import subprocess
+from pathlib import Path
 
 import psutil
 import pytest
 
+from broker.contract.actions import SystemMessageAction
+from broker.runtime.counting import format_count
 from tests.integration.command_line import (
     COMMAND,
+    cluster,
     deckhands,
     environment,
-    finish,
     finished,
     read_until,
     run_command,
-    script,
     started,
 )
 from tests.polling import until
+from tests.turns import finish, script
 
 
 @pytest.fixture
@@ -55,22 +58,6 @@ def running_below(path) -> list[str]:
         if has_it and process.pid != psutil.Process().pid:
             found.append(" ".join(process.info["cmdline"]))
     return found
-
-
-@pytest.mark.soak
-def test_a_run_with_a_browser(env, workspace, tmp_path):
-    (workspace / "hours.html").write_text("<h1>Open at 9</h1>")
-    model = script(
-        tmp_path / "m.json",
-        {"text": f"I look.\n```goto('file://{workspace}/hours.html')```"},
-        {"text": "```send_msg_to_user('At 9.')```"},
-    )
-    done = deckhands("run", "When?", "--agent", "BrowsingAgent", "-w", workspace, "--model", model, "--json", env=env)
-    assert done.code == 0, done
-    *events, summary = done.json
-    (page,) = [event for event in events if event["kind"] == "observation.browse"]
-    assert "heading 'Open at 9'" in page["content"]
-    assert summary["outputs"] == {"content": "At 9."}
 
 
 def test_what_a_run_leaves(env, home, workspace, tmp_path):
@@ -220,38 +207,48 @@ def test_a_disk_without_a_single_byte_is_named(env, home, workspace, verb):
     )
 
 
-@pytest.mark.soak
-def test_workers_that_cannot_start_are_quoted(env, workspace, tmp_path):
-    model = script(tmp_path / "m.json", finish("Done."))
-    done = deckhands(
-        *("run", "-t", "x", "-w", workspace, "--model", model), env={**env, "DECKHANDS_FAILPOINTS": "x:explode"}
-    )
-    assert done.code == 1, done
-    assert "keeps ending right after its start" in done.err
-    assert "The failpoint 'x:explode' cannot be used" in done.err
-    assert "Its log is " in done.err
+NOTICE = "The environment variable LLM_TEMPRATURE is not known; did you mean LLM_TEMPERATURE?"
 
 
-def test_an_output_is_mended_and_handed_in(env, workspace, tmp_path):
-    schema = tmp_path / "schema.json"
-    schema.write_text(json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}))
-    turns = [
-        {"tool_calls": [{"name": "finish", "arguments": {"message": "Done.", "output": output}}]}
-        for output in ({"n": "three"}, {"n": 3})
-    ]
-    model = script(tmp_path / "m.json", *turns)
-    done = deckhands(
-        "run", "-t", "Count", "-w", workspace, "--model", model, "--output-schema", schema, "--json", env=env
-    )
+def test_a_run_names_a_misspelt_setting_of_models(tmp_path: Path) -> None:
+    env = environment(tmp_path / "home", LLM_TEMPRATURE="1", LLM_OF_SOMEBODY_ELSE="1", DECKHANDS_SANDBOX="none")
+    model = script(tmp_path / "m.json", finish("Done."), latency_seconds=0.5)
+    (tmp_path / "work").mkdir()
+    with started("run", "-t", "x", "-w", tmp_path / "work", "--model", model, env=env) as running:
+        done = finished(running)
     assert done.code == 0, done
-    *events, summary = done.json
-    assert summary["outputs"] == {"n": 3}
-    assert [event["reason"] for event in events if event["kind"] == "observation.finish_refused"] == ["output"]
+    assert done.err.splitlines().count(NOTICE) == 1
+    assert "LLM_OF_SOMEBODY_ELSE" not in done.err
 
 
-@pytest.mark.soak
-def test_resumed_run_still_needs_its_person(env, workspace, tmp_path):
-    model = script(tmp_path / "m.json", {"text": "Which one?"})
-    done = deckhands("run", "-t", "Do it.", "-w", workspace, "--model", model, "--json", env=env)
-    resumed = deckhands("run", "--resume", done.json[-1]["conversation_id"], "--json", env=env)
-    assert (done.code, resumed.code, resumed.json) == (5, 5, [done.json[-1]])
+def test_cluster_and_submitter_name_misspelt_worker_settings(tmp_path: Path) -> None:
+    with cluster(tmp_path, "--sandbox", "none", LLM_TEMPRATURE="1") as running:
+        assert running.stderr is not None
+        assert next(line for line in running.stderr if "LLM_" in line) == NOTICE + "\n"
+        model = script(tmp_path / "m.json", finish("Done."))
+        submitted = deckhands("submit", "-t", "x", "--model", model, env=environment(tmp_path))
+    assert (submitted.code, submitted.err) == (0, NOTICE + "\n")
+
+
+@pytest.mark.parametrize(("is_one_file", "count"), [(True, 1), (False, 2)])
+def test_a_streamed_reply_is_printed_once_for_each_reader(tmp_path: Path, is_one_file: bool, count: int) -> None:
+    env = environment(tmp_path / "home", DECKHANDS_SANDBOX="none")
+    said = "I look around first."
+    model = script(tmp_path / "m.json", run_command("true", text=said), finish("Done."), latency_seconds=0.5)
+    (tmp_path / "work").mkdir()
+    command = [*COMMAND, "run", "-t", "x", "-w", str(tmp_path / "work"), "--model", model, "--stream"]
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        subprocess.run(command, env=env, stdout=out, stderr=out if is_one_file else err, check=True)
+    printed = (tmp_path / "out").read_text() + (tmp_path / "err").read_text()
+    assert printed.count(said) == count, printed
+
+
+def test_numbers_have_their_nouns() -> None:
+    assert [format_count(number, "file") for number in (0, 1, 2, 1_000)] == [
+        "0 files",
+        "1 file",
+        "2 files",
+        "1,000 files",
+    ]
+    one = SystemMessageAction(content="x", agent_class="A", tools=("t",))
+    assert one.sentence == "System prompt of A (1 character, 1 tool)"

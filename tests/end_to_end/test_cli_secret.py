@@ -12,8 +12,9 @@ from broker.runtime.settings import BrokerSettings
 from broker.secrets.masking import MASK
 from broker.secrets.secrets import Secrets, load_secret_key
 from broker.store.store import open_store
-from tests.integration.command_line import deckhands, environment, run_command, script
+from tests.integration.command_line import deckhands, environment, run_command
 from tests.stores import RealServer, emptied
+from tests.turns import script
 
 TOKEN = "ghp_0123456789abcdef"
 
@@ -66,15 +67,6 @@ def test_what_cannot_be_kept(env: dict[str, str]) -> None:
     missing = deckhands("submit", "-t", "Use the API", "--secret", "NOT_SET", env=env)
     assert missing.code == 2
     assert "The environment variable NOT_SET is not set." in missing.err
-
-
-def test_what_a_person_writes_is_hidden_too(env: dict[str, str]) -> None:
-    task = f"Use the token {TOKEN}"
-    conversation_id = deckhands("submit", "-t", task, "--secret", "API_TOKEN", env=env).out.strip()
-    assert deckhands("message", conversation_id, f"I mean {TOKEN}!", env=env).code == 0
-    exported = deckhands("export", conversation_id, env=env).json
-    assert [event["content"] for event in exported[1:]] == [f"Use the token {MASK}", f"I mean {MASK}!"]
-    assert exported[0]["title"] == f"Use the token {MASK}"
 
 
 def test_without_the_key_nobody_speaks_but_everybody_may_stop(env: dict[str, str], tmp_path: Path) -> None:

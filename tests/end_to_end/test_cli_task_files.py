@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
-import re
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,26 +14,15 @@ import psutil
 import pytest
 
 from deckhands import Client
-from tests.integration.command_line import (
-    Done,
-    cluster,
-    deckhands,
-    environment,
-    finish,
-    finished,
-    on_terminal,
-    run_command,
-    script,
-    started,
-)
+from tests.integration.command_line import Done, cluster, deckhands, environment, finished, run_command, started
 from tests.polling import until
 from tests.stores import RealServer, emptied
+from tests.turns import finish, script
 from tests.unit.deckhands.sample_log import state
 
 
 @pytest.fixture
 def env(tmp_path: Path, valkey_server: RealServer) -> dict[str, str]:
-    """A cluster without workers."""
     asyncio.run(emptied(valkey_server.url))
     return environment(tmp_path / "home", DECKHANDS_URL=valkey_server.url)
 
@@ -105,25 +92,6 @@ def test_bad_lines_are_listed_and_nothing_is_submitted(env: dict[str, str], tmp_
     assert "tsk: there is no such field; did you mean task?" in lines[3]
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ({"output": {"type": 3}}, "schema"),
-        ({"task": " "}, "task: it is empty"),
-        ({"labels": {f"l{n}": "x" for n in range(32)}}, "labels"),
-        ({"workspace": "git+https://"}, "workspace"),
-    ],
-)
-def test_what_only_the_whole_task_shows_is_found_before_too(
-    env: dict[str, str], tmp_path: Path, line: dict[str, Any], why: str
-) -> None:
-    path = tasks_file(tmp_path / "t.jsonl", {"id": "ok", "task": "x"}, {"id": "a", "task": "x", **line})
-    done = deckhands("submit", "--from", path, "--label", "team=a", env=env)
-    assert (done.code, listed(env)) == (2, 0)
-    assert "line 2: " in done.err
-    assert why in done.err
-
-
 def test_options_are_defaults_for_all_lines(env: dict[str, str], tmp_path: Path) -> None:
     path = tasks_file(
         tmp_path / "t.jsonl",
@@ -154,19 +122,6 @@ def test_options_are_defaults_for_all_lines(env: dict[str, str], tmp_path: Path)
     assert own["workspace"]["path"] == "/srv/x"
 
 
-def test_csv_and_standard_input(env: dict[str, str], tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text('id,prompt,labels.team\n1,"Say ""a"".",a\n2,x,\n')
-    ids = submitted(deckhands("submit", "--from", path, "--json", env=env))
-    assert created(env, ids["1"])["labels"] == {"team": "a"}
-    text = io.TextIOWrapper(io.BytesIO(path.read_bytes()))
-    done = deckhands("submit", "--from", "-", "--format", "csv", "--batch", str(path), "--json", env=env, stdin=text)
-    assert submitted(done) == ids
-    assert not any(line["is_new"] for line in done.json)
-    text = io.TextIOWrapper(io.BytesIO(b'{"id": 1, "task": "x"}'))
-    assert "Name the batch with --batch" in deckhands("submit", "--from", "-", env=env, stdin=text).err
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -183,32 +138,6 @@ def test_what_does_not_belong_together(env: dict[str, str], tmp_path: Path, argu
     path = tasks_file(tmp_path / "t.jsonl", {"id": "a", "task": "x"})
     done = deckhands("submit", *(str(path) if part == "F" else part for part in arguments), env=env)
     assert (done.code, told in done.err, listed(env)) == (2, True, 0), done.err
-
-
-def test_results_are_completed_after_a_kill(env: dict[str, str], tmp_path: Path) -> None:
-    path = tasks_file(tmp_path / "t.jsonl", *({"id": f"t{n}", "task": "x"} for n in range(60)))
-    out = tmp_path / "out.jsonl"
-    ids = submitted(deckhands("submit", "--from", path, "--json", env=env))
-    arguments = ["submit", "--from", path, "--results", out]
-    for part in range(3):
-        with started(*arguments, env=env) as running:
-            asyncio.run(
-                settle(env["DECKHANDS_URL"], {ids[f"t{n}"]: "finished" for n in range(part * 20, part * 20 + 20)})
-            )
-            asyncio.run(until(lambda: lines_in(out) > part * 20, what="a result"))  # noqa: B023
-            if part < 2:
-                running.kill()
-                running.wait()
-            else:
-                done = finished(running)
-    with out.open("a") as file:
-        file.write('{"id": "t1", "conversation')
-    assert deckhands(*arguments, env=env).code == 0
-    found = [json.loads(line) for line in out.read_text().splitlines()]
-    assert sorted(line["id"] for line in found) == sorted(ids)
-    assert all(line["conversation_id"] == ids[line["id"]] for line in found)
-    assert found[0]["summary"] == deckhands("show", found[0]["conversation_id"], "--json", env=env).json[0]
-    assert (done.code, "Settled: 60 finished." in done.err) == (0, True)
 
 
 def lines_in(path: Path) -> int:
@@ -301,17 +230,8 @@ def test_what_runs_is_cancelled_and_deleted_with_what_it_runs(home: Path, tmp_pa
 
 
 def alive_in(folder: Path) -> list[int]:
-    """Return the processes that work in a folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             found += [process.pid] if process.cwd().startswith(str(folder)) else []
     return found
-
-
-def test_progress_is_a_bar_on_a_terminal(env: dict[str, str], tmp_path: Path) -> None:
-    path = tasks_file(tmp_path / "t.jsonl", *({"id": f"t{n}", "task": "x"} for n in range(500)))
-    shown = on_terminal("submit", "--from", str(path), env=env)
-    assert re.search(r"\[#*-*\] +[0-9]+ % [0-9]+ of 500 tasks submitted", shown)
-    assert "[########################] 100 % 500 of 500 tasks submitted" in shown
-    assert "500 tasks submitted, 0 had been submitted before." in shown

@@ -1,4 +1,4 @@
-"""`deckhands up`: its port, what a killed one leaves, and what is in its way. And how fast `--help` is."""
+"""`deckhands up`: its port, what a killed one leaves, workers that join it, and how fast `--help` is."""
 
 from __future__ import annotations
 
@@ -9,28 +9,18 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 from celery import Celery
 
 from broker.store.store import open_store
-from tests.integration.command_line import (
-    COMMAND,
-    cluster,
-    deckhands,
-    environment,
-    finished,
-    read_until,
-    script,
-    started,
-)
+from tests.integration.command_line import COMMAND, cluster, deckhands, environment, finished, read_until, started
 from tests.polling import unhurried, until
 from tests.programs import command_of
+from tests.turns import bash, call, finish, script
 
 
 def test_a_port_with_a_password_for_other_programs(tmp_path):
@@ -44,18 +34,7 @@ def test_a_port_with_a_password_for_other_programs(tmp_path):
 
 
 async def check(url: str) -> None:
-    """Open a store and close it again."""
     await (await open_store(url)).aclose()
-
-
-def test_a_port_in_use(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        done = deckhands("up", "--port", str(port), env=environment(tmp_path))
-    assert done.code == 2
-    assert done.err.startswith(f"deckhands: The port {port} is in use.\n  Choose another one with `--port`.\n")
 
 
 def test_what_a_killed_one_leaves_is_in_nobodys_way(tmp_path):
@@ -83,19 +62,9 @@ def test_what_a_killed_one_leaves_is_in_nobodys_way(tmp_path):
     assert not (tmp_path / "cluster" / "url").exists()
 
 
-@pytest.mark.soak
-def test_celery_and_flower_find_workers_by_the_printed_address(tmp_path):
-    with started("up", env=environment(tmp_path)) as running:
-        told = read_until(running, "Ctrl-C stops it")
-        address = celery_address("".join(told))
-        celery = [sys.executable, "-P", "-m", "celery", "-b", address, "inspect", "ping", "--json"]
-        found = json.loads(subprocess.check_output(celery))
-    assert sorted(re.match(r"[a-z]+", name)[0] for name in found) == ["controller", "ingress", "jobs", "tool"]
-
-
 def test_printed_command_lists_conversations_of_both_workers(tmp_path):
     env = environment(tmp_path)
-    waiting = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "sleep 300", "timeout": "300"}}]}
+    waiting = bash("sleep 300", timeout="300")
     model = script(tmp_path / "model.json", waiting)
     with started("up", "--sandbox", "none", "--ingresses", "2", env=env) as running:
         greeting = "".join(read_until(running, "Ctrl-C stops it"))
@@ -144,14 +113,6 @@ def test_foreground_ingress_serves_the_local_cluster(tmp_path):
             done = finished(ingress)
         assert done.code == 0
         assert "Traceback" not in done.err
-
-
-def test_an_ingress_without_a_cluster(tmp_path):
-    done = deckhands("ingress", env=environment(tmp_path))
-    assert (done.code, done.err.splitlines()[0]) == (
-        2,
-        "deckhands: DECKHANDS_URL is not set, and no cluster is running here.",
-    )
 
 
 def celery_address(greeting: str) -> str:
@@ -206,8 +167,34 @@ def test_help_uses_less_than_a_third_second_of_cpu():
     assert usage.ru_utime + usage.ru_stime < 0.3
 
 
-def test_every_verb_has_help(tmp_path):
-    for verb in ("run", "demo", "submit", "ls", "show", "logs", "export", "message", "pause", "resume", "cancel", "up"):
-        done = deckhands(verb, "--help", env=environment(tmp_path))
-        assert (done.code, done.out.startswith(f"Usage: deckhands {verb} ")) == (0, True)
-    assert deckhands("--version", env=environment(tmp_path)).out.startswith("deckhands ")
+def is_offered(env: dict[str, str]) -> bool:
+    return "add " in deckhands("tools", "--list", env=env).out
+
+
+def test_a_tool_worker_joins_the_cluster_that_runs_here(tmp_path: Path) -> None:
+    env = environment(tmp_path, DECKHANDS_SANDBOX="none")
+    with started("up", "--tools", "0", "--sandbox", "none", env=environment(tmp_path)) as running:
+        read_until(running, "Ctrl-C stops it")
+        worker = {**env, "DECKHANDS_TOOLS": "tests.example_tools:add", "EXAMPLE_TOOLS_TRACE": str(tmp_path / "trace")}
+        worker |= {"DECKHANDS_NODE": "joining", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+        with started("tools", env=worker):
+            asyncio.run(until(lambda: asyncio.to_thread(is_offered, env), limit=60, what="the tool"))
+            adding = call("add", first=2)
+            model = script(tmp_path / "m.json", adding, finish("Done."))
+            cid = deckhands("submit", "-t", "x", "--tool", "add", "--model", model, env=env).out.strip()
+            followed = deckhands("logs", "-f", cid, env=env)
+    assert followed.code == 0, followed
+    assert "3" in followed.out.splitlines()[-2], followed
+
+
+def test_a_worker_without_a_cluster_says_so(tmp_path: Path) -> None:
+    for verb in ("tools", "controller"):
+        done = deckhands(verb, env=environment(tmp_path))
+        assert (done.code, "DECKHANDS_URL is not set, and no cluster is running here." in done.err) == (2, True), done
+
+
+def test_a_cluster_beside_another_store_says_which_one_is_used(tmp_path: Path) -> None:
+    env = environment(tmp_path, DECKHANDS_URL="unix:///nowhere/s")
+    with started("up", "--tools", "0", "--controllers", "0", env=env) as running:
+        assert running.stderr is not None
+        assert running.stderr.readline().startswith("DECKHANDS_URL names another store: ")

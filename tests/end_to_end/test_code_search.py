@@ -13,9 +13,10 @@ from broker.contract.code_search import CodeSearchAction, CodeSearchObservation
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation
 from broker.contract.specs import WorkspaceSpec
-from tests.integration.command_line import deckhands, environment, finish, script
+from tests.integration.command_line import deckhands, environment
 from tests.integration.workspace_hosts import LIMIT_SECONDS, opened, processes
 from tests.programs import command_of
+from tests.turns import finish, script
 from tool_worker.tools.code_search import SearchCode
 from tool_worker.workspace.named_directories import NamedDirectories
 from tool_worker.workspace.workspaces import OpenWorkspace
@@ -56,8 +57,7 @@ async def test_a_workspace_is_asked_about_its_code(sandbox: str, tmp_path: Path)
         ask = Asking(await workspaces.open("conversation", WorkspaceSpec(path=str(workspace))))
         found = await ask("explore_tree_structure", start_entities=["begin"])
         assert found == CodeSearchObservation(
-            content="shop.py:begin [function]\n└── invokes → till.py:open [function]",
-            question="explore_tree_structure",
+            content="shop.py:begin [function]\n└── invokes → till.py:open [function]", question="explore_tree_structure"
         )
         await ask.bash("mkdir -p deep && cd deep && echo 'class New: pass' > new.py")
         found = await ask("get_entity_contents", entity_names=["deep/new.py", f"{workspace}/till.py:open"])

@@ -13,7 +13,6 @@ import pytest
 from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, EventSource
 from broker.log.event_log import EventLog
-from tests.faults.conftest import cluster  # noqa: F401  (fixture)
 from tests.faults.harness import FaultCluster
 from tests.faults.proxy import SlowProxy
 from tests.integration.command_line import COMMAND, environment
@@ -30,13 +29,13 @@ def asked(shell: str, words: str, env: dict[str, str]) -> subprocess.CompletedPr
     )
 
 
-async def begin(cluster: FaultCluster, name: str, title: str) -> None:  # noqa: F811
+async def begin(cluster: FaultCluster, name: str, title: str) -> None:
     created = ConversationCreated(conversation_id=name, source=EventSource.USER, title=title)
     message = MessageAction(content="Do it.", source=EventSource.USER)
     await EventLog(cluster.client.store).create(created, [message])
 
 
-async def test_a_person_presses_tab(cluster: FaultCluster) -> None:  # noqa: F811
+async def test_a_person_presses_tab(cluster: FaultCluster) -> None:
     await begin(cluster, "wharf-1234", "Fix it\x1b]0;evil\x07\nplain\nrm")
     await begin(cluster, "quay-1", "Other")
     forged = "wharf-$(touch evil)"
@@ -69,7 +68,7 @@ async def test_a_person_presses_tab(cluster: FaultCluster) -> None:  # noqa: F81
     assert fish.stdout.startswith("plain,quay-1")
 
 
-async def test_a_store_that_answers_slowly_is_waited_for(cluster: FaultCluster) -> None:  # noqa: F811
+async def test_a_store_that_answers_slowly_is_waited_for(cluster: FaultCluster) -> None:
     await begin(cluster, "wharf-1234", "Fix it")
     proxy = SlowProxy(Path(f"{cluster.store.socket}.proxy"), Path(cluster.store.socket))
     proxy.delay_seconds = 0.15

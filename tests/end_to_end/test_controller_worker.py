@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,7 @@ import psutil
 import pytest
 
 from broker.contract import codec
-from broker.contract.actions import ChangeAgentStateAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import AgentSpec, Event, EventSource, LLMSpec, ModelCallFailed, ModelReply
+from broker.contract.events import AgentSpec, Event, LLMSpec
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue
 from broker.coordination.membership import Membership
@@ -32,24 +31,34 @@ from tests.controller_parts import answer
 from tests.faults.harness import FaultCluster, Worker
 from tests.model_server.running_server import RunningModelServer
 from tests.polling import until
+from tests.turns import bash, call, finish
 
 pytest_plugins = ("tests.model_server.fixtures",)
 
-BASH = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "ls"}}]}
+BASH = bash("ls")
 THINK = {"text": "hmm", "tool_calls": [{"name": "think", "arguments": {"thought": "deep"}}]}
-NOPE = {"tool_calls": [{"name": "nope", "arguments": {}}]}
-FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done!"}}]}
+NOPE = call("nope")
+FINISH = finish("done!")
 MANY = 1_000
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Let something run as long as the block lasts."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 class Bench(FaultCluster):
     """A store, controller workers, and conversations that follow scripts."""
 
     def agent(self, *turns: dict[str, Any], latency: float = 0.0, **fields: Any) -> AgentSpec:
-        """An agent whose model follows a script."""
-        script = self.root / f"agent-{len(list(self.root.glob('agent-*')))}.json"
-        script.write_text(json.dumps({"latency_seconds": latency, "turns": list(turns)}))
-        return AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), **fields)
+        return AgentSpec(llm=LLMSpec(model=self.script(*turns, latency=latency)), **fields)
 
     async def begin(self, *turns: dict[str, Any], latency: float = 0.0) -> str:
         return await self.client.submit("task", agent=self.agent(*turns, latency=latency))
@@ -58,27 +67,11 @@ class Bench(FaultCluster):
         events = await self.client.events(cid)
         return [event.agent_state.value for event in events if isinstance(event, AgentStateChangedObservation)]
 
-    async def kinds(self, cid: str, *, after: int = 0) -> list[str]:
-        return [event.kind for event in (await self.client.events(cid))[after:]]
-
-    async def until_state(self, cid: str, state: str, *, limit: float = 20.0) -> None:
+    async def until_state(self, cid: str, state: str) -> None:
         async def reached() -> bool:
             return (await self.states(cid))[-1:] == [state]
 
-        await until(reached, limit=limit, what=f"state {state} of {cid}")
-
-    @asynccontextmanager
-    async def first_model_call(self, **environment: str) -> AsyncIterator[None]:
-        """Start a worker, wait for its first model call, and let neither continue before the block ends.
-
-        What the block appends is later than the question and earlier than the answer, however busy the machine is.
-        """
-        marker = self.root / "thinking"
-        failpoints = f"controller.model_thinking:pause:{marker}"
-        self.start_controller(DECKHANDS_FAILPOINTS=failpoints, **environment)
-        await until(marker.exists, what="model call")
-        yield
-        marker.unlink()
+        await until(reached, limit=20.0, what=f"state {state} of {cid}")
 
     async def until_released(self, cid: str) -> None:
         async def has_no_owner() -> bool:
@@ -123,13 +116,8 @@ class Bench(FaultCluster):
             await watcher.beat(0)
             return False
 
-        task = asyncio.create_task(until(watch, limit=3600.0))
-        try:
+        async with beside(until(watch, limit=3600.0)):
             yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
 
     @asynccontextmanager
     async def tools(self) -> AsyncIterator[list[tuple[str, int]]]:
@@ -151,14 +139,8 @@ class Bench(FaultCluster):
                         delivery.conversation_id, answer(action), worker_id=worker, place=delivery.location
                     )
 
-        task = asyncio.create_task(work())
-        try:
+        async with contextlib.aclosing(queue), beside(work()):
             yield claimed
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-            await queue.aclose()
 
 
 @pytest.fixture
@@ -198,68 +180,6 @@ async def test_thoughts_a_bad_call_and_the_end(bench: Bench) -> None:
     assert (row.state, row.fields["iterations"], row.fields["last_error"]) == ("finished", "3", "")
 
 
-async def test_a_question_and_its_answer(bench: Bench) -> None:
-    bench.start_controller()
-    cid = await bench.begin({"text": "Which one?"}, FINISH)
-    await bench.settle([cid])
-    assert await bench.states(cid) == ["running", "awaiting_user_input"]
-    await bench.client.send_message(cid, "the red one")
-    await bench.settle([cid])
-    assert await bench.states(cid) == ["running", "awaiting_user_input", "running", "finished"]
-    await bench.check_log(cid)
-
-
-async def test_a_pause_while_the_model_thinks_and_a_resume(bench: Bench) -> None:
-    cid = await bench.begin(THINK, FINISH, latency=1.0)
-    async with bench.first_model_call():
-        await bench.client.pause(cid)
-    await bench.until_kind(cid, "observation.think")
-    await bench.until_released(cid)
-    assert await bench.states(cid) == ["running", "paused"]
-    await bench.client.resume(cid)
-    await bench.settle([cid])
-    events = await bench.check_log(cid)
-    assert await bench.states(cid) == ["running", "paused", "running", "finished"]
-    # What came during the pause was paid for once and used.
-    assert [event.iteration for event in events if isinstance(event, ModelReply)] == [1, 2]
-
-
-async def test_a_pause_before_the_model_is_asked_and_a_resume(bench: Bench) -> None:
-    marker = bench.root / "greeted"
-    bench.start_controller(DECKHANDS_FAILPOINTS=f"controller.after_append:pause:{marker}")
-    cid = await bench.begin(THINK, FINISH)
-    await until(marker.exists, what="greeting")
-    await bench.client.pause(cid)
-    marker.unlink()
-    await bench.until_state(cid, "paused")
-    await bench.until_released(cid)
-    assert "model.reply" not in await bench.kinds(cid)
-    await bench.client.resume(cid)
-    await bench.settle([cid])
-    assert await bench.states(cid) == ["running", "paused", "running", "finished"]
-    await bench.check_log(cid)
-
-
-async def test_a_stop_while_the_model_thinks(bench: Bench) -> None:
-    cid = await bench.begin(THINK, latency=600.0)
-    async with bench.first_model_call():
-        stopping = asyncio.create_task(bench.client.cancel(cid, wait_seconds=60))
-        await bench.until_kind(cid, "action.change_agent_state")
-    summary = await stopping
-    assert summary.state == "stopped"
-    assert (await bench.kinds(cid))[-2:] == ["action.change_agent_state", "observation.agent_state_changed"]
-    await bench.check_log(cid)
-
-
-async def test_a_message_while_the_model_finishes_is_still_answered(bench: Bench) -> None:
-    cid = await bench.begin(FINISH, THINK, FINISH, latency=0.5)
-    async with bench.first_model_call():
-        await bench.client.send_message(cid, "one more thing")
-    await bench.settle([cid])
-    assert await bench.states(cid) == ["running", "finished"]
-    assert (await bench.kinds(cid)).count("model.reply") == 3
-
-
 async def test_tools_are_awaited_one_at_a_time_in_order(bench: Bench) -> None:
     bench.start_controller()
     two = {"tool_calls": [BASH["tool_calls"][0], BASH["tool_calls"][0]]}
@@ -275,77 +195,7 @@ async def test_tools_are_awaited_one_at_a_time_in_order(bench: Bench) -> None:
     assert [event.cause for event in events if event.kind == "observation.run"] == actions
 
 
-async def test_a_stop_while_a_tool_runs(bench: Bench) -> None:
-    bench.start_controller()
-    cid = await bench.begin(BASH)
-    await bench.until_kind(cid, "action.run")
-    await bench.client.cancel(cid, wait_seconds=60)
-    events = await bench.check_log(cid)
-    error = events[-2]
-    assert isinstance(error, ErrorObservation)
-    assert error.error_id == "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_STOPPED"
-    # The store refuses a result that comes after all.
-    action = next(event for event in events if event.kind == "action.run")
-    await EventLog(bench.client.store).append_observation(cid, answer(action), worker_id="late")
-    assert len(await bench.client.events(cid)) == len(events)
-
-
 # Model errors
-
-
-async def test_a_rate_limit_parks_the_conversation_and_passes(bench: Bench) -> None:
-    bench.start_controller(LLM_RETRY_MULTIPLIER="0.4", LLM_RETRY_MIN_WAIT="0.4")
-    # Long enough to be seen by a test that seldom has its turn.
-    limited = THINK | {"error": {"code": "rate_limit", "times": 2, "retry_after_seconds": 1.5}}
-    cid = await bench.begin(limited, FINISH)
-    await bench.until_state(cid, "rate_limited")
-
-    async def is_parked() -> bool:
-        row = await bench.client.row(cid)
-        return (row.state, row.wait_reason, row.owner) == ("rate_limited", "rate_limit", "")
-
-    await until(is_parked, what="parked conversation")
-    await bench.settle([cid])
-    assert await bench.states(cid) == ["running", "rate_limited", "running", "rate_limited", "running", "finished"]
-    failures = [event for event in await bench.check_log(cid) if isinstance(event, ModelCallFailed)]
-    assert [(failure.code, failure.attempt) for failure in failures] == [("rate_limit", 1), ("rate_limit", 2)]
-
-
-async def test_other_failures_keep_running_and_the_last_is_an_error(bench: Bench) -> None:
-    bench.start_controller(LLM_NUM_RETRIES="3", LLM_RETRY_MULTIPLIER="0.1", LLM_RETRY_MIN_WAIT="0.1")
-    cid = await bench.begin(THINK | {"error": {"code": "internal", "times": None}})
-    await bench.settle([cid])
-    events = await bench.check_log(cid)
-    assert await bench.states(cid) == ["running", "error"]
-    failures = [event for event in events if isinstance(event, ModelCallFailed)]
-    assert [failure.retry_at is None for failure in failures] == [False, False, True]
-    row = await bench.client.row(cid)
-    assert row.fields["last_error"] == "STATUS$ERROR_LLM_INTERNAL_SERVER_ERROR"
-
-
-@pytest.mark.parametrize(
-    ("spec", "reason"),
-    [
-        (
-            {"name": "NoSuchAgent"},
-            "UsageError: There is no agent named 'NoSuchAgent'. Known agents: BrowsingAgent, BrowsingAgentSDK, CheckAgent, CodeActAgent,",
-        ),
-        (
-            {"llm": LLMSpec(model="scripted/none.json")},
-            "LLMConfigError: The model script 'none.json' cannot be read: No such file or directory.",
-        ),
-        ({}, "LLMConfigError: No model is configured. Set LLM_MODEL"),
-    ],
-    ids=["agent", "model", "no model"],
-)
-async def test_what_cannot_work_is_said_at_once(bench: Bench, spec: dict[str, Any], reason: str) -> None:
-    bench.start_controller()
-    cid = await bench.client.submit("task", agent=AgentSpec(**spec))
-    await bench.settle([cid])
-    await bench.until_released(cid)
-    row = await bench.client.row(cid)
-    assert row.state == "error"
-    assert row.fields["last_error"].startswith(reason)
 
 
 @pytest.mark.parametrize(
@@ -445,8 +295,11 @@ async def test_worker_claims_no_more_conversations_than_it_can_start(bench: Benc
 @pytest.mark.soak
 async def test_remote_control(bench: Bench) -> None:
     thinking = await bench.begin(THINK, latency=600.0)
-    async with bench.first_model_call(DECKHANDS_IDLE_SECONDS="600"):
-        worker = bench.workers["c1"]
+    marker = bench.root / "thinking"
+    pausing = {"DECKHANDS_FAILPOINTS": f"controller.model_thinking:pause:{marker}"}
+    worker = bench.start_controller(DECKHANDS_IDLE_SECONDS="600", **pausing)
+    await until(marker.exists, what="model call")
+    marker.unlink()
     waiting = await bench.begin(BASH, FINISH)
     await bench.until_kind(waiting, "action.run")
     assert await bench.celery(worker, "inspect", "ping") == {"ok": "pong"}
@@ -585,15 +438,3 @@ async def _all_answer(bench: Bench, cids: Sequence[str]) -> None:
         action = (await bench.client.events(cid))[-1]
         await log.append_observation(cid, answer(action), worker_id="tool-played")
         await bench.until_state(cid, "finished")
-
-
-async def test_an_order_from_nobody_known_is_ignored(bench: Bench) -> None:
-    bench.start_controller()
-    cid = await bench.begin(BASH, FINISH)
-    await bench.until_kind(cid, "action.run")
-    request = ChangeAgentStateAction(agent_state=AgentState.FINISHED, source=EventSource.USER)
-    await EventLog(bench.client.store).append(cid, [request])
-    async with bench.tools():
-        await bench.settle([cid])
-    assert await bench.states(cid) == ["running", "finished"]
-    assert (await bench.kinds(cid)).count("model.reply") == 2

@@ -19,8 +19,9 @@ import pytest
 from tests.browser_pages import CHROMIUM, opened
 from tests.dataset_parts import mirror_in, swe_rows, write_rows
 from tests.faults.server_process import free_port
-from tests.integration.command_line import cluster, deckhands, environment, finish, read_until, run_command, script
+from tests.integration.command_line import cluster, deckhands, environment, read_until, run_command
 from tests.source_code import ROOT
+from tests.turns import finish, script
 
 PEERS = ROOT / "build" / "peers"
 

@@ -20,8 +20,8 @@ from deckhands.ingress.evaluations import MAX_STARTS
 from deckhands.ingress.waiting_tasks import list_waiting
 from tests.faults.harness import FaultCluster
 from tests.ingress_parts import Producer, all_present
-from tests.integration.command_line import finish, script
 from tests.polling import until
+from tests.turns import finish, script
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -32,8 +32,7 @@ LIMIT_SECONDS = 120.0
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def producer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Producer]:
     async with FaultCluster(tmp_path_factory.mktemp("evaluations")).running() as cluster:
-        cluster.start_controller()
-        cluster.start_tool()
+        cluster.start()
         cluster.start_ingress("d1", DECKHANDS_EVALUATIONS=str(cluster.root / "evaluations"))
         await all_present(cluster)
         found = Producer(cluster)
@@ -74,15 +73,6 @@ async def test_an_evaluation_that_was_taken_up_in_time_outlives_its_expired_mess
         await result_of(too_late)
     assert not out.with_name("never").exists()
     assert (await result_of(result))["models"][model]["outcomes"]["resolved"] == 1
-
-
-async def test_each_task_that_asks_meanwhile_is_answered(producer: Producer) -> None:
-    model = script(producer.cluster.root / "meanwhile.json", finish("6"), latency_seconds=1.0)
-    options = {"dataset": ROWS, "models": model, "out": "several", "concurrency": 1}
-    results = [producer.send("evaluate", kwargs=options) for _ in range(3)]
-    summaries = [await result_of(result) for result in results]
-    assert summaries[0]["models"][model]["outcomes"]["resolved"] == 1
-    assert summaries == [summaries[0]] * 3
 
 
 async def test_a_command_that_is_killed_is_started_again(producer: Producer) -> None:

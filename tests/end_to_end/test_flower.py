@@ -1,4 +1,4 @@
-"""Celery's own tools see both kinds of worker: remote control, and Flower behind a password."""
+"""Celery's own tools see workers and agents: remote control, and Flower behind a password."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ import httpx
 import pytest
 
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
+from deckhands.ingress.context import derive_task_conversation_id
 from tests.faults.harness import FaultCluster
+from tests.ingress_parts import Producer, saying
 from tests.polling import until
 
 SERVE_FLOWER = Path(__file__).resolve().parents[2] / "deploy" / "serve-flower"
@@ -37,19 +39,6 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         yield cluster
     finally:
         await cluster.stop()
-
-
-@pytest.mark.soak
-async def test_remote_control_reaches_both_kinds_of_worker(cluster: Cluster) -> None:
-    pongs = await _both(cluster, "inspect", "ping")
-    assert pongs == {"controller": {"ok": "pong"}, "tool": {"ok": "pong"}}
-    found = {role: stats["deckhands"] for role, stats in (await _both(cluster, "inspect", "stats")).items()}
-    assert found["controller"]["role"] == "controller"
-    assert found["controller"]["conversations"] == 0
-    assert found["tool"]["pools"] == ["bash"]
-    assert found["tool"]["running"] == 0
-    assert found["controller"]["worker_id"].startswith("controller-")
-    assert found["tool"]["worker_id"].startswith("tool-")
 
 
 @pytest.mark.soak
@@ -187,3 +176,42 @@ async def flower_of(cluster: Cluster | FaultCluster) -> AsyncIterator[httpx.Asyn
         await flower.wait()
         if reading is not None:
             await reading
+
+
+SECRET = "correct-horse-battery"
+
+
+async def test_flower_shows_agents_as_tasks(producer: Producer) -> None:
+    async with flower_of(producer.cluster) as flower:
+
+        async def tasks() -> dict[str, Any]:
+            answer = await flower.get("/api/tasks", auth=LOGIN)
+            found: dict[str, Any] = answer.json()
+            return found
+
+        async def listens() -> bool:
+            probe = producer.send("cancel", "no-such-conversation")
+            await producer.until_state(probe, "FAILURE")
+            return probe.id in await tasks()
+
+        await until(listens, limit=60.0, what="a task in Flower")
+        options = {**producer.options(saying("done")), "secrets": {"KEY": SECRET}}
+        done = producer.send("run", f"use {SECRET}; " + "long " * 500, kwargs=options)
+        await producer.value(done)
+        refused = producer.send("run")
+        await producer.until_state(refused, "FAILURE")
+        states = {done.id: "SUCCESS", refused.id: "FAILURE"}
+
+        async def both_have_ended() -> bool:
+            found = await tasks()
+            return all(found.get(name, {}).get("state") == state for name, state in states.items())
+
+        await until(both_have_ended, limit=60.0, what="the end of both tasks in Flower")
+        shown = (await tasks())[done.id]
+        assert shown["name"] == "deckhands.run"
+        assert shown["received"] is not None
+        assert shown["started"] is not None
+        assert "use <secret_hidden>; long" in shown["args"]
+        assert SECRET not in str(await tasks())
+        assert max(len(shown["args"]), len(shown["kwargs"])) <= 200
+        assert derive_task_conversation_id(done.id) in shown["result"]

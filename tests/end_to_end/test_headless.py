@@ -17,10 +17,10 @@ import pytest
 from deckhands.interop.headless.bridge import Bridge
 from tests.docker_image import image
 from tests.end_to_end.test_cli_run import running_below
-from tests.integration.command_line import environment, finish, run_command, script
-from tests.openhands_template import TEMPLATE
+from tests.integration.command_line import environment, run_command
 from tests.polling import until
 from tests.source_code import ROOT
+from tests.turns import call, finish, script
 
 PAGE = ROOT / "docs" / "migrating-from-openhands.md"
 FINAL = "experiments/count/results/final.json"
@@ -110,43 +110,9 @@ async def test_a_killed_bridge_leaves_no_processes(home, place, tmp_path):
     assert json.loads((place / "logs/count/summary.json").read_text())["state"] == "stopped"
 
 
-@pytest.mark.soak
-def test_a_result_that_is_never_written_is_reported(home, place, tmp_path):
-    model = script(tmp_path / "m.json", finish("Done."))
-    done = Bridge(place, environment=env_for(home, model)).run("Do nothing.", name="count")
-    assert (done.success, done.exit_code, done.reason) == (False, 8, "missing_artifact"), done
-    assert f"No result: {FINAL} is missing." in done.stdout_tail
-
-
-@pytest.mark.soak
-def test_a_run_whose_time_is_up_is_stopped_in_order(home, place, tmp_path):
-    model = script(tmp_path / "m.json", run_command("sleep 301.8"))
-    done = Bridge(place, environment=env_for(home, model)).run("Wait.", name="count", timeout_seconds=3)
-    assert (done.success, done.exit_code, done.reason) == (False, 4, "out_of_time"), done
-    assert place / "logs/count/events.jsonl" in done.artifacts
-    assert running_below(home) == []
-
-
-@pytest.mark.soak
-def test_link_replacing_the_result_is_refused(home, place, tmp_path):
-    outside = tmp_path / "outside.json"
-    outside.write_text("{}")
-    model = script(tmp_path / "m.json", run_command(f"ln -s {outside} {FINAL}"), finish("Done."))
-    done = Bridge(place, environment=env_for(home, model)).run("Cheat.", name="count")
-    assert (done.success, done.exit_code, done.reason) == (False, 9, "path_denied"), done
-
-
-@pytest.mark.soak
-def test_limits_and_questions_have_their_codes(home, place, tmp_path):
-    bridge = Bridge(place, environment=env_for(home, script(tmp_path / "m.json", *[run_command("ls /")] * 9)))
-    assert bridge.run("Look.", name="count", max_iterations=2).reason == "limit_reached"
-    asking = Bridge(place, environment=env_for(home, script(tmp_path / "n.json", {"text": "What?"})))
-    assert asking.run("Look.", name="count", arguments=["--no-auto-continue"]).reason == "needs_person"
-
-
 def test_a_browser_that_the_environment_enables(home, place, tmp_path):
     (place / "hours.html").write_text("<h1>Open at 9</h1>")
-    look = {"tool_calls": [{"name": "browser", "arguments": {"code": f"goto('file://{place}/hours.html')"}}]}
+    look = call("browser", code=f"goto('file://{place}/hours.html')")
     env = env_for(home, script(tmp_path / "m.json", look, WRITE, finish("Done.")), ENABLE_BROWSER="true")
     done = Bridge(place, environment=env).run("When does it open?", name="count")
     assert (done.success, done.reason) == (True, "finished"), done
@@ -166,16 +132,6 @@ def test_the_sdk_agent_that_a_configuration_prefers(home, place, tmp_path):
     assert created["agent"]["sdk"] == {"fallback_to_legacy": True, "timeout_seconds": 300.0}
     # Where the SDK is not installed, the legacy agent has done it, and the log says why.
     assert [change["loop"] for change in logged(place, "conversation.changed")] in ([], ["legacy"])
-
-
-def test_a_run_with_the_template_of_openhands(home, place, tmp_path):
-    config = tmp_path / "config.toml"
-    config.write_text(TEMPLATE)
-    env = env_for(home, script(tmp_path / "m.json", WRITE, finish("Done.")))
-    done = Bridge(place, environment=env).run("Count.", name="count", arguments=["--config-file", str(config)])
-    assert (done.success, done.reason) == (True, "finished"), done
-    (created,) = logged(place, "conversation.created")
-    assert created["agent"]["condenser"] == {"type": "noop"}
 
 
 def test_sections_of_a_configuration_and_a_trajectory_outside(home, place, tmp_path):
@@ -201,9 +157,9 @@ enable_think = true
 enable_think = false
 """)
     (tmp_path / "saved").mkdir()
-    call = {"tool_calls": [{"name": "echo", "arguments": {"text": "from the server"}}]}
+    echo = call("echo", text="from the server")
     looks = [run_command(f"echo {number}") for number in range(4)]
-    env = env_for(home, script(tmp_path / "m.json", call, *looks, WRITE, finish("Done.")))
+    env = env_for(home, script(tmp_path / "m.json", echo, *looks, WRITE, finish("Done.")))
     done = Bridge(place, environment=env).run("Count.", name="count", arguments=["--config-file", str(config)])
     assert (done.success, done.reason) == (True, "finished"), done
     (answer,) = logged(place, "observation.mcp")
@@ -216,17 +172,6 @@ enable_think = false
     trajectory = json.loads((tmp_path / "saved" / "count.json").read_text())
     assert [event["id"] for event in trajectory] == list(range(len(trajectory)))
     assert "config.toml" not in str(files_of(place))
-
-
-@pytest.mark.soak
-def test_a_server_that_cannot_start_ends_the_run(home, place, tmp_path):
-    config = tmp_path / "config.toml"
-    config.write_text("[mcp]\nstdio_servers = [{name = 'gone', command = '/bin/false'}]\n")
-    env = env_for(home, script(tmp_path / "m.json", WRITE, finish("Done.")))
-    done = Bridge(place, environment=env).run("Count.", name="count", arguments=["--config-file", str(config)])
-    assert (done.success, done.exit_code) == (False, 2), done
-    assert "the MCP server gone" in done.stdout_tail
-    assert not (place / FINAL).exists()
 
 
 def test_a_run_in_docker_without_an_engine_says_so(home, place):

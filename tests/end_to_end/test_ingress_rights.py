@@ -27,9 +27,10 @@ from deckhands.ingress.context import derive_task_conversation_id
 from tests.faults.harness import steps
 from tests.inbox_parts import put, replies
 from tests.ingress_parts import saying
-from tests.integration.command_line import finish, run_command
+from tests.integration.command_line import run_command
 from tests.polling import unhurried, until
 from tests.served_stores import LIMIT_SECONDS, PRODUCER, Server, allowed_of, refusals, serving, worker
+from tests.turns import finish
 
 LIMIT = 2 * LIMIT_SECONDS
 BEYOND_A_INGRESS = (
@@ -147,7 +148,6 @@ async def test_ingress_and_producers_work_with_their_rights(cluster: Cluster) ->
 
 
 async def _orders(cluster: Cluster) -> None:
-    """All short tasks, each with its effect."""
     first, second = [await _asking(cluster) for _ in range(2)]
     await cluster.value(cluster.send("confirm", first))
 
@@ -166,7 +166,6 @@ async def _orders(cluster: Cluster) -> None:
 
 
 async def _asking(cluster: Cluster) -> str:
-    """A conversation that asks for a confirmation."""
     agent = AgentSpec(
         llm=LLMSpec(model=cluster.options(steps(2))["model"]), confirmation=ConfirmationPolicy(mode="always")
     )

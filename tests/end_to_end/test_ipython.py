@@ -1,4 +1,6 @@
-"""IPython: a real kernel in a workspace; values live on, pictures come out, and nothing it does takes the host along."""
+"""IPython: a real kernel in a workspace; values live on, pictures come out, and nothing it does takes the host along.
+
+Packages that an agent installs without a network are seen by its shell and its kernel."""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import psutil
 import pytest
@@ -17,7 +20,7 @@ import pytest
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation
 from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
-from tests.integration.workspace_hosts import LIMIT_SECONDS, gone, main_pid, opened, processes
+from tests.integration.workspace_hosts import LIMIT_SECONDS, Output, gone, main_pid, opened, output, processes
 from tests.polling import until
 from tests.programs import command_of
 from tool_worker.sandbox.control_groups import ControlGroups
@@ -32,6 +35,7 @@ from tool_worker.workspace.workspaces import Workspaces
 PROGRAMS = find_session_programs(["ipython"])
 SETTINGS: dict[str, Any] = {"programs": PROGRAMS}
 CONVERSATION = "conversation-1"
+INSTALL_SECONDS = 300.0
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC"  # 1 x 1, black
 
 
@@ -42,7 +46,9 @@ class Notebook:
         self.workspace = workspace
         self.ids = ids
 
-    async def __call__(self, code: str, *, include_extra: bool = False, timeout: float | None = 60.0) -> Observation:
+    async def __call__(
+        self, code: str, *, include_extra: bool = False, timeout: float | None = INSTALL_SECONDS
+    ) -> Observation:
         action = IPythonRunCellAction(code=code, include_extra=include_extra, timeout=timeout)
         request = RunCell().request(action)
         result = await self.workspace.run(next(self.ids), request.tool, request.arguments)
@@ -53,13 +59,19 @@ class Notebook:
         assert isinstance(observation, IPythonRunCellObservation), observation
         return observation.content
 
+    async def shell(self, command: str) -> Output:
+        arguments = {"command": command, "timeout": INSTALL_SECONDS, "blocking": True}
+        return output(dict((await self.workspace.run(next(self.ids), "bash", arguments)).value))
+
     async def bash(self, command: str) -> str:
-        result = await self.workspace.run(next(self.ids), "bash", {"command": command})
-        return str(result.value["content"])
+        return (await self.shell(command)).content
+
+
+async def notebook_in(workspaces: Workspaces) -> Notebook:
+    return Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
 
 
 def kill_program(node: Path) -> None:
-    """Kill the session program, and it alone."""
     [program] = [found for found in processes(node, CONVERSATION) if "ipython_session" in " ".join(command_of(found))]
     program.kill()
 
@@ -72,7 +84,7 @@ async def workspaces(tmp_path: Path) -> AsyncIterator[Workspaces]:
 
 @pytest.fixture
 async def run(workspaces: Workspaces) -> Notebook:
-    return Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
+    return await notebook_in(workspaces)
 
 
 async def test_values_live_from_cell_to_cell(run: Notebook) -> None:
@@ -83,7 +95,7 @@ async def test_values_live_from_cell_to_cell(run: Notebook) -> None:
 
 async def test_cell_after_host_death_names_losses_and_leaves_nothing(tmp_path: Path) -> None:
     async with opened(tmp_path, sandbox="bwrap", **SETTINGS) as workspaces:
-        run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
+        run = await notebook_in(workspaces)
         assert await run.text("a = 20") == ""
         temporary = HostFolder(tmp_path, CONVERSATION).temporary
         [left] = temporary.glob(".ipython-*")
@@ -100,7 +112,7 @@ async def test_cell_after_host_death_names_losses_and_leaves_nothing(tmp_path: P
 async def test_kernel_out_of_memory_names_its_limit(tmp_path: Path) -> None:
     limits = ResourceLimits(memory_bytes=200 << 20)
     async with opened(tmp_path, sandbox="bwrap", limits=limits, **SETTINGS) as workspaces:
-        run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
+        run = await notebook_in(workspaces)
         assert await run.text("1") == "1"
         observation = await run("b = bytearray(800 << 20)")
         assert "All programs of this workspace together may use 200 MiB" in observation.content
@@ -164,25 +176,20 @@ async def test_kernel_uses_the_shells_directory_until_a_cell_changes_it(run: Not
     assert (await run.text("os.path.basename(os.getcwd())")) == "'two'"
 
 
-async def test_slow_cell_is_interrupted_and_variables_live(run: Notebook) -> None:
+@pytest.mark.parametrize(
+    ("wait", "error"),
+    [
+        ("import time; time.sleep(60)", "KeyboardInterrupt"),
+        ("import asyncio; await asyncio.sleep(60)", "CancelledError"),
+    ],
+)
+async def test_slow_cell_is_interrupted_and_variables_live(run: Notebook, wait: str, error: str) -> None:
     await run.text("kept = 7")
-    late = await run.text("import time\nprint('begun', flush=True)\ntime.sleep(60)", timeout=1.0)
+    late = await run.text(f"print('begun', flush=True); {wait}", timeout=1.0)
     assert late.startswith("begun\n")
-    assert "KeyboardInterrupt" in late
-    assert late.endswith(
-        "[Execution timed out (1 seconds). Variables are kept. A cell that needs longer takes a `timeout`.]"
-    )
-    assert await run.text("kept") == "7"
-
-
-async def test_slowly_awaiting_cell_is_interrupted_and_variables_live(run: Notebook) -> None:
-    await run.text("kept = 7")
-    late = await run.text("import asyncio\nprint('begun', flush=True)\nawait asyncio.sleep(60)", timeout=1.0)
-    assert late.startswith("begun\n")
-    assert "CancelledError" in late
-    assert late.endswith(
-        "[Execution timed out (1 seconds). Variables are kept. A cell that needs longer takes a `timeout`.]"
-    )
+    assert error in late
+    ending = "[Execution timed out (1 seconds). Variables are kept. A cell that needs longer takes a `timeout`.]"
+    assert late.endswith(ending)
     assert await run.text("kept") == "7"
 
 
@@ -251,7 +258,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 async def test_what_a_killed_session_program_left_goes_with_it(tmp_path: Path, temporary: Path) -> None:
     async with opened(tmp_path / "node", **SETTINGS) as workspaces:
-        run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
+        run = await notebook_in(workspaces)
         pid = await run.text("import os, tempfile; tempfile.mkdtemp(); os.getpid()")
         assert len(list(temporary.rglob("kernel-*"))) == 1
         assert len(list(temporary.rglob("tmp*"))) == 1
@@ -262,7 +269,7 @@ async def test_what_a_killed_session_program_left_goes_with_it(tmp_path: Path, t
 
 async def test_killed_hosts_leftovers_go_on_reopening_or_closing(tmp_path: Path, temporary: Path) -> None:
     async with opened(tmp_path / "node", **SETTINGS) as workspaces:
-        run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
+        run = await notebook_in(workspaces)
         for _ in range(2):
             await run.text("1")
             assert len(list(temporary.rglob("kernel-*"))) == 1
@@ -279,7 +286,7 @@ async def test_killed_hosts_leftovers_go_on_reopening_or_closing(tmp_path: Path,
 
 async def test_unsandboxed_shell_has_removable_temporary_files(tmp_path: Path, temporary: Path) -> None:
     async with opened(tmp_path / "node") as workspaces:
-        run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
+        run = await notebook_in(workspaces)
         made = Path(await run.bash("mktemp"))
         assert made.is_relative_to(temporary)
         assert made.exists()
@@ -299,8 +306,77 @@ async def test_nothing_of_it_is_left_when_the_workspace_is_closed(
 
 async def test_it_runs_in_the_sandbox(tmp_path: Path) -> None:
     async with opened(tmp_path / "node", sandbox="bwrap", **SETTINGS) as workspaces:
-        run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
+        run = await notebook_in(workspaces)
         assert await run.text("import os; os.getcwd()") == "'/workspace'"
         await run.text("open('made', 'w').write('x')")
         assert await run.bash("cat made") == "x"
         assert await run.text(f"os.path.exists({str(tmp_path)!r})") == "False"
+
+
+def wheel(folder: Path, name: str, version: str) -> None:
+    """Make a package with one module, which holds its version, and one command, which prints it."""
+    info = f"{name}-{version}.dist-info"
+    with ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{name}.py", f"VERSION = '{version}'\ndef main():\n    print('{name}', VERSION)\n")
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/entry_points.txt", f"[console_scripts]\n{name} = {name}:main\n")
+        file.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture
+async def agent(tmp_path: Path) -> AsyncIterator[Notebook]:
+    async with opened(tmp_path, sandbox="bwrap", **SETTINGS) as workspaces:
+        workspace = await workspaces.open("conversation")
+        folder = tmp_path / "conversation" / "workspace"
+        for name, version in (("fromshell", "1.0"), ("fromcell", "1.0"), ("fromcell", "2.0")):
+            wheel(folder, name, version)
+        yield Notebook(workspace, itertools.count(1))
+
+
+async def test_shell_installs_are_importable_in_shell_and_running_kernel(agent: Notebook) -> None:
+    assert await agent.text("import importlib.util; importlib.util.find_spec('fromshell')") == ""
+    done = await agent.shell("pip install ./fromshell-1.0-py3-none-any.whl --no-index")
+    assert done.exit_code == 0, done.content
+    assert (await agent.shell("fromshell; python3 -c 'import fromshell; fromshell.main()'")).content == (
+        "fromshell 1.0\nfromshell 1.0"
+    )
+    assert await agent.text("import fromshell; fromshell.VERSION") == "'1.0'"
+
+
+async def test_cell_installs_are_importable_in_kernel_and_shell(agent: Notebook) -> None:
+    installed = await agent.text("%pip install ./fromcell-1.0-py3-none-any.whl --no-index")
+    assert "Successfully installed fromcell-1.0" in installed
+    assert await agent.text("import fromcell; fromcell.VERSION") == "'1.0'"
+    assert (await agent.shell("fromcell; python3 -c 'import fromcell; fromcell.main()'")).content == (
+        "fromcell 1.0\nfromcell 1.0"
+    )
+    upgraded = await agent.text("!pip install ./fromcell-2.0-py3-none-any.whl --no-index")
+    assert "Successfully installed fromcell-2.0" in upgraded
+    assert await agent.text("import importlib; importlib.reload(fromcell).VERSION") == "'2.0'"
+
+
+async def test_editable_project_installs_are_importable(agent: Notebook) -> None:
+    assert await agent.text("1") == "1"
+    site = "$(python3 -c 'import site; print(site.getusersitepackages())')"
+    await agent.shell("mkdir -p project && echo \"VALUE = 'edited'\" > project/editable.py")
+    # What `pip install -e` leaves; pip itself would need a build backend from the network.
+    assert (await agent.shell(f"mkdir -p {site}; echo $PWD/project > {site}/editable.pth")).exit_code == 0
+    assert await agent.text("import editable; editable.VALUE") == "'edited'"
+
+
+async def test_a_virtual_environment_of_the_agent_gets_its_own_packages(agent: Notebook) -> None:
+    made = await agent.shell("python3 -m venv --without-pip environment")
+    assert made.exit_code == 0, made.content
+    installed = await agent.shell(
+        "pip --python environment/bin/python install ./fromshell-1.0-py3-none-any.whl --no-index"
+    )
+    assert installed.exit_code == 0, installed.content
+    assert (await agent.shell("environment/bin/fromshell; fromshell")).content.startswith("fromshell 1.0\n")
+    assert (await agent.shell("command -v fromshell")).exit_code == 1
+
+
+async def test_names_of_the_kernel_are_the_agents_alone(agent: Notebook) -> None:
+    names = "[name for name in globals() if not name.startswith('_')]"
+    assert await agent.text(names) == "['In', 'Out', 'get_ipython', 'exit', 'quit', 'open']"
+    assert await agent.text("In") == f"['', \"{names}\", 'In']"

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pyte
 
-from broker.contract.actions import MessageAction
-from broker.contract.events import EventSource
 from broker.log.event_log import EventLog
 from broker.log.live_text import MAX_PIECE_CHARS, LivePiece, LiveText
 from broker.secrets.masking import MASK
@@ -24,9 +22,9 @@ from broker.store.store import Store
 from controller_worker.model.streaming import stream_reply
 from controller_worker.providers.llm import Delta, ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart
-from deckhands.client.reading.output import EventPrinter
-from tests.integration.command_line import COMMAND, Done, environment, finish, on_terminal, run_command, script
+from tests.integration.command_line import COMMAND, Done, environment, on_terminal, run_command
 from tests.model_server.running_server import RunningModelServer
+from tests.turns import finish, script
 
 pytest_plugins = ("tests.model_server.fixtures",)
 
@@ -97,9 +95,7 @@ async def test_nothing_of_it_is_kept(valkey_store: Store) -> None:
     assert 0 < await valkey_store.connection.call("PTTL", keys.watcher_mark) <= 30_000
 
 
-async def test_pieces_carry_positions_and_invalid_ones_are_skipped(
-    valkey_store: Store,
-) -> None:
+async def test_pieces_carry_positions_and_invalid_ones_are_skipped(valkey_store: Store) -> None:
     async with stream_reply(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
         request.on_delta(Delta("text", "x" * (MAX_PIECE_CHARS + 5)))
@@ -206,18 +202,5 @@ def test_on_a_terminal_a_streamed_reply_is_printed_once(
 
 
 class Screen(io.StringIO):
-    """An output that claims to be a terminal."""
-
     def isatty(self) -> bool:
         return True
-
-
-def test_pieces_of_the_next_call_do_not_repeat_the_last() -> None:
-    """The pieces come by another way than the events, and may be ahead of them."""
-    printer, screen = EventPrinter(as_json=False), Screen()
-    with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
-        printer.piece(LivePiece("1.1", "text", "First I look around."))
-        printer.piece(LivePiece("2.1", "text", "All is done."))
-        for content in ("First I look around.", "All is done."):
-            printer.event(MessageAction(content=content, source=EventSource.AGENT))
-    assert (screen.getvalue().count("First I look"), screen.getvalue().count("All is done")) == (1, 1)

@@ -52,7 +52,6 @@ class Node:
         self.service = TransferService(Transfers(store), root, checkpointing, _no_sandbox, bindings)
 
     async def serve(self) -> None:
-        """Serve requests until cancelled."""
         stream, call = self._store.keys(CID).shard.actions("node:one"), self._store.connection.call
         while True:
             await until(lambda: call("XLEN", stream), limit=LIMIT_SECONDS, what="request")
@@ -64,11 +63,9 @@ class Node:
                 await call("XDEL", stream, entry)
 
     def left(self) -> list[str]:
-        """Return what lies beside the workspace."""
         return [path.name for path in (self._root / CID).iterdir() if path.name.startswith(".")]
 
     async def stored(self) -> int:
-        """Return how many stored files there are."""
         return len(await self._store.connection.call("KEYS", "*parcel*"))
 
 
@@ -90,7 +87,6 @@ async def node_of(store: Store, root: Path) -> AsyncIterator[Node]:
 
 
 def noise(path: Path, size: int = LONG_BYTES) -> bytes:
-    """Write what cannot be compressed."""
     content = random.Random(7).randbytes(size)
     path.write_bytes(content)
     return content
@@ -133,23 +129,6 @@ async def test_a_long_copy_needs_the_memory_of_a_few_parts(valkey_store: Store, 
         finally:
             tracemalloc.stop()
         assert most < 6 * PART_BYTES
-
-
-async def test_a_long_directory_goes_into_one_that_is_there(valkey_store: Store, tmp_path: Path) -> None:
-    source = tmp_path / "set"
-    (source / "deep").mkdir(parents=True)
-    noise(source / "deep" / "a")
-    (source / "b").write_text("new")
-    target = tmp_path / "target"
-    (target / "set").mkdir(parents=True)
-    (target / "set" / "b").write_text("old")
-    (target / "set" / "c").write_text("kept")
-    async with node_of(valkey_store, tmp_path / "root") as node:
-        await node.files.upload(CID, source, ".")
-        await node.files.download(CID, "set", target)
-    assert (target / "set" / "b").read_text() == "new"
-    assert (target / "set" / "c").read_text() == "kept"
-    assert (target / "set" / "deep" / "a").read_bytes() == (source / "deep" / "a").read_bytes()
 
 
 async def test_a_copy_that_breaks_off_leaves_nothing(valkey_store: Store, tmp_path: Path) -> None:

@@ -5,57 +5,41 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from broker.contract.events import AgentSpec
-from broker.runtime.child import ChildProcess
 from deckhands.client.conversation.async_conversation import AsyncConversation
 from tests.browser_pages import CHROMIUM, opened, scripted
 from tests.integration.command_line import COMMAND
-from tests.server_parts import Served, served
+from tests.server_parts import Served, served_with_workers
 from tests.terminal_parts import person
+from tests.turns import call, finish
 
 LIMIT_SECONDS = 180.0
 OWN, HELPER, INNER = 0.25 + 0.5, 0.125 + 0.0625, 1.0
 
 
 @pytest.fixture
-async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Served]:
-    async with served(tmp_path / "log", programs) as found:
-        env = found.environment(tmp_path / "home")
-        workers = [
-            ChildProcess.start([sys.executable, "-P", "-m", module], log=tmp_path / f"{module}.log", env=env)
-            for module in ("controller_worker", "tool_worker")
-        ]
-        try:
-            await found.working()
-            yield found
-        finally:
-            for worker in workers:
-                await worker.stop(grace_seconds=20)
-
-
-def delegate(name: str, cost_usd: float) -> dict[str, Any]:
-    call = {"name": "delegate", "arguments": {"agent": name, "task": "look"}}
-    return {"tool_calls": [call], "cost_usd": cost_usd}
-
-
-def finish(cost_usd: float | None) -> dict[str, Any]:
-    return {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}], "cost_usd": cost_usd}
+async def server(tmp_path: Path) -> AsyncIterator[Served]:
+    async with served_with_workers(tmp_path) as found:
+        yield found
 
 
 def team(folder: Path, inner_usd: float | None) -> AgentSpec:
     """An agent with a delegate that has a delegate itself."""
-    inner = scripted(folder, [finish(inner_usd)])
-    helper = scripted(folder, [delegate("inner", 0.125), finish(0.0625)])
-    agent = scripted(folder, [delegate("helper", 0.25), finish(0.5)])
-    helper = helper.model_copy(update={"enable_delegation": True, "delegates": {"inner": inner}})
-    return agent.model_copy(update={"enable_delegation": True, "delegates": {"helper": helper}})
+
+    def handing(name: str, cost_usd: float, end_usd: float) -> AgentSpec:
+        turn = call("delegate", agent=name, task="look") | {"cost_usd": cost_usd}
+        return scripted(folder, [turn, finish() | {"cost_usd": end_usd}])
+
+    inner = scripted(folder, [finish() | {"cost_usd": inner_usd}])
+    helper = handing("inner", 0.125, 0.0625).model_copy(
+        update={"enable_delegation": True, "delegates": {"inner": inner}}
+    )
+    return handing("helper", 0.25, 0.5).model_copy(update={"enable_delegation": True, "delegates": {"helper": helper}})
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium on this machine")

@@ -27,10 +27,11 @@ import pytest
 from broker.contract.policies import LoopPolicy
 from deckhands import AgentSpec, Client, ConfirmationPolicy
 from tests.forked_commands import forked_commands
-from tests.integration.command_line import cluster, environment, finish, read_until, run_command, script
+from tests.integration.command_line import cluster, environment, read_until, run_command
 from tests.model_server.running_server import RunningModelServer
 from tests.page_blocks import RUN_ELSEWHERE, SHELL, Block, blocks_of, pages
 from tests.source_code import ROOT
+from tests.turns import call, finish, script
 
 LIMIT_SECONDS = 120.0
 PAGES = [
@@ -41,8 +42,8 @@ PAGES = [
 ]
 WRITING = run_command("mkdir -p src web build; echo 1 > src/a.py; echo old > notes.txt")
 ASKED = [run_command(f"echo {number} > asked.txt") for number in range(9)]
-COUNTED = {"tool_calls": [{"name": "finish", "arguments": {"message": "Done.", "output": {"packages": {"shop": 3}}}}]}
-PLANNED = {"tool_calls": [{"name": "propose_plan", "arguments": {"plan": "Read less."}}]}
+COUNTED = finish("Done.", output={"packages": {"shop": 3}})
+PLANNED = call("propose_plan", plan="Read less.")
 PYTEST = run_command("mkdir -p ~/.local/bin && ln -sf /bin/true ~/.local/bin/pytest")
 MODELS: Mapping[str, list[dict[str, Any]]] = {
     "default": [WRITING, run_command("ls"), *[COUNTED] * 9],
@@ -196,7 +197,6 @@ def _stop(running: subprocess.Popen[str]) -> None:
 
 
 def prepare(directory: Path) -> None:
-    """Write what the pages' commands speak of."""
     for name in ("path/of/project", "copy/of/project", "assets", "path/of/conversations"):
         (directory / name).mkdir(parents=True)
     (directory / "path/of/project/README.md").write_text("A project.\n")

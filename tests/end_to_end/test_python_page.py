@@ -20,15 +20,15 @@ from deckhands import AgentSpec, Client, DeckhandsError, NoCluster, NotSettled, 
 from deckhands.client.reader import Reader
 from deckhands.client.steering import Steering
 from deckhands.client.transfers.files import WorkspaceFiles
-from tests.integration.command_line import cluster, finish, run_command, script
+from tests.integration.command_line import cluster, run_command
 from tests.source_code import ROOT
+from tests.turns import finish, script
 
 PAGE = ROOT / "docs" / "python.md"
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A home with a cluster that is up."""
     path = tmp_path_factory.mktemp("home")
     with cluster(path, "--sandbox", "none", "--workspace-root", str(tmp_path_factory.getbasetemp())):
         yield path
@@ -36,7 +36,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    """A client of a store without workers."""
     server = EmbeddedValkey(tmp_path / "store")
     await server.start()
     async with await Client.connect(server.url) as found:
@@ -53,7 +52,7 @@ async def test_every_block_of_the_page_runs(home: Path, tmp_path: Path, monkeypa
     results.mkdir()
     writing = run_command("echo an old pond > haiku.txt")
     writing_pond = run_command("echo an old pond > haiku.txt")
-    pond = {"tool_calls": [{"name": "finish", "arguments": {"message": "Done.", "output": {"lines": ["an old pond"]}}}]}
+    pond = finish("Done.", output={"lines": ["an old pond"]})
     monkeypatch.setenv("DECKHANDS_SANDBOX", "none")
     names: dict[str, Any] = {
         "url": (home / "cluster" / "url").read_text().strip(),

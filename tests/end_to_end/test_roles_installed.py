@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import venv
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
+from tests.distributions import needed_by
 from tests.integration.command_line import environment
+from tests.turns import bash
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = ("aiohttp", "anthropic", "flower", "httpx", "litellm", "openai", "tiktoken", "tokenizers", "tornado")
-SCRIPT = {"turns": [{"tool_calls": [{"name": "execute_bash", "arguments": {"command": "echo slim > made.txt"}}]}]}
-
-
-def _requirements(found: Distribution) -> list[str]:
-    """Return the names that a distribution requires on this machine, without its extras."""
-    asked = [Requirement(line) for line in found.requires or ()]
-    return [one.name for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
-
-
-def _closure() -> dict[str, Distribution]:
-    found: dict[str, Distribution] = {}
-    waiting = _requirements(distribution("deckhands"))
-    while waiting:
-        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        if name not in found:
-            try:
-                found[name] = distribution(name)
-            except PackageNotFoundError:
-                continue  # an optional companion, such as async-timeout on this Python
-            waiting += _requirements(found[name])
-    return found
+SCRIPT = {"turns": [bash("echo slim > made.txt")]}
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +29,8 @@ def slim(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [python, "-c", "import site; print(site.getsitepackages()[0])"], check=True, capture_output=True, text=True
     )
     target = Path(told.stdout.strip())
-    for found in _closure().values():
-        for file in found.files or ():
+    for name, found in needed_by("deckhands").items():
+        for file in (found.files or ()) if name != "deckhands" else ():
             top = target / file.parts[0]
             if file.parts[0] != ".." and not top.exists():
                 top.symlink_to(Path(str(found.locate_file(file.parts[0]))))

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.test_cli_run import running_below
-from tests.integration.command_line import Done, deckhands, environment, finish, run_command
+from tests.integration.command_line import Done, deckhands, environment, run_command
 from tests.model_server.running_server import RunningModelServer
+from tests.turns import call, finish
 
 pytest_plugins = ("tests.model_server.fixtures",)
 
@@ -61,7 +62,7 @@ def test_a_command_in_brief(runs: Runs) -> None:
 def test_a_page_in_a_browser(runs: Runs) -> None:
     (runs.workspace / "hours.html").write_text("<h1>Open at 9</h1><button>Ask</button>")
     page = f"goto('file://{runs.workspace}/hours.html')"
-    look = {"tool_calls": [{"name": "browser", "arguments": {"code": page}}]}
+    look = call("browser", code=page)
     done, server = runs.run("BrowsingAgentSDK", look, finish("At 9."))
     (shown,) = [event for event in done.json if event.get("kind") == "observation.browse"]
     assert "heading 'Open at 9'" in shown["content"]

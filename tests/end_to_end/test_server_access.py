@@ -18,14 +18,11 @@ from websockets.exceptions import InvalidStatus
 from broker.contract.specs import Tenancy
 from broker.runtime.errors import UsageError
 from broker.store.store import open_store
-from deckhands.operations.monitoring.exposition import CONTENT_TYPE
 from deckhands.server.application import make_app, routes_of, scope_of
 from deckhands.server.auth.api_keys import ApiKeys, Scope
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.guard import PUBLIC
 from deckhands.server.serving import check_start
-from tests.broker_parts import begin
-from tests.integration.test_cluster_metrics import samples_in, value_of
 from tests.polling import unhurried
 from tests.served_stores import allowed_of, serving
 from tests.server_parts import Served, served
@@ -153,11 +150,7 @@ async def test_every_route_with_every_kind_of_key(server: Served) -> None:
                         "unknown_schedule",
                         "unknown_webhook",
                         "unknown_evaluation",
-                    ), (
-                        name,
-                        status,
-                        code,
-                    )
+                    ), (name, status, code)
     documented = make_app(server.gateway).openapi()["paths"]
     assert seen == {path.replace("{path}", "{path:path}").replace("{account}", "{account:path}") for path in documented}
 
@@ -317,19 +310,3 @@ async def test_rubbish_in_the_place_of_keys_opens_nothing(server: Served) -> Non
             assert answer.headers["content-type"] == "application/problem+json", answer.text
             await call("RENAME", f"{root}:kept", name)
         assert (await client.get("/conversations")).status_code == 200
-
-
-async def test_the_metrics_of_the_cluster_have_those_of_the_server(server: Served) -> None:
-    await begin(server.client.store, "c-metrics")
-    async with server.as_("dh_wrong") as stranger:
-        assert (await stranger.get("/conversations")).status_code == 401
-    async with server.as_(await server.token("*", body_bytes=1_024)) as client:
-        assert (await client.post("/conversations", json={"task": "x" * 2_000})).status_code == 413
-        found = await client.get("/metrics")
-    assert (found.status_code, found.headers["content-type"]) == (200, CONTENT_TYPE)
-    samples = samples_in(found.content)
-    assert value_of(samples, "deckhands_scrape_failures") == 0
-    assert value_of(samples, "deckhands_conversations") >= 1
-    assert ("deckhands_streams", frozenset({("role", "server"), ("worker", "server")})) in samples
-    for status in ("401", "413"):
-        assert value_of(samples, "deckhands_http_refusals_total", status=status) >= 1

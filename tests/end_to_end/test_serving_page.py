@@ -1,20 +1,26 @@
-"""The examples of docs/serving.md, as they stand there."""
+"""The examples of docs/serving.md, as they stand there, and the log of `deckhands serve`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
+import pytest
+
+from broker.runtime.child import ChildProcess
 from tests.ingress_parts import saying
 from tests.page_blocks import blocks_of
-from tests.polling import unhurried
+from tests.polling import unhurried, until
 from tests.served_stores import worker
 from tests.server_parts import served
+from tests.stores import RealServer, emptied
 
 
 async def test_the_examples_run_as_they_stand(tmp_path: Path, programs: dict[str, str]) -> None:
@@ -72,3 +78,77 @@ async def _output(command: list[str], environment: dict[str, str]) -> str:
     printed, _ = await asyncio.wait_for(running.communicate(), unhurried(60))
     assert running.returncode == 0
     return printed.decode()
+
+
+PROJECT = Path(__file__).parent / "typescript"
+LIMIT_SECONDS = 120.0
+
+
+async def _run(*command: str, folder: Path, **more: str) -> tuple[int, str]:
+    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", str(folder)), **more}
+    running = await asyncio.create_subprocess_exec(
+        *command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    printed, _ = await asyncio.wait_for(running.communicate(), unhurried(LIMIT_SECONDS))
+    assert running.returncode is not None
+    return running.returncode, printed.decode()
+
+
+@pytest.fixture
+async def project(tmp_path: Path) -> Path:
+    """A project with the packages that the page names."""
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        pytest.skip("node and npm are not installed")
+    folder = Path(shutil.copytree(PROJECT, tmp_path / "project"))
+    status, printed = await _run("npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", folder=folder)
+    if status != 0:
+        pytest.skip(f"npm cannot install the packages of the client: {printed[-300:]}")
+    return folder
+
+
+async def test_the_typescript_of_the_page_runs_as_it_stands(
+    tmp_path: Path, programs: dict[str, str], project: Path
+) -> None:
+    (program,) = [block.text for block in blocks_of("docs/serving.md") if block.language == "typescript"]
+    (generating,) = [
+        line
+        for block in blocks_of("docs/serving.md")
+        if block.language == "bash"
+        for line in block.text.splitlines()
+        if line.startswith("npx openapi-typescript")
+    ]
+    (project / "main.ts").write_text(program)
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"turns": saying("three files")}))
+    async with served(tmp_path / "log", programs) as server:
+        here = server.environment(tmp_path / "home", LLM_MODEL=f"scripted/{script}")
+        key = {"SERVER": server.url, "KEY": await server.token(scopes=["read", "write"])}
+        async with worker("controller_worker", here):
+            for command in (("sh", "-c", generating), ("npx", "tsc")):
+                status, printed = await _run(*command, folder=project, **key)
+                assert status == 0, printed
+            status, printed = await _run("node", "main.js", folder=project, **key)
+    assert status == 0, printed
+    lines = printed.splitlines()
+    assert (lines[0], lines[1]) == ("three files", "1 conversation.created")
+
+
+async def test_every_line_is_an_object_if_logs_are_json(valkey_server: RealServer, tmp_path: Path) -> None:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "DECKHANDS_URL": await emptied(valkey_server.url),
+        "DECKHANDS_HOME": str(tmp_path / "home"),
+        "DECKHANDS_LOG_FORMAT": "json",
+    }
+    log = tmp_path / "server.log"
+    command = [sys.executable, "-P", "-m", "deckhands", "serve", "--port", "0"]
+    server = ChildProcess.start(command, log=log, env=environment)
+    await until(lambda: "startup complete" in log.read_text(), limit=LIMIT_SECONDS, what="a server")
+    os.kill(server.pid, signal.SIGTERM)
+    await server.stop(grace_seconds=20)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {line["role"] for line in lines} == {"server"}
+    assert {"deckhands.cli.commands.gateway", "mcp.server.streamable_http_manager"} <= {
+        line["logger"] for line in lines
+    }
+    assert any("Serving at http://127.0.0.1:" in line["message"] for line in lines)

@@ -237,12 +237,7 @@ async def test_producer_may_only_add_to_inbox_and_read_replies(tmp_path: Path, p
 
 
 BEYOND_A_PRODUCER = (
-    *(
-        "XRANGE deck:inbox - +",
-        "XREAD STREAMS deck:inbox 0",
-        "DEL deck:inbox",
-        "XDEL deck:inbox 1-1",
-    ),
+    *("XRANGE deck:inbox - +", "XREAD STREAMS deck:inbox 0", "DEL deck:inbox", "XDEL deck:inbox 1-1"),
     *("XTRIM deck:inbox MAXLEN 0", "XADD deck:replies:shop * a b", "XADD deck:{0}:ready * c x", "HGETALL deck:store"),
     *(
         "XRANGE deck:{0}:ready - +",

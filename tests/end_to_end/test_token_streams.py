@@ -16,8 +16,9 @@ import pytest_asyncio
 from deckhands.server.auth.api_keys import ApiKeys
 from tests.faults.harness import FaultCluster
 from tests.faults.server_process import free_port, server
-from tests.integration.command_line import finish, run_command
+from tests.integration.command_line import run_command
 from tests.model_server.running_server import RunningModelServer
+from tests.turns import finish
 
 pytest_plugins = ("tests.model_server.fixtures",)
 pytestmark = pytest.mark.asyncio(loop_scope="module")

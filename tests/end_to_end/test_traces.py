@@ -24,10 +24,10 @@ from tests.faults.server_process import free_port, server
 from tests.otlp_receiver import Receiver, receiving
 from tests.polling import until
 from tests.server_parts import add_key
+from tests.turns import bash, call, finish
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-FINISH = {"name": "finish", "arguments": {"message": "done"}}
 OUTER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -47,16 +47,11 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) 
 
 async def submitted(cluster: FaultCluster, receiver: Receiver, command: str) -> str:
     """Submit a task by the command line, in its own process."""
-    turns = [
-        {"tool_calls": [{"name": "execute_bash", "arguments": {"command": command}}]},
-        {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]},
-    ]
-    script = cluster.root / "traced.json"
-    script.write_text(json.dumps({"turns": turns}))
+    model = cluster.script(bash(command), finish())
     folder = cluster.root / "work" / "traced"
     folder.mkdir(parents=True, exist_ok=True)
     done = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "deckhands", "submit", "-t", "a private task", "--model", f"scripted/{script}"),
+        *(sys.executable, "-m", "deckhands", "submit", "-t", "a private task", "--model", model),
         *("--workspace", str(folder), "--json"),
         env={**os.environ, **receiver.environment, "DECKHANDS_URL": cluster.store.url},
         stdout=asyncio.subprocess.PIPE,
@@ -110,11 +105,8 @@ async def test_one_trace_spans_command_to_tool_through_a_kill(cluster: FaultClus
 
 
 async def test_a_delegate_is_in_the_trace_of_its_parent(cluster: FaultCluster, receiver: Receiver) -> None:
-    script = cluster.root / "delegate.json"
-    script.write_text(json.dumps({"turns": [{"tool_calls": [FINISH]}]}))
-    delegate = {"name": "delegate", "arguments": {"agent": "one", "task": "do a private part"}}
-    turns = [{"tool_calls": [delegate]}, {"tool_calls": [FINISH]}]
-    parts = {"one": AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))}
+    turns = [call("delegate", agent="one", task="do a private part"), finish()]
+    parts = {"one": AgentSpec(llm=LLMSpec(model=cluster.script(finish())))}
     (cid,) = await cluster.submit(turns, enable_delegation=True, delegates=parts)
     await cluster.settle([cid])
     (action,) = [event for event in await cluster.client.events(cid) if isinstance(event, AgentDelegateAction)]
@@ -161,7 +153,6 @@ async def test_a_collector_that_is_away_or_silent_holds_up_nothing(tmp_path: Pat
             cluster.start_controller(**mute)
             cluster.start_tool(**away)
             (cid,) = await cluster.submit(steps(5))
-            await cluster.settle([cid])
             await cluster.check([cid], commands=5)
             for name in ("c1", "t1"):
                 cluster.signal(name, signal.SIGTERM)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import signal
 
 import psutil
 import pytest
 
-from tests.integration.command_line import deckhands, environment, finish, finished, run_command, script, started
+from tests.integration.command_line import deckhands, environment, finished, run_command, started
+from tests.turns import finish, script
 
 # As on a machine that never had bubblewrap: nothing may be executed in its place.
 WITHOUT_BWRAP = "bwrap --dev-bind / / --ro-bind /dev/null /usr/bin/bwrap"
@@ -71,19 +71,6 @@ def test_run_without_sandbox_ends_and_continues_when_possible(env, tmp_path):
     assert sum(event["kind"].startswith("action.run") for event in done.json) <= 1
     resumed = deckhands("run", "--resume", cid, "--json", env=env)
     assert (resumed.code, resumed.json[-1]["state"]) == (0, "finished"), resumed
-    assert (workspace / "n").read_text() == "42\n"
-
-
-@pytest.mark.soak
-def test_a_run_that_was_refused_goes_on_without_a_sandbox(env, tmp_path):
-    (workspace := tmp_path / "workspace").mkdir()
-    model = script(tmp_path / "m.json", *[run_command("echo $((6 * 7)) > n")] * 3, finish("Done."), latency_seconds=0.5)
-    with started(*("run", "-t", "x", "-w", workspace, "--model", model), env=env, before=WITHOUT_BWRAP) as running:
-        cid = finished(running).err.partition("--resume ")[2].partition("`")[0]
-    arguments = ["run", "--resume", cid, "--json"]
-    with started(*arguments, env=env | {"DECKHANDS_SANDBOX": "none"}, before=WITHOUT_BWRAP) as running:
-        done = finished(running)
-    assert (done.code, json.loads(done.out.splitlines()[-1])["state"]) == (0, "finished"), done
     assert (workspace / "n").read_text() == "42\n"
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from broker.contract.events import AgentSpec, Event, LLMSpec, WorkspaceSpec
+from broker.contract.events import AgentSpec, Event, LLMSpec, Observation, WorkspaceSpec
 from broker.contract.observations import OutcomeUnknownObservation
 from broker.contract.specs import Tenancy
 from broker.log.invariants import find_violations
@@ -24,9 +23,11 @@ from controller_worker.core.state import State, parse_snapshot
 from deckhands.client.client import Client
 from tests.forked_workers import ForkedWorker
 from tests.polling import unhurried, until
+from tests.turns import bash, finish, script
 from tool_worker.workspace.workspaces import Workspaces
 
 Worker = subprocess.Popen[bytes] | ForkedWorker
+NOTHING: Mapping[str, Any] = {}
 
 
 def steps(count: int, *, seconds: float = 0.0) -> list[dict[str, Any]]:
@@ -35,9 +36,8 @@ def steps(count: int, *, seconds: float = 0.0) -> list[dict[str, Any]]:
     for n in range(count):
         pause = f"sleep {seconds}; " if seconds else ""
         command = f"echo begin-{n} >> effects; {pause}echo end-{n} >> effects; echo done {n}"
-        turns.append({"text": f"step {n}", "tool_calls": [{"name": "execute_bash", "arguments": {"command": command}}]})
-    turns.append({"tool_calls": [{"name": "finish", "arguments": {"message": "all done"}}]})
-    return turns
+        turns.append({"text": f"step {n}", **bash(command)})
+    return [*turns, finish("all done")]
 
 
 class FaultCluster:
@@ -68,6 +68,10 @@ class FaultCluster:
             await self.client.aclose()
             await self.store.stop()
 
+    def start(self, **environment: str) -> None:
+        self.start_controller(**environment)
+        self.start_tool(**environment)
+
     def start_controller(self, name: str = "c1", **environment: str) -> Worker:
         return self._start(name, "controller_worker", environment)
 
@@ -91,8 +95,20 @@ class FaultCluster:
     def signal(self, name: str, number: signal.Signals) -> None:
         self.workers[name].send_signal(number)
 
+    async def kill_store(self) -> None:
+        self.store.child.send(signal.SIGKILL)
+        await self.store.child.wait()
+
     def log_of(self, name: str) -> str:
         return (self.root / f"{name}.log").read_text(errors="replace")
+
+    def script(self, *turns: dict[str, Any], latency: float = 0.0) -> str:
+        """Write the script of a model and return the model's name."""
+        self._scripts += 1
+        return script(self.root / f"script-{self._scripts}.json", *turns, latency_seconds=latency)
+
+    def folder_of(self, conversation_id: str) -> Path:
+        return Path((self.root / f"{conversation_id}.where").read_text())
 
     async def submit(
         self,
@@ -103,6 +119,7 @@ class FaultCluster:
         tools: Sequence[str] = (),
         sandbox: Literal["docker", "none"] = "none",
         tenancy: Tenancy | None = None,
+        task: Mapping[str, Any] = NOTHING,
         **spec: Any,
     ) -> list[str]:
         """Begin conversations that each follow the script in a workspace of their own.
@@ -110,13 +127,11 @@ class FaultCluster:
         Args:
             sandbox: what its commands run in.
             tenancy: whose they are.
+            task: further fields of the task.
             spec: further fields of the agent.
         """
-        self._scripts += 1
-        script = self.root / f"script-{self._scripts}.json"
-        script.write_text(json.dumps({"description": "fault test", "latency_seconds": latency, "turns": list(turns)}))
         spec.setdefault("enable_workspace_skills", False)
-        agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), **spec)
+        agent = AgentSpec(llm=LLMSpec(model=self.script(*turns, latency=latency)), **spec)
         ids = []
         for _ in range(count):
             folder = self.root / "work" / f"{self._scripts}-{len(ids)}"
@@ -124,13 +139,12 @@ class FaultCluster:
             if sandbox == "docker" and os.getuid() == 0:
                 os.chown(folder, 1000, 1000)  # containers do not run as root
             workspace = WorkspaceSpec(path=str(folder), sandbox=sandbox)
-            request = {"agent": agent, "workspace": workspace, "tools": tools, "tenancy": tenancy}
+            request = {"agent": agent, "workspace": workspace, "tools": tools, "tenancy": tenancy, **task}
             ids.append(await self.client.submit("do it", **request))
             (self.root / f"{ids[-1]}.where").write_text(str(folder))
         return ids
 
     async def until(self, condition: Callable[[], Any], *, limit: float = 30.0, what: str = "condition") -> None:
-        """Wait until a condition holds, sync or async."""
         await until(condition, limit=limit, what=what)
 
     async def until_ended(self, name: str, *, limit: float = 30.0) -> int:
@@ -150,17 +164,19 @@ class FaultCluster:
         await self.until(there, limit=limit, what=kind)
 
     async def settle(self, ids: Sequence[str], *, limit: float = 60.0) -> None:
-        """Wait until every conversation has come to rest."""
         async with asyncio.timeout(unhurried(limit)):
             for conversation_id in ids:
                 await self.client.wait_until_settled(conversation_id)
 
-    async def check(self, ids: Sequence[str], *, commands: int, state: str = "finished", unknown: int = 0) -> None:
-        """Check the invariants of every log, its snapshot, and that each command took effect exactly once.
+    async def check(
+        self, ids: Sequence[str], *, commands: int, state: str = "finished", unknown: int = 0, limit: float = 60.0
+    ) -> None:
+        """Wait until all have come to rest; check every log, its snapshot, and that each command ran exactly once.
 
         Args:
             unknown: how many commands of all conversations may have an unknown outcome.
         """
+        await self.settle(ids, limit=limit)
         unknown_found = 0
         for conversation_id in ids:
             events = await self.client.events(conversation_id)
@@ -185,10 +201,18 @@ class FaultCluster:
         if snapshot is not None:
             assert fold(snapshot, events[snapshot.version :]) == whole
 
+    async def answers(self, conversation_id: str, kind: str = "") -> list[Any]:
+        """The one answer of each action of a kind; without a kind, of each that runs in a workspace."""
+        events = await self.client.events(conversation_id)
+        found = []
+        for action in [event for event in events if (event.kind == kind if kind else event.runnable)]:
+            (answer,) = [event for event in events if isinstance(event, Observation) and event.cause == action.id]
+            found.append(answer)
+        return found
+
     def effects(self, conversation_id: str) -> list[str]:
         """What the commands of a conversation have left behind, in order."""
-        folder = Path((self.root / f"{conversation_id}.where").read_text())
-        path = folder / "effects"
+        path = self.folder_of(conversation_id) / "effects"
         return path.read_text().split() if path.exists() else []
 
     def _start(self, name: str, module: str, environment: dict[str, str]) -> Worker:

@@ -1,69 +1,12 @@
-"""Proxies between workers and the store: one loses replies, one is slow, one leads to another server."""
+"""Proxies between workers and the store: one leads to another server, one is slow; `LossyWire` loses replies."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Self
-
-
-class SwallowingProxy:
-    """Passes bytes both ways over a unix socket; now and then it drops a reply and cuts the connection.
-
-    The command behind the dropped reply has been executed: its sender cannot know.
-    """
-
-    def __init__(self, path: Path, upstream: Path, *, swallow: float, seed: int) -> None:
-        self._path = path
-        self._upstream = upstream
-        self._swallow = swallow
-        self._random = random.Random(seed)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.swallowed = 0
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[SwallowingProxy]:
-        server = await asyncio.start_unix_server(self._serve, self._path)
-        try:
-            yield self
-        finally:
-            server.close()
-            await asyncio.gather(*self._tasks)  # each ends with its worker's connection
-
-    async def _serve(self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter) -> None:
-        try:
-            store_in, store_out = await asyncio.open_unix_connection(self._upstream)
-        except OSError:
-            client_out.close()
-            return
-        serving = asyncio.current_task()
-        assert serving is not None
-        self._tasks.add(serving)
-        serving.add_done_callback(self._tasks.discard)
-        commands = asyncio.create_task(self._pass_on(client_in, store_out))
-        try:
-            while chunk := await store_in.read(65536):
-                if self._random.random() < self._swallow:
-                    self.swallowed += 1
-                    break
-                client_out.write(chunk)
-                await client_out.drain()
-        except OSError:
-            pass
-        finally:
-            commands.cancel()
-            client_out.transport.abort()
-            store_out.transport.abort()
-
-    async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while chunk := await source.read(65536):
-                target.write(chunk)
-                await target.drain()
-        target.close()
 
 
 class Name:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from broker.log.conversations import Conversations
 from broker.log.delegates import make_delegate_id
 from broker.log.status import fold_status
 from tests.faults.harness import FaultCluster
+from tests.turns import bash, call, finish
 
 ONE_EACH = {"DECKHANDS_MAX_CONVERSATIONS": "1"}
 
@@ -28,18 +28,13 @@ def part(cluster: FaultCluster, name: str, *, count: int, seconds: float) -> Age
     turns: list[dict[str, Any]] = []
     for n in range(count):
         command = f"echo begin-{name}-{n} >> effects; sleep {seconds}; echo end-{name}-{n} >> effects"
-        turns.append({"tool_calls": [{"name": "execute_bash", "arguments": {"command": command}}]})
-    turns.append({"tool_calls": [{"name": "finish", "arguments": {"message": f"part {name} is done"}}]})
-    script = cluster.root / f"part-{name}.json"
-    script.write_text(json.dumps({"turns": turns, "latency_seconds": 0.1}))
-    return AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))
+        turns.append(bash(command))
+    turns.append(finish(f"part {name} is done"))
+    return AgentSpec(llm=LLMSpec(model=cluster.script(*turns, latency=0.1)))
 
 
 async def begin(cluster: FaultCluster, calls: list[dict[str, Any]], **parts: AgentSpec) -> str:
-    turns = [
-        {"text": "Three at once.", "tool_calls": calls},
-        {"tool_calls": [{"name": "finish", "arguments": {"message": "all parts are done"}}]},
-    ]
+    turns = [{"text": "Three at once.", "tool_calls": calls}, finish("all parts are done")]
     (cid,) = await cluster.submit(turns, enable_delegation=True, delegates=parts)
     return cid
 
@@ -98,7 +93,6 @@ async def test_parent_and_three_delegates_each_killed_once(cluster: FaultCluster
         await cluster.until(lambda n=number: f"begin-{'abc'[n]}-0" in cluster.effects(cid), what="work")
         if delegate_id not in await taken_over(cluster):
             await kill_owner(cluster, delegate_id)
-    await cluster.settle([cid, *ids])
     await cluster.check([cid, *ids], commands=9)
     victims = await taken_over(cluster)
     assert {cid, *ids} <= victims.keys()
@@ -116,24 +110,15 @@ async def check_results(cluster: FaultCluster, cid: str, *, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "boundary",
-    [
-        "controller.before_report@1",
-        *(
-            pytest.param(f"controller.{place}@1", marks=pytest.mark.soak)
-            for place in ("delegate_begun", "after_report")
-        ),
-    ],
+    "place", ["before_report", *(pytest.param(p, marks=pytest.mark.soak) for p in ("delegate_begun", "after_report"))]
 )
-async def test_delegate_starts_and_reports_once_despite_worker_death(cluster: FaultCluster, boundary: str) -> None:
-    name, _, hit = boundary.partition("@")
+async def test_delegate_starts_and_reports_once_despite_worker_death(cluster: FaultCluster, place: str) -> None:
     cluster.start_tool()
-    cluster.start_controller("victim", DECKHANDS_FAILPOINTS=f"{name}:kill@{hit}")
+    cluster.start_controller("victim", DECKHANDS_FAILPOINTS=f"controller.{place}:kill@1")
     cid = await begin(cluster, [delegate_call("a")], a=part(cluster, "a", count=1, seconds=0.1))
     assert await cluster.until_ended("victim") == -9
     cluster.start_controller("survivor")
     ids = await delegates_of(cluster, cid, 1)
-    await cluster.settle([cid, *ids])
     await cluster.check([cid, *ids], commands=1)
     await check_results(cluster, cid, count=1)
 
@@ -157,18 +142,6 @@ async def test_a_cancel_goes_down_the_tree(cluster: FaultCluster) -> None:
     assert "end-a-0" not in cluster.effects(cid)
 
 
-async def test_an_agent_that_does_not_exist_is_an_observation(cluster: FaultCluster) -> None:
-    cluster.start_tool()
-    cluster.start_controller("c1")
-    cid = await begin(cluster, [delegate_call("NoSuchAgent")])
-    await cluster.settle([cid])
-    await cluster.check([cid], commands=0)
-    (error,) = [event for event in await cluster.client.events(cid) if event.kind == "observation.error"]
-    assert error.sentence.startswith(
-        "There is no agent named 'NoSuchAgent'. Known agents: BrowsingAgent, BrowsingAgentSDK, CheckAgent, CodeActAgent,"
-    )
-
-
 async def test_background_delegate_is_reported_when_it_ends(cluster: FaultCluster) -> None:
     cluster.start_tool()
     cluster.start_controller("c1")
@@ -180,12 +153,11 @@ async def test_background_delegate_is_reported_when_it_ends(cluster: FaultCluste
     turns = [
         {"tool_calls": [delegate_call("a", background=True)]},
         {"tool_calls": [slow]},
-        {"tool_calls": [{"name": "think", "arguments": {"thought": "it is there"}}]},
-        {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]},
+        call("think", thought="it is there"),
+        finish(),
     ]
     (cid,) = await cluster.submit(turns, enable_delegation=True, delegates=parts)
     ids = await delegates_of(cluster, cid, 1)
-    await cluster.settle([cid, *ids])
     await cluster.check([cid, *ids], commands=1)
     (result,) = [e for e in await cluster.client.events(cid) if isinstance(e, AgentDelegateObservation)]
     assert (result.cause, result.outputs) == (None, {"result": "part a is done"})
@@ -193,12 +165,9 @@ async def test_background_delegate_is_reported_when_it_ends(cluster: FaultCluste
 
 async def test_two_hundred_delegates_of_a_killed_parent_report_once(cluster: FaultCluster) -> None:
     """The parent's worker dies when all of a turn have begun; they end before another one takes over."""
-    script = cluster.root / "helper.json"
-    finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "found"}}]}
-    script.write_text(json.dumps({"turns": [finish]}))
-    helper = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), enable_workspace_skills=False)
+    helper = AgentSpec(llm=LLMSpec(model=cluster.script(finish("found"))), enable_workspace_skills=False)
     calls = [delegate_call("helper", task=f"look at {n}") for n in range(200)]
-    turns = [{"tool_calls": calls[:128]}, {"tool_calls": calls[128:]}, finish]
+    turns = [{"tool_calls": calls[:128]}, {"tool_calls": calls[128:]}, finish("found")]
     cluster.start_controller("victim", **ONE_EACH, DECKHANDS_FAILPOINTS="controller.delegate_begun:kill@128")
     (cid,) = await cluster.submit(
         turns, enable_delegation=True, enable_workspace_skills=False, delegates={"helper": helper}

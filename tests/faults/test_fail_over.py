@@ -23,8 +23,6 @@ from tests.faults.test_lost_tail import check
 from tests.polling import unhurried
 from tests.stores import RealServer, redis_program, running, valkey_program
 
-EVERYBODY = ("c1", "t1", "d1", "j1")
-
 
 class Pair(FaultCluster):
     """A cluster on a primary and its replica behind one name."""
@@ -104,7 +102,6 @@ async def test_workers_follow_a_promoted_replica(pair: Pair) -> None:
     for worker in ("c1", "t1"):  # until the name leads elsewhere
         await pair.until(lambda worker=worker: "the store is unavailable" in pair.log_of(worker), what="line")  # type: ignore[misc]
     pair.name.upstream = pair.replica.socket
-    await pair.settle(ids)
     await pair.check(ids, commands=6)
     await pair.until(lambda: all("is available again" in pair.log_of(worker) for worker in ("c1", "t1")), what="line")
     more = await pair.submit(steps(2))

@@ -5,7 +5,6 @@ The beginning is far off, and is then moved to now in the store: no test waits f
 
 from __future__ import annotations
 
-import signal
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -44,8 +43,7 @@ def producer(cluster: FaultCluster) -> Iterator[Producer]:
 
 
 def start_workers(cluster: FaultCluster) -> None:
-    cluster.start_controller()
-    cluster.start_tool()
+    cluster.start()
 
 
 async def is_there(cluster: FaultCluster, conversation_id: str) -> bool:
@@ -80,8 +78,7 @@ async def test_whatever_dies_each_begins_in_its_time(cluster: FaultCluster, prod
     assert waiting.not_before is not None
     for name in list(cluster.workers):
         cluster.kill(name)
-    cluster.store.child.send(signal.SIGKILL)
-    await cluster.store.child.wait()
+    await cluster.kill_store()
     await cluster.store.start()
     start_workers(cluster)
     cluster.start_ingress()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
-import signal
 from collections import Counter
 from collections.abc import Sequence
 
@@ -19,6 +17,7 @@ from broker.log.delegates import make_delegate_id
 from broker.log.invariants import find_violations
 from broker.runtime.errors import EventsLost
 from tests.faults.harness import FaultCluster, steps
+from tests.turns import bash, call, finish
 
 COUNT = 6
 STEPS = 8
@@ -45,12 +44,10 @@ class OldFile:
 
     async def put_back(self) -> None:
         """End the store as a power failure would, and start it on the copy."""
-        store = self._cluster.store
-        store.child.send(signal.SIGKILL)
-        await store.child.wait()
+        await self._cluster.kill_store()
         shutil.rmtree(self._current)
         self._copy.rename(self._current)
-        await store.start()
+        await self._cluster.store.start()
 
     async def _now_ms(self) -> int:
         seconds, micros = await self._cluster.client.store.connection.call("TIME")
@@ -93,8 +90,7 @@ def answers_fit(events: Sequence[Event]) -> None:
 @pytest.mark.parametrize("age", [0.0, pytest.param(2.5, marks=pytest.mark.slow)])
 async def test_workers_that_live_on_name_the_gap(cluster: FaultCluster, age: float) -> None:
     """Old enough, the file tells of workers whose heartbeats have lapsed: they are swept first."""
-    cluster.start_controller()
-    cluster.start_tool()
+    cluster.start()
     ids = await cluster.submit(steps(STEPS, seconds=0.3), count=COUNT)
     await cluster.until(lambda: all("begin-1" in cluster.effects(cid) for cid in ids))
     old = OldFile(cluster)
@@ -138,11 +134,9 @@ async def test_a_lost_command_that_still_runs_does_not_answer_another(cluster: F
     gate = cluster.root / "gate"
     cluster.start_controller("c1")
     cluster.start_tool("t1")
-    first = {"name": "execute_bash", "arguments": {"command": "echo begin-0 >> effects; echo done 0"}}
     waiting = f"echo begin-1 >> effects; while ! [ -e {gate} ]; do sleep 0.1; done; echo done 1"
-    second = {"name": "execute_bash", "arguments": {"command": waiting}}
-    finish = {"name": "finish", "arguments": {"message": "done"}}
-    (cid,) = ids = await cluster.submit([{"tool_calls": [call]} for call in (first, second, finish)], latency=1.0)
+    turns = [bash("echo begin-0 >> effects; echo done 0"), bash(waiting), finish()]
+    (cid,) = ids = await cluster.submit(turns, latency=1.0)
     await cluster.until_kind(cid, "observation.run")
     old = OldFile(cluster)
     await old.take(ids)
@@ -191,13 +185,9 @@ async def test_whoever_follows_hears_of_the_gap(cluster: FaultCluster) -> None:
 
 async def test_delegates_and_their_parents_go_on(cluster: FaultCluster) -> None:
     """At the copy the delegates work; what is lost are their last steps, or their beginning, or their report."""
-    script = cluster.root / "delegate.json"
-    script.write_text(json.dumps({"turns": steps(3, seconds=0.2)}))
-    helper = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))
-    cluster.start_controller()
-    cluster.start_tool()
-    ask = {"name": "delegate", "arguments": {"agent": "helper", "task": "count"}}
-    turns = [{"tool_calls": [ask]}, {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}]
+    helper = AgentSpec(llm=LLMSpec(model=cluster.script(*steps(3, seconds=0.2))))
+    cluster.start()
+    turns = [call("delegate", agent="helper", task="count"), finish()]
     ids = await cluster.submit(turns, count=3, enable_delegation=True, delegates={"helper": helper}, latency=0.2)
     await cluster.until_kind(ids[0], "action.delegate")
     old = OldFile(cluster)
@@ -224,8 +214,7 @@ async def test_delegates_and_their_parents_go_on(cluster: FaultCluster) -> None:
 async def cut_before(cluster: FaultCluster, conversation_id: str, event_id: int) -> None:
     """End the store as a power failure would, and let its file end right before an event."""
     store = cluster.store
-    store.child.send(signal.SIGKILL)
-    await store.child.wait()
+    await cluster.kill_store()
     (path,) = (store.directory / "appendonlydir").glob("*.incr.aof")
     written, entry = path.read_bytes(), f"{event_id}-0"
     key = cluster.client.store.keys(conversation_id).events
@@ -250,14 +239,10 @@ async def test_a_delegate_gets_an_order_that_its_log_has_lost(
     cluster: FaultCluster, order: str, lives_on: bool
 ) -> None:
     """The parent's log still holds what was asked of both; what the delegate was asked is lost."""
-    script = cluster.root / "delegate.json"
-    script.write_text(json.dumps({"turns": steps(3, seconds=0.5)}))
-    helper = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))
+    helper = AgentSpec(llm=LLMSpec(model=cluster.script(*steps(3, seconds=0.5))))
     client, spoken = cluster.client, AgentState(order)
-    cluster.start_controller()
-    cluster.start_tool()
-    ask = {"name": "delegate", "arguments": {"agent": "helper", "task": "count"}}
-    turns = [{"tool_calls": [ask]}, {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}]
+    cluster.start()
+    turns = [call("delegate", agent="helper", task="count"), finish()]
     (parent,) = await cluster.submit(turns, enable_delegation=True, delegates={"helper": helper})
     await cluster.until_kind(parent, "action.delegate")
     delegation = next(event for event in await client.events(parent) if event.kind == "action.delegate")

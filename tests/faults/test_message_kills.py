@@ -1,34 +1,32 @@
-"""Messages that come while the agent works, and a controller worker that is killed in the middle of what they do."""
+"""What a person, a check or a critic has asked for while workers die: it happens once, and as it was asked."""
 
 from __future__ import annotations
-
-import json
-from typing import Any
 
 import pytest
 
 from broker.contract.double_texting import find_rolled_back
-from broker.contract.observations import CmdOutputObservation, ErrorObservation
+from broker.contract.notes import NotebookKey, NoteObservation
+from broker.contract.observations import CmdOutputObservation, ErrorObservation, FinishVerdictObservation
+from broker.contract.policies import ConfirmationPolicy
+from broker.contract.specs import CriticSpec, GoalSpec, MemorySpec
+from broker.coordination.notebooks import Notebooks
 from broker.runtime.errors import ConversationBusy
 from controller_worker.loop.replay import replay
-from deckhands.client.tasks.spec import TaskSpec
 from tests.faults.harness import FaultCluster, steps
+from tests.turns import bash, call, finish
 
-PLACES = ("before_append", "after_append")
+ALWAYS = ConfirmationPolicy(mode="always")
+CHECK = "touch checks; echo begin-$(wc -l < checks) >> effects; echo x >> checks; sleep 2; echo end-x >> effects; test -f fixed"
+
+
+# Messages while the agent works
 
 
 async def submit(cluster: FaultCluster, policy: str, *, seconds: float) -> str:
     """Begin a conversation whose first command takes so long, and wait until it runs."""
-    script = cluster.root / "script.json"
-    script.write_text(json.dumps({"description": "fault test", "turns": steps(1, seconds=seconds)}))
-    folder = cluster.root / "work" / "w"
-    folder.mkdir(parents=True)
-    options: dict[str, Any] = {"model": f"scripted/{script}", "workspace": {"path": str(folder), "sandbox": "none"}}
-    request = TaskSpec.parse({"task": "do it", "double_texting": policy, **options})
-    conversation_id = await cluster.client.submit(request)
-    (cluster.root / f"{conversation_id}.where").write_text(str(folder))
-    await cluster.until(lambda: "begin-0" in cluster.effects(conversation_id), what="a running command")
-    return conversation_id
+    (cid,) = await cluster.submit(steps(1, seconds=seconds), task={"double_texting": policy})
+    await cluster.until(lambda: "begin-0" in cluster.effects(cid), what="a running command")
+    return cid
 
 
 @pytest.mark.parametrize(
@@ -36,15 +34,10 @@ async def submit(cluster: FaultCluster, policy: str, *, seconds: float) -> str:
     [
         ("interrupt", "before_append"),
         ("rollback", "after_append"),
-        *(
-            pytest.param(policy, place, marks=pytest.mark.soak)
-            for policy, place in [
-                ("interrupt", "after_append"),
-                ("rollback", "before_append"),
-                ("enqueue", "before_append"),
-                ("enqueue", "after_append"),
-            ]
-        ),
+        pytest.param("interrupt", "after_append", marks=pytest.mark.soak),
+        pytest.param("rollback", "before_append", marks=pytest.mark.soak),
+        pytest.param("enqueue", "before_append", marks=pytest.mark.soak),
+        pytest.param("enqueue", "after_append", marks=pytest.mark.soak),
     ],
 )
 async def test_another_worker_completes_what_a_message_has_begun(
@@ -52,17 +45,15 @@ async def test_another_worker_completes_what_a_message_has_begun(
 ) -> None:
     cluster.start_tool(NO_CHANGE_TIMEOUT_SECONDS="3600")  # on a busy machine, silence must not answer the command
     cluster.start_controller("first")
-    seconds = 2.0 if policy == "enqueue" else 3600.0
-    conversation_id = await submit(cluster, policy, seconds=seconds)
+    cid = await submit(cluster, policy, seconds=2.0 if policy == "enqueue" else 3600.0)
     cluster.kill("first")
-    await cluster.client.send_message(conversation_id, "something else")
+    await cluster.client.send_message(cid, "something else")
     # Its first append is what the message wants.
     cluster.start_controller("victim", DECKHANDS_FAILPOINTS=f"controller.{place}:kill@1")
     assert await cluster.until_ended("victim") == -9
     cluster.start_controller("survivor")
-    await cluster.settle([conversation_id])
-    await cluster.check([conversation_id], commands=int(policy == "enqueue"))
-    events = await cluster.client.events(conversation_id)
+    await cluster.check([cid], commands=int(policy == "enqueue"))
+    events = await cluster.client.events(cid)
     kinds = [event.kind for event in events]
     assert kinds.count("observation.interrupted") == (policy == "interrupt")
     assert kinds.count("observation.rolled_back") == (policy == "rollback")
@@ -76,14 +67,104 @@ async def test_another_worker_completes_what_a_message_has_begun(
 async def test_a_message_that_is_refused_leaves_nothing_whatever_dies(cluster: FaultCluster) -> None:
     cluster.start_tool()
     cluster.start_controller("victim")
-    conversation_id = await submit(cluster, "reject", seconds=2.0)
+    cid = await submit(cluster, "reject", seconds=2.0)
     cluster.kill("victim")
     with pytest.raises(ConversationBusy):
-        await cluster.client.send_message(conversation_id, "something else")
+        await cluster.client.send_message(cid, "something else")
     cluster.start_controller("survivor")
-    await cluster.settle([conversation_id])
-    await cluster.check([conversation_id], commands=1)
-    kinds = [event.kind for event in await cluster.client.events(conversation_id)]
-    assert kinds.count("action.message") == 1
-    await cluster.client.send_message(conversation_id, "something else")
-    await cluster.settle([conversation_id])
+    await cluster.check([cid], commands=1)
+    assert [event.kind for event in await cluster.client.events(cid)].count("action.message") == 1
+    await cluster.client.send_message(cid, "something else")
+    await cluster.settle([cid])
+
+
+# Confirmations
+
+
+async def until_asked(cluster: FaultCluster, conversation_id: str, *, times: int) -> None:
+    async def is_asked() -> bool:
+        events = await cluster.client.events(conversation_id)
+        states = [event.agent_state.value for event in events if hasattr(event, "agent_state")]
+        return states.count("awaiting_user_confirmation") >= times and states[-1] == "awaiting_user_confirmation"
+
+    await cluster.until(is_asked, what=f"question {times}")
+
+
+async def test_the_question_survives_the_death_of_everything(durable_cluster: FaultCluster) -> None:
+    cluster = durable_cluster
+    cluster.start()
+    (cid,) = await cluster.submit(steps(2), confirmation=ALWAYS)
+    await until_asked(cluster, cid, times=1)
+    cluster.kill("c1")
+    cluster.kill("t1")
+    await cluster.kill_store()
+    await cluster.store.start()
+    assert cluster.effects(cid) == []
+    cluster.start()
+    await cluster.client.confirm(cid)
+    await until_asked(cluster, cid, times=2)
+    assert cluster.effects(cid) == ["begin-0", "end-0"]
+    await cluster.client.confirm(cid)
+    await cluster.check([cid], commands=2)
+
+
+@pytest.mark.parametrize("place", ["after_append", pytest.param("before_append", marks=pytest.mark.slow)])
+async def test_a_controller_that_dies_with_the_answer_runs_it_once(cluster: FaultCluster, place: str) -> None:
+    cluster.start_tool()
+    cluster.start_controller("victim", DECKHANDS_FAILPOINTS=f"controller.{place}:kill@3")
+    (cid,) = await cluster.submit(steps(1), confirmation=ALWAYS)
+    await until_asked(cluster, cid, times=1)
+    await cluster.client.confirm(cid)
+    await cluster.until_ended("victim")
+    cluster.start_controller("survivor")
+    await cluster.check([cid], commands=1)
+    assert cluster.effects(cid) == ["begin-0", "end-0"]
+
+
+async def test_a_rejected_action_never_runs(cluster: FaultCluster) -> None:
+    cluster.start()
+    (cid,) = await cluster.submit(steps(1), confirmation=ALWAYS)
+    await until_asked(cluster, cid, times=1)
+    await cluster.client.reject(cid)
+    await cluster.check([cid], commands=0, state="awaiting_user_input")
+    assert cluster.effects(cid) == []
+
+
+# Goals, critics and notes
+
+
+@pytest.mark.soak
+async def test_refused_finish_is_corrected_and_checked_once_each_time(cluster: FaultCluster) -> None:
+    cluster.start()
+    (cid,) = await cluster.submit([finish(), bash("touch fixed"), finish("really done")], goal=GoalSpec(check=CHECK))
+    await cluster.until(lambda: "begin-0" in cluster.effects(cid))
+    cluster.kill("t1")
+    cluster.kill("c1")
+    cluster.start()
+    await cluster.check([cid], commands=2)
+    assert cluster.effects(cid) == ["begin-0", "end-x", "begin-1", "end-x"]
+    kinds = [event.kind for event in await cluster.client.events(cid)]
+    assert kinds.count("observation.finish_refused") == 1
+    assert kinds.count("action.finish") == 2
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "written"),
+    [("after_append:kill@3", 0), pytest.param("before_append:kill@4", 1, marks=pytest.mark.slow)],
+)
+async def test_a_worker_dies_before_and_after_the_notebook_is_written(
+    cluster: FaultCluster, failpoint: str, written: int
+) -> None:
+    """Its appends are the greeting, the recall, the turn with the note, and the result of the note."""
+    cluster.start_controller("victim", DECKHANDS_FAILPOINTS=f"controller.{failpoint}")
+    turns = [call("note", command="write", text="Use make."), finish()]
+    (cid,) = await cluster.submit(turns, memory=MemorySpec(project="engine"), goal=GoalSpec(critic=CriticSpec()))
+    assert await cluster.until_ended("victim") == -9
+    notebooks, book = Notebooks(cluster.client.store), NotebookKey("", "", "engine")
+    assert len(await notebooks.read(book)) == written
+    cluster.start_controller("survivor")
+    await cluster.check([cid], commands=0)
+    events = await cluster.client.events(cid)
+    (noted,) = (event for event in events if isinstance(event, NoteObservation))
+    assert await notebooks.read(book) == (noted.written,)
+    assert len([event for event in events if isinstance(event, FinishVerdictObservation)]) == 1

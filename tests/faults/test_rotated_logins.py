@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -66,14 +65,13 @@ class Rotated(FaultCluster):
     async def run_as_task(self) -> None:
         """Send an agent as a Celery task, and wait until its result is there."""
         url = self.url.replace("unix", "redis+socket") + "?virtual_host=1"
-        script = self.root / "task.json"
-        script.write_text(json.dumps({"turns": saying("done")}))
         with Celery("shop", broker=url, backend=url, set_as_current=False) as app:
-            result = app.send_task("deckhands.run", ["do it"], {"model": f"scripted/{script}"}, queue="deckhands")
+            result = app.send_task(
+                "deckhands.run", ["do it"], {"model": self.script(*saying("done"))}, queue="deckhands"
+            )
             await self.until(lambda: result.state == "SUCCESS", limit=60, what="result")
 
     async def pinged(self) -> set[str]:
-        """Return the roles that answer Celery's remote control."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "celery", "-b", self.url.replace("unix", "redis+socket") + "?virtual_host=1"),
             *("inspect", "ping", "--timeout", "5"),
@@ -113,7 +111,6 @@ async def test_workers_read_a_rotated_password_again(rotated: Rotated) -> None:
         assert str(cluster.file) in cluster.log_of(name)
     cluster.client = Client(await open_store(cluster.url))
     cluster.write_file()
-    await cluster.settle(ids)
     await cluster.check(ids, commands=5)
 
     async def all_answer() -> bool:

@@ -100,7 +100,6 @@ class World:
         return await self.client.log.load_last_id(self.conversation_id)
 
     async def until_read(self, by: int, event_id: int) -> None:
-        """Wait until so many readers have an event."""
 
         def have_it() -> bool:
             return sum(reader.latest >= event_id for reader in self.readers) >= by

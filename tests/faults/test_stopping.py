@@ -1,22 +1,31 @@
-"""Workers are stopped while store and queue are gone: they end by themselves, and what they had continues later.
+"""What is asked to stop stops: calls and commands of a stopped conversation, and workers while store and queue are gone.
 
-One server is both here. Killed, it refuses; stopped, it says nothing, as one does whose machine is gone.
-"""
+One server is both here. Killed, it refuses; stopped, it says nothing, as one does whose machine is gone."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
 from broker.celery.bootstep import STOP_LIMIT_SECONDS
+from broker.contract.events import Observation
+from broker.contract.observations import ErrorObservation
 from broker.coordination.membership import list_members
+from broker.tools.custom_tools import ToolContext
 from tests.faults.harness import FaultCluster, steps
+from tests.integration.test_mcp import offering, program
+from tests.polling import unhurried, until
+from tests.turns import bash, call, finish
+from tool_worker.worker.steps.running_calls import RunningCalls
+from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.workspaces import Workspaces
 
 COMPOSE = Path(__file__).resolve().parents[2] / "compose.yaml"
@@ -73,13 +82,11 @@ async def test_workers_end_on_request_without_store_and_queue(
         cluster.store.child.send(signal.SIGCONT)
     cluster.start_controller("c4")
     cluster.start_tool("t2")
-    await cluster.settle(ids)
     await cluster.check(ids, commands=2)
 
 
 async def test_worker_that_never_found_a_store_ends_on_request(cluster: FaultCluster) -> None:
-    cluster.store.child.send(signal.SIGKILL)
-    await cluster.store.child.wait()
+    await cluster.kill_store()
     cluster.start_controller("c1", DECKHANDS_ANY_MODEL="")  # its store need not be there
     cluster.start_tool("t1")
     for name in ("c1", "t1"):
@@ -107,9 +114,7 @@ def test_containers_are_given_longer_than_a_worker_takes() -> None:
     assert STOP_LIMIT_SECONDS < 20
 
 
-async def test_tool_worker_ends_resting_workspaces_with_its_cluster(
-    cluster: FaultCluster,
-) -> None:
+async def test_tool_worker_ends_resting_workspaces_with_its_cluster(cluster: FaultCluster) -> None:
     cluster.start_controller()
     cluster.start_tool(DECKHANDS_WORKSPACE_ENDS_WITH_WORKER="1")
     (resting,) = await cluster.submit(steps(1))
@@ -122,3 +127,102 @@ async def test_tool_worker_ends_resting_workspaces_with_its_cluster(
     await cluster.until_ended("t1")
     living = {found.conversation_id for found in Workspaces(cluster.root / "n").list() if found.is_alive}
     assert living == {serving, working}
+
+
+STOP_SECONDS = 1.0
+TOOLS = {"DECKHANDS_TOOLS": "tests.example_tools:linger,tests.example_tools:grind"}
+
+
+def sleeping() -> set[str]:
+    """Return the arguments of the machine's live `sleep` programs."""
+    commands = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
+    return {command[1] for command in commands if command[:1] == ["sleep"]}
+
+
+@pytest.mark.parametrize("tool", ["linger", "grind"])
+async def test_a_tool_whose_conversation_is_stopped_ends(cluster: FaultCluster, tool: str) -> None:
+    trace = cluster.root / "trace"
+    cluster.start_controller()
+    # The thread runs on another node than the workspace's, where no order about the workspace comes to.
+    cluster.start_tool("far", DECKHANDS_POOLS="gpu", DECKHANDS_NODE="far", **TOOLS)
+    cluster.start_tool("near", **TOOLS)
+    (conversation_id,) = await cluster.submit([call(tool, trace=str(trace)), finish()], tools=[tool])
+    await cluster.until(lambda: lines(trace) == ["begun"], what="the call")
+    await cluster.client.cancel(conversation_id)
+    await cluster.settle([conversation_id])
+    (answer,) = await cluster.answers(conversation_id, "action.call_tool")
+    assert isinstance(answer, ErrorObservation)
+    await cluster.until(lambda: lines(trace) == ["begun", "stopped"], what="end of the tool")
+    # The tool's own answer comes too late for anybody.
+    assert len(await cluster.answers(conversation_id, "action.call_tool")) == 1
+
+
+async def test_nothing_runs_any_more_for_a_conversation_that_is_stopped(cluster: FaultCluster) -> None:
+    cluster.start()
+    marks = [f"{number}.{os.getpid()}" for number in range(61, 65)]
+    earlier = f"sleep {marks[0]} & echo"
+    tree = f"setsid sleep {marks[1]} & trap '' INT TERM; (trap '' INT; sleep {marks[2]} & sleep {marks[3]}); echo never"
+    (conversation_id,) = await cluster.submit([bash(earlier), bash(tree)])
+    await cluster.until(lambda: sleeping() >= set(marks), what="the programs")
+    began = asyncio.get_running_loop().time()
+    await cluster.client.cancel(conversation_id)
+    await cluster.until(lambda: not sleeping() & set(marks), what="their end")
+    took = asyncio.get_running_loop().time() - began
+    await cluster.settle([conversation_id])
+    kinds = [event.kind for event in await cluster.client.events(conversation_id)]
+    assert kinds[-3:] == ["action.change_agent_state", "observation.error", "observation.agent_state_changed"]
+    assert took < unhurried(STOP_SECONDS)
+    host = HostFolder(cluster.root / "n", conversation_id)
+    await cluster.until(lambda: not host.is_alive, what="the end of the host")
+
+
+async def test_a_call_of_an_mcp_server_is_stopped_there_too(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    answered = asyncio.Event()
+
+    async def is_answered(conversation_id: str, action_id: int) -> bool:
+        assert (conversation_id, action_id) == ("conversation-1", 3)
+        return answered.is_set()
+
+    calls = RunningCalls(is_answered)
+    async with offering(program(), tmp_path) as example:
+        call = asyncio.create_task(
+            calls.run(ToolContext("conversation-1", 3), example.call("linger", trace=str(trace)))
+        )
+        await until(lambda: lines(trace) == ["begun"])
+        answered.set()
+        stopped = await call
+        assert isinstance(stopped, ErrorObservation)
+        assert stopped.error_id == "cancelled"
+        await until(lambda: lines(trace) == ["begun", "stopped"])
+        # And the server serves on.
+        assert (await example.result("echo", text="well"))["content"][0]["text"] == "well"
+
+
+async def test_order_stops_a_call_but_an_unlistening_one_continues() -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def stubborn() -> Observation:
+        begun.set()
+        while not may_end.is_set():
+            try:
+                await may_end.wait()
+            except asyncio.CancelledError:
+                continue
+        return ErrorObservation(content="too late")
+
+    async def never(conversation_id: str, action_id: int) -> bool:
+        return False
+
+    calls = RunningCalls(never, stop_seconds=0.05)
+    assert not calls.stop("conversation-1", 1)
+    running = asyncio.create_task(calls.run(ToolContext("conversation-1", 1), stubborn()))
+    await begun.wait()
+    assert calls.stop("conversation-1", 1)
+    assert (await running).content == "The call was stopped."
+    assert not calls.stop("conversation-1", 1)
+    may_end.set()
+
+
+def lines(trace: Path) -> list[str]:
+    return trace.read_text().splitlines() if trace.exists() else []

@@ -1,37 +1,33 @@
-"""The log's server dies, forgets how to answer, or loses the Celery side: conversations do not notice for long."""
+"""The log's server dies, is slow, forgets how to answer, or loses the Celery side: conversations do not notice for long."""
 
 from __future__ import annotations
 
 import random
-import signal
 from pathlib import Path
 
 import pytest
 
 from broker.runtime.child import EXIT_STORE_REPLACED
 from tests.faults.harness import FaultCluster, steps
-from tests.faults.proxy import SwallowingProxy
+from tests.faults.proxy import SlowProxy
+from tests.stores import LossyWire
 
 
 async def test_store_killed_and_restarted(durable_cluster: FaultCluster) -> None:
     cluster = durable_cluster
-    cluster.start_controller()
-    cluster.start_tool()
+    cluster.start()
     ids = await cluster.submit(steps(4, seconds=0.5), count=5)
     await cluster.until(lambda: all("begin-1" in cluster.effects(cid) for cid in ids))
     seen = {cid: await cluster.client.events(cid) for cid in ids}
-    cluster.store.child.send(signal.SIGKILL)
-    await cluster.store.child.wait()
+    await cluster.kill_store()
     await cluster.store.start()
-    await cluster.settle(ids)
     await cluster.check(ids, commands=4)
     for cid in ids:
         assert (await cluster.client.events(cid))[: len(seen[cid])] == seen[cid]
 
 
 async def test_celery_broker_emptied(cluster: FaultCluster) -> None:
-    cluster.start_controller()
-    cluster.start_tool()
+    cluster.start()
     ids = await cluster.submit(steps(4, seconds=0.3), count=3)
     await cluster.until(lambda: all("begin-1" in cluster.effects(cid) for cid in ids))
     celery_side = cluster.client.store.connection.another(reply_timeout_seconds=5)
@@ -46,8 +42,7 @@ async def test_celery_broker_emptied(cluster: FaultCluster) -> None:
 
 
 async def test_store_emptied_stops_the_workers_instead_of_beginning_anew(cluster: FaultCluster) -> None:
-    cluster.start_controller()
-    cluster.start_tool()
+    cluster.start()
     ids = await cluster.submit(steps(1))
     await cluster.settle(ids)
     await cluster.client.store.connection.call("FLUSHALL")
@@ -57,8 +52,7 @@ async def test_store_emptied_stops_the_workers_instead_of_beginning_anew(cluster
 
 
 async def test_store_refusing_writes_is_reported_once_and_awaited(cluster: FaultCluster) -> None:
-    cluster.start_controller()
-    cluster.start_tool()
+    cluster.start()
     ids = await cluster.submit(steps(3, seconds=0.3), count=3)
     await cluster.until(lambda: all("begin-0" in cluster.effects(cid) for cid in ids))
     call = cluster.client.store.connection.call
@@ -66,7 +60,6 @@ async def test_store_refusing_writes_is_reported_once_and_awaited(cluster: Fault
     for name in ("c1", "t1"):
         await cluster.until(lambda name=name: "the store is unavailable" in cluster.log_of(name), what="line")  # type: ignore[misc]
     await call("CONFIG", "SET", "maxmemory", "0")
-    await cluster.settle(ids)
     await cluster.check(ids, commands=3)
     for name in ("c1", "t1"):
         await cluster.until(lambda name=name: "the store is available again" in cluster.log_of(name), what="line")  # type: ignore[misc]
@@ -76,16 +69,15 @@ async def test_store_refusing_writes_is_reported_once_and_awaited(cluster: Fault
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_lost_replies_double_nothing(cluster: FaultCluster, seed: int) -> None:
-    path = Path(str(cluster.store.socket) + ".proxy")
-    proxy = SwallowingProxy(path, Path(cluster.store.socket), swallow=0.05, seed=seed)
-    async with proxy.running():
-        cluster.url_for_workers = cluster.store.url + ".proxy"
-        cluster.start_controller()
-        cluster.start_tool()
+    socket, seeded = Path(cluster.store.socket), random.Random(seed)
+    async with LossyWire(socket, socket.parent) as wire:
+        wire.swallow = lambda _: seeded.random() < 0.05
+        cluster.url_for_workers = cluster.store.url.replace(str(socket), str(wire.path))
+        cluster.start()
         ids = await cluster.submit(steps(6), count=10)
         await cluster.settle(ids, limit=90)
         await cluster.check(ids, commands=6)
-        assert proxy.swallowed >= 5
+        assert wire.swallowed >= 5
         for name in ("c1", "t1"):
             cluster.kill(name)
 
@@ -93,8 +85,7 @@ async def test_lost_replies_double_nothing(cluster: FaultCluster, seed: int) -> 
 async def test_lost_late_and_doubled_wakeups(cluster: FaultCluster) -> None:
     """The streams that carry rings and actions are cut and doubled at random while conversations run."""
     seeded = random.Random(7)
-    cluster.start_controller()
-    cluster.start_tool()
+    cluster.start()
     ids = await cluster.submit(steps(4, seconds=0.1), count=6)
     store = cluster.client.store
     call = store.connection.call
@@ -113,3 +104,36 @@ async def test_lost_late_and_doubled_wakeups(cluster: FaultCluster) -> None:
 
     await cluster.until(worry, limit=90)
     await cluster.check(ids, commands=4)
+
+
+@pytest.mark.parametrize(
+    "round_trip_seconds",
+    [
+        pytest.param(1.0, marks=pytest.mark.soak),
+        *(pytest.param(seconds, marks=pytest.mark.slow) for seconds in (0.5, 2.0, 4.0)),
+    ],
+)
+async def test_nobody_buries_the_living_while_the_store_is_slow(
+    cluster: FaultCluster, round_trip_seconds: float
+) -> None:
+    """The store is slow from a moment on, and workers that start meanwhile find it so."""
+    proxy = SlowProxy(Path(f"{cluster.store.socket}.proxy"), Path(cluster.store.socket))
+    names = ["c1", "c2", "t1", "c3", "t2"]
+    async with proxy.running():
+        cluster.url_for_workers = f"{cluster.store.url}.proxy"
+        cluster.start_controller("c1")
+        cluster.start_controller("c2")
+        cluster.start_tool("t1")
+        ids = await cluster.submit(steps(2), count=4)
+        await cluster.settle(ids)
+        proxy.delay_seconds = round_trip_seconds / 2
+        cluster.start_controller("c3")
+        cluster.start_tool("t2")
+        ids += await cluster.submit(steps(2), count=4)
+        await cluster.settle(ids, limit=60 + 60 * round_trip_seconds)
+        proxy.delay_seconds = 0.0
+        ids += await cluster.submit(steps(2))
+        await cluster.check(ids, commands=2)
+        assert not [name for name in names if "presumed dead" in cluster.log_of(name)]
+        for name in names:
+            cluster.kill(name)

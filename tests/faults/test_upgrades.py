@@ -126,8 +126,7 @@ async def test_workers_keep_working_with_newer_functions_that_serve_them(
 ) -> None:
     cluster = processes
     newer = await Build(tmp_path / "newer", A_COMMENT, order=OWN.order + 1, oldest=OWN.order).made()
-    cluster.start_controller()
-    cluster.start_tool()
+    cluster.start()
     ids = await cluster.submit(steps(4, seconds=0.5), count=3)
     await cluster.until(lambda: all("begin-0" in cluster.effects(cid) for cid in ids))
     status, output = await newer.run(cluster, "setup")
@@ -143,8 +142,7 @@ async def test_workers_keep_working_with_newer_functions_that_serve_them(
 async def test_an_upgrade_stops_older_workers_and_loses_nothing(processes: FaultCluster, tmp_path: Path) -> None:
     cluster = processes
     newer = await Build(tmp_path / "newer", ANOTHER_NAME, order=OWN.order + 1, oldest=OWN.order + 1).made()
-    cluster.start_controller()
-    cluster.start_tool()
+    cluster.start()
     ids = await cluster.submit(steps(6, seconds=0.5), count=5)
     await cluster.until(lambda: all("begin-0" in cluster.effects(cid) for cid in ids))
     cluster.start_controller("c2", **newer.environment)
@@ -158,7 +156,6 @@ async def test_an_upgrade_stops_older_workers_and_loses_nothing(processes: Fault
         assert await cluster.until_ended(name) == EXIT_FUNCTIONS
         assert f"are about to have version {newer.version}" in cluster.log_of(name)
         assert "Traceback" not in cluster.log_of(name)
-    await cluster.settle(ids)
     await cluster.check(ids, commands=6)
     cluster.start_controller("c3")
     assert await cluster.until_ended("c3") == EXIT_FUNCTIONS
@@ -169,8 +166,7 @@ async def test_workers_hand_back_when_their_functions_are_replaced(processes: Fa
     """By hand, or by a build from before there were announcements."""
     cluster = processes
     newer = await Build(tmp_path / "newer", ANOTHER_NAME, order=OWN.order + 1, oldest=OWN.order + 1).made()
-    cluster.start_controller()
-    cluster.start_tool()
+    cluster.start()
     cluster.start_jobs()
     cluster.start_ingress()
     ids = await cluster.submit(steps(6, seconds=0.5), count=5)
@@ -186,5 +182,4 @@ async def test_workers_hand_back_when_their_functions_are_replaced(processes: Fa
         assert await cluster.until_ended(name) == EXIT_FUNCTIONS, cluster.log_of(name)
     cluster.start_controller("c2", **newer.environment)
     cluster.start_tool("t2", **newer.environment)
-    await cluster.settle(ids)
     await cluster.check(ids, commands=6)

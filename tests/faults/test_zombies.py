@@ -1,26 +1,48 @@
-"""Workers that stop past their heartbeat and come back: whatever they append is refused."""
+"""Workers that stand still past their heartbeat and return, or whose loop is held up: what they append is refused.
+
+One that is held up for seconds keeps what it has; the log of each says what was taken, settled and lost.
+"""
 
 from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Awaitable
+from pathlib import Path
 
 import psutil
 import pytest
 
+from broker.log.conversations import Conversations
+from broker.runtime.clock import SystemClock
 from tests.faults.harness import FaultCluster, steps
 
+APPENDS_LATE = {"DECKHANDS_FAILPOINTS": "controller.before_append:stop@3"}
+BUSY_SECONDS = 4.0
+"""More than twice what a heartbeat may be late."""
+COUNT = 8
 
-async def test_a_controller_that_comes_back_is_fenced(cluster: FaultCluster) -> None:
+
+def presumed_dead(cluster: FaultCluster, name: str) -> Awaitable[None]:
+    return cluster.until(lambda: "presumed dead" in cluster.log_of(name), limit=60, what=f"the awakening of {name}")
+
+
+async def zombie_with_a_survivor(cluster: FaultCluster) -> list[str]:
+    """Let a controller stand still before an append, and another one finish its conversation."""
     cluster.start_tool()
-    cluster.start_controller("zombie", DECKHANDS_FAILPOINTS="controller.before_append:stop@3")
+    cluster.start_controller("zombie", **APPENDS_LATE)
     ids = await cluster.submit(steps(3))
     await cluster.until_kind(ids[0], "observation.run")
     cluster.start_controller("survivor")
     await cluster.settle(ids)
+    return ids
+
+
+async def test_a_controller_that_comes_back_is_fenced(cluster: FaultCluster) -> None:
+    ids = await zombie_with_a_survivor(cluster)
     before = await cluster.client.events(ids[0])
     cluster.signal("zombie", signal.SIGCONT)
-    await cluster.until(lambda: "presumed dead" in cluster.log_of("zombie"))
+    await presumed_dead(cluster, "zombie")
     # Whether it hears first that its append was refused or that it was swept is a matter of luck.
     assert await cluster.client.events(ids[0]) == before
     await cluster.check(ids, commands=3)
@@ -30,7 +52,7 @@ async def test_a_controller_that_comes_back_is_fenced(cluster: FaultCluster) -> 
 async def test_zombies_append_is_fenced_despite_an_equal_log(cluster: FaultCluster) -> None:
     """Only the token refuses it: its successor has the conversation, and has not appended anything yet."""
     cluster.start_tool()
-    zombie = cluster.start_controller("zombie", DECKHANDS_FAILPOINTS="controller.before_append:stop@3")
+    zombie = cluster.start_controller("zombie", **APPENDS_LATE)
     ids = await cluster.submit(steps(3))
     await cluster.until(lambda: psutil.Process(zombie.pid).status() == "stopped")
     before = await cluster.client.events(ids[0])
@@ -40,24 +62,17 @@ async def test_zombies_append_is_fenced_despite_an_equal_log(cluster: FaultClust
     await cluster.until(lambda: re.search("taken over by other workers|presumed dead", cluster.log_of("zombie")))
     assert await cluster.client.events(ids[0]) == before
     cluster.signal("successor", signal.SIGCONT)
-    await cluster.settle(ids)
     await cluster.check(ids, commands=3)
 
 
 @pytest.mark.soak
 async def test_a_zombie_serves_again_under_a_new_name(cluster: FaultCluster) -> None:
-    cluster.start_tool()
-    cluster.start_controller("zombie", DECKHANDS_FAILPOINTS="controller.before_append:stop@3")
-    ids = await cluster.submit(steps(3))
-    await cluster.until_kind(ids[0], "observation.run")
-    cluster.start_controller("survivor")
-    await cluster.settle(ids)
+    ids = await zombie_with_a_survivor(cluster)
     cluster.signal("zombie", signal.SIGCONT)
-    await cluster.until(lambda: "presumed dead" in cluster.log_of("zombie"))
+    await presumed_dead(cluster, "zombie")
     cluster.kill("survivor")
-    more = await cluster.submit(steps(2))
-    await cluster.settle(more)
-    await cluster.check([*ids, *more], commands=2)
+    ids += await cluster.submit(steps(2))
+    await cluster.check(ids, commands=2)
 
 
 async def test_a_tool_worker_that_comes_back_adds_nothing(cluster: FaultCluster) -> None:
@@ -69,6 +84,71 @@ async def test_a_tool_worker_that_comes_back_adds_nothing(cluster: FaultCluster)
     await cluster.settle(ids)
     before = await cluster.client.events(ids[0])
     cluster.signal("zombie", signal.SIGCONT)
-    await cluster.until(lambda: "presumed dead" in cluster.log_of("zombie"))
+    await presumed_dead(cluster, "zombie")
     assert await cluster.client.events(ids[0]) == before
     await cluster.check(ids, commands=2)
+
+
+async def hold_the_loop(cluster: FaultCluster, gate: Path, seconds: float) -> None:
+    """Wait until a worker has come to its gate, and open it some seconds later."""
+    await cluster.until(gate.exists, what="loop held up")
+    clock = SystemClock()
+    until = clock.monotonic() + seconds
+    await cluster.until(lambda: clock.monotonic() >= until)
+    gate.unlink()
+
+
+@pytest.mark.parametrize(
+    "place", ["controller.model_thinking", pytest.param("tool.before_append", marks=pytest.mark.soak)]
+)
+async def test_worker_with_a_burst_keeps_its_conversations(cluster: FaultCluster, place: str) -> None:
+    gate = cluster.root / "gate"
+    start, start_other = cluster.start_controller, cluster.start_tool
+    if place.startswith("tool."):
+        start, start_other = start_other, start
+    start_other("other")
+    start("busy", DECKHANDS_FAILPOINTS=f"{place}:pause@2:{gate}")
+    ids = await cluster.submit(steps(3))
+    await hold_the_loop(cluster, gate, BUSY_SECONDS)
+    await cluster.settle(ids)
+    assert "presumed dead" not in cluster.log_of("busy")
+    assert await Conversations(cluster.client.store).list_takeovers() == []
+    await cluster.check(ids, commands=3)
+
+
+async def test_a_controller_that_is_stuck_is_taken_over(cluster: FaultCluster) -> None:
+    cluster.start_tool()
+    gate = cluster.root / "gate"
+    cluster.start_controller("stuck", DECKHANDS_FAILPOINTS=f"controller.model_thinking:pause@2:{gate}")
+    ids = await cluster.submit(steps(3))
+    await cluster.until(gate.exists, what="loop held up")
+    cluster.start_controller("survivor")
+    await cluster.settle(ids)
+    assert await Conversations(cluster.client.store).list_takeovers()
+    gate.unlink()
+    await presumed_dead(cluster, "stuck")
+    await cluster.check(ids, commands=3)
+
+
+def lines(cluster: FaultCluster, name: str, pattern: str) -> list[str]:
+    return [line for line in cluster.log_of(name).splitlines() if re.search(pattern, line)]
+
+
+async def test_conversation_logs_a_line_when_taken_lost_and_settled(cluster: FaultCluster) -> None:
+    cluster.start_controller("zombie")
+    ids = await cluster.submit(steps(1), count=COUNT, latency=600.0)
+    await cluster.until(lambda: len(lines(cluster, "zombie", "is claimed")) == COUNT, limit=60, what="all are taken")
+    cluster.signal("zombie", signal.SIGSTOP)
+    cluster.start_controller("survivor")
+    await cluster.until(lambda: len(lines(cluster, "survivor", "is claimed")) == COUNT, limit=60, what="the takeover")
+    cluster.signal("zombie", signal.SIGCONT)
+    await presumed_dead(cluster, "zombie")
+    await cluster.until(lambda: lines(cluster, "zombie", "taken over by other workers"), limit=60, what="its losses")
+    for cid in ids:
+        await cluster.client.cancel(cid, wait_seconds=60)
+        settled = f"INFO .* conversation {cid} settles as stopped at event \\d+$"
+        await cluster.until(lambda: len(lines(cluster, "survivor", settled)) == 1, what="its end")  # noqa: B023
+    lost = lines(cluster, "zombie", "taken over by other workers")
+    assert len(lost) < COUNT, lost
+    assert all(sum(cid in line for cid in ids) <= 5 for line in lost), lost
+    assert not lines(cluster, "zombie", "fenced")

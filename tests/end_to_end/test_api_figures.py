@@ -1,24 +1,17 @@
-"""Evaluations over HTTP, read with the rights of a server: those of the key's tenant, whatever stands in the store."""
+"""Evaluations and quotas over HTTP, read with the rights of a server, whatever stands in the store."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 
-import pytest
-
+from broker.coordination.membership import Membership
+from broker.limits.governor import CallGranted, CallQueued, Governor
+from broker.limits.quotas import QuotaTable
 from broker.store.connection import MultiplexedConnection
 from deckhands.evaluation.attempts.catalog import MAX_EVIDENCE_CHARS, Catalog
 from deckhands.evaluation.attempts.results import AttemptRow
 from tests.evaluation_parts import write_evaluation
-from tests.server_parts import Served, served
-
-
-@pytest.fixture
-async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Served]:
-    async with served(tmp_path / "log", programs) as found:
-        yield found
+from tests.server_parts import Served
 
 
 def row(number: int, outcome: str = "resolved", **fields: object) -> AttemptRow:
@@ -100,7 +93,6 @@ async def test_ten_thousand_attempts_are_read_once_and_shown_in_pages(server: Se
 
 
 async def scans_of(server: Served) -> int:
-    """How often rows were read."""
     admin = MultiplexedConnection(server.log.admin)
     stats = (await admin.call("INFO", "commandstats")).decode()
     await admin.aclose()
@@ -134,3 +126,48 @@ async def test_foreign_values_in_the_store_are_omitted(server: Served) -> None:
         assert found["figures"][0]["attempts"] == 2
         assert (await client.get("/evaluations/wrong-type")).status_code == 404
     assert [one.instance for one in await Catalog(store).rows("good-one")] == ["i001", "i002"]
+
+
+TABLE = QuotaTable.parse("""
+[[quota]]
+model = "openai/*"
+concurrency = 1
+requests_per_minute = 600
+tokens_per_day = 1000
+[[quota]]
+model = "local"
+requests_per_minute = 60
+""")
+
+
+async def test_quota_shows_remainder_waiters_and_binding_limit(server: Served) -> None:
+    store = server.client.store
+    names = "\n".join(pool.model for pool in TABLE.pools)
+    worker = Membership(store, "controller-1", "controller", about={"quotas": f"{names}\nnobody-has-published-it"})
+    await worker.register()
+    governor = Governor(store, TABLE)
+    await governor.publish()
+    pool = TABLE.pools[0]
+    outcomes = [
+        await governor.reserve(pool, cid, "controller-1", input_tokens=100, output_tokens=50) for cid in ("one", "two")
+    ]
+    assert [type(each) for each in outcomes] == [CallGranted, CallQueued]
+    async with server.as_(await server.token("*")) as client:
+        found = {one["models"]: one for one in (await client.get("/quotas")).json()}
+        assert found.keys() == {"openai/*", "local", "nobody-has-published-it"}
+        (key,) = found["openai/*"]["keys"]
+        assert (found["openai/*"]["waiting"], key["in_flight"], key["binds"]) == (1, 1, "calls at once")
+        left = {one["name"]: one["left"] for one in key["limits"]}
+        assert left.keys() == {"requests a minute", "tokens a day", "calls at once"}
+        assert left["tokens a day"] == 850
+        assert [one["binds"] for one in found["local"]["keys"]] == [""]
+        assert found["nobody-has-published-it"]["keys"] == []
+        base = store.all_shards[0].quota(pool.name)
+        await store.connection.call("HSET", f"{base}:level:own", "requests", "x", "in_flight", "-9", "blocked", "1e400")
+        await store.connection.call("SET", f"{store.all_shards[0].quota('local')}:level:own", "x")
+        answer = await client.get("/quotas")
+        assert answer.status_code == 200
+        assert [one["models"] for one in answer.json()] == ["local", "nobody-has-published-it", "openai/*"]
+    async with server.as_(await server.token("acme")) as client:
+        assert (await client.get("/quotas")).status_code == 403
+    await worker.leave()
