@@ -10,12 +10,14 @@ from tests.ingress_schemas import schemas, written_schema
 from tests.settings_page import settings_page
 from tests.source_code import ROOT
 from tests.tasks_page import tasks_page
+from tests.ways_in import ways_in_page
 
 SCHEMAS = "docs/schemas"
 PAGES: Mapping[str, Callable[[], str]] = {
     "docs/events.md": events_page,
     "docs/settings.md": settings_page,
     "docs/tasks.md": tasks_page,
+    "docs/ways-in.md": ways_in_page,
     **{f"{SCHEMAS}/{name}": partial(written_schema, name) for name in schemas()},
 }
 

@@ -15,6 +15,8 @@ OF_OTHER_NAMES = {
     "task": "the argument, `-t`, `-f`",
     "limits": "`--max-iterations`, `--max-budget`, `--max-tokens`, `--max-seconds`",
     "output": "`--output-schema`",
+    "images": "`--picture`",
+    "headless": "`--headless`, `--no-headless`",
 }
 INTRODUCTION = """# Tasks
 
@@ -22,15 +24,16 @@ A task is one `TaskSpec`, whichever way it comes in. `make docs` writes this pag
 
 | way in | how it gives the fields |
 |---|---|
-| [command line](cli.md) | options of `run`, `submit`, `chat` and `schedule add`; those of tenant, labels and time belong to `submit` and `schedule add` |
+| [command line](cli.md) | options of `run`, `submit`, `chat`, `acp` and `schedule add`; those of time belong to `submit` and `schedule add` |
 | [Python](python.md) | keywords of `Client.submit`, `Conversation` and `AsyncConversation`, or a `TaskSpec` |
 | [HTTP](serving.md) | the body of `POST /conversations`, `/runs/wait` and `/runs/stream`; the header `Idempotency-Key` is the key |
 | [Celery](producing-work.md#celery-tasks) | keyword arguments of `deckhands.run` and `deckhands.submit`; the id of the task is the key |
 | [inbox](producing-work.md#the-inbox-a-stream-for-any-language) | the JSON of `request`, with `id`, which is the key |
 | [files of tasks](producing-work.md#files-of-tasks) | an object a line, or columns; with `id`, which is the key |
 | [schedules](cli.md), `PUT /schedules/NAME` | the options of `submit`, or `request`; each tick is a new conversation |
+| [A2A, MCP, OpenAI's API](serving.md#other-protocols) | what the protocol has a place for, and `metadata`, `options` or `deckhands` with the other fields |
 
-The same defaults hold in all of them, an unknown field is refused with its name, and what the repository says (`AGENTS.md`, [skills](skills.md), [set-up scripts](workspaces.md#scripts-of-a-repository)) is read by the worker that opens the workspace.
+[Features by way in](ways-in.md) shows what each of them lacks, and why. The same defaults hold in all of them, an unknown field is refused with its name, and what the repository says (`AGENTS.md`, [skills](skills.md), [set-up scripts](workspaces.md#scripts-of-a-repository)) is read by the worker that opens the workspace.
 
 Python also takes paths and bytes as `images`, a Pydantic model as `output`, a `timedelta` as `delay` or `expires`, an archive on your machine as `workspace`, and `tenancy=Tenancy(…)` for `tenant`, `experiment` and `priority`. `headless` is false by default in a `Conversation` and in `deckhands chat`, because a person is there.
 

@@ -16,13 +16,13 @@ from deckhands.client import TaskSpec
 
 WRITTEN = frozenset(
     {
-        *("task", "agent", "model", "workspace", "limits", "tools", "output", "secrets", "labels"),
+        *("task", "agent", "model", "workspace", "limits", "tools", "output", "images", "secrets", "labels"),
         *("not_before", "delay", "expires", "double_texting", "tenant", "experiment", "priority", "title"),
         "idempotency_key",
     }
 )
 """Fields whose options are written by hand: they do not take JSON, or belong to some commands only."""
-WITHOUT = frozenset({"headless", "images", "traceparent"})
+WITHOUT = frozenset({"traceparent"})
 """Fields without an option."""
 SCALARS: dict[type, Any] = {str: click.STRING, int: click.INT, float: click.FLOAT}
 
@@ -40,7 +40,8 @@ def option_of(name: str) -> Callable[[F], F]:
     flag = f"--{name.replace('_', '-')}"
     text = field.description
     if kind is bool:
-        return click.option(flag, is_flag=True, default=None, help=text)
+        both = f"{flag}/--no-{flag.removeprefix('--')}" if field.default else flag
+        return click.option(both, is_flag=True, default=None, help=text)
     if get_origin(kind) is tuple and get_args(kind)[0] is str:
         return click.option(flag, multiple=True, help=text)
     if get_origin(kind) is Literal:

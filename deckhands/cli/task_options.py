@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import click
 from pydantic import ValidationError
@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from broker.contract import (
     MAX_SCHEMA_CHARS,
     AgentSpec,
-    ConfirmationPolicy,
     CriticSpec,
     GoalSpec,
     Limits,
@@ -22,6 +21,7 @@ from broker.contract import (
     OutputSpec,
     PlanSpec,
     Skill,
+    Tenancy,
     WorkspaceNeeds,
     WorkspaceSpec,
     load_skills,
@@ -30,8 +30,18 @@ from broker.contract import (
 from broker.runtime import UsageError
 from deckhands.cli.delegate_options import check_takes_tools, with_delegates
 from deckhands.cli.field_options import add_generated_options, option_of
-from deckhands.cli.options import Amount, parse_memory, sandbox_option
-from deckhands.client import TaskSpec, WorkspaceInput, check_acp_command, check_task, parse_workspace, to_output_spec
+from deckhands.cli.options import NAME_REMEDY, Amount, parse_memory, sandbox_option
+from deckhands.cli.selection import parse_labels
+from deckhands.client import (
+    TaskSpec,
+    WorkspaceInput,
+    check_acp_command,
+    check_task,
+    parse_workspace,
+    to_confirmation_policy,
+    to_image_urls,
+    to_output_spec,
+)
 
 BROWSER_POOL = "browser"
 IPYTHON_POOL = "ipython"
@@ -42,20 +52,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOptions:
-    """The options that `task_options` adds to a command: a field for each, under click's name.
+class SpecOptions:
+    """The options that `spec_options` adds to a command: a field for each, under click's name.
 
     Attributes:
-        argument: the task as the argument; `text` and `file` are the options that give it.
         critic: None if there is none; "" is a critic without instructions.
         memory: the project whose notes are kept; None keeps none.
         generated: fields of `TaskSpec` given by options of `add_generated_options`.
     """
 
-    argument: str | None
-    text: str | None
-    file: Path | None
     title: str
+    labels: tuple[str, ...]
+    tenant: str
+    experiment: str
+    priority: str | None
     agent: str
     plan: str | None
     model: str | None
@@ -65,6 +75,7 @@ class TaskOptions:
     max_seconds: float | None
     tools: tuple[str, ...]
     output_schema: Path | None
+    pictures: tuple[str, ...]
     secrets: tuple[str, ...] = field(repr=False)
     check: str | None
     critic: str | None
@@ -72,7 +83,7 @@ class TaskOptions:
     max_refusals: int
     memory: str | None
     user: str
-    confirm: Literal["never", "always", "risky"]
+    confirm: str
     clone_depth: int | None
     clone_secret: str
     browser: bool
@@ -91,14 +102,35 @@ class TaskOptions:
     generated: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions(SpecOptions):
+    """The options that `task_options` adds to a command.
+
+    Attributes:
+        argument: the task as the argument; `text` and `file` are the options that give it.
+    """
+
+    argument: str | None
+    text: str | None
+    file: Path | None
+
+
 _SIZE = Amount(min=0, min_open=True, max=1e6)
-_OPTIONS = (
+_TEXTS = (
     click.argument("argument", metavar="[TASK]", required=False),
     click.option("-t", "--task", "text", help="The task. Without one, standard input is read."),
     click.option(
         "-f", "--file", type=click.Path(path_type=Path), help="A file that holds the task; - is standard input."
     ),
+)
+_OPTIONS = (
     option_of("title"),
+    click.option(
+        "--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label, to find it again. May be repeated."
+    ),
+    option_of("tenant"),
+    option_of("experiment"),
+    option_of("priority"),
     click.option(
         "--agent",
         default=TaskSpec.model_fields["agent"].default,
@@ -140,6 +172,13 @@ _OPTIONS = (
         help="A file with a JSON Schema for the output that the agent must return when it finishes.",
     ),
     click.option(
+        "--picture",
+        "pictures",
+        multiple=True,
+        metavar="FILE|URL",
+        help="A picture that belongs to the task: PNG, JPEG, GIF or WebP. May be repeated.",
+    ),
+    click.option(
         "--secret",
         "secrets",
         multiple=True,
@@ -163,10 +202,10 @@ _OPTIONS = (
     click.option("--user", default="", help="The user of the notes; by default they are shared."),
     click.option(
         "--confirm",
-        type=click.Choice(["never", "risky", "always"]),
+        metavar="MODE",
         default="never",
         show_default=True,
-        help="Which actions need confirmation before they run.",
+        help="Which actions need confirmation before they run: never, risky, always, or a plug-in.",
     ),
     click.option("--clone-depth", type=click.IntRange(min=1), help="How many commits to clone."),
     click.option("--clone-secret", default="", metavar="NAME", help="The secret that a git+… URL needs."),
@@ -218,16 +257,24 @@ workspace_option = click.option(
 )
 
 
-def task_options(command: F) -> F:
-    """Add the options for a task and its agent; `TaskOptions` has a field for each."""
+def spec_options(command: F) -> F:
+    """Add the options that describe a conversation; `SpecOptions` has a field for each."""
     command = add_generated_options(command)
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
+def task_options(command: F) -> F:
+    """Add the options for a task and its conversation; `TaskOptions` has a field for each."""
+    command = spec_options(command)
+    for option in reversed(_TEXTS):
+        command = option(command)
+    return command
+
+
 def spec_of(
-    options: TaskOptions,
+    options: SpecOptions,
     text: str,
     *,
     agent: AgentSpec,
@@ -246,10 +293,27 @@ def spec_of(
     """
     check_task(text)
     fields = {"task": text, "agent": agent, "workspace": workspace, "secrets": secrets, "limits": limits_of(options)}
-    return TaskSpec.parse({**fields, "tools": options.tools, "title": options.title, **options.generated, **own})
+    labels = parse_labels(options.labels)
+    return TaskSpec.parse({**fields, "tools": options.tools, "labels": labels, **fields_of(options), **own})
 
 
-def place_of(text: str | None, options: TaskOptions) -> WorkspaceInput:
+def fields_of(options: SpecOptions) -> dict[str, Any]:
+    """Return the options that are fields of a task as they are.
+
+    Raises:
+        UsageError: the name of a tenant or an experiment is invalid, or a picture cannot be used.
+    """
+    asked = {"tenant": options.tenant, "experiment": options.experiment, "priority": options.priority}
+    try:
+        tenancy = dict(Tenancy.model_validate({name: value for name, value in asked.items() if value}))
+    except ValidationError as error:
+        name = str(error.errors()[0]["loc"][0])
+        raise UsageError(f"--{name} is {asked[name]!r}.", remedy=NAME_REMEDY) from None
+    images = to_image_urls(options.pictures) or ()
+    return {"title": options.title, "images": images, **tenancy, **options.generated}
+
+
+def place_of(text: str | None, options: SpecOptions) -> WorkspaceInput:
     """Return the workspace of -w, or an empty one; see `place_in`, also for the errors raised."""
     if text is None:
         return WorkspaceInput()
@@ -258,7 +322,7 @@ def place_of(text: str | None, options: TaskOptions) -> WorkspaceInput:
     return parse_workspace(text, clone_depth=options.clone_depth, clone_secret=options.clone_secret)
 
 
-def workspace_of(options: TaskOptions, place: WorkspaceInput, sandbox: str) -> WorkspaceSpec:
+def workspace_of(options: SpecOptions, place: WorkspaceInput, sandbox: str) -> WorkspaceSpec:
     """Return the workspace that the options describe.
 
     Args:
@@ -295,7 +359,7 @@ def workspace_of(options: TaskOptions, place: WorkspaceInput, sandbox: str) -> W
     )
 
 
-def _needs(options: TaskOptions) -> WorkspaceNeeds | None:
+def _needs(options: SpecOptions) -> WorkspaceNeeds | None:
     if not (options.needs or options.memory_gib or options.disk_gib or options.cpus):
         return None
     try:
@@ -315,7 +379,7 @@ def _bytes(gib: float | None) -> int | None:
     return max(1, round(gib * 2**30)) if gib is not None else None
 
 
-def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:
+def agent_of(options: SpecOptions, model: str | None) -> AgentSpec:
     """Return the agent that the options describe.
 
     Raises:
@@ -329,7 +393,7 @@ def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:
         if is_given:
             check_takes_tools(options.agent, option)
     check_acp_command(options.agent)
-    policy = ConfirmationPolicy(mode=options.confirm)
+    policy = to_confirmation_policy(options.confirm)
     plan = PlanSpec(executor=options.agent, needs_approval=options.plan == "ask") if options.plan else None
     agent = AgentSpec(
         name="PlanningAgent" if plan else options.agent,
@@ -356,7 +420,7 @@ def _skills_of_person() -> tuple[Skill, ...]:
         return ()
 
 
-def _goal_of(options: TaskOptions) -> GoalSpec | None:
+def _goal_of(options: SpecOptions) -> GoalSpec | None:
     check, instructions, model = options.check, options.critic, options.critic_model
     has_critic = instructions is not None or model is not None
     if not check and not has_critic:
@@ -383,7 +447,7 @@ def _output_in(file: Path) -> OutputSpec:
     return to_output_spec(schema)
 
 
-def limits_of(options: TaskOptions) -> Limits:
+def limits_of(options: SpecOptions) -> Limits:
     """Return the limits that the options describe."""
     return Limits(
         max_iterations=options.max_iterations,

@@ -71,7 +71,8 @@ from .tasks.inputs import resolve_script_path as resolve_script_path, to_confirm
 from .tasks.inputs import to_conversation_id as to_conversation_id, to_labels as to_labels
 from .tasks.workspace_input import WorkspaceInput as WorkspaceInput, parse_workspace as parse_workspace
 from .tasks.spec import MAX_KEY_CHARS as MAX_KEY_CHARS, MAX_SECRETS as MAX_SECRETS, MAX_TITLE as MAX_TITLE
-from .tasks.spec import MAX_TOOLS as MAX_TOOLS, UNNAMED_TASK as UNNAMED_TASK, TaskSpec as TaskSpec
+from .tasks.spec import MAX_TOOLS as MAX_TOOLS, UNNAMED_TASK as UNNAMED_TASK, TaskFields as TaskFields
+from .tasks.spec import TaskSpec as TaskSpec
 from .tasks.spec import parse_timing as parse_timing
 from .tasks.tasks import MAX_TASK_CHARS as MAX_TASK_CHARS, check_task as check_task
 from .tasks.tasks import derive_conversation_id as derive_conversation_id

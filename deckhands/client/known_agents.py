@@ -19,6 +19,7 @@ from broker.contract import (
     BUILT_IN_ANALYZERS,
     BUILT_IN_MODES,
     OFFERED_MODELS,
+    POLICIES,
     AgentSpec,
     ConfirmationPolicy,
     ModelTable,
@@ -62,10 +63,12 @@ def require_local_agent(agent: AgentSpec) -> None:
     """Refuse an agent that a controller worker of this machine would not know.
 
     Raises:
-        UsageError: there is no such agent; lists those that exist.
+        UsageError: there is no such agent, or no such policy or analyzer; lists those that exist.
     """
     if known := list_local_agents():
         _require(agent, known)
+        installed = {f"{group}:{name}" for group in (POLICIES, ANALYZERS) for name in entry_points(group).names}
+        _require_plugins(agent.confirmation.plugins, installed)
 
 
 async def require_agent(store: Store, agent: AgentSpec) -> None:
@@ -97,7 +100,10 @@ async def require_plugins(store: Store, policy: ConfirmationPolicy | None, *, an
     # older workers do not report it
     if not controllers or not all("plugins" in member.about for member in controllers):
         return
-    known = {name for member in controllers for name in member.about["plugins"].split(",")}
+    _require_plugins(wanted, {name for member in controllers for name in member.about["plugins"].split(",")})
+
+
+def _require_plugins(wanted: Iterable[tuple[str, str]], known: Collection[str]) -> None:
     for group, name in wanted:
         if f"{group}:{name}" not in known:
             there = sorted(one.partition(":")[2] for one in known if one.startswith(f"{group}:"))

@@ -9,7 +9,7 @@ import base64
 import binascii
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
 
@@ -45,6 +45,26 @@ class CreatedConversation(BaseModel):
 
 class NewConversation(JsonBody, TaskSpec):
     """A task."""
+
+    @classmethod
+    def of_protocol(cls, own: Mapping[str, Any], further: Mapping[str, Any] | None) -> Self:
+        """Return the task of a request in another protocol.
+
+        Args:
+            own: the fields that the protocol has a place for.
+            further: other fields of a task, which replace those of `own`; labels of both count.
+
+        Raises:
+            UsageError: a field is invalid, or `further` has one that only the protocol gives; names it.
+        """
+        further = further or {}
+        for name in ("task", "idempotency_key"):
+            if name in further:
+                raise UsageError(f"{name}: the protocol has its own place for it.", remedy="Leave it out.")
+        labels = further.get("labels")
+        if isinstance(labels, Mapping):
+            further = {**further, "labels": {**own.get("labels", {}), **labels}}
+        return cls.parse({**own, **further})
 
 
 class ShownConversation(BaseModel):

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from broker.runtime import UsageError
 from deckhands.cli.command_group import with_options
 from deckhands.cli.commands.secret import secret_values
-from deckhands.cli.commands.submit import sender_of, sender_options
+from deckhands.cli.commands.submit import workspace_option
 from deckhands.cli.options import ListOptions, json_option, read_task
 from deckhands.cli.selection import parse_labels
 from deckhands.cli.task_defaults import TaskDefaults, place_for_all
@@ -55,10 +55,6 @@ class AddScheduleOptions(TaskOptions, TimingOptions):
     overlap: Overlap
     catch_up: str
     workspace: str | None
-    tenant: str
-    experiment: str
-    priority: str | None
-    labels: tuple[str, ...]
     as_json: bool
 
 
@@ -93,7 +89,7 @@ def schedule() -> None:
     metavar="DURATION",
     help="How late the latest missed tick may still start. Ticks are missed while no beat or no jobs worker runs.",
 )
-@sender_options
+@workspace_option
 @timing_options
 @json_option
 @with_options(AddScheduleOptions)
@@ -207,7 +203,7 @@ def _request_of(settings: CliSettings, options: AddScheduleOptions) -> TaskSpec:
         place=place,
         labels=labels,
         secrets=secret_values(settings, options.secrets),
-        own={**sender_of(options), **timing},
+        own=timing,
         is_here=settings.url is None,
     )
     return defaults.complete(TaskSpec.parse({"task": task}))

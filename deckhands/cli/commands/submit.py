@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
 
 import click
 from click.core import ParameterSource
-from pydantic import ValidationError
 
-from broker.contract import Tenancy
 from broker.runtime import UsageError, format_count
 from deckhands.cli.command_group import with_options
 from deckhands.cli.commands.secret import secret_values
-from deckhands.cli.field_options import option_of
-from deckhands.cli.options import NAME_REMEDY, json_option, read_task
+from deckhands.cli.options import json_option, read_task
 from deckhands.cli.progress import ProgressCounter
 from deckhands.cli.selection import parse_labels
 from deckhands.cli.task_defaults import TaskDefaults, place_for_all
@@ -57,7 +52,6 @@ SECTION = "Start a conversation"
 SUMMARIES = {"submit": "Queue a task, or a file of tasks, on a running cluster."}
 OF_ONE_TASK = {"argument", "text", "file", "idempotency_key"}
 SHOWN_LOST = 10
-F = TypeVar("F", bound=Callable[..., Any])
 OF_A_FILE = {"form", "batch", "must_wait", "results"}
 
 
@@ -66,11 +60,7 @@ class SubmitOptions(TaskOptions, TimingOptions):
     """Options of `submit`."""
 
     workspace: str | None
-    tenant: str
-    experiment: str
-    priority: str | None
     idempotency_key: str | None
-    labels: tuple[str, ...]
     source: str | None
     form: Form | None
     batch: str | None
@@ -79,30 +69,17 @@ class SubmitOptions(TaskOptions, TimingOptions):
     as_json: bool
 
 
-def sender_options(command: F) -> F:
-    """Add the options for the workspace, tenant and labels of a conversation."""
-    for option in (
-        click.option(
-            "--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label, to find it again. May be repeated."
-        ),
-        option_of("priority"),
-        option_of("experiment"),
-        option_of("tenant"),
-        click.option(
-            "-w",
-            "--workspace",
-            metavar="DIR|URL|FILE",
-            help="A directory on the tool workers' host, git+https://…#REF, or an archive or bundle; by default an "
-            "empty one.",
-        ),
-    ):
-        command = option(command)
-    return command
+workspace_option = click.option(
+    "-w",
+    "--workspace",
+    metavar="DIR|URL|FILE",
+    help="A directory on the tool workers' host, git+https://…#REF, or an archive or bundle; by default an empty one.",
+)
 
 
 @click.command()
 @task_options
-@sender_options
+@workspace_option
 @timing_options
 @click.option("--idempotency-key", help="The same key always gives the same conversation.")
 @click.option(
@@ -180,8 +157,6 @@ async def _submit(settings: CliSettings, task: str, options: SubmitOptions) -> s
             agent=agent,
             workspace=workspace_of(options, place, "auto"),
             secrets=values,
-            labels=parse_labels(options.labels),
-            **sender_of(options),
             **options.fields(),
         )
         conversation_id = await client.submit(spec, upload=place.content, idempotency_key=options.idempotency_key)
@@ -199,7 +174,7 @@ async def _submit_file(settings: CliSettings, source: str, options: SubmitOption
         place=place,
         labels=parse_labels(options.labels),
         secrets=secret_values(settings, options.secrets),
-        own={**sender_of(options), **options.fields()},
+        own=options.fields(),
         is_here=settings.url is None,
     )
     with open_task_file(
@@ -234,37 +209,3 @@ async def _submit_tasks(client: Client, tasks: TaskFile, count: int, options: Su
                 client, tasks, on_line, progress.add, results=options.results, wait=admission.wait
             )
         return await submit_all(client, tasks, on_line, wait=admission.wait)
-
-
-class Sender(Protocol):
-    """The options for the owner and priority of a conversation."""
-
-    @property
-    def tenant(self) -> str:
-        """The tenant whose budget pays."""
-        ...
-
-    @property
-    def experiment(self) -> str:
-        """The experiment within the tenant's work."""
-        ...
-
-    @property
-    def priority(self) -> str | None:
-        """The priority in queues."""
-        ...
-
-
-def sender_of(options: Sender) -> dict[str, Any]:
-    """Return the tenant, experiment and priority as fields of a task.
-
-    Raises:
-        UsageError: a name is invalid.
-    """
-    asked = {"tenant": options.tenant, "experiment": options.experiment, "priority": options.priority}
-    given = {name: value for name, value in asked.items() if value}
-    try:
-        return dict(Tenancy.model_validate(given))
-    except ValidationError as error:
-        name = error.errors()[0]["loc"][0]
-        raise UsageError(f"--{name} is {given[str(name)]!r}.", remedy=NAME_REMEDY) from None

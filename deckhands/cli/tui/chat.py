@@ -49,7 +49,7 @@ class ChatOptions(TaskOptions):
     on_cluster: bool
 
 
-@click.command(context_settings={"default_map": {"confirm": "risky"}})
+@click.command(context_settings={"default_map": {"confirm": "risky", "headless": False}})
 @task_options
 @workspace_option
 @click.option("--resume", "resumed_id", metavar="ID", type=CONVERSATION_ID, help="Continue this conversation.")

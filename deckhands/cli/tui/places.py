@@ -58,7 +58,7 @@ class ChatPlace:
         if self.is_private and workspace.needs is not None:
             await wait_for_tool_worker(self.client.store, workspace)
         urls = await asyncio.to_thread(to_image_urls, self.images) or ()
-        said = {"task": text, "images": urls, "headless": False}
+        said = {"task": text, "images": (*spec.images, *urls)}
         self.conversation_id = await self.client.submit(
             spec.model_copy(update=said), upload=self.task.upload, conversation_id=self._own_id or None
         )

@@ -95,6 +95,11 @@ class AsyncConversation(Generic[OutputT]):
             found = found.model_copy(update={"confirmation": inputs.to_confirmation_policy(confirmation)})
         if output is not None and not (isinstance(output, type) and issubclass(output, BaseModel)):
             raise UsageError(f"The argument output is {ascii(output)[:200]}.", remedy="Pass a Pydantic model.")
+        if "idempotency_key" in fields:
+            raise UsageError(
+                "A conversation takes no idempotency_key: it starts once, however often its first message is retried.",
+                remedy="Pass conversation_id to find it again, or use Client.submit.",
+            )
         fields.setdefault("headless", False)
         self._spec, self._upload = inputs.to_task_spec(
             UNNAMED_TASK, agent=found, tools=to_tool_keys(tools), output=output, **fields

@@ -26,7 +26,7 @@ MAX_LINE_BYTES = 2**20
 MAX_LINES = 1_000_000
 MAX_ID_CHARS = 200
 SHOWN_LINES = 20
-JSON_COLUMNS = frozenset({"tools", "output", "headless", "limits", "labels", "secrets"})
+JSON_COLUMNS = frozenset({"tools", "output", "images", "headless", "limits", "labels", "secrets"})
 """Columns of CSV that hold JSON."""
 SPLIT_COLUMNS = frozenset({"limits", "labels", "secrets"})
 """Columns that may be split into one column per part: `labels.team`."""

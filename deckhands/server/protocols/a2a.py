@@ -103,7 +103,8 @@ async def card(request: Request) -> dict[str, Any]:
             {
                 "id": "task",
                 "name": "Work on a task",
-                "description": "Works on a task in a workspace. `metadata.agent` and `metadata.model` choose who does.",
+                "description": "Works on a task in a workspace. `metadata` has further fields of the task, such as "
+                "agent, model, workspace, limits and labels.",
                 "tags": ["code", "shell", "files"],
                 "examples": ["List the files"],
             }

@@ -19,7 +19,7 @@ from broker.contract import AgentFinishAction, AgentState, Event, EventSource, M
 from broker.runtime import UsageError
 from deckhands.client import MAX_TASK_CHARS, TaskSpec
 from deckhands.operations import A2A_STATES, MAX_URL_CHARS
-from deckhands.server.models import ID, ConversationResult
+from deckhands.server.models import ID, ConversationResult, NewConversation
 
 MAX_PARTS = 100
 MAX_HISTORY = 1_000
@@ -88,19 +88,16 @@ class A2AConfiguration(Wire):
     task_push_notification_config: PushConfig | None = None
 
 
-class Metadata(Wire):
-    """The agent and the model of a new task."""
-
-    agent: str = Field(default="CodeActAgent", min_length=1, max_length=100)
-    model: Annotated[str, Field(min_length=1, max_length=300)] | None = None
-
-
 class SendParams(Wire):
-    """The parameters of SendMessage and SendStreamingMessage."""
+    """The parameters of SendMessage and SendStreamingMessage.
+
+    Attributes:
+        metadata: of a new task: fields of a `TaskSpec`. Names with a colon belong to extensions and are ignored.
+    """
 
     message: A2AMessage
     configuration: A2AConfiguration = A2AConfiguration()
-    metadata: Metadata = Metadata()
+    metadata: dict[str, Any] = Field(default_factory=dict)
 
     def task(self) -> TaskSpec:
         """Return the task of a new conversation.
@@ -108,7 +105,8 @@ class SendParams(Wire):
         Raises:
             UsageError: it is invalid.
         """
-        return TaskSpec.parse({"task": self.message.text(), "agent": self.metadata.agent, "model": self.metadata.model})
+        fields = {name: value for name, value in self.metadata.items() if ":" not in name}
+        return NewConversation.of_protocol({"task": self.message.text()}, fields)
 
 
 class TaskParams(Wire):

@@ -24,7 +24,7 @@ from deckhands.server.auth.api_keys import DEFAULT_BODY_BYTES, Scope
 from deckhands.server.conversations import result_of, submit_task
 from deckhands.server.dependencies import MAX_REASON, scoped_key
 from deckhands.server.gateway import Gateway, Principal
-from deckhands.server.models import ID, MAX_MODEL
+from deckhands.server.models import ID, MAX_MODEL, NewConversation
 from deckhands.server.protocols.progress import describe
 from deckhands.server.streams import EventStream, reserve_stream
 
@@ -32,9 +32,18 @@ LONGEST_WAIT_SECONDS = 3_600.0
 INSTRUCTIONS = """Agents that work on tasks by themselves, with a shell and files. `start_task` begins a conversation \
 and returns its id; `wait` returns its result, or where it is after the timeout; `send_message` continues it."""
 
+OF_ITS_OWN = frozenset({"task", "agent", "model", "idempotency_key", "traceparent"})
+"""Fields of a task that `start_task` has an argument for, or a program that traces."""
+FIELDS = "\n".join(
+    f"- {name}: {field.description}" for name, field in TaskSpec.model_fields.items() if name not in OF_ITS_OWN
+)
 P = ParamSpec("P")
 Id = Annotated[str, Field(description="the id of a conversation, from start_task", max_length=100, examples=[ID])]
 Seconds = Annotated[float, Field(description="how long to wait for the result", ge=0, le=LONGEST_WAIT_SECONDS)]
+Options = Annotated[
+    dict[str, Any] | None,
+    Field(description=f"further fields of the task, and `agent` as a whole specification:\n{FIELDS}"),
+]
 Key = Annotated[
     str, Field(description="a repeated call with the same key has one effect; empty: none", max_length=MAX_KEY_CHARS)
 ]
@@ -77,6 +86,7 @@ class AgentTools:
         *,
         agent: Annotated[str, Field(description="the agent", max_length=100)] = "CodeActAgent",
         model: Annotated[str, Field(description="a profile or model; empty: the default", max_length=MAX_MODEL)] = "",
+        options: Options = None,
         wait_seconds: Seconds = 0,
         idempotency_key: Key = "",
     ) -> TaskState:
@@ -84,7 +94,7 @@ class AgentTools:
         principal = _require_principal(context, Scope.WRITE, *([Scope.READ] if wait_seconds else []))
         if wait_seconds:
             reserve_stream(self._gateway, principal)
-        asked = TaskSpec.parse({"task": task, "agent": agent, "model": model or None})
+        asked = NewConversation.of_protocol({"task": task, "agent": agent, "model": model or None}, options)
         own = scoped_key(principal, f"mcp:{idempotency_key}" if idempotency_key else None)
         conversation_id = await submit_task(self._gateway, principal, asked, own)
         return await self._state(context, principal, conversation_id, wait_seconds)

@@ -83,6 +83,7 @@ class ChatRequest(JsonBody):
         metadata: `conversation_id` continues that conversation; anything else labels a new one.
         stream_options: with `include_usage`, a stream ends with its token usage.
         response_format: only for a new conversation; the answer is then JSON of the schema.
+        deckhands: only for a new conversation: further fields of a task, see docs/tasks.md.
         tools, functions, n: refused, unless empty or 1.
     """
 
@@ -96,6 +97,7 @@ class ChatRequest(JsonBody):
     stream_options: StreamOptions | None = None
     metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA, examples=[{CONVERSATION: ID}])] | None = None
     response_format: ResponseFormat | None = None
+    deckhands: dict[str, Any] | None = None
     tools: Annotated[list[Any], Field(max_length=0, description="agents have their own tools")] | None = None
     functions: Annotated[list[Any], Field(max_length=0, description="agents have their own tools")] | None = None
     n: Annotated[int, Field(ge=1, le=1)] | None = None
@@ -127,7 +129,7 @@ class ChatRequest(JsonBody):
             UsageError: the request cannot create a conversation; the text says why.
         """
         form = self.response_format.json_schema if self.response_format is not None else None
-        return NewConversation.parse(
+        return NewConversation.of_protocol(
             {
                 "task": render_transcript(self.messages),
                 "agent": self.agent,
@@ -135,7 +137,8 @@ class ChatRequest(JsonBody):
                 "labels": {name: text for name, text in (self.metadata or {}).items() if name != CONVERSATION},
                 "output": form.schema_ if form is not None else None,
                 "images": [url for message in self.messages for url in message.images],
-            }
+            },
+            self.deckhands,
         )
 
     def message(self) -> tuple[str, tuple[str, ...]]:

@@ -55,6 +55,7 @@ class ResponseRequest(JsonBody):
         model: `AGENT` or `AGENT/MODEL`, see chat completions.
         previous_response_id: the response to continue.
         tools: refused, unless empty: agents have their own.
+        deckhands: only for a new conversation: further fields of a task, see docs/tasks.md.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "CodeActAgent", "input": "List the files"}]})
@@ -69,6 +70,7 @@ class ResponseRequest(JsonBody):
     stream: bool | None = None
     metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA - 1)] | None = None
     text: TextOptions | None = None
+    deckhands: dict[str, Any] | None = None
     tools: Annotated[list[Any], Field(max_length=0, description="agents have their own tools")] | None = None
     background: Annotated[Literal[False], Field(description="follow the conversation instead")] | None = None
 
@@ -97,7 +99,13 @@ class ResponseRequest(JsonBody):
         )
         try:
             return ChatRequest.model_validate(
-                {"model": self.model, "messages": messages, "metadata": metadata, "response_format": shape}
+                {
+                    "model": self.model,
+                    "messages": messages,
+                    "metadata": metadata,
+                    "response_format": shape,
+                    "deckhands": self.deckhands,
+                }
             )
         except ValueError as error:
             raise UsageError("input: it cannot be used as messages.", remedy="Send texts and pictures.") from error
