@@ -15,6 +15,7 @@ from controller_worker.core.concerns import (
     inbox,
     lifecycle,
     limits,
+    long_work,
     loops,
     model_calls,
     notes,
@@ -51,6 +52,7 @@ ORDER: tuple[Decision, ...] = (
     tools.await_tools,  # the next step needs the results of this one
     delegation.await_delegates,
     inbox.rest_until_message,  # the agent has no task yet
+    long_work.start_context,  # the next prompt starts with it
     acceptance.refuse_finish,  # the agent must learn why its finish did not count
     acceptance.end_corrections,
     # Then the next step.

@@ -21,6 +21,7 @@ from controller_worker.core.concerns.greeting import Greeting
 from controller_worker.core.concerns.inbox import MessageInbox
 from controller_worker.core.concerns.lifecycle import Lifecycle
 from controller_worker.core.concerns.limits import ConversationUsage
+from controller_worker.core.concerns.long_work import LongWork
 from controller_worker.core.concerns.loops import Loops
 from controller_worker.core.concerns.model_calls import ModelCalls
 from controller_worker.core.concerns.notes import Notes
@@ -56,6 +57,7 @@ class State:
     opening: Opening = field(default_factory=Opening)
     survey: Survey = field(default_factory=Survey)
     plan: ProposedPlan = field(default_factory=ProposedPlan)
+    work: LongWork = field(default_factory=LongWork)
     acceptance: Acceptance = field(default_factory=Acceptance)
     notes: Notes = field(default_factory=Notes)
     loops: Loops = field(default_factory=Loops)

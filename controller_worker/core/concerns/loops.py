@@ -20,6 +20,7 @@ from broker.contract import (
     ErrorObservation,
     Event,
     EventsLostObservation,
+    FeatureListObservation,
     FinishRefusedObservation,
     FinishVerdictObservation,
     InterruptedObservation,
@@ -137,6 +138,7 @@ def _after_observation(loops: Loops, observation: Observation, state: State) -> 
         state.opening.action_id,
         state.survey.action_id,
         state.acceptance.check_id,
+        state.work.action_id,
     )
     if is_own or not state.setup.agent.enable_stuck_detection:
         return loops
@@ -162,6 +164,11 @@ def _find_refused_call(loops: Loops, observation: Observation) -> Trace | None:
     name = make_call_name(observation)
     calls = (trace for called, trace in loops.calls if called == name and trace.turn_id == metadata.reply_id)
     return next(calls, None)
+
+
+def _after_features(loops: Loops, features: FeatureListObservation, state: State) -> Loops:
+    """Count the answer to a call. A refused finish has a separate limit."""
+    return loops if features.cause is None else _after_observation(loops, features, state)
 
 
 def _after_refusal(loops: Loops, refusal: FinishRefusedObservation, state: State) -> Loops:
@@ -268,6 +275,7 @@ LOOPS = Concern(
         LoopDetectionObservation: _after_detection,
         ModelReply: _after_reply,
         FinishRefusedObservation: _after_refusal,
+        FeatureListObservation: _after_features,
         FinishVerdictObservation: None,
         EventsLostObservation: None,
         InterruptedObservation: None,

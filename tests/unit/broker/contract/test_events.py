@@ -102,11 +102,14 @@ def test_which_kinds_a_tool_worker_runs() -> None:
         "action.call_tool",
         "action.call_tool_mcp",
         "action.edit",
+        "action.feature_check",
+        "action.feature_list",
         "action.plan",
         "action.open_workspace",
         "action.read",
         "action.run",
         "action.run_ipython",
+        "action.save_progress",
         "action.search_code",
         "action.survey",
         "action.write",
@@ -115,7 +118,13 @@ def test_which_kinds_a_tool_worker_runs() -> None:
 
 def test_what_may_be_run_again() -> None:
     again = {kind for kind, event_class in Event.KINDS.items() if event_class.outcome is OutcomePolicy.IDEMPOTENT}
-    assert again == {"action.open_workspace", "action.read", "action.search_code", "action.survey"}
+    assert again == {
+        "action.open_workspace",
+        "action.read",
+        "action.save_progress",
+        "action.search_code",
+        "action.survey",
+    }
     assert Event.outcome is OutcomePolicy.AT_MOST_ONCE
 
 
@@ -128,11 +137,14 @@ def test_which_kinds_the_model_is_not_shown() -> None:
     assert hidden == {
         "action.change_agent_state",
         "action.execute",
+        "action.feature_check",
         "action.null",
         "action.open_workspace",
+        "action.save_progress",
         "action.survey",
         "observation.agent_state_changed",
         "observation.execute",
+        "observation.feature_check",
         "observation.interrupted",
         "observation.null",
         "observation.survey",
