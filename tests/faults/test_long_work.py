@@ -68,7 +68,6 @@ def read_file(path: Path) -> list[dict[str, Any]]:
 
 
 async def test_long_work_survives_two_takeovers(cluster: FaultCluster) -> None:
-    cluster.start_controller("c1")
     cluster.start_tool("t1")
     (cid,) = await cluster.submit(
         whole_work(),
@@ -77,7 +76,9 @@ async def test_long_work_survives_two_takeovers(cluster: FaultCluster) -> None:
         enable_condensation_request=True,
     )
     folder = Path((cluster.root / f"{cid}.where").read_text())
-    effects = folder / ".git" / "effects"
+    effects = folder / ".git" / "effects"  # not committed
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    cluster.start_controller("c1")
 
     # The second run of this check is the verification that follows the work on it.
     await cluster.until(lambda: effects.exists() and "begin-remove-1" in effects.read_text(), limit=90)
@@ -115,7 +116,7 @@ async def test_long_work_survives_two_takeovers(cluster: FaultCluster) -> None:
     assert "Save the progress" in last
     commits = subprocess.check_output(["git", "-C", str(folder), "log", "--format=%s"], text=True).splitlines()
     assert commits[0] == "Save the progress: 5 of 5 features pass"
-    assert {f"Save the progress before context {n}" for n in range(3, 3)} <= set(commits)
+    assert sum(commit.startswith("Save the progress") for commit in commits) >= len(NAMES)
     assert subprocess.check_output(["git", "-C", str(folder), "status", "--porcelain"], text=True) == ""
 
 
