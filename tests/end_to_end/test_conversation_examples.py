@@ -81,3 +81,14 @@ def test_sub_agents(tmp_path: Path) -> None:
     chief = script(tmp_path / "chief.json", handing, finish("There are none."))
     helper = script(tmp_path / "helper.json", finish("None."))
     assert printed("sub_agents.py", chief, helper, folder=tmp_path) == ["There are none.", "delegates: 1"]
+
+
+def test_long_work(tmp_path: Path) -> None:
+    shown = printed("long_work.py", f"scripted/{EXAMPLES / 'long_work.json'}", folder=tmp_path)
+    assert shown[0] == "All three features work."
+    assert shown[1:-3] == [f"{passing} of 3 features pass." for passing in (0, 1, 1, 2, 3)]
+    assert [line.split()[:2] for line in shown[-3:]] == [
+        ["greeting", "passes"],
+        ["by-name", "passes"],
+        ["german", "passes"],
+    ]
