@@ -121,7 +121,9 @@ from .tool_arguments import ToolCallError as ToolCallError, parse_json as parse_
 from .tool_arguments import require_text as require_text
 from .tool_specs import MAX_DESCRIPTION_CHARS as MAX_DESCRIPTION_CHARS, MAX_SCHEMA_CHARS as MAX_SCHEMA_CHARS
 from .tool_specs import OutcomePolicy as OutcomePolicy, ToolOffer as ToolOffer, ToolSpec as ToolSpec
+from .workspace_events import DigestWorkspaceAction as DigestWorkspaceAction
 from .workspace_events import OpenWorkspaceAction as OpenWorkspaceAction, SurveyAction as SurveyAction
+from .workspace_events import WorkspaceDigestObservation as WorkspaceDigestObservation
 from .workspace_events import WorkspaceFailedObservation as WorkspaceFailedObservation
 from .workspace_events import WorkspaceOpenedObservation as WorkspaceOpenedObservation
 from .workspace_sources import GitSource as GitSource, UploadedSource as UploadedSource, find_format as find_format

@@ -114,7 +114,7 @@ class FeatureListAction(RiskyAction):
 
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
-        """See `Action.from_call`; a feature with a result of its own is refused."""
+        """See `Action.from_call`; a feature that brings its result along is refused."""
         given = parse_arguments(FEATURE_LIST, arguments)
         features = given.get("features") or []
         if not isinstance(features, list) or not all(isinstance(feature, dict) for feature in features):

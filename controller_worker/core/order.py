@@ -20,6 +20,7 @@ from controller_worker.core.concerns import (
     model_calls,
     notes,
     opening,
+    progress,
     start,
     survey,
     tools,
@@ -58,6 +59,7 @@ ORDER: tuple[Decision, ...] = (
     # Then the next step.
     model_calls.wait_for_retry,
     acceptance.ask_critic,  # the critic is called after the wait of a failed call, but is not a step of a loop
+    progress.look,  # the policy's response depends on it
     loops.respond,  # before the limits: a loop is reported as a loop even if it also used up the steps
     limits.refuse_step,
     delegation.leave_room,  # limits reserved for running delegates are not free

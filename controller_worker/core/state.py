@@ -27,6 +27,7 @@ from controller_worker.core.concerns.model_calls import ModelCalls
 from controller_worker.core.concerns.notes import Notes
 from controller_worker.core.concerns.opening import Opening
 from controller_worker.core.concerns.planning import ProposedPlan, TaskList
+from controller_worker.core.concerns.progress import Progress
 from controller_worker.core.concerns.setup import Setup
 from controller_worker.core.concerns.start import ScheduledStart
 from controller_worker.core.concerns.survey import Survey
@@ -61,6 +62,7 @@ class State:
     acceptance: Acceptance = field(default_factory=Acceptance)
     notes: Notes = field(default_factory=Notes)
     loops: Loops = field(default_factory=Loops)
+    progress: Progress = field(default_factory=Progress)
     delegation: Delegation = field(default_factory=Delegation)
     tasks: TaskList = field(default_factory=TaskList)
     start: ScheduledStart = field(default_factory=ScheduledStart)

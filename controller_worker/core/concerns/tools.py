@@ -14,6 +14,7 @@ from broker.contract import (
     AgentState,
     AgentStateChangedObservation,
     ConfirmationStatus,
+    DigestWorkspaceAction,
     EventsLostObservation,
     EventSource,
     FeatureCheckAction,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 def is_own_action(state: State, action: Action) -> bool:
     """Return whether this is an action of the controller itself. Steps, loops and confirmations ignore it."""
     return (
-        isinstance(action, FeatureCheckAction | SaveProgressAction)
+        isinstance(action, FeatureCheckAction | SaveProgressAction | DigestWorkspaceAction)
         or opening.is_opening(state, action)
         or survey.is_survey(state, action)
         or survey.is_script(state, action)

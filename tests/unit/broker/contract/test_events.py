@@ -101,6 +101,7 @@ def test_which_kinds_a_tool_worker_runs() -> None:
         "action.browse_interactive",
         "action.call_tool",
         "action.call_tool_mcp",
+        "action.digest_workspace",
         "action.edit",
         "action.feature_check",
         "action.feature_list",
@@ -119,6 +120,7 @@ def test_which_kinds_a_tool_worker_runs() -> None:
 def test_what_may_be_run_again() -> None:
     again = {kind for kind, event_class in Event.KINDS.items() if event_class.outcome is OutcomePolicy.IDEMPOTENT}
     assert again == {
+        "action.digest_workspace",
         "action.open_workspace",
         "action.read",
         "action.save_progress",
@@ -136,6 +138,7 @@ def test_which_kinds_the_model_is_not_shown() -> None:
     }
     assert hidden == {
         "action.change_agent_state",
+        "action.digest_workspace",
         "action.execute",
         "action.feature_check",
         "action.null",
@@ -148,6 +151,7 @@ def test_which_kinds_the_model_is_not_shown() -> None:
         "observation.interrupted",
         "observation.null",
         "observation.survey",
+        "observation.workspace_digest",
         "observation.workspace_failed",
         "observation.workspace_opened",
     }
@@ -178,8 +182,10 @@ def test_which_kinds_come_from_the_files_of_a_workspace() -> None:
         "observation.download",
         "observation.edit",
         "observation.execute",
+        "observation.feature_check",
         "observation.run",
         "observation.run_ipython",
+        "observation.save_progress",
         "observation.write",
     }
 
