@@ -24,6 +24,7 @@ NOT_WRITERS = "deckhands/interop/openhands/"
 IN_BROKER: Mapping[str, set[str]] = {
     "broker/log/lost_tails.py": set(WRITERS.values()),
     "broker/contract/actions.py": {WRITERS["controller_worker"]},
+    "broker/contract/long_work.py": {WRITERS["controller_worker"]},
     "broker/contract/task_list.py": {WRITERS["controller_worker"]},
 }
 """The files of `broker` that write events, and for whom."""

@@ -63,6 +63,13 @@ from .kinds import ToolCallMetadata as ToolCallMetadata, WorkspaceUse as Workspa
 from .kinds import with_id as with_id
 from .labels import Labels as Labels, validate_labels as validate_labels
 from .llm_spec import LLMSpec as LLMSpec
+from .long_work import FEATURES_FILE as FEATURES_FILE, FEATURE_LIST as FEATURE_LIST, INIT_SCRIPT as INIT_SCRIPT
+from .long_work import LONG_WORK_AGENT as LONG_WORK_AGENT, MAX_FEATURES as MAX_FEATURES, NOTES_FILE as NOTES_FILE
+from .long_work import Feature as Feature, FeatureCheckAction as FeatureCheckAction
+from .long_work import FeatureCheckObservation as FeatureCheckObservation, FeatureListAction as FeatureListAction
+from .long_work import FeatureListObservation as FeatureListObservation, SaveProgressAction as SaveProgressAction
+from .long_work import SaveProgressObservation as SaveProgressObservation, count_passing as count_passing
+from .long_work import render_features as render_features, write_features as write_features
 from .notes import ID_CHARS as ID_CHARS, MAX_NOTES as MAX_NOTES, MAX_NOTE_CHARS as MAX_NOTE_CHARS, Note as Note
 from .notes import NoteAction as NoteAction, NoteObservation as NoteObservation, NotebookKey as NotebookKey
 from .notes import note_id_of as note_id_of, recall_notes as recall_notes, render_notes as render_notes
@@ -114,7 +121,9 @@ from .tool_arguments import ToolCallError as ToolCallError, parse_json as parse_
 from .tool_arguments import require_text as require_text
 from .tool_specs import MAX_DESCRIPTION_CHARS as MAX_DESCRIPTION_CHARS, MAX_SCHEMA_CHARS as MAX_SCHEMA_CHARS
 from .tool_specs import OutcomePolicy as OutcomePolicy, ToolOffer as ToolOffer, ToolSpec as ToolSpec
+from .workspace_events import DigestWorkspaceAction as DigestWorkspaceAction
 from .workspace_events import OpenWorkspaceAction as OpenWorkspaceAction, SurveyAction as SurveyAction
+from .workspace_events import WorkspaceDigestObservation as WorkspaceDigestObservation
 from .workspace_events import WorkspaceFailedObservation as WorkspaceFailedObservation
 from .workspace_events import WorkspaceOpenedObservation as WorkspaceOpenedObservation
 from .workspace_sources import GitSource as GitSource, UploadedSource as UploadedSource, find_format as find_format

@@ -49,6 +49,10 @@ class LoopPolicy(BaseModel):
         action_error: a loop is this many equal actions, each followed by an error.
         monologue: a loop is this many equal messages of the agent without an observation in between.
         alternating_pattern: a loop is this many actions and observations, each equal to the next but one.
+        no_diff_steps: a loop is at least this many steps without a change of the workspace's files; None: off.
+        no_diff_cost_usd: a loop is at least this cost without such a change; None: off.
+        same_failure: a loop is a command that fails this many times in a row with the same output, whatever is done in
+            between; None: off.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -59,6 +63,9 @@ class LoopPolicy(BaseModel):
     action_error: int = Field(default=3, ge=2, le=20)
     monologue: int = Field(default=3, ge=2, le=20)
     alternating_pattern: int = Field(default=6, ge=3, le=20)
+    no_diff_steps: int | None = Field(default=None, ge=1, le=10_000)
+    no_diff_cost_usd: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    same_failure: int | None = Field(default=None, ge=2, le=1_000)
 
     @model_validator(mode="after")
     def _check_fallback(self) -> LoopPolicy:

@@ -30,6 +30,30 @@ class SurveyAction(Action):
     is_shown_to_users: ClassVar[bool] = False
 
 
+class DigestWorkspaceAction(Action):
+    """Compute a digest of the workspace's files, to see whether they change. It changes nothing."""
+
+    kind: Literal["action.digest_workspace"] = "action.digest_workspace"
+    runnable: ClassVar[bool] = True
+    outcome: ClassVar[OutcomePolicy] = OutcomePolicy.IDEMPOTENT
+    is_decided: ClassVar[bool] = True
+    is_shown_to_model: ClassVar[bool] = False
+    is_shown_to_users: ClassVar[bool] = False
+
+
+class WorkspaceDigestObservation(Observation):
+    """The digest of a workspace's files.
+
+    Attributes:
+        digest: empty if it could not be computed; the content then tells why.
+    """
+
+    kind: Literal["observation.workspace_digest"] = "observation.workspace_digest"
+    is_shown_to_model: ClassVar[bool] = False
+    is_shown_to_users: ClassVar[bool] = False
+    digest: str = ""
+
+
 class WorkspaceOpenedObservation(Observation):
     """The workspace holds its initial content; `content` describes it.
 

@@ -15,10 +15,12 @@ from controller_worker.core.concerns import (
     inbox,
     lifecycle,
     limits,
+    long_work,
     loops,
     model_calls,
     notes,
     opening,
+    progress,
     start,
     survey,
     tools,
@@ -51,11 +53,13 @@ ORDER: tuple[Decision, ...] = (
     tools.await_tools,  # the next step needs the results of this one
     delegation.await_delegates,
     inbox.rest_until_message,  # the agent has no task yet
+    long_work.start_context,  # the next prompt starts with it
     acceptance.refuse_finish,  # the agent must learn why its finish did not count
     acceptance.end_corrections,
     # Then the next step.
     model_calls.wait_for_retry,
     acceptance.ask_critic,  # the critic is called after the wait of a failed call, but is not a step of a loop
+    progress.look,  # the policy's response depends on it
     loops.respond,  # before the limits: a loop is reported as a loop even if it also used up the steps
     limits.refuse_step,
     delegation.leave_room,  # limits reserved for running delegates are not free

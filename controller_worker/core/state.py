@@ -21,11 +21,13 @@ from controller_worker.core.concerns.greeting import Greeting
 from controller_worker.core.concerns.inbox import MessageInbox
 from controller_worker.core.concerns.lifecycle import Lifecycle
 from controller_worker.core.concerns.limits import ConversationUsage
+from controller_worker.core.concerns.long_work import LongWork
 from controller_worker.core.concerns.loops import Loops
 from controller_worker.core.concerns.model_calls import ModelCalls
 from controller_worker.core.concerns.notes import Notes
 from controller_worker.core.concerns.opening import Opening
 from controller_worker.core.concerns.planning import ProposedPlan, TaskList
+from controller_worker.core.concerns.progress import Progress
 from controller_worker.core.concerns.setup import Setup
 from controller_worker.core.concerns.start import ScheduledStart
 from controller_worker.core.concerns.survey import Survey
@@ -56,9 +58,11 @@ class State:
     opening: Opening = field(default_factory=Opening)
     survey: Survey = field(default_factory=Survey)
     plan: ProposedPlan = field(default_factory=ProposedPlan)
+    work: LongWork = field(default_factory=LongWork)
     acceptance: Acceptance = field(default_factory=Acceptance)
     notes: Notes = field(default_factory=Notes)
     loops: Loops = field(default_factory=Loops)
+    progress: Progress = field(default_factory=Progress)
     delegation: Delegation = field(default_factory=Delegation)
     tasks: TaskList = field(default_factory=TaskList)
     start: ScheduledStart = field(default_factory=ScheduledStart)

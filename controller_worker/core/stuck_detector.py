@@ -54,6 +54,11 @@ UNTERMINATED = "unterminated string literal (detected at line"
 SYNTAX_ERRORS = ("invalid syntax. Perhaps you forgot a comma?", "incomplete input")
 # Blanks of one line only, so that runs of empty lines are scanned once; the start of a line also matches.
 SLEEPS = re.compile(r"(?:^|[;&|({]|\bdo\b|\bthen\b)[^\S\n]*sleep\s", re.MULTILINE)
+VOLATILE = re.compile(
+    r"0x[0-9a-fA-F]{1,16}|pytest-\d{1,9}|\b\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?|"
+    r"\b\d{1,9}(?:\.\d{1,9})? ?(?:ms|s|secs?|seconds?)\b"
+)
+"""Parts of an output that differ each time a test runs."""
 WAITED = "waited:"
 TRAILER = ("[Jupyter current working directory:", "[Jupyter Python interpreter:")
 
@@ -104,11 +109,13 @@ class DetectedLoop:
     Attributes:
         loop_type: OpenHands' name of the pattern.
         start_id: the first event that belongs to it.
+        reason: why there is no progress, as a clause; empty for a repetition.
     """
 
     loop_type: str
     repeat_times: int
     start_id: int
+    reason: str = ""
 
 
 def trace_event(event: Event, turn_id: int) -> Trace:
@@ -130,6 +137,16 @@ def trace_calls(reply: ModelReply) -> tuple[tuple[str, Trace], ...]:
         call_id = _shorten(_to_text(call.id, f"{path}.id", blobs))
         found.append((call_id, Trace(reply.id, reply.id, _shorten(_JSON.encode(["call", *compared])))))
     return tuple(found)
+
+
+def trace_failure(output: CmdOutputObservation) -> tuple[str, str]:
+    """Return digests of a command and of its result, without durations, times and addresses, which always differ."""
+    blobs = output.blobs or {}
+    content = output.content
+    if "content" in blobs or len(content) > LONG_TEXT_CHARS:
+        content = content[:SHORTENED_END_CHARS] + content[-SHORTENED_END_CHARS:]
+    command = _shorten(_to_text(output.command, "command", blobs))
+    return command, _shorten(f"{output.exit_code} {VOLATILE.sub('', content)}")
 
 
 def make_call_name(observation: Observation) -> str:

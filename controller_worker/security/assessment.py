@@ -25,6 +25,7 @@ from broker.contract import (
     ConfirmationPolicy,
     ConfirmationStatus,
     Event,
+    FeatureListAction,
     FileEditAction,
     FileReadAction,
     FileWriteAction,
@@ -100,6 +101,10 @@ def parse_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
             # The editor finds no path that this pattern misses: both read the same header lines.
             paths = [path.strip() for path in PATCHED_PATHS.findall(action.patch)]
             return max((rate_writing(path, workspace) for path in paths), default=ActionSecurityRisk.HIGH)
+        case FeatureListAction():
+            # The environment runs the checks of an accepted list without asking again.
+            checks = (rate_shell(feature.check, workspace) for feature in action.features)
+            return max(checks, default=ActionSecurityRisk.LOW)
         case BrowseURLAction() | BrowseInteractiveAction():
             return ActionSecurityRisk.MEDIUM
         case AcpPermissionAction():
@@ -142,6 +147,7 @@ def _ask_policy_plugin(action: RiskyAction, risk: ActionSecurityRisk, policy: Co
 
 def _assess_action(action: RiskyAction, policy: ConfirmationPolicy, workspace: WorkspaceSpec) -> Event:
     risk = find_risk(action, policy, workspace)
-    waits = needs_confirmation(action, risk, policy)
+    is_waiting = action.confirmation_state is ConfirmationStatus.AWAITING_CONFIRMATION
+    waits = is_waiting or needs_confirmation(action, risk, policy)
     status = ConfirmationStatus.AWAITING_CONFIRMATION if waits else ConfirmationStatus.CONFIRMED
     return action.model_copy(update={"security_risk": risk, "confirmation_state": status})

@@ -102,6 +102,18 @@ def test_sub_agents(tmp_path: Path) -> None:
     ]
 
 
+def test_long_work(tmp_path: Path) -> None:
+    model = f"scripted/{CONVERSATIONS / 'long_work.json'}"
+    shown = printed(CONVERSATIONS / "long_work.py", model, folder=tmp_path)
+    assert shown[0] == "All three features work."
+    assert shown[1:-3] == [f"{passing} of 3 features pass." for passing in (0, 1, 1, 2, 3)]
+    assert [line.split()[:2] for line in shown[-3:]] == [
+        ["greeting", "passes"],
+        ["by-name", "passes"],
+        ["german", "passes"],
+    ]
+
+
 NODE_CLIENT = "redis@5"
 
 

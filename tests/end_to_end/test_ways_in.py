@@ -125,7 +125,9 @@ TRIALS: Mapping[str, Trial] = {
     "priority": Trial(lambda ended: tenancy_of(ended)["priority"] == "normal", {"priority": "normal"}),
     "delay": Trial(is_delayed, {"delay": DELAY_SECONDS}),
     "expiry": Trial(lambda ended: ended.summary.error_code == "expired" and not ended.requests, {"expires": 0}, "late"),
-    "key": Trial(lambda ended: ended.summary.state == AgentState.FINISHED, {"idempotency_key": "one of the ways"}, "keyed"),
+    "key": Trial(
+        lambda ended: ended.summary.state == AgentState.FINISHED, {"idempotency_key": "one of the ways"}, "keyed"
+    ),
     "messages": Trial(lambda ended: ended.created.double_texting == "reject", {"double_texting": "reject"}),
 }
 

@@ -1,4 +1,4 @@
-"""Acceptance of a finish: its output fits the schema, a command in the workspace passes, then a critic agrees.
+"""Acceptance of a finish: its output fits the schema, features and the goal's check pass, then a critic agrees.
 
 Holds: pure. An output that does not fit is refused in the append that records the turn, for every agent. The command is
 an action of the environment: it is journalled, runs once and survives every worker. The critic's verdict is in the log
@@ -22,6 +22,7 @@ from broker.contract import (
     CmdRunAction,
     Event,
     EventSource,
+    FeatureListObservation,
     FinishRefusedObservation,
     FinishVerdictObservation,
     GoalSpec,
@@ -32,6 +33,7 @@ from broker.contract import (
 from broker.tools import find_violations
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
+from controller_worker.core.concerns import long_work
 from controller_worker.core.concerns.limits import find_reached_cost_limit
 from controller_worker.core.effects import Append, CallModel, Effect
 from controller_worker.core.requests import is_user_message
@@ -51,6 +53,10 @@ REFUSED = (
 REFUSED_BY_CRITIC = (
     "Your finish was not accepted ({refusals} of {limit} times): the reviewer of your work does not consider the task "
     "done; see the reason above. Keep working, and finish once that reason no longer applies."
+)
+REFUSED_BY_FEATURES = (
+    "Your finish was not accepted ({refusals} of {limit} times): {failing}. The work is done when every feature of the "
+    "list passes its check."
 )
 REFUSED_BY_SCHEMA = (
     "Your finish was not accepted: its `output` does not fit the schema.\n{problems}\n"
@@ -121,6 +127,8 @@ def is_check(state: State, action: Action) -> bool:
 def is_refusal(state: State, event: Observation) -> bool:
     """Return whether this observation refuses a finish: a failed check, a bad verdict, a hook or a schema."""
     match event:
+        case FeatureListObservation():
+            return long_work.is_refused(state, event)
         case FinishRefusedObservation():
             return state.lifecycle.ending is AgentState.FINISHED
         case FinishVerdictObservation():
@@ -141,6 +149,12 @@ def _after_refusal(acceptance: Acceptance, event: FinishRefusedObservation, stat
     """Note that the agent knows of a refusal. A hook refuses at once, before the finish has any effect."""
     corrections = acceptance.corrections + (event.reason == "output")
     return Acceptance(refusals=acceptance.refusals, corrections=corrections)
+
+
+def _after_features(acceptance: Acceptance, event: FeatureListObservation, state: State) -> Acceptance:
+    if not long_work.is_refused(state, event):
+        return acceptance
+    return evolve(acceptance, refusals=acceptance.refusals + 1, is_refused=True)
 
 
 def _after_verdict(acceptance: Acceptance, event: FinishVerdictObservation, state: State) -> Acceptance:
@@ -189,13 +203,13 @@ def refuse_finish(state: State, now: datetime) -> Effect | None:
     """Tell the agent that its finish was refused; end the work after too many refusals."""
     if not state.acceptance.is_refused:
         return None
-    goal = state.setup.agent.goal
-    assert goal is not None
+    goal = state.setup.agent.goal or long_work.DEFAULT_GOAL
     refusals = state.acceptance.refusals
     if refusals > goal.max_refusals:
         return announce(state, AgentState.ERROR, NOT_REACHED, code=NOT_REACHED_CODE)
-    text = REFUSED_BY_CRITIC if state.acceptance.is_by_critic else REFUSED
-    content = text.format(refusals=refusals, limit=goal.max_refusals, check=goal.check)
+    failing = long_work.render_failing(state)
+    text = REFUSED_BY_FEATURES if failing else REFUSED_BY_CRITIC if state.acceptance.is_by_critic else REFUSED
+    content = text.format(refusals=refusals, limit=goal.max_refusals, check=goal.check, failing=failing)
     return Append((FinishRefusedObservation(content=content),))
 
 
@@ -222,6 +236,7 @@ ACCEPTANCE = Concern(
     {
         AgentFinishAction: _after_finish,
         FinishRefusedObservation: _after_refusal,
+        FeatureListObservation: _after_features,
         FinishVerdictObservation: _after_verdict,
         Observation: _after_observation,
         CmdRunAction: _after_command,

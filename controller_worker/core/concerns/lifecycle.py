@@ -29,7 +29,7 @@ from broker.contract import (
 from broker.log import ANSWERS, REQUESTABLE_STATES
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
-from controller_worker.core.concerns import acceptance, delegation, opening
+from controller_worker.core.concerns import acceptance, delegation, long_work, opening
 from controller_worker.core.concerns.confirmation import is_answer
 from controller_worker.core.concerns.loops import find_recovered_state
 from controller_worker.core.concerns.model_calls import is_overflow
@@ -155,6 +155,8 @@ def end_turn(state: State, now: datetime) -> Effect | None:
     lifecycle = state.lifecycle
     if lifecycle.ending is None or not _can_announce_end(state):
         return None
+    if long_work.needs_verification(state):
+        return long_work.verify_finish(state) if lifecycle.agent_state is AgentState.RUNNING else Rest()
     if acceptance.needs_check(state):
         return acceptance.make_check(state) if lifecycle.agent_state is AgentState.RUNNING else Rest()
     if acceptance.needs_verdict(state):

@@ -20,6 +20,7 @@ from broker.contract import (
     ErrorObservation,
     Event,
     EventsLostObservation,
+    FeatureListObservation,
     FinishRefusedObservation,
     FinishVerdictObservation,
     InterruptedObservation,
@@ -34,6 +35,7 @@ from broker.contract import (
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns.confirmation import reject_for_message
+from controller_worker.core.concerns.progress import find_no_progress
 from controller_worker.core.concerns.tools import is_own_action, trace_action
 from controller_worker.core.effects import Append, Effect
 from controller_worker.core.pending import find_runnable, find_settled
@@ -64,6 +66,11 @@ RESTART, RESTART_WITH_MESSAGE, STOP = 1, 2, 3
 NUDGE = (
     "You have done the same thing {times} times with the same result. Doing it again will not help. Say what you have "
     "learned, then try another way, or finish and report what is in the way."
+)
+NO_PROGRESS = "AgentStuckInLoopError: No progress: {reason}"
+NO_PROGRESS_NUDGE = (
+    "You make no progress: {reason}. More of the same will not help. Say what you have learned and what is in the way, "
+    "then try another way, or finish and report."
 )
 REMOVED = (
     "You were in a loop. Your last steps have been removed from this conversation, but what they did in the workspace "
@@ -137,6 +144,8 @@ def _after_observation(loops: Loops, observation: Observation, state: State) -> 
         state.opening.action_id,
         state.survey.action_id,
         state.acceptance.check_id,
+        state.work.action_id,
+        state.progress.action_id,
     )
     if is_own or not state.setup.agent.enable_stuck_detection:
         return loops
@@ -164,6 +173,11 @@ def _find_refused_call(loops: Loops, observation: Observation) -> Trace | None:
     return next(calls, None)
 
 
+def _after_features(loops: Loops, features: FeatureListObservation, state: State) -> Loops:
+    """Count the answer to a call. A refused finish has a separate limit."""
+    return loops if features.cause is None else _after_observation(loops, features, state)
+
+
 def _after_refusal(loops: Loops, refusal: FinishRefusedObservation, state: State) -> Loops:
     """Count a hook's refusal. Every other refusal has a separate limit."""
     return _after_observation(loops, refusal, state) if refusal.reason == "hook" else loops
@@ -171,11 +185,9 @@ def _after_refusal(loops: Loops, refusal: FinishRefusedObservation, state: State
 
 def find_current_loop(state: State) -> DetectedLoop | None:
     """Return the agent's current loop, or None."""
-    return (
-        find_loop(state.loops.recent, state.setup.agent.loop_policy)
-        if state.setup.agent.enable_stuck_detection
-        else None
-    )
+    if not state.setup.agent.enable_stuck_detection:
+        return None
+    return find_loop(state.loops.recent, state.setup.agent.loop_policy) or find_no_progress(state)
 
 
 def respond(state: State, now: datetime) -> Effect | None:
@@ -189,13 +201,14 @@ def respond(state: State, now: datetime) -> Effect | None:
     if response is LoopResponse.PARK and state.setup.parent is not None and state.setup.headless:
         response = LoopResponse.FAIL  # an unattended delegate would keep its parent waiting
     if response is LoopResponse.FAIL:
-        return announce(state, AgentState.ERROR, STUCK, code=STUCK_CODE)
+        reason = NO_PROGRESS.format(reason=loop.reason) if loop.reason else STUCK
+        return announce(state, AgentState.ERROR, reason, code=STUCK_CODE)
     found = _make_detection(state, loop)
     if response is LoopResponse.PARK:
         return announce(state, AgentState.PAUSED, after=(found,))
     if response is LoopResponse.RESTART:
         return Append((*_hide_loop(state, loop, until=state.version), found.model_copy(update={"advice": REMOVED})))
-    advice = NUDGE.format(times=loop.repeat_times)
+    advice = NO_PROGRESS_NUDGE.format(reason=loop.reason) if loop.reason else NUDGE.format(times=loop.repeat_times)
     events: tuple[Event, ...] = (found.model_copy(update={"advice": advice}),)
     if response is LoopResponse.SWITCH_MODEL:
         assert policy.fallback_model is not None
@@ -245,8 +258,9 @@ def find_chosen_loop(state: State, choice: LoopRecoveryAction) -> DetectedLoop |
 
 def _make_detection(state: State, loop: DetectedLoop) -> LoopDetectionObservation:
     kept = max(loop.start_id - 1, 0)
+    found = f"No progress: {loop.reason}." if loop.reason else "Agent detected in a loop!"
     return LoopDetectionObservation(
-        content=f"Agent detected in a loop!\nLoop type: {loop.loop_type}\n"
+        content=f"{found}\nLoop type: {loop.loop_type}\n"
         f"Loop detected at iteration {state.usage.iteration}\n"
         f"The {kept} events before it can be kept. Ways out: 1 restart before the loop and wait for a message, "
         "2 restart before the loop and continue, 3 stop."
@@ -268,6 +282,7 @@ LOOPS = Concern(
         LoopDetectionObservation: _after_detection,
         ModelReply: _after_reply,
         FinishRefusedObservation: _after_refusal,
+        FeatureListObservation: _after_features,
         FinishVerdictObservation: None,
         EventsLostObservation: None,
         InterruptedObservation: None,

@@ -14,15 +14,18 @@ from broker.contract import (
     AgentState,
     AgentStateChangedObservation,
     ConfirmationStatus,
+    DigestWorkspaceAction,
     EventsLostObservation,
     EventSource,
+    FeatureCheckAction,
     FinishRefusedObservation,
     FinishVerdictObservation,
     LoopDetectionObservation,
     Observation,
+    SaveProgressAction,
 )
 from controller_worker.core.concern import Concern
-from controller_worker.core.concerns import acceptance, opening, planning, survey
+from controller_worker.core.concerns import acceptance, long_work, opening, planning, survey
 from controller_worker.core.effects import Append, AwaitTools, Effect
 from controller_worker.core.pending import PendingAction, Tools, find_runnable
 from controller_worker.core.stuck_detector import Trace, trace_event
@@ -34,7 +37,8 @@ if TYPE_CHECKING:
 def is_own_action(state: State, action: Action) -> bool:
     """Return whether this is an action of the controller itself. Steps, loops and confirmations ignore it."""
     return (
-        opening.is_opening(state, action)
+        isinstance(action, FeatureCheckAction | SaveProgressAction | DigestWorkspaceAction)
+        or opening.is_opening(state, action)
         or survey.is_survey(state, action)
         or survey.is_script(state, action)
         or acceptance.is_check(state, action)
@@ -78,7 +82,11 @@ def await_tools(state: State, now: datetime) -> Effect | None:
     """Wait for the actions that may run; settle a plan that needs no confirmation; else ask for a confirmation."""
     if not state.tools.pending:
         return None
-    ready = planning.select_up_to_plan(state, find_runnable(state))
+    runnable = find_runnable(state)
+    effect = long_work.carry_out(state, runnable)
+    if effect is not None:
+        return effect
+    ready = planning.select_up_to_plan(state, runnable)
     if state.plan.action_id in ready:
         return planning.accept_plan(state)
     if ready:

@@ -94,16 +94,39 @@ def test_kinds_are_not_derived_from_classes() -> None:
 def test_which_kinds_a_tool_worker_runs() -> None:
     runnable = {kind for kind, event_class in Event.KINDS.items() if event_class.runnable}
     assert runnable == {
-        *("action.acp_permission", "action.acp_turn", "action.apply_patch", "action.browse"),
-        *("action.browse_interactive", "action.call_tool", "action.call_tool_mcp", "action.edit", "action.plan"),
-        *("action.open_workspace", "action.read", "action.run", "action.run_ipython", "action.search_code"),
-        *("action.survey", "action.write"),
+        "action.acp_permission",
+        "action.acp_turn",
+        "action.apply_patch",
+        "action.browse",
+        "action.browse_interactive",
+        "action.call_tool",
+        "action.call_tool_mcp",
+        "action.digest_workspace",
+        "action.edit",
+        "action.feature_check",
+        "action.feature_list",
+        "action.open_workspace",
+        "action.plan",
+        "action.read",
+        "action.run",
+        "action.run_ipython",
+        "action.save_progress",
+        "action.search_code",
+        "action.survey",
+        "action.write",
     }
 
 
 def test_what_may_be_run_again() -> None:
     again = {kind for kind, event_class in Event.KINDS.items() if event_class.outcome is OutcomePolicy.IDEMPOTENT}
-    assert again == {"action.open_workspace", "action.read", "action.search_code", "action.survey"}
+    assert again == {
+        "action.digest_workspace",
+        "action.open_workspace",
+        "action.read",
+        "action.save_progress",
+        "action.search_code",
+        "action.survey",
+    }
     assert Event.outcome is OutcomePolicy.AT_MOST_ONCE
 
 
@@ -114,9 +137,23 @@ def test_which_kinds_the_model_is_not_shown() -> None:
         if issubclass(event_class, Action | Observation) and not event_class.is_shown_to_model
     }
     assert hidden == {
-        *("action.change_agent_state", "action.execute", "action.null", "action.open_workspace", "action.survey"),
-        *("observation.agent_state_changed", "observation.execute", "observation.interrupted", "observation.null"),
-        *("observation.survey", "observation.workspace_failed", "observation.workspace_opened"),
+        "action.change_agent_state",
+        "action.digest_workspace",
+        "action.execute",
+        "action.feature_check",
+        "action.null",
+        "action.open_workspace",
+        "action.save_progress",
+        "action.survey",
+        "observation.agent_state_changed",
+        "observation.execute",
+        "observation.feature_check",
+        "observation.interrupted",
+        "observation.null",
+        "observation.survey",
+        "observation.workspace_digest",
+        "observation.workspace_failed",
+        "observation.workspace_opened",
     }
 
 
@@ -132,8 +169,16 @@ def test_which_kinds_come_from_the_files_of_a_workspace() -> None:
     used = {use: {kind for kind, cls in Event.KINDS.items() if cls.workspace_use is use} for use in WorkspaceUse}
     assert used[WorkspaceUse.READ] == {"observation.read"}
     assert used[WorkspaceUse.CHANGED] == {
-        *("observation.acp", "observation.browse", "observation.download", "observation.edit"),
-        *("observation.execute", "observation.run", "observation.run_ipython", "observation.write"),
+        "observation.acp",
+        "observation.browse",
+        "observation.download",
+        "observation.edit",
+        "observation.execute",
+        "observation.feature_check",
+        "observation.run",
+        "observation.run_ipython",
+        "observation.save_progress",
+        "observation.write",
     }
 
 

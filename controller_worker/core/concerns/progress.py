@@ -1,0 +1,182 @@
+"""Progress: signs that the agent gets nowhere, for the policy of loops (`concerns.loops`).
+
+Whether the workspace changes is asked of it: every `no_diff_steps` steps, or whenever `no_diff_cost_usd` more was
+spent, a tool worker computes a digest of its files. Equal digests of two looks mean that there is no diff between them.
+
+Holds: pure. Off unless the policy has a threshold, and then without any event. An edit that is taken back is no diff. A
+look that fails counts as a diff.
+Does not: count the checks of goals and features, which have limits of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from broker.contract import (
+    CmdOutputObservation,
+    DigestWorkspaceAction,
+    Event,
+    LoopDetectionObservation,
+    LoopPolicy,
+    MessageAction,
+    Observation,
+    WorkspaceDigestObservation,
+)
+from broker.runtime import format_count
+from controller_worker.core.concern import Concern, evolve
+from controller_worker.core.effects import Append, Effect
+from controller_worker.core.pending import find_settled
+from controller_worker.core.requests import is_user_message
+from controller_worker.core.stuck_detector import DetectedLoop, trace_failure
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+MAX_FAILURES = 16
+"""The failing commands that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in the work: an event, the steps and the cost until then."""
+
+    event_id: int = 0
+    iteration: int = 0
+    cost_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedFailure:
+    """A command that failed `times` times in a row with the same output; digests of both."""
+
+    command: str
+    output: str
+    times: int
+    start_id: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is known of the agent's progress.
+
+    Attributes:
+        action_id: the look at the workspace in flight; 0 for none.
+        digest: of the workspace at the latest look; empty for none.
+        looked: the latest look.
+        changed: the look that saw the latest diff, or a later message or response.
+        failures: the latest failing commands, oldest first.
+    """
+
+    action_id: int = 0
+    digest: str = ""
+    looked: Mark | None = None
+    changed: Mark = Mark()
+    failures: tuple[RepeatedFailure, ...] = ()
+
+
+def _find_policy(state: State) -> LoopPolicy | None:
+    agent = state.setup.agent
+    return agent.loop_policy if agent.enable_stuck_detection else None
+
+
+def _mark(state: State, event: Event) -> Mark:
+    return Mark(event.id, state.usage.iteration, state.usage.cost_usd)
+
+
+def _after_look(progress: Progress, action: DigestWorkspaceAction, state: State) -> Progress:
+    return evolve(progress, action_id=action.id)
+
+
+def _after_observation(progress: Progress, observation: Observation, state: State) -> Progress:
+    if not 0 != progress.action_id == observation.cause:
+        return progress
+    digest = observation.digest if isinstance(observation, WorkspaceDigestObservation) else ""
+    is_same = digest == progress.digest != ""
+    mark = _mark(state, observation)
+    return evolve(progress, action_id=0, digest=digest, looked=mark, changed=progress.changed if is_same else mark)
+
+
+def _after_output(progress: Progress, output: CmdOutputObservation, state: State) -> Progress:
+    """Count a failing command of the agent; forget one that succeeds or has a new output."""
+    policy = _find_policy(state)
+    settled = find_settled(state, output)
+    if policy is None or policy.same_failure is None or settled is None or settled.trace is None:
+        return progress
+    if not output.command.strip() or output.exit_code < 0:
+        return progress
+    command, result = trace_failure(output)
+    before = next((one for one in progress.failures if one.command == command), None)
+    others = tuple(one for one in progress.failures if one is not before)
+    if output.exit_code == 0:
+        return progress if before is None else evolve(progress, failures=others)
+    failure = RepeatedFailure(command, result, 1, settled.trace.turn_id)
+    if before is not None and before.output == result:
+        failure = RepeatedFailure(command, result, before.times + 1, before.start_id)
+    return evolve(progress, failures=(*others, failure)[-MAX_FAILURES:])
+
+
+def _after_detection(progress: Progress, event: LoopDetectionObservation, state: State) -> Progress:
+    return evolve(progress, changed=_mark(state, event), failures=())
+
+
+def _after_message(progress: Progress, message: MessageAction, state: State) -> Progress:
+    """Start again at a user's message."""
+    if not is_user_message(message) or progress == Progress():
+        return progress
+    return evolve(progress, changed=_mark(state, message), failures=())
+
+
+def look(state: State, now: datetime) -> Effect | None:
+    """Look at the workspace: before the first step, and when the policy's steps or cost have passed since then."""
+    policy = _find_policy(state)
+    if policy is None or (policy.no_diff_steps is None and policy.no_diff_cost_usd is None):
+        return None
+    looked = state.progress.looked
+    if looked is not None and not _has_passed(state, policy, looked):
+        return None
+    return Append((DigestWorkspaceAction(),))
+
+
+def _has_passed(state: State, policy: LoopPolicy, since: Mark) -> bool:
+    steps, cost = policy.no_diff_steps, policy.no_diff_cost_usd
+    return (steps is not None and state.usage.iteration - since.iteration >= steps) or (
+        cost is not None and state.usage.cost_usd - since.cost_usd >= cost
+    )
+
+
+def find_no_progress(state: State) -> DetectedLoop | None:
+    """Return the sign that the agent gets nowhere, or None."""
+    policy = _find_policy(state)
+    progress = state.progress
+    if policy is None:
+        return None
+    for failure in progress.failures:
+        if policy.same_failure is not None and failure.times >= policy.same_failure:
+            reason = f"the same command has failed {failure.times} times with the same output"
+            return DetectedLoop("same_failure", failure.times, failure.start_id, reason)
+    if progress.looked is None or not progress.digest:
+        return None
+    steps = progress.looked.iteration - progress.changed.iteration
+    cost = progress.looked.cost_usd - progress.changed.cost_usd
+    start_id = progress.changed.event_id + 1
+    if policy.no_diff_steps is not None and steps >= policy.no_diff_steps:
+        reason = f"the workspace has not changed in {format_count(steps, 'step')}"
+        return DetectedLoop("no_diff", steps, start_id, reason)
+    if policy.no_diff_cost_usd is not None and cost >= policy.no_diff_cost_usd:
+        reason = f"the workspace has not changed while {cost:.2f} USD were spent"
+        return DetectedLoop("no_diff_cost", steps, start_id, reason)
+    return None
+
+
+PROGRESS = Concern(
+    "progress",
+    {
+        DigestWorkspaceAction: _after_look,
+        CmdOutputObservation: _after_output,
+        LoopDetectionObservation: _after_detection,
+        Observation: _after_observation,
+        MessageAction: _after_message,
+    },
+)
