@@ -19,10 +19,10 @@ from typing import Any
 from broker.contract import (
     AgentSpec,
     AgentState,
-    CmdOutputObservation,
     GoalSpec,
     Limits,
     LLMSpec,
+    ModelReply,
     Tenancy,
     WorkspaceSpec,
 )
@@ -46,11 +46,19 @@ from deckhands.evaluation.datasets.instances import Instance, ScorerFailed
 from deckhands.evaluation.exports.dialogue import to_dialogue
 from deckhands.evaluation.rewards import Rewards, find_rewards
 from deckhands.evaluation.scorers import AttemptToScore
-from deckhands.evaluation.scoring import build_check_files, compute_work, may_count
+from deckhands.evaluation.scoring import AgentWork, build_check_files, compute_work, may_count
+from deckhands.evaluation.setups import (
+    FailedSetup,
+    find_check_answer,
+    find_failed_setup,
+    find_setup_answer,
+    may_have_failed,
+)
 from deckhands.evaluation.siblings import SharedHistory, compute_shared
 from deckhands.evaluation.transcripts import write_transcript
 
 CHECK_SECONDS = 600.0
+SETUP_POLL_SECONDS = 1.0
 READ_AT_ONCE = 4
 """How many workspaces' files are read at once; each may have 64 MiB."""
 STARTED_AT_ONCE = 32
@@ -151,11 +159,14 @@ class Evaluation:
             begun_with = await _read(one.attempt.instance.files)
             await self._start(one, begun_with)
         one.phase = "works"
-        settled = await self._wait_for_end(one.conversation_id, one.seen)
+        settled = await self._wait_for_attempt(one)
         with suppress(OSError):  # only the report shows it
             await asyncio.to_thread(write_transcript, self._directory, one.conversation_id, settled.events)
         summary = settled.summary
         one.seen.cost_usd, one.seen.iterations = summary.cost_usd, summary.iterations
+        failed = find_failed_setup(settled.events) if one.attempt.instance.setup is not None else None
+        if failed is not None:
+            return self._build_row(one, "setup_failed", settled, cause=failed.cause, evidence=failed.text)
         match summary.state:
             case AgentState.REJECTED:
                 return self._build_row(one, "refused", settled, evidence=summary.message)
@@ -249,6 +260,30 @@ class Evaluation:
             except AdmissionRefused as refused:
                 await asyncio.sleep(refused.retry_after_seconds * (0.5 + draw_jitter()))
 
+    async def _wait_for_attempt(self, one: AttemptInFlight) -> End:
+        """Wait for the end of an attempt; if its set-up fails, stop it: its agent would work in vain."""
+        if one.attempt.instance.setup is None:
+            return await self._wait_for_end(one.conversation_id, one.seen)
+        guard = asyncio.create_task(self._stop_after_failed_setup(one.conversation_id, one.seen))
+        try:
+            return await self._wait_for_end(one.conversation_id, one.seen)
+        finally:
+            guard.cancel()
+            await asyncio.gather(guard, return_exceptions=True)
+
+    async def _stop_after_failed_setup(self, conversation_id: str, seen: ConversationProgress) -> None:
+        read_until = 0
+        with suppress(DeckhandsError):  # the wait for its end reports the error
+            while True:
+                if seen.last_id > read_until:
+                    read_until = seen.last_id
+                    events = await self._client.events(conversation_id)
+                    if find_failed_setup(events) is not None:
+                        await self._client.cancel(conversation_id)
+                    if find_setup_answer(events) is not None or any(isinstance(event, ModelReply) for event in events):
+                        return
+                await asyncio.sleep(SETUP_POLL_SECONDS)
+
     async def _wait_for_end(self, conversation_id: str, seen: ConversationProgress | None = None) -> End:
         """Wait for the end of a conversation; a paused one is held by a user and has not ended.
 
@@ -285,7 +320,7 @@ class Evaluation:
             row.left_out = work.names_left_out
             row.patch = await asyncio.to_thread(make_patch, begun_with, work.tree)
         if not is_answered and instance.check is not None:
-            row = await self._run_check(instance, row, build_check_files(work, hidden))
+            row = await self._run_check(one, row, begun_with, work, hidden)
         is_decided = is_answered or instance.check is not None
         if row.counts:
             row = await self._run_scorers(one, row, settled, work.tree, is_decided=is_decided)
@@ -368,33 +403,61 @@ class Evaluation:
             except UsageError as error:
                 raise TooLarge(error.message) from error
 
-    async def _run_check(self, instance: Instance, row: AttemptRow, tree: dict[str, TreeFile]) -> AttemptRow:
-        """Run the check in a workspace with these files. Idempotent."""
-        assert instance.check is not None
-        workspace, upload = await _pack(tree, network=False, image=instance.image)
-        check = instance.whole_check
-        agent = AgentSpec(
-            name="CheckAgent", llm=LLMSpec(), goal=GoalSpec(check=check, max_refusals=0, timeout_seconds=CHECK_SECONDS)
-        )
-        for number in range(self._plan.retries + 1):
-            key = f"{row.conversation_id}/check/{number}"
-            checked_id = await self._submit(key, check, agent, workspace, upload, title=f"Check of {instance.id}")
-            settled = await self._wait_for_end(checked_id)
-            summary = settled.summary
-            if summary.state == AgentState.FINISHED or summary.error_code == "goal_not_reached":
-                break
-            row.failures.append(f"{CHECK_FAILED}{summary.error_code or summary.state}")
-            await _back_off(number + 1)
-        else:
+    async def _run_check(
+        self, one: AttemptInFlight, row: AttemptRow, begun_with: Tree, work: AgentWork, hidden: Tree
+    ) -> AttemptRow:
+        """Run the check in a workspace with the agent's work and the hidden files. Idempotent."""
+        instance = one.attempt.instance
+        tree, key = build_check_files(work, hidden), f"{row.conversation_id}/check"
+        checked = await self._run_in_check(instance, key, instance.whole_check, tree, row.failures)
+        if checked is None:
             row.outcome, row.cause = "infra-abandoned", row.failures[-1]
             return row
-        events = await self._client.events(checked_id, is_whole=True)
-        written = [event.content for event in events if isinstance(event, CmdOutputObservation)]
+        summary, answer = checked.summary, find_check_answer(checked.events)
+        text = answer.content if answer is not None else ""
         row.outcome = "resolved" if summary.state == AgentState.FINISHED else "unresolved"
-        row.evidence = written[-1][-MAX_EVIDENCE_CHARS:] if written else ""
-        row.checked_id, row.scoring_seconds = checked_id, summary.duration_seconds
-        rewards = find_rewards(written[-1]) if written and instance.has_rewards else None
+        row.evidence = text[-MAX_EVIDENCE_CHARS:]
+        row.checked_id, row.scoring_seconds = checked.conversation_id, summary.duration_seconds
+        if row.outcome == "unresolved" and instance.setup is not None and (answer is None or may_have_failed(answer)):
+            return await self._run_setup_alone(one, row, {**begun_with, **hidden})
+        rewards = find_rewards(text) if instance.has_rewards else None
         return row if rewards is None else _add_rewards(row, rewards)
+
+    async def _run_setup_alone(self, one: AttemptInFlight, row: AttemptRow, tree: Tree) -> AttemptRow:
+        """Run the set-up as in a check, but without the agent's work: if it fails, too, the agent has no part in it.
+
+        It runs once for all attempts at an instance in the same round. Idempotent.
+        """
+        instance = one.attempt.instance
+        key = f"{self._plan.name}/{instance.id}/set-up/{one.round}"
+        alone = await self._run_in_check(instance, key, instance.setup_check, tree, row.failures, what="Set-up")
+        if alone is None:
+            return row.model_copy(update={"outcome": "infra-abandoned", "cause": row.failures[-1]})
+        answer = find_check_answer(alone.events)
+        failed = FailedSetup.of(answer) if answer is not None else None
+        if alone.summary.state == AgentState.FINISHED or failed is None:
+            return row
+        evidence = failed.text[-MAX_EVIDENCE_CHARS:]
+        return row.model_copy(update={"outcome": "setup_failed", "cause": failed.cause, "evidence": evidence})
+
+    async def _run_in_check(
+        self, instance: Instance, key: str, command: str, tree: Tree, failures: list[str], *, what: str = "Check"
+    ) -> End | None:
+        """Run a command as a check; None: the infrastructure failed too often, and `failures` has the codes."""
+        workspace, upload = await _pack(tree, network=False, image=instance.image)
+        goal = GoalSpec(check=command, max_refusals=0, timeout_seconds=CHECK_SECONDS)
+        agent = AgentSpec(name="CheckAgent", llm=LLMSpec(), goal=goal)
+        for number in range(self._plan.retries + 1):
+            title = f"{what} of {instance.id}"
+            settled = await self._wait_for_end(
+                await self._submit(f"{key}/{number}", command, agent, workspace, upload, title=title)
+            )
+            summary = settled.summary
+            if summary.state == AgentState.FINISHED or summary.error_code == "goal_not_reached":
+                return settled
+            failures.append(f"{CHECK_FAILED}{summary.error_code or summary.state}")
+            await _back_off(number + 1)
+        return None
 
     async def _run_critic(
         self, one: AttemptInFlight, row: AttemptRow, settled: End, tree: Tree, *, decides: bool

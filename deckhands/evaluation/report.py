@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from deckhands.evaluation.attempts.results import OUTCOMES, AttemptRow
+from deckhands.evaluation.attempts.results import OUTCOMES, AttemptRow, Outcome
 from deckhands.evaluation.attempts.statistics import (
     classify_failures,
     compute_summary,
@@ -22,7 +22,15 @@ from deckhands.evaluation.critic import MAX_SCORE
 from deckhands.evaluation.rewards import find_rewards
 from deckhands.evaluation.transcripts import Transcript
 
-COLOURS = dict(zip(OUTCOMES, ("#2f855a", "#c05621", "#b7791f", "#6b46c1", "#718096", "#cbd5e0"), strict=True))
+COLOURS: Mapping[Outcome, str] = {
+    "resolved": "#2f855a",
+    "unresolved": "#c05621",
+    "limit": "#b7791f",
+    "refused": "#6b46c1",
+    "setup_failed": "#9b2c2c",
+    "infra-abandoned": "#718096",
+    "not-run": "#cbd5e0",
+}
 BINS = 20
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #1a202c; }
@@ -37,6 +45,7 @@ tr:nth-child(even) { background: #f7fafc; } th { border-bottom: 2px solid #cbd5e
 MAX_WHY_CHARS = 200
 REASONS = {
     "limit": "It reached the limit: {}.",
+    "setup_failed": "The set-up failed: {}.",
     "infra-abandoned": "The infrastructure failed: {}.",
     "not-run": "It was not run: {}.",
 }

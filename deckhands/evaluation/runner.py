@@ -141,8 +141,8 @@ def run_evaluation(
     on_finished(directory)
     if as_json is not None:
         print_summary(summary, as_json=as_json)
-    abandoned = any(row.outcome == "infra-abandoned" for row in results.rows.values())
-    return int(ExitCode.ERROR if abandoned else ExitCode.FINISHED)
+    has_failed = any(row.outcome in ("infra-abandoned", "setup_failed") for row in results.rows.values())
+    return int(ExitCode.ERROR if has_failed else ExitCode.FINISHED)
 
 
 def build_plan(directory: Path, asked: EvaluationRequest, tuning: Tuning) -> EvaluationPlan:

@@ -16,9 +16,9 @@ from deckhands.client.client import Client
 from deckhands.evaluation.attempts.plan import LABEL, EvaluationPlan
 from deckhands.evaluation.attempts.results import AttemptRow, Results, read_results
 from deckhands.evaluation.datasets.check_programs import COMMAND, build_test_check
-from deckhands.evaluation.datasets.file_trees import TreeFile
+from deckhands.evaluation.datasets.file_trees import TreeFile, to_tree
 from deckhands.evaluation.datasets.harbor import harbor_instance
-from deckhands.evaluation.datasets.instances import Instance, ScorerFailed
+from deckhands.evaluation.datasets.instances import SETUP_FAILED, Instance, ScorerFailed
 from deckhands.evaluation.directory import write_report
 from deckhands.evaluation.evaluation import Evaluation
 from deckhands.evaluation.rewards import Rewards
@@ -218,7 +218,32 @@ async def test_no_text_of_a_set_up_skips_its_check(client: Client, results: Resu
     makes = model(tmp_path, bash("touch made.txt"), finish("Done."))
     await Evaluation(client, EvaluationPlan("setups", instances, [makes], retries=0), results).run()
     found = {row.instance: row.outcome for row in results.rows.values()}
-    assert found == {name: "resolved" if name == "good" else "unresolved" for name in setups}
+    assert found == {"comment": "unresolved", "either": "setup_failed", "here": "unresolved", "good": "resolved"}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_set_up_that_fails_only_in_the_check_is_recognised(
+    client: Client, results: Results, tmp_path: Path
+) -> None:
+    """It fails without the agent's work, too; what the agent does or prints changes nothing about that."""
+    hidden = to_tree({"hidden.txt": "hidden"})
+    always = Instance("always", "Make it.", setup="test ! -e hidden.txt", hidden=hidden, check="test -f made.txt")
+    broken = Instance("broken", "Make it.", setup="test ! -e broken.txt", hidden=hidden, check="cat made.txt; exit 1")
+    makes = model(tmp_path, bash("touch made.txt"), finish("Done."), name="makes")
+    breaks = model(tmp_path, bash("touch made.txt broken.txt"), finish("Done."), name="breaks")
+    says = SETUP_FAILED.format(code=1)
+    claims = model(tmp_path, bash(f"echo '{says}' > made.txt"), finish("Done."), name="claims")
+    plan = EvaluationPlan("rechecked", [always, broken], [makes, breaks, claims], retries=0)
+    await Evaluation(client, plan, results).run()
+    found = {(row.instance, Path(row.model).stem): (row.outcome, row.cause) for row in results.rows.values()}
+    models = ("makes", "breaks", "claims")
+    assert found == {
+        **{("always", name): ("setup_failed", "exit_code_1") for name in models},
+        **{("broken", name): ("unresolved", "") for name in models},
+    }
+    assert says in results.rows[breaks, "broken", 1].evidence
+    titles = [row.title for row in await client.recent(limit=100) if row.labels.get(LABEL) == "rechecked"]
+    assert sorted(title for title in titles if title.startswith("Set-up")) == ["Set-up of always", "Set-up of broken"]
 
 
 @pytest.mark.asyncio(loop_scope="module")

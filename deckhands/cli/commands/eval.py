@@ -321,6 +321,8 @@ def compare(options: EvalCompareOptions) -> None:
     print_text(f"The first resolves {found['difference']:+.1%} ({within}) of the attempts more than the second.")
     if found["reward"] is not None:
         print_text(f"The first's reward is larger by {format_mean(found['reward'])}.")
+    if found["setup_failed"]:
+        print_text(f"Without a score, because the set-up failed: {', '.join(found['setup_failed'])}.")
     if not found["differing"] and not found["differing_rewards"]:
         print_text("No instance differs.")
     for one in found["differing"]:

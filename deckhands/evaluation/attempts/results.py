@@ -12,15 +12,15 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from broker.runtime import UsageError
 
-Outcome = Literal["resolved", "unresolved", "limit", "refused", "infra-abandoned", "not-run"]
-OUTCOMES: Sequence[Outcome] = ("resolved", "unresolved", "limit", "refused", "infra-abandoned", "not-run")
-SAYS_NOTHING = frozenset({"infra-abandoned", "not-run"})
+Outcome = Literal["resolved", "unresolved", "limit", "refused", "setup_failed", "infra-abandoned", "not-run"]
+OUTCOMES: Sequence[Outcome] = get_args(Outcome)
+SAYS_NOTHING = frozenset({"setup_failed", "infra-abandoned", "not-run"})
 """Outcomes that do not say anything about the agent."""
 
 

@@ -242,13 +242,14 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def compare_runs(ours: Iterable[AttemptRow], theirs: Iterable[AttemptRow]) -> dict[str, Any]:
+def compare_runs(ours: Sequence[AttemptRow], theirs: Sequence[AttemptRow]) -> dict[str, Any]:
     """Compare two runs over the instances that both have scored.
 
     An instance counts as resolved if most of its attempts are. `p_value` is McNemar's, of these. `difference` is the
     mean over instances of the first run's share of resolved attempts minus the second's, with its `interval`; without
     common instances, both and the p-value are None. `differing` has the instances whose shares differ. `reward` is the
-    mean difference of rewards; None: no attempt has a number.
+    mean difference of rewards; None: no attempt has a number. `setup_failed` has the instances that have no score in a
+    run because the set-up of each attempt failed.
     """
     first, second = _group_scored(ours), _group_scored(theirs)
     both = sorted(first.keys() & second.keys())
@@ -262,6 +263,7 @@ def compare_runs(ours: Iterable[AttemptRow], theirs: Iterable[AttemptRow]) -> di
     gains = [one - other for one, other in zip(*rewards, strict=True)]
     return {
         "instances": len(both),
+        "setup_failed": sorted({name for run in (ours, theirs) for name in _list_unprepared(run)}),
         "resolved": [sum(pair[side] > 0.5 for pair in shares.values()) for side in (0, 1)],
         "only_first": only_first,
         "only_second": only_second,
@@ -302,6 +304,14 @@ def find_resolved(rows: Iterable[AttemptRow], model: str) -> Mapping[str, bool]:
 def _group_scored(rows: Iterable[AttemptRow]) -> dict[str, list[AttemptRow]]:
     """Return the attempts that count, by instance; without instances that have none."""
     return {name: attempts for name, attempts in _by_instance(rows).items() if attempts}
+
+
+def _list_unprepared(rows: Iterable[AttemptRow]) -> list[str]:
+    """Return the instances with attempts whose set-ups all failed."""
+    outcomes: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        outcomes[row.instance].add(row.outcome)
+    return [name for name, found in outcomes.items() if found == {"setup_failed"}]
 
 
 def _share(rows: Sequence[AttemptRow]) -> float:

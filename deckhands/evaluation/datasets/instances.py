@@ -18,6 +18,8 @@ from deckhands.evaluation.rewards import Rewards
 SHIPPED = "shipped"
 MAX_ID_CHARS = 100
 NAMED = 3
+SETUP_FAILED = "The set-up failed with exit code {code}."
+"""The last line of a check whose set-up failed."""
 ID = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_ID_CHARS - 1}}}$"
 Judge = Callable[[str], Awaitable[Rewards]]
 
@@ -67,7 +69,14 @@ class Instance:
     def whole_check(self) -> str:
         """The set-up, then the check, as separate commands."""
         assert self.check is not None
-        return self.check if self.setup is None else f"eval {shlex.quote(self.setup)} && eval {shlex.quote(self.check)}"
+        return self.check if self.setup is None else f"{self.setup_check} && eval {shlex.quote(self.check)}"
+
+    @property
+    def setup_check(self) -> str:
+        """The set-up alone; if it fails, its last line says so."""
+        assert self.setup is not None
+        says = SETUP_FAILED.format(code="$?")
+        return f'eval {shlex.quote(self.setup)} || {{ echo "{says}"; false; }}'
 
     def files(self) -> dict[str, TreeFile]:
         """Read the initial files of an attempt: those of the workspace, and the set-up as a script.

@@ -1,9 +1,9 @@
 """Evaluations as logs of inspect_ai, which `inspect view` and `read_eval_log` open: one for each model.
 
 Source: the JSON form of its logs, version 2 (inspect_ai 0.3). The package is not needed to write them.
-Holds: a sample is an instance, an epoch is an attempt. An attempt with an infrastructure failure is a sample with an
-error, and counts in no metric. A model event has only the messages that no earlier event has: with whole prompts, a log
-would grow with the square of the steps.
+Holds: a sample is an instance, an epoch is an attempt. An attempt with an infrastructure failure or a failed set-up is
+a sample with an error, and counts in no metric. A model event has only the messages that no earlier event has: with
+whole prompts, a log would grow with the square of the steps.
 Does not: have attempts that were not run.
 """
 
@@ -19,6 +19,8 @@ from deckhands.evaluation.exports.dialogue import Dialogue, DialogueCall, Dialog
 
 SCORER = "deckhands"
 LIMITS = {"iterations": "message", "tokens": "token", "time": "time", "budget": "cost", "evaluation_budget": "cost"}
+FAILURES = {"infra-abandoned": "The infrastructure failed", "setup_failed": "The set-up failed"}
+"""The outcomes that are errors of samples."""
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 Fields = dict[str, Any]
 Row = Mapping[str, Any]
@@ -33,7 +35,7 @@ def to_inspect_log(name: str, dataset: str, model: str, attempts: Sequence[tuple
     """
     attempts = [(row, dialogue) for row, dialogue in attempts if row["outcome"] != "not-run"]
     samples = [_sample(row, dialogue) for row, dialogue in attempts]
-    counted = [row for row, _ in attempts if row["outcome"] != "infra-abandoned"]
+    counted = [row for row, _ in attempts if row["outcome"] not in FAILURES]
     ids = list(dict.fromkeys(str(row["instance"]) for row, _ in attempts))
     moments = [turn.at for _, dialogue in attempts if dialogue for turn in dialogue.turns if turn.at is not None]
     begun, ended = (min(moments), max(moments)) if moments else (NEVER, NEVER)
@@ -101,8 +103,8 @@ def _sample(row: Row, dialogue: Dialogue | None) -> Fields:
     if moments:
         sample |= {"started_at": format_time(min(moments)), "completed_at": format_time(max(moments))}
     match row["outcome"]:
-        case "infra-abandoned":
-            text = f"The infrastructure failed: {row['cause']}."
+        case outcome if outcome in FAILURES:
+            text = f"{FAILURES[outcome]}: {row['cause']}."
             sample["error"] = {"message": text, "traceback": text, "traceback_ansi": text}
         case outcome:
             reward = row.get("reward")

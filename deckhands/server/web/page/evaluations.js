@@ -5,7 +5,7 @@ import { histogram, share, stacked } from "./chart.js";
 import { ago, block, duration, el, grid, named, replace, usd } from "./dom.js";
 
 const REFRESH_MS = 4_000, PAGE = 50;
-const OUTCOMES = ["resolved", "unresolved", "limit", "refused", "infra-abandoned", "not-run"];
+const OUTCOMES = ["resolved", "unresolved", "limit", "refused", "setup_failed", "infra-abandoned", "not-run"];
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 const address = (name) => `/evaluations/${encodeURIComponent(name)}`;
 

@@ -83,6 +83,7 @@ def test_abandoned_attempts_are_reported_and_not_scored() -> None:
         "unresolved": 1,
         "limit": 0,
         "refused": 0,
+        "setup_failed": 0,
         "infra-abandoned": 1,
         "not-run": 1,
     }
@@ -91,6 +92,14 @@ def test_abandoned_attempts_are_reported_and_not_scored() -> None:
     assert figures["infrastructure_failures_per_1000"] == pytest.approx(6_000 / 11)
     assert figures["tags"] == {"easy": {"attempts": 1, "resolved": 1}}
     json.dumps(figures)
+
+
+def test_attempts_without_set_up_give_no_score() -> None:
+    rows = [row("a"), row("a", "setup_failed", attempt=2), row("b", "setup_failed", cause="exit_code_1")]
+    figures = compute_summary(rows)["models"]["m"]
+    assert (figures["pass@1"], figures["instances"], figures["outcomes"]["setup_failed"]) == (1.0, 2, 2)
+    found = compare_runs(rows, [row("a"), row("b"), row("c", "setup_failed")])
+    assert (found["instances"], found["setup_failed"]) == (1, ["b", "c"])
 
 
 def test_two_runs_are_compared_by_mcnemars_exact_test() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from broker.contract.actions import SystemMessageAction
 from broker.contract.events import Event, ModelReply, ModelToolCall, TokenUsage, ToolCallMetadata
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
@@ -82,8 +84,9 @@ def test_each_call_of_an_example_is_answered_in_place() -> None:
     assert [message["tool_call_id"] for message in messages if message["role"] == "tool"] == ["a", "b", "c"]
 
 
-def test_infrastructure_failures_are_errors_outside_inspects_metrics() -> None:
-    abandoned = {**ROW, "instance": "two", "outcome": "infra-abandoned", "cause": "provider"}
+@pytest.mark.parametrize("outcome", ["infra-abandoned", "setup_failed"])
+def test_attempts_without_a_score_are_errors_outside_inspects_metrics(outcome: str) -> None:
+    abandoned = {**ROW, "instance": "two", "outcome": outcome, "cause": "provider"}
     limited = {**ROW, "instance": "three", "outcome": "limit", "cause": "time"}
     left = {**ROW, "instance": "four", "outcome": "not-run", "cause": "cancelled"}
     log = to_inspect_log("e", "data", "m", [(ROW, dialogue()), (abandoned, None), (limited, None), (left, None)])
