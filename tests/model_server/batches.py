@@ -5,8 +5,6 @@ A batch ends `seconds` after it was made. The items meet the plan's faults as ca
 and then closes the connection. `GET /batches` shows every batch that was made, with its items.
 """
 
-from __future__ import annotations
-
 import email.parser
 import json
 import time

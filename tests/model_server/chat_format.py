@@ -1,7 +1,5 @@
 """OpenAI's Chat Completions: how a request is checked, and how a turn and an error look on the wire."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

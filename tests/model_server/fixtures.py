@@ -3,8 +3,6 @@
 A test module takes them in with `pytest_plugins = ("tests.model_server.fixtures",)`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """OpenAI's Responses: how a request is checked, and how a turn and an error look on the wire."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Scripts that need no file, by name: `finish`, `say:TEXT`, `bash:N`, `forever`."""
 
-from __future__ import annotations
-
 from controller_worker.providers.scripted import Script, ScriptedCall, ScriptedTurn, ScriptedUsage
 
 FOREVER_TURNS = 10_000

@@ -5,8 +5,6 @@ became of it), `DELETE /requests`, `POST /faults` (a new plan), `GET /counts`, a
 as soon as the named counts are reached: tests wait on it instead of sleeping).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import deque

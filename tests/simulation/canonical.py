@@ -4,8 +4,6 @@ A task, a turn of two commands at once, a message meanwhile, a rate limit, a tur
 a resume, an end. The person is a process too: after a kill it starts again and says nothing twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

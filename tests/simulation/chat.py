@@ -4,8 +4,6 @@ A conversation is given up by its owner after each answer, so every message has 
 them all without news, as the keeper of a quota does: a ring too many may cost time, never an answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

@@ -4,8 +4,6 @@ Holds: the workers, the core, the shell, the log and the functions are the real 
 the workspace host and the random numbers.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """State and its snapshots."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import fields
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The risk of a command: a corpus of what is harmless, what is not, and what cannot be known before it runs."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

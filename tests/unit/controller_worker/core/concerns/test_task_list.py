@@ -1,7 +1,5 @@
 """The task list: what a plan means, and that a view shows the latest one."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -63,10 +61,7 @@ def test_what_an_item_leaves_out_has_a_default() -> None:
     [
         ({}, 'Missing required argument "command" in tool call task_tracker'),
         ({"command": "erase"}, "Unknown command 'erase' in tool call task_tracker. Use `view` or `plan`."),
-        (
-            {"command": "plan"},
-            'Missing required argument "task_list" for "plan" command in tool call task_tracker',
-        ),
+        ({"command": "plan"}, 'Missing required argument "task_list" for "plan" command in tool call task_tracker'),
         (
             {"command": "plan", "task_list": ["x"]},
             "Invalid format for 'task_list' in tool call task_tracker: use a list of objects.",

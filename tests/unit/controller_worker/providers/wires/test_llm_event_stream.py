@@ -1,7 +1,5 @@
 """Server-sent events, cut anywhere, and the replies that are put together from them."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
