@@ -9,7 +9,6 @@ from tests.model_server import chat_format
 
 PATH = "/v1/responses"
 
-_CREATED = 1_760_000_000
 error = chat_format.error
 
 
@@ -98,7 +97,7 @@ def _response(turn: ScriptedTurn, number: int, model: str) -> dict[str, Any]:
     return {
         "id": f"resp_{number}",
         "object": "response",
-        "created_at": _CREATED,
+        "created_at": chat_format.CREATED,
         "model": model,
         "status": "completed",
         "output": output,

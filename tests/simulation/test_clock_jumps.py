@@ -55,7 +55,7 @@ class SkewedCluster(Cluster):
         process = self.start(name, main)
         return process
 
-    async def until(self, condition: Callable[[Event], bool]) -> Event:
+    async def until_event(self, condition: Callable[[Event], bool]) -> Event:
         """Follow the log up to an event."""
         store = await self.open()
         async with asyncio.timeout(3 * HOUR):
@@ -79,7 +79,7 @@ class SkewedCluster(Cluster):
             status = status.apply(event)
             return status.is_terminal
 
-        await self.until(ends)
+        await self.until_event(ends)
         while not self.announced or self.announced[-1][0] is not status.state:
             await asyncio.sleep(0.01)  # the other reader has not got so far
         return status
@@ -114,7 +114,7 @@ async def take_over_while_waiting(
     wrong = cluster.start_controller("wrong", OtherClock(cluster.clock, ahead))
     cluster.start("tools", cluster.tools)
     await cluster.submit(Limits(max_seconds=limit_seconds))
-    await cluster.until(is_waiting)
+    await cluster.until_event(is_waiting)
     await asyncio.sleep(1.0)
     wrong.kill()
     cluster.start_controller("right", cluster.clock)
@@ -134,7 +134,7 @@ def test_the_clock_of_the_store_jumps_during_a_wait(tmp_path: Path, jump: float,
             cluster.start_controller(f"controller-{number}", cluster.clock)
         cluster.start("tools", cluster.tools)
         await cluster.submit(Limits(max_seconds=10 * WAIT_SECONDS))
-        await cluster.until(is_waiting)
+        await cluster.until_event(is_waiting)
         await asyncio.sleep(WAIT_SECONDS / 3)
         cluster.server.clock.ahead_seconds += jump
         assert (await cluster.until_over()).state is AgentState.FINISHED

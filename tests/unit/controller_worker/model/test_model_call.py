@@ -15,7 +15,7 @@ from broker.runtime.errors import StoreUnavailable
 from broker.testing.manual_clock import ManualClock
 from controller_worker.core.failures import render_last_error
 from controller_worker.model.model_call import ask_model, to_model_reply
-from controller_worker.model.models import CLIENTS_LIMIT, ROUTED, ClientMissing, Models
+from controller_worker.model.models import CLIENTS_LIMIT, ClientMissing, Models
 from controller_worker.providers.errors import HookVeto, LLMConfigError
 from controller_worker.providers.llm import CallUsage, Completion, Delta, ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
@@ -404,21 +404,6 @@ async def test_an_agent_without_a_model_works_whatever_model_is_configured(env: 
     llm, _ = await models.get_client(spec)
     assert (await llm.complete(REQUEST)).text == ""
     await models.aclose()
-
-
-def test_routed_model_is_called_without_the_router(tmp_path: Path) -> None:
-    path = tmp_path / "models.toml"
-    path.write_text(
-        '[llm]\nmodel = "acme/large"\n[llm.auto]\nmodel = "acme/large"\n'
-        'router = {kind = "rules", rules = [{use = "small", images = false}]}\n[llm.small]\nmodel = "acme/small"\n'
-    )
-    of = with_env(LLM_CONFIG=str(path))
-    routers = [
-        config and config.router
-        for name in ("auto", f"auto{ROUTED}")
-        if (config := of.find_settings(LLMSpec(model=name)))
-    ]
-    assert [router is None for router in routers] == [False, True]
 
 
 async def test_clients_have_a_bound_and_one_in_use_is_not_closed(tmp_path: Path) -> None:
