@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from broker.contract.actions import ChangeAgentStateAction, MessageAction, RiskyAction, SystemMessageAction
 from broker.contract.agent_state import AgentState
@@ -46,11 +46,14 @@ from controller_worker.core.controller import apply, next_effect
 from controller_worker.core.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Recall
 from controller_worker.core.state import State, parse_snapshot, to_snapshot
 from controller_worker.loop.answers import make_greeting
+from controller_worker.loop.replay import replay
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
 from controller_worker.model.permits.call_permit import CallPermit
 from controller_worker.model.permits.permits import Permits
 from controller_worker.providers.messages.messages import Message
 from controller_worker.security.assessment import assess
+
+E = TypeVar("E", bound=Event)
 
 CID = "conversation-1"
 WORKSPACE = WorkspaceSpec(path="/srv/project")
@@ -206,8 +209,11 @@ class Core:
     def pass_time(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
 
-    def event(self, event_id: int) -> Event:
-        return self.events[event_id - 1]
+    def event(self, event_id: int, kind: type[E] = Event) -> E:  # type: ignore[assignment]
+        """Return an event, which must be of this kind; counted from the end when the id is negative."""
+        found = self.events[event_id - 1 if event_id > 0 else event_id]
+        assert isinstance(found, kind), found
+        return found
 
     def trace(self, *, after: int = 0) -> list[str]:
         """Return the log in the notation of the golden traces, one line an event."""
@@ -234,6 +240,12 @@ def check_snapshots(core: Core) -> None:
         assert restored == after, event.id
         state = restored
     assert state == core.state
+
+
+def check_replay(core: Core) -> None:
+    """Check that deciding the log again, offline, leads to the same log."""
+    divergence = replay(core.events).divergence
+    assert divergence is None, divergence.to_diff()
 
 
 def said(text: str) -> MessageAction:

@@ -1,7 +1,5 @@
 """Start a model server: `python -m tests.model_server --help`."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

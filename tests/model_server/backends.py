@@ -1,7 +1,5 @@
 """Every real client, pointed at a model server: the same settings for all tests that go through all of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from controller_worker.providers.config import LLMConfig

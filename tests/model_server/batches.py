@@ -5,8 +5,6 @@ A batch ends `seconds` after it was made. The items meet the plan's faults as ca
 and then closes the connection. `GET /batches` shows every batch that was made, with its items.
 """
 
-from __future__ import annotations
-
 import email.parser
 import json
 import time
@@ -73,7 +71,7 @@ class BatchShelf:
             assert len(item["custom_id"]) <= 64
             complaint = messages_format.complaint(item["params"], {})
             if complaint is not None or "stream" in item["params"]:
-                return _refuse(messages_format, "bad_request", complaint)
+                return refuse(messages_format, "bad_request", complaint)
         items = [{"custom_id": item["custom_id"], "body": item["params"]} for item in body["requests"]]
         return self._made(request, "messages", items)
 
@@ -93,7 +91,7 @@ class BatchShelf:
         body = json.loads(await request.read())
         assert (body["endpoint"], body["completion_window"]) == (chat_format.PATH, "24h")
         if body["input_file_id"] not in self.files:
-            return _refuse(chat_format, "unknown_model", "No such File object")
+            return refuse(chat_format, "unknown_model", "No such File object")
         lines = [json.loads(line) for line in self.files[body["input_file_id"]].splitlines() if line.strip()]
         assert all((line["method"], line["url"]) == ("POST", chat_format.PATH) for line in lines)
         assert len({line["body"]["model"] for line in lines}) == 1
@@ -104,7 +102,7 @@ class BatchShelf:
         fault = self.plan().next(MAKING)
         if fault is not None and fault.kind in STATUS_FAULTS:
             wire = messages_format if kind == "messages" else chat_format
-            return _refuse(wire, fault.kind, fault.text, fault.retry_after)
+            return refuse(wire, fault.kind, fault.text, fault.retry_after)
         now = time.time()
         metadata = further.pop("metadata", {})
         batch = ProviderBatch(f"batch_{len(self.batches)}", kind, items, metadata, now, now + self.seconds, **further)
@@ -143,7 +141,7 @@ class BatchShelf:
 
     async def _remove(self, request: web.Request) -> web.Response:
         if self.files.pop(request.match_info["id"], None) is None:
-            return _refuse(chat_format, "unknown_model", "No such File object")
+            return refuse(chat_format, "unknown_model", "No such File object")
         return web.json_response({"deleted": True})
 
     async def _show_all(self, _: web.Request) -> web.Response:
@@ -218,7 +216,8 @@ def _lines(values: list[dict[str, Any]]) -> bytes:
     return b"".join(json.dumps(value).encode() + b"\n" for value in values)
 
 
-def _refuse(wire: Any, kind: str, text: str | None = None, retry_after: str | None = None) -> web.Response:
+def refuse(wire: Any, kind: str, text: str | None = None, retry_after: str | None = None) -> web.Response:
+    """Return an error reply in the provider's own form."""
     status, body = wire.error(kind, text)
     headers = {"Retry-After": retry_after} if retry_after is not None else None
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)

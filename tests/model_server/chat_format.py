@@ -1,7 +1,5 @@
 """OpenAI's Chat Completions: how a request is checked, and how a turn and an error look on the wire."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -11,7 +9,7 @@ from controller_worker.providers.scripted import ScriptedTurn, write_tool_calls
 
 PATH = "/v1/chat/completions"
 
-_CREATED = 1_760_000_000
+CREATED = 1_760_000_000
 _NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
 _ERRORS: Mapping[str, tuple[int, str, str | None, str]] = {
     "rate_limit": (429, "requests", "rate_limit_exceeded", "Rate limit reached for requests."),
@@ -83,23 +81,22 @@ def no_choices(number: int, model: str, *, is_stream: bool) -> bytes:
     if is_stream:
         chunk = _frame("chat.completion.chunk", number, model) | {"choices": [], "usage": _usage(ScriptedTurn())}
         return b"data: " + json.dumps(chunk).encode() + b"\n\ndata: [DONE]\n\n"
-    return json.dumps(
-        _frame("chat.completion", number, model) | {"choices": [], "usage": _usage(ScriptedTurn())}
-    ).encode()
+    whole = _frame("chat.completion", number, model) | {"choices": [], "usage": _usage(ScriptedTurn())}
+    return json.dumps(whole).encode()
 
 
 def stream(turn: ScriptedTurn, number: int, model: str) -> bytes:
     """Return the server-sent events of a turn."""
     message = _message(turn, number)
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-    deltas += [{"reasoning_content": piece} for piece in _pieces(turn.thinking)]
-    deltas += [{"content": piece} for piece in _pieces(turn.text)]
+    deltas += [{"reasoning_content": piece} for piece in pieces(turn.thinking)]
+    deltas += [{"content": piece} for piece in pieces(turn.text)]
     for index, call in enumerate(message.get("tool_calls", ())):
         function = call["function"]
         deltas.append({"tool_calls": [call | {"index": index, "function": function | {"arguments": ""}}]})
         deltas += [
             {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
-            for piece in _pieces(function["arguments"])
+            for piece in pieces(function["arguments"])
         ]
     frame = _frame("chat.completion.chunk", number, model)
     chunks = [frame | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
@@ -114,7 +111,7 @@ def error_event() -> bytes:
 
 
 def _frame(kind: str, number: int, model: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{number}", "object": kind, "created": _CREATED, "model": model}
+    return {"id": f"chatcmpl-{number}", "object": kind, "created": CREATED, "model": model}
 
 
 def _message(turn: ScriptedTurn, number: int) -> dict[str, Any]:
@@ -143,5 +140,6 @@ def _usage(turn: ScriptedTurn) -> dict[str, Any]:
     }
 
 
-def _pieces(text: str, size: int = 12) -> list[str]:
+def pieces(text: str, size: int = 12) -> list[str]:
+    """Return a text in the pieces in which a stream sends it."""
     return [text[start : start + size] for start in range(0, len(text), size)]

@@ -13,23 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controller_worker.providers.scripted import Script, ScriptedCall, ScriptedTurn, ScriptedUsage
 
-STATUS_FAULTS: dict[str, int] = {
-    "rate_limit": 429,
-    "server_error": 500,
-    "bad_gateway": 502,
-    "unavailable": 503,
-    "gateway_timeout": 504,
-    "overloaded": 529,
-    "unauthorized": 401,
-    "forbidden": 403,
-    "unknown_model": 404,
-    "too_large": 413,
-    "no_credits": 0,
-    "context_overflow": 400,
-    "content_policy": 400,
-    "bad_request": 400,
+STATUS_FAULTS = {
+    *("rate_limit", "server_error", "bad_gateway", "unavailable", "gateway_timeout", "overloaded", "unauthorized"),
+    *("forbidden", "unknown_model", "too_large", "no_credits", "context_overflow", "content_policy", "bad_request"),
 }
-"""Error replies in the provider's own form; 0 where the providers use different statuses."""
+"""Error replies in the provider's own form."""
 
 Kind = Literal[
     # error replies
@@ -100,21 +88,16 @@ class FaultPlan:
     @classmethod
     def of_script(cls, script: Script) -> FaultPlan:
         """Plan the script's own errors."""
-        return cls(
-            [
-                Fault(
-                    kind=KIND_BY_ERROR_CODE[turn.error.code],
-                    times=turn.error.times,
-                    turn=number,
-                    text=turn.error.text or None,
-                    retry_after=None
-                    if turn.error.retry_after_seconds is None
-                    else f"{turn.error.retry_after_seconds:g}",
+        faults = []
+        for number, turn in enumerate(script.turns):
+            if (error := turn.error) is not None:
+                retry_after = None if error.retry_after_seconds is None else f"{error.retry_after_seconds:g}"
+                kind = KIND_BY_ERROR_CODE[error.code]
+                fault = Fault(
+                    kind=kind, times=error.times, turn=number, text=error.text or None, retry_after=retry_after
                 )
-                for number, turn in enumerate(script.turns)
-                if turn.error is not None
-            ]
-        )
+                faults.append(fault)
+        return cls(faults)
 
     def next(self, turn: int) -> Fault | None:
         """Use up and return the fault that a request of this turn meets."""

@@ -3,8 +3,6 @@
 Holds: the same name and the same turn always take as long, so a test knows beforehand what is ideal.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import dataclass

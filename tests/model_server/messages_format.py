@@ -1,13 +1,12 @@
 """Anthropic's Messages: how a request is checked, and how a turn and an error look on the wire."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from controller_worker.providers.scripted import ScriptedTurn, write_tool_calls
+from tests.model_server.chat_format import pieces
 
 PATH = "/v1/messages"
 
@@ -147,15 +146,15 @@ def _input(arguments: str) -> Any:
 def _block_events(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     match block["type"]:
         case "text":
-            return block | {"text": ""}, [{"type": "text_delta", "text": piece} for piece in _pieces(block["text"])]
+            return block | {"text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces(block["text"])]
         case "thinking":
-            deltas = [{"type": "thinking_delta", "thinking": piece} for piece in _pieces(block["thinking"])]
+            deltas = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"])]
             return block | {"thinking": "", "signature": ""}, [
                 *deltas,
                 {"type": "signature_delta", "signature": block["signature"]},
             ]
-    pieces = _pieces(json.dumps(block["input"]))
-    return block | {"input": {}}, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
+    written = pieces(json.dumps(block["input"]))
+    return block | {"input": {}}, [{"type": "input_json_delta", "partial_json": piece} for piece in written]
 
 
 def _event(event: dict[str, Any]) -> bytes:
@@ -175,7 +174,3 @@ def _usage(turn: ScriptedTurn) -> dict[str, int]:
         "cache_read_input_tokens": usage.cache_read_tokens,
         "cache_creation_input_tokens": usage.cache_write_tokens,
     }
-
-
-def _pieces(text: str, size: int = 12) -> list[str]:
-    return [text[start : start + size] for start in range(0, len(text), size)]

@@ -4,8 +4,6 @@ A call that finds no room is refused with 429 and a Retry-After; it uses nothing
 let in, by what its reply will use.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """OpenAI's Responses: how a request is checked, and how a turn and an error look on the wire."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +9,6 @@ from tests.model_server import chat_format
 
 PATH = "/v1/responses"
 
-_CREATED = 1_760_000_000
 error = chat_format.error
 
 
@@ -100,7 +97,7 @@ def _response(turn: ScriptedTurn, number: int, model: str) -> dict[str, Any]:
     return {
         "id": f"resp_{number}",
         "object": "response",
-        "created_at": _CREATED,
+        "created_at": chat_format.CREATED,
         "model": model,
         "status": "completed",
         "output": output,

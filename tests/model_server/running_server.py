@@ -1,7 +1,5 @@
 """A model server in a separate process, started from here and ended by its id."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

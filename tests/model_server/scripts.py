@@ -1,7 +1,5 @@
 """Scripts that need no file, by name: `finish`, `say:TEXT`, `bash:N`, `forever`."""
 
-from __future__ import annotations
-
 from controller_worker.providers.scripted import Script, ScriptedCall, ScriptedTurn, ScriptedUsage
 
 FOREVER_TURNS = 10_000
@@ -34,15 +32,11 @@ def builtin_script(name: str) -> Script:
 
 def _bash(steps: int) -> Script:
     return Script(
-        description=f"Run {steps} commands, one a turn, and finish.",
-        turns=tuple(
-            ScriptedTurn(
-                text=f"Step {number}.",
-                tool_calls=(
-                    ScriptedCall(name="execute_bash", arguments={"command": f"echo step {number} >> steps.txt"}),
-                ),
-                usage=ScriptedUsage(prompt_tokens=1000 + 100 * number, completion_tokens=50),
-            )
-            for number in range(1, steps + 1)
-        ),
+        description=f"Run {steps} commands, one a turn, and finish.", turns=tuple(map(_step, range(1, steps + 1)))
     )
+
+
+def _step(number: int) -> ScriptedTurn:
+    call = ScriptedCall(name="execute_bash", arguments={"command": f"echo step {number} >> steps.txt"})
+    usage = ScriptedUsage(prompt_tokens=1000 + 100 * number, completion_tokens=50)
+    return ScriptedTurn(text=f"Step {number}.", tool_calls=(call,), usage=usage)

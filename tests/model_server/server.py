@@ -5,8 +5,6 @@ became of it), `DELETE /requests`, `POST /faults` (a new plan), `GET /counts`, a
 as soon as the named counts are reached: tests wait on it instead of sleeping).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import deque
@@ -20,7 +18,7 @@ from aiohttp import web
 
 from controller_worker.providers.scripted import Script, ScriptedTurn
 from tests.model_server import chat_format, messages_format, responses_format
-from tests.model_server.batches import BatchShelf
+from tests.model_server.batches import BatchShelf, refuse
 from tests.model_server.faults import STATUS_FAULTS, Fault, FaultPlan, spoil_body, spoil_turn, stopped
 from tests.model_server.latency import Latency
 from tests.model_server.quota import Quota, retry_after
@@ -143,17 +141,17 @@ class ModelServer:
             request.headers.get("x-api-key"),
             request.headers.get("Authorization", "").removeprefix("Bearer "),
         ):
-            return _refuse(wire, "unauthorized")
+            return refuse(wire, "unauthorized")
         try:
             body = pydantic_core.from_json(record.body)  # three times as fast as json, which counts at 200 in flight
             if self._models and body["model"] not in self._models:
-                return _refuse(wire, "unknown_model", f"The model `{body['model']}` does not exist.")
+                return refuse(wire, "unknown_model", f"The model `{body['model']}` does not exist.")
             number = wire.replies_so_far(body)
             complaint = wire.complaint(body, {name.lower(): value for name, value in record.headers.items()})
         except (ValueError, KeyError, TypeError) as error:
-            return _refuse(wire, "bad_request", f"The request is malformed: {error!r}.")
+            return refuse(wire, "bad_request", f"The request is malformed: {error!r}.")
         if complaint is not None:
-            return _refuse(wire, "bad_request", complaint)
+            return refuse(wire, "bad_request", complaint)
         fault = self._plan.next(number)
         record.fault = fault.kind if fault else None
         await self._notify()
@@ -162,7 +160,7 @@ class ModelServer:
         key = request.headers.get("x-api-key") or request.headers.get("Authorization", "")
         refused_for = self._quota.enter(key, turn.usage.prompt_tokens + turn.usage.completion_tokens)
         if refused_for is not None:
-            return _refuse(wire, "rate_limit", retry_after=retry_after(refused_for))
+            return refuse(wire, "rate_limit", retry_after=retry_after(refused_for))
         seconds = turn.latency_seconds
         if seconds is None:
             seconds = self._latency.of_request(record.body, number)
@@ -171,7 +169,7 @@ class ModelServer:
         finally:
             self._quota.leave(key)
         if fault is not None and fault.kind in STATUS_FAULTS:
-            return _refuse(wire, fault.kind, fault.text, fault.retry_after)
+            return refuse(wire, fault.kind, fault.text, fault.retry_after)
         if fault is not None and fault.kind == "redirect":
             return web.Response(status=307, headers={"Location": str(request.url)})
         is_stream = body.get("stream") is True and (
@@ -212,7 +210,7 @@ class ModelServer:
         if fault is not None and fault.kind == "hang":
             await asyncio.Event().wait()
         if fault is not None:
-            return _refuse(wire, fault.kind, fault.text, fault.retry_after)
+            return refuse(wire, fault.kind, fault.text, fault.retry_after)
         count = self._script.get_turn(wire.replies_so_far(body)).usage.prompt_tokens
         return web.json_response({"input_tokens": count})
 
@@ -262,12 +260,6 @@ async def serve(server: ModelServer, host: str, port: int) -> None:
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
-
-
-def _refuse(wire: ModuleType, kind: str, text: str | None = None, retry_after: str | None = None) -> web.Response:
-    status, body = wire.error(kind, text)
-    headers = {"Retry-After": retry_after} if retry_after is not None else None
-    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
 async def _travel_badly(request: web.Request, fault: Fault, content: bytes, content_type: str) -> web.StreamResponse:

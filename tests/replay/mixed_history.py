@@ -3,8 +3,6 @@
 Holds: the same seed gives the same history; what the shell would do is done by the core's own functions.
 """
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from random import Random
@@ -221,9 +219,7 @@ class MixedHistory(Core):
         wanted = self.random.choice([AgentState.USER_CONFIRMED, AgentState.USER_CONFIRMED, AgentState.USER_REJECTED])
         edited = self.random.choice([{}, {}, {"command": "echo hi"}, {"bogus": 1}])
         about = self.random.choice([None, self.state.confirmation.asked_id, 3])
-        self.put(
-            ChangeAgentStateAction(agent_state=wanted, action_id=about, edited=edited, source=EventSource.USER),
-        )
+        self.put(ChangeAgentStateAction(agent_state=wanted, action_id=about, edited=edited, source=EventSource.USER))
 
     def person_recovers(self) -> None:
         self.put(LoopRecoveryAction(option=self.random.choice([1, 2, 3, 4]), source=EventSource.USER))

@@ -1,7 +1,5 @@
 """A conversation can be forked at any of its events, and continues from there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial

@@ -152,8 +152,7 @@ def test_15_a_stop_while_a_tool_call_is_pending() -> None:
         "bash, stopped -> rest, trace 6: 7 ModelReply(agent); 8 CmdRun(agent); 9 ChangeState(user) stopped; "
         "10 ErrorObs(agent, cause 8); 11 SC stopped",
     )
-    error = core.event(10)
-    assert isinstance(error, ErrorObservation)
+    error = core.event(10, ErrorObservation)
     assert error.error_id == "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_STOPPED"
     assert error.tool_call_metadata == core.event(8).tool_call_metadata is not None
 

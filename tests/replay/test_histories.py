@@ -1,7 +1,5 @@
 """Random histories: whatever people, tools and models do in whatever order, the core keeps its promises."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import pairwise
@@ -26,7 +24,7 @@ from broker.log.invariants import find_violations
 from broker.log.status import fold_status
 from controller_worker.core.controller import fold, next_effect
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Park, Rest
-from controller_worker.core.state import State, parse_snapshot, to_snapshot
+from controller_worker.core.state import State
 from controller_worker.loop.replay import replay
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.providers.messages.messages import Message, TextPart
@@ -270,34 +268,3 @@ class History(RuleBasedStateMachine):
 
 TestHistory = History.TestCase
 TestHistory.settings = settings(max_examples=examples(40), stateful_step_count=40)
-
-
-def test_every_snapshot_of_a_long_history_gives_equal_states() -> None:
-    core = Core(agent=AgentSpec(tool_concurrency=2))
-    core.run()
-    for number in range(30):
-        core.reply(bash(call_id="a"), bash(call_id="b"), call("nope", call_id="c"), think())
-        if number % 3 == 0:
-            core.say()
-        if number % 5 == 0:
-            core.ask("paused")
-            core.run()
-            core.ask("running")
-        while core.state.tools.pending:
-            core.observe(core.state.tools.pending[-1].id)
-    state = State()
-    for at, event in enumerate(core.events, 1):
-        state = fold(state, [event])
-        restored = parse_snapshot(to_snapshot(state))
-        assert restored == state, at
-        assert fold(restored, core.events[at:]) == core.state, at
-
-
-def test_replies_are_numbered_without_gaps() -> None:
-    core = Core()
-    core.run()
-    for _ in range(3):
-        core.reply(think())
-    replies = [event for event in core.events if isinstance(event, ModelReply)]
-    assert [reply.iteration for reply in replies] == [1, 2, 3]
-    assert core.state.usage.iteration == 3

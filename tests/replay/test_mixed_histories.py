@@ -3,8 +3,6 @@
 A failure names the seed: `checked(seed)`.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from random import Random
 

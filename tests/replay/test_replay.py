@@ -1,7 +1,5 @@
 """A log decided again, offline: recorded conversations come out the same to the byte, and a difference is named."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -26,8 +24,9 @@ from broker.log.export import parse_lines, render_event_line
 from broker.runtime.errors import CorruptEntry, UsageError
 from controller_worker.core.announcement import end_in_error
 from controller_worker.core.concerns.delegation import STARTED, to_answer
-from controller_worker.loop.replay import replay
-from tests.controller_parts import Core, bash, call, finish, started
+from controller_worker.loop.replay import Divergence, replay
+from tests.controller_parts import Core, bash, call, check_replay, finish, started
+from tests.scenarios import play
 
 GOLDEN = sorted(Path(__file__).with_name("golden").glob("*.jsonl"))
 
@@ -48,6 +47,12 @@ def finished() -> list[Event]:
 
 def changed(events: Sequence[Event], event_id: int, **fields: Any) -> list[Event]:
     return [event.model_copy(update=fields) if event.id == event_id else event for event in events]
+
+
+def divergence_of(events: Sequence[Event]) -> Divergence:
+    found = replay(events).divergence
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
@@ -72,53 +77,37 @@ def test_the_golden_logs_have_delegates_and_a_plan_among_them() -> None:
 
 
 def test_changed_decision_is_named_with_both() -> None:
-    found = replay(changed(finished(), 11, final_thought="not done at all"))
-    assert found.divergence is not None
-    assert (found.events, found.divergence.event_id) == (10, 11)
-    lines = found.divergence.to_diff()
+    events = changed(finished(), 11, final_thought="not done at all")
+    found = divergence_of(events)
+    assert (replay(events).events, found.event_id) == (10, 11)
+    lines = found.to_diff()
     assert lines[0] == "event 11: the controller decides to ask the model for step 3"
     assert '- "final_thought": "not done at all",' in lines
     assert '+ "final_thought": "done",' in lines
 
 
-def test_an_end_that_nobody_decided_is_found() -> None:
+def test_an_end_that_was_not_decided_is_found() -> None:
     events = finished()[:9]
     events.append(with_id(AgentStateChangedObservation(agent_state="finished", timestamp=events[-1].timestamp), 10))
-    found = replay(events)
-    assert found.divergence is not None
-    assert found.divergence.event_id == 10
-    assert found.divergence.decided is None
-    assert found.divergence.to_diff()[0] == "event 10: the controller decides to ask the model for step 2"
+    found = divergence_of(events)
+    assert (found.event_id, found.decided) == (10, None)
+    assert found.to_diff()[0] == "event 10: the controller decides to ask the model for step 2"
 
 
-def test_a_second_reply_to_one_step_is_found() -> None:
+def test_a_second_reply_or_half_an_append_is_found() -> None:
     events = finished()
     again = with_id(events[9], 13)
     assert isinstance(again, ModelReply)
-    found = replay([*events, again])
-    assert found.divergence is not None
-    assert found.divergence.event_id == 13
+    assert divergence_of([*events, again]).event_id == 13
+    cut = divergence_of(events[:10])
+    assert (cut.event_id, cut.recorded) == (11, None)
 
 
-def test_a_log_that_ends_within_an_append_is_found() -> None:
-    found = replay(finished()[:10])
-    assert found.divergence is not None
-    assert (found.divergence.event_id, found.divergence.recorded) == (11, None)
-
-
-def test_what_comes_before_the_controller_has_acted_is_no_difference() -> None:
-    core = Core()
-    core.say("one more thing")
-    core.run()
-    core.ask("paused")
-    core.say("and on")
-    core.run()
-    assert replay(core.events).divergence is None
-
-
-def test_a_log_that_nobody_went_on_with_is_waiting() -> None:
+def test_events_before_the_controller_has_acted_are_no_difference() -> None:
     core = Core()
     assert replay(core.events).is_waiting
+    play(core, "say, paused & say")
+    check_replay(core)
 
 
 def test_what_a_fork_took_over_is_not_decided_again() -> None:
@@ -175,10 +164,8 @@ def test_delegates_are_redecided_with_results_from_the_log() -> None:
         (14, {"outputs": {"a": 2}}),
     ],
 )
-def test_what_was_told_otherwise_of_a_delegate_is_found(event_id: int, fields: dict[str, Any]) -> None:
-    found = replay(changed(delegated(), event_id, **fields))
-    assert found.divergence is not None
-    assert found.divergence.event_id == event_id
+def test_another_report_of_a_delegate_is_found(event_id: int, fields: dict[str, Any]) -> None:
+    assert divergence_of(changed(delegated(), event_id, **fields)).event_id == event_id
 
 
 def test_outside_error_ends_waits_for_tools_and_delegates() -> None:
@@ -186,17 +173,16 @@ def test_outside_error_ends_waits_for_tools_and_delegates() -> None:
     core.reply(bash(), delegate("d1"), delegate("d2", background=True), delegate("d3"))
     core.commit(end_in_error(core.state, "DeckhandsError: The conversation crashed its worker 3 times in a row."))
     assert core.states()[-1] == "error"
-    found = replay(core.events)
-    assert found.divergence is None, found.divergence.to_diff()
+    check_replay(core)
 
 
 def test_a_result_that_no_delegate_has_reported_is_found() -> None:
     events = delegated()
-    invented = with_id(events[13].model_copy(update={"timestamp": events[10].timestamp}), 11)
-    found = replay([*events[:10], invented])
-    assert found.divergence is not None
-    assert (found.divergence.event_id, found.divergence.decided) == (11, None)
-    assert found.divergence.wanted == "the controller decides: AwaitDelegates"
+    found = divergence_of(
+        [*events[:10], with_id(events[13].model_copy(update={"timestamp": events[10].timestamp}), 11)]
+    )
+    assert (found.event_id, found.decided) == (11, None)
+    assert found.wanted == "the controller decides: AwaitDelegates"
 
 
 def test_a_log_without_its_beginning_is_refused() -> None:

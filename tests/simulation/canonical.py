@@ -4,8 +4,6 @@ A task, a turn of two commands at once, a message meanwhile, a rate limit, a tur
 a resume, an end. The person is a process too: after a kill it starts again and says nothing twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -139,20 +137,9 @@ async def _world(plan: Plan, cluster: Cluster, outcome: Outcome, person: Person)
     settled = cluster.loop.create_future()
     for at in plan.host_deaths:
         cluster.loop.call_at(at, cluster.node.kill_hosts)
-    for number in range(plan.controllers):
-        cluster.start(f"controller-{number}", cluster.controller)
-    for number in range(plan.tools):
-        cluster.start(f"tools-{number}", cluster.tools)
+    cluster.start_workers(plan.controllers, plan.tools)
     cluster.start("person", lambda opened: person(opened, outcome.seen, settled))
-    try:
-        async with asyncio.timeout(LIMIT_SECONDS):
-            await asyncio.wait([settled, cluster.crashed], return_when=asyncio.FIRST_COMPLETED)
-            if cluster.crashed.done():
-                await cluster.crashed
-    except TimeoutError:
-        outcome.failure = f"not settled within {LIMIT_SECONDS} s"
-    except Exception as error:  # noqa: BLE001  (whatever it is, the plan that leads there must be shown)
-        outcome.failure = f"a process failed: {error!r}"
+    outcome.failure = await cluster.until(settled, LIMIT_SECONDS)
     if plan.is_watched_to_the_end and not outcome.failure:
         await cluster.at_rest(QUIET_SECONDS)
         outcome.leftovers = await _leftovers(store)

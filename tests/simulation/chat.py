@@ -4,8 +4,6 @@ A conversation is given up by its owner after each answer, so every message has 
 them all without news, as the keeper of a quota does: a ring too many may cost time, never an answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter
@@ -128,23 +126,11 @@ def simulate_chat(chat: Chat, folder: Path) -> ChatOutcome:
 
 async def _world(chat: Chat, cluster: Cluster, outcome: ChatOutcome) -> None:
     store = await cluster.open()
-    for number in range(chat.controllers):
-        cluster.start(f"controller-{number}", cluster.controller)
-    for number in range(chat.tools):
-        cluster.start(f"tools-{number}", cluster.tools)
+    cluster.start_workers(chat.controllers, chat.tools)
     over = [_start_person(chat, cluster, cid, outcome) for cid in chat.ids]
     if chat.has_bell:
         cluster.loop.create_task(_ring(store, chat), context=cluster.loop.world.context)
-    everybody = asyncio.gather(*over)
-    try:
-        async with asyncio.timeout(chat.limit_seconds):
-            await asyncio.wait([everybody, cluster.crashed], return_when=asyncio.FIRST_COMPLETED)
-            if cluster.crashed.done():
-                await cluster.crashed
-    except TimeoutError:
-        outcome.failure = f"not settled within {chat.limit_seconds} s"
-    except Exception as error:  # noqa: BLE001  (whatever it is, the chat that leads there must be shown)
-        outcome.failure = f"a process failed: {error!r}"
+    outcome.failure = await cluster.until(asyncio.gather(*over), chat.limit_seconds)
     log = EventLog(store)
     outcome.takeovers = await store.connection.call("XLEN", store.all_shards[0].takeovers)
     outcome.logs = {cid: await log.read(cid) for cid in chat.ids}

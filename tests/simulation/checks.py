@@ -1,7 +1,5 @@
 """What must be true after every simulation, whatever went wrong in it."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

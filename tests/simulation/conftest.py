@@ -4,8 +4,6 @@ Holds: how long a simulation may take is bounded in virtual time and in callback
 run that does not come to an end, on however busy a machine.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

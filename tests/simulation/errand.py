@@ -4,8 +4,6 @@ Two delegates of which one is enough, one in the background, a note; a command t
 finish that the check accepts and the critic refuses, and one that both accept.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

@@ -4,8 +4,6 @@ A boundary lies before and after every command that a process sends to the store
 in which they are reached, whichever process reaches them.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

@@ -1,7 +1,5 @@
 """One simulated run as a program: `python -m tests.simulation.one_run FOLDER SEED…` prints what happened, line by line."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Iterator

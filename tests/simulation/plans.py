@@ -1,7 +1,5 @@
 """Plans drawn from a seed: pairs of faults, and many."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from random import Random
 

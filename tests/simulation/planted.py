@@ -4,8 +4,6 @@ Holds: a bug is a change of behaviour. It stands between the caller and the corr
 part of what that function did; how the function is written does not matter.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ Holds: what a wait may cost is the sum of what the faults that struck may cost. 
 takeover within three seconds, a lost ring found a little later.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ from the seed, and a thread, a socket, a program or a real pause is an error. Ot
 No garbage is collected meanwhile: a finalizer would run at a moment that nobody has chosen.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import random

@@ -4,8 +4,6 @@ Holds: the workers, the core, the shell, the log and the functions are the real 
 the workspace host and the random numbers.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -87,6 +85,26 @@ class Cluster:
         task = self.loop.create_task(self._run(process, main), name=name, context=process.context)
         task.add_done_callback(self._check, context=self.loop.world.context)
         return process
+
+    def start_workers(self, controllers: int, tools: int) -> None:
+        """Start so many workers of each kind."""
+        for number in range(controllers):
+            self.start(f"controller-{number}", self.controller)
+        for number in range(tools):
+            self.start(f"tools-{number}", self.tools)
+
+    async def until(self, over: asyncio.Future[Any], limit_seconds: float) -> str:
+        """Wait until it is over; return why it did not come to that, or an empty text."""
+        try:
+            async with asyncio.timeout(limit_seconds):
+                await asyncio.wait([over, self.crashed], return_when=asyncio.FIRST_COMPLETED)
+                if self.crashed.done():
+                    await self.crashed
+        except TimeoutError:
+            return f"not settled within {limit_seconds} s"
+        except Exception as error:  # noqa: BLE001  (whatever it is, the plan that leads there must be shown)
+            return f"a process failed: {error!r}"
+        return ""
 
     async def connect(self, process: SimulatedProcess) -> Store:
         """Open the store from a process."""

@@ -1,7 +1,5 @@
 """Clocks that are an hour off or jump by an hour: every wait ends within seconds of its length (F46)."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable
@@ -57,7 +55,7 @@ class SkewedCluster(Cluster):
         process = self.start(name, main)
         return process
 
-    async def until(self, condition: Callable[[Event], bool]) -> Event:
+    async def until_event(self, condition: Callable[[Event], bool]) -> Event:
         """Follow the log up to an event."""
         store = await self.open()
         async with asyncio.timeout(3 * HOUR):
@@ -81,7 +79,7 @@ class SkewedCluster(Cluster):
             status = status.apply(event)
             return status.is_terminal
 
-        await self.until(ends)
+        await self.until_event(ends)
         while not self.announced or self.announced[-1][0] is not status.state:
             await asyncio.sleep(0.01)  # the other reader has not got so far
         return status
@@ -103,19 +101,26 @@ def is_waiting(event: Event) -> bool:
     return isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.RATE_LIMITED
 
 
-def run(cluster: SkewedCluster, scene: Callable[[], Any]) -> None:
-    """Run a scene on the cluster."""
-
-    async def world() -> None:
-        await cluster.open()
-        await scene()
-
-    cluster.run(world())
-
-
 def check_waits(cluster: SkewedCluster) -> None:
     assert cluster.waits()
     assert all(WAIT_SECONDS - 5 < wait < WAIT_SECONDS + SLACK_SECONDS for wait in cluster.waits()), cluster.waits()
+
+
+async def take_over_while_waiting(
+    cluster: SkewedCluster, ahead: float, limit_seconds: float, *, store_follows: bool
+) -> AgentState:
+    """Let a controller with a wrong clock die while it waits, and another one end the conversation."""
+    await cluster.open()
+    wrong = cluster.start_controller("wrong", OtherClock(cluster.clock, ahead))
+    cluster.start("tools", cluster.tools)
+    await cluster.submit(Limits(max_seconds=limit_seconds))
+    await cluster.until_event(is_waiting)
+    await asyncio.sleep(1.0)
+    wrong.kill()
+    cluster.start_controller("right", cluster.clock)
+    if store_follows:
+        cluster.server.clock.ahead_seconds -= ahead
+    return (await cluster.until_over()).state
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR], ids=["forward", "back"])
@@ -123,53 +128,33 @@ def check_waits(cluster: SkewedCluster) -> None:
 def test_the_clock_of_the_store_jumps_during_a_wait(tmp_path: Path, jump: float, workers: int) -> None:
     cluster = SkewedCluster(tmp_path, RATE_LIMITED)
 
-    async def scene() -> None:
+    async def world() -> None:
+        await cluster.open()
         for number in range(workers):
             cluster.start_controller(f"controller-{number}", cluster.clock)
         cluster.start("tools", cluster.tools)
         await cluster.submit(Limits(max_seconds=10 * WAIT_SECONDS))
-        await cluster.until(is_waiting)
+        await cluster.until_event(is_waiting)
         await asyncio.sleep(WAIT_SECONDS / 3)
         cluster.server.clock.ahead_seconds += jump
         assert (await cluster.until_over()).state is AgentState.FINISHED
 
-    run(cluster, scene)
+    cluster.run(world())
     check_waits(cluster)
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["ahead", "behind"])
 def test_controller_with_a_wrong_clock_parks_and_dies(tmp_path: Path, ahead: float) -> None:
     cluster = SkewedCluster(tmp_path, RATE_LIMITED)
-
-    async def scene() -> None:
-        wrong = cluster.start_controller("wrong", OtherClock(cluster.clock, ahead))
-        cluster.start("tools", cluster.tools)
-        await cluster.submit(Limits(max_seconds=10 * WAIT_SECONDS))
-        await cluster.until(is_waiting)
-        await asyncio.sleep(1.0)
-        wrong.kill()
-        cluster.start_controller("right", cluster.clock)
-        assert (await cluster.until_over()).state is AgentState.FINISHED
-
-    run(cluster, scene)
+    state = cluster.run(take_over_while_waiting(cluster, ahead, 10 * WAIT_SECONDS, store_follows=False))
+    assert state is AgentState.FINISHED
     check_waits(cluster)
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["ahead", "behind"])
 def test_time_limit_follows_the_cluster_after_a_takeover(tmp_path: Path, ahead: float) -> None:
     cluster = SkewedCluster(tmp_path, RATE_LIMITED)
-
-    async def scene() -> None:
-        wrong = cluster.start_controller("wrong", OtherClock(cluster.clock, ahead))
-        cluster.start("tools", cluster.tools)
-        await cluster.submit(Limits(max_seconds=WAIT_SECONDS / 2))
-        await cluster.until(is_waiting)
-        await asyncio.sleep(1.0)
-        wrong.kill()
-        cluster.start_controller("right", cluster.clock)
-        cluster.server.clock.ahead_seconds -= ahead
-        assert (await cluster.until_over()).state is AgentState.ERROR
-
-    run(cluster, scene)
+    state = cluster.run(take_over_while_waiting(cluster, ahead, WAIT_SECONDS / 2, store_follows=True))
+    assert state is AgentState.ERROR
     began = next(at for state, at in cluster.announced if state is AgentState.RUNNING)
     assert WAIT_SECONDS / 2 - 5 < cluster.announced[-1][1] - began < WAIT_SECONDS / 2 + 5

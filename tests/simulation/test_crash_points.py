@@ -6,10 +6,7 @@ each, `make soak` the others and seeds that nobody has tried, and `make faults` 
 A failure prints the plan that reproduces it: `broken(simulate(Plan(…), environment(folder)))`.
 """
 
-from __future__ import annotations
-
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -41,14 +38,6 @@ def parts(count: int = PARTS) -> pytest.MarkDecorator:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     return environment(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Workers that are presumed dead say so, hundreds of times here."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def boundaries(model: Mapping[str, str], *, controllers: int = 1, is_watched_to_the_end: bool = True) -> int:
@@ -106,30 +95,14 @@ def test_the_canonical_conversation(model: Mapping[str, str]) -> None:
 
 
 @parts()
-def test_a_kill_at_every_boundary(part: int, model: Mapping[str, str]) -> None:
-    size = boundaries(model)
-    plans = [Plan(0, {at: Fault.KILL}) for at in range(1, size + 1)[part::PARTS]]
-    assert struck_in(plans, model) == len(plans)
-
-
-@parts()
-def test_a_broken_connection_at_every_fourth_boundary(part: int, model: Mapping[str, str]) -> None:
-    size = boundaries(model)
-    plans = [Plan(0, {at: Fault.CUT}) for at in range(1, size + 1, 4)[part::PARTS]]
-    assert struck_in(plans, model) == len(plans)
-
-
-@parts()
-def test_a_pause_at_every_eighth_boundary(part: int, model: Mapping[str, str]) -> None:
-    size = boundaries(model)
-    plans = [Plan(0, {at: Fault.PAUSE}) for at in range(1, size + 1, 8)[part::PARTS]]
-    assert struck_in(plans, model) == len(plans)
-
-
-@parts()
-def test_takeover_works_at_every_eighth_boundary(part: int, model: Mapping[str, str]) -> None:
-    size = boundaries(model, controllers=2)
-    plans = [Plan(0, {at: Fault.STOP}, controllers=2) for at in range(1, size + 1, 8)[part::PARTS]]
+@pytest.mark.parametrize(
+    ("fault", "step", "controllers"),
+    [(Fault.KILL, 1, 1), (Fault.CUT, 4, 1), (Fault.PAUSE, 8, 1), (Fault.STOP, 8, 2)],
+    ids=["kill", "broken connection", "pause", "takeover"],
+)
+def test_a_fault_at_boundaries(fault: Fault, step: int, controllers: int, part: int, model: Mapping[str, str]) -> None:
+    size = boundaries(model, controllers=controllers)
+    plans = [Plan(0, {at: fault}, controllers=controllers) for at in range(1, size + 1, step)[part::PARTS]]
     assert struck_in(plans, model) == len(plans)
 
 

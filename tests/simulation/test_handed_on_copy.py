@@ -1,7 +1,5 @@
 """A tool worker is handed its own action again: it was presumed dead while it still had the action in hand."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

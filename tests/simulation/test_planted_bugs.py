@@ -1,7 +1,5 @@
 """Each bug that is planted is found: the checks would see what they are there for."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

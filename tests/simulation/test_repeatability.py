@@ -1,7 +1,5 @@
 """A simulated run is the same to the byte: again, in another process, with other hashes, and on a busy machine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@ round trip and so is its reply. So the length of a step, divided by a round trip
 for each other.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 A failure prints the chat that reproduces it: `broken_chat(simulate_chat(Chat(…), folder))`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

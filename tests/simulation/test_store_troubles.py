@@ -3,8 +3,6 @@
 A failure prints the chat that reproduces it: `broken_chat(simulate_chat(Chat(…), folder))`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The simulation's own machinery: time, processes, death. What it claims of a kill is what SIGKILL does."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from random import Random

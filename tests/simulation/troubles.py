@@ -1,7 +1,5 @@
 """What goes wrong with the store itself: it is away, loses its tail, refuses writes, or its clock jumps."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from enum import StrEnum

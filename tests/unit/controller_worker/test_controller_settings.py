@@ -1,7 +1,5 @@
 """What a controller worker reads from the environment."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

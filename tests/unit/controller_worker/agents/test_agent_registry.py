@@ -1,7 +1,5 @@
 """Agents of installed packages, by entry point."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

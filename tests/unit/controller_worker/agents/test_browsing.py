@@ -1,12 +1,10 @@
 """BrowsingAgent and VisualBrowsingAgent: what their replies lead to, and what they are shown."""
 
-from __future__ import annotations
-
 import pytest
 
 from broker.contract.actions import AgentFinishAction, AgentRejectAction, MessageAction
 from broker.contract.browser_events import BrowseInteractiveAction, BrowserOutputObservation
-from broker.contract.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
+from broker.contract.events import AgentSpec, Event, EventSource, ModelReply, ModelToolCall, WorkspaceSpec
 from broker.contract.observations import ErrorObservation
 from broker.contract.specs import OutputSpec
 from controller_worker.agents.agent import should_show_pages
@@ -15,8 +13,7 @@ from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.finish_tool import make_finish_tool
 from controller_worker.agents.registry import create_agent
 from controller_worker.core.effects import AwaitTools, CallModel, Rest
-from controller_worker.loop.replay import replay
-from tests.controller_parts import bash, call, messages_of, started
+from tests.controller_parts import bash, call, check_replay, messages_of, started
 from tool_worker.host.browser.action_strings import ACTIONS
 
 
@@ -76,10 +73,6 @@ def test_what_is_said_to_the_person_ends_the_task(written: str, words: str) -> N
     assert told(written) == words
 
 
-def test_an_agent_knows_every_action_of_the_browser() -> None:
-    assert set(ACTIONS) == set(BROWSER_ACTIONS)
-
-
 def test_what_stands_before_a_message_is_done_first() -> None:
     doing, message, finish = events("```click('3')\nsend_msg_to_user('bought')```")
     assert isinstance(doing, BrowseInteractiveAction)
@@ -95,10 +88,12 @@ def test_a_task_can_be_given_up() -> None:
     assert (event.thought, event.outputs) == ("No way in.", {"reason": "it needs a login"})
 
 
-def test_a_tool_that_nobody_offered_is_refused() -> None:
-    (event,) = BrowsingAgent(AgentSpec()).events_of(ModelReply(id=7, tool_calls=(bash(),)))
+@pytest.mark.parametrize("called", [bash(), call("finish", '{"message": "three", "output": {"n": 3}}')])
+def test_a_tool_that_was_not_offered_is_refused(called: ModelToolCall) -> None:
+    assert BrowsingAgent(AgentSpec()).tools == ()
+    (event,) = BrowsingAgent(AgentSpec()).events_of(ModelReply(id=7, tool_calls=(called,)))
     assert isinstance(event, ErrorObservation)
-    assert event.content.startswith("Tool execute_bash is not registered.")
+    assert event.content.startswith(f"Tool {called.name} is not registered.")
 
 
 OUTPUT = OutputSpec(json_schema={"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
@@ -117,12 +112,10 @@ def test_output_is_submitted_by_the_only_tool(name: str) -> None:
     assert core.reply(call("finish", '{"message": "", "output": {"n": "3"}}')) == CallModel(4, 1)
     assert "- /n: has to be of the type integer" in core.events[-1].content  # type: ignore[attr-defined]
     assert core.reply(HANDED_IN) == Rest()
-    done = core.events[-2]
-    assert isinstance(done, AgentFinishAction)
+    done = core.event(-2, AgentFinishAction)
     assert (done.outputs, done.final_thought) == ({"n": 3}, "three")
     assert core.states() == ["running", "finished"]
-    found = replay(core.events)
-    assert found.divergence is None, found.divergence.to_diff()
+    check_replay(core)
 
 
 def test_a_schema_that_words_satisfy_is_satisfied_by_them() -> None:
@@ -132,31 +125,44 @@ def test_a_schema_that_words_satisfy_is_satisfied_by_them() -> None:
     assert core.states() == ["running", "finished"]
 
 
-def test_the_prompt_says_how_an_output_is_handed_in() -> None:
-    plain = BrowsingAgent(AgentSpec()).system_prompt(WorkspaceSpec())
-    assert "send_msg_to_user(text): give the answer" in plain
-    assert "`finish`" not in plain
-    with_output = BrowsingAgent(AgentSpec(output=OUTPUT)).system_prompt(WorkspaceSpec())
-    assert "call the tool `finish` with the output that it describes" in with_output
-    assert "send_msg_to_user" not in with_output
+NETWORK = WorkspaceSpec(network=True)
 
 
-def test_without_an_output_there_is_no_tool_to_finish_with() -> None:
-    assert BrowsingAgent(AgentSpec()).tools == ()
-    (event,) = BrowsingAgent(AgentSpec()).events_of(ModelReply(id=7, tool_calls=(HANDED_IN,)))
-    assert isinstance(event, ErrorObservation)
-
-
-def test_the_prompt_names_the_actions_and_what_can_be_reached() -> None:
-    prompt = BrowsingAgent(AgentSpec(system_prompt_suffix="Be quick.")).system_prompt(WorkspaceSpec())
-    assert "It has no access to the network" in prompt
-    assert "drag_and_drop(from_bid, to_bid)" in prompt
-    assert "new_tab()" not in prompt
-    assert prompt.rstrip().endswith("Be quick.")
-    visual = VisualBrowsingAgent(AgentSpec()).system_prompt(WorkspaceSpec(network=True))
-    assert "new_tab(), tab_close(), tab_focus(index)" in visual
-    assert "You also see a picture" in visual
-    assert "no access to the network" not in visual
+@pytest.mark.parametrize(
+    ("agent", "workspace", "says", "does_not_say"),
+    [
+        (
+            BrowsingAgent(AgentSpec(system_prompt_suffix="Be quick.")),
+            WorkspaceSpec(),
+            ["It has no access to the network", "drag_and_drop(from_bid, to_bid)", "\n\nBe quick."],
+            ["new_tab()", "`finish`"],
+        ),
+        (
+            BrowsingAgent(AgentSpec()),
+            NETWORK,
+            ["send_msg_to_user(text): give the answer"],
+            ["no access to the network"],
+        ),
+        (
+            BrowsingAgent(AgentSpec(output=OUTPUT)),
+            NETWORK,
+            ["call the tool `finish` with the output that it describes"],
+            ["send_msg_to_user"],
+        ),
+        (
+            VisualBrowsingAgent(AgentSpec()),
+            NETWORK,
+            ["new_tab(), tab_close(), tab_focus(index)", "You also see a picture"],
+            ["no access to the network"],
+        ),
+    ],
+    ids=["without network", "with network", "with an output", "visual"],
+)
+def test_prompt(agent: BrowsingAgent, workspace: WorkspaceSpec, says: list[str], does_not_say: list[str]) -> None:
+    prompt = agent.system_prompt(workspace)
+    assert [text for text in says if text not in prompt] == []
+    assert [text for text in does_not_say if text in prompt] == []
+    assert set(ACTIONS) == set(BROWSER_ACTIONS)
 
 
 def test_who_is_shown_pictures() -> None:

@@ -1,7 +1,5 @@
 """CodeActAgent: its tools, its prompt, and the table of agents."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,10 +1,10 @@
 """What an agent makes of the tools that a conversation was given besides its own."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any, Literal
+
+import pytest
 
 from broker.contract.actions import MCPAction, ToolCallAction
 from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
@@ -23,13 +23,9 @@ def call(name: str, **arguments: str | None) -> ModelReply:
     return ModelReply(id=7, tool_calls=(ModelToolCall(id="c1", name=name, arguments=json.dumps(arguments)),))
 
 
-def test_the_model_is_told_of_them_behind_the_agents_own() -> None:
-    agent = CodeActAgent(AgentSpec(tools=(WEATHER, ISSUES)))
-    assert list(agent.tools[-2:]) == [WEATHER.spec, ISSUES.spec]
-
-
 def test_a_call_names_the_offer_and_where_it_runs() -> None:
     agent = CodeActAgent(AgentSpec(tools=(WEATHER, ISSUES)))
+    assert list(agent.tools[-2:]) == [WEATHER.spec, ISSUES.spec]  # behind the agent's own
     (weather,) = agent.events_of(call("weather", city="Oslo"))
     assert isinstance(weather, ToolCallAction)
     assert (weather.tool, weather.arguments, weather.required_pool) == ("weather", {"city": "Oslo"}, "net")
@@ -76,20 +72,20 @@ def names(*offers: ToolOffer) -> dict[str, str]:
     return dict(zip((tool.key for tool in offers), found, strict=True))
 
 
-def test_tools_of_one_name_are_called_by_their_servers() -> None:
-    assert names(offer("git/log"), offer("svn/log"), offer("svn/diff")) == {
-        "git/log": "git__log",
-        "svn/log": "svn__log",
-        "svn/diff": "diff",
-    }
-
-
-def test_a_function_keeps_its_name_beside_a_servers() -> None:
-    assert names(offer("log", runner="function"), offer("git/log")) == {"log": "log", "git/log": "git__log"}
-
-
-def test_function_named_like_a_built_in_is_offered_under_another() -> None:
-    assert names(offer("grep", runner="function")) == {"grep": "tool__grep"}
+@pytest.mark.parametrize(
+    ("offers", "expected"),
+    [
+        (
+            [offer("git/log"), offer("svn/log"), offer("svn/diff")],
+            {"git/log": "git__log", "svn/log": "svn__log", "svn/diff": "diff"},
+        ),
+        ([offer("log", runner="function"), offer("git/log")], {"log": "log", "git/log": "git__log"}),
+        ([offer("grep", runner="function")], {"grep": "tool__grep"}),
+    ],
+    ids=["called by their servers", "function beside a server's", "named like a built-in"],
+)
+def test_tools_of_one_name(offers: list[ToolOffer], expected: dict[str, str]) -> None:
+    assert names(*offers) == expected
 
 
 def test_names_too_long_or_taken_end_with_a_hash() -> None:

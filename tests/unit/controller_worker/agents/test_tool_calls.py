@@ -1,7 +1,5 @@
 """What tool calls mean: every tool's arguments, and everything a model can get wrong."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys
@@ -71,8 +69,7 @@ def test_words_alone_wait_for_a_person(text: str) -> None:
 
 def test_a_command() -> None:
     assert bash() == CmdRunAction(
-        command="ls",
-        tool_call_metadata=ToolCallMetadata(function_name="execute_bash", tool_call_id="c1", reply_id=7),
+        command="ls", tool_call_metadata=ToolCallMetadata(function_name="execute_bash", tool_call_id="c1", reply_id=7)
     )
 
 
@@ -84,11 +81,7 @@ def test_a_command() -> None:
         ("security_risk", ["LOW"], ActionSecurityRisk.LOW),
         ("security_risk", ["MEDIUM"], ActionSecurityRisk.MEDIUM),
         ("security_risk", ["HIGH"], ActionSecurityRisk.HIGH),
-        (
-            "security_risk",
-            ["UNKNOWN", "low", "DANGEROUS", "", None, 1, ["LOW"], {"a": 1}],
-            ActionSecurityRisk.UNKNOWN,
-        ),
+        ("security_risk", ["UNKNOWN", "low", "DANGEROUS", "", None, 1, ["LOW"], {"a": 1}], ActionSecurityRisk.UNKNOWN),
     ],
 )
 def test_loosely_typed_arguments_of_a_command(argument: str, values: list[object], expected: object) -> None:
@@ -122,11 +115,7 @@ NO_STRING = "Input should be a valid string."
             ("execute_bash", {"command": "ls", "timeout": value}, "'timeout' must be a positive number of seconds.")
             for value in (0, -1, "nan", "inf", "-inf", [5], {"seconds": 5})
         ),
-        (
-            "execute_bash",
-            '{"command": "ls", "timeout": 1e999}',
-            "'timeout' must be a positive number of seconds.",
-        ),
+        ("execute_bash", '{"command": "ls", "timeout": 1e999}', "'timeout' must be a positive number of seconds."),
         ("execute_bash", {}, 'Missing required argument "command" in tool call execute_bash'),
         ("execute_bash", "", 'Missing required argument "command" in tool call execute_bash'),
         *(

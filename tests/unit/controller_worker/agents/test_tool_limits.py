@@ -1,7 +1,5 @@
 """The tools of every built-in agent, and of the models' side questions, within the limits of the providers' APIs."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

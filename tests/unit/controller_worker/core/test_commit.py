@@ -1,7 +1,5 @@
 """One commit: what is appended together, and what a listing shows of it."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

@@ -24,10 +24,6 @@ STOPPED_TEXT = "Stop button pressed. The action has not been executed."
 @scenarios(
     {
         # Ends of a turn
-        "a finish ends the turn": "finish -> rest, trace 6: 7 ModelReply(agent); 8 Finish(agent); 9 SC finished, iteration 1",
-        "a question waits for a person": (
-            "text -> rest, trace 6: 7 ModelReply(agent); 8 Message(agent) wait; 9 SC awaiting_user_input, say -> model 2"
-        ),
         "a thought and an error lead to the next step": "think -> model 2, unknown -> model 3",
         "message during the model call is answered before the end": (
             "say, late finish -> model 2, states running, finish -> rest, states running finished"
@@ -37,14 +33,6 @@ STOPPED_TEXT = "Stop button pressed. The action has not been executed."
         "an unread message keeps an outdated finish from ending": "say & late finish -> model 2",
         "an unread message keeps a finish from ending": "say & finish -> model 2",
         # Messages
-        "a later message is recalled for knowledge": (
-            "finish, say, trace 9: 10 Message(user); 11 Recall(user) knowledge; 12 SC running; "
-            "13 NullObs(environment, cause 11)"
-        ),
-        "a message while a command runs abandons nothing": (
-            "bash, say -> tools 8, trace 8: 9 Message(user); 10 Recall(user) knowledge; "
-            "11 NullObs(environment, cause 10), ran 8 -> model 2"
-        ),
         "message reverts the end of a waiting turn": "finish+bash, say -> tools 9, ran 9 -> model 2",
         # Tools
         "a command waits for its observation": "bash -> tools 8, pending 8, dispatched 8, ran 8 -> model 2, pending ",
@@ -115,10 +103,7 @@ def test_the_first_creation_sets_agent_workspace_and_limits() -> None:
         setup.workspace.path,
         setup.limits,
         setup.headless,
-    ) == (
-        *("conversation-1", 3, "/srv/project"),
-        *(limits, False),
-    )
+    ) == (*("conversation-1", 3, "/srv/project"), *(limits, False))
     assert (usage.max_iterations, usage.max_budget_usd) == (7, 1.5)
 
 
@@ -129,8 +114,7 @@ def test_first_message_is_recalled_before_work_starts() -> None:
         "trace 3: 4 SystemMessage(agent); 5 Recall(user) workspace_context; 6 SC running; "
         "7 RecallObs(environment, cause 5)",
     )
-    recall = core.event(7)
-    assert isinstance(recall, RecallObservation)
+    recall = core.event(7, RecallObservation)
     assert (recall.date, recall.working_dir) == ("2026-03-01", "/srv/project")
 
 

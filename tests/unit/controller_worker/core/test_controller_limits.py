@@ -38,8 +38,7 @@ def test_limit_refuses_the_next_call_and_names_itself(limits: dict[str, float], 
     (name,) = limits
     assert (core.state.lifecycle.last_error, core.state.lifecycle.error_code) == (error, name.removesuffix("_usd"))
     assert core.state.usage.iteration == 2
-    change = core.events[-1]
-    assert isinstance(change, AgentStateChangedObservation)
+    change = core.event(-1, AgentStateChangedObservation)
     assert change.reason == error
 
 
@@ -152,13 +151,11 @@ def test_deadline(scenario: str, seconds: int) -> None:
 
 
 def test_work_ends_when_its_time_is_up() -> None:
-    change = play(timed(), "wait 59.9 -> model 1, wait 0.1 -> rest").events[-1]
-    assert isinstance(change, AgentStateChangedObservation)
+    change = play(timed(), "wait 59.9 -> model 1, wait 0.1 -> rest").event(-1, AgentStateChangedObservation)
     assert (change.reason, change.code) == (OUT_OF_TIME, "max_time")
 
 
 def test_action_in_flight_is_ended_with_the_time() -> None:
     core = play(timed(), "bash -> tools 8, wait 60 -> rest")
-    answer = core.events[-2]
-    assert isinstance(answer, ErrorObservation)
+    answer = core.event(-2, ErrorObservation)
     assert (answer.cause, core.commits[-1].cancels) == (8, [8])

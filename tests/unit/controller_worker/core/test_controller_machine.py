@@ -4,8 +4,6 @@ The model knows states, what is outstanding, what a call waits for, limits and w
 events, folds or effects.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

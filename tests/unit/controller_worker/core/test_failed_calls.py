@@ -123,8 +123,7 @@ def test_a_failure_ends_in_an_error_that_says_its_code(code: str, headless: bool
             core.pass_time(8)
             core.run()
     assert core.fail(code, retry_in=None, last_error=text) == Rest()
-    change = core.events[-1]
-    assert isinstance(change, AgentStateChangedObservation)
+    change = core.event(-1, AgentStateChangedObservation)
     assert (change.agent_state.value, change.reason, change.code) == ("error", text, code)
     assert is_settled(core.state.lifecycle.agent_state)
     assert (core.state.lifecycle.error_code, core.state.lifecycle.last_error) == (code, text)

@@ -1,7 +1,5 @@
 """What is remembered of the latest call of each kind, and how far it may move an estimate."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,11 +1,8 @@
 """State and its snapshots."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Any
 
 import msgpack
 import pytest
@@ -139,20 +136,29 @@ def test_every_part_of_the_state_has_one_concern() -> None:
 @pytest.mark.parametrize("state", [State(), FULL])
 def test_a_snapshot_gives_the_state_back(state: State) -> None:
     assert parse_snapshot(to_snapshot(state)) == state
+    assert to_snapshot(state) == to_snapshot(state)
 
 
-def test_the_same_state_has_the_same_snapshot() -> None:
-    assert to_snapshot(FULL) == to_snapshot(FULL)
+def snapshot_of(payload: bytes) -> bytes:
+    return bytes((SNAPSHOT_VERSION,)) + zlib.crc32(payload).to_bytes(4, "big") + payload
 
 
-def test_there_may_be_no_snapshot() -> None:
-    assert parse_snapshot(None) is None
-    assert parse_snapshot(b"") is None
-
-
-def test_a_snapshot_of_another_version_is_not_used() -> None:
-    newer = bytes((SNAPSHOT_VERSION + 1,)) + to_snapshot(FULL)[1:]
-    assert parse_snapshot(newer) is None
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        None,
+        b"",
+        bytes((SNAPSHOT_VERSION + 1,)) + to_snapshot(FULL)[1:],
+        snapshot_of(b""),
+        snapshot_of(b"\xc1"),
+        snapshot_of(msgpack.packb([1, 2])),
+        snapshot_of(msgpack.packb({"version": "x"})),
+        snapshot_of(msgpack.packb({"lifecycle": {"agent_state": "dancing"}})),
+    ],
+    ids=["none", "nothing", "other version", "empty", "no msgpack", "no state", "bad version", "bad lifecycle"],
+)
+def test_unusable_snapshot_is_not_used(snapshot: bytes | None) -> None:
+    assert parse_snapshot(snapshot) is None
 
 
 def test_no_damage_goes_unnoticed() -> None:
@@ -163,31 +169,16 @@ def test_no_damage_goes_unnoticed() -> None:
         assert parse_snapshot(whole[:position]) is None, position
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [
-        b"",
-        b"\xc1",
-        msgpack.packb([1, 2]),
-        msgpack.packb({"version": "x"}),
-        msgpack.packb({"lifecycle": {"agent_state": "dancing"}}),
-    ],
-)
-def test_what_is_no_state_is_not_used(payload: bytes) -> None:
-    snapshot = bytes((SNAPSHOT_VERSION,)) + zlib.crc32(payload).to_bytes(4, "big") + payload
-    assert parse_snapshot(snapshot) is None
-
-
 @given(st.binary(max_size=200))
 def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
-    assert parse_snapshot(bytes((SNAPSHOT_VERSION,)) + zlib.crc32(content).to_bytes(4, "big") + content) in (
-        None,
-        State(),
-    )
+    assert parse_snapshot(snapshot_of(content)) in (None, State())
 
 
 def test_snapshot_fields_change_only_with_their_version() -> None:
-    assert (SNAPSHOT_VERSION, {part: " ".join(vars_of(getattr(State(), part))) for part in PARTS}) == (
+    assert (
+        SNAPSHOT_VERSION,
+        {part: " ".join(field.name for field in fields(getattr(State(), part))) for part in PARTS},
+    ) == (
         1,
         {
             "setup": "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at chosen_id",
@@ -213,10 +204,6 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
             "double_texting": "policy begun_id wanted message_ids pause_id",
         },
     )
-
-
-def vars_of(part: Any) -> list[str]:
-    return [field.name for field in fields(part)]
 
 
 def test_snapshot_size_follows_pending_items_not_history() -> None:

@@ -1,8 +1,7 @@
 """Stuck detection: OpenHands' five patterns, what counts as equal, and what is no loop."""
 
-from __future__ import annotations
-
-from typing import Any
+import itertools
+from collections.abc import Sequence
 
 import pytest
 
@@ -67,78 +66,56 @@ def loop(*events: Event, policy: LoopPolicy = POLICY) -> DetectedLoop | None:
     return find_loop(recent(*events, policy=policy), policy)
 
 
-def syntax_error(message: str, *, first: str = "Cell In[1], line 4", where: str = "    x = 'a") -> Observation:
-    text = "\n".join(
-        (
-            first,
-            where,
-            "        ^",
-            f"SyntaxError: {message}",
-            "[Jupyter current working directory: /workspace]",
-            "[Jupyter Python interpreter: /usr/bin/python3]",
-        )
-    )
-    return IPythonRunCellObservation(content=text, code="x")
+def syntax_error(message: str, *, first: str = "Cell In[1], line 4") -> Observation:
+    lines = [first, "    x = 'a", "        ^", f"SyntaxError: {message}"]
+    lines += ["[Jupyter current working directory: /workspace]", "[Jupyter Python interpreter: /usr/bin/python3]"]
+    return IPythonRunCellObservation(content="\n".join(lines), code="x")
 
 
-# The patterns
-
-
-def test_four_equal_actions_with_equal_observations() -> None:
-    assert loop(*(LS, RAN) * 3) is None
-    assert loop(*(LS, RAN) * 4) == DetectedLoop("repeating_action_observation", 4, 1)
-
-
-def test_the_loop_begins_with_its_own_first_action() -> None:
-    before = CmdRunAction(command="pwd")
-    assert loop(LS, RAN, before, RAN, *(LS, RAN) * 4) == DetectedLoop("repeating_action_observation", 4, 5)
-
-
-def test_three_equal_actions_with_errors_whatever_they_say() -> None:
-    errors = [ErrorObservation(content=f"error {n}") for n in range(3)]
-    assert loop(LS, errors[0], LS, errors[1]) is None
-    assert loop(LS, errors[0], LS, errors[1], LS, errors[2]) == DetectedLoop("repeating_action_error", 3, 1)
-
-
-def test_three_errors_begin_with_the_third_last_action() -> None:
-    assert loop(LS, RAN, *(LS, FAILED) * 3) == DetectedLoop("repeating_action_error", 3, 3)
+PWD = CmdRunAction(command="pwd")
+ROOT = CmdOutputObservation(command="pwd", content="/", metadata=CmdOutputMetadata(exit_code=0))
+CELL = IPythonRunCellAction(code="x = 'a")
+SAID = MessageAction(content="Shall I?", source=EventSource.AGENT)
+PERSON = MessageAction(content="yes", source=EventSource.USER)
+ERRORS = [event for n in range(3) for event in (LS, ErrorObservation(content=f"error {n}"))]
+ELSEWHERE = [
+    event for n in range(3) for event in (CELL, syntax_error("incomplete input", first=f"Cell In[1], line {n}"))
+]
+THOUGHT = (AgentThinkAction(thought="hm"), AgentThinkObservation(content="Your thought has been logged."))
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("events", "found"),
     [
-        "unterminated string literal (detected at line 1)",
-        "invalid syntax. Perhaps you forgot a comma?",
-        "incomplete input",
+        ((LS, RAN) * 3, None),
+        ((LS, RAN) * 4, ("repeating_action_observation", 4, 1)),
+        ((LS, RAN, PWD, RAN, *(LS, RAN) * 4), ("repeating_action_observation", 4, 5)),
+        (THOUGHT * 4, ("repeating_action_observation", 4, 1)),
+        (ERRORS[:4], None),
+        (ERRORS, ("repeating_action_error", 3, 1)),
+        ((LS, RAN, *(LS, FAILED) * 3), ("repeating_action_error", 3, 3)),
+        ((LS, FAILED) * 4, ("repeating_action_observation", 4, 1)),  # the first pattern that fits
+        *(
+            ((CELL, syntax_error(message)) * 3, ("repeating_action_error", 3, 1))
+            for message in (
+                "unterminated string literal (detected at line 1)",
+                "invalid syntax. Perhaps you forgot a comma?",
+                "incomplete input",
+            )
+        ),
+        ((CELL, syntax_error("name 'a' is not defined")) * 3, None),
+        ((CELL, syntax_error("incomplete input", first="File x.py, line 4")) * 3, None),
+        (ELSEWHERE, None),
+        ((SAID, PERSON, SAID, PERSON, SAID), ("monologue", 3, 1)),
+        ((SAID, RAN, SAID, SAID), None),
+        ((RAN, SAID, SAID, SAID), ("monologue", 3, 2)),
+        (((LS, RAN, PWD, ROOT) * 2 + (LS, RAN)), None),
+        ((LS, RAN, PWD, ROOT) * 3, ("repeating_action_observation_pattern", 3, 1)),
     ],
+    ids=itertools.count(),
 )
-def test_three_equal_syntax_errors_in_a_cell(message: str) -> None:
-    cell = IPythonRunCellAction(code="x = 'a")
-    assert loop(*(cell, syntax_error(message)) * 3) == DetectedLoop("repeating_action_error", 3, 1)
-
-
-def test_cells_that_fail_in_other_ways_are_no_loop_yet() -> None:
-    cell = IPythonRunCellAction(code="x = 'a")
-    assert loop(*(cell, syntax_error("name 'a' is not defined")) * 3) is None
-    assert loop(*(cell, syntax_error("incomplete input", first="File x.py, line 4")) * 3) is None
-    lines = [syntax_error("incomplete input", first=f"Cell In[1], line {n}") for n in range(3)]
-    assert loop(cell, lines[0], cell, lines[1], cell, lines[2]) is None
-
-
-def test_three_equal_messages_of_the_agent() -> None:
-    message = MessageAction(content="Shall I?", source=EventSource.AGENT)
-    person = MessageAction(content="yes", source=EventSource.USER)
-    assert loop(message, person, message, person, message) == DetectedLoop("monologue", 3, 1)
-    assert loop(message, RAN, message, message) is None
-    assert loop(RAN, message, message, message) == DetectedLoop("monologue", 3, 2)
-
-
-def test_two_actions_in_turns() -> None:
-    pwd = CmdRunAction(command="pwd")
-    where = CmdOutputObservation(command="pwd", content="/", metadata=CmdOutputMetadata(exit_code=0))
-    turns = (LS, RAN, pwd, where)
-    assert loop(*turns * 2, LS, RAN) is None
-    assert loop(*turns * 3) == DetectedLoop("repeating_action_observation_pattern", 3, 1)
+def test_pattern_is_found(events: Sequence[Event], found: tuple[str, int, int] | None) -> None:
+    assert loop(*events) == (DetectedLoop(*found) if found else None)
 
 
 def test_condensations_without_anything_in_between() -> None:
@@ -152,10 +129,6 @@ def test_condensations_without_anything_in_between() -> None:
     assert len(recent(*busy * 20).condensations) == 10
 
 
-def test_the_first_pattern_that_fits_is_named() -> None:
-    assert loop(*(LS, FAILED) * 4) == DetectedLoop("repeating_action_observation", 4, 1)
-
-
 def test_thresholds_can_be_set() -> None:
     patient = LoopPolicy(action_observation=8, action_error=5, monologue=4, alternating_pattern=20)
     assert loop(*(LS, RAN) * 7, policy=patient) is None
@@ -163,54 +136,48 @@ def test_thresholds_can_be_set() -> None:
     assert loop(*(LS, FAILED) * 5, policy=patient) == DetectedLoop("repeating_action_error", 5, 1)
 
 
-# What is equal
+def edits(number: int) -> IPythonRunCellAction:
+    """A cell that edits; its fourth line differs."""
+    return IPythonRunCellAction(code=f"edit_file_by_replace(\n  'a.py',\n  to_replace='x',\n  new='{number}')")
+
+
+SHORT = IPythonRunCellAction(code="edit_file_by_replace('a', 'b')")
+METADATA = ToolCallMetadata(function_name="f", tool_call_id="c", reply_id=3)
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("event", "other", "is_equal"),
     [
-        {"timeout": 7.0},
-        {"cause": 3},
-        {"source": EventSource.USER},
-        {"tool_call_metadata": ToolCallMetadata(function_name="f", tool_call_id="c", reply_id=3)},
+        *(
+            (LS, LS.model_copy(update=changes), True)
+            for changes in (
+                {"timeout": 7.0},
+                {"cause": 3},
+                {"source": EventSource.USER},
+                {"tool_call_metadata": METADATA},
+            )
+        ),
+        *(
+            (LS, LS.model_copy(update=changes), False)
+            for changes in (
+                {"command": "ls -a"},
+                {"thought": "hm"},
+                {"is_input": True},
+                {"blocking": True},
+                {"security_risk": ActionSecurityRisk.HIGH},
+            )
+        ),
+        # Of an output the command and the exit code count; of an edit in a cell its first three lines.
+        (RAN, RAN.model_copy(update={"content": "b", "metadata": CmdOutputMetadata(exit_code=0, pid=7)}), True),
+        (RAN, RAN.model_copy(update={"metadata": CmdOutputMetadata(exit_code=1)}), False),
+        (edits(0), edits(1), True),
+        (with_id(SHORT, 1), with_id(SHORT, 2), False),
+        (MCPAction(name="t", arguments={"a": 1, "b": 2}), MCPAction(name="t", arguments={"b": 2, "a": 1}), True),
     ],
+    ids=itertools.count(),
 )
-def test_who_when_and_which_call_make_no_difference(changes: dict[str, Any]) -> None:
-    assert trace_event(LS.model_copy(update=changes), 1).digest == trace_event(LS, 1).digest
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"command": "ls -a"},
-        {"thought": "hm"},
-        {"is_input": True},
-        {"blocking": True},
-        {"security_risk": ActionSecurityRisk.HIGH},
-    ],
-)
-def test_every_other_field_of_an_action_makes_a_difference(changes: dict[str, Any]) -> None:
-    assert trace_event(LS.model_copy(update=changes), 1).digest != trace_event(LS, 1).digest
-
-
-def test_of_output_only_command_and_exit_code_count() -> None:
-    other = CmdOutputObservation(command="ls", content="b", metadata=CmdOutputMetadata(exit_code=0, pid=7))
-    failed = CmdOutputObservation(command="ls", content="a.txt", metadata=CmdOutputMetadata(exit_code=1))
-    assert trace_event(other, 1).digest == trace_event(RAN, 1).digest
-    assert trace_event(failed, 1).digest != trace_event(RAN, 1).digest
-
-
-def test_of_a_cell_that_edits_the_first_three_lines_count() -> None:
-    long = "edit_file_by_replace(\n  'a.py',\n  to_replace='x',\n  new='{}')"
-    first, second = (IPythonRunCellAction(code=long.format(n)) for n in range(2))
-    assert trace_event(first, 1).digest == trace_event(second, 1).digest
-    short = IPythonRunCellAction(code="edit_file_by_replace('a', 'b')")
-    assert trace_event(with_id(short, 1), 1).digest != trace_event(with_id(short, 2), 1).digest
-
-
-def test_the_order_of_arguments_makes_no_difference() -> None:
-    first, second = MCPAction(name="t", arguments={"a": 1, "b": 2}), MCPAction(name="t", arguments={"b": 2, "a": 1})
-    assert trace_event(first, 1).digest == trace_event(second, 1).digest
+def test_which_events_are_equal(event: Event, other: Event, is_equal: bool) -> None:
+    assert (trace_event(event, 1).digest == trace_event(other, 1).digest) is is_equal
 
 
 @pytest.mark.parametrize(
@@ -227,24 +194,13 @@ def test_event_counts_equally_when_its_texts_are_stored_apart(event: Event) -> N
     assert trace_event(decode(entry, 5), 3) == trace_event(with_id(event, 5), 3)
 
 
-# What is not an event of a loop
-
-
-def test_what_says_nothing_does_not_count() -> None:
-    nothing = (NullObservation(), NullAction(), MessageAction(content="hi", source=EventSource.USER))
+def test_events_without_a_meaning_do_not_count() -> None:
+    nothing = (NullObservation(), NullAction(), PERSON)
     assert loop(*((LS, RAN, *nothing) * 4)) == DetectedLoop("repeating_action_observation", 4, 1)
     assert recent(*nothing, CondensationRequestAction()) == RecentEvents()
-
-
-def test_what_is_hidden_does_not_count() -> None:
-    hidden = CmdRunAction(command="ls", hidden=True)
-    answer = CmdOutputObservation(command="ls", hidden=True)
-    assert recent(hidden, answer) == RecentEvents()
-
-
-def test_thoughts_count() -> None:
-    think, logged = AgentThinkAction(thought="hm"), AgentThinkObservation(content="Your thought has been logged.")
-    assert loop(*(think, logged) * 4) == DetectedLoop("repeating_action_observation", 4, 1)
+    assert recent(CmdRunAction(command="ls", hidden=True), CmdOutputObservation(command="ls", hidden=True)) == (
+        RecentEvents()
+    )
 
 
 def output(command: str, exit_code: int, suffix: str) -> CmdOutputObservation:
@@ -252,24 +208,23 @@ def output(command: str, exit_code: int, suffix: str) -> CmdOutputObservation:
     return CmdOutputObservation(command=command, content="", metadata=metadata)
 
 
-def test_waiting_for_a_command_that_runs_is_a_poll() -> None:
-    still = "\n[The command has no new output after 30 seconds.]"
-    assert is_poll(output("", -1, still))
-    assert is_poll(output("  ", -1, still))
+STILL = "\n[The command has no new output after 30 seconds.]"
 
 
 @pytest.mark.parametrize(
-    "observation",
+    ("observation", "expected"),
     [
-        output("", 0, "\n[The command completed with exit code 0.]"),
-        output("", -1, ""),
-        output("C-c", -1, "\n[The command has no new output after 30 seconds.]"),
-        output("sleep 100", -1, "\n[The command has no new output after 30 seconds.]"),
-        NullObservation(),
+        (output("", -1, STILL), True),
+        (output("  ", -1, STILL), True),
+        (output("", 0, "\n[The command completed with exit code 0.]"), False),
+        (output("", -1, ""), False),
+        (output("C-c", -1, STILL), False),
+        (output("sleep 100", -1, STILL), False),
+        (NullObservation(), False),
     ],
 )
-def test_anything_else_is_no_poll(observation: Observation) -> None:
-    assert not is_poll(observation)
+def test_only_waiting_for_a_running_command_is_a_poll(observation: Observation, expected: bool) -> None:
+    assert is_poll(observation) is expected
 
 
 def test_what_is_kept_does_not_grow() -> None:

@@ -4,8 +4,6 @@ Holds: the oracle is written over plain lists of tuples and uses no code of the 
 Does not: draw what differs on purpose (polls, commands that sleep, refused calls, several calls in one reply).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,13 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.contract.actions import (
-    AgentThinkAction,
-    CmdRunAction,
-    CondensationAction,
-    MessageAction,
-    NullAction,
-)
+from broker.contract.actions import AgentThinkAction, CmdRunAction, CondensationAction, MessageAction, NullAction
 from broker.contract.events import ConversationCreated, Event, EventSource, with_id
 from broker.contract.observations import (
     AgentThinkObservation,

@@ -1,7 +1,5 @@
 """Whose step is next: few at once, interactive work first, tenants by weight; orders are counted."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 
@@ -17,10 +15,14 @@ from controller_worker.loop.step_turns import (
 )
 
 
+def turn(turns: StepTurns, rank: int = 2, tenant: str = "", weight: float = 1.0, *, is_new: bool = True) -> StepTurn:
+    return StepTurn(turns, rank, tenant, weight, is_new=is_new)
+
+
 async def stepped(turns: StepTurns, waiting: list[StepTurn], names: list[str], count: int) -> list[str]:
     """Let all wait behind one who steps, then give one turn after another; return who had the first `count`."""
     order: list[str] = []
-    blocker = StepTurn(turns, 1, "", 1.0)
+    blocker = turn(turns, 1)
     await blocker.take()
 
     async def step(turn: StepTurn, name: str) -> None:
@@ -40,17 +42,11 @@ async def stepped(turns: StepTurns, waiting: list[StepTurn], names: list[str], c
     return order[:count]
 
 
-async def test_while_few_step_nobody_waits() -> None:
-    turns = StepTurns(2)
-    assert turns.try_take(StepTurn(turns, 2, "", 1.0))
-    assert turns.try_take(StepTurn(turns, 2, "", 1.0))
-    assert not turns.try_take(StepTurn(turns, 2, "", 1.0))
-
-
-async def test_some_turns_are_kept_for_interactive_work() -> None:
+async def test_turns_are_kept_for_interactive_work_only() -> None:
     turns = StepTurns(1)
-    assert turns.try_take(StepTurn(turns, 2, "", 1.0))
-    people = [StepTurn(turns, 0, "", 1.0) for _ in range(INTERACTIVE_EXTRA + 1)]
+    assert turns.try_take(turn(turns))
+    assert not turns.try_take(turn(turns))
+    people = [turn(turns, 0) for _ in range(INTERACTIVE_EXTRA + 1)]
     assert [turns.try_take(person) for person in people] == [True] * INTERACTIVE_EXTRA + [False]
 
 
@@ -105,8 +101,8 @@ async def test_between_two_steps_others_pass() -> None:
 
 async def test_beside_interactive_work_few_others_step() -> None:
     turns = StepTurns()
-    person = StepTurn(turns, 0, "", 1.0)
-    others = [StepTurn(turns, 2, "", 1.0) for _ in range(AT_ONCE)]
+    person = turn(turns, 0)
+    others = [turn(turns) for _ in range(AT_ONCE)]
     with turns.hurry():  # it is being claimed
         assert [turns.try_take(other) for other in others].count(True) == BESIDE_INTERACTIVE
         await person.take()
@@ -141,39 +137,30 @@ async def test_much_interactive_work_starves_neither_others_nor_itself(people: i
 async def test_one_that_takes_long_holds_up_nobody() -> None:
     """A hook that waits for something elsewhere."""
     turns = StepTurns(1)
-    slow, other = StepTurn(turns, 2, "", 1.0), StepTurn(turns, 2, "", 1.0)
+    slow, other = turn(turns), turn(turns)
     await slow.take()
     async with asyncio.timeout(100 * LONGEST_SECONDS):
         await other.take()
     slow.give()
-    third = StepTurn(turns, 2, "", 1.0)
+    third = turn(turns)
     assert not turns.try_take(third)  # the other still has the only turn
     other.give()
     assert turns.try_take(third)
 
 
-async def test_cancelled_waiter_costs_others_no_turn() -> None:
+@pytest.mark.parametrize("is_granted", [False, True], ids=["while it waits", "at its turn"])
+async def test_cancelled_waiter_costs_others_no_turn(is_granted: bool) -> None:
     turns = StepTurns(1)
-    holder, gone, last = (StepTurn(turns, 2, "", 1.0) for _ in range(3))
+    holder, gone, last = (turn(turns) for _ in range(3))
     await holder.take()
-    tasks = [asyncio.create_task(turn.take()) for turn in (gone, last)]
+    tasks = [asyncio.create_task(waiting.take()) for waiting in (gone, last)]
     await asyncio.sleep(0)
+    if is_granted:
+        holder.give()  # it is granted to the first, which has not run yet
     tasks[0].cancel()
-    holder.give()
+    if not is_granted:
+        holder.give()
     await tasks[1]
     with pytest.raises(asyncio.CancelledError):
         await tasks[0]
     assert not turns.has_waiters
-
-
-async def test_waiter_cancelled_at_its_turn_passes_it_on() -> None:
-    turns = StepTurns(1)
-    holder, gone, last = (StepTurn(turns, 2, "", 1.0) for _ in range(3))
-    await holder.take()
-    tasks = [asyncio.create_task(turn.take()) for turn in (gone, last)]
-    await asyncio.sleep(0)
-    holder.give()  # it is granted to the first, which has not run yet
-    tasks[0].cancel()
-    await tasks[1]
-    with pytest.raises(asyncio.CancelledError):
-        await tasks[0]

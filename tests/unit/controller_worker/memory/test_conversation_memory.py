@@ -1,7 +1,5 @@
 """What the model sees: from the log to messages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

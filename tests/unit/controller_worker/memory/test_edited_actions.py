@@ -1,7 +1,5 @@
 """An action that a person edited before confirming it: the model reads what ran, the same at every reading."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from broker.contract.actions import ChangeAgentStateAction, CmdRunAction

@@ -1,7 +1,5 @@
 """How a model reads observations that hold more than a text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -102,10 +100,7 @@ def test_only_images_that_providers_take_are_shown(url: str, is_taken: bool) -> 
             IPythonRunCellObservation(code="", content=f"one\n![image](data:image/png;base64,{'A' * 99})\nthree"),
             f"one\n{IMAGE_PLACEHOLDER}\nthree",
         ),
-        (
-            FileEditObservation(path="/a", prev_exist=True, diff="-x\n+y"),
-            "[The file /a was edited.]\n-x\n+y",
-        ),
+        (FileEditObservation(path="/a", prev_exist=True, diff="-x\n+y"), "[The file /a was edited.]\n-x\n+y"),
         (FileEditObservation(path="/a", diff="+y"), "[The file /a was created.]\n+y"),
         (FileEditObservation(path="/a", content="ok", diff="+y"), "ok"),
     ],

@@ -1,7 +1,5 @@
 """The View: what is shown of a log, condensations applied."""
 
-from __future__ import annotations
-
 import pytest
 
 from broker.contract.actions import (
@@ -11,7 +9,6 @@ from broker.contract.actions import (
     CondensationRequestAction,
     MessageAction,
     NullAction,
-    SystemMessageAction,
 )
 from broker.contract.events import ConversationCreated, Event, EventSource, ModelCallFailed, ModelReply, with_id
 from broker.contract.observations import (
@@ -54,10 +51,16 @@ def test_events_come_in_order_and_once() -> None:
     fold = folded(system_message())
     with pytest.raises(AssertionError, match="event 3 after version 1"):
         fold.add(with_id(said("x"), 3))
-
-
-def test_the_system_message_comes_first() -> None:
     assert ids(folded(ConversationCreated(conversation_id="c"), said("task"), system_message())) == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("forgotten", "shown"), [(2, [1, 3]), (1, [1, 2, 3])], ids=["another message", "system message comes back"]
+)
+def test_task_or_system_message_that_was_forgotten(forgotten: int, shown: list[int]) -> None:
+    gone = CondensationAction(forgotten_event_ids=(forgotten,))
+    fold = folded(system_message(), said("one"), said("two"), gone)
+    assert [event.id for event in fold.list_events(fold.view().events)] == shown
 
 
 @pytest.mark.parametrize(
@@ -137,17 +140,6 @@ def test_task_follows_the_system_message_even_when_forgotten() -> None:
     ]
 
 
-def test_another_message_may_replace_the_task() -> None:
-    fold = folded(system_message(), said("one"), said("two"), CondensationAction(forgotten_event_ids=(2,)))
-    assert [event.id for event in fold.list_events(fold.view().events)] == [1, 3]
-
-
-def test_a_forgotten_system_message_comes_back() -> None:
-    fold = folded(system_message(), said("one"), CondensationAction(forgotten_event_ids=(1,)))
-    first, *_ = fold.list_events(fold.view().events)
-    assert isinstance(first, SystemMessageAction)
-
-
 def test_words_without_calls_show_as_long_as_their_message() -> None:
     core = started()
     core.reply(text="Which one?")
@@ -156,7 +148,7 @@ def test_words_without_calls_show_as_long_as_their_message() -> None:
     assert prompt(folded(*core.events)) == ["system", "user", "user", "assistant", "user"]
     words = next(e for e in core.events if isinstance(e, MessageAction) and e.source is EventSource.AGENT)
     assert prompt(folded(*core.events, CondensationAction(forgotten_event_ids=(words.id,)))) == [
-        *("system", "user", "user", "user"),
+        *("system", "user", "user", "user")
     ]
 
 

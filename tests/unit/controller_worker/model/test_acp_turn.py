@@ -1,7 +1,5 @@
 """What follows a report of an ACP agent: a function of the log, whatever has died in between."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -76,18 +74,12 @@ def test_the_first_prompt_is_the_task_and_begins_a_session() -> None:
 
 def test_report_becomes_a_message_a_plan_and_next_turn() -> None:
     plan = (TaskItem(id="1", title="look"),)
-    events = led_to(TASK, PROMPT, report(content="Hm.", call=CALL, plan=plan))
-    assert [event.kind for event in events] == [
-        "action.task_tracking",
-        "observation.task_tracking",
-        "action.message",
-        "action.acp_turn",
-    ]
-    assert isinstance(events[0], TaskTrackingAction)
-    assert events[0].task_list == plan
-    assert events[1].cause == 4 + 1
-    assert isinstance(events[2], MessageAction)
-    assert not events[2].wait_for_response
+    tracked, answer, message, following = led_to(TASK, PROMPT, report(content="Hm.", call=CALL, plan=plan))
+    assert isinstance(tracked, TaskTrackingAction)
+    assert tracked.task_list == plan
+    assert (answer.kind, answer.cause, following.kind) == ("observation.task_tracking", 4 + 1, "action.acp_turn")
+    assert isinstance(message, MessageAction)
+    assert not message.wait_for_response
 
 
 def test_a_question_becomes_an_action_that_policies_see() -> None:
@@ -97,14 +89,20 @@ def test_a_question_becomes_an_action_that_policies_see() -> None:
 
 
 def test_refused_question_is_answered_and_message_waits_for_turn_end() -> None:
-    refused = UserRejectObservation(content="No.")
-    asked = [TASK, PROMPT, report("permission", permission=ASKED), AcpPermissionAction(command="c", permission=7)]
-    asked[-1] = asked[-1].model_copy(update={"refusal_id": "n"})
-    action = turn(*asked, refused, MessageAction(content="Not so.", source=EventSource.USER))
+    permission = AcpPermissionAction(command="c", permission=7, refusal_id="n")
+    later = MessageAction(content="Not so.", source=EventSource.USER)
+    asked = [
+        TASK,
+        PROMPT,
+        report("permission", permission=ASKED),
+        permission,
+        UserRejectObservation(content="No."),
+        later,
+    ]
+    action = turn(*asked)
     assert (action.permission, action.option_id, action.prompt) == (7, "n", "")
     answer = AcpTurnAction(command="c", permission=7, option_id="n")
-    later = MessageAction(content="Not so.", source=EventSource.USER)
-    after = turn(*asked, refused, later, answer, report("ended", stop_reason="end_turn"))
+    after = turn(*asked, answer, report("ended", stop_reason="end_turn"))
     assert "No." in after.prompt
     assert after.prompt.endswith("Not so.")
 
@@ -112,10 +110,8 @@ def test_refused_question_is_answered_and_message_waits_for_turn_end() -> None:
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [
-        ("end_turn", AgentFinishAction),
-        ("refusal", AgentRejectAction),
-        ("max_tokens", MessageAction),
-        ("?", AgentFinishAction),
+        *(("end_turn", AgentFinishAction), ("?", AgentFinishAction)),
+        *(("refusal", AgentRejectAction), ("max_tokens", MessageAction)),
     ],
 )
 def test_an_ended_turn(reason: str, kind: type[Event]) -> None:

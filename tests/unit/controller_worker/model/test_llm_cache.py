@@ -1,7 +1,5 @@
 """Kept replies, and recorded ones: what counts as the same request, and what a recording says."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

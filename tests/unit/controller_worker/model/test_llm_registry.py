@@ -1,7 +1,5 @@
 """Which backend a configuration means, and what is refused before anything is sent."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

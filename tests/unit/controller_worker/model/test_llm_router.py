@@ -1,7 +1,5 @@
 """Which model a router takes, and what it may not be."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

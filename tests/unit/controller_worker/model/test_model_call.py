@@ -1,24 +1,21 @@
 """One model call: the reply or the failure that comes of it, and the clients behind it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker.contract.events import LLMSpec, ModelCallFailed, ModelReply, TokenUsage
+from broker.contract.events import LLMSpec, ModelCallFailed, ModelReply
 from broker.runtime.clock import SystemClock
 from broker.runtime.errors import StoreUnavailable
 from broker.testing.manual_clock import ManualClock
 from controller_worker.core.failures import render_last_error
 from controller_worker.model.model_call import ask_model, to_model_reply
-from controller_worker.model.models import CLIENTS_LIMIT, ROUTED, ClientMissing, Models
+from controller_worker.model.models import CLIENTS_LIMIT, ClientMissing, Models
 from controller_worker.providers.errors import HookVeto, LLMConfigError
 from controller_worker.providers.llm import CallUsage, Completion, Delta, ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
@@ -30,46 +27,75 @@ REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "conversation-
 def models(tmp_path: Path, *turns: dict[str, Any], **env: str) -> Models:
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"turns": turns}))
-    return Models({"LLM_MODEL": f"scripted/{script}"} | env, SystemClock(), is_open=True)
+    return with_env(LLM_MODEL=f"scripted/{script}", **env)
 
 
-async def attempt(of: Models, number: int = 1, spec: LLMSpec | None = None) -> Completion | ModelCallFailed:
-    return await ask_model(of, spec or LLMSpec(), REQUEST, attempt=number, clock=ManualClock(), permit=free_permit())
+def with_env(**env: str) -> Models:
+    return Models(env, SystemClock(), is_open=True)
+
+
+async def attempt(
+    of: Models, number: int = 1, spec: LLMSpec | None = None, request: ModelRequest = REQUEST, **options: Any
+) -> Completion | ModelCallFailed:
+    clock, permit = ManualClock(), free_permit()
+    return await ask_model(of, spec or LLMSpec(), request, attempt=number, clock=clock, permit=permit, **options)
+
+
+async def reply_of(of: Models, **options: Any) -> Completion:
+    result = await attempt(of, **options)
+    assert isinstance(result, Completion)
+    return result
+
+
+async def failure_of(of: Models, number: int = 1, **options: Any) -> ModelCallFailed:
+    result = await attempt(of, number, **options)
+    assert isinstance(result, ModelCallFailed)
+    return result
+
+
+def wait_of(failure: ModelCallFailed) -> float:
+    assert failure.retry_at is not None
+    return (failure.retry_at - ManualClock().now()).total_seconds()
 
 
 def error(code: str, **fields: Any) -> dict[str, Any]:
     return {"error": {"code": code, "times": None} | fields}
 
 
-async def test_a_reply(tmp_path: Path) -> None:
-    result = await attempt(models(tmp_path, {"text": "Hello."}))
-    assert isinstance(result, Completion)
-    assert result.text == "Hello."
-
-
 async def test_a_retryable_failure_says_when_to_try_again(tmp_path: Path) -> None:
-    result = await attempt(models(tmp_path, error("internal", text="boom")), 2)
-    assert isinstance(result, ModelCallFailed)
-    assert (result.code, result.content, result.attempt) == ("internal", "boom", 2)
-    assert result.last_error == "STATUS$ERROR_LLM_INTERNAL_SERVER_ERROR"
-    assert result.retry_at is not None
-    wait = result.retry_at - ManualClock().now()
-    assert timedelta(seconds=16) <= wait <= timedelta(seconds=20)
+    failure = await failure_of(models(tmp_path, error("internal", text="boom")), 2)
+    assert (failure.code, failure.content, failure.attempt) == ("internal", "boom", 2)
+    assert failure.last_error == "STATUS$ERROR_LLM_INTERNAL_SERVER_ERROR"
+    assert 16 <= wait_of(failure) <= 20
+    limited = await failure_of(models(tmp_path, error("rate_limit", retry_after_seconds=100)))
+    assert 100 <= wait_of(limited) <= 125
 
 
-async def test_what_the_provider_asks_for_counts(tmp_path: Path) -> None:
-    result = await attempt(models(tmp_path, error("rate_limit", retry_after_seconds=100)))
-    assert isinstance(result, ModelCallFailed)
-    assert result.retry_at is not None
-    assert timedelta(seconds=100) <= result.retry_at - ManualClock().now() <= timedelta(seconds=125)
+@pytest.mark.parametrize(
+    ("code", "text", "content", "last_error"),
+    [("bad_request", "no \ud83d", "no \ufffd", "BadRequestError: no \ufffd")],
+    ids=["lone surrogate"],
+)
+async def test_failure_can_be_logged(tmp_path: Path, code: str, text: str, content: str, last_error: str) -> None:
+    failure = await failure_of(models(tmp_path, error(code, text=text)))
+    assert (failure.content, failure.last_error) == (content, last_error)
+
+
+async def test_missing_model_or_script_is_a_failure_with_a_remedy(tmp_path: Path) -> None:
+    nothing = await failure_of(with_env())
+    assert (nothing.code, nothing.retry_at) == ("llm_config", None)
+    assert nothing.content.startswith("No model is configured. Set LLM_MODEL and LLM_API_KEY")
+    assert nothing.last_error == f"LLMConfigError: {nothing.content}"
+    missing = await failure_of(with_env(), spec=LLMSpec(model=f"scripted/{tmp_path}/none.json"))
+    assert missing.code == "llm_config"
+    assert missing.content.endswith("none.json' cannot be read: No such file or directory.")
+    assert with_env().max_message_chars(LLMSpec()) == 30_000
+    assert with_env(LLM_BACKEND="openai", LLM_MODEL="gpt-4o").sees_images(LLMSpec())
 
 
 async def test_the_last_attempt_is_the_last(tmp_path: Path) -> None:
     of = models(tmp_path, error("rate_limit"), LLM_NUM_RETRIES="3")
-    retries = [
-        result.retry_at is not None for n in (1, 2, 3) if isinstance(result := await attempt(of, n), ModelCallFailed)
-    ]
-    assert retries == [True, True, False]
+    assert [(await failure_of(of, n)).retry_at is not None for n in (1, 2, 3)] == [True, True, False]
 
 
 async def test_a_failure_for_good_is_not_tried_again(tmp_path: Path) -> None:
@@ -80,23 +106,6 @@ async def test_a_failure_for_good_is_not_tried_again(tmp_path: Path) -> None:
         last_error="STATUS$ERROR_LLM_AUTHENTICATION",
         attempts=5,
     )
-
-
-async def test_no_model_is_a_failure_with_a_remedy() -> None:
-    result = await attempt(Models({}, SystemClock(), is_open=True))
-    assert isinstance(result, ModelCallFailed)
-    assert (result.code, result.retry_at) == ("llm_config", None)
-    assert result.content.startswith("No model is configured. Set LLM_MODEL and LLM_API_KEY")
-    assert result.last_error == f"LLMConfigError: {result.content}"
-
-
-async def test_a_script_that_is_missing_is_a_failure(tmp_path: Path) -> None:
-    result = await attempt(
-        Models({}, SystemClock(), is_open=True), spec=LLMSpec(model=f"scripted/{tmp_path}/none.json")
-    )
-    assert isinstance(result, ModelCallFailed)
-    assert result.code == "llm_config"
-    assert result.content.endswith("none.json' cannot be read: No such file or directory.")
 
 
 async def test_what_nobody_foresaw_is_a_failure_without_details(caplog: pytest.LogCaptureFixture) -> None:
@@ -110,13 +119,6 @@ async def test_what_nobody_foresaw_is_a_failure_without_details(caplog: pytest.L
     )
     assert result == ModelCallFailed(code="unexpected", content=text, last_error=f"RuntimeError: {text}")
     assert "model call of conversation conversation-1" in caplog.text
-
-
-async def test_lone_surrogates_of_a_provider_are_replaced(tmp_path: Path) -> None:
-    result = await attempt(models(tmp_path, error("bad_request", text="no \ud83d")))
-    assert isinstance(result, ModelCallFailed)
-    assert result.content == "no \ufffd"
-    assert result.last_error == "BadRequestError: no \ufffd"
 
 
 async def test_equal_settings_share_one_client_under_concurrency(tmp_path: Path) -> None:
@@ -170,13 +172,10 @@ async def test_how_long_a_text_may_be_is_a_setting(tmp_path: Path) -> None:
     [("claude-sonnet-4-5", True), ("openai/gpt-4o", True), ("deepseek/deepseek-chat", False), ("llama-of-mine", False)],
 )
 def test_which_models_are_shown_images(model: str, is_seeing: bool) -> None:
-    assert Models({}, SystemClock(), is_open=True).sees_images(LLMSpec(model=model)) is is_seeing
-    assert (
-        Models({"LLM_DISABLE_VISION": "true"}, SystemClock(), is_open=True).sees_images(LLMSpec(model=model)) is False
-    )
-    assert (
-        Models({"LLM_DISABLE_VISION": "false"}, SystemClock(), is_open=True).sees_images(LLMSpec(model=model)) is True
-    )
+    spec = LLMSpec(model=model)
+    assert with_env().sees_images(spec) is is_seeing
+    assert with_env(LLM_DISABLE_VISION="true").sees_images(spec) is False
+    assert with_env(LLM_DISABLE_VISION="false").sees_images(spec) is True
 
 
 def test_images_are_shown_if_any_model_that_may_answer_sees(tmp_path: Path) -> None:
@@ -186,13 +185,9 @@ def test_images_are_shown_if_any_model_that_may_answer_sees(tmp_path: Path) -> N
         '[llm.routed]\nmodel = "deepseek/deepseek-chat"\nrouter = {kind = "random", weights = {eyes = 1}}\n'
         '[llm.falling]\nmodel = "deepseek/deepseek-chat"\nfallbacks = [{use = "eyes"}]\n'
     )
-    of = Models({"LLM_CONFIG": str(path)}, SystemClock(), is_open=True)
-    assert [of.sees_images(LLMSpec(model=name)) for name in (None, "eyes", "routed", "falling")] == [
-        False,
-        True,
-        True,
-        True,
-    ]
+    of = with_env(LLM_CONFIG=str(path))
+    seeing = [of.sees_images(LLMSpec(model=name)) for name in (None, "eyes", "routed", "falling")]
+    assert seeing == [False, True, True, True]
 
 
 async def test_a_router_is_resolved_before_quotas_and_budgets_are_asked(tmp_path: Path) -> None:
@@ -202,8 +197,7 @@ async def test_a_router_is_resolved_before_quotas_and_budgets_are_asked(tmp_path
         f'[llm]\nmodel = "scripted/{script}"\n[llm.small]\nmodel = "scripted/{script}"\nmax_output_tokens = 7\n'
         '[llm.auto]\nrouter = {kind = "rules", rules = [{use = "small", service = "condenser"}]}\n'
     )
-    models = Models({"LLM_CONFIG": str(path)}, SystemClock(), is_open=True)
-    request = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")
+    models, request = with_env(LLM_CONFIG=str(path)), REQUEST
     spec = LLMSpec(model="auto", temperature=0.5)
     with pytest.raises(ClientMissing):
         await models.route(spec, request, "")
@@ -215,10 +209,6 @@ async def test_a_router_is_resolved_before_quotas_and_budgets_are_asked(tmp_path
     assert (await models.get_client(other))[1].max_output_tokens == 7
     assert await models.route(own, request, "") == own
     assert await models.route(LLMSpec(model="small"), request, "") == LLMSpec(model="small")
-
-
-def test_unusable_settings_leave_the_error_to_the_call() -> None:
-    assert Models({}, SystemClock(), is_open=True).max_message_chars(LLMSpec()) == 30_000
 
 
 def test_how_errors_are_shown() -> None:
@@ -250,8 +240,9 @@ def reply(*calls: ToolCall, **fields: Any) -> ModelReply:
 
 def test_a_reply_becomes_its_event() -> None:
     block = {"type": "thinking", "thinking": "hm"}
-    usage = CallUsage(prompt_tokens=100, completion_tokens=10, cache_read_tokens=60, cache_write_tokens=5)
-    event = reply(ToolCall("a", "think", "{}"), text="Hi.", thinking_blocks=(block,), usage=usage, cost_usd=0.5)
+    counts = {"prompt_tokens": 100, "completion_tokens": 10, "cache_read_tokens": 60, "cache_write_tokens": 5}
+    call = ToolCall("a", "think", "{}")
+    event = reply(call, text="Hi.", thinking_blocks=(block,), usage=CallUsage(**counts), cost_usd=0.5)
     assert event.id == 22
     assert event.wire() == {
         "kind": "model.reply",
@@ -263,20 +254,15 @@ def test_a_reply_becomes_its_event() -> None:
         "model": "acme/large",
         "response_id": "r1",
         "stop_reason": "stop",
-        "usage": {
-            "prompt_tokens": 100,
-            "completion_tokens": 10,
-            "cache_read_tokens": 60,
-            "cache_write_tokens": 5,
-        },
+        "usage": counts,
         "cost_usd": 0.5,
         "latency_seconds": 0.5,
         "iteration": 3,
         "seen_id": 20,
     }
-    assert event.usage == TokenUsage(
-        prompt_tokens=100, completion_tokens=10, cache_read_tokens=60, cache_write_tokens=5
-    )
+    odd = reply(ToolCall("a", "b\udc00", "{\udc00}"), text="c\udc00")
+    (call,) = odd.tool_calls
+    assert (odd.content, call.name, call.arguments) == ("c\ufffd", "b\ufffd", "{\ufffd}")
 
 
 @pytest.mark.parametrize(
@@ -294,15 +280,6 @@ def test_a_reply_becomes_its_event() -> None:
 def test_call_ids_are_unique_and_can_be_logged(given: list[str], made: list[str]) -> None:
     event = reply(*(ToolCall(call_id, "think", "{}") for call_id in given))
     assert [call.id for call in event.tool_calls] == made
-
-
-def test_surrogates_of_a_reply_are_replaced() -> None:
-    event = reply(ToolCall("a", "b\udc00", "{\udc00}"), text="c\udc00")
-    assert (event.content, event.tool_calls[0].name, event.tool_calls[0].arguments) == (
-        "c\ufffd",
-        "b\ufffd",
-        "{\ufffd}",
-    )
 
 
 def test_a_thought_that_no_log_can_hold_is_left_out() -> None:
@@ -328,24 +305,27 @@ def with_fallbacks(tmp_path: Path, first: str, *fallbacks: dict[str, Any], **scr
     sections += [f'[llm.{name}]\nmodel = "scripted/{tmp_path}/{name}.json"' for name in scripts]
     path = tmp_path / "models.toml"
     path.write_text("\n".join(sections))
-    return Models({"LLM_CONFIG": str(path)}, SystemClock(), is_open=True)
+    return with_env(LLM_CONFIG=str(path))
 
 
 async def test_a_fallback_answers_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shown: list[Delta] = []
     of = with_fallbacks(tmp_path, "rate_limit", {"use": "spare"}, spare={"text": "Here I am."})
-    result = await attempt(of)
-    assert isinstance(result, Completion)
+    result = await reply_of(of, request=replace(REQUEST, on_delta=shown.append))
     assert (result.text, result.model) == ("Here I am.", f"scripted/{tmp_path}/spare.json")
     assert "conversation conversation-1: rate_limit; calling spare" in caplog.text
+    assert shown[0].kind == "superseded"
+    assert "".join(delta.text for delta in shown) == "Here I am."
 
 
-async def test_what_was_shown_before_a_fallback_is_void(tmp_path: Path) -> None:
-    shown: list[Delta] = []
-    of = with_fallbacks(tmp_path, "rate_limit", {"use": "spare"}, spare={"text": "Here."})
-    request = replace(ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w"), on_delta=shown.append)
-    await ask_model(of, LLMSpec(), request, attempt=1, clock=ManualClock(), permit=free_permit())
-    assert next(delta.kind for delta in shown) == "superseded"
-    assert "".join(delta.text for delta in shown) == "Here."
+async def test_fallbacks_are_asked_for_the_error_before_them(tmp_path: Path) -> None:
+    long = {"use": "long", "on": ["context_window"]}
+    scripts = {"small": error("context_window"), "long": {"text": "I am long."}}
+    of = with_fallbacks(tmp_path, "rate_limit", long, {"use": "small"}, long, **scripts)
+    assert (await reply_of(of)).text == "I am long."
+    bad = {"use": f"scripted/{tmp_path}/none.json"}
+    of = with_fallbacks(tmp_path, "rate_limit", bad, {"use": "spare"}, spare={"text": "Here."})
+    assert (await reply_of(of)).text == "Here."
 
 
 @pytest.mark.parametrize(
@@ -370,26 +350,8 @@ async def test_batch_call_has_no_fallback(tmp_path: Path) -> None:
         raise AssertionError(body)
 
     of = with_fallbacks(tmp_path, "rate_limit", {"use": "spare"}, spare={"text": "Here I am."})
-    result = await ask_model(
-        of, LLMSpec(), replace(REQUEST, carry=carry), attempt=1, clock=ManualClock(), permit=free_permit()
-    )
-    assert isinstance(result, ModelCallFailed)
-    assert result.code == "rate_limit"
-
-
-async def test_each_fallback_answers_the_error_before_it(tmp_path: Path) -> None:
-    of = with_fallbacks(
-        tmp_path,
-        "rate_limit",
-        {"use": "long", "on": ["context_window"]},
-        {"use": "small"},
-        {"use": "long", "on": ["context_window"]},
-        small=error("context_window"),
-        long={"text": "I am long."},
-    )
-    result = await attempt(of)
-    assert isinstance(result, Completion)
-    assert result.text == "I am long."
+    assert (await failure_of(of, request=replace(REQUEST, carry=carry))).code == "rate_limit"
+    assert (await reply_of(of, spec=LLMSpec(model="spare"))).text == "Here I am."  # chosen between two steps
 
 
 @pytest.mark.parametrize(
@@ -401,26 +363,17 @@ async def test_each_fallback_answers_the_error_before_it(tmp_path: Path) -> None
     ],
 )
 async def test_attempt_is_repeated_if_any_error_may_pass(tmp_path: Path, first: str, second: str, told: str) -> None:
-    result = await attempt(with_fallbacks(tmp_path, first, {"use": "spare"}, spare=error(second)))
-    assert isinstance(result, ModelCallFailed)
-    assert result.code == told
-    assert (result.retry_at is not None) == (told != "authentication")
+    failure = await failure_of(with_fallbacks(tmp_path, first, {"use": "spare"}, spare=error(second)))
+    assert (failure.code, failure.retry_at is not None) == (told, told != "authentication")
 
 
 @pytest.mark.parametrize(("code", "told"), [("rate_limit", "rate_limit"), ("authentication", "llm_config")])
 async def test_unusable_fallback_does_not_make_a_failure_final(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, code: str, told: str
 ) -> None:
-    result = await attempt(with_fallbacks(tmp_path, code, {"use": f"scripted/{tmp_path}/none.json"}))
-    assert isinstance(result, ModelCallFailed)
-    assert (result.code, result.retry_at is not None) == (told, told == "rate_limit")
+    failure = await failure_of(with_fallbacks(tmp_path, code, {"use": f"scripted/{tmp_path}/none.json"}))
+    assert (failure.code, failure.retry_at is not None) == (told, told == "rate_limit")
     assert "cannot be read" in caplog.text
-
-
-async def test_a_fallback_behind_one_that_cannot_be_used_is_asked(tmp_path: Path) -> None:
-    bad = {"use": f"scripted/{tmp_path}/none.json"}
-    result = await attempt(with_fallbacks(tmp_path, "rate_limit", bad, {"use": "spare"}, spare={"text": "Here."}))
-    assert isinstance(result, Completion)
 
 
 @pytest.mark.parametrize(("code", "told"), [("rate_limit", "rate_limit"), ("authentication", "hook_veto")])
@@ -433,17 +386,7 @@ async def test_a_fallback_that_may_not_be_called_is_not(tmp_path: Path, code: st
             raise HookVeto("not this one")
 
     of = with_fallbacks(tmp_path, code, {"use": "spare"}, spare={"text": "Here."})
-    result = await ask_model(of, LLMSpec(), REQUEST, attempt=1, clock=ManualClock(), permit=free_permit(), admit=admit)
-    assert isinstance(result, ModelCallFailed)
-    assert (result.code, asked) == (told, ["first", "spare"])
-
-
-async def test_the_model_changes_between_steps(tmp_path: Path) -> None:
-    of = with_fallbacks(tmp_path, "rate_limit", other={"text": "Another."})
-    assert isinstance(await attempt(of), ModelCallFailed)
-    result = await attempt(of, spec=LLMSpec(model="other"))
-    assert isinstance(result, Completion)
-    assert result.text == "Another."
+    assert ((await failure_of(of, admit=admit)).code, asked) == (told, ["first", "spare"])
 
 
 @pytest.mark.parametrize(
@@ -455,31 +398,12 @@ async def test_the_model_changes_between_steps(tmp_path: Path) -> None:
     ],
 )
 async def test_an_agent_without_a_model_works_whatever_model_is_configured(env: dict[str, str]) -> None:
-    models = Models(env, SystemClock(), is_open=True)
+    models = with_env(**env)
     spec = LLMSpec(model="silent")
     assert models.sees_images(spec)
     llm, _ = await models.get_client(spec)
     assert (await llm.complete(REQUEST)).text == ""
     await models.aclose()
-
-
-def test_unusable_settings_are_reported_by_the_call_only() -> None:
-    assert Models({"LLM_BACKEND": "openai", "LLM_MODEL": "gpt-4o"}, SystemClock(), is_open=True).sees_images(LLMSpec())
-
-
-def test_routed_model_is_called_without_the_router(tmp_path: Path) -> None:
-    path = tmp_path / "models.toml"
-    path.write_text(
-        '[llm]\nmodel = "acme/large"\n[llm.auto]\nmodel = "acme/large"\n'
-        'router = {kind = "rules", rules = [{use = "small", images = false}]}\n[llm.small]\nmodel = "acme/small"\n'
-    )
-    of = Models({"LLM_CONFIG": str(path)}, SystemClock(), is_open=True)
-    routers = [
-        config and config.router
-        for name in ("auto", f"auto{ROUTED}")
-        if (config := of.find_settings(LLMSpec(model=name)))
-    ]
-    assert [router is None for router in routers] == [False, True]
 
 
 async def test_clients_have_a_bound_and_one_in_use_is_not_closed(tmp_path: Path) -> None:

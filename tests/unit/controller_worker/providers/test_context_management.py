@@ -1,7 +1,5 @@
 """Context editing and compaction: what the settings send, what they refuse, and that they are off."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """LLMConfig: names, defaults, where values come from, and what is refused."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """docs/models.md is true: its profiles can be read, and it names every setting and every error."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

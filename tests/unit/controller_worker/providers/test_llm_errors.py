@@ -1,7 +1,5 @@
 """The family, and the table from a client's exceptions to it. The clients themselves: tests/integration/test_llm_*."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from email.utils import format_datetime
 from typing import Any

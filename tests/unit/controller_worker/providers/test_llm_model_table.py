@@ -1,10 +1,9 @@
 """Prices and limits from litellm's table, and features by name."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
@@ -25,26 +24,48 @@ from controller_worker.providers.parameters import make_chat_parameters, make_me
 from controller_worker.providers.wires.reply import parse_reported_usd
 
 
-def test_a_cost_counts_every_token_once() -> None:
-    prices = Prices(input=3e-6, output=15e-6, cache_read=0.3e-6, cache_write=3.75e-6)
-    usage = CallUsage(prompt_tokens=1_000, completion_tokens=100, cache_read_tokens=600, cache_write_tokens=300)
-    # 100 * 3 + 600 * 0.3 + 300 * 3.75 + 100 * 15 = 300 + 180 + 1125 + 1500 microdollars
-    assert compute_cost_usd(prices, usage) == pytest.approx(3_105e-6)
+@pytest.mark.parametrize(
+    ("prices", "usage", "usd"),
+    [
+        # 100 * 3 + 600 * 0.3 + 300 * 3.75 + 100 * 15 = 300 + 180 + 1125 + 1500 microdollars
+        (Prices(3e-6, 15e-6, cache_read=0.3e-6, cache_write=3.75e-6), CallUsage(1_000, 100, 600, 300), 3_105e-6),
+        (Prices(2e-6, 1e-6), CallUsage(1_000, cache_read_tokens=1_000), 2e-3),
+        (Prices(1e-6, 1e-6, cache_read=0.5e-6), CallUsage(10, cache_read_tokens=50, cache_write_tokens=50), 5e-6),
+    ],
+    ids=["every token once", "cache without its own price costs like input", "more cached than sent"],
+)
+def test_a_cost_counts_every_token_once(prices: Prices, usage: CallUsage, usd: float) -> None:
+    assert compute_cost_usd(prices, usage) == pytest.approx(usd)
 
 
-def test_cache_without_its_own_price_costs_like_input() -> None:
-    usage = CallUsage(prompt_tokens=1_000, cache_read_tokens=1_000)
-    assert compute_cost_usd(Prices(input=2e-6, output=1e-6), usage) == pytest.approx(2e-3)
+def cost_usd(model: str, usage: CallUsage, **pricing: Any) -> float | None:
+    row = look_up(model)
+    assert row is not None
+    return row.cost_usd(usage, CallPricing(**pricing))
 
 
-def test_more_cached_than_sent_costs_no_less_than_nothing() -> None:
-    usage = CallUsage(prompt_tokens=10, cache_read_tokens=50, cache_write_tokens=50)
-    assert compute_cost_usd(Prices(input=1e-6, output=1e-6, cache_read=0.5e-6), usage) == pytest.approx(5e-6)
-
-
-def test_an_unknown_model_has_no_price() -> None:
-    assert look_up("no-such-model") is None
-    assert look_up("openai/no-such-model") is None
+@pytest.mark.parametrize(
+    ("model", "usage", "pricing", "usd"),
+    [
+        ("exa_ai/search", CallUsage(1), {}, None),  # priced by the number of results
+        ("gemini/gemini-2.5-pro", CallUsage(200_000), {}, 0.25),
+        ("gemini/gemini-2.5-pro", CallUsage(200_001), {}, 0.5000025),
+        ("dashscope/qwen-flash", CallUsage(1_000, 10), {}, 1_000 * 5e-8 + 10 * 4e-7),
+        ("dashscope/qwen-flash", CallUsage(300_000), {}, 300_000 * 2.5e-7),
+        ("gpt-5", CallUsage(1_000, 100), {"service_tier": "default"}, 2.25e-3),
+        ("gpt-5", CallUsage(1_000, 100), {"service_tier": "flex"}, 1.125e-3),
+        ("gpt-5", CallUsage(1_000, 100), {"service_tier": "priority"}, 4.5e-3),
+        ("claude-sonnet-4-5", CallUsage(1_000, cache_write_tokens=1_000), {}, 1_000 * 3.75e-6),
+        (
+            "claude-sonnet-4-5",
+            CallUsage(1_000, cache_write_tokens=1_000),
+            {"is_cached_for_an_hour": True},
+            1_000 * 6e-6,
+        ),
+    ],
+)
+def test_cost_by_the_table(model: str, usage: CallUsage, pricing: dict[str, Any], usd: float | None) -> None:
+    assert cost_usd(model, usage, **pricing) == (None if usd is None else pytest.approx(usd))
 
 
 def test_a_row_without_prices_costs_unknown_and_not_nothing() -> None:
@@ -69,58 +90,46 @@ def test_a_known_model_with_and_without_its_provider() -> None:
     assert row is not None
     assert row.prices == Prices(input=3e-6, output=15e-6, cache_read=3e-7, cache_write=3.75e-6)
     assert (row.max_input_tokens, row.max_output_tokens) == (200_000, 64_000)
-    assert look_up("anthropic/claude-sonnet-4-5") == row
-    assert look_up("Claude-Sonnet-4-5") == row
-
-
-def test_long_prompts_have_prices_of_their_own() -> None:
-    row = look_up("gemini/gemini-2.5-pro")
-    assert row is not None
-    assert row.cost_usd(CallUsage(prompt_tokens=200_000)) == pytest.approx(0.25)
-    assert row.cost_usd(CallUsage(prompt_tokens=200_001)) == pytest.approx(0.5000025)
+    assert look_up("anthropic/claude-sonnet-4-5") == look_up("Claude-Sonnet-4-5") == row
+    assert look_up("no-such-model") is look_up("openai/no-such-model") is None
 
 
 @pytest.mark.parametrize(
     ("headers", "told"),
     [
-        ({"x-litellm-response-cost": "0.0125"}, 0.0125),
-        ({"x-litellm-response-cost": "-1"}, None),
-        ({"x-litellm-response-cost": "nan"}, None),
-        ({"x-litellm-response-cost": "inf"}, None),
-        ({"x-litellm-response-cost": "free"}, None),
+        ({COST_HEADER: "0.0125"}, 0.0125),
+        *(({COST_HEADER: odd}, None) for odd in ("-1", "nan", "inf", "free")),
         ({}, None),
     ],
 )
 def test_a_gateway_may_tell_the_cost(headers: dict[str, str], told: float | None) -> None:
-    assert parse_reported_usd(headers.get(COST_HEADER)) == told
+    assert parse_reported_usd(headers.get("x-litellm-response-cost")) == told
 
 
-def test_the_table_is_read_without_importing_a_client() -> None:
-    program = (
-        "import sys\n"
-        "from controller_worker.model import registry\nfrom controller_worker.providers import anthropic_backend, litellm_backend\n"
-        "from controller_worker.providers import model_table\n"
-        "assert model_table.look_up('gpt-4o') is not None\n"
-        "print(sorted({'litellm', 'anthropic', 'openai', 'httpx', 'httpx2', 'aiohttp'} & set(sys.modules)))\n"
-    )
+NO_CLIENT = """
+import sys
+from controller_worker.model import registry
+from controller_worker.providers import anthropic_backend, litellm_backend, model_table
+assert model_table.look_up('gpt-4o') is not None
+print(sorted({'litellm', 'anthropic', 'openai', 'httpx', 'httpx2', 'aiohttp'} & set(sys.modules)))
+"""
+READ_ONCE = """
+import sys
+from controller_worker.providers import model_table
+opened = []
+def note(event, arguments):
+    if event == 'open' and str(arguments[0]).endswith(model_table.TABLE_FILE):
+        opened.append(arguments[0])
+sys.addaudithook(note)
+assert not any(model_table.look_up(f'scripted//scripts/{number}.json') for number in range(50))
+print(len(opened))
+"""
+
+
+@pytest.mark.parametrize(("program", "printed"), [(NO_CLIENT, "[]"), (READ_ONCE, "1")], ids=["no client", "read once"])
+def test_the_table_is_read_once_and_without_a_client(program: str, printed: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "[]"
-
-
-def test_models_missing_in_the_table_do_not_reread_it() -> None:
-    program = (
-        "import sys\n"
-        "from controller_worker.providers import model_table\n"
-        "opened = []\n"
-        "def note(event, arguments):\n"
-        "    if event == 'open' and str(arguments[0]).endswith(model_table.TABLE_FILE):\n"
-        "        opened.append(arguments[0])\n"
-        "sys.addaudithook(note)\n"
-        "assert not any(model_table.look_up(f'scripted//scripts/{number}.json') for number in range(50))\n"
-        "print(len(opened))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "1"
+    assert done.stdout.strip() == printed
 
 
 @pytest.mark.parametrize(
@@ -184,26 +193,11 @@ def test_unknown_reasoning_model_takes_effort_without_default(model: str) -> Non
     assert parameters == {"reasoning_effort": "high"}
 
 
-def test_a_row_with_tiers_of_another_kind_has_no_price() -> None:
-    row = look_up("exa_ai/search")  # priced by the number of results
-    assert row is not None
-    assert row.cost_usd(CallUsage(prompt_tokens=1)) is None
-
-
-def test_tiered_rows_of_qwen_are_priced() -> None:
-    row = look_up("dashscope/qwen-flash")
-    assert row is not None
-    assert row.cost_usd(CallUsage(prompt_tokens=1_000, completion_tokens=10)) == pytest.approx(1_000 * 5e-8 + 10 * 4e-7)
-    assert row.cost_usd(CallUsage(prompt_tokens=300_000)) == pytest.approx(300_000 * 2.5e-7)
-
-
 @pytest.mark.parametrize("model", ["claude-sonnet-4-5", "gpt-5", "o3", "gpt-4.1"])
 def test_a_batched_call_is_never_dearer_than_a_direct_one(model: str) -> None:
-    row = look_up(model)
-    assert row is not None
     for cached in (0, 500, 1_000):
         usage = CallUsage(prompt_tokens=1_000, completion_tokens=10, cache_read_tokens=cached)
-        batched, direct = row.cost_usd(usage, CallPricing(is_batched=True)), row.cost_usd(usage)
+        batched, direct = cost_usd(model, usage, is_batched=True), cost_usd(model, usage)
         assert batched is not None
         assert direct is not None
         assert batched <= direct
@@ -220,35 +214,10 @@ def test_batch_without_cached_price_uses_the_direct_discount() -> None:
     assert _row(row).batch_prices == Prices(1.0, 4.0, cache_read=0.1)
 
 
-def test_the_tier_that_the_provider_has_used_is_priced() -> None:
-    row = look_up("gpt-5")
-    assert row is not None
-    usage = CallUsage(1_000, 100)
-    usual, flex, priority = (
-        row.cost_usd(usage, CallPricing(service_tier=name)) for name in ("default", "flex", "priority")
-    )
-    assert (usual, flex, priority) == pytest.approx((2.25e-3, 1.125e-3, 4.5e-3))
-
-
 def test_long_prompt_in_a_service_tier_is_priced_there() -> None:
-    row = look_up("gpt-5.4")
-    assert row is not None
-    usual, flex = (row.cost_usd(CallUsage(300_000, 1_000), CallPricing(service_tier=name)) for name in ("", "flex"))
+    usual, flex = (cost_usd("gpt-5.4", CallUsage(300_000, 1_000), service_tier=name) for name in ("", "flex"))
     assert usual is not None
     assert flex == pytest.approx(usual / 2)
-
-
-@pytest.mark.parametrize("value", [True, 10**400, "much", None, float("nan"), -1])
-def test_what_is_no_cost_is_none(value: object) -> None:
-    assert parse_reported_usd(value) is None
-
-
-def test_an_hour_in_the_cache_costs_twice_the_input() -> None:
-    row = look_up("claude-sonnet-4-5")
-    assert row is not None
-    written = CallUsage(prompt_tokens=1_000, cache_write_tokens=1_000)
-    assert row.cost_usd(written) == pytest.approx(1_000 * 3.75e-6)
-    assert row.cost_usd(written, CallPricing(is_cached_for_an_hour=True)) == pytest.approx(1_000 * 6e-6)
 
 
 def test_renamed_deployment_has_its_base_models_features() -> None:

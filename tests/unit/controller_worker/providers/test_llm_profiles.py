@@ -1,7 +1,5 @@
 """Named model settings: what is merged with what, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -49,11 +47,6 @@ def test_a_base_without_a_model_offers_scripts_and_fallbacks() -> None:
     assert found.load_config(found.find_reference("scripted/a.json", "acme")).scripts_dir == "/scripts"
 
 
-def test_a_profile_wins_over_the_model_of_the_base(tmp_path: Path) -> None:
-    found = profiles(tmp_path, LLM_MODEL="local")
-    assert found.load_config(found.find_reference("local", "acme")).model == "openai/my-own"
-
-
 def test_the_base(tmp_path: Path) -> None:
     config = profiles(tmp_path).load_config()
     assert (config.model, config.num_retries, config.secrets) == ("claude-sonnet-4-5", 3, ("key-1",))
@@ -66,9 +59,12 @@ def test_a_profile_is_the_base_and_its_own(tmp_path: Path) -> None:
     assert found.names == ("spare", "local")
     spare, local = found.load_config("spare", temperature=0.5), found.load_profile("local")
     assert (spare.model, spare.num_retries, spare.secrets, spare.temperature) == (
-        "claude-sonnet-4-5", 3, ("key-2",), 0.5,
-    )  # fmt: skip
+        *("claude-sonnet-4-5", 3),
+        *(("key-2",), 0.5),
+    )
     assert (local.model, local.base_url, local.num_retries) == ("openai/my-own", "http://127.0.0.1:8000/v1", 3)
+    chosen = profiles(tmp_path, LLM_MODEL="local")  # wins over the model of the base
+    assert chosen.load_config(chosen.find_reference("local", "acme")).model == "openai/my-own"
 
 
 def test_the_environment_wins_over_the_base_and_reaches_no_profile(tmp_path: Path) -> None:
@@ -95,16 +91,9 @@ api_key = "groq-key"
 tenants = ["acme"]
 """
     found = profiles(tmp_path, text)
-    keys = {
-        name: found.load_config(found.find_reference(name)).secrets
-        for name in (
-            "other_provider",
-            "other_address",
-            "same",
-            *(each for each in found.table.list_names("x") if "/" in each),
-        )
-    }
-    assert keys == {
+    offered = [name for name in found.table.list_names("x") if "/" in name]
+    named = ["other_provider", "other_address", "same", *offered]
+    assert {name: found.load_config(found.find_reference(name)).secrets for name in named} == {
         "other_provider": (),
         "other_address": (),
         "same": ("anthropic-key",),
@@ -117,8 +106,7 @@ tenants = ["acme"]
     for name, tenant in (("groq/llama", "x"), ("groq/../x", "acme"), ("groq/x?y", "acme"), ("many", "acme")):
         with pytest.raises(ModelNotOffered):
             found.find_reference(name, tenant)
-    moved = profiles(tmp_path, text, LLM_MODEL="openai/gpt-5")
-    assert moved.load_config().secrets == ()
+    assert profiles(tmp_path, text, LLM_MODEL="openai/gpt-5").load_config().secrets == ()
 
 
 BOUND = """
@@ -260,19 +248,13 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path, text: str, complaint: st
     assert complaint in str(caught.value)
 
 
-def test_a_bad_profile_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LLMConfigError, match=r"Profile 'a': .* did you mean 'temperature'\?"):
-        profiles(tmp_path, '[llm]\nmodel = "x"\n[llm.a]\ntemprature = 1').load_config("a")
-
-
-def test_a_profile_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(LLMConfigError, match=r"There is no model profile 'spar'. Did you mean 'spare'\?"):
-        profiles(tmp_path).load_profile("spar")
-
-
-def test_a_file_that_is_not_there() -> None:
+def test_file_or_profile_that_is_bad_or_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(LLMConfigError, match=r"LLM_CONFIG 'none.toml' cannot be read: No such file"):
         Profiles.from_env({"LLM_CONFIG": "none.toml"})
+    with pytest.raises(LLMConfigError, match=r"There is no model profile 'spar'. Did you mean 'spare'\?"):
+        profiles(tmp_path).load_profile("spar")
+    with pytest.raises(LLMConfigError, match=r"Profile 'a': .* did you mean 'temperature'\?"):
+        profiles(tmp_path, '[llm]\nmodel = "x"\n[llm.a]\ntemprature = 1').load_config("a")
 
 
 def test_fallbacks_from_the_environment() -> None:

@@ -1,7 +1,5 @@
 """When to ask again."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller_worker.providers.config import LLMConfig

@@ -1,7 +1,5 @@
 """Scripted models."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace
@@ -33,26 +31,11 @@ def request(iteration: int, conversation_id: str = "c1") -> ModelRequest:
 
 
 async def test_turns_follow_the_iteration(tmp_path: Path) -> None:
-    llm = scripted(
-        tmp_path,
-        {
-            "description": "two calls, then words",
-            "turns": [
-                {
-                    "text": "Let me look.",
-                    "tool_calls": [
-                        {
-                            "name": "execute_bash",
-                            "arguments": {"command": "ls {workspace}", "lines": [1, "{workspace}"]},
-                        },
-                        {"name": "broken", "arguments": '{"path": "{workspace}'},
-                    ],
-                    "usage": {"prompt_tokens": 10, "completion_tokens": 2, "cache_read_tokens": 4},
-                },
-                {"text": "Done.", "thinking": "hm"},
-            ],
-        },
-    )
+    arguments = {"command": "ls {workspace}", "lines": [1, "{workspace}"]}
+    calls = [{"name": "execute_bash", "arguments": arguments}, {"name": "broken", "arguments": '{"path": "{workspace}'}]
+    usage = {"prompt_tokens": 10, "completion_tokens": 2, "cache_read_tokens": 4}
+    turns = [{"text": "Let me look.", "tool_calls": calls, "usage": usage}, {"text": "Done.", "thinking": "hm"}]
+    llm = scripted(tmp_path, {"description": "two calls, then words", "turns": turns})
     first = await llm.complete(request(0))
     assert first.text == "Let me look."
     assert first.tool_calls == (
@@ -66,17 +49,13 @@ async def test_turns_follow_the_iteration(tmp_path: Path) -> None:
     assert second.thinking_blocks == ({"type": "thinking", "thinking": "hm"},)
 
 
-async def test_after_the_last_turn_it_finishes(tmp_path: Path) -> None:
-    llm = scripted(tmp_path, {"turns": []})
-    reply = await llm.complete(replace(request(7), tools=(AgentThinkAction.tool_spec, AgentFinishAction.tool_spec)))
+async def test_after_the_last_turn_it_finishes_or_ends_in_words(tmp_path: Path) -> None:
+    llm, tools = scripted(tmp_path, {"turns": []}), (AgentThinkAction.tool_spec, AgentFinishAction.tool_spec)
+    reply = await llm.complete(replace(request(7), tools=tools))
     assert reply.tool_calls == (ToolCall("call_0008_0", "finish", '{"message": "The script has ended."}'),)
     assert reply.text == ""
-
-
-async def test_where_there_is_no_finish_it_ends_in_words(tmp_path: Path) -> None:
-    llm = scripted(tmp_path, {"turns": []})
-    reply = await llm.complete(replace(request(7), tools=(AgentThinkAction.tool_spec,)))
-    assert (reply.text, reply.tool_calls, reply.stop_reason) == ("The script has ended.", (), "stop")
+    words = await llm.complete(replace(request(7), tools=tools[:1]))
+    assert (words.text, words.tool_calls, words.stop_reason) == ("The script has ended.", (), "stop")
 
 
 async def test_a_repeated_step_gets_the_same_reply_from_anybody(tmp_path: Path) -> None:
@@ -90,7 +69,8 @@ async def test_a_repeated_step_gets_the_same_reply_from_anybody(tmp_path: Path) 
 
 async def test_errors_are_raised_so_many_times(tmp_path: Path) -> None:
     error = {"code": "rate_limit", "times": 2, "text": "slow down", "retry_after_seconds": 1.5}
-    llm = scripted(tmp_path, {"turns": [{"text": "at last", "error": error}]})
+    for_ever = {"error": {"code": "internal", "times": None}}
+    llm = scripted(tmp_path, {"turns": [{"text": "at last", "error": error}, for_ever]})
     for _ in range(2):
         with pytest.raises(RateLimitError) as caught:
             await llm.complete(request(0))
@@ -98,13 +78,9 @@ async def test_errors_are_raised_so_many_times(tmp_path: Path) -> None:
     assert (await llm.complete(request(0))).text == "at last"
     with pytest.raises(RateLimitError):
         await llm.complete(request(0, "another"))
-
-
-async def test_an_error_for_ever(tmp_path: Path) -> None:
-    llm = scripted(tmp_path, {"turns": [{"error": {"code": "internal", "times": None}}]})
     for _ in range(5):
         with pytest.raises(InternalServerError):
-            await llm.complete(request(0))
+            await llm.complete(request(1))
 
 
 async def test_costs_are_told_computed_or_unknown(tmp_path: Path) -> None:

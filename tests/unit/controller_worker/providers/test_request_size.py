@@ -1,7 +1,5 @@
 """Estimates of prompts, beside OpenAI's own encoding, which litellm ships."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

@@ -1,7 +1,5 @@
 """Schemas as a provider takes them for strict tools, and what comes back."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Who says how dangerous an action is, and for what a person is asked."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Confirmation policies and risk analyzers of installed packages, by entry point."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -13,10 +11,9 @@ from broker.contract.policies import ConfirmationPolicy
 from broker.runtime.errors import UsageError
 from controller_worker.agents.registry import create_agent
 from controller_worker.core.effects import AwaitTools, Rest
-from controller_worker.loop.replay import replay
 from controller_worker.security.assessment import assess
 from controller_worker.security.plugins import list_plugins
-from tests.controller_parts import Core, bash
+from tests.controller_parts import Core, bash, check_replay
 
 MODULE = """
 from broker.contract.events import ActionSecurityRisk
@@ -107,7 +104,7 @@ def test_a_conversation_with_a_plug_in_asks_and_replays_alike() -> None:
     assert core.reply(bash("make deploy")) == Rest()
     core.ask("user_confirmed")
     assert isinstance(core.run(), AwaitTools)
-    assert replay(core.events).divergence is None
+    check_replay(core)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The risk of a command: a corpus of what is harmless, what is not, and what cannot be known before it runs."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 
@@ -153,19 +151,16 @@ def test_table_is_large_and_mostly_from_elsewhere() -> None:
     assert sum(source != "own" for _, _, source, _ in TABLE) * 2 >= len(TABLE)
 
 
-@pytest.mark.parametrize("command", HARMLESS)
-def test_what_reads_or_changes_only_the_workspace_is_low(command: str) -> None:
-    assert rate_shell(command, "/workspace") is ActionSecurityRisk.LOW
-
-
-@pytest.mark.parametrize("command", UNCLEAR)
-def test_what_runs_other_programs_or_looks_around_is_medium(command: str) -> None:
-    assert rate_shell(command, "/workspace") is ActionSecurityRisk.MEDIUM
-
-
-@pytest.mark.parametrize("command", DANGEROUS)
-def test_harmful_or_unknown_commands_are_high_risk(command: str) -> None:
-    assert rate_shell(command, "/workspace") is ActionSecurityRisk.HIGH
+@pytest.mark.parametrize(
+    ("risk", "command"),
+    [
+        (risk, command)
+        for risk, commands in (("LOW", HARMLESS), ("MEDIUM", UNCLEAR), ("HIGH", DANGEROUS))
+        for command in commands
+    ],
+)
+def test_rating_of_a_command(risk: str, command: str) -> None:
+    assert rate_shell(command, "/workspace") is ActionSecurityRisk[risk]
 
 
 @pytest.mark.parametrize("command", HARMLESS)
@@ -201,10 +196,6 @@ def test_a_deeply_nested_text_is_rated() -> None:
     assert rate_shell("while a; do " * 2_000 + "cd ..; " + "done; " * 2_000, "/workspace") is ActionSecurityRisk.HIGH
 
 
-@pytest.mark.parametrize("name", ["tar", "sort", "sed", "git-read"])
-def test_understood_programs_are_in_the_table(name: str) -> None:
-    assert name in load_programs()[0]
-
-
-def test_gtfobins_names_are_in_the_table() -> None:
+def test_understood_and_gtfobins_programs_are_in_the_table() -> None:
+    assert {"tar", "sort", "sed", "git-read"} <= set(load_programs()[0])
     assert len(load_programs()[1]) > 400

@@ -23,12 +23,10 @@ def core_with(max_refusals: int = 2) -> Core:
 
 def check_ends(core: Core, exit_code: int) -> None:
     """Let the check that runs end with this exit code."""
-    action = core.event(core.state.tools.pending[0].id)
-    assert isinstance(action, CmdRunAction)
+    action = core.event(core.state.tools.pending[0].id, CmdRunAction)
     metadata = CmdOutputMetadata(exit_code=exit_code)
     core.observe(
-        action.id,
-        CmdOutputObservation(content="1 failed", command=action.command, metadata=metadata, cause=action.id),
+        action.id, CmdOutputObservation(content="1 failed", command=action.command, metadata=metadata, cause=action.id)
     )
 
 
@@ -38,8 +36,7 @@ def play_checked(core: Core, scenario: str) -> Core:
 
 def test_check_is_an_environment_command_in_its_own_shell() -> None:
     core = play(core_with(), "finish, dispatched 9, states running")
-    action = core.events[-1]
-    assert isinstance(action, CmdRunAction)
+    action = core.event(-1, CmdRunAction)
     assert (action.command, action.source) == ("make test", EventSource.ENVIRONMENT)
     assert (action.is_static, action.blocking, action.timeout) == (True, True, 600.0)
 
@@ -65,8 +62,7 @@ def test_checked_finish(scenario: str) -> None:
 
 
 def test_anything_else_refuses_it_and_the_model_is_told() -> None:
-    refused = play_checked(core_with(), "finish, fails -> model 2, states running").events[-1]
-    assert isinstance(refused, FinishRefusedObservation)
+    refused = play_checked(core_with(), "finish, fails -> model 2, states running").event(-1, FinishRefusedObservation)
     assert refused.content.startswith(
         "Your finish was not accepted (1 of 2 times): the check `make test` must exit with code 0 and did not;"
     )
@@ -76,8 +72,7 @@ def test_anything_else_refuses_it_and_the_model_is_told() -> None:
 def test_one_refusal_too_many_is_an_error_unless_a_message_came(says_more: bool) -> None:
     more = "say -> model 2, finish, fails -> model 3, " if says_more else ""
     core = play_checked(core_with(max_refusals=1), f"finish, fails, {more}finish, fails -> rest, code goal_not_reached")
-    last = core.events[-1]
-    assert isinstance(last, AgentStateChangedObservation)
+    last = core.event(-1, AgentStateChangedObservation)
     assert last.reason == "GoalNotReachedError: The check of the goal failed each time the agent finished"
 
 

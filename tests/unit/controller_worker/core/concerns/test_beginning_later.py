@@ -1,7 +1,5 @@
 """A conversation that waits for its time: what is done for it meanwhile, and what begins or ends it."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

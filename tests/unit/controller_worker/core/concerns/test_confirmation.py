@@ -25,15 +25,12 @@ def asking(policy: ConfirmationPolicy = ALWAYS, *, concurrency: int = 1) -> Core
 
 def answer_with(core: Core, state: str, *, action_id: int | None = None, **edited: Any) -> Effect:
     source = EventSource.USER
-    core.put(
-        ChangeAgentStateAction(agent_state=AgentState(state), action_id=action_id, edited=edited, source=source),
-    )
+    core.put(ChangeAgentStateAction(agent_state=AgentState(state), action_id=action_id, edited=edited, source=source))
     return core.run()
 
 
 def confirmation(core: Core, event_id: int) -> tuple[ConfirmationStatus, int | None]:
-    action = core.event(event_id)
-    assert isinstance(action, RiskyAction)
+    action = core.event(event_id, RiskyAction)
     return action.confirmation_state, action.replaces
 
 
@@ -72,8 +69,7 @@ def test_nothing_is_asked_without_a_policy() -> None:
 
 def test_the_conversation_asks_for_the_action_by_its_id() -> None:
     core = play(asking(), "bash -> rest, dispatched ")
-    asked = core.events[-1]
-    assert isinstance(asked, AgentStateChangedObservation)
+    asked = core.event(-1, AgentStateChangedObservation)
     assert (asked.agent_state.value, asked.action_id) == ("awaiting_user_confirmation", 8)
     assert confirmation(core, 8) == (ConfirmationStatus.AWAITING_CONFIRMATION, None)
     assert fold_status(core.events).confirmation_id == 8
@@ -83,21 +79,16 @@ def test_a_confirmed_action_is_written_again_and_that_copy_runs() -> None:
     core = asking()
     core.reply(bash("ls"), text="Let me look.")
     assert answer_with(core, "user_confirmed", action_id=8) == AwaitTools((11,))
-    copy = core.event(11)
-    assert isinstance(copy, CmdRunAction)
+    copy = core.event(11, CmdRunAction)
     assert (copy.command, copy.thought, copy.replaces) == ("ls", "", 8)
     assert copy.tool_call_metadata == core.event(8).tool_call_metadata
-    play(
-        core,
-        "dispatched 11, ran 11 -> model 2, states running awaiting_user_confirmation user_confirmed running",
-    )
+    play(core, "dispatched 11, ran 11 -> model 2, states running awaiting_user_confirmation user_confirmed running")
 
 
 def test_an_edited_action_runs_as_it_was_edited() -> None:
     core = play(asking(), "bash(rm -rf build)")
     assert answer_with(core, "user_confirmed", command="rm -rf build/tmp") == AwaitTools((11,))
-    copy = core.event(11)
-    assert isinstance(copy, CmdRunAction)
+    copy = core.event(11, CmdRunAction)
     assert (copy.command, copy.confirmation_state) == ("rm -rf build/tmp", ConfirmationStatus.CONFIRMED)
 
 
@@ -160,8 +151,7 @@ def test_an_answer_for_another_action_or_no_question_means_nothing(state: str) -
 
 
 def test_a_stop_answers_what_waits() -> None:
-    answer = play(asking(), "bash, stopped -> rest").events[-2]
-    assert isinstance(answer, ErrorObservation)
+    answer = play(asking(), "bash, stopped -> rest").event(-2, ErrorObservation)
     assert (answer.cause, answer.error_id) == (8, "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_STOPPED")
 
 

@@ -1,7 +1,5 @@
 """What a critic is asked, what its answers mean, and what a verdict leads to."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -9,17 +7,14 @@ import pytest
 
 from broker.contract.actions import AgentFinishAction, MessageAction
 from broker.contract.events import AgentSpec, EventSource, Limits, ModelReply, ModelToolCall, TokenUsage
-from broker.contract.observations import (
-    FinishRefusedObservation,
-    FinishVerdictObservation,
-)
+from broker.contract.observations import FinishRefusedObservation, FinishVerdictObservation
 from broker.contract.specs import CriticSpec, GoalSpec
 from controller_worker.core.effects import CallModel, Effect
 from controller_worker.loop.replay import replay
 from controller_worker.memory.view import ViewFold
 from controller_worker.model import critic
 from controller_worker.providers.messages.messages import Message, TextPart
-from tests.controller_parts import Core, answer, bash, finish, messages_of, started
+from tests.controller_parts import Core, answer, bash, check_replay, finish, messages_of, started
 from tests.scenarios import play, scenarios
 
 
@@ -74,8 +69,7 @@ def test_finish_waits_for_the_verdict_and_accepted_one_counts() -> None:
     core = play(core_with(), "finish -> model 2, states running")
     finished_at = core.state.version
     play_judged(core, "accepted -> rest, states running finished")
-    verdict = core.events[-2]
-    assert isinstance(verdict, FinishVerdictObservation)
+    verdict = core.event(-2, FinishVerdictObservation)
     assert (verdict.is_accepted, verdict.finish_id) == (True, finished_at)
     usage = core.state.usage  # the critic costs, and takes no iteration
     assert (usage.iteration, usage.cost_usd, usage.prompt_tokens, usage.completion_tokens) == (1, 0.75, 107, 13)
@@ -123,8 +117,7 @@ def test_a_refused_one_is_told_with_the_reason() -> None:
     core = core_with()
     core.reply(finish())
     assert judged(core, accepted=False) == CallModel(2, 1)
-    refused = core.events[-1]
-    assert isinstance(refused, FinishRefusedObservation)
+    refused = core.event(-1, FinishRefusedObservation)
     assert refused.content.startswith("Your finish was not accepted (1 of 2 times): the reviewer of your work")
     told = [text_of(message).strip() for message in messages_of(core.events)[-2:]]
     assert told == ["Your finish was judged:\nNo test was run.", refused.content]
@@ -145,8 +138,7 @@ def test_a_question_that_does_not_fit_is_asked_shorter() -> None:
 
 def test_offline_replay_decides_alike() -> None:
     core = play_judged(core_with(), "bash, ran, finish, refused, finish, accepted")
-    found = replay(core.events)
-    assert found.divergence is None, found.divergence.to_diff()
+    check_replay(core)
     accepted = {"is_accepted": True}
     forged = [e.model_copy(update=accepted) if isinstance(e, FinishVerdictObservation) else e for e in core.events]
     assert replay(forged).divergence is not None

@@ -119,8 +119,7 @@ def test_any_of_several_is_enough_and_the_others_go_on() -> None:
     core = able()
     core.reply(delegate("a", join="any"), delegate("b", join="any"))
     assert ended(core, 9) == CallModel(2, 1)
-    goes_on = core.events[-1]
-    assert isinstance(goes_on, SuccessObservation)
+    goes_on = core.event(-1, SuccessObservation)
     assert goes_on.cause == 8
     core.reply(think())
     assert ended(core, 8) == CallModel(3, 1)
@@ -254,8 +253,7 @@ def test_stop_answers_the_action_and_later_reports_have_no_cause() -> None:
     core = able()
     core.reply(delegate())
     play(core, "stopped")
-    answer = core.events[-2]
-    assert isinstance(answer, ErrorObservation)
+    answer = core.event(-2, ErrorObservation)
     assert (answer.cause, answer.error_id) == (8, "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_STOPPED")
     assert ended(core, 8, "CodeActAgent was stopped.") == Rest()
     assert [(one.delegate_id, one.cause) for one in results(core)] == [(8, None)]

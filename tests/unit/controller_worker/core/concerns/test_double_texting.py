@@ -1,17 +1,10 @@
 """Double texting: what a message does that comes while the agent works."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
-from broker.contract.actions import (
-    AgentDelegateAction,
-    ChangeAgentStateAction,
-    CmdRunAction,
-    MessageAction,
-)
+from broker.contract.actions import AgentDelegateAction, ChangeAgentStateAction, CmdRunAction, MessageAction
 from broker.contract.agent_state import AgentState
 from broker.contract.double_texting import InterruptedObservation, RolledBackObservation, find_rolled_back
 from broker.contract.events import DelegateEnded, Event, EventSource, ModelReply, ModelSwitched
@@ -21,8 +14,7 @@ from controller_worker.core.concerns.double_texting import is_at_rest
 from controller_worker.core.controller import fold, next_effect
 from controller_worker.core.effects import CallModel, NotifyDelegates
 from controller_worker.core.state import State
-from controller_worker.loop.replay import replay
-from tests.controller_parts import Core, bash, check_snapshots, messages_of, said, think
+from tests.controller_parts import Core, bash, check_replay, check_snapshots, messages_of, said, think
 from tests.scenarios import play
 
 
@@ -39,8 +31,7 @@ def last(core: Core, kind: type[Event]) -> Any:
 def check_log(core: Core) -> None:
     """Check that the log replays to the same decisions, and that a snapshot of any event continues alike."""
     check_snapshots(core)
-    replayed = replay(core.events)
-    assert replayed.divergence is None, replayed.divergence.to_diff()
+    check_replay(core)
     answered = [event.cause for event in core.events if event.cause and core.event(event.cause).runnable]
     assert len(answered) == len(set(answered))
 

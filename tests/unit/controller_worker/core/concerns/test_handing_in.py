@@ -1,7 +1,5 @@
 """An output that a finish has to bring: it fits, it is corrected, it never fits."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -16,9 +14,8 @@ from controller_worker.agents.finish_tool import make_finish_tool
 from controller_worker.agents.registry import create_agent
 from controller_worker.core.effects import CallModel, Rest
 from controller_worker.loop.delegates import make_delegate_spec
-from controller_worker.loop.replay import replay
 from controller_worker.providers.messages.messages import TextPart
-from tests.controller_parts import Core, bash, call, messages_of, started
+from tests.controller_parts import Core, bash, call, check_replay, messages_of, started
 from tests.scenarios import play, scenarios
 
 SCHEMA: dict[str, Any] = {
@@ -41,8 +38,7 @@ def handing_in(output: Any, call_id: str = "f1") -> ModelToolCall:
 def test_an_output_that_fits_is_in_the_finish(output: Any) -> None:
     core = core_with()
     assert core.reply(handing_in(output)) == Rest()
-    done = core.events[-2]
-    assert isinstance(done, AgentFinishAction)
+    done = core.event(-2, AgentFinishAction)
     assert (done.outputs, done.final_thought) == ({"total": 3}, "done")
     assert core.states() == ["running", "finished"]
 
@@ -71,8 +67,7 @@ def test_finish_with_an_output(scenario: tuple[dict[str, Any], str]) -> None:
     steps = {name: lambda core, output=output: core.reply(handing_in(output)) for name, output in outputs.items()}
     beside = {"bash and empty": lambda core: core.reply(bash(), handing_in({}))}
     core = play(core_with(**options), script, **steps, **beside)
-    found = replay(core.events)
-    assert found.divergence is None, found.divergence.to_diff()
+    check_replay(core)
     if script.startswith("list"):
         assert [type(event) for event in core.events[-3::2]] == [ErrorObservation, ErrorObservation]
     elif script.startswith("finish"):
@@ -82,8 +77,7 @@ def test_finish_with_an_output(scenario: tuple[dict[str, Any], str]) -> None:
 def test_misfit_output_is_refused_with_problems_and_correctable() -> None:
     core = core_with()
     assert core.reply(handing_in({"total": "3"})) == CallModel(2, 1)
-    refused = core.events[-1]
-    assert isinstance(refused, FinishRefusedObservation)
+    refused = core.event(-1, FinishRefusedObservation)
     assert refused.reason == "output"
     assert "- /total: has to be of the type integer" in refused.content
     assert core.states() == ["running"]
@@ -98,8 +92,7 @@ def test_one_correction_too_many_is_an_error() -> None:
     core = core_with(max_corrections=1)
     core.reply(handing_in({}))
     assert core.reply(handing_in({"total": None})) == Rest()
-    last = core.events[-1]
-    assert isinstance(last, AgentStateChangedObservation)
+    last = core.event(-1, AgentStateChangedObservation)
     assert (last.agent_state.value, last.code) == ("error", "output_not_valid")
     assert core.state.acceptance.corrections == 2
 

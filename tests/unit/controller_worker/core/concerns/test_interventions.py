@@ -1,7 +1,5 @@
 """What a person changes in a conversation under way, and what its owner makes of that."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -16,8 +14,7 @@ from broker.contract.policies import ConfirmationPolicy
 from broker.contract.tool_specs import ToolOffer
 from broker.log.invariants import find_violations
 from controller_worker.core.effects import CallModel, Rest
-from controller_worker.loop.replay import replay
-from tests.controller_parts import CID, Core, bash, check_snapshots, finish, messages_of, said, started
+from tests.controller_parts import CID, Core, bash, check_replay, check_snapshots, finish, messages_of, said, started
 from tests.scenarios import play
 
 ALWAYS = ConfirmationPolicy(mode="always", analyzer="none")
@@ -31,8 +28,7 @@ def change(core: Core, **parts: Any) -> Core:
 
 def check(core: Core) -> None:
     check_snapshots(core)
-    replayed = replay(core.events)
-    assert replayed.divergence is None, replayed.divergence.to_diff()
+    check_replay(core)
 
 
 def test_a_policy_counts_from_the_next_reply_on() -> None:

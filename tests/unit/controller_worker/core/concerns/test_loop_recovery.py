@@ -13,8 +13,7 @@ from broker.contract.policies import ConfirmationPolicy, LoopPolicy
 from broker.log.invariants import find_violations
 from broker.log.status import fold_status
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
-from controller_worker.loop.replay import replay
-from tests.controller_parts import CID, Core, bash, call, started
+from tests.controller_parts import CID, Core, bash, call, check_replay, started
 from tests.scenarios import play
 
 STUCK = "AgentStuckInLoopError: Agent got stuck in a loop"
@@ -189,7 +188,7 @@ def test_waiting_command_with_new_output_is_no_loop(command: str) -> None:
     for _ in range(3):
         look(core, command, "19 %")
     assert core.state.lifecycle.last_error == STUCK  # nothing has moved since the fourth last look
-    assert replay(core.events).divergence is None
+    check_replay(core)
 
 
 def test_waiting_command_is_not_taken_for_an_error() -> None:
@@ -332,7 +331,7 @@ def test_action_waiting_for_confirmation_is_not_awaited(option: int, state: str)
     assert [end for _, end in forgotten(core)] == ([] if option == 3 else [result])
     assert (core.state.tools.pending, fold_status(core.events).is_unanswered) == ((), False)
     assert find_violations(core.events, conversation_id=CID, is_over=False) == []
-    assert replay(core.events).divergence is None
+    check_replay(core)
 
 
 @pytest.mark.parametrize("response", ["park", "fail", "nudge"])

@@ -1,7 +1,5 @@
 """Notes in the core: the tool, the action that waits for the notebook, and what a message recalls."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -18,7 +16,7 @@ from controller_worker.core.effects import AwaitTools, CallModel, Rest, TakeNote
 from controller_worker.loop.delegates import make_delegate_spec
 from controller_worker.loop.replay import replay
 from controller_worker.providers.messages.messages import TextPart
-from tests.controller_parts import Core, bash, call, messages_of, started
+from tests.controller_parts import Core, bash, call, check_replay, messages_of, started
 from tests.scenarios import play
 
 MEMORY = AgentSpec(memory=MemorySpec(user="ada", project="engine"))
@@ -64,8 +62,7 @@ def test_the_tool_is_offered_to_whoever_has_a_notebook() -> None:
 def test_note_waits_for_the_notebook_and_step_for_note() -> None:
     core = with_notes()
     wanted = core.reply(noting(command="write", text=" Use make. ", keywords=["build", "build", ""]))
-    action = core.events[-1]
-    assert isinstance(action, NoteAction)
+    action = core.event(-1, NoteAction)
     assert (action.text, action.keywords) == ("Use make.", ("build",))
     assert wanted == TakeNote(action.id)
     assert taken(core, action.id) == CallModel(2, 1)
@@ -107,8 +104,7 @@ def test_a_stop_leaves_no_note_without_an_answer() -> None:
 def test_invalid_call_is_answered_at_once(arguments: dict[str, Any], complaint: str) -> None:
     core = with_notes()
     assert core.reply(noting(**arguments)) == CallModel(2, 1)
-    error = core.events[-1]
-    assert isinstance(error, ErrorObservation)
+    error = core.event(-1, ErrorObservation)
     assert complaint in error.content
 
 
@@ -151,8 +147,7 @@ def test_the_log_is_decided_again_offline_without_the_notebook() -> None:
     assert isinstance(wanted, TakeNote)
     taken(core, wanted.action_id)
     play(core, "text, say(deploy)")
-    found = replay(core.events)
-    assert found.divergence is None, found.divergence.to_diff()
+    check_replay(core)
     # The recall of "deploy" may not have found a note that no word calls up.
     (found_deploy,) = [e for e in core.events if isinstance(e, RecallObservation) and e.notes == (DEPLOY,)]
     forged = found_deploy.model_copy(update={"notes": (ALWAYS,)})

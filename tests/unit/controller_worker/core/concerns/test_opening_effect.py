@@ -1,7 +1,5 @@
 """Opening a workspace that begins with something: before everything else, and what follows when it cannot be opened."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -15,8 +13,7 @@ from broker.contract.workspace_sources import GitSource
 from controller_worker.core.commit import to_index_fields
 from controller_worker.core.concerns.opening import FAILED_CODE, MAX_ATTEMPTS
 from controller_worker.core.effects import AwaitTools, Rest
-from controller_worker.loop.replay import replay
-from tests.controller_parts import Core
+from tests.controller_parts import Core, check_replay
 from tests.scenarios import play
 
 SPEC = WorkspaceSpec(source=GitSource(url="https://example.org/project.git", ref="main"))
@@ -65,7 +62,7 @@ def test_failed_opening_is_an_error_until_a_person_goes_on(answer: str, code: st
     assert core.state.lifecycle.last_error == text
     asked = core.state.version + 2
     play_opened(core, f"{go_on} -> tools {asked}, opened -> model 1")
-    assert not replay(core.events).divergence
+    check_replay(core)
 
 
 def test_an_unknown_outcome_is_begun_again_but_not_for_ever() -> None:

@@ -16,10 +16,9 @@ from broker.log.invariants import find_violations
 from broker.runtime.errors import UsageError
 from controller_worker.agents.registry import create_agent
 from controller_worker.core.concerns.planning import ProposedPlan
-from controller_worker.loop.replay import replay
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.view import ViewFold
-from tests.controller_parts import CID, Core, call, started
+from tests.controller_parts import CID, Core, call, check_replay, started
 from tests.scenarios import play, scenarios
 
 
@@ -46,8 +45,7 @@ def play_plan(core: Core, scenario: str) -> Core:
         "executor": lambda core: is_of(core, "CodeActAgent"),
     }
     play(core, scenario, **steps)
-    replayed = replay(core.events)
-    assert replayed.divergence is None, replayed.divergence.to_diff()
+    check_replay(core)
     assert find_violations(core.events, conversation_id=CID, is_over=False) == []
     return core
 

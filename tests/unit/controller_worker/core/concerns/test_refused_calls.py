@@ -1,7 +1,5 @@
 """Loops of calls that are refused, and of messages with work in between."""
 
-from __future__ import annotations
-
 import pytest
 
 from broker.contract.codec import decode, to_entry

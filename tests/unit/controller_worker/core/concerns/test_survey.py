@@ -1,7 +1,5 @@
 """The survey of a workspace, and what is recalled because of it."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 from pathlib import Path
@@ -127,8 +125,7 @@ def test_the_workspace_is_asked_before_the_first_message_is_recalled(workspace: 
         "7 SC running",
         "8 RecallObs(environment, cause 6)",
     ]
-    found = core.event(8)
-    assert isinstance(found, RecallObservation)
+    found = core.event(8, RecallObservation)
     assert found.repo_instructions == "Be brief.\n\nUse tabs.\nAlways.\n\nThis is a shop."
     assert found.microagent_knowledge == ()
 
@@ -147,10 +144,7 @@ def test_a_skill_is_recalled_by_its_word_and_shown_once(workspace: Path) -> None
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        ErrorObservation(content="no workspace", cause=4),
-        SurveyObservation(content="", cause=4),
-    ],
+    [ErrorObservation(content="no workspace", cause=4), SurveyObservation(content="", cause=4)],
     ids=["error", "timeout"],
 )
 def test_a_workspace_that_cannot_be_asked_says_nothing(answer: Observation) -> None:
@@ -268,8 +262,7 @@ def answered(core: Core, *scripts: str) -> Effect:
 
 
 def ran(core: Core, exit_code: int) -> Effect:
-    action = core.event(core.state.survey.action_id)
-    assert isinstance(action, CmdRunAction)
+    action = core.event(core.state.survey.action_id, CmdRunAction)
     request = RunCommand().request(action)
     assert isinstance(request, HostRequest)
     result = {"content": "said by the script", "metadata": {"exit_code": exit_code}}
@@ -282,8 +275,7 @@ def test_setup_script_runs_hidden_once_before_the_first_step() -> None:
     waits = answered(core, SETUP)
     assert isinstance(waits, AwaitTools)
     (action_id,) = waits.action_ids
-    action = core.event(action_id)
-    assert isinstance(action, CmdRunAction)
+    action = core.event(action_id, CmdRunAction)
     assert (action.command, action.source) == ("source .openhands/setup.sh", EventSource.ENVIRONMENT)
     assert (action.hidden, action.blocking, action.timeout, action.is_static) == (True, True, 600.0, False)
     assert core.dispatched[-1] == action_id
@@ -311,8 +303,7 @@ def test_hook_is_installed_in_clones_not_personal_directories() -> None:
     assert isinstance(waits, AwaitTools)
     waits = ran(core, 1)
     assert isinstance(waits, AwaitTools)
-    action = core.event(waits.action_ids[0])
-    assert isinstance(action, CmdRunAction)
+    action = core.event(waits.action_ids[0], CmdRunAction)
     assert "pre-commit" in action.command
     assert action.is_static
     assert ran(core, 0) == CallModel(1, 1)

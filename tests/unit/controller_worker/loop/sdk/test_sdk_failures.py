@@ -1,7 +1,5 @@
 """One table of errors for both kinds of agents."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

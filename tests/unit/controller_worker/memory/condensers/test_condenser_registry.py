@@ -1,7 +1,5 @@
 """Condensers of installed packages, by entry point, and types that nobody has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Condensers that ask nobody: what they show and what they forget."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

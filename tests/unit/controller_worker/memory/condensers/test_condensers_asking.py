@@ -1,7 +1,5 @@
 """Condensers that ask a model: what they ask, and what its answer means."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest
@@ -98,10 +96,7 @@ def test_an_earlier_summary_goes_into_the_next() -> None:
 
 
 def test_a_result_is_summarised_with_its_command() -> None:
-    pair = [
-        CmdRunAction(id=4, command="ls"),
-        CmdOutputObservation(id=5, command="ls", content="a.txt", cause=4),
-    ]
+    pair = [CmdRunAction(id=4, command="ls"), CmdOutputObservation(id=5, command="ls", content="a.txt", cause=4)]
     spec = LLMSummarizingCondenserSpec(keep_first=1, max_size=5)
     inquiry, text = asked(spec, [*actions(3), *pair, with_id(said("x"), 6)], is_asked=True)
     assert "<EVENT id=5>\nCmdOutputObservation (environment)\na.txt\n</EVENT>" in text

@@ -1,7 +1,5 @@
 """Names and ids of tool calls in a form that every provider takes back."""
 
-from __future__ import annotations
-
 import re
 
 from hypothesis import given

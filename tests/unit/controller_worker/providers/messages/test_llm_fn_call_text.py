@@ -1,7 +1,5 @@
 """Tool calls as text: every list of calls survives, and nothing is carried out by halves."""
 
-from __future__ import annotations
-
 import json
 from time import process_time
 from typing import Any

@@ -4,8 +4,6 @@
 that shows the call is strict JSON.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Blocks of Claude's besides thoughts, texts and calls: what a reply keeps, and what returns in which request."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

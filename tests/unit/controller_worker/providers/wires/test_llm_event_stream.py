@@ -1,7 +1,5 @@
 """Server-sent events, cut anywhere, and the replies that are put together from them."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -103,8 +101,8 @@ def chat(*events: Any) -> tuple[dict[str, Any], list[Delta]]:
     return taken(ChatStream(shown.append), events), shown
 
 
-def messages(*events: Any) -> dict[str, Any]:
-    return taken(MessagesStream(lambda _: None), events)
+def messages(*events: Any, on_delta: Callable[[Delta], None] = lambda _: None) -> dict[str, Any]:
+    return taken(MessagesStream(on_delta), events)
 
 
 def taken(stream: ChatStream | MessagesStream, events: Sequence[Any]) -> dict[str, Any]:
@@ -207,7 +205,7 @@ STOP = {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": 
 
 
 def test_a_call_whose_arguments_are_no_json_comes_through() -> None:
-    block = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    block, shown = {"type": "tool_use", "id": "t", "name": "f", "input": {}}, list[Delta]()
     reply = messages(
         START,
         {"type": "ping"},
@@ -216,7 +214,9 @@ def test_a_call_whose_arguments_are_no_json_comes_through() -> None:
         {"type": "content_block_delta", "index": 0, "delta": {"type": "not_invented_yet"}},
         {"type": "content_block_start", "index": 1, "content_block": block | {"id": "u"}},
         STOP,
+        on_delta=shown.append,
     )
+    assert "".join(delta.text for delta in shown) == 'f {"a\n[call 2] f '
     assert reply["content"] == [block | {"input": '{"a'}, block | {"id": "u"}]
     assert reply["usage"] == {"input_tokens": 5, "output_tokens": 3}
 

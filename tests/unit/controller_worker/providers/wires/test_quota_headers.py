@@ -1,7 +1,5 @@
 """What providers' headers say is left, and when it matters."""
 
-from __future__ import annotations
-
 import pytest
 
 from broker.limits.quotas import QuotaTable

@@ -1,7 +1,5 @@
 """Thoughts that a model wants back: each family's form, from its reply to the next request."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -65,10 +63,7 @@ def test_gemini_gets_the_signature_of_each_call_back(attached: dict[str, Any]) -
     assert [
         call.get(next(iter(attached)))
         for call in sent_again("gemini/gemini-3-pro", replied(tool_calls=calls))["tool_calls"]
-    ] == [
-        None,
-        attached[next(iter(attached))],
-    ]
+    ] == [None, attached[next(iter(attached))]]
     assert not set(attached) & set(sent_again("gpt-4o", replied(tool_calls=calls))["tool_calls"][1])
 
 
