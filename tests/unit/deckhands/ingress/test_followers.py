@@ -1,4 +1,4 @@
-"""Tasks that follow others: what they are told of earlier results, and the ids and queues of those after them."""
+"""Tasks that follow others: what they read of earlier results, and the ids and queues of those after them."""
 
 from __future__ import annotations
 
