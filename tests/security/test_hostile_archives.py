@@ -93,7 +93,7 @@ FOREIGN: dict[str, Change] = {
 
 
 def forge(client: Client, change: Change) -> None:
-    """Write the archived log anew, with other events."""
+    """Write the archived log again, with other events."""
     contents = members(path_of(client))
     events = change([json.loads(line) for line in contents["events.jsonl"].splitlines()])
     contents["events.jsonl"] = b"".join(json.dumps(event).encode() + b"\n" for event in events)

@@ -23,10 +23,8 @@ from tests.polling import unhurried, until
 SEED = 20261125
 AT_ONCE = 100
 VALUES: tuple[object, ...] = (
-    *(
-        *(None, True, -1, 0, 1e308, 10**400, "", " ", "x", "\ud800", "\udfff\ud800", "\x00", "../..", "/a\x00b"),
-        *("[", "é" * 300),
-    ),
+    *(None, True, -1, 0, 1e308, 10**400, "", " ", "x", "\ud800", "\udfff\ud800", "\x00", "../..", "/a\x00b"),
+    *("[", "é" * 300),
     *([], {}, [[]], {"": ""}, {"\ud800": 1}, ["\udc00"], {"kind": "x"}, "x" * 5_000, "git+https://[::1/x#y", "*" * 500),
     *(float("nan"), float("inf"), {"path": "/a\x00b"}, {"type": "object", "title": "\udc00"}, ["nosuch/\ud800"]),
 )

@@ -228,8 +228,11 @@ def test_a_value_that_is_written_out_is_found_in_pieces(step: int, encode: Calla
 @pytest.mark.parametrize(
     "text",
     [
-        *("ghp 0123456789 abcdef ABCDEF", "ghp_0123 456789abc defABCDEF", "67 68 70 5f 30"),
-        *("%67%68%70 \\x67 &amp; 100%", "a3142f3 Hosts are put into their control group\nd0ad343 Files of the home"),
+        "ghp 0123456789 abcdef ABCDEF",
+        "ghp_0123 456789abc defABCDEF",
+        "67 68 70 5f 30",
+        "%67%68%70 \\x67 &amp; 100%",
+        "a3142f3 Hosts are put into their control group\nd0ad343 Files of the home",
     ],
 )
 def test_what_only_resembles_a_value_is_left_alone(text: str) -> None:

@@ -32,8 +32,11 @@ def test_what_fits_has_no_problem() -> None:
 def test_every_problem_has_its_place_and_says_what_is_wanted() -> None:
     value = {"people": [{"name": "A"}, {}, 5], "colour": "green", "extra": 1}
     assert find_violations(value, SCHEMA) == [
-        *("/: 'count' is missing", "/: 'extra' may not be there", '/colour: does not satisfy enum: ["red", "blue"]'),
-        *("/people/0/name: does not satisfy minLength: 2", "/people/1: 'name' is missing"),
+        "/: 'count' is missing",
+        "/: 'extra' may not be there",
+        '/colour: does not satisfy enum: ["red", "blue"]',
+        "/people/0/name: does not satisfy minLength: 2",
+        "/people/1: 'name' is missing",
         "/people/2: has to be of the type object",
     ]
     assert find_violations({"count": 1}, SCHEMA) == ["/count: does not satisfy minimum: 3"]

@@ -19,27 +19,10 @@ def test_changed_new_and_removed_files_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "planted",
+    "planted",  # besides the files of tests/security/test_evaluation_cheats.py
     [
-        "conftest.py",
-        "lib/conftest.py",
-        "sitecustomize.py",
-        "usercustomize.py",
-        "evil.pth",
-        "pytest.ini",
-        ".pytest.ini",
-        "pytest.toml",
-        "setup.cfg",
-        "unittest.py",
-        "unittest/__init__.py",
-        "json.py",
-        "hidden_tests/__init__.py",
-        "hidden_tests/conftest.py",
-        "lib/__pycache__/token.cpython-311.pyc",
-        ".git/hooks/post-checkout",
-        "node_modules/assert/index.js",
-        ".openhands/setup.sh",
-        ".npmrc",
+        *("pytest.toml", "setup.cfg", "unittest/__init__.py", "hidden_tests/__init__.py", "hidden_tests/conftest.py"),
+        *("lib/__pycache__/token.cpython-311.pyc", ".openhands/setup.sh", ".npmrc"),
     ],
 )
 def test_what_decides_what_runs_does_not(planted: str) -> None:

@@ -1,4 +1,4 @@
-"""Tasks that follow others: what they are told of earlier results, and the ids and queues of those after them."""
+"""Tasks that follow others: what they read of earlier results, and the ids and queues of those after them."""
 
 from __future__ import annotations
 
@@ -124,10 +124,8 @@ def test_what_is_nested_without_end_is_refused() -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        *(
-            *("deckhands.jobs", "deckhands:unacked", "deckhands:beat::lock", "_kombu.binding.celery", "unacked"),
-            "unacked_index",
-        ),
+        *("deckhands.jobs", "deckhands:unacked", "deckhands:beat::lock", "_kombu.binding.celery", "unacked"),
+        "unacked_index",
         *("celery-task-meta-x", "celery-taskset-meta-x", "celery\x06\x163", "", "x" * 129, 7, ["a"], {"name": "a"}),
     ],
 )

@@ -140,7 +140,11 @@ def test_a_frame_stands_where_its_element_is() -> None:
     inner = FrameTree([node(1, "RootWebArea", "", children=(2,)), node(2, "button", "In")], {2: "a1"})
     outer = [node(1, "RootWebArea", "", children=(2, 3)), node(2, "Iframe", ""), node(3, "button", "Out")]
     assert render_tree(FrameTree(outer, {2: "a", 3: "1"}, {2: inner})).splitlines() == [
-        *("RootWebArea ''", "\t[a] Iframe ''", "\t\tRootWebArea ''", "\t\t\t[a1] button 'In'", "\t[1] button 'Out'")
+        "RootWebArea ''",
+        "\t[a] Iframe ''",
+        "\t\tRootWebArea ''",
+        "\t\t\t[a1] button 'In'",
+        "\t[1] button 'Out'",
     ]
 
 
@@ -171,8 +175,13 @@ def test_what_is_told_after_an_action() -> None:
         tree="tree",
     )
     assert text.splitlines()[:7] == [
-        *("[Current URL: http://a]", "[Focused element bid: 3]", "[Tabs:]", "  0: http://a"),
-        *("  1: http://b (active)", "[A note]", ""),
+        "[Current URL: http://a]",
+        "[Focused element bid: 3]",
+        "[Tabs:]",
+        "  0: http://a",
+        "  1: http://b (active)",
+        "[A note]",
+        "",
     ]
     assert "[Action executed successfully.]" in text
     failed = render_page(url="", focused_bid="", tabs=(), active=-1, error="No such element.", notes=(), tree="")

@@ -98,10 +98,15 @@ def test_who_depends_on_it(code: CodeMap) -> None:
 
 def test_filters_and_depth(code: CodeMap) -> None:
     assert explored(code, ".", traversal_depth=-1, entity_type_filter=["directory", "file"]) == [
-        *(". [directory]", "├── contains → README.md [file]", "├── contains → shop [directory]"),
-        *("│   ├── contains → shop/__init__.py [file]", "│   ├── contains → shop/money.py [file]"),
-        *("│   └── contains → shop/till.py [file]", "│       ├── imports → shop/__init__.py [file, see above]"),
-        *("│       └── imports → shop/money.py [file, see above]", "└── contains → tests [directory]"),
+        ". [directory]",
+        "├── contains → README.md [file]",
+        "├── contains → shop [directory]",
+        "│   ├── contains → shop/__init__.py [file]",
+        "│   ├── contains → shop/money.py [file]",
+        "│   └── contains → shop/till.py [file]",
+        "│       ├── imports → shop/__init__.py [file, see above]",
+        "│       └── imports → shop/money.py [file, see above]",
+        "└── contains → tests [directory]",
         "    └── contains → tests/test_shop.py [file]",
         "        └── imports → shop/__init__.py [file, see above]",
     ]

@@ -11,7 +11,7 @@ from time import monotonic
 import pytest
 
 from tests.polling import until
-from tool_worker.host.search.file_search import SearchError, find_files, search_lines
+from tool_worker.host.search.file_search import MAX_FILE_BYTES, SearchError, find_files, search_lines
 from tool_worker.host.search.limited_work import run_limited
 
 
@@ -73,6 +73,13 @@ def test_what_grep_leaves_out_is_said(tmp_path: Path) -> None:
     assert text.endswith(
         "[250 more lines match, 1 more files among them. Use a narrower pattern, `include` or `path`.]"
     )
+
+
+def test_files_that_are_too_large_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "small.txt").write_text("x")
+    with (tmp_path / "large.txt").open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    assert grep(tmp_path, pattern="x") == "small.txt\n1:x\n\n[1 files of more than 32 MiB were not read.]"
 
 
 def test_long_line_shows_the_part_around_its_match(tmp_path: Path) -> None:
