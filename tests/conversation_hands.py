@@ -147,7 +147,7 @@ class Hands:
         await self.at_rest(loop)
 
     async def take_over(self) -> ConversationLoop:
-        """Let the first worker die, and another one go on until the conversation waits, or is gone."""
+        """Let the first worker die, and another one continue until the conversation waits, or is gone."""
         await lapse(self.store, WORKER)
         await Membership(self.store, "controller-2", "controller", ttl_seconds=3600.0).beat(1)
         loop = await self.claim(worker="controller-2")

@@ -181,26 +181,34 @@ async def test_server_and_proxy_each_get_only_their_own_login(monkeypatch: pytes
     assert b"\r\nauthorization: bearer the-key" in to_server
 
 
-@contextlib.asynccontextmanager
-async def transport_of_an_sdk(address: str) -> AsyncIterator[HttpTransport]:
-    llm = AnthropicLLM(LLMConfig.create(model="claude-sonnet-5", base_url=address, api_key="the-key"), SystemClock())
-    yield llm._client.transport
-    await llm.aclose()
+async def test_body_sent_by_an_sdk_is_forgotten() -> None:
+    for sent in (bytes(bytearray(b"x" * (PIECE_BYTES + 7))), bytes(bytearray(b"y" * 1_000))):
+        alone = sys.getrefcount(sent)
+        async with listening() as server:
+            config = LLMConfig.create(model="claude-sonnet-5", base_url=server.address, api_key="the-key")
+            llm = AnthropicLLM(config, SystemClock())
+            asking = asyncio.create_task(llm._client.transport.post("/v1/messages", sent, {}))
+            await server.has_all.wait()
+            assert server.request.endswith(b"\r\n\r\n" + sent)
+            assert not [line for line in server.head if line.startswith("transfer-encoding")]
+            assert sys.getrefcount(sent) == alone
+            server.may_answer.set()
+            await (await asking).aclose()
+            await llm.aclose()
 
 
-@pytest.mark.parametrize("transport_to", [transport_of_an_sdk, transport])
-@pytest.mark.parametrize("size", [PIECE_BYTES + 7, 1_000])
-async def test_a_body_is_forgotten_once_it_is_sent(transport_to, size) -> None:
-    sent = bytes(bytearray(b"x" * size))
-    alone = sys.getrefcount(sent)
-    async with listening() as server, transport_to(server.address) as made:
-        asking = asyncio.create_task(made.post("/v1/messages", sent, {}))
-        await server.has_all.wait()
-        assert server.request.endswith(b"\r\n\r\n" + sent)
-        assert not [line for line in server.head if line.startswith("transfer-encoding")]
-        assert sys.getrefcount(sent) == alone
-        server.may_answer.set()
-        await (await asking).aclose()
+async def test_a_body_is_forgotten_once_it_is_sent() -> None:
+    body = bytes(bytearray(b"x" * (PIECE_BYTES + 7)))
+    small = bytes(bytearray(b"y" * 1_000))
+    for sent in (body, small):
+        alone = sys.getrefcount(sent)
+        async with listening() as server, transport(server.address) as made:
+            asking = asyncio.create_task(made.post("/chat/completions", sent, {}))
+            await server.has_all.wait()
+            assert server.request.endswith(b"\r\n\r\n" + sent)
+            assert sys.getrefcount(sent) == alone
+            server.may_answer.set()
+            await (await asking).aclose()
 
 
 @pytest.mark.parametrize(
