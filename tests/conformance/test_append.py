@@ -17,19 +17,8 @@ from broker.log.event_log import EventLog
 from broker.runtime.errors import ConversationMoved, EventsLost, UnknownConversation, UsageError
 from broker.store.connection import Argument, Connection
 from broker.store.store import Store, open_store
-from tests.broker_parts import (
-    CID,
-    LosingConnection,
-    begin,
-    bury,
-    claim,
-    command,
-    dispatch_one,
-    enter,
-    message,
-    output,
-    own,
-)
+from tests import broker_parts
+from tests.broker_parts import CID, begin, bury, claim, command, dispatch_one, enter, message, output, own
 
 
 async def test_a_conversation_begins_at_event_1(store: Store) -> None:
@@ -143,7 +132,7 @@ async def test_an_owners_append_is_repeated_although_the_log_has_grown(
     def loses(sent: Sequence[Argument]) -> bool:
         return sent[:2] == ("FCALL", "deck_append") and losing.lost == 0
 
-    losing = LosingConnection(connect(), loses)
+    losing = broker_parts.LosingConnection(connect(), loses)
     lossy = await open_store(losing)
     outcome = await EventLog(lossy).append_as_owner(ownership, [message("a"), message("b")], expected_last_id=1)
     assert outcome == Duplicate(2, 3)

@@ -15,21 +15,8 @@ from broker.coordination.wakeups import CarriedEvent, ReadyStream, WorkerMailbox
 from broker.log.event_log import EventLog
 from broker.store.connection import Connection
 from broker.store.store import Store, open_store
-from tests.broker_parts import (
-    CID,
-    LosingConnection,
-    begin,
-    claim,
-    dispatch_one,
-    enter,
-    every_first,
-    mail_of,
-    message,
-    notified,
-    output,
-    own,
-    pending,
-)
+from tests import broker_parts
+from tests.broker_parts import CID, begin, claim, dispatch_one, enter, mail_of, message, notified, output, own, pending
 
 Closing = Callable[[Any], Any]
 
@@ -174,7 +161,7 @@ async def test_a_ring_whose_delivery_was_lost_is_read_again(
 ) -> None:
     await begin(store)
     await enter(store, "w1")
-    losing = closing(await open_store(LosingConnection(connect(), every_first("XREADGROUP"))))
+    losing = closing(await open_store(broker_parts.LosingConnection(connect(), broker_parts.every_first("XREADGROUP"))))
     stream = closing(ReadyStream(losing, store.all_shards[0], "w1"))
     ((cid, entry),) = await stream.read(limit=1)
     assert isinstance(await Owners(store).claim(cid, "w1", ready_entry=entry), ClaimedConversation)
