@@ -34,6 +34,7 @@ from broker.store.function_library import (
     LIBRARY,
     VERSION_FIELD,
     VERSIONS,
+    WORKER_FIELD,
     FunctionsVersion,
     build_source,
     deploy,
@@ -222,8 +223,21 @@ async def test_setup_withdraws_an_announcement_that_was_left_behind(opened: Conn
     await deploy(connection)  # a worker that starts meanwhile
     with pytest.raises(FunctionsReplaced):
         await worker.functions.check(connection)
-    await deploy(connection, is_setup=True)
+    assert await deploy(connection, is_setup=True) == OWN
     await worker.functions.check(connection)
+
+
+@pytest.mark.parametrize(("count", "more"), [(5, ""), (7, " and 2 more")])
+async def test_older_functions_stay_while_workers_need_them(opened: Connect, count: int, more: str) -> None:
+    connection = opened()
+    store = await open_store(connection)
+    for number in range(count):
+        await enter(store, f"w{number}")
+        await connection.call("HDEL", store.all_shards[0].worker_facts(f"w{number}"), WORKER_FIELD)
+    await with_functions(connection, OLDER)
+    with pytest.raises(FunctionsTooOld, match=rf"w\d \(version [^,]*\){more}\. Version"):
+        await deploy(connection)
+    assert await are_there(connection, OLDER)
 
 
 @pytest.mark.parametrize(("version", "error"), [(OLDER, FunctionsTooOld), (NEWER_ALONE, StoreTooNew)])
