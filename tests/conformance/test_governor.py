@@ -279,12 +279,17 @@ async def test_whoever_does_not_come_is_called_again_and_then_forgotten(
     assert await callers.may_call("bbb")
 
 
-async def test_a_call_that_nobody_came_for_is_not_counted(memory_store: Store, clock: ManualClock) -> None:
+@pytest.mark.parametrize("is_deadline_lost", [False, True])
+async def test_a_kept_call_that_is_not_made_is_free_again_and_not_counted(
+    memory_store: Store, clock: ManualClock, is_deadline_lost: bool
+) -> None:
     callers = await Callers.limited(memory_store, concurrency=1, requests_per_day=2)
     assert await callers.may_call("first")
     assert not await callers.may_call("0-gone")
     await callers.settle("first")  # calls 0-gone, which never comes
-    for _ in range(3):
+    if is_deadline_lost:
+        await memory_store.connection.call("DEL", f"{memory_store.all_shards[0].quota('acme_large')}:called")
+    for _ in range(4):
         await pass_time(memory_store, clock, 3.1, worker_id=WORKER)
         await callers.pump()
     assert await callers.may_call("other")
@@ -320,18 +325,6 @@ async def test_a_conversation_called_again_gives_newcomers_no_earlier_place(
         assert await callers.may_call(cid)
         await callers.settle(cid)
     assert sorted(order) == ["a", "a", "b", "b"]
-
-
-async def test_kept_call_is_free_again_despite_a_lost_deadline(memory_store: Store, clock: ManualClock) -> None:
-    callers = await Callers.limited(memory_store, concurrency=1)
-    assert await callers.may_call("first")
-    assert not await callers.may_call("0-gone")
-    await callers.settle("first")  # calls 0-gone, which never comes
-    await memory_store.connection.call("DEL", f"{memory_store.all_shards[0].quota('acme_large')}:called")
-    for _ in range(4):
-        await pass_time(memory_store, clock, 3.1, worker_id=WORKER)
-        await callers.pump()
-    assert await callers.may_call("other")
 
 
 async def test_prompt_grown_in_the_queue_waits_for_its_tokens(memory_store: Store, clock: ManualClock) -> None:

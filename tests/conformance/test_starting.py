@@ -1,4 +1,4 @@
-"""When a conversation may begin, as the store counts it: parked, due, expired; and messages that it refuses."""
+"""When a conversation may start: parked, due, expired, admitted or refused; and messages that it refuses."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ from datetime import UTC, datetime
 
 import pytest
 
-from broker.contract.agent_state import AgentState
-from broker.contract.events import ConversationCreated, ConversationStarted
+from broker.contract.agent_state import AgentState, is_settled
+from broker.contract.events import ConversationCreated, ConversationStarted, Parent
+from broker.contract.observations import AgentStateChangedObservation
+from broker.contract.specs import Tenancy
 from broker.contract.timing import StartWindow, Timing
 from broker.coordination.membership import Membership
-from broker.coordination.ownership import Owners, StartStatus
+from broker.coordination.ownership import ClaimedConversation, Owners, StartStatus
+from broker.limits.tenants import TenantTable, parse_memory_bound, publish_tenants
+from broker.log.admission import check_admission
 from broker.log.append_call import Appended, Duplicate
 from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog
 from broker.log.expiry import EXPIRED_CODE, expire
 from broker.log.status import fold_status
-from broker.runtime.errors import ConversationBusy, OwnershipLost
-from broker.store.store import Store
-from tests.broker_parts import CID, claim, enter, message, notified
+from broker.runtime.errors import AdmissionRefused, ConversationBusy, OwnershipLost
+from broker.store.function_library import build_source
+from broker.store.store import Store, open_store
+from broker.testing.memory_store import MemoryConnection
+from tests.broker_parts import CID, claim, command, enter, message, notified
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HOUR = 3_600.0
@@ -160,3 +166,148 @@ def test_times_become_durations() -> None:
     later = NOON.replace(hour=13)
     assert Timing(not_before=later, delay_seconds=5.0).to_start_window(NOON) == StartWindow(HOUR, None)
     assert Timing(delay_seconds=5.0, expires=60.0).after(10.0) == Timing(delay_seconds=0.0, expires=50.0)
+
+
+TWO = "tenants = {acme = {max_open = 2}}"
+
+
+async def begin(store: Store, conversation_id: str, *, tenant: str = "acme", parent: Parent | None = None) -> object:
+    created = ConversationCreated(conversation_id=conversation_id, tenancy=Tenancy(tenant=tenant), parent=parent)
+    return await EventLog(store).create(created, [message()], key="begin")
+
+
+async def refused(store: Store, conversation_id: str, *, tenant: str = "acme") -> AdmissionRefused:
+    with pytest.raises(AdmissionRefused) as raised:
+        await begin(store, conversation_id, tenant=tenant)
+    assert await store.connection.call("EXISTS", store.keys(conversation_id).meta) == 0
+    assert await store.connection.call("EXISTS", store.keys(conversation_id).events) == 0
+    with pytest.raises(AdmissionRefused):
+        await check_admission(store, conversation_id, tenant)
+    return raised.value
+
+
+async def begin_two(store: Store) -> None:
+    """Start as many conversations as the tenant may have open."""
+    await publish_tenants(store, TenantTable.load_setting(TWO), None)
+    await begin(store, "one")
+    await begin(store, "two")
+
+
+async def settle(store: Store, conversation_id: str, state: AgentState) -> None:
+    """Claim a conversation and let it come to a state, as its owner."""
+    found = await Owners(store).claim(conversation_id, "w1")
+    claimed = (
+        found if isinstance(found, ClaimedConversation) else await Owners(store).resume_claim(conversation_id, "w1")
+    )
+    assert claimed is not None
+    event = AgentStateChangedObservation(agent_state=state)
+    last = await EventLog(store).load_last_id(conversation_id)
+    outcome = await EventLog(store).append_as_owner(
+        claimed.ownership, [event], expected_last_id=last, fields={"state": state.value}
+    )
+    assert isinstance(outcome, Appended)
+
+
+async def test_a_tenant_has_no_more_open_than_it_may(store: Store) -> None:
+    await begin_two(store)
+    error = await refused(store, "three")
+    assert (error.code, error.reason, error.retryable) == ("admission_refused", "open", True)
+    assert error.retry_after_seconds == 5.0
+    assert "2 conversations of the tenant 'acme'" in str(error)
+    assert isinstance(await begin(store, "three", tenant="globex"), Appended)
+
+
+async def test_what_has_begun_is_never_refused(store: Store) -> None:
+    await begin_two(store)
+    assert isinstance(await begin(store, "two"), Duplicate)
+    await check_admission(store, "two", "acme")
+    assert isinstance(await EventLog(store).append("two", [command()]), Appended)
+    delegate = Parent(conversation_id="two", delegate_id=3, level=1)
+    assert isinstance(await begin(store, "two-3", parent=delegate), Appended)
+
+
+async def test_one_that_has_settled_makes_room(store: Store) -> None:
+    await enter(store, "w1")
+    await begin_two(store)
+    await settle(store, "one", AgentState.FINISHED)
+    await begin(store, "three")
+    await settle(store, "one", AgentState.RUNNING)  # a message continues it, whatever that makes
+    await settle(store, "two", AgentState.AWAITING_USER_INPUT)
+    await refused(store, "four")
+
+
+async def test_one_that_was_closed_or_lost_makes_room(store: Store) -> None:
+    await begin_two(store)
+    await store.call_function("deck_close", (store.keys("one").root, store.keys("one").shard.root), "one")
+    await begin(store, "three")
+    await store.connection.call("DEL", store.keys("two").meta)  # as a store that was restored from an older file
+    await begin(store, "four")
+    await refused(store, "five")
+    await store.connection.call("HSET", store.keys("four").meta, "state", "finished")  # restored without its index
+    await begin(store, "five")
+
+
+async def test_a_damaged_conversation_does_not_count(store: Store) -> None:
+    await begin_two(store)
+    await store.connection.call("SET", store.keys("two").meta, "damaged")
+    await begin(store, "three")
+
+
+async def test_made_up_tenants_share_one_bound(store: Store) -> None:
+    await publish_tenants(store, TenantTable.load_setting('tenants = {"*" = {max_open = 3}, acme = 1}'), None)
+    for n in range(3):
+        await begin(store, f"liar-{n}", tenant=f"liar-{n}")
+    error = await refused(store, "another", tenant="another")
+    assert "all tenants without a rule" in str(error)
+    await refused(store, "nobody", tenant="")
+    await begin(store, "one")
+
+
+async def test_tenant_starts_no_more_per_minute_than_allowed(store: Store) -> None:
+    await publish_tenants(store, TenantTable.load_setting("tenants = {acme = {submissions_per_minute = 3}}"), None)
+    for n in range(3):
+        await begin(store, f"acme-{n}")
+    error = await refused(store, "acme-4")
+    assert error.reason == "pace"
+    assert 0 < error.retry_after_seconds <= 20.0
+    await store.connection.call("DEL", f"{store.all_shards[0].root}:paces")  # as if the minute were over
+    await begin(store, "acme-4")
+
+
+async def test_nothing_begins_in_a_store_that_fills_up(store: Store) -> None:
+    await publish_tenants(store, TenantTable(), parse_memory_bound("1k"))
+    error = await refused(store, "one")
+    assert (error.reason, error.retry_after_seconds) == ("memory", 15.0)
+    assert "1,024" in str(error)
+    await publish_tenants(store, TenantTable(), parse_memory_bound("none"))
+    await begin(store, "one")
+    await publish_tenants(store, TenantTable(), parse_memory_bound("1k"))
+    assert isinstance(await EventLog(store).append("one", [message()]), Appended)
+    await publish_tenants(store, TenantTable(), parse_memory_bound("1000g"))
+    await begin(store, "two")
+
+
+async def test_four_fifths_of_a_limited_server_are_for_starts(valkey_store: Store) -> None:
+    call = valkey_store.connection.call
+    used = int((await call("INFO", "memory")).decode().partition("used_memory:")[2].partition("\r")[0])
+    try:
+        await call("CONFIG", "SET", "maxmemory", int(used * 1.2))
+        assert (await refused(valkey_store, "one")).reason == "memory"
+        await call("CONFIG", "SET", "maxmemory", used * 2)
+        await begin(valkey_store, "one")
+    finally:
+        await call("CONFIG", "SET", "maxmemory", 0)
+
+
+async def test_a_bound_counts_all_shards() -> None:
+    store = await open_store(MemoryConnection(), shards=4)
+    await publish_tenants(store, TenantTable.load_setting("tenants = {acme = {max_open = 10}}"), None)
+    for n in range(10):
+        await begin(store, f"acme-{n}")
+    await refused(store, "acme-10")
+    await store.aclose()
+
+
+def test_the_functions_know_which_states_are_settled() -> None:
+    text = build_source().partition("local SETTLED = {")[2].partition("}")[0]
+    assert {part.split()[0] for part in text.split(",")} == {str(state) for state in AgentState if is_settled(state)}

@@ -25,7 +25,7 @@ from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serve_in_loop
 from tests.archive_parts import begin_ended, retired
 from tests.broker_parts import begin, message
-from tests.conformance.test_lost_tails import lose
+from tests.conformance.test_log import lose
 from tests.polling import unhurried, until
 from tests.server_parts import add_key
 from tests.stores import LossyWire

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from controller_worker.providers.llm import CallUsage, Completion, Delta, ModelRequest
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
-from tests.integration.llm_requests import HISTORY, answer, opened
+from tests.integration.llm_requests import HISTORY, REQUEST, answer, opened
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)
@@ -200,3 +201,26 @@ async def test_settings_of_the_cache_and_the_tier(server: RunningModelServer, ba
     body = await sent(server, backend, **claude)
     assert body["messages"][-1]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
     assert (await sent(server, backend, model="openai/gpt-5", service_tier="flex"))["service_tier"] == "flex"
+
+
+pytest_plugins = ("tests.model_server.fixtures",)
+
+
+@pytest.mark.parametrize(
+    ("backend", "model", "path", "streams"),
+    [
+        ("openai", "openai/m", "/v1", False),
+        ("openai", "openai/m", "/v1", True),
+        ("anthropic", "anthropic/m", "", False),
+        ("anthropic", "anthropic/m", "", True),
+        pytest.param("litellm", "openai/m", "/v1", False, marks=pytest.mark.soak),
+    ],
+)
+async def test_remaining_quota_comes_with_a_reply(
+    model_server: Callable[..., RunningModelServer], backend: Any, model: str, path: str, streams: bool
+) -> None:
+    # Two seconds' worth at once, and a tenth of a request comes back each second.
+    server = model_server("--builtin", "say:hello", "--requests-per-minute", "6")
+    request = replace(REQUEST, messages=REQUEST.messages[:2], on_delta=(lambda _: None) if streams else None)
+    async with opened(model=model, backend=backend, base_url=server.url + path, api_key="secret-key") as llm:
+        assert (await llm.complete(request)).quota_left == {"requests": 0}

@@ -1,4 +1,4 @@
-"""The budget of a conversation, where the call is made: what would exceed it is not begun."""
+"""The limits of a conversation: no call starts that would exceed its budget, and its time ends it while it waits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, DelegateEnded, Limits, LLMSpec, ModelReply
+from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
 from broker.contract.specs import CriticSpec, GoalSpec
 from broker.log.delegates import make_delegate_id
 from broker.log.status import fold_status
@@ -16,7 +17,7 @@ from controller_worker.core.controller import next_effect
 from controller_worker.core.effects import CallModel
 from controller_worker.loop.services import Services
 from controller_worker.model.models import Models
-from tests.conversation_hands import CID, Hands
+from tests.conversation_hands import BASH, CID, THINK, Hands
 from tests.polling import until
 
 
@@ -147,3 +148,39 @@ async def test_parent_waits_while_delegates_reserve_its_budget(hands: Hands) -> 
     loop.wake(has_new_events=True)
     await until(lambda: loop.state.lifecycle.agent_state is AgentState.ERROR, what="the end of the budget")
     assert await spent(hands) == (4, pytest.approx(4.0))
+
+
+SHORT = Limits(max_seconds=0.4)
+
+
+async def ended(found: Hands) -> bool:
+    last = (await found.events())[-1]
+    return isinstance(last, AgentStateChangedObservation) and last.code == "max_time"
+
+
+async def test_a_tool_that_outlasts_the_time_is_ended(hands: Hands) -> None:
+    await hands.begin(BASH, limits=SHORT)
+    await hands.go()
+    await until(lambda: ended(hands), what="the end of the time")
+    answer = (await hands.events())[-2]
+    assert isinstance(answer, ErrorObservation)
+    assert answer.error_id == "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_ERROR"
+
+
+async def test_a_model_that_outlasts_the_time_is_not_waited_for(hands: Hands) -> None:
+    await hands.begin(THINK, latency=60.0, limits=SHORT)
+    loop = await hands.claim()
+    loop.wake(has_new_events=False)
+    await until(lambda: ended(hands), what="the end of the time")
+    await until(lambda: loop.is_idle, what="rest")
+    assert "model.reply" not in await hands.kinds()
+
+
+async def test_released_conversation_is_woken_at_its_time_limit(hands: Hands) -> None:
+    await hands.begin(BASH, limits=Limits(max_seconds=20.0))
+    loop = await hands.go()
+    await loop.release_idle()
+    parked = hands.store.keys(loop.conversation_id).shard.parked
+    _, due = await hands.store.connection.call("ZRANGE", parked, 0, -1, "WITHSCORES")
+    assert loop.state.usage.deadline is not None
+    assert abs(float(due) / 1000 - loop.state.usage.deadline.timestamp()) < 5.0

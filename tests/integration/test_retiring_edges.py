@@ -1,4 +1,4 @@
-"""The end of a conversation touches no other: damaged ones keep none in the store, forged delegates go with none."""
+"""Archived conversations: long answers stay whole, and the end of one touches no other, however damaged or forged."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.events import Parent
+from broker.contract.actions import AgentFinishAction, MessageAction
+from broker.contract.events import EventSource, Parent
 from broker.contract.specs import Tenancy
 from broker.log.event_log import EventLog
+from broker.store.store import Store
 from deckhands.client.archive.archive import Archive
+from deckhands.client.archive.storage import ArchiveStorage
 from deckhands.client.archive_operations import remove_files
 from deckhands.client.client import Client
 from deckhands.client.deleting import delete
+from deckhands.server.conversations import result_of
+from deckhands.server.gateway import Gateway
+from deckhands.server.streams import EventStream
 from tests.archive_parts import begin_ended, delegate_ended, retired
 from tests.conversation_hands import WatchedConnection
+from tests.server_parts import add_principal
 from tests.stores import RealServer, emptied
 
 
@@ -150,3 +157,56 @@ async def test_a_name_that_is_none_keeps_nothing_from_its_end(client: Client, tm
     assert await retired(client.store, place, tmp_path) == {"archived": 1, "deleted": 0, "kept": 0, "failed": 0}
     assert await remove_files(Archive(str(place)), "other")
     assert not [*place.rglob("*.zip")]
+
+
+ANSWER = " ".join(map(str, range(20_000)))
+OUTPUTS = {"text": "x" * 100_000}
+
+
+async def ends_of(gateway: Gateway, name: str, after: int) -> list[object]:
+    """What the end of a stream says."""
+    stream = EventStream(gateway, await add_principal(gateway.client.store), name, after=after, until_settled=True)
+    items = [item async for batch in stream.batches() for item in batch]
+    return [item.content["summary"]["message"] for item in items if item.kind == "end"]
+
+
+async def test_a_long_answer_is_whole_in_every_summary(valkey_store: Store, tmp_path: Path) -> None:
+    gateway = Gateway(valkey_store, str(tmp_path / "archive"))
+    client = gateway.client
+    await begin_ended(client, "said", AgentFinishAction(final_thought=ANSWER, outputs=OUTPUTS))
+    await begin_ended(client, "asked", MessageAction(content=ANSWER, source=EventSource.AGENT))
+    for name in ("said", "asked"):
+        words = next(event for event in await client.events(name) if ANSWER[:100] in str(event))
+        assert len(str(words)) < len(ANSWER), "the log has its head and tail"
+        last_id = await client.log.load_last_id(name)
+        assert await ends_of(gateway, name, 0) == await ends_of(gateway, name, last_id) == [ANSWER]
+    outputs = {"said": OUTPUTS, "asked": {}}
+    for place in ("store", "archive"):
+        for name in ("said", "asked"):
+            summary = await client.summary(name)
+            assert (summary.message, summary.outputs) == (ANSWER, outputs[name]), place
+            assert await client.wait_until_settled(name, timeout_seconds=30) == summary
+            assert await client.cancel(name) == summary
+            assert (await result_of(client, name)).summary == summary.as_json()
+        await retired(valkey_store, tmp_path / "archive", tmp_path)
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_unreadable_long_answer_is_shown_as_head_and_tail(
+    valkey_store: Store, tmp_path: Path, is_lost: bool
+) -> None:
+    place = tmp_path / "archive"
+    client = Gateway(valkey_store, str(place)).client
+    await begin_ended(client, "said", AgentFinishAction(final_thought=ANSWER))
+    references = [ref for event in await client.events("said") for ref in (event.blobs or {}).values()]
+    blobs = [valkey_store.keys("said").blob(ref.sha256) for ref in references]
+    await valkey_store.connection.call("DEL", *blobs)
+    if is_lost:
+        file = Path(ArchiveStorage(str(place)).path("said"))
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"damaged")
+    else:
+        await valkey_store.connection.call_many([("HSET", key, "another", "type") for key in blobs])
+    summary = await client.summary("said")
+    assert ANSWER[:100] in summary.message
+    assert len(summary.message) < len(ANSWER)

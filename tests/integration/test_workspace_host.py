@@ -13,20 +13,8 @@ import psutil
 import pytest
 
 from broker.contract.specs import WorkspaceSpec
-from tests.integration.workspace_hosts import (
-    LIMIT_SECONDS,
-    Gate,
-    Terminal,
-    alive,
-    answer,
-    client,
-    gone,
-    main_pid,
-    opened,
-    output,
-    processes,
-    sleeping,
-)
+from tests.integration import workspace_hosts
+from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, Terminal, alive, main_pid, opened, output, processes
 from tool_worker.errors import (
     HostRefused,
     SandboxTooWeak,
@@ -79,16 +67,16 @@ async def test_a_killed_tool_worker_loses_nothing_and_nothing_runs_twice(
 ) -> None:
     begun, gate = Gate(workspace, "begun"), Gate(workspace, "gate")
     command = "echo effect >> effects; echo > begun; read x < gate; echo done"
-    first = client(root, sandbox, CONVERSATION, 7, command)
+    first = workspace_hosts.client(root, sandbox, CONVERSATION, 7, command)
     await begun.wait()
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
-    second, third = (client(root, sandbox, CONVERSATION, 7, command) for _ in range(2))
+    second, third = (workspace_hosts.client(root, sandbox, CONVERSATION, 7, command) for _ in range(2))
     host = (await workspaces.open(CONVERSATION)).connection
     assert (await host.status(7)).state == "running"
     waiting = asyncio.create_task(host.run(*bash(7, command)))
     gate.open()
-    answers = [await answer(second), await answer(third)]
+    answers = [await workspace_hosts.answer(second), await workspace_hosts.answer(third)]
     assert [one["content"] for one in answers] == ["done", "done"]
     assert (await waiting).value["content"] == "done"
     again = await host.run(*bash(7, command))
@@ -97,7 +85,9 @@ async def test_a_killed_tool_worker_loses_nothing_and_nothing_runs_twice(
 
 
 async def test_the_shell_of_a_killed_tool_worker_goes_on(workspaces: Workspaces, root: Path, sandbox: str) -> None:
-    ended = await answer(client(root, sandbox, CONVERSATION, 1, "cd /usr; A=1; sleep 1000 &"))
+    ended = await workspace_hosts.answer(
+        workspace_hosts.client(root, sandbox, CONVERSATION, 1, "cd /usr; A=1; sleep 1000 &")
+    )
     assert ended["metadata"]["exit_code"] == 0
     result = await (await workspaces.open(CONVERSATION)).run(*bash(2, "pwd; echo $A; jobs | wc -l"))
     assert result.value["content"] == "/usr\n1\n1"
@@ -156,7 +146,7 @@ async def test_close_leaves_no_process(workspaces: Workspaces, run: Terminal, ro
     await run("env -i setsid sleep 1004 &")
     await run("trap '' TERM; while :; do :; done", no_change_timeout=0.1)
     async with asyncio.timeout(LIMIT_SECONDS):
-        while sleeping(root, CONVERSATION) != ["1000", "1001", "1002", "1003", "1004"]:
+        while workspace_hosts.sleeping(root, CONVERSATION) != ["1000", "1001", "1002", "1003", "1004"]:
             await asyncio.sleep(0)
     found = processes(root, CONVERSATION)
     await workspaces.close(CONVERSATION)
@@ -174,7 +164,7 @@ async def test_host_survives_its_sandboxs_outer_process(root: Path) -> None:
         outer = found[-1]
         assert outer.name() == "bwrap"
         outer.kill()
-        await gone(outer.pid)
+        await workspace_hosts.gone(outer.pid)
         assert (await run("echo $A")).content == "1"
         await workspaces.close(CONVERSATION)
         assert alive(found) == []
@@ -241,9 +231,11 @@ async def test_cancelling_stops_a_command_within_a_second(
     assert not {"never", "Killed"} & set(cancelled.content.split())
     assert cancelled.suffix.endswith("\n[The command was cancelled.]")
     assert not await host.interrupt(2)
-    while asyncio.get_running_loop().time() < began_at + LIMIT_SECONDS and sleeping(root, CONVERSATION) != ["1000"]:
+    while asyncio.get_running_loop().time() < began_at + LIMIT_SECONDS and workspace_hosts.sleeping(
+        root, CONVERSATION
+    ) != ["1000"]:
         await asyncio.sleep(0)
-    assert sleeping(root, CONVERSATION) == ["1000"]
+    assert workspace_hosts.sleeping(root, CONVERSATION) == ["1000"]
 
 
 async def test_a_command_that_waits_for_its_turn_can_be_cancelled(workspaces: Workspaces, workspace: Path) -> None:

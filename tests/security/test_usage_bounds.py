@@ -13,7 +13,7 @@ from broker.contract.observations import CmdOutputObservation
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery
 from broker.log.event_log import EventLog
 from broker.store.store import Store
-from tests.integration.test_workspace_rest import crowded
+from tests.integration.test_workspace_quota import crowded
 from tests.integration.workspace_hosts import Terminal, main_pid, opened, processes
 from tests.polling import until
 from tests.programs import command_of
