@@ -174,9 +174,13 @@ class Conversations:
 
     def without_setup(self) -> Ended:
         """Return an attempt whose instance has files but no set-up."""
-        task, fields = "do nothing by eval", {"workspace": str(self.world.root / "work" / "project")}
-        conversation_id = by_evaluation(self.world, task, fields, setup=None)
-        return self._with_requests(Ended(conversation_id, self.world.settled(conversation_id)), task)
+        place = ("eval", "without set-up")
+        if place not in self._ended:
+            task, fields = "do nothing by eval", {"workspace": str(self.world.root / "work" / "project")}
+            conversation_id = by_evaluation(self.world, task, fields, setup=None)
+            ended = Ended(conversation_id, self.world.settled(conversation_id))
+            self._ended[place] = self._with_requests(ended, task)
+        return self._ended[place]
 
     def _with_requests(self, ended: Ended, task: str) -> Ended:
         """Add what the model was asked for a task."""
