@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Any
 import acp
 import httpx2
 import openai
+import pytest
 from acp.schema import DeniedOutcome
 from anyio.from_thread import BlockingPortal
 from mcp import Client as McpClient
@@ -53,6 +55,9 @@ FORBIDDEN = "echo forbidden"
 LOOK = 'cat here.txt ~/made; echo "length ${#TOKEN}"'
 
 
+Fields = Mapping[str, Any]
+
+
 class Refused(Exception):
     """A way in does not take a field; the text is its error."""
 
@@ -71,6 +76,7 @@ class Ended:
     events: list[Event]
     requests: list[dict[str, Any]] = field(default_factory=list)
     submitted: datetime = field(default_factory=lambda: datetime.now(UTC))
+    fields: Fields = field(default_factory=dict)
 
     @property
     def created(self) -> ConversationCreated:
@@ -102,12 +108,14 @@ class World:
         self.root, self.models, self.portal = root, models, portal
         self.cluster = FaultCluster(root)
         self.key = self.url = ""
+        self.secret_key = base64.b64encode(os.urandom(32)).decode()
         self.producer: Producer
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[World]:
         """Start the workers and the server."""
         async with AsyncExitStack() as stack:
+            stack.enter_context(pytest.MonkeyPatch.context()).setenv("DECKHANDS_SECRET_KEY", self.secret_key)
             await stack.enter_async_context(self.cluster.running())
             for start in (self.cluster.start_controller, self.cluster.start_tool, self.cluster.start_ingress):
                 start(**self.settings)
@@ -130,6 +138,7 @@ class World:
             "LLM_MODEL": "openai/gpt-4o-mini",
             "LLM_BASE_URL": f"{self.models.url}/v1",
             "LLM_API_KEY": "k",
+            "DECKHANDS_SECRET_KEY": self.secret_key,
             "DECKHANDS_SANDBOX": "bwrap",
             "DECKHANDS_HOOKS": str(self.root / "hooks.toml"),
             "DECKHANDS_TOOLS": "tests.example_tools:add",
@@ -137,14 +146,22 @@ class World:
             "PYTHONPATH": str(ROOT),
         }
 
+    @property
+    def place(self) -> dict[str, str]:
+        """Where a command finds the cluster."""
+        return {"DECKHANDS_URL": self.cluster.store.url, "DECKHANDS_SECRET_KEY": self.secret_key}
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """Return the environment of a command."""
+        return environment(self.root / "home", **variables)
+
     def command(self, *arguments: str | Path, is_private: bool = False) -> Done:
         """Call the command line, on the cluster or with a private one.
 
         Raises:
             Refused: it ends with the code of a wrong call.
         """
-        settings = self.settings if is_private else {"DECKHANDS_URL": self.cluster.store.url}
-        done = deckhands(*arguments, env=environment(self.root / "home", **settings))
+        done = deckhands(*arguments, env=self.environment(**(self.settings if is_private else self.place)))
         if done.code == 2:
             raise Refused(done.err)
         return done
@@ -165,7 +182,6 @@ class World:
         return found
 
 
-Fields = Mapping[str, Any]
 Driver = Callable[[World, str, Fields], "Ended | str"]
 """Submits a task; returns the id of its conversation on the cluster, or the private conversation, settled."""
 
@@ -371,17 +387,15 @@ def by_schedule(world: World, task: str, fields: Fields) -> str:
     return found
 
 
-def by_evaluation(world: World, task: str, fields: Fields) -> str:
+def by_evaluation(world: World, task: str, fields: Fields, *, setup: str | None = MAKE) -> str:
     """`deckhands eval run`, with one instance."""
     out = world.root / "evaluations" / str(fields.get("idempotency_key", task)).replace(" ", "-")
     row = {"id": "one", "task": task, "answer": "done", "images": list(fields.get("images", ()))}
     own = {
-        name: value
-        for name, value in fields.items()
-        if name not in ("images", "workspace", "model", "setup", "idempotency_key")
+        name: value for name, value in fields.items() if name not in ("images", "workspace", "model", "idempotency_key")
     }
     if "workspace" in fields:
-        row |= {"workspace": fields["workspace"], "setup": MAKE}
+        row |= {"workspace": fields["workspace"], "setup": setup}
     out.parent.mkdir(exist_ok=True)
     rows = out.with_suffix(".jsonl")
     rows.write_text(json.dumps(row) + "\n")
@@ -482,7 +496,7 @@ def by_editor(world: World, task: str, fields: Fields) -> str:
     """`deckhands acp`, which an editor starts."""
     own = {name: value for name, value in fields.items() if name not in ("workspace", "images")}
     options = options_of(world, own)
-    env = environment(world.root / "home", PYTHONPATH=str(ROOT))
+    env = world.environment(PYTHONPATH=str(ROOT), DECKHANDS_SECRET_KEY=world.secret_key)
     command = (*COMMAND, "acp", "--cluster", world.cluster.store.url, *options)
 
     async def prompt() -> str:

@@ -15,6 +15,7 @@ from broker.coordination import accepts_directory, find_placement, has_needs, li
 from broker.runtime import BrokerSettings, UsageError
 from broker.secrets import find_fault, find_name_fault, find_private_paths
 from broker.store import Store
+from deckhands.client.tasks.spec import TaskSpec
 
 STARTING_SECONDS, POLL_SECONDS = 3.0, 0.25
 READY_SECONDS = 60.0
@@ -74,8 +75,11 @@ def check_directory(directory: Path, environment: Mapping[str, str]) -> None:
         )
 
 
-async def wait_for_tool_worker(store: Store, workspace: WorkspaceSpec) -> None:
-    """Wait until a tool worker of the workspace's pool reports its offers, for a minute at most."""
+async def wait_for_tool_worker(store: Store, task: TaskSpec) -> None:
+    """Wait for a starting tool worker, for a minute at most, if the task has needs or tools that it must offer."""
+    workspace = task.workspace_spec()
+    if workspace.needs is None and not task.tools:
+        return
     loop = asyncio.get_running_loop()
     ends = loop.time() + READY_SECONDS
     found = await find_placement(store, workspace)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -32,10 +32,13 @@ from tests.ways_in_drivers import (
     Fields,
     Refused,
     World,
+    by_evaluation,
 )
 
 pytest_plugins = ("tests.model_server.fixtures",)
 DELAY_SECONDS = 0.5
+UNREAD = {"skills", "agents_md"}
+"""What the files of an instance say, and no agent reads, without an error."""
 CELLS = [pytest.param(way, feature, id=f"{way.name}-{feature.name}") for way in WAYS for feature in FEATURES]
 SCENARIOS = {
     "all": "do everything",
@@ -115,7 +118,7 @@ TRIALS: Mapping[str, Trial] = {
     "check": Trial(
         lambda ended: '"command":"touch checked"' in ended.log, of_agent(goal={"check": "touch checked"}), word="check"
     ),
-    "headless": Trial(lambda ended: ended.created.headless is not None, {"headless": True}),
+    "headless": Trial(lambda ended: ended.created.headless is ended.fields["headless"], {"headless": True}),
     "labels": Trial(
         lambda ended: (ended.created.labels or {}).get("team") == "poets", {"labels": {"team": "poets"}}, word="label"
     ),
@@ -145,13 +148,12 @@ class Conversations:
         if "workspace" in found:
             found["workspace"] = str(self.world.root / "work" / "project")
         if "headless" in found:
-            found["headless"] = way.name in ATTENDED
+            found["headless"] = way.name in ATTENDED  # not what it is by default
         return found
 
     def submit(self, way: Way, scenario: str, fields: Fields) -> Ended | str:
         """Submit the task of a scenario."""
-        form = " with a form" if "output" in fields else ""
-        return DRIVERS[way.name](self.world, f"{SCENARIOS[scenario]}{form} by {way.name}", fields)
+        return DRIVERS[way.name](self.world, f"{SCENARIOS[scenario]}{with_form(fields)} by {way.name}", fields)
 
     def of(self, way: Way, scenario: str) -> Ended:
         """Return the conversation of a scenario, with all features that the way in has there."""
@@ -166,14 +168,31 @@ class Conversations:
             ended = self.submit(way, scenario, fields)
             if isinstance(ended, str):
                 ended = Ended(ended, self.world.settled(ended))
-            ended.submitted = submitted
-            ended.requests = [
-                each
-                for each in self.world.models.requests()
-                if f" by {way.name}" in str(each["body"]) and SCENARIOS[scenario] in str(each["body"])
-            ]
-            self._ended[place] = ended
+            ended.submitted, ended.fields = submitted, fields
+            self._ended[place] = self._with_requests(ended, f"{SCENARIOS[scenario]}{with_form(fields)} by {way.name}")
         return self._ended[place]
+
+    def without_setup(self) -> Ended:
+        """Return an attempt whose instance has files but no set-up."""
+        place = ("eval", "without set-up")
+        if place not in self._ended:
+            task, fields = "do nothing by eval", {"workspace": str(self.world.root / "work" / "project")}
+            conversation_id = by_evaluation(self.world, task, fields, setup=None)
+            ended = Ended(conversation_id, self.world.settled(conversation_id))
+            self._ended[place] = self._with_requests(ended, task)
+        return self._ended[place]
+
+    def _with_requests(self, ended: Ended, task: str) -> Ended:
+        """Add what the model was asked for a task."""
+        ended.requests = [request for request in self.world.models.requests() if task in json.dumps(request["body"])]
+        self.world.models.clear()
+        assert ended.requests or ended.summary.error_code == "expired", ended.log[-3_000:]
+        return ended
+
+
+def with_form(fields: Fields) -> str:
+    """Return what the task says if the agent must return an output, for the choice of its script."""
+    return " with a form" if "output" in fields else ""
 
 
 @pytest.fixture(scope="module")
@@ -226,15 +245,13 @@ def test_cell(conversations: Conversations, way: Way, feature: Feature) -> None:
     trial = TRIALS[feature.name]
     if (way.name, feature.name) in MISSING:
         if feature.name in UNREAD:
-            assert not trial.has_effect(conversations.without_setup(way))
+            assert not trial.has_effect(conversations.without_setup())
             return
         with pytest.raises(Refused, match=trial.word or feature.fields[0].replace("_", "[-_]")):
             conversations.submit(way, trial.scenario, conversations.fields(way, feature))
         return
     ended = conversations.of(way, trial.scenario)
     assert trial.has_effect(ended), ended.log[-3_000:]
-    if feature.name == "headless":
-        assert ended.created.headless is (way.name in ATTENDED)
     if feature.name == "key":
         again = conversations.submit(way, trial.scenario, conversations.fields(way, feature))
         assert again == ended.conversation_id

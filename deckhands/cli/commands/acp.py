@@ -54,7 +54,8 @@ def acp(options: AcpOptions) -> None:
     settings = CliSettings.from_env()
     if options.model is None and options.cluster is None:
         options = replace(options, model=settings.model)
-    _spec_in(options, Path.cwd(), secrets := secret_values(settings, options.secrets))  # refuses what cannot be used
+    secrets = secret_values(settings, options.secrets)
+    _spec_in(options, Path.cwd(), secrets)  # an option that cannot be used is refused before the editor is served
     asyncio.run(_serve(options, secrets))
 
 

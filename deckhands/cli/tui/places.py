@@ -54,9 +54,8 @@ class ChatPlace:
         """
         check_task(text)
         spec = self.task.spec
-        workspace = self.task.spec.workspace_spec()
-        if self.is_private and workspace.needs is not None:
-            await wait_for_tool_worker(self.client.store, workspace)
+        if self.is_private:
+            await wait_for_tool_worker(self.client.store, spec)
         urls = await asyncio.to_thread(to_image_urls, self.images) or ()
         said = {"task": text, "images": (*spec.images, *urls)}
         self.conversation_id = await self.client.submit(

@@ -167,6 +167,7 @@ class AsyncConversation(Generic[OutputT]):
             raise UnknownConversation(self.id)
         check_task(inputs.check_text(text, "task"))
         urls = await asyncio.to_thread(to_image_urls, images) or ()
+        await place.wait_until_ready(self._spec)
         agent = inputs.to_agent_spec(self._spec.agent, model)
         begun = {"task": text, "agent": agent, "images": (*self._spec.images, *urls)}
         starting = place.client.submit(

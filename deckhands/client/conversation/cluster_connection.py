@@ -17,12 +17,14 @@ from broker.contract import AgentSpec, ConversationCreated, Event, WorkspaceSpec
 from broker.coordination import WorkspaceOrders
 from broker.runtime import DeckhandsError, UsageError
 from deckhands.client.client import Client
+from deckhands.client.named_directory import wait_for_tool_worker
 from deckhands.client.protocol import ConversationClient
 from deckhands.client.reading.summary import summarize
 from deckhands.client.remote.remote_client import RemoteClient
 from deckhands.client.runs.cluster_notices import run_unless_broken
 from deckhands.client.runs.private_cluster import private_cluster
 from deckhands.client.runs.records import RunFolder
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.cluster import Cluster, Home, supervise
 from deckhands.settings import CliSettings
 
@@ -83,6 +85,11 @@ class ClusterConnection:
     def is_private(self) -> bool:
         """Whether it serves only this conversation and its forks."""
         return self._cluster is not None
+
+    async def wait_until_ready(self, task: TaskSpec) -> None:
+        """Wait until the tool worker of a private cluster, which may still be starting, offers what a task needs."""
+        if self.is_private and isinstance(self.client, Client):
+            await self.run(wait_for_tool_worker(self.client.store, task))
 
     @classmethod
     async def connect(cls, url: str) -> ClusterConnection:

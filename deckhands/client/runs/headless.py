@@ -282,14 +282,13 @@ async def _start(
     """Start or resume the conversation. Return the id of the last event that was there before.
 
     Args:
-        is_starting: its tool worker is still starting, so wait for its offers first.
+        is_starting: its tool worker is still starting.
     """
     if watcher.on_piece is not None:  # before the first call, which would not be streamed otherwise
         await LiveText(client.store, conversation_id).register_watcher()
     if task.resumed_id is None:
-        workspace = task.spec.workspace_spec()
-        if is_starting and workspace.needs is not None:
-            await wait_for_tool_worker(client.store, workspace)
+        if is_starting:
+            await wait_for_tool_worker(client.store, task.spec)
         await client.submit(task.spec, upload=task.upload, conversation_id=conversation_id)
         return 0
     tally = Tally.of(await client.events(conversation_id))
