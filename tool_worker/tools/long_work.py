@@ -44,10 +44,12 @@ printf %s "$features" > {FEATURES_FILE}
 """
 COMMIT = f"""
 git rev-parse --is-inside-work-tree >/dev/null 2>&1 || git init -q . >/dev/null 2>&1
-if timeout {COMMIT_SECONDS} git add -A . >"$output" 2>&1 && ! git diff --cached --quiet; then
-    timeout {COMMIT_SECONDS} git commit -q -m "$message" -- . >>"$output" 2>&1 </dev/null
-fi
+timeout {COMMIT_SECONDS} git add -A . >"$output" 2>&1
 committed=$?
+if [ $committed = 0 ] && ! git diff --cached --quiet; then
+    timeout {COMMIT_SECONDS} git commit -q -m "$message" -- . >>"$output" 2>&1 </dev/null
+    committed=$?
+fi
 """
 START = f"""
 echo "# Progress notes ({NOTES_FILE})"

@@ -47,4 +47,6 @@ class DigestWorkspace(Tool):
     def observe(self, action: DigestWorkspaceAction, result: Mapping[str, Any]) -> Observation:  # noqa: ARG002
         """See `Tool.observe`."""
         found = DIGEST.findall(result["content"]) if result["metadata"].get("exit_code") == 0 else []
-        return WorkspaceDigestObservation(digest=found[-1] if found else "", content="" if found else result["content"])
+        if not found:
+            return WorkspaceDigestObservation(content=result["content"][-1_000:])
+        return WorkspaceDigestObservation(digest=found[-1])

@@ -13,7 +13,8 @@ const NAMES = {
   "conversation.created": "Created", "conversation.operator_acted": "Operator", "observation.browse": "Browser",
 };
 const QUIET = new Set(["model.admitted", "action.system", "action.recall", "observation.recall", "observation.null",
-  "conversation.begun", "action.survey", "observation.survey", "action.change_agent_state"]);
+  "conversation.begun", "action.survey", "observation.survey", "action.change_agent_state",
+  "action.save_progress", "action.digest_workspace", "observation.workspace_digest"]);
 const MOST_IMAGES = 8;
 const IMAGE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
 

@@ -22,6 +22,7 @@ from broker.contract.observations import ErrorObservation, FinishRefusedObservat
 from broker.contract.policies import ConfirmationPolicy
 from broker.contract.specs import GoalSpec
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
+from controller_worker.loop.replay import replay
 from tests.controller_parts import Core, bash, call, check_snapshots, finish, messages_of
 
 LONG_WORK = AgentSpec(name="LongWorkAgent")
@@ -96,6 +97,7 @@ def test_each_condensation_starts_a_context_with_the_list_of_the_log() -> None:
     assert save.message == "Save the progress before context 2"
     assert "1 of 2 features pass.\n[x] a: a works (its check succeeded before any work)\n[ ] b: b works" in save.report
     assert core.state.work.contexts == 2
+    assert replay(core.events).divergence is None
     assert core.wants() == CallModel(2, 1)
     assert core.state.usage.iteration == 1
 
@@ -139,6 +141,7 @@ def test_finish_with_failing_features_is_refused_with_the_list() -> None:
     assert core.states() == ["running", "finished"]
     assert core.last(SaveProgressAction).message == "Save the progress: 2 of 2 features pass"
     check_snapshots(core)
+    assert replay(core.events).divergence is None
 
 
 def test_finish_verifies_every_feature_again() -> None:
@@ -190,6 +193,7 @@ def test_message_during_a_verification_takes_the_finish_back() -> None:
     core.working = {"b"}
     core.does(finish())
     assert core.passing == {"a": False, "b": True}  # nothing of the first verification counts
+    assert replay(core.events).divergence is None
 
 
 def test_stop_settles_a_request_and_its_check() -> None:
@@ -200,6 +204,7 @@ def test_stop_settles_a_request_and_its_check() -> None:
     assert core.state.tools.pending == ()
     assert core.state.work.requests == ()
     assert core.passing == {}
+    assert replay(core.events).divergence is None
 
 
 def test_requests_of_one_turn_are_settled_in_order() -> None:
@@ -293,6 +298,7 @@ def test_confirmed_change_replaces_the_check_and_verifies_it() -> None:
     assert core.serve() == CallModel(3, 1)
     assert core.state.work.features[0].check == "make a"
     assert core.passing == {"a": False}
+    assert replay(core.events).divergence is None
 
 
 def test_confirmed_removal_shortens_the_list() -> None:

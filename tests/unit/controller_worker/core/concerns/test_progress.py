@@ -18,6 +18,7 @@ from broker.contract.policies import LoopPolicy
 from broker.contract.specs import GoalSpec
 from broker.contract.workspace_events import DigestWorkspaceAction, WorkspaceDigestObservation
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
+from controller_worker.loop.replay import replay
 from tests.controller_parts import Core, bash, check_snapshots, finish, think
 
 STUCK = "AgentStuckInLoopError: No progress: "
@@ -92,6 +93,7 @@ def test_no_diff_for_so_many_steps_is_an_error_with_its_reason() -> None:
     assert core.state.lifecycle.error_code == "stuck_in_loop"
     assert core.state.usage.iteration == 5
     check_snapshots(core)
+    assert replay(core.events).divergence is None
 
 
 def test_diff_starts_the_count_again() -> None:
@@ -128,6 +130,7 @@ def test_nudge_names_the_reason_and_the_count_starts_again() -> None:
     assert core.steps(2) == CallModel(6, 1)
     assert core.steps(1) == Rest()
     assert core.states() == ["running", "paused"]
+    assert replay(core.events).divergence is None
 
 
 def test_message_starts_the_count_again() -> None:
