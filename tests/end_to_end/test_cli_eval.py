@@ -64,6 +64,29 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_budget_without_a_known_price_is_refused_first(tmp_path: Path) -> None:
+    env, out = environment(tmp_path / "home", LLM_MODEL="acme/first"), tmp_path / "out"
+    budget = (
+        "eval",
+        "run",
+        "shipped",
+        "--model",
+        "gpt-4o,acme/unknown",
+        "--slice",
+        ":1",
+        "--budget",
+        "1",
+        "--out",
+        out,
+    )
+    refused = deckhands(*budget, env=env)
+    assert refused.code == 2, refused
+    assert "The price of acme/unknown is unknown, so --budget cannot bind." in refused.err
+    assert "input_cost_per_token" in refused.err
+    assert "--token-budget" in refused.err
+    assert not (out / "results.jsonl").read_text()
+
+
 def test_another_evaluation_is_not_overwritten(tmp_path: Path) -> None:
     env, out = environment(tmp_path / "home"), tmp_path / "out"
     one = ("eval", "run", "shipped", "--model", "scripted", "--slice", ":1", "--out", out)

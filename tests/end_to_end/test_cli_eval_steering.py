@@ -58,6 +58,14 @@ def _steer_it(asked: tuple[str | Path, ...], out: Path, gate: Path, env: dict[st
     assert sum(line["kind"] == "ended" for line in record) == 4
     assert {line["state"] for line in record if line["kind"] == "standing"} >= {"running", "paused", "over"}
 
+    for pattern in ("--id nosuch", "--state limit --id q2", "--state running"):
+        refused = deckhands("eval", "requeue", out, *pattern.split(), env=env)
+        assert (refused.code, f"No attempt matches {pattern}" in refused.err) == (2, True), refused
+    never = deckhands("eval", "retune", out, "--until", "ci=1%", env=env)
+    assert (never.code, "--until ci=1% can never stop this evaluation early" in never.err) == (0, True), never
+    alone = deckhands("eval", "retune", out, "--until", "decided", env=env)
+    assert (alone.code, "there is one" in alone.err) == (2, True), alone
+    assert deckhands("eval", "retune", out, "--until", "", "--token-budget", "1e6", env=env).code == 0
     again = deckhands("eval", "requeue", out, "--id", "q2", env=env)
     assert "No command drives it now" in again.err
     table = on_terminal("eval", "attach", str(out), env={**env, "DECKHANDS_SANDBOX": "none"}, columns=120)
