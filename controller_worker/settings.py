@@ -59,6 +59,13 @@ class ControllerVariables(BrokerSettings):
             "conversations may name any model and any script; refused with any other store"
         ),
     ] = ""
+    priced_models: Annotated[
+        str,
+        Field(
+            description="set by evaluations for their private workers: names of models, separated by commas, whose "
+            "unknown prices the workers report"
+        ),
+    ] = ""
     hooks: Annotated[str, Field(description="file of hooks, which run before and after events; empty: none")] = ""
 
 

@@ -88,6 +88,7 @@ from .observations import SuccessObservation as SuccessObservation, SurveyObserv
 from .observations import ToolCallObservation as ToolCallObservation, UserRejectObservation as UserRejectObservation
 from .observations import truncate_content as truncate_content
 from .offered_models import OFFERED_MODELS as OFFERED_MODELS, PATTERN_END as PATTERN_END
+from .offered_models import UNPRICED_MODELS as UNPRICED_MODELS
 from .offered_models import SCRIPT_PREFIXES as SCRIPT_PREFIXES, ModelNotOffered as ModelNotOffered
 from .offered_models import ModelTable as ModelTable, OfferedModel as OfferedModel, check_offered as check_offered
 from .offered_models import find_model_names as find_model_names, not_offered_error as not_offered_error

@@ -21,6 +21,8 @@ SCRIPT_PREFIXES = ("scripted/", "replay/")
 """The prefixes of models that are files of the operator."""
 OFFERED_MODELS = "offered_models"
 """The field of a worker's report that holds its table."""
+UNPRICED_MODELS = "unpriced_models"
+"""The field of a worker's report that holds the names whose price is unknown to it, a line each."""
 PATTERN_END = "/*"
 """The suffix of an entry that stands for all models of a provider."""
 SHOWN_NAMES = 50

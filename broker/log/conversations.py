@@ -98,6 +98,7 @@ class ConversationProgress:
     Attributes:
         state: see `AgentState`; empty if not known yet.
         worker: its current owner; empty if it has none.
+        has_unknown_cost: the price of some calls is unknown, so the true cost is higher.
         tokens: prompt and completion tokens.
         created_ms: creation time in Unix milliseconds. It tells apart two conversations that had the same id.
         updated_ms: time of the last append, in Unix milliseconds.
@@ -109,6 +110,7 @@ class ConversationProgress:
     worker: str = ""
     iterations: int = 0
     cost_usd: float = 0.0
+    has_unknown_cost: bool = False
     tokens: int = 0
     created_ms: int = 0
     updated_ms: int = 0
@@ -305,6 +307,7 @@ _PROGRESS_FIELDS = (
     "wait_reason",
     "owner",
     "cost_usd",
+    "has_unknown_cost",
     "iterations",
     *_TOKENS,
 )
@@ -315,7 +318,7 @@ def _parse_progress(values: list[bytes | None]) -> ConversationProgress | None:
     if last_id is None:
         return None
     state, wait_reason, owner, cost = ((text or b"").decode(errors="backslashreplace") for text in others[:4])
-    iterations, prompt, completion = (_parse_integer(number or b"0") for number in others[4:])
+    is_unknown, iterations, prompt, completion = (_parse_integer(number or b"0") for number in others[4:])
     return ConversationProgress(
         last_id=_parse_integer(last_id),
         state=state,
@@ -323,6 +326,7 @@ def _parse_progress(values: list[bytes | None]) -> ConversationProgress | None:
         worker=owner,
         iterations=iterations,
         cost_usd=_parse_usd(cost),
+        has_unknown_cost=is_unknown > 0,
         tokens=prompt + completion,
         created_ms=_parse_integer(created_ms or b"0"),
         updated_ms=_parse_integer(updated_ms or b"0"),

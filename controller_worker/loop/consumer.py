@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from broker.celery import cancel_when
-from broker.contract import OFFERED_MODELS
+from broker.contract import OFFERED_MODELS, UNPRICED_MODELS
 from broker.coordination import (
     PARSE_ERRORS,
     CarriedEvent,
@@ -156,6 +156,9 @@ class ControllerSession:
                 "agents": ",".join(list_agents()),
                 "models": "\n".join(services.models.offered),
                 OFFERED_MODELS: services.models.table.model_dump_json(),
+                UNPRICED_MODELS: "\n".join(
+                    services.models.list_unpriced(filter(None, settings.variables.priced_models.split(",")))
+                ),
                 "quotas": "\n".join(pool.model for pool in services.quotas.pools[:QUOTAS_NAMED]),
                 "plugins": ",".join(f"{group}:{name}" for group, names in list_plugins().items() for name in names),
                 "ignored_settings": "\n".join(find_ignored_variables(settings.model_env)[:IGNORED_NAMED]),

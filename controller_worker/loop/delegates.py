@@ -31,6 +31,7 @@ from broker.contract import (
     Observation,
     Parent,
     SuccessObservation,
+    render_error,
 )
 from broker.coordination import StoredFiles
 from broker.log import Conversations, Duplicate, EventLog, find_latest_event, make_delegate_id, record_gap
@@ -293,7 +294,7 @@ async def _make_result(log: EventLog, state: State) -> tuple[str, dict[str, Any]
             reported = ", ".join(f"{key}: {value}" for key, value in outputs.items() if key != "metrics")
             return f"{name} finishes task with {reported}", outputs
         case AgentState.ERROR:
-            return f"{name} encountered an error during execution. {state.lifecycle.last_error}", {}
+            return f"{name} encountered an error during execution. {render_error(state.lifecycle.last_error)}", {}
         case AgentState.AWAITING_USER_INPUT:
             said = last.content if isinstance(last, MessageAction) else "it waits for a message"
             return f"{name} ends with a question that nobody is there to answer: {said}", {}

@@ -15,6 +15,7 @@ from datetime import datetime
 from broker.contract import (
     AgentStateChangedObservation,
     ConversationCreated,
+    DelegateEnded,
     Event,
     ModelCallFailed,
     ModelReply,
@@ -129,6 +130,7 @@ class OwnedLog:
         self._carried: list[CarriedEvent] = []
         self._snapshots = Snapshots(services, claimed)
         self._listed: dict[str, str | int | float] = {}
+        self._has_unlisted_end = False
 
     @property
     def agent(self) -> Agent:
@@ -171,6 +173,7 @@ class OwnedLog:
         self.has_new_events = False
         tail, self._checksum = await self._read(after=state.version)
         self.state = fold(state, tail)
+        self._has_unlisted_end = _has_delegate_end(tail)
         self.is_restored = True
         await self._trace(begun)
         if claimed.crashes == MAX_CRASHES:
@@ -247,6 +250,7 @@ class OwnedLog:
             share_names(event)
         await self._advance(commit.events, commit.state, outcome.checksum)
         self._listed |= fields
+        self._has_unlisted_end = False
         return commit
 
     async def save_snapshot(self, *, every_events: int = EVERY_EVENTS) -> None:
@@ -265,6 +269,8 @@ class OwnedLog:
         Raises:
             Gone: it was released.
         """
+        if self._has_unlisted_end:
+            await self._list_delegate_end()
         await self.save_snapshot(every_events=1)
         await report_end(self._services.log, self.state)
         failpoint("controller.before_release")
@@ -276,6 +282,17 @@ class OwnedLog:
         if news is None:
             raise Gone
         self.has_new_events = True
+
+    async def _list_delegate_end(self) -> None:
+        """Write the usage of a delegate into the index, if nothing was appended since: its end may need no report."""
+        outcome = await self._services.log.append_as_owner(
+            self.ownership,
+            (),
+            expected_last_id=self.state.version,
+            checksum=self._checksum,
+            fields=to_index_fields(self.state),
+        )
+        self._has_unlisted_end = not isinstance(outcome, Appended)
 
     async def mark(self, is_acting: bool) -> None:
         """Record in the store that a suspect is active, or that it only waits now; see `crash_attribution`.
@@ -341,10 +358,15 @@ class OwnedLog:
         if events:
             self.waiting_since = self._services.store.clock.monotonic()
         before = self.state.setup.agent
+        self._has_unlisted_end |= _has_delegate_end(events)
         self.state = state
         self._checksum = checksum
         if state.setup.agent is not before:  # another agent, or other tools
             self._agent = create_agent(state.setup.agent)
+
+
+def _has_delegate_end(events: Iterable[Event]) -> bool:
+    return any(isinstance(event, DelegateEnded) for event in events)
 
 
 def _ignore(_: list[Event]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 
 from pydantic import SecretStr
@@ -211,6 +211,13 @@ class Models:
             return self._profiles.table
         except LLMConfigError:
             return ModelTable()
+
+    def list_unpriced(self, further: Iterable[str]) -> list[str]:
+        """Return the names whose price is unknown; see `Profiles.list_unpriced`."""
+        try:
+            return self._profiles.list_unpriced(further)
+        except LLMConfigError:
+            return []  # the first call reports the error
 
     @property
     def may_batch(self) -> bool:

@@ -142,6 +142,16 @@ def compute_call_cost_usd(
     return row.cost_usd(usage, sold) if row is not None else None
 
 
+def has_price(config: LLMConfig) -> bool:
+    """Return whether the price of a model is known, from the settings, the table or the replies of its gateway."""
+    if config.input_cost_per_token is not None and config.output_cost_per_token is not None:
+        return True
+    if find_provider(config.model, config.custom_llm_provider) == "openrouter":
+        return True
+    row = look_up(config.known_as)
+    return row is not None and row.prices is not None
+
+
 @lru_cache(maxsize=1)
 def list_providers() -> frozenset[str]:
     """Return litellm's provider names, the first part of `provider/model`."""

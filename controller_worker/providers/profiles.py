@@ -27,6 +27,7 @@ requested.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import tomllib
@@ -36,6 +37,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from broker.contract import PATTERN_END, SCRIPT_PREFIXES, ModelTable, OfferedModel, not_offered_error
+from broker.runtime import UsageError
 from controller_worker.providers.config import (
     CONFIG_FILE_VARIABLE,
     ENV_FALLBACK_FIELDS,
@@ -44,7 +46,7 @@ from controller_worker.providers.config import (
     LLMConfig,
 )
 from controller_worker.providers.errors import LLMConfigError
-from controller_worker.providers.model_table import find_provider
+from controller_worker.providers.model_table import find_provider, has_price
 
 SECTION = "llm"
 ADDRESS_BOUND_FIELDS = ("api_key", "aws_access_key_id", "aws_secret_access_key", "completion_kwargs")
@@ -152,6 +154,21 @@ class Profiles:
                 if isinstance(use, str) and use and use not in self._named:
                     entries.append(_make_entry(use, f"{profile}#{use}", tenants))
         return entries
+
+    def list_unpriced(self, further: Iterable[str] = ()) -> list[str]:
+        """Return the names whose price is unknown, of those that conversations may use and of further ones.
+
+        Without scripts, which have prices in their turns, and names whose settings cannot be used.
+        """
+        found = []
+        for name in dict.fromkeys([*(entry.name for entry, _ in self._entries), *further]):
+            if name.startswith(SCRIPT_PREFIXES) or name.endswith(PATTERN_END):
+                continue
+            with contextlib.suppress(UsageError):  # a call reports the error
+                config = self.load_config(self.find_reference(name))
+                if not config.model.startswith(SCRIPT_PREFIXES) and not has_price(config):
+                    found.append(name)
+        return found
 
     def has_field(self, field: str) -> bool:
         """Return whether any of the settings contain a field."""

@@ -20,6 +20,7 @@ from broker.contract import (
     BUILT_IN_MODES,
     OFFERED_MODELS,
     POLICIES,
+    UNPRICED_MODELS,
     AgentSpec,
     ConfirmationPolicy,
     ModelTable,
@@ -130,6 +131,20 @@ async def require_models(store: Store, named: Iterable[str], tenant: str) -> Non
     known = [table for member in controllers if (table := parse_offers(member)) is not None]
     if known and len(known) == len(controllers):  # older workers do not report it
         check_offered(names, tenant, known)
+
+
+async def find_unpriced_models(store: Store, names: Iterable[str]) -> list[str]:
+    """Return the models whose price is unknown to a running controller worker.
+
+    Does not: know the prices of models that workers offer only by a pattern.
+    """
+    unpriced = {
+        name
+        for member in await list_members(store)
+        if member.role == "controller" and member.left_seconds > 0
+        for name in member.about.get(UNPRICED_MODELS, "").split("\n")
+    }
+    return [name for name in names if name in unpriced]
 
 
 def parse_offers(member: ClusterMember) -> ModelTable | None:

@@ -47,6 +47,7 @@ async def evaluate_async(
     attempts: int | None = None,
     concurrency: int | None = None,
     budget_usd: float | None = None,
+    token_budget: float | None = None,
     agent: str = "CodeActAgent",
     limits: Limits | None = None,
     only: str = "",
@@ -109,7 +110,14 @@ async def evaluate_async(
         scorers=tuple(map(to_absolute_scorer, scorers)),
     )
     load_scorers(asked.scorers)
-    tuning = Tuning(at_once=concurrency, budget=budget_usd, retries=retries, until=until, redo=tuple(redo))
+    tuning = Tuning(
+        at_once=concurrency,
+        budget=budget_usd,
+        token_budget=token_budget,
+        retries=retries,
+        until=until,
+        redo=tuple(redo),
+    )
     instances = asked.instances()
     for line in (*notes, *list_left_out(instances)):
         _log.warning("%s", line)

@@ -138,7 +138,7 @@ class Evaluation:
                 is_probe = failure.calls is not None and self._driver.record_failed_calls(one, failure.calls)
                 if len(one.failures) > self._plan.retries and not is_probe:
                     return one.build_row("infra-abandoned", cause=one.failures[-1])
-                one.lost_cost_usd = round(one.spent_usd, 8)
+                one.lost_cost_usd, one.lost_tokens = round(one.spent_usd, 8), one.spent_tokens
                 one.seen = ConversationProgress()
                 one.judged = ConversationProgress()
                 one.replies = 0
@@ -164,6 +164,7 @@ class Evaluation:
             await asyncio.to_thread(write_transcript, self._directory, one.conversation_id, settled.events)
         summary = settled.summary
         one.seen.cost_usd, one.seen.iterations = summary.cost_usd, summary.iterations
+        one.seen.tokens = summary.prompt_tokens + summary.completion_tokens
         failed = find_failed_setup(settled.events) if one.attempt.instance.setup is not None else None
         if failed is not None:
             return self._build_row(one, "setup_failed", settled, cause=failed.cause, evidence=failed.text)
@@ -209,7 +210,8 @@ class Evaluation:
     async def _fork(self, one: AttemptInFlight, origin: ForkPoint, model: str | None, key: str) -> None:
         if self._shared is None:
             self._shared = (await compute_shared(self._client, origin))[1]
-        one.shared = (self._shared.iterations, self._shared.cost_usd)
+        tokens = self._shared.prompt_tokens + self._shared.completion_tokens
+        one.shared = (self._shared.iterations, self._shared.cost_usd, tokens)
         title = f"{one.attempt.instance.id} {one.attempt.number}"
         tenancy = Tenancy(tenant=self._plan.tenant, experiment=self._plan.name, priority="batch")
         labels = {LABEL: self._plan.name}
@@ -477,6 +479,7 @@ class Evaluation:
             one.judged = ConversationProgress()
             judged = (await self._wait_for_end(critic_id, one.judged)).summary
             row.critic_cost_usd = round(row.critic_cost_usd + judged.cost_usd, 8)
+            row.critic_tokens += judged.prompt_tokens + judged.completion_tokens
             row.has_unknown_cost |= judged.has_unknown_cost
             code = judged.error_code or ""
             if (
@@ -512,6 +515,7 @@ class Evaluation:
                 "evidence": evidence[-MAX_EVIDENCE_CHARS:],
                 "tries": len(one.failures) + 1,
                 "lost_cost_usd": one.lost_cost_usd,
+                "lost_tokens": one.lost_tokens,
                 "iterations": summary.iterations - shared.iterations,
                 "cost_usd": round(summary.cost_usd - shared.cost_usd, 8),
                 "has_unknown_cost": summary.has_unknown_cost,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from deckhands.client import (
     ForkPoint,
     check_acp_command,
     cluster_client,
+    find_unpriced_models,
     note,
     print_json,
     print_text,
@@ -29,7 +31,7 @@ from deckhands.evaluation.attempts.results import AttemptRow, Results, ResultsIn
 from deckhands.evaluation.attempts.screen import ProgressScreen
 from deckhands.evaluation.attempts.statistics import format_interval, format_mean, further_costs, list_means
 from deckhands.evaluation.attempts.status import EvaluationStatus
-from deckhands.evaluation.attempts.steering import MAX_AT_ONCE, MAX_RETRIES, EvaluationSteering
+from deckhands.evaluation.attempts.steering import MAX_AT_ONCE, MAX_RETRIES, DesiredState, EvaluationSteering
 from deckhands.evaluation.attempts.stopping import ENOUGH, StoppingCriterion
 from deckhands.evaluation.detached_runs import follow
 from deckhands.evaluation.directory import RESULTS, SIBLINGS, EvaluationRequest, write_report, write_scripts
@@ -40,6 +42,8 @@ from deckhands.settings import MODEL_VARIABLES, CliSettings
 
 SCRIPTED = "scripted"
 MAX_ATTEMPTS = 1_000
+PRICED_MODELS = "DECKHANDS_PRICED_MODELS"
+"""The setting of private workers that names the models of an evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,7 @@ class Tuning:
 
     at_once: int | None
     budget: float | None
+    token_budget: float | None = None
     retries: int | None
     until: str | None
     redo: tuple[str, ...] = ()
@@ -63,6 +68,8 @@ class Tuning:
         _require("retries", self.retries, 0, MAX_RETRIES)
         if self.budget is not None and not self.budget >= 0:
             raise UsageError(f"The argument budget_usd {self.budget} is not at least 0.")
+        if self.token_budget is not None and not self.token_budget >= 0:
+            raise UsageError(f"The argument token_budget {self.token_budget} is not at least 0.")
         if self.until:
             StoppingCriterion.parse(self.until, models)
 
@@ -74,19 +81,26 @@ class Tuning:
         """
         if not self.until:
             return ""
-        criterion = StoppingCriterion.parse(self.until, len(asked.models))
-        why = criterion.find_obstacle(len(asked.instances()), asked.attempts)
-        return f"--until {self.until} can never stop this evaluation early: {why}." if why else ""
+        return StoppingCriterion.parse(self.until, len(asked.models)).render_obstacle(
+            len(asked.instances()), asked.attempts
+        )
 
     def as_desired(self) -> dict[str, object]:
         """Return the options as arguments of `EvaluationSteering.set_desired`."""
-        return {"at_once": self.at_once, "budget_usd": self.budget, "retries": self.retries, "until": self.until}
+        return {
+            "at_once": self.at_once,
+            "budget_usd": self.budget,
+            "token_budget": self.token_budget,
+            "retries": self.retries,
+            "until": self.until,
+        }
 
     def as_arguments(self) -> list[str]:
         """Return the options as arguments of `eval attach`."""
         given = {
             "--concurrency": self.at_once,
             "--budget": self.budget,
+            "--token-budget": self.token_budget,
             "--retries": self.retries,
             "--until": self.until,
         }
@@ -166,6 +180,7 @@ def build_plan(directory: Path, asked: EvaluationRequest, tuning: Tuning) -> Eva
         at_once=tuning.at_once or AT_ONCE,
         retries=RETRIES if tuning.retries is None else tuning.retries,
         budget_usd=tuning.budget,
+        token_budget=tuning.token_budget,
         scripts=write_scripts(directory, instances) if SCRIPTED in asked.models else None,
         until=tuning.until or "",
         tenant=asked.tenant,
@@ -192,6 +207,8 @@ def print_summary(summary: dict[str, Any], *, as_json: bool) -> None:
             f"infrastructure failures: {figures['infrastructure_failures']} in "
             f"{figures['conversations']:,} conversations, {figures['infrastructure_failures_per_1000']:.1f} per 1,000"
         )
+        if figures["has_unknown_cost"]:
+            print_text(f"  The price of {model} is unknown in part: --budget counts its calls as $0.")
         for name, mean in list_means(figures):
             print_text(f"  {name}: {format_mean(mean)}")
         for cause in figures["causes"]:
@@ -229,10 +246,30 @@ async def evaluate_plan(
     """Run a plan on the cluster that the settings select. Idempotent."""
     async with _client(settings, place, plan) as client:
         steering = EvaluationSteering(client.store, plan.name)
+        await _require_prices(client, plan, (await steering.read()).desired, tuning)
         await steering.set_desired(**tuning.as_desired())
         for order in build_orders(tuning.redo):
             await steering.requeue(order)
         await Evaluation(client, plan, results, on_row=on_row, on_standing=on_standing).run()
+
+
+async def _require_prices(client: Client, plan: EvaluationPlan, earlier: DesiredState, tuning: Tuning) -> None:
+    """Refuse a budget in USD that cannot bind.
+
+    Raises:
+        UsageError: the price of a model is unknown, and there is no budget of tokens.
+    """
+    budget = earlier.budget_usd if tuning.budget is None else tuning.budget
+    tokens = earlier.token_budget if tuning.token_budget is None else tuning.token_budget
+    if budget is None or math.isinf(budget) or (tokens is not None and not math.isinf(tokens)):
+        return
+    unpriced = await find_unpriced_models(client.store, [*plan.models, *filter(None, [plan.critic])])
+    if unpriced:
+        raise UsageError(
+            f"The price of {', '.join(unpriced)} is unknown, so --budget cannot bind.",
+            remedy="Give the price in the model's configuration (input_cost_per_token and output_cost_per_token), or "
+            "limit the tokens with --token-budget.",
+        )
 
 
 @asynccontextmanager
@@ -246,8 +283,11 @@ async def _client(settings: CliSettings, place: str, plan: EvaluationPlan) -> As
     folder = home.evaluation_folder(place)
     home.prepare(folder)
     known = {MODEL_VARIABLES[0]: plan.models[0]} if plan.models[0] != SCRIPTED else {}
+    named = [name for name in (*plan.models, plan.critic) if name and "," not in name]
     with supervise(folder, "An evaluation"):
-        spec = ClusterSpec(folder, environment={**known, **settings.environment}, is_private=True)
+        spec = ClusterSpec(
+            folder, environment={**known, **settings.environment, PRICED_MODELS: ",".join(named)}, is_private=True
+        )
         cluster = Cluster(spec, on_notice=note)
         try:
             await cluster.start()

@@ -43,6 +43,7 @@ class _Request(BaseModel):
     attempts: int = Field(default=1, ge=1, le=1_000)
     concurrency: int | None = Field(default=None, ge=1, le=10_000)
     budget_usd: float | None = Field(default=None, ge=0)
+    token_budget: float | None = Field(default=None, ge=0)
     agent: str = Field(default="CodeActAgent", max_length=100)
     max_iterations: int = Field(default=100, ge=1)
     max_budget_usd: float | None = Field(default=None, gt=0)
@@ -59,7 +60,13 @@ class _Request(BaseModel):
     @property
     def tuning(self) -> evals.Tuning:
         """The options of its driver."""
-        return evals.Tuning(at_once=self.concurrency, budget=self.budget_usd, retries=self.retries, until=self.until)
+        return evals.Tuning(
+            at_once=self.concurrency,
+            budget=self.budget_usd,
+            token_budget=self.token_budget,
+            retries=self.retries,
+            until=self.until,
+        )
 
 
 class EvaluationTasks:

@@ -47,6 +47,7 @@ class ShownEvaluation(BaseModel):
         eta_seconds: at the pace of the last two minutes; null if unknown.
         bound: the limit that binds.
         stopped: why it ended early.
+        warning: why its budget does not bind; empty if it does, or if there is none.
     """
 
     name: str = Field(examples=[ID])
@@ -65,6 +66,7 @@ class ShownEvaluation(BaseModel):
     eta_seconds: float | None = None
     bound: str = ""
     stopped: str = ""
+    warning: str = ""
 
     @classmethod
     def of(cls, listed: evals.EvaluationListing) -> Self:
@@ -73,7 +75,12 @@ class ShownEvaluation(BaseModel):
 
 
 class AttemptInFlight(BaseModel):
-    """An attempt in flight; `waits_for` is empty if it waits for nothing."""
+    """An attempt in flight.
+
+    Attributes:
+        waits_for: empty if it waits for nothing.
+        cause: the reason of its last failure, or of its failing call; empty if there is none.
+    """
 
     instance: str = Field(examples=["cart-total"])
     model: str = Field(examples=[MODEL])
@@ -84,6 +91,7 @@ class AttemptInFlight(BaseModel):
     iterations: int = Field(examples=[7])
     cost_usd: float = Field(examples=[0.04])
     conversation_id: str = Field(examples=[ID])
+    cause: str = ""
 
     @classmethod
     def of(cls, shown: evals.AttemptDetails) -> Self:
@@ -98,6 +106,7 @@ class AttemptInFlight(BaseModel):
             iterations=shown.iterations,
             cost_usd=parse_number(shown.cost_usd),
             conversation_id=shown.conversation_id,
+            cause=shown.cause,
         )
 
 
@@ -114,6 +123,14 @@ class Spread(BaseModel):
         return cls(median=spread["median"], p90=spread["p90"], most=spread["most"])
 
 
+class Mean(BaseModel):
+    """A mean over instances, with its 95 % interval; null: there are too few instances for one."""
+
+    mean: float = Field(examples=[0.5])
+    interval: list[float] | None = Field(examples=[[0.42, 0.58]])
+    instances: int = Field(examples=[31])
+
+
 class ModelFigures(BaseModel):
     """The figures of one model, computed from the ended attempts.
 
@@ -123,6 +140,8 @@ class ModelFigures(BaseModel):
         total_cost_usd: of the attempts, without critics and failed tries.
         critic_cost_usd: of critics; `lost_cost_usd`: of tries that failures of the infrastructure ended.
         has_unknown_cost: the price of some calls is unknown, so the true cost is higher.
+        reward: null if no attempt has one; an attempt without a reward counts as 1 if it is resolved, else as 0.
+        metrics: by name.
         infrastructure_failures: failures after which attempts were started again or given up.
     """
 
@@ -141,6 +160,8 @@ class ModelFigures(BaseModel):
     cost_usd: Spread
     seconds: Spread
     iterations: Spread
+    reward: Mean | None = None
+    metrics: dict[str, Mean] = Field(default_factory=dict)
 
 
 class ShownDistribution(BaseModel):
@@ -187,6 +208,10 @@ class ShownAttempt(BaseModel):
         cost_usd: of the last try; `lost_cost_usd`: of earlier tries that the infrastructure failed.
         critic_id: the conversation of its critic, whose score and verdict these are and which cost `critic_cost_usd`;
             empty if none.
+        reward: the number that the check or a scorer gave; null if there is only the outcome.
+        metrics: further numbers of the check and scorers, by name.
+        step_rewards: one for each step of the agent; empty if none.
+        critic_tokens: of its critic; `lost_tokens`: of tries without a result. `tokens` has neither.
     """
 
     instance: str = Field(examples=["cart-total"])
@@ -214,6 +239,11 @@ class ShownAttempt(BaseModel):
     critic_id: str = ""
     score: float | None = None
     verdict: str = ""
+    reward: float | None = Field(default=None, examples=[0.5])
+    metrics: dict[str, float] = Field(default_factory=dict, examples=[{"speed": 3.2}])
+    step_rewards: list[float] = Field(default_factory=list)
+    critic_tokens: int = 0
+    lost_tokens: int = 0
 
     @classmethod
     def of(cls, row: evals.AttemptRow) -> Self:
@@ -313,6 +343,7 @@ def _status_fields(standing: evals.EvaluationStatus | None) -> dict[str, Any]:
         "eta_seconds": None if standing.eta_seconds is None else parse_number(standing.eta_seconds),
         "bound": standing.bound,
         "stopped": standing.stopped,
+        "warning": standing.warning,
     }
 
 
@@ -352,4 +383,6 @@ def _figures(model: str, found: Mapping[str, Any]) -> ModelFigures:
         cost_usd=Spread.of(found["cost_usd"]),
         seconds=Spread.of(found["seconds"]),
         iterations=Spread.of(found["iterations"]),
+        reward=found.get("reward"),
+        metrics=found.get("metrics", {}),
     )

@@ -25,6 +25,7 @@ async def test_tenant_sees_only_its_evaluations_with_figures_and_attempts(server
     rows = [row(number) for number in range(6)]
     rows += [row(6, "limit", cause="max_iterations"), row(7, "unresolved", evidence="x" * 9_000, patch="secret")]
     rows[5] = row(5, critic_id="critic-5", critic_cost_usd=0.5, score=7.0, verdict="Fine.", lost_cost_usd=0.25)
+    rows[3] = row(3, reward=0.5, metrics={"speed": 2.0}, step_rewards=[0.25])
     rows[4] = row(4, left_out=[f"{number}.pth" for number in range(1_000)])
     await write_evaluation(store, "theirs", [row(1, model="other")], tenant="other")
     await write_evaluation(store, "nobodys", [row(1)])
@@ -54,6 +55,15 @@ async def test_tenant_sees_only_its_evaluations_with_figures_and_attempts(server
         names = ("critic_id", "critic_cost_usd", "score", "verdict", "lost_cost_usd")
         assert [last["attempts"][2][name] for name in names] == ["critic-5", 0.5, 7.0, "Fine.", 0.25]
         assert len(last["attempts"][1]["left_out"]) == 100
+        rewards = ("reward", "metrics", "step_rewards")
+        assert [last["attempts"][0][name] for name in rewards] == [0.5, {"speed": 2.0}, [0.25]]
+        assert [last["attempts"][1][name] for name in rewards] == [None, {}, []]
+        assert figures["reward"] == {
+            "mean": 0.6875,
+            "interval": pytest.approx([0.3181, 1.0569], abs=1e-4),
+            "instances": 8,
+        }
+        assert figures["metrics"] == {"speed": {"mean": 2.0, "interval": None, "instances": 1}}
         (failed,) = (await client.get(f"{path}?outcome=limit&cause=max_iterations")).json()["attempts"]
         assert failed["conversation_id"] == "conversation-6"
         (unsolved,) = (await client.get(f"{path}?outcome=unresolved&cause=&instance=07")).json()["attempts"]

@@ -141,6 +141,19 @@ def test_shipped_benchmark_is_solved_despite_a_killed_command(tmp_path: Path) ->
     assert "p = 1" in compared.out
 
 
+def test_budget_without_a_known_price_is_refused_first(tmp_path: Path) -> None:
+    env, out = environment(tmp_path / "home", LLM_MODEL="acme/first"), tmp_path / "out"
+    models = "gpt-4o,acme/unknown"
+    refused = deckhands(
+        *("eval", "run", "shipped", "--model", models, "--slice", ":1", "--budget", "1", "--out", out), env=env
+    )
+    assert refused.code == 2, refused
+    assert "The price of acme/unknown is unknown, so --budget cannot bind." in refused.err
+    assert "input_cost_per_token" in refused.err
+    assert "--token-budget" in refused.err
+    assert not (out / "results.jsonl").read_text()
+
+
 def test_another_evaluation_is_not_overwritten(tmp_path: Path) -> None:
     env, out = environment(tmp_path / "home"), tmp_path / "out"
     one = ("eval", "run", "shipped", "--model", "scripted", "--slice", ":1", "--out", out)
@@ -256,6 +269,14 @@ def _steer_it(asked: tuple[str | Path, ...], out: Path, gate: Path, env: dict[st
     assert sum(line["kind"] == "ended" for line in record) == 4
     assert {line["state"] for line in record if line["kind"] == "standing"} >= {"running", "paused", "over"}
 
+    for pattern in ("--id nosuch", "--state limit --id q2", "--state running"):
+        refused = deckhands("eval", "requeue", out, *pattern.split(), env=env)
+        assert (refused.code, f"No attempt matches {pattern}" in refused.err) == (2, True), refused
+    never = deckhands("eval", "retune", out, "--until", "ci=1%", env=env)
+    assert (never.code, "--until ci=1% can never stop this evaluation early" in never.err) == (0, True), never
+    alone = deckhands("eval", "retune", out, "--until", "decided", env=env)
+    assert (alone.code, "there is one" in alone.err) == (2, True), alone
+    assert deckhands("eval", "retune", out, "--until", "", "--token-budget", "1e6", env=env).code == 0
     again = deckhands("eval", "requeue", out, "--id", "q2", env=env)
     assert "No command drives it now" in again.err
     table = on_terminal("eval", "attach", str(out), env={**env, "DECKHANDS_SANDBOX": "none"}, columns=120)

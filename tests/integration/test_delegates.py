@@ -280,6 +280,42 @@ async def test_cost_of_a_late_delegate_reaches_the_index(hands: Hands, is_stoppe
     assert int(row.fields["prompt_tokens"]) == summary.prompt_tokens
 
 
+async def test_cost_of_a_rolled_back_delegate_reaches_the_index(hands: Hands) -> None:
+    """The delegate ends while its parent rests, and nothing is said about it."""
+    (call,) = delegate_calls(background=True)["tool_calls"]
+    turn = {"tool_calls": [call, *BASH["tool_calls"]], "cost_usd": 0.25}
+    await hands.begin(turn, FINISH | {"cost_usd": 0.5}, agent=delegating(hands), double_texting="rollback")
+    loop = await hands.go()
+    await until(lambda: bool(loop.state.delegation.delegates), what="a delegate")
+    (delegate,) = loop.state.delegation.delegates
+    await hands.say("something else")
+    loop.wake(has_new_events=True)
+    await until(lambda: hands.gone == [CID], what="the end")
+    ended = DelegateEnded(
+        delegate_id=delegate.id, conversation_id="d", agent_state=AgentState.STOPPED, cost_usd=1.0, prompt_tokens=10
+    )
+    await hands.log.append(CID, [ended])
+    await hands.go()
+    await until(lambda: hands.gone == [CID, CID], what="the second end")
+    row, summary = await Conversations(hands.store).load_row(CID), summarize(await hands.events())
+    assert row.cost_usd == summary.cost_usd == 1.75
+    assert int(row.fields["prompt_tokens"]) == summary.prompt_tokens
+
+
+async def test_error_of_a_delegate_is_a_sentence_for_its_parent(hands: Hands) -> None:
+    script = hands.folder / "refused.json"
+    script.write_text(json.dumps({"turns": [{"error": {"code": "authentication", "times": None}}]}))
+    helper = AgentSpec(name="ReadOnlyAgent", llm=LLMSpec(model=f"scripted/{script}"))
+    await hands.begin(delegate_calls(), agent=delegating(hands, helper=helper))
+    parent = await hands.go()
+    await until(lambda: bool(parent.state.delegation.delegates), what="a delegate")
+    await hands.go(make_delegate_id(CID, parent.state.delegation.delegates[0].id))
+    parent.wake(has_new_events=True)
+    await until_finished(parent)
+    (answer,) = [event for event in await hands.events() if isinstance(event, AgentDelegateObservation)]
+    assert answer.content.endswith("error during execution. The model's provider refused the API key.")
+
+
 # Many at once
 
 

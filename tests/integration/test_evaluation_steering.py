@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from deckhands.client.client import Client
 from deckhands.client.forking import ForkPoint
 from deckhands.evaluation.attempts.catalog import Catalog
 from deckhands.evaluation.attempts.driver import Driver
-from deckhands.evaluation.attempts.in_flight import AttemptInFlight
+from deckhands.evaluation.attempts.in_flight import AttemptInFlight, build_unscored_row
 from deckhands.evaluation.attempts.plan import LABEL, EvaluationPlan
 from deckhands.evaluation.attempts.results import AttemptRow, Results, ResultsInUse, read_results
 from deckhands.evaluation.attempts.status import AttemptDetails, EvaluationStatus
@@ -128,7 +129,7 @@ async def test_cancelled_evaluation_has_all_rows_and_continues_by_requeue(
     model = script(tmp_path / "m.json", gated(gate), finish("6"))
     plan = EvaluationPlan("cancel", questions("a", "b", "c"), [model], at_once=1)
     running = Running(client, plan, results)
-    await until(lambda: running.standings and running.standings[-1].attempts, what="attempt under way")
+    await until(lambda: any(one.waits_for == "tool" for one in running.attempts()), what="attempt at work")
     await running.steering.set_desired(state="cancelled")
     assert sorted(await running.ended()) == [(name, "not-run", "cancelled") for name in ("a", "b", "c")]
     (stopped,) = [row for row in running.rows if row.conversation_id]
@@ -310,6 +311,91 @@ async def test_attempts_that_end_while_they_are_requeued_begin_again(client: Cli
     await asyncio.wait_for(running, 30)
     assert [row.round for row in results.rows.values()] == [1] * 12
     assert (standings[-1].ended, standings[-1].outcomes) == (12, {"resolved": 12})
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_attempts_start_by_instance_also_after_an_interruption(client: Client, tmp_path: Path) -> None:
+    plan = EvaluationPlan("ordered", questions("a", "b", "c"), ["m", "n"], attempts=2, at_once=1, is_paced=False)
+    started: list[tuple[str, str, int]] = []
+
+    async def act(one: AttemptInFlight) -> AttemptRow:
+        started.append(one.attempt.key)
+        return one.build_row("resolved", "")
+
+    with Results(tmp_path / "new.jsonl") as results:
+        await Driver(client, plan, results, act).run()
+    assert started == [(model, name, number) for name in "abc" for number in (1, 2) for model in "mn"]
+    with Results(tmp_path / "results.jsonl") as results:  # as an earlier version left it, which began with the numbers
+        for attempt in plan.list_attempts():
+            if attempt.number == 1 and attempt.instance.id != "c":
+                results.add(build_unscored_row(attempt, 0, "resolved", ""))
+        started.clear()
+        await Driver(client, plan, results, act).run()
+        assert len(results.rows) == plan.size
+    assert started == [
+        *(("m", "a", 2), ("n", "a", 2), ("m", "b", 2), ("n", "b", 2)),
+        *((model, "c", number) for number in (1, 2) for model in "mn"),
+    ]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_attempt_starts_once_the_tokens_are_spent(client: Client, results: Results, tmp_path: Path) -> None:
+    used = {"usage": {"prompt_tokens": 100, "completion_tokens": 20}, "cost_usd": None}
+    broken = {"error": {"code": "authentication", "times": None}}
+    model = script(tmp_path / "m.json", finish("6") | used)
+    fails = script(tmp_path / "f.json", run_command("true") | used, broken)
+    limited = EvaluationPlan("tokens", questions(*"abcd"), [model], at_once=1, token_budget=240, budget_usd=1e-6)
+    running = Running(client, limited, results)
+    ended = await running.ended()
+    assert [(outcome, cause) for _, outcome, cause in ended] == [
+        *[("resolved", "")] * 2,
+        *[("limit", "evaluation_token_budget")] * 2,
+    ]
+    assert running.standings[-1].tokens == 240
+    # A budget in USD cannot bind without a price: the progress says so.
+    assert running.standings[-1].warning == (
+        f"--budget does not bind, because the price of {model} is unknown: use --token-budget"
+    )
+    assert running.standings[-1].warning in running.standings[-1].render_line
+    await running.steering.set_desired(token_budget=inf)
+    await running.steering.requeue(Requeue(causes=("evaluation_token_budget",)))
+    assert [outcome for _, outcome, _ in await Running(client, limited, results).ended()] == ["resolved"] * 2
+    with Results(tmp_path / "lost.jsonl") as lost:  # tries that failed count, too
+        plan = EvaluationPlan("lost-tokens", questions(*"ab"), [fails], retries=1, at_once=1, token_budget=240)
+        again = Running(client, plan, lost)
+        await again.ended()
+        assert [row.cause for row in lost.rows.values()] == ["authentication", "evaluation_token_budget"]
+        assert [(row.spent_tokens, row.lost_tokens) for row in lost.rows.values()] == [(240, 240), (0, 0)]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_requeue_given_at_the_end_is_carried_out(client: Client, results: Results) -> None:
+    """It comes when the driver has announced the end, which is the last moment at which it may be accepted."""
+    plan = EvaluationPlan("at-the-end", questions("a", "b"), ["m"], is_paced=False)
+    steering = EvaluationSteering(client.store, plan.name)
+    orders = [Requeue(instances=("a",)), Requeue(instances=("b",))]
+    given: list[str] = []
+
+    async def act(one: AttemptInFlight) -> AttemptRow:
+        return one.build_row("resolved", "")
+
+    class Announced(Catalog):
+        """Gives an order right after the announcement, before the driver does anything else."""
+
+        async def put(self, name: str, rows: Iterable[AttemptRow]) -> None:
+            await super().put(name, rows)
+            stored = await steering.read()
+            if stored.status.get("has_driver") is False and orders:
+                given.append(str(stored.status["state"]))
+                await steering.requeue(orders.pop())
+
+    driver = Driver(client, plan, results, act)
+    driver._catalog = Announced(client.store)
+    await asyncio.wait_for(driver.run(), 30)
+    assert given == ["over", "over"]
+    assert {row.instance: row.round for row in results.rows.values()} == {"a": 1, "b": 1}
+    stored = await steering.read()
+    assert (stored.orders, stored.status["has_driver"]) == ({}, False)
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -20,6 +20,7 @@ from deckhands.cli.commands.eval_steering import (
     at_once_option,
     budget_option,
     retries_option,
+    token_budget_option,
     until_option,
 )
 from deckhands.cli.options import Amount, json_option
@@ -81,6 +82,7 @@ class EvalRunOptions:
     at_once: int | None
     attempts: int | None
     budget: float | None
+    token_budget: float | None
     out: Path
     agent: str
     max_iterations: int | None
@@ -109,6 +111,7 @@ class EvalAttachOptions:
     directory: Path
     at_once: int | None
     budget: float | None
+    token_budget: float | None
     retries: int | None
     until: str | None
     redo: tuple[str, ...]
@@ -173,6 +176,7 @@ for _command in (*COMMANDS, export):
     help="How often each instance is tried; by default 1, or the epochs of an inspect task.",
 )
 @budget_option
+@token_budget_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
 @click.option("--agent", default="CodeActAgent", show_default=True, help="The agent that does the tasks.")
 @click.option(
@@ -257,6 +261,7 @@ def run(options: EvalRunOptions) -> int:
 @_directory
 @at_once_option
 @budget_option
+@token_budget_option
 @retries_option
 @until_option
 @redo_option
@@ -441,6 +446,7 @@ def _tuning(options: EvalRunOptions | EvalAttachOptions) -> Tuning:
     return Tuning(
         at_once=options.at_once,
         budget=options.budget,
+        token_budget=options.token_budget,
         retries=options.retries,
         until=options.until,
         redo=options.redo,

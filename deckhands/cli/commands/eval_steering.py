@@ -14,7 +14,7 @@ import click
 
 from broker.contract import TERMINAL_STATES, AgentState, Event
 from broker.log import ConversationQuery, ConversationRow, Selection
-from broker.runtime import UsageError, is_conversation_id
+from broker.runtime import UsageError, is_conversation_id, new_key
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import Amount, json_option, plain_option
 from deckhands.cli.screen_printer import printer_for
@@ -27,6 +27,7 @@ from deckhands.evaluation import (
     OUTCOMES,
     RESULTS,
     AttemptDetails,
+    Catalog,
     EvaluationSteering,
     Requeue,
     StoppingCriterion,
@@ -87,6 +88,10 @@ budget_option = click.option(
     "--budget", type=Amount(min=0, may_be_infinite=True),
     help="Start no further attempt once all of them have cost this much, in USD; `inf`: no limit.",
 )  # fmt: skip
+token_budget_option = click.option(
+    "--token-budget", type=Amount(min=0, may_be_infinite=True), metavar="N",
+    help="Start no further attempt once all of them have used this many prompt and completion tokens; `inf`: no limit.",
+)  # fmt: skip
 retries_option = click.option(
     "--retries", type=click.IntRange(0, 100),
     help="How often an attempt is repeated after a failure of the infrastructure. By default 3.",
@@ -137,6 +142,7 @@ class EvalRetuneOptions:
     evaluation: str
     at_once: int | None
     budget: float | None
+    token_budget: float | None
     retries: int | None
     until: str | None
 
@@ -184,6 +190,7 @@ def resume(options: EvaluationOptions) -> None:
 @evaluation_argument
 @at_once_option
 @budget_option
+@token_budget_option
 @retries_option
 @until_option
 @with_options(EvalRetuneOptions)
@@ -192,13 +199,20 @@ def retune(options: EvalRetuneOptions) -> None:
     desired = {
         "at_once": options.at_once,
         "budget_usd": options.budget,
+        "token_budget": options.token_budget,
         "retries": options.retries,
         "until": options.until,
     }
     if all(value is None for value in desired.values()):
-        raise UsageError("No change is given.", remedy="Name -n, --budget, --retries or --until.")
+        raise UsageError("No change is given.", remedy="Name -n, --budget, --token-budget, --retries or --until.")
 
     async def act(client: Client, steering: EvaluationSteering, wanted: StoredSteering) -> bool:
+        listed = await Catalog(client.store).find(find_evaluation(options.evaluation)[0])
+        about = listed.about if listed is not None else None
+        if options.until and about is not None and about.instances:
+            criterion = StoppingCriterion.parse(options.until, len(about.models))
+            if obstacle := criterion.render_obstacle(about.instances, about.attempts):
+                note(obstacle)
         await steering.set_desired(**desired)
         return await _is_driven(client, wanted)
 
@@ -228,13 +242,43 @@ def requeue(options: EvalRequeueOptions) -> None:
     if order == Requeue():
         raise UsageError("No attempts are selected.", remedy="Name --state, --class, --id or --model.")
 
+    order_id = new_key()
+
     async def act(client: Client, steering: EvaluationSteering, wanted: StoredSteering) -> bool:
+        await _require_match(client, options.evaluation, order, wanted)
         if wanted.desired.state == "cancelled":
             await steering.set_desired(state=RUNNING)
-        await steering.requeue(order)
-        return await _is_driven(client, wanted)
+        await steering.requeue(order, order_id)
+        for _ in range(LOOKS):  # a driver reads orders about once a second, and once more after its last report
+            wanted = await steering.read()
+            if order_id not in wanted.orders or not await _is_driven(client, wanted):
+                break
+            await asyncio.sleep(LOOK_SECONDS)
+        return order_id not in wanted.orders or await _is_driven(client, wanted)
 
     _note_driver("These attempts are repeated.", _steer(options.evaluation, act))
+
+
+async def _require_match(client: Client, evaluation: str, order: Requeue, wanted: StoredSteering) -> None:
+    """Refuse an order that matches no attempt.
+
+    Raises:
+        UsageError: names the pattern.
+    """
+    results = Path(evaluation) / RESULTS
+    rows = await Catalog(client.store).rows(find_evaluation(evaluation)[0])
+    rows += read_results(results) if results.is_file() else []
+    status = parse_status(wanted.status) if await _is_driven(client, wanted) else None
+    in_flight = status.attempts if status is not None else ()
+    has_more = status is not None and status.under_way > len(in_flight) and RUNNING in order.outcomes
+    if has_more or any(map(order.matches, rows)):
+        return
+    if not any(order.matches_running((one.model, one.instance, one.attempt)) for one in in_flight):
+        raise UsageError(
+            f"No attempt matches {order.pattern}, so none is repeated.",
+            remedy="`deckhands eval status` counts the outcomes, and `results.jsonl` has each attempt. Attempts in "
+            f"flight need --state {RUNNING}.",
+        )
 
 
 @click.command()
@@ -276,8 +320,7 @@ def status(options: EvalStatusOptions) -> None:
     wanted, is_driven = _steer(options.evaluation, act)
     if options.as_json:
         desired = wanted.desired.model_dump(exclude_none=True)
-        if desired.get("budget_usd") == math.inf:
-            desired["budget_usd"] = None
+        desired = {name: None if value == math.inf else value for name, value in desired.items()}
         print_json({"is_driven": is_driven, "wishes": desired, "standing": dict(wanted.status)})
         return
     standing = parse_status(wanted.status)
@@ -353,8 +396,8 @@ async def _is_driven(client: Client, wanted: StoredSteering) -> bool:
     """Return whether a command drives the evaluation now."""
     at = wanted.status.get("at")
     now = client.store.clock.now().timestamp()
-    is_over = wanted.status.get("state") == "over"
-    return isinstance(at, int | float) and abs(now - at) < FRESH_SECONDS and not is_over
+    has_driver = wanted.status.get("has_driver", wanted.status.get("state") != "over")
+    return isinstance(at, int | float) and abs(now - at) < FRESH_SECONDS and has_driver is not False
 
 
 def _note_driver(text: str, is_driven: bool) -> None:

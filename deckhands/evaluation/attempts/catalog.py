@@ -35,13 +35,20 @@ LATEST_MS = 4e13
 
 
 class EvaluationInfo(BaseModel):
-    """The description of an evaluation; `tenant` is empty if it belongs to no tenant."""
+    """The description of an evaluation.
+
+    Attributes:
+        tenant: empty: it belongs to no tenant.
+        instances: their number; 0: unknown. `attempts`: the number for each instance and model.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     tenant: str = Field(default="", max_length=64)
     dataset: str = Field(default="", max_length=500)
     models: tuple[str, ...] = Field(default=(), max_length=1_000)
+    instances: int = Field(default=0, ge=0)
+    attempts: int = Field(default=1, ge=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +195,9 @@ def _row(content: str) -> AttemptRow | None:
         row.working_seconds,
         row.scoring_seconds,
         *row.waiting_seconds.values(),
+        row.reward or 0.0,
+        *row.metrics.values(),
+        *row.step_rewards,
     )
     return row if all(map(math.isfinite, numbers)) else None
 

@@ -65,6 +65,7 @@ class Driver:
         self._steering = EvaluationSteering(client.store, plan.name)
         self._load = ClusterLoad(client.store)
         self._all = plan.list_attempts()
+        self._places = {attempt.key: place for place, attempt in enumerate(self._all)}
         self._rounds: dict[AttemptKey, int] = {}
         self._pending: dict[str, deque[Attempt]] = {model: deque() for model in plan.models}
         self._under_way: dict[AttemptKey, AttemptInFlight] = {}
@@ -78,7 +79,9 @@ class Driver:
         self._state = "running"
         self._stopped = ""
         self._judged_at = self._told_at = 0.0
-        self._meter = SpendingMeter(results.rows.values(), cost_usd=results.replaced_cost_usd)
+        self._meter = SpendingMeter(
+            results.rows.values(), cost_usd=results.replaced_cost_usd, tokens=results.replaced_tokens
+        )
         self._catalog = Catalog(client.store)
         self._uncatalogued: list[AttemptRow] = list(results.rows.values())
         self._changed = asyncio.Event()
@@ -100,24 +103,41 @@ class Driver:
             if row is None or row.round < self._rounds.get(attempt.key, 0):
                 self._pending[attempt.model].append(attempt)
                 self._meter.forget([row] if row is not None else [])
-        about = EvaluationInfo(tenant=self.plan.tenant, dataset=self.plan.dataset, models=tuple(self.plan.models))
+        about = EvaluationInfo(
+            tenant=self.plan.tenant,
+            dataset=self.plan.dataset,
+            models=tuple(self.plan.models),
+            instances=len(self.plan.instances),
+            attempts=self.plan.attempts,
+        )
         await self._catalog.begin(self.plan.name, about)
         await self._apply_desired_state()
+        while not await self._run_until_announced():
+            pass
+        self._raise_problem()
+
+    async def _run_until_announced(self) -> bool:
+        """Run until nothing is left to do, and announce that.
+
+        Returns:
+            Whether it is over. Otherwise the announcement was too late for an order that was given before it.
+        """
         helper = asyncio.create_task(self._rescan())
         helper.add_done_callback(lambda _: self._changed.set())
         try:
             await self._until_done(helper)
+        finally:
             async with self._taking_in:  # otherwise it could drop a requeue halfway
                 helper.cancel()
-            if problem := self._find_problem():
-                self._state, self._stopped = STOPPED, problem
-            await self._show()
-            self._raise_problem()
-        finally:
             tasks = [helper, *(one.runner for one in self._under_way.values() if one.runner)]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if problem := self._find_problem():
+            self._state, self._stopped = STOPPED, problem
+        await self._show(has_driver=False)
+        await self._apply_desired_state()
+        return not self._has_startable
 
     async def _until_done(self, helper: asyncio.Task[None]) -> None:
         while True:
@@ -158,16 +178,17 @@ class Driver:
             )
 
     def _start_attempts(self) -> None:
-        """Start attempts up to the limit, of each model in turn."""
+        """Start attempts up to the limit, in the plan's order as far as the limits of models allow."""
         if self._state == "cancelled":
             self._skip_pending("not-run", "cancelled")
         if self._state != "running":
             return
-        if self._is_spent():
-            self._skip_pending("limit", "evaluation_budget")
+        if spent := self._find_spent_budget():
+            self._skip_pending("limit", spent)
         while len(self._under_way) < self._hosts.pace.limit:
-            begun = [self._start_attempt(model) for model, attempts in self._pending.items() if attempts]
-            if not any(begun):
+            models = [model for model, attempts in self._pending.items() if attempts]
+            models.sort(key=lambda model: self._places[self._pending[model][0].key])
+            if not any(self._start_attempt(model) for model in models):  # stops at the first that starts one
                 return
 
     def _start_attempt(self, model: str) -> bool:
@@ -186,10 +207,14 @@ class Driver:
         task.add_done_callback(lambda _: self._changed.set())
         return True
 
-    def _is_spent(self) -> bool:
-        budget = self.plan.budget_usd
-        in_flight = sum(one.spent_usd for one in self._under_way.values())
-        return budget is not None and self._meter.cost_usd + in_flight >= budget
+    def _find_spent_budget(self) -> str:
+        """Return the cause of attempts that a spent budget keeps from starting; empty: none is spent."""
+        plan, in_flight = self.plan, list(self._under_way.values())
+        usd = self._meter.cost_usd + sum(one.spent_usd for one in in_flight)
+        if plan.budget_usd is not None and usd >= plan.budget_usd:
+            return "evaluation_budget"
+        tokens = self._meter.tokens + sum(one.spent_tokens for one in in_flight)
+        return "evaluation_token_budget" if plan.token_budget is not None and tokens >= plan.token_budget else ""
 
     def _end_ended(self) -> None:
         for key, one in list(self._under_way.items()):
@@ -303,13 +328,14 @@ class Driver:
             self._changed.set()
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _show(self) -> None:
+    async def _show(self, *, has_driver: bool = True) -> None:
         now = self._client.store.clock.now().timestamp()
         status = self.compute_status()
         self._on_standing(status)
-        await self._steering.publish_status({**status.as_json(), "at": round(now, 3)})
-        rows, self._uncatalogued = self._uncatalogued, []
+        await self._steering.publish_status({**status.as_json(), "at": round(now, 3), "has_driver": has_driver})
+        rows = list(self._uncatalogued)
         await self._catalog.put(self.plan.name, rows)
+        del self._uncatalogued[: len(rows)]
 
     def _notify(self, *, is_due: bool = False) -> None:
         now = SYSTEM_CLOCK.monotonic()
@@ -358,6 +384,7 @@ class Driver:
     def _retune(self, wishes: DesiredState) -> None:
         plan = self.plan
         budget = plan.budget_usd if wishes.budget_usd is None else wishes.budget_usd
+        token_budget = plan.token_budget if wishes.token_budget is None else wishes.token_budget
         until = plan.until if wishes.until is None else wishes.until
         retries = plan.retries if wishes.retries is None else wishes.retries
         at_once = wishes.at_once or plan.at_once
@@ -372,7 +399,9 @@ class Driver:
             except UsageError:
                 until = plan.until  # checked by the command that wrote it, but another writer may not have checked it
             self._meter.has_news = True
-        self.plan = replace(plan, at_once=at_once, budget_usd=budget, until=until, retries=retries)
+        self.plan = replace(
+            plan, at_once=at_once, budget_usd=budget, token_budget=token_budget, until=until, retries=retries
+        )
 
     async def _requeue(self, order_id: str, order: Requeue) -> None:
         rows = self._results.rows
@@ -404,6 +433,7 @@ class Driver:
             if requeues:
                 self._pending[one.attempt.model].appendleft(one.attempt)
                 self._meter.cost_usd += one.spent_usd
+                self._meter.tokens += one.spent_tokens
             assert one.runner is not None
             one.runner.cancel()
         await asyncio.gather(*(one.runner for one in those if one.runner), return_exceptions=True)

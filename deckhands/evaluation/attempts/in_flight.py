@@ -23,11 +23,11 @@ class AttemptInFlight:
         phase: `waits`: for its next try, after a failure of the infrastructure.
         seen: the progress of its current conversation.
         judged: the progress of its critic.
-        shared: the steps and cost that its conversation shares with the origin it is a fork of.
+        shared: the steps, cost and tokens that its conversation shares with the origin it is a fork of.
         failures: the codes of the infrastructure's failures so far; `cause` is the last one as text.
         is_found: its current conversation was started by an earlier driver.
         replies: the replies of its current conversation that were counted.
-        lost_cost_usd: the cost of tries that ended in these failures.
+        lost_cost_usd, lost_tokens: of tries that ended in these failures.
         carrying_out: the asyncio task that runs it.
     """
 
@@ -38,12 +38,13 @@ class AttemptInFlight:
     conversation_id: str = ""
     seen: ConversationProgress = field(default_factory=ConversationProgress)
     judged: ConversationProgress = field(default_factory=ConversationProgress)
-    shared: tuple[int, float] = (0, 0.0)
+    shared: tuple[int, float, int] = (0, 0.0, 0)
     failures: list[str] = field(default_factory=list)
     cause: str = ""
     is_found: bool = False
     replies: int = 0
     lost_cost_usd: float = 0.0
+    lost_tokens: int = 0
     runner: asyncio.Task[AttemptRow] | None = None
 
     @property
@@ -61,6 +62,11 @@ class AttemptInFlight:
         """Its total cost, with its critic and failed tries."""
         return self.cost_usd + self.judged.cost_usd + self.lost_cost_usd
 
+    @property
+    def spent_tokens(self) -> int:
+        """All of its tokens, with its critic and failed tries."""
+        return max(0, self.seen.tokens - self.shared[2]) + self.judged.tokens + self.lost_tokens
+
     def build_row(self, outcome: Outcome, cause: str) -> AttemptRow:
         """Return the row of an attempt that ends now, in whatever state."""
         return build_unscored_row(self.attempt, self.round, outcome, cause).model_copy(
@@ -72,6 +78,9 @@ class AttemptInFlight:
                 "cost_usd": self.cost_usd,
                 "critic_cost_usd": self.judged.cost_usd,
                 "lost_cost_usd": self.lost_cost_usd,
+                "critic_tokens": self.judged.tokens,
+                "lost_tokens": self.spent_tokens - self.judged.tokens,
+                "has_unknown_cost": self.seen.has_unknown_cost or self.judged.has_unknown_cost,
             }
         )
 

@@ -28,6 +28,7 @@ class EvaluationPlan:
         at_once: the maximum number of attempts in flight.
         retries: how often an attempt is repeated after failures of the infrastructure.
         budget_usd: no attempt starts once all of them together have spent this much.
+        token_budget: the same for their prompt and completion tokens.
         critic: the model that judges attempts; empty: none. It decides instances without another score.
         scorers: functions that score attempts. The first decides instances without a check or an answer.
         origin: the conversation that attempts are forks of, instead of starting with their instance's task.
@@ -48,6 +49,7 @@ class EvaluationPlan:
     at_once: int = AT_ONCE
     retries: int = RETRIES
     budget_usd: float | None = None
+    token_budget: float | None = None
     scripts: Path | None = None
     critic: str = ""
     scorers: Sequence[PythonScorer] = ()
@@ -65,11 +67,11 @@ class EvaluationPlan:
         return len(self.instances) * len(self.models) * self.attempts
 
     def list_attempts(self) -> list[Attempt]:
-        """Return the attempts in the order in which they start."""
+        """Return the attempts in the order in which they start: all of an instance before those of the next one."""
         return [
             Attempt(instance, model, number)
-            for number in range(1, self.attempts + 1)
             for instance in self.instances
+            for number in range(1, self.attempts + 1)
             for model in self.models
         ]
 

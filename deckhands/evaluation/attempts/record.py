@@ -44,7 +44,7 @@ class ProgressRecord:
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
         self._written_at = float("-inf")
-        self._state: tuple[str, str] = ("", "")
+        self._state: tuple[str, ...] = ()
         self._attempts: dict[tuple[str, str, int], tuple[str, str]] = {}
 
     def __enter__(self) -> Self:
@@ -69,7 +69,7 @@ class ProgressRecord:
             self._attempts[key] = news
             if one.conversation_id and known.get(key) != news:
                 self._add("attempt", asdict(one))
-        now, state = SYSTEM_CLOCK.monotonic(), (standing.state, standing.bound)
+        now, state = SYSTEM_CLOCK.monotonic(), (standing.state, standing.bound, standing.warning)
         if now - self._written_at < EVERY_SECONDS and state == self._state:
             return
         self._written_at, self._state = now, state

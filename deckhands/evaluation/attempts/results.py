@@ -53,6 +53,8 @@ class AttemptRow(BaseModel):
         score: the critic's, from 0 to 10; None: there was no critic. `verdict` is its reason.
         cost_usd: of its last try, without the check and the critic.
         critic_cost_usd: of the critic; `lost_cost_usd`: of earlier tries that failed in the infrastructure.
+        prompt_tokens, completion_tokens: of its last try, with its delegates.
+        critic_tokens: of the critic; `lost_tokens`: of tries without a result, which failed or were cancelled.
         has_unknown_cost: the price of some calls is unknown, so the true cost is higher.
     """
 
@@ -89,6 +91,8 @@ class AttemptRow(BaseModel):
     verdict: str = ""
     critic_cost_usd: float = 0.0
     lost_cost_usd: float = 0.0
+    critic_tokens: int = 0
+    lost_tokens: int = 0
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -104,6 +108,11 @@ class AttemptRow(BaseModel):
     def spent_usd(self) -> float:
         """Its total cost."""
         return self.cost_usd + self.critic_cost_usd + self.lost_cost_usd
+
+    @property
+    def spent_tokens(self) -> int:
+        """All of its tokens."""
+        return self.prompt_tokens + self.completion_tokens + self.critic_tokens + self.lost_tokens
 
     def is_same_run(self, other: AttemptRow) -> bool:
         """Return whether both are results of one run of an attempt, which was requeued but did not start again."""
@@ -123,7 +132,7 @@ class Results:
 
     Attributes:
         rows: one for each attempt, by its key.
-        replaced_cost_usd: the cost of runs whose rows were replaced by those of later rounds.
+        replaced_cost_usd, replaced_tokens: of runs whose rows were replaced by those of later rounds.
     """
 
     def __init__(self, path: Path) -> None:
@@ -136,6 +145,7 @@ class Results:
         self.path = path
         self.rows: dict[tuple[str, str, int], AttemptRow] = {}
         self.replaced_cost_usd = 0.0
+        self.replaced_tokens = 0
         try:
             self._file = path.open("ab", buffering=0)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -209,6 +219,7 @@ class Results:
         _keep_whole_lines(self.rows, row)
         if known is not None and self.rows[row.key] is row and not known.is_same_run(row):
             self.replaced_cost_usd += known.spent_usd
+            self.replaced_tokens += known.spent_tokens
 
 
 def read_results(path: Path) -> list[AttemptRow]:

@@ -62,6 +62,7 @@ class EvaluationStatus:
         found: by model, the number of attempts at the last overload; models without one are left out.
         bound: the limit that binds.
         stopped: the reason for an early end.
+        warning: why the budget does not bind; empty: it does, or there is none.
         attempts: those in flight, the longest first, at most 100.
     """
 
@@ -82,6 +83,7 @@ class EvaluationStatus:
     found: Mapping[str, int]
     bound: str
     stopped: str = ""
+    warning: str = ""
     attempts: Sequence[AttemptDetails] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -97,6 +99,7 @@ class EvaluationStatus:
             f"{self.ended:,} of {self.total:,} attempts ended{f' ({outcomes})' if outcomes else ''}, {self.under_way} "
             f"in flight{eta}; ${self.cost_usd:.4f}, ${self.usd_per_minute:.4f} and {self.tokens_per_minute:,.0f} "
             f"tokens a minute; {self.refused} 429s; {self.render_bound_line}"
+            f"{f'; {self.warning}' if self.warning else ''}"
         )
 
     @property
@@ -127,7 +130,9 @@ class SpendingMeter:
 
     Attributes:
         cost_usd: in total, with critics and failed tries; initially, the cost without a row in `rows`.
+        tokens: the same, for tokens.
         refused: replies with status 429.
+        unpriced: the models of attempts whose cost is unknown in part.
         has_news: an attempt has ended since this was set to False.
     """
 
@@ -138,6 +143,7 @@ class SpendingMeter:
     cost_usd: float = 0.0
     tokens: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
+    unpriced: set[str] = field(default_factory=set)
     _marks: deque[tuple[float, float, int, int]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -176,7 +182,9 @@ class SpendingMeter:
         self.ended += 1
         self.outcomes[row.outcome] += 1
         self.cost_usd += row.spent_usd
-        self.tokens += row.prompt_tokens + row.completion_tokens
+        self.tokens += row.spent_tokens
+        if row.has_unknown_cost:
+            self.unpriced.add(row.model)
 
 
 def compute_status(
@@ -194,7 +202,8 @@ def compute_status(
 ) -> EvaluationStatus:
     """Return the progress of an evaluation."""
     cost = meter.cost_usd + math.fsum(one.spent_usd for one in under_way)
-    tokens = meter.tokens + sum(one.seen.tokens for one in under_way)
+    tokens = meter.tokens + sum(one.spent_tokens for one in under_way)
+    unpriced = meter.unpriced | {one.attempt.model for one in under_way if one.seen.has_unknown_cost}
     usd, each, ended = meter.rates(now, cost, tokens)
     is_over = not under_way and not pending
     running = Counter(one.attempt.model for one in under_way)
@@ -216,8 +225,16 @@ def compute_status(
         found={name: model.pace.found[-1] for name, model in models.items() if model.pace.found},
         bound=_find_bound(plan, len(under_way), pending, running, hosts=hosts, models=models, health=health),
         stopped=stopped,
+        warning=_warn_of_unknown_prices(plan, unpriced),
         attempts=[_list_attempts(one, now) for one in sorted(under_way, key=lambda one: one.started)[:MAX_SHOWN]],
     )
+
+
+def _warn_of_unknown_prices(plan: EvaluationPlan, unpriced: Collection[str]) -> str:
+    if not unpriced or plan.budget_usd is None or math.isinf(plan.budget_usd):
+        return ""
+    names = ", ".join(name for name in plan.models if name in unpriced)
+    return f"--budget does not bind, because the price of {names} is unknown: use --token-budget"
 
 
 def _find_bound(

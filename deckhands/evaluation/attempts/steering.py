@@ -3,8 +3,8 @@
 Holds: a value holds until it is changed, even while no driver runs. A requeue raises the round of attempts by one,
 however often a driver reads it. Unreadable entries count as absent.
 Does not: start anything; the driver polls it about once a second.
-Keys: `deck:{0}:evaluation:<name>`: `state`, `at_once`, `budget_usd`, `until`, `retries`, `standing`, `order:<id>` for a
-requeue that no driver has read, `round:<attempt>` for requeued attempts. Kept for a month.
+Keys: `deck:{0}:evaluation:<name>`: `state`, `at_once`, `budget_usd`, `token_budget`, `until`, `retries`, `standing`,
+`order:<id>` for a requeue that no driver has read, `round:<attempt>` for requeued attempts. Kept for a month.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from deckhands.evaluation.attempts.results import AttemptRow
 
 KEPT_SECONDS = 30 * 86_400
 MAX_AT_ONCE, MAX_RETRIES = 10_000, 100
-STATE_FIELDS = ("state", "at_once", "budget_usd", "until", "retries")
+STATE_FIELDS = ("state", "at_once", "budget_usd", "token_budget", "until", "retries")
 ORDER, ROUND = "order:", "round:"
 
 AttemptKey = tuple[str, str, int]
@@ -34,7 +34,7 @@ class DesiredState(BaseModel):
     Attributes:
         state: `paused`: no attempt starts, and those in flight are paused. `cancelled`: no further attempt starts.
         at_once: the maximum number of attempts in flight; None: not set.
-        budget_usd: infinite: no budget; None: not set.
+        budget_usd, token_budget: infinite: no budget; None: not set.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -42,6 +42,7 @@ class DesiredState(BaseModel):
     state: Literal["running", "paused", "cancelled"] = "running"
     at_once: int | None = Field(default=None, ge=1, le=MAX_AT_ONCE)
     budget_usd: float | None = Field(default=None, ge=0)
+    token_budget: float | None = Field(default=None, ge=0)
     until: str | None = Field(default=None, max_length=100)
     retries: int | None = Field(default=None, ge=0, le=MAX_RETRIES)
 
@@ -61,6 +62,17 @@ class Requeue(BaseModel):
     causes: tuple[str, ...] = ()
     instances: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+
+    @property
+    def pattern(self) -> str:
+        """The order as options of `eval requeue`."""
+        given = (
+            ("--state", self.outcomes),
+            ("--class", self.causes),
+            ("--id", self.instances),
+            ("--model", self.models),
+        )
+        return " ".join(f"{name} {value}" for name, values in given for value in values)
 
     def matches(self, row: AttemptRow) -> bool:
         """Return whether it matches a finished attempt."""
@@ -89,7 +101,7 @@ class StoredSteering:
     Attributes:
         orders: requeues that no driver has read, by their ids.
         rounds: how often attempts were requeued.
-        standing: its last reported progress; empty: none.
+        standing: its last reported progress; empty: none. `has_driver` is false after a driver's last report.
     """
 
     desired: DesiredState = field(default_factory=DesiredState)
@@ -125,9 +137,9 @@ class EvaluationSteering:
         """Record a new desired state; None leaves a value unchanged. Idempotent."""
         await self._put({name: str(value) for name, value in wishes.items() if value is not None})
 
-    async def requeue(self, order: Requeue) -> None:
-        """Order attempts to be repeated."""
-        await self._put({f"{ORDER}{new_key()}": order.model_dump_json()})
+    async def requeue(self, order: Requeue, order_id: str | None = None) -> None:
+        """Order attempts to be repeated. Idempotent with an id, until a driver has taken the order."""
+        await self._put({f"{ORDER}{order_id or new_key()}": order.model_dump_json()})
 
     async def grant_order(self, order_id: str, rounds: Mapping[AttemptKey, int]) -> None:
         """Record the new rounds of an order, then remove the order. Idempotent."""

@@ -92,6 +92,11 @@ class StoppingCriterion:
             return ""
         return f"with {instances} instances, the interval is never narrower than ±{narrowest:.1%}"
 
+    def render_obstacle(self, instances: int, attempts: int) -> str:
+        """Return a sentence about the obstacle of `find_obstacle`; empty: there is none."""
+        why = self.find_obstacle(instances, attempts)
+        return f"--until {self.text} can never stop this evaluation early: {why}." if why else ""
+
     def _interval(self, rows: Sequence[AttemptRow], models: Sequence[str]) -> str:
         assert self.half_width is not None
         figures = compute_summary(rows)["models"]

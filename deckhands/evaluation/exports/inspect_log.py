@@ -18,7 +18,14 @@ from typing import Any
 from deckhands.evaluation.exports.dialogue import Dialogue, DialogueCall, DialogueTurn, format_time
 
 SCORER = "deckhands"
-LIMITS = {"iterations": "message", "tokens": "token", "time": "time", "budget": "cost", "evaluation_budget": "cost"}
+LIMITS = {
+    "iterations": "message",
+    "tokens": "token",
+    "time": "time",
+    "budget": "cost",
+    "evaluation_budget": "cost",
+    "evaluation_token_budget": "token",
+}
 FAILURES = {"infra-abandoned": "The infrastructure failed", "setup_failed": "The set-up failed"}
 """The outcomes that are errors of samples."""
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)

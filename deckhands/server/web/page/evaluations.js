@@ -101,7 +101,7 @@ export function evaluation({ main, signal, refused }, name) {
     const rest = found.total - found.ended;
     replace(facts, standing(found), el("span", {}, `${found.ended.toLocaleString("en")} of ${found.total.toLocaleString("en")} attempts`), el("span", { title: "With critics and tries that failed" }, usd(found.cost_usd)),
       el("span", {}, `${found.tokens.toLocaleString("en")} tokens`), found.eta_seconds === null ? "" : el("span", {}, `${duration(found.eta_seconds)} left`),
-      found.is_driven && found.bound && !found.bound.startsWith("nothing:") ? el("span", {}, `bound by ${found.bound}`) : "", found.stopped ? el("span", {}, found.stopped) : "", el("span", { class: "mono dim" }, name));
+      found.is_driven && found.bound && !found.bound.startsWith("nothing:") ? el("span", {}, `bound by ${found.bound}`) : "", found.stopped ? el("span", {}, found.stopped) : "", found.warning ? el("span", {}, found.warning) : "", el("span", { class: "mono dim" }, name));
     replace(progress, bar(found.outcomes, rest), legend(found.outcomes, rest));
     const known = `${found.ended} ${found.figures.reduce((sum, one) => sum + one.attempts, 0)}`;  // figures may come later
     if (known !== ended) {
@@ -115,7 +115,7 @@ export function evaluation({ main, signal, refused }, name) {
     under.hidden = !found.attempts.length;
     if (!under.contains(document.activeElement)) replace(under, el("h2", {}, "In flight"), el("div", { class: "scroll" }, grid(["Instance", "Model", "State", "#Steps", "#Time", "#Cost"], found.attempts.map((one) => [
       one.conversation_id ? el("a", { href: `#/c/${one.conversation_id}` }, one.instance) : one.instance, one.model,
-      [el("span", { class: `state ${one.state}` }, one.state.replaceAll("_", " ")), one.waits_for ? el("div", { class: "dim" }, `waits: ${one.waits_for}`) : ""], one.iterations, duration(one.seconds), usd(one.cost_usd)]))));
+      [el("span", { class: `state ${one.state}` }, one.state.replaceAll("_", " ")), one.waits_for ? el("div", { class: "dim" }, `waits: ${one.waits_for}`) : "", one.cause && one.cause !== one.waits_for ? el("div", { class: "dim" }, one.cause) : ""], one.iterations, duration(one.seconds), usd(one.cost_usd)]))));
     return found.state !== "over" || found.is_driven;
   }, signal, refused);
 }
@@ -167,6 +167,6 @@ function failures(found, choose) {
 function details(one) {
   const waited = Object.entries(one.waiting_seconds).map(([reason, seconds]) => `${duration(seconds)} ${reason.replaceAll("_", " ")}`).join(", ");
   const said = [`attempt ${one.attempt}`, `${one.tokens.toLocaleString("en")} tokens`, `worked ${duration(one.working_seconds)}${waited ? `, waited ${waited}` : ""}`,
-    one.tries > 1 ? `started ${one.tries} times (${one.failures.join(", ")})` : "", one.round ? `requeued ${one.round} times` : "", one.left_out.length ? `left out: ${one.left_out.join(", ")}` : "", ...further(one), one.score === null ? "" : `the critic gave ${one.score}: ${one.verdict}`];
+    one.tries > 1 ? `started ${one.tries} times (${one.failures.join(", ")})` : "", one.round ? `requeued ${one.round} times` : "", one.left_out.length ? `left out: ${one.left_out.join(", ")}` : "", ...further(one), one.reward === null ? "" : `reward ${one.reward}`, ...Object.entries(one.metrics).map(([name, value]) => `${name} ${value}`), one.score === null ? "" : `the critic gave ${one.score}: ${one.verdict}`];
   return el("details", {}, el("summary", { class: "instance" }, one.instance), el("p", { class: "dim" }, said.filter(Boolean).join(" · ")), one.evidence ? block(one.evidence) : el("p", { class: "dim" }, "There is no evidence."));
 }

@@ -41,6 +41,27 @@ def test_without_a_file_there_is_the_environment() -> None:
         found.load_config("gpt-5")
 
 
+def test_names_without_a_known_price_are_listed(tmp_path: Path) -> None:
+    text = (
+        FILE
+        + """
+[llm.own]
+model = "acme/large"
+input_cost_per_token = 1e-6
+output_cost_per_token = 2e-6
+
+[llm.any]
+model = "gemini/*"
+"""
+    )
+    found = profiles(tmp_path, text, LLM_SCRIPTS_DIR="/scripts")
+    assert found.list_unpriced() == ["local", "openai/my-own"]
+    asked = ["acme/large", "gpt-4o", "scripted/a.json", "gemini/gemini-2.5-pro", "gemini/none"]
+    assert found.list_unpriced(asked) == ["local", "openai/my-own", "gemini/none"]
+    private = Profiles.from_env({"LLM_MODEL": "scripted/a.json"}, is_open=True)
+    assert private.list_unpriced(["acme/small", "gpt-4o"]) == ["acme/small"]
+
+
 def test_a_base_without_a_model_offers_scripts_and_fallbacks() -> None:
     found = Profiles.from_env({"LLM_SCRIPTS_DIR": "/scripts", "LLM_FALLBACKS": '["gpt-4o"]'})
     assert found.table.list_names("acme") == ["gpt-4o", "scripted/FILE", "replay/FILE"]

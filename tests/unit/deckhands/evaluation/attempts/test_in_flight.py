@@ -8,7 +8,7 @@ from deckhands.evaluation.datasets.instances import Instance
 
 
 def test_cancelled_sibling_costs_its_own_work() -> None:
-    one = AttemptInFlight(Attempt(Instance("a", "t"), "m", 1), 0, 0.0, shared=(3, 1.0), lost_cost_usd=0.125)
+    one = AttemptInFlight(Attempt(Instance("a", "t"), "m", 1), 0, 0.0, shared=(3, 1.0, 100), lost_cost_usd=0.125)
     one.seen.iterations, one.seen.cost_usd = 5, 1.5
     one.judged.cost_usd = 0.25
     row = one.build_row("not-run", "cancelled")
