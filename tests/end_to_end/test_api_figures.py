@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from broker.coordination.membership import Membership
 from broker.limits.governor import CallGranted, CallQueued, Governor
 from broker.limits.quotas import QuotaTable
