@@ -25,6 +25,7 @@ from controller_worker.providers.wires.http_transport import (
 from controller_worker.providers.wires.provider_errors import to_model_error
 from controller_worker.providers.wires.raw_client import PIECE_BYTES
 from tests.certificates import certificate_in
+from tests.polling import unhurried
 
 LIMIT_SECONDS = 60.0
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -69,7 +70,7 @@ async def listening(answer: bytes = ANSWER) -> AsyncIterator[Listening]:
     server = await asyncio.start_server(found.serve, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     found.address = f"http://{host}:{port}"
-    async with server, asyncio.timeout(LIMIT_SECONDS):
+    async with server, asyncio.timeout(unhurried(LIMIT_SECONDS)):  # the first client loads its SDK meanwhile
         yield found
         await found.has_ended.wait()
 
