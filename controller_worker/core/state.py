@@ -33,7 +33,7 @@ from controller_worker.core.concerns.start import ScheduledStart
 from controller_worker.core.concerns.survey import Survey
 from controller_worker.core.pending import Tools
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Limits, LLMSpec, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
+from broker.contract.long_work import Feature
 from broker.contract.task_list import TaskItem
 from controller_worker.core.concerns.acceptance import Acceptance
 from controller_worker.core.concerns.confirmation import ConfirmationProgress
@@ -20,11 +21,13 @@ from controller_worker.core.concerns.greeting import Greeting
 from controller_worker.core.concerns.inbox import MessageInbox, UnansweredMessage
 from controller_worker.core.concerns.lifecycle import Lifecycle
 from controller_worker.core.concerns.limits import ConversationUsage
+from controller_worker.core.concerns.long_work import CheckResult, FeatureRequest, LongWork
 from controller_worker.core.concerns.loops import Loops
 from controller_worker.core.concerns.model_calls import Deferral, ModelCalls, RetryWait
 from controller_worker.core.concerns.notes import Notes
 from controller_worker.core.concerns.opening import Opening
 from controller_worker.core.concerns.planning import ProposedPlan, TaskList
+from controller_worker.core.concerns.progress import Mark, Progress, RepeatedFailure
 from controller_worker.core.concerns.setup import Setup
 from controller_worker.core.concerns.start import ScheduledStart
 from controller_worker.core.concerns.survey import Survey
@@ -93,6 +96,19 @@ FULL = State(
     opening=Opening(3, 1, is_open=True, has_failed=True),
     survey=Survey(4, 2, 5, is_over=True, scripts=("setup.sh",)),
     plan=ProposedPlan(39, "1. Look", is_edited=True),
+    work=LongWork(
+        features=(Feature(id="a", description="ü", steps=("try it",), check="true", passes=True),),
+        contexts=2,
+        is_context_due=False,
+        requests=(FeatureRequest(41, "verify", ids=("a",)),),
+        action_id=42,
+        checking="a",
+        results=(CheckResult("b", passes=False, output="oh no"),),
+        is_saved=True,
+        was_edited=True,
+        written_sha256="ab" * 32,
+        is_verified=True,
+    ),
     acceptance=Acceptance(
         check_id=41, refusals=1, is_refused=True, is_checked=True, is_accepted=True, is_by_critic=True, corrections=2
     ),
@@ -103,6 +119,13 @@ FULL = State(
         met=1,
         recovery=2,
         calls=(("c1", Trace(37, 37, "cc")),),
+    ),
+    progress=Progress(
+        action_id=42,
+        digest="dd",
+        looked=Mark(30, 5, 0.2),
+        changed=Mark(20, 4, 0.1),
+        failures=(RepeatedFailure("ee", "ff", 2, 33),),
     ),
     delegation=Delegation(
         (Delegate(7, "CodeActAgent", METADATA, 6, iterations=5, end=DelegateEnd("d1", "done", {"a": 1})),),
@@ -179,7 +202,7 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
         SNAPSHOT_VERSION,
         {part: " ".join(field.name for field in fields(getattr(State(), part))) for part in PARTS},
     ) == (
-        1,
+        2,
         {
             "setup": "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at chosen_id",
             "lifecycle": "agent_state requested ending last_error error_code result_id",
@@ -195,9 +218,14 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
             "opening": "action_id attempts is_open has_failed",
             "survey": "action_id attempts answer_id is_over scripts",
             "plan": "action_id text is_edited",
+            "work": (
+                "features contexts is_context_due requests action_id checking results is_saved was_edited "
+                "written_sha256 is_verified"
+            ),
             "acceptance": "check_id refusals is_refused is_checked is_accepted is_by_critic corrections",
             "notes": "pending",
             "loops": "recent found met recovery calls",
+            "progress": "action_id digest looked changed failures",
             "delegation": "delegates iterations spent_usd order",
             "tasks": "items",
             "start": "standing has_time",
