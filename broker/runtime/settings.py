@@ -41,7 +41,7 @@ CONFIG_FILES_READ = "DECKHANDS_CONFIG_FILES"
 WORKER_SETTINGS = frozenset(
     (
         *("max_conversations", "idle_seconds", "quotas", "tenants", "admit_memory", "hooks", "any_model"),
-        *("sdk_sessions", "sdk_sandbox"),
+        *("sdk_sessions", "sdk_sandbox", "priced_models"),
         *("node", "pools", "labels", "tools", "pass_env", "mcp", "concurrency", "chromium"),
         *("docker_images", "docker_host", "docker_cpus", "workspace_memory_bytes", "workspace_processes"),
         *("egress", "egress_private", "egress_bytes", "repository_roots", "workspace_bytes", "workspace_files"),

@@ -347,7 +347,7 @@ async def test_no_attempt_starts_once_the_tokens_are_spent(client: Client, resul
     limited = EvaluationPlan("tokens", questions(*"abcd"), [model], at_once=1, token_budget=240, budget_usd=1e-6)
     running = Running(client, limited, results)
     ended = await running.ended()
-    assert [(outcome, cause) for _, outcome, cause in ended] == [
+    assert [(outcome, cause) for _, outcome, cause in sorted(ended)] == [
         *[("resolved", "")] * 2,
         *[("limit", "evaluation_token_budget")] * 2,
     ]

@@ -55,9 +55,9 @@ model = "gemini/*"
 """
     )
     found = profiles(tmp_path, text, LLM_SCRIPTS_DIR="/scripts")
-    assert found.list_unpriced() == ["local", "openai/my-own"]
+    assert found.list_unpriced() == ["local", "openai/my-own", "long"]
     asked = ["acme/large", "gpt-4o", "scripted/a.json", "gemini/gemini-2.5-pro", "gemini/none"]
-    assert found.list_unpriced(asked) == ["local", "openai/my-own", "gemini/none"]
+    assert found.list_unpriced(asked) == ["local", "openai/my-own", "long", "gemini/none"]
     private = Profiles.from_env({"LLM_MODEL": "scripted/a.json"}, is_open=True)
     assert private.list_unpriced(["acme/small", "gpt-4o"]) == ["acme/small"]
 
