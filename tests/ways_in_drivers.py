@@ -133,7 +133,7 @@ class World:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What workers are told."""
+        """The settings of the workers."""
         return {
             "LLM_MODEL": "openai/gpt-4o-mini",
             "LLM_BASE_URL": f"{self.models.url}/v1",
@@ -278,7 +278,7 @@ def by_conversation(world: World, task: str, fields: Fields, **place: Any) -> En
 
 
 def by_embedded(world: World, task: str, fields: Fields) -> Ended:
-    """Python with workers of its own."""
+    """Python with its own workers."""
     own = {**world.settings, "DECKHANDS_HOME": str(world.root / "home")}
     fields = {"workspace": str(world.root / "work" / "empty"), **fields}
     return by_conversation(world, task, fields, environment=own)
