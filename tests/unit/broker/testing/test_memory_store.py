@@ -49,7 +49,7 @@ async def go_on(seconds: float) -> None:
 def lasting(
     seconds: object = None,
 ) -> Callable[[Callable[[ManualClock, MemoryServer], Awaitable[None]]], Callable[[], None]]:
-    """Make a test of a scene, which is over after so many seconds of its own clock."""
+    """Make a test of a scene, which ends after so many seconds of its clock."""
 
     def make_test(scene: Callable[[ManualClock, MemoryServer], Awaitable[None]]) -> Callable[[], None]:
         def play() -> None:

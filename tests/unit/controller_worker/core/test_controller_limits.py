@@ -144,7 +144,7 @@ def test_time_of_a_conversation(scenario: str) -> None:
 @pytest.mark.parametrize(
     ("scenario", "seconds"),
     [("wait 60, say -> model 1", 120), ("fail rate_limit in 8, wait 8", 60)],
-    ids=["starts again when a person goes on", "is not given by a rate limit that passes"],
+    ids=["starts again when a user continues", "is not given by a rate limit that passes"],
 )
 def test_deadline(scenario: str, seconds: int) -> None:
     assert play(timed(), scenario).state.usage.deadline == START + timedelta(seconds=seconds)

@@ -31,7 +31,7 @@ REFUSED = ModelCallFailed(code="authentication", last_error="no")
             "fail internal in 16 -> park internal 24, wait 16 -> model 1 try 3"
         ),
         "a code of another version is tried again": "fail solar_storm in 8 -> park solar_storm 8",
-        "a reply after failures begins the next step anew": "fail internal in 8, wait 8, think -> model 2, iteration 1, code ",
+        "a reply after failures starts the next step from the beginning": "fail internal in 8, wait 8, think -> model 2, iteration 1, code ",
         "a rate limit shows and passes": (
             "fail rate_limit in 8 -> park rate_limit 8, states running rate_limited, wait 8 -> model 1 try 2, "
             "states running rate_limited running"

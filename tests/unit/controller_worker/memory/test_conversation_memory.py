@@ -269,11 +269,11 @@ def test_a_call_and_its_result() -> None:
         "a stopped turn has the stop as its result": ("bash, stopped", ["assistant: [c1]", STOPPED]),
         "a late result of a closed turn is not shown": ("bash, stopped, ran 8", ["assistant: [c1]", STOPPED]),
         "an answer without a word is not shown": ("text(  \n)", []),
-        "resumed model that spoke last is told to continue": (
+        "resumed model that spoke last reads that it continues": (
             "text(Which one?), running",
             ["assistant: Which one?", f"user: {CONTINUE}"],
         ),
-        "model with an answer is not told to continue": (
+        "model with an answer reads nothing more": (
             "text(Which one?), say(the red one)",
             ["assistant: Which one?", "user: the red one"],
         ),

@@ -90,7 +90,7 @@ def test_finish_waits_for_the_verdict_and_accepted_one_counts() -> None:
             {},
             "finish, fail service_unavailable in 8, wait 9 -> model 2 try 2, fail authentication, states running error",
         ),
-        "after such an error the next finish is judged anew": (
+        "after such an error the next finish is judged again": (
             {"check": "make test"},
             "finish, ran, fail authentication, running, finish -> tools 17",
         ),

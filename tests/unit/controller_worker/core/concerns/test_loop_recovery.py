@@ -88,7 +88,7 @@ def forgotten(core: Core) -> list[tuple[int | None, int | None]]:
     ids=[
         *("error that consumes nothing", "headless message changes nothing", "stops once"),
         *("message restarts the policy", "finish ends it", "recovered loop counts", "snapshots"),
-        *("parked loop waits for a person", "2 goes on", "3 stops", "no such option", "choice without a loop"),
+        *("parked loop waits for a person", "2 continues", "3 stops", "no such option", "choice without a loop"),
     ],
 )
 def test_response(response: str, scenario: str) -> None:

@@ -54,7 +54,7 @@ def test_wait_for_a_quota(scenario: str) -> None:
         "the wait is the reason of a running conversation": (
             "trace 6: 7 ModelCallDeferred(environment), shows running waiting_for_budget"
         ),
-        "a reply ends the wait whatever was told": "think, shows running ",
+        "a reply ends the wait whatever is shown": "think, shows running ",
         "a failed call ends the wait": "fail internal in 8, shows running internal",
     }
 )
@@ -66,7 +66,7 @@ def test_wait_for_a_budget(scenario: str) -> None:
 @scenarios(
     {
         "an admission ends the wait": "admitted -> model 1, shows running ",
-        "an admitted call goes on": "admitted, finish -> rest, shows finished ",
+        "an admitted call continues": "admitted, finish -> rest, shows finished ",
         "a person may pause": "paused -> rest, shows paused ",
         "a person may stop": "stopped -> rest, shows stopped ",
         "a pause ends with a resume": "paused, running -> model 1, shows running ",
