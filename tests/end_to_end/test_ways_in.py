@@ -129,7 +129,7 @@ TRIALS: Mapping[str, Trial] = {
     "delay": Trial(is_delayed, {"delay": DELAY_SECONDS}),
     "expiry": Trial(lambda ended: ended.summary.error_code == "expired" and not ended.requests, {"expires": 0}, "late"),
     "key": Trial(
-        lambda ended: ended.summary.state == AgentState.FINISHED, {"idempotency_key": "one of the ways"}, "keyed"
+        lambda ended: ended.summary.state == AgentState.FINISHED, {"idempotency_key": "key of a way"}, "keyed"
     ),
     "messages": Trial(lambda ended: ended.created.double_texting == "reject", {"double_texting": "reject"}),
 }
@@ -147,6 +147,8 @@ class Conversations:
         found = dict(TRIALS[feature.name].fields)
         if "workspace" in found:
             found["workspace"] = str(self.world.root / "work" / "project")
+        if "idempotency_key" in found:
+            found["idempotency_key"] = f"key of {way.name}"
         if "headless" in found:
             found["headless"] = way.name in ATTENDED  # not what it is by default
         return found

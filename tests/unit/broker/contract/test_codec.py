@@ -20,6 +20,7 @@ from broker.contract.actions import CmdRunAction, CondensationAction, MCPAction,
 from broker.contract.condenser_specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, NoOpCondenserSpec
 from broker.contract.events import AgentSpec, ConversationCreated, Event, EventValue
 from broker.contract.file_events import FileReadObservation
+from broker.contract.long_work import Feature
 from broker.contract.notes import Note
 from broker.contract.observations import CmdOutputObservation, MCPObservation
 from broker.contract.plain_json import replace_surrogates, to_plain_json
@@ -33,6 +34,8 @@ from tests.exploring import examples
 KINDS = dict(sorted(Event.KINDS.items()))
 
 texts = st.text(max_size=40)
+filled = st.text(min_size=1, max_size=40)
+names = st.text("ab9", min_size=1, max_size=9)
 json_values = st.recursive(
     st.none()
     | st.booleans()
@@ -53,14 +56,14 @@ def _values(name: str, field: FieldInfo) -> st.SearchStrategy[Any]:
     annotation = field.annotation
     if name == "thinking_blocks":
         return st.lists(json_objects, max_size=2).map(tuple)
+    if annotation == tuple[Feature, ...]:
+        return st.lists(st.builds(Feature, id=names, description=filled, check=filled), max_size=3).map(tuple)
     if name == "acp":
         return st.none() | st.just(AcpSpec(command="an-agent --acp"))
     if get_origin(annotation) is tuple and Any in [part for each in get_args(annotation) for part in get_args(each)]:
         return st.lists(json_objects, max_size=2).map(tuple)
     if name == "labels":
-        return st.none() | st.dictionaries(
-            st.text("ab9", min_size=1, max_size=9), st.text("ab9", max_size=9), max_size=3
-        )
+        return st.none() | st.dictionaries(names, st.text("ab9", max_size=9), max_size=3)
     if get_origin(annotation) is dict and any("plain_json" in repr(part) for part in field.metadata):
         return json_objects
     return st.from_type(annotation)  # type: ignore[arg-type]
@@ -154,7 +157,7 @@ for _part in set(EventValue.__subclasses__()) - {Skill, Note, WorkspaceSpec, Acp
 
 
 def test_every_kind_is_known() -> None:
-    assert len(KINDS) == 75
+    assert len(KINDS) == 83
     assert all(kind.partition(".")[0] in ("action", "observation", "conversation", "model") for kind in KINDS)
 
 

@@ -118,7 +118,7 @@ def test_a_delegate_that_cannot_be_used_is_refused(given: list[str], said: str) 
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize("agent", sorted(list_local_agents() - {"CodeActAgent", "CodeActAgentSDK"}))
+@pytest.mark.parametrize("agent", sorted(list_local_agents() - {"CodeActAgent", "CodeActAgentSDK", "LongWorkAgent"}))
 @pytest.mark.parametrize("option", ["--ipython", "--patch", "--delegate=LocAgent"])
 def test_an_agent_with_tools_of_its_own_takes_no_others(agent: str, option: str) -> None:
     with pytest.raises(UsageError, match=f"{option.partition('=')[0]} has no effect on {agent}, whose tools are fixed"):
