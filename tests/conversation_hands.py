@@ -201,3 +201,9 @@ async def hands(valkey_server: RealServer, tmp_path: Path) -> AsyncIterator[Hand
     await made.services.sdk_sessions.aclose()
     await made.services.models.aclose()
     await store.aclose()
+
+
+def is_asking(loop: ConversationLoop) -> bool:
+    """Whether the model is asked, and not only a question prepared, which would still read a message."""
+    task = loop._call._task._task
+    return task is not None and task.get_name().startswith("model ")

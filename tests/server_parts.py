@@ -18,7 +18,7 @@ from deckhands.server.auth.api_keys import ApiKeys, Scope
 from deckhands.server.cluster import check_readiness
 from deckhands.server.gateway import Gateway, Principal, ServerOptions
 from deckhands.server.serving import serve_in_loop
-from tests.polling import until
+from tests.polling import unhurried, until
 from tests.served_stores import Server, environment_with, refusals, worker
 from tests.served_stores import serving as store_serving
 
@@ -75,9 +75,8 @@ class Served:
 
     def as_(self, token: str = "") -> httpx2.AsyncClient:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx2.AsyncClient(
-            base_url=self.url, headers=headers, timeout=30, verify=False
-        )  # no TLS; it takes 30 ms
+        options: dict[str, Any] = {"verify": False}  # without TLS, reading certificates would only take time
+        return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=unhurried(30.0), **options)
 
 
 @asynccontextmanager

@@ -291,7 +291,7 @@ async def test_four_fifths_of_a_limited_server_are_for_starts(valkey_store: Stor
     call = valkey_store.connection.call
     used = int((await call("INFO", "memory")).decode().partition("used_memory:")[2].partition("\r")[0])
     try:
-        await call("CONFIG", "SET", "maxmemory", int(used * 1.2))
+        await call("CONFIG", "SET", "maxmemory", int(used * 1.1))
         assert (await refused(valkey_store, "one")).reason == "memory"
         await call("CONFIG", "SET", "maxmemory", used * 2)
         await begin(valkey_store, "one")

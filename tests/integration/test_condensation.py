@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ from controller_worker.memory.condensers.registry import create_condenser
 from controller_worker.memory.conversation_memory import PromptOptions
 from controller_worker.model.prompt_history import PromptHistory
 from controller_worker.providers.messages.messages import Message, TextPart
-from tests.conversation_hands import CID, THINK, Hands
+from tests.conversation_hands import CID, THINK, Hands, is_asking
 from tests.polling import until
 
 SMALL = LLMSummarizingCondenserSpec(keep_first=4, max_size=12)
@@ -116,11 +115,7 @@ async def thinking_about_notes(hands: Hands) -> ConversationLoop:
     await hands.begin(*thoughts(6), condenser=SMALL, condensation=NOTES | {"latency_seconds": 0.5})
     loop = await hands.claim()
     loop.wake(has_new_events=False)
-
-    def is_asked() -> bool:  # a call that is only prepared would still read a message
-        return loop.state.usage.iteration == 5 and f"model {CID}" in {task.get_name() for task in asyncio.all_tasks()}
-
-    await until(is_asked, what="the condenser's call")
+    await until(lambda: loop.state.usage.iteration == 5 and is_asking(loop), what="the condenser's call")
     return loop
 
 

@@ -12,7 +12,7 @@ from broker.log.invariants import find_violations
 from broker.log.status import fold_status
 from controller_worker.loop.replay import replay
 from deckhands.client.reading.summary import summarize
-from tests.conversation_hands import CID, THINK, Hands
+from tests.conversation_hands import CID, THINK, Hands, is_asking
 from tests.polling import until
 
 FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}], "cost_usd": 0.25}
@@ -66,7 +66,7 @@ async def test_another_worker_asks_the_critic_when_its_worker_dies(hands: Hands)
     loop = await hands.claim()
     loop.wake(has_new_events=False)
     await until(
-        lambda: loop.state.lifecycle.ending is AgentState.FINISHED and loop._call.is_running, what="the critic's call"
+        lambda: loop.state.lifecycle.ending is AgentState.FINISHED and is_asking(loop), what="the critic's call"
     )
     before = await hands.events()
     loop.drop()

@@ -23,7 +23,7 @@ from controller_worker.memory.conversation_memory import PromptOptions
 from controller_worker.model.prompt_history import PromptHistory
 from deckhands.client.client import Client
 from tests.broker_parts import lapse
-from tests.conversation_hands import BASH, CID, THINK, Hands
+from tests.conversation_hands import BASH, CID, THINK, Hands, is_asking
 from tests.polling import until
 
 OTHER = "controller-2"
@@ -65,13 +65,13 @@ async def test_a_call_that_is_interrupted_is_not_waited_for(hands: Hands) -> Non
     await hands.begin(THINK, latency=3600.0, double_texting="interrupt")
     loop = await hands.claim()
     loop.wake(has_new_events=False)
-    await until(lambda: loop._call.is_running, what="the call")
+    await until(lambda: is_asking(loop), what="the call")
     first = loop._call._task._task
     assert first is not None
     await hands.say("rather this")
     loop.wake()
     await until(first.done, what="the end of the call")
-    await until(lambda: loop._call.is_running and loop._call._task._task is not first, what="the next call")
+    await until(lambda: is_asking(loop) and loop._call._task._task is not first, what="the next call")
     assert of(await hands.events(), InterruptedObservation)
     loop.drop()
 
