@@ -15,7 +15,6 @@ from broker.runtime import UsageError
 from deckhands.cli.task_options import (
     TaskOptions,
     agent_of,
-    fields_of,
     limits_of,
     place_of,
     workspace_of,
@@ -32,7 +31,7 @@ class TaskDefaults:
     Attributes:
         place: the workspace of -w.
         secrets: values by name.
-        own: fields of `TaskSpec` that `options` lacks, such as expires.
+        own: the options that are fields of `TaskSpec` as they are, made once for all tasks; see `fields_of`.
         is_here: whether the cluster is on this machine, where it finds the scripts of scripted models.
     """
 
@@ -53,8 +52,7 @@ class TaskDefaults:
         given = request.model_fields_set
         check_task(request.task)
         limits = limits_of(self.options)
-        own = {**fields_of(self.options), **self.own}
-        update: dict[str, Any] = {name: value for name, value in own.items() if name not in given}
+        update: dict[str, Any] = {name: value for name, value in self.own.items() if name not in given}
         update["limits"] = limits.model_copy(
             update={name: getattr(request.limits, name) for name in request.limits.model_fields_set}
         )

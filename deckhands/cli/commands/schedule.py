@@ -18,7 +18,7 @@ from deckhands.cli.commands.submit import workspace_option
 from deckhands.cli.options import ListOptions, json_option, read_task
 from deckhands.cli.selection import parse_labels
 from deckhands.cli.task_defaults import TaskDefaults, place_for_all
-from deckhands.cli.task_options import TaskOptions, task_options
+from deckhands.cli.task_options import TaskOptions, fields_of, task_options
 from deckhands.cli.timing_options import TimingOptions, parse_duration, timing_options
 from deckhands.client import (
     Client,
@@ -203,7 +203,7 @@ def _request_of(settings: CliSettings, options: AddScheduleOptions) -> TaskSpec:
         place=place,
         labels=labels,
         secrets=secret_values(settings, options.secrets),
-        own=timing,
+        own={**fields_of(options), **timing},
         is_here=settings.url is None,
     )
     return defaults.complete(TaskSpec.parse({"task": task}))

@@ -20,6 +20,7 @@ from deckhands.cli.task_defaults import TaskDefaults, place_for_all
 from deckhands.cli.task_options import (
     TaskOptions,
     agent_of,
+    fields_of,
     place_of,
     spec_of,
     task_options,
@@ -174,7 +175,7 @@ async def _submit_file(settings: CliSettings, source: str, options: SubmitOption
         place=place,
         labels=parse_labels(options.labels),
         secrets=secret_values(settings, options.secrets),
-        own=options.fields(),
+        own={**fields_of(options), **options.fields()},
         is_here=settings.url is None,
     )
     with open_task_file(
