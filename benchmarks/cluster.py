@@ -137,7 +137,7 @@ class BenchCluster:
             env=_without_settings()
             | {
                 "DECKHANDS_URL": self.store.url,
-                "DECKHANDS_ANY_MODEL": "1" if self.store.url.startswith("unix://") else "",
+                "DECKHANDS_ANY_MODEL": str(self.store.socket) if self.store.url.startswith("unix://") else "",
                 "DECKHANDS_CELERY_URL": self.store.celery_url,
                 "DECKHANDS_NODE": "benchmark",
                 "DECKHANDS_NODE_DIR": str(self.directory / "n"),
