@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -64,12 +65,14 @@ class BenchCluster:
 
     async def start_gateway(self, port: int) -> int:
         """Start a gateway on a port of this machine and return its process id once it answers."""
-        child = self._launch(
-            "deckhands", {"DECKHANDS_HOME": str(self.directory / "home")}, "serve", "--port", str(port)
-        )
+        return await self.start_site(port, "deckhands", "serve", "--port", str(port))
+
+    async def start_site(self, port: int, module: str, *arguments: str) -> int:
+        """Start a module that serves HTTP and return its process id once its `/health` answers."""
+        child = self.launch(module, {"DECKHANDS_HOME": str(self.directory / "home")}, *arguments)
         async with asyncio.timeout(READY_LIMIT_SECONDS), httpx2.AsyncClient() as client:
             while True:
-                assert child.exit_status is None, f"the gateway ended; see its log in {self.directory}"
+                assert child.exit_status is None, f"{module} ended; see its log in {self.directory}"
                 with contextlib.suppress(httpx2.HTTPError):
                     if (await client.get(f"http://127.0.0.1:{port}/health")).status_code == 200:
                         return child.pid
@@ -123,14 +126,15 @@ class BenchCluster:
         await asyncio.gather(*(child.stop(grace_seconds=STOP_GRACE_SECONDS) for child in children))
 
     async def _start(self, module: str, environment: dict[str, str]) -> int:
-        child = self._launch(module, environment)
+        child = self.launch(module, environment)
         async with asyncio.timeout(READY_LIMIT_SECONDS):
             while not any(f"-{child.pid}-" in member.worker_id for member in await list_members(self.client.store)):
                 assert child.exit_status is None, f"{module} ended; see its log in {self.directory}"
                 await asyncio.sleep(POLL_SECONDS)
         return child.pid
 
-    def _launch(self, module: str, environment: dict[str, str], *arguments: str) -> ChildProcess:
+    def launch(self, module: str, environment: dict[str, str], *arguments: str) -> ChildProcess:
+        """Start a module as a process of the cluster, which ends with it."""
         child = ChildProcess.start(
             [sys.executable, "-m", module, *arguments],
             log=self.directory / f"{module}-{len(self._children)}.log",
@@ -163,6 +167,13 @@ async def running_cluster(directory: Path, *, append_fsync: str = "everysec") ->
         await cluster.stop_workers()
         await cluster.client.aclose()
         await store.stop()
+
+
+def free_port() -> int:
+    """Return a port of this machine that nothing listens to."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+    return port
 
 
 def model_environment(backend: str, url: str) -> dict[str, str]:
