@@ -24,7 +24,7 @@ from broker.secrets import Secrets
 from broker.store import Store
 from broker.tools import ToolOffers
 from deckhands.client.conversation_secrets import store_secrets
-from deckhands.client.known_agents import require_agent, require_models
+from deckhands.client.known_agents import RecentOffers, require_agent, require_models
 from deckhands.client.named_directory import require_served
 from deckhands.client.tasks.spec import TaskSpec
 from deckhands.client.tasks.tasks import derive_title
@@ -45,6 +45,7 @@ async def start_conversation(
     upload: bytes | None = None,
     awaited: str = "",
     offers_limit_seconds: float = OFFERS_LIMIT_SECONDS,
+    recent: RecentOffers | None = None,
     role: str = "client",
 ) -> Appended | Duplicate:
     """Start a conversation, in a span.
@@ -56,6 +57,7 @@ async def start_conversation(
         upload: the file that the workspace's `UploadedSource` names.
         awaited: the waiter to notify of its end, see `EventLog.create`.
         offers_limit_seconds: how long a tool may be missing.
+        recent: see `require_models`.
         role: the role of this process, for the span.
 
     Raises:
@@ -71,9 +73,10 @@ async def start_conversation(
     with open_tracing(role).span("submit", spec.traceparent, kind="producer", attributes=attributes) as span:
         agent = choose_agent(agent, AgentFactoryConfig.from_env(), conversation_id)
         try:
-            await check_admission(store, conversation_id, spec.tenant)
+            if upload is not None or spec.secrets:  # otherwise the append, which decides, is the first write
+                await check_admission(store, conversation_id, spec.tenant)
             await require_agent(store, agent)
-            await require_models(store, find_model_names(agent), spec.tenant)
+            await require_models(store, find_model_names(agent), spec.tenant, recent=recent)
             await require_served(store, workspace)
             if spec.tools:
                 offers = await ToolOffers(store).choose(spec.tools, limit_seconds=offers_limit_seconds)
