@@ -224,7 +224,7 @@ local function leave_word(a)
     redis.call('XADD', a.shard .. ':notices', '*', 'c', a.cid)
     redis.call('HSET', a.meta, 'noticed', '1')
   end
-  -- Whoever waits also polls, so a user without the right to write here leaves the hint out.
+  -- Waiting clients also poll, so a user without the right to write here leaves the hint out.
   if a.call.by ~= 'create' and admission.is_settled(given(a.call.fields, 'state')) then
     redis.pcall('XADD', a.shard .. ':ended', 'MAXLEN', '~', MOST_ENDED, '*', 'c', a.cid)
   end
