@@ -1,4 +1,4 @@
-"""Skills: what files say to agents, and which words call them up."""
+"""Skill files: their content for agents, and the words that trigger them."""
 
 from __future__ import annotations
 

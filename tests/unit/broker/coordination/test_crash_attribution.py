@@ -1,4 +1,4 @@
-"""What a worker has died with acts under a mark, and one at a time."""
+"""Work that was running when a worker died runs under a mark, and one at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from broker.coordination.crash_attribution import NOT_SUSPECTED, CrashAttributio
 
 
 class Suspects:
-    """Suspects that share their turns, and what was noted of them in the store."""
+    """Suspects that share their turns, and the records about them in the store."""
 
     def __init__(self, **seconds: float) -> None:
         self.noted: list[tuple[str, bool]] = []

@@ -1,4 +1,4 @@
-"""The core: what each event means, what is wanted next, and what a person may ask for at any time."""
+"""The core: the effect of each event, the next decision, and user requests at any time."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Anthropic's wire form, byte for byte where it matters, and what is read back."""
+"""Anthropic's wire form, byte for byte where it matters, and the parsing of replies."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""A conversation that waits for its time: what is done for it meanwhile, and what begins or ends it."""
+"""A conversation with a start time: effects while it waits, and events that start or end it."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Asking a person before an action runs: the question, the answers, and what else may come instead of one."""
+"""Confirmation of an action: the question, the answers, and other events instead of an answer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Delegation in the core: waiting for delegates, their ends, their shares, and what cannot be delegated."""
+"""Delegation in the core: waits for delegates, their ends, their shares, and impossible delegations."""
 
 import json
 from typing import Any
@@ -77,7 +77,7 @@ def results(core: Core) -> list[AgentDelegateObservation]:
 
 
 def in_background_at_work(core: Core, **arguments: Any) -> Effect:
-    """Let the model begin a background delegate, action 8, and the shell say that it works."""
+    """Let the model start a background delegate, action 8, and the shell report that it works."""
     core.reply(delegate(background=True, **arguments))
     return started_in_background(core, core.state.delegation.delegates[-1].id)
 
@@ -332,7 +332,7 @@ def all_ended(core: Core, *, first_id: int = 1, content: str = "") -> None:
 
 
 def in_background(core: Core, count: int) -> list[int]:
-    """Begin delegates in the background, as many with each reply as a reply may hold; return their ids."""
+    """Start background delegates, as many with each reply as a reply may hold; return their ids."""
     ids: list[int] = []
     while len(ids) < count:
         calls = range(min(MAX_CALLS, count - len(ids)))
@@ -345,7 +345,7 @@ def in_background(core: Core, count: int) -> list[int]:
 
 
 def commits_of_run(core: Core) -> list[Commit]:
-    """Let the core enter what is due until it wants a model call; return what it committed."""
+    """Let the core append pending events until it wants a model call; return its commits."""
     before = len(core.commits)
     assert isinstance(core.run(), CallModel)
     return core.commits[before:]

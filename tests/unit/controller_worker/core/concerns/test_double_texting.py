@@ -1,4 +1,4 @@
-"""Double texting: what a message does that comes while the agent works."""
+"""Double texting: the effect of a message that arrives while the agent works."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Condensers that ask nobody: what they show and what they forget."""
+"""Condensers without a model call: the events that they show and forget."""
 
 from collections.abc import Sequence
 

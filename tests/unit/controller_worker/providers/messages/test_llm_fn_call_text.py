@@ -1,4 +1,4 @@
-"""Tool calls as text: every list of calls survives, and nothing is carried out by halves."""
+"""Tool calls as text: every list of calls survives, and no partial call runs."""
 
 import json
 from time import process_time

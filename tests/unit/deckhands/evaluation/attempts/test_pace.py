@@ -1,4 +1,4 @@
-"""How many attempts may be under way: it grows until it hurts, and finds about where that is."""
+"""The limit of running attempts grows until it reaches a bottleneck, and settles near it."""
 
 from __future__ import annotations
 

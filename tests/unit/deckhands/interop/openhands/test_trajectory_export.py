@@ -1,4 +1,4 @@
-"""What an export is worth: the original reads all of it, and every id in it names the same event as before."""
+"""The quality of an export: the original reads all of it, and every id in it names the same event as before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trajectories of OpenHands V0: what one looks like, read and written."""
+"""Trajectories of OpenHands V0: read and written."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def changed(position: int, **fields: Any) -> list[dict[str, Any]]:
 
 
 def metrics(cost: float, prompt: int, cached: int = 0) -> dict[str, Any]:
-    """Return what OpenHands copies onto an action."""
+    """Return the metrics that OpenHands copies onto an action."""
     usage = {"model": "acme/large", "prompt_tokens": prompt, "completion_tokens": 1, "cache_read_tokens": cached}
     return {"accumulated_cost": cost, "accumulated_token_usage": usage, "costs": [], "token_usages": []}
 

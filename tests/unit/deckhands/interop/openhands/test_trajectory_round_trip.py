@@ -37,7 +37,7 @@ def mixed(seed: int) -> list[Event]:
 
 
 def condensation(events: list[Event], random: Random) -> CondensationAction:
-    """Forget some of what is shown, as a list or as a range, with a summary or without."""
+    """Forget some of the visible events, as a list or as a range, with a summary or without."""
     view = [event.id for event in fold_of(events).view().events if event.id]
     place = {"summary": f"s{len(events)}", "summary_offset": random.randint(0, 4)} if random.random() < 0.7 else {}
     if random.random() < 0.5 and len(view) > 3:
