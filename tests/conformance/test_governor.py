@@ -1,4 +1,4 @@
-"""Quotas of models: which conversation may call, waits or is next, and whose a permit is, on each kind of store."""
+"""Quotas of models: admitted, waiting and next conversations, and owners of permits, on each kind of store."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ async def spend(ledger: Ledger, cid: str, worst: float, total: float) -> None:
 
 
 async def amounts(ledger: Ledger, account: str = TENANT) -> tuple[float, float, float]:
-    """Return what an account has spent, reserved and lost."""
+    """Return the spent, reserved and lost amounts of an account."""
     found = await ledger.load_account(account)
     return found.spent_usd, found.reserved_usd, found.lost_usd
 
@@ -329,7 +329,7 @@ async def stays(store: Store, key: str) -> bool:
 
 
 async def accounts_left(store: Store) -> list[bytes]:
-    """Return what stays in the store of the accounts of two conversations, and of their calls."""
+    """Return the remaining store keys of the accounts of two conversations, and of their calls."""
     root, found = store.all_shards[0].root, []
     for cid in ("aaa", "bbb"):
         for part in ("", ":children", ":waiting", ":wanted"):

@@ -1,4 +1,4 @@
-"""Heartbeats, sweeps and burials: what a worker had comes back, whichever worker it was and whatever it does afterwards."""
+"""Heartbeats, sweeps and burials: a dead worker's work returns, for every worker and after anything it does later."""
 
 from __future__ import annotations
 

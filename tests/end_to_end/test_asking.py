@@ -1,4 +1,4 @@
-"""A run that asks the person who watches it, and the verbs that answer for a conversation of a cluster."""
+"""A run that asks the user who watches it, and the verbs that answer for a conversation of a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a browser, or a page of it, and what stands around it: the sandbox, a proxy, a tool worker."""
+"""Ends of a browser or a page, caused by itself, the sandbox, a proxy or a tool worker."""
 
 from __future__ import annotations
 

@@ -183,12 +183,12 @@ def test_one_worker_in_the_foreground(home, tmp_path):
 
 
 def is_running(*command: str) -> bool:
-    """Say whether any process was started with exactly this command."""
+    """Return whether a process was started with exactly this command."""
     return any(process.info["cmdline"] == list(command) for process in psutil.process_iter(["cmdline"]))
 
 
 async def reported(url: str, node: str) -> bool:
-    """Say whether a worker of the node has reported to the store, with the pool it was given."""
+    """Return whether a worker of the node has reported to the store, with its pool."""
     async with await Client.connect(url) as client:
         found = [member.about for member in await list_members(client.store) if member.about.get("node") == node]
     return [about["pools"] for about in found] == ["gpu"]

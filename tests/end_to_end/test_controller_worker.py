@@ -1,4 +1,4 @@
-"""A real controller worker on a real store, and everything around it played by the test: persons, tools, faults."""
+"""A real controller worker on a real store; the test plays everything around it: users, tools, faults."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ async def test_worker_told_to_end_hands_back_at_once(bench: Bench) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Say whether every thread of a process stands still: the signal takes its time."""
+    """Return whether every thread of a process is stopped: the signal takes its time."""
     return all(
         psutil.Process(int(task.name)).status() == psutil.STATUS_STOPPED for task in Path(f"/proc/{pid}/task").iterdir()
     )

@@ -1,4 +1,4 @@
-"""Evaluations from the command line and from a program: killed, completed, steered, compared and begun again."""
+"""Evaluations from the command line and from a program: killed, completed, steered, compared and restarted."""
 
 from __future__ import annotations
 

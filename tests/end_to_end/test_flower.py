@@ -138,7 +138,7 @@ async def _both(cluster: Cluster, *command: str) -> dict[str, Any]:
 
 
 async def _control(cluster: Cluster, *command: str) -> Any:
-    """Run Celery's command line and return what it prints as JSON."""
+    """Run Celery's command line and return its JSON output."""
     celery = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "celery", *command, "--json", "--timeout", "2"),
         stdout=asyncio.subprocess.PIPE,

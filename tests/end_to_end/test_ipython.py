@@ -250,7 +250,7 @@ async def test_the_kernel_outlives_the_tool_worker(workspaces: Workspaces, run: 
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """What the tool worker takes for the directory of temporary files; short, as sockets lie in it."""
+    """The tool worker's directory of temporary files; short, because it holds sockets."""
     with tempfile.TemporaryDirectory(prefix="t-") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)

@@ -1,4 +1,4 @@
-"""Replies on their way: shown to who looks on, kept nowhere, and the same in the log."""
+"""Replies in progress: shown to watchers, not stored, and the same in the log."""
 
 from __future__ import annotations
 

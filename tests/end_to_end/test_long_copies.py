@@ -37,7 +37,7 @@ class Node:
     """A node that serves the transfers of one conversation.
 
     Attributes:
-        served: what was asked, in order.
+        served: the requests, in order.
     """
 
     def __init__(self, store: Store, root: Path) -> None:

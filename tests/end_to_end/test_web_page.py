@@ -190,7 +190,7 @@ async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Serv
 
 
 async def test_hostile_content_stays_text_and_a_key_opens_the_page(server: Served) -> None:
-    """A task, a label, a command or its output may be anybody's."""
+    """A task, a label, a command or its output is untrusted."""
     await enter(server.client.store, "controller-1")
     cid = await server.client.submit(HOSTILE, title=HOSTILE, labels={"team": "b"})
     ownership = await claim(server.client.store, "controller-1", cid)

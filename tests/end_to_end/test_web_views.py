@@ -1,6 +1,6 @@
 """The views of evaluations, of the cluster and of the list in a real Chromium, with content of strangers.
 
-And the pages as axe-core sees them, in dark and in light, and what a keyboard alone can do."""
+And the pages as axe-core sees them, in dark and in light, and their use by keyboard alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A workspace host or its node dies: each action has one observation, unknown outcomes are named, nothing is run again."""
+"""A workspace host or its node dies: each action has one observation, unknown outcomes are named, nothing is run
+again."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ async def test_a_host_that_dies_with_a_command(cluster: FaultCluster) -> None:
 
 
 async def test_a_host_that_dies_between_two_commands(cluster: FaultCluster) -> None:
-    """What it has answered stays known; the next command gets another host."""
+    """Its answers stay known; the next command gets another host."""
     trace = cluster.root / "trace"
     cluster.start()
     turns = [bash(f"echo {n} >> {trace}; echo done {n}") for n in range(2)]

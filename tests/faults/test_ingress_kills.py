@@ -1,6 +1,6 @@
 """Ingresses that are killed, or whose store refuses for a while: one result, one answer and one callback of each task.
 
-What an inbox or a Celery queue has accepted is carried out, and once."""
+Each accepted entry of an inbox or a Celery queue is handled exactly once."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ async def test_the_store_refuses_in_the_middle_of_a_half(producer: Producer, tmp
 
 @pytest.mark.slow
 async def test_absent_result_backend_takes_no_slot_or_result(tmp_path: Path) -> None:
-    """More tasks than an ingress carries out at once end without a result; all of them have theirs in the end."""
+    """More tasks than an ingress handles at once end without a result; all of them have theirs in the end."""
     kept = EmbeddedValkey(tmp_path / "results")
     await kept.start()
     await kept.stop()

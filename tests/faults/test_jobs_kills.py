@@ -1,4 +1,5 @@
-"""Jobs workers and beats that die or wait for slow receivers: schedules, webhooks and the archive lose and repeat nothing."""
+"""Jobs workers and beats that die or wait for slow receivers: schedules, webhooks and the archive lose and repeat
+nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ ROUND = ("alone-1", "alone-2", "parent", "child")
 
 
 async def begin_round(client: Client, number: int) -> dict[str, list[Event]]:
-    """Begin two conversations, and one with a delegate; returns their logs."""
+    """Start two conversations, and one with a delegate; returns their logs."""
     alone_1, alone_2, parent, child = (f"{name}-{number}" for name in ROUND)
     await begin_ended(client, alone_1)
     await begin_ended(client, alone_2)
@@ -59,7 +60,7 @@ async def begin_round(client: Client, number: int) -> dict[str, list[Event]]:
 
 
 async def whole_in_one(client: Client, name: str, log: list[Event]) -> bool:
-    """Say whether a conversation is whole in the store or in the archive, and so reads as it did."""
+    """Return whether a conversation is complete in the store or in the archive, and so reads as before."""
     assert client.archive is not None
     try:
         archived = await client.archive.read_checked(name)

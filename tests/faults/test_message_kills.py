@@ -1,4 +1,4 @@
-"""What a person, a check or a critic has asked for while workers die: it happens once, and as it was asked."""
+"""Requests of users, checks and critics while workers die: each takes effect once, and as requested."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHECK = "touch checks; echo begin-$(wc -l < checks) >> effects; echo x >> checks
 
 
 async def submit(cluster: FaultCluster, policy: str, *, seconds: float) -> str:
-    """Begin a conversation whose first command takes so long, and wait until it runs."""
+    """Start a conversation whose first command takes so long, and wait until it runs."""
     (cid,) = await cluster.submit(steps(1, seconds=seconds), task={"double_texting": policy})
     await cluster.until(lambda: "begin-0" in cluster.effects(cid), what="a running command")
     return cid

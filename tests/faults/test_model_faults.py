@@ -1,6 +1,6 @@
 """Models whose servers accept and never answer, and turns that a provider pauses while a controller worker is killed.
 
-The blocks of a paused turn return to Claude as they were, in a fork and at another profile, and to nobody else."""
+The blocks of a paused turn return to Claude as they were, in a fork and at another profile, and to no other model."""
 
 from __future__ import annotations
 

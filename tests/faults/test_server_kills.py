@@ -33,7 +33,7 @@ class Reader:
 
     Attributes:
         seen: the ids of events, in the order of their arrival.
-        connections: how often it has begun.
+        connections: the number of its connections.
     """
 
     port: int
@@ -107,7 +107,7 @@ class World:
         await until(have_it, limit=LIMIT, what=f"event {event_id} at {by} readers")
 
     async def finish(self, reading: asyncio.Future[list[None]]) -> None:
-        """Let the readers come to the end, and look at what they have read."""
+        """Let the readers come to the end, and check their events."""
         end = await self.append(1)
         self.last.set_result(end)
         await self.append(1)  # who had all of them hears of one more

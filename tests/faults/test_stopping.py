@@ -1,6 +1,6 @@
-"""What is asked to stop stops: calls and commands of a stopped conversation, and workers while store and queue are gone.
+"""Stop requests take effect: calls and commands of a stopped conversation, and workers without store and queue.
 
-One server is both here. Killed, it refuses; stopped, it says nothing, as one does whose machine is gone."""
+One server is both here. Killed, it refuses; stopped, it is silent, like one on a lost machine."""
 
 from __future__ import annotations
 

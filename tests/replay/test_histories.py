@@ -1,4 +1,4 @@
-"""Random histories: whatever people, tools and models do in whatever order, the core keeps its promises."""
+"""Random histories: with any order of users, tools and models, the core keeps its promises."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -53,7 +53,7 @@ is_prompt = st.sampled_from([True, True, True, False])
 
 
 class History(RuleBasedStateMachine):
-    """One conversation. A model call that was begun ends some time later, whatever happens meanwhile."""
+    """One conversation. A started model call ends some time later, after any other events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class History(RuleBasedStateMachine):
     # What must hold
 
     def check_rest(self, effect: Effect) -> None:
-        """A reader of the log alone agrees with the core, and nobody is left without an answer."""
+        """A reader of the log alone agrees with the core, and every request has an answer."""
         core = self.core
         stands = fold_status(core.events)
         assert (stands.state, stands.is_unanswered) == (core.state.lifecycle.agent_state, False)
@@ -172,7 +172,7 @@ class History(RuleBasedStateMachine):
             assert not set(effect.action_ids) - set(self.unanswered())
 
     def check_prompt(self) -> None:
-        """What was shown is shown again; calls have results; nobody answers what he has not seen."""
+        """Shown messages are shown again; calls have results; no answer refers to an unseen message."""
         for event in self.core.events[self.taken :]:
             self.memory.add(event)
         self.taken = len(self.core.events)
