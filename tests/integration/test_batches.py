@@ -35,7 +35,7 @@ CALL_USD = (2_000 * 0.000005 + 50 * 0.0001) / 2
 
 
 class Evaluation(FaultCluster):
-    """Conversations that nobody waits for, and a provider with a batch API."""
+    """Conversations without waiting users, and a provider with a batch API."""
 
     def __init__(self, root: Path, provider: RunningModelServer, protocol: str) -> None:
         super().__init__(root)

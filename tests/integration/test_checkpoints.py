@@ -1,4 +1,5 @@
-"""Checkpoints of workspaces: whole, safe against what a store may hold, and on another node restored or said to be lost."""
+"""Checkpoints of workspaces: whole, safe against what a store may hold, and on another node restored or said to be
+lost."""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ def workspace(tmp_path: Path) -> Path:
 
 
 def content(path: Path) -> dict[str, object]:
-    """Return what a checkpoint should keep of a tree."""
+    """Return the part of a tree that a checkpoint should keep."""
     found: dict[str, object] = {}
     for entry in sorted(path.rglob("*")):
         status, name = entry.lstat(), str(entry.relative_to(path))

@@ -549,7 +549,7 @@ async def test_a_conversation_that_crashes_its_workers_rests_in_error(
 
 
 async def mark_of(hands: Hands) -> Any:
-    """Return what would count a death of the worker against the conversation; None if nothing does."""
+    """Return the mark that would count a death of the worker against the conversation; None without one."""
     return await hands.store.connection.call("HGET", hands.store.keys(CID).meta, "mark")
 
 

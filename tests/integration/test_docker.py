@@ -1,4 +1,4 @@
-"""Containers as workspaces, by a real engine: what they may do, which node runs them, and who outlives whom."""
+"""Containers as workspaces, by a real engine: their rights, their nodes, and their lifetimes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proxy of a workspace as programs use it: bodies both ways, tunnels, and what it bounds."""
+"""The proxy of a workspace as programs use it: bodies both ways, tunnels, and bounds."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Pages(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Evaluations that somebody steers while they run, through the store, as another process would."""
+"""Evaluations that are steered while they run, through the store, as by another process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def questions(*names: str) -> list[Instance]:
 
 
 class Running:
-    """An evaluation under way, and what it has said of itself."""
+    """A running evaluation, and its reports about itself."""
 
     def __init__(self, client: Client, plan: EvaluationPlan, results: Results) -> None:
         self.steering = EvaluationSteering(client.store, plan.name)
@@ -68,11 +68,11 @@ class Running:
         self.task = asyncio.create_task(evaluation.run())
 
     def attempts(self) -> Sequence[AttemptDetails]:
-        """Those under way now."""
+        """Return the running attempts."""
         return self.standings[-1].attempts if self.standings else ()
 
     async def stands(self, **fields: object) -> None:
-        """Wait until it stands so."""
+        """Wait until the status matches."""
         await until(
             lambda: (
                 self.standings and all(getattr(self.standings[-1], name) == value for name, value in fields.items())

@@ -1,4 +1,4 @@
-"""A workspace host as its clients see it: how long it lives, and what it refuses to keep for them."""
+"""A workspace host as its clients see it: its lifetime, and requests that it refuses."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ async def make_llm(request: pytest.FixtureRequest, server: RunningModelServer) -
 
 
 class Shown:
-    """What a person sees of a reply on its way."""
+    """A user's view of a reply in progress."""
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []

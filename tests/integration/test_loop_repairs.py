@@ -1,4 +1,4 @@
-"""The shell of a conversation where the store knows more than it does, or less, or what a newer version wrote."""
+"""The shell of a conversation where the store has more or fewer events than it, or events of a newer version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one cluster of real processes shows of itself: logs as JSON, and metrics of every process at one address."""
+"""The observability of one cluster of real processes: logs as JSON, and metrics of every process at one address."""
 
 from __future__ import annotations
 

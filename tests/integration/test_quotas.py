@@ -193,5 +193,5 @@ async def test_a_budget_holds_under_kills_and_a_top_up_resumes(crowd: Crowd) -> 
 
 
 def reply_costs(logs: Sequence[Sequence[Event]]) -> list[int]:
-    """What each conversation's replies have cost, in billionths."""
+    """Return the costs of each conversation's replies, in billionths."""
     return [to_nano(sum(event.cost_usd or 0.0 for event in log if isinstance(event, ModelReply))) for log in logs]

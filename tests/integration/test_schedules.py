@@ -1,4 +1,4 @@
-"""Schedules in a store: each tick begins one conversation, however often it is looked at, by the overlap policy."""
+"""Schedules in a store: each tick starts one conversation, however often it is handled, by the overlap policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Requests that a server refuses: malformed ones count by their reason, waiting ones are bounded and end with their callers."""
+"""Requests that a server refuses: malformed ones count by their reason, waiting ones are bounded and end with their
+callers."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ SMUGGLED = (
 
 
 async def status_of(server: Served, *parts: bytes) -> int:
-    """Return the status of the last answer to what is sent; the server ends the connection."""
+    """Return the status of the last answer to the request; the server ends the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     status = 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""Streams and hostile requests: what readers get through restarts, and what bad input costs."""
+"""Streams and hostile requests: the events of readers across restarts, and the cost of bad input."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class FaultPlan:
 
 
 def spoil_turn(kind: str, turn: ScriptedTurn) -> ScriptedTurn:
-    """Return what the model says under a fault of its content."""
+    """Return the model's reply under a fault of its content."""
     call = turn.tool_calls[0] if turn.tool_calls else ScriptedCall(name="execute_bash", arguments={"command": "true"})
     changes: dict[str, dict[str, object]] = {
         "bad_arguments": {"tool_calls": (call.model_copy(update={"arguments": '{"command": "ls'}),)},
