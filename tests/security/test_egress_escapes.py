@@ -134,7 +134,7 @@ def through_allowed(port: int, forbidden: int, unlisted: int) -> dict[str, str]:
 
 
 def passed_on(port: int, forbidden: int) -> dict[str, str]:
-    """Return requests that are carried out, but not as their author may have meant."""
+    """Return requests that are forwarded, but perhaps not as their author meant."""
     allowed = f"{ALLOWED}:{port}"
     return {
         "plain": get(f"http://{allowed}/plain"),
@@ -152,7 +152,7 @@ def passed_on(port: int, forbidden: int) -> dict[str, str]:
 
 
 async def answers(root: Path, requests: dict[str, str], allow: Sequence[str]) -> dict[str, str]:
-    """Send raw requests from within a workspace and return the first lines of what came back."""
+    """Send raw requests from within a workspace and return the first lines of the answers."""
     gate = EgressGate(private=(f"{ALLOWED}/32",))
     async with opened(root, sandbox="bwrap", gate=gate) as workspaces:
         run = Terminal(await workspaces.open("conversation", WorkspaceSpec(allow=tuple(allow))))

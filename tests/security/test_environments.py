@@ -1,4 +1,4 @@
-"""What processes know of the environment in which Deckhands was started: what is listed, whatever a secret is called."""
+"""Environment variables of Deckhands' processes: only listed ones, regardless of the name of a secret."""
 
 from __future__ import annotations
 

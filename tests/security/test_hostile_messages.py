@@ -31,7 +31,7 @@ SEED = 20261123
 
 
 class Crew:
-    """One worker of each kind, and somebody who can write to their broker."""
+    """One worker of each kind, and an attacker with write access to their broker."""
 
     def __init__(self, cluster: FaultCluster, broker: RealServer) -> None:
         self.cluster = cluster
@@ -70,7 +70,7 @@ class Crew:
         )
 
     async def until_served(self) -> None:
-        """Push a good message for each worker, and wait until both are carried out by the same processes as ever."""
+        """Push a good message for each worker, and wait until the original processes have handled both."""
         before = {role: _runs(stats) for role, stats in self.stats().items()}
         self.push(plain_message())
 

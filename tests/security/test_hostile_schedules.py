@@ -1,7 +1,7 @@
-"""Whatever the store holds of schedules, the others begin, and the job that begins them ends well.
+"""With any stored schedules, the others start, and the job that starts them ends well.
 
-Who may forge it: all who can write to the store as `jobs` or with every right, such as a jobs worker that was taken
-over. Clients write schedules through `ScheduleRepository`, which checks them.
+Threat: every client that can write to the store as `jobs` or with every right may forge them, such as a compromised
+jobs worker. Clients write schedules through `ScheduleRepository`, which checks them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def text_of(**fields: Any) -> str:
 
 
 def hostile_schedules(seed: int, count: int) -> list[tuple[str, str, Any]]:
-    """What is written: the schedule, its standing, and the score of its next tick."""
+    """Return hostile values: the schedule, its status, and the score of its next tick."""
     chance = random.Random(seed)
     found: list[tuple[str, str, Any]] = [
         *((text_of(request=request), "{}", 1) for request in REQUESTS),

@@ -1,4 +1,4 @@
-"""`deckhands run` and a cluster's tool workers as a whole: what an agent gets hold of by the directory it is given."""
+"""`deckhands run` and a cluster's tool workers as a whole: the files that an agent reaches by its directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOK = "cat .deckhands/secret.key .deckhands/runs/*/valkey/password; ls -a .deck
 
 @pytest.fixture
 def person(tmp_path: Path) -> Path:
-    """The home directory of somebody who has run Deckhands before."""
+    """The home directory of a user who has run Deckhands before."""
     person = tmp_path / "person"
     (person / ".deckhands").mkdir(parents=True)
     (person / ".deckhands" / KEY_FILE).write_text("key-canary")

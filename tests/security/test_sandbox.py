@@ -1,4 +1,4 @@
-"""What a program in a workspace must not reach, tried by programs in real sandboxes.
+"""Targets that a program in a workspace must not reach, tried by programs in real sandboxes.
 
 Every attempt is made without a sandbox too, where it can be: one that fails everywhere would prove nothing.
 """
