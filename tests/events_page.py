@@ -1,6 +1,6 @@
-"""docs/events.md, made of the classes of events. `make docs` writes it, and a test compares it.
+"""docs/events.md, generated from the classes of events. `make docs` writes it, and a test compares it.
 
-Holds: who writes an event is read from the code: the packages in which its class is called.
+Holds: the writers of an event are found in the code: the packages in which its class is called.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _fields_of(owner: type[BaseModel], without: set[type[Event]]) -> str:
 
 
 def _types() -> Iterator[str]:
-    """Yield a section for each type that a field of an event is made of, and for what these are made of."""
+    """Yield a section for each type of a field of an event, and recursively for their parts."""
     found: dict[str, type] = {}
     waiting: list[type] = list(_kinds().values())
     while waiting:

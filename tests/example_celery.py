@@ -32,7 +32,7 @@ def refund(order: int, amount: float = 0.0) -> dict[str, object]:
 
 
 class Refund(BaseModel):
-    """What is paid back."""
+    """The amount that was paid back."""
 
     order: int
     amount: float = 0.0

@@ -1,4 +1,4 @@
-"""Custom tools as people write them; tool workers of the tests load them by name."""
+"""Custom tools as users write them; tool workers of the tests load them by name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The command `deckhands` for many calls in a row: a process that has imported it, and forks for each call.
 
-Holds: each call is a process with the caller's arguments, directory, environment and open files. What starts a worker
-is the installed command itself, because a worker is started from nothing.
-Does not: save anything but the imports, which are most of what a short command costs.
+Holds: each call is a process with the caller's arguments, directory, environment and open files. The installed command
+itself starts workers, because a worker is started from nothing.
+Does not: save anything but the imports, which are most of the cost of a short command.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Servers as containers run them, by `deploy/serve-valkey`, and what each of their users may do."""
+"""Servers as containers run them, by `deploy/serve-valkey`, and the rights of their users."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ async def worker(module: str, environment: dict[str, str]) -> AsyncIterator[None
 
 
 async def refusals(server: Server) -> list[Any]:
-    """What the server has refused to a user: an alarm in production, a proof here that nothing was wanted in vain."""
+    """Return the refused commands in the log of the server; in production they raise an alarm."""
     admin = MultiplexedConnection(server.admin)
     found: list[Any] = await admin.call("ACL", "LOG")
     await admin.aclose()

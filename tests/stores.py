@@ -159,7 +159,7 @@ async def memory_store(clock: ManualClock) -> AsyncIterator[Store]:
 
 
 class LossyWire:
-    """A proxy on a unix socket in front of a server, which swallows replies or falls silent when told to.
+    """A proxy on a unix socket in front of a server, which swallows replies or falls silent on request.
 
     Attributes:
         swallow: given each chunk of replies; True drops it and cuts the connection, as if the reply was lost.

@@ -31,7 +31,7 @@ class Feature:
     """A feature of a task.
 
     Attributes:
-        fields: the fields of `TaskSpec` that give it; none for what a repository or a worker brings.
+        fields: the fields of `TaskSpec` that give it; none for a feature of a repository or a worker.
     """
 
     name: str

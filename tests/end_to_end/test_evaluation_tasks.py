@@ -1,5 +1,4 @@
-"""`deckhands.evaluate` as a Celery task: its result is the summary, however the ingress and the driver fare
-meanwhile."""
+"""`deckhands.evaluate` as a Celery task: its result is the summary, however the ingress and the driver fare meanwhile."""
 
 from __future__ import annotations
 

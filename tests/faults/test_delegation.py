@@ -1,5 +1,4 @@
-"""A parent and three delegates on different workers, each killed once: every result is reported once, nothing runs
-twice."""
+"""A parent and three delegates on different workers, each killed once: every result is reported once, nothing runs twice."""
 
 from __future__ import annotations
 

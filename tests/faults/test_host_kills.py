@@ -1,5 +1,4 @@
-"""A workspace host or its node dies: each action has one observation, unknown outcomes are named, nothing is run
-again."""
+"""A workspace host or its node dies: each action has one observation, unknown outcomes are named, nothing is run again."""
 
 from __future__ import annotations
 

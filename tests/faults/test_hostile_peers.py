@@ -66,8 +66,7 @@ class Besieged:
         assert sum(self.process.cpu_times()[:2]) - cpu < CPU_SECONDS
 
     async def answers(self) -> None:
-        """See that others are served meanwhile; this process may itself be too late with a request, beside all
-        peers."""
+        """See that others are served meanwhile; this process may itself be too late with a request, beside all peers."""
         headers = {"Authorization": f"Bearer {self.key}"}
         async with httpx2.AsyncClient(
             base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=LIMIT

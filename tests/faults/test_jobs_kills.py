@@ -1,5 +1,4 @@
-"""Jobs workers and beats that die or wait for slow receivers: schedules, webhooks and the archive lose and repeat
-nothing."""
+"""Jobs workers and beats that die or wait for slow receivers: schedules, webhooks and the archive lose and repeat nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The store comes back with an older append-only file: the logs lose their ends, and a worker or host that remembers
-more says so."""
+"""The store comes back with an older append-only file: the logs lose their ends, and a worker or host that remembers more says so."""
 
 from __future__ import annotations
 

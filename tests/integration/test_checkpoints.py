@@ -1,5 +1,4 @@
-"""Checkpoints of workspaces: whole, safe against what a store may hold, and on another node restored or said to be
-lost."""
+"""Checkpoints of workspaces: whole, safe against what a store may hold, and on another node restored or said to be lost."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Requests that a server refuses: malformed ones count by their reason, waiting ones are bounded and end with their
-callers."""
+"""Requests that a server refuses: malformed ones count by their reason, waiting ones are bounded and end with their callers."""
 
 from __future__ import annotations
 

@@ -232,8 +232,7 @@ class ModelServer:
         return web.json_response(self._counts)
 
     async def _wait(self, request: web.Request) -> web.Response:
-        """Return the counts once each named one is reached, or with status 408 after 150 s: a worker imports for
-        long."""
+        """Return the counts once each named one is reached, or with status 408 after 150 s: a worker imports for long."""
         wanted = {name: int(value) for name, value in request.query.items()}
         try:
             async with asyncio.timeout(WAIT_LIMIT_SECONDS), self._changed:

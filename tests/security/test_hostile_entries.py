@@ -39,8 +39,7 @@ concurrency = 100
 
 
 class Crew:
-    """Two workers of each kind, an ingress, a jobs worker and a beat, and an attacker with write access to their
-    store."""
+    """Two workers of each kind, an ingress, a jobs worker, a beat, and an attacker with access to their store."""
 
     def __init__(self, cluster: FaultCluster) -> None:
         self.cluster = cluster

@@ -1,5 +1,4 @@
-"""One simulated run as a program: `python -m tests.simulation.one_run FOLDER SEED…` prints what happened, line by
-line."""
+"""One simulated run as a program: `python -m tests.simulation.one_run FOLDER SEED…` prints what happened, line by line."""
 
 import logging
 import sys

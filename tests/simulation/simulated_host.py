@@ -140,8 +140,7 @@ def result_of(content: str, exit_code: int) -> dict[str, Any]:
 
 
 class SimulatedShell:
-    """A shell in which every command takes the same time and prints its own name; the part of `BashSession` that the
-    host uses."""
+    """The used part of `BashSession`: every command takes the same time and prints its own name."""
 
     working_dir = WORKSPACE
     shell_pid = 7
