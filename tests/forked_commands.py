@@ -53,7 +53,7 @@ def serve(path: str) -> None:
     from deckhands.client import client  # noqa: F401
     from deckhands.client.runs import headless  # noqa: F401
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the forks are not awaited
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()

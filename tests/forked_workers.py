@@ -108,7 +108,7 @@ def serve() -> str:
         import_module(module)
     gc.collect()
     gc.freeze()  # or each worker would copy the pages of all that was imported as soon as it collects
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the keepers are not awaited
     calls = socket.socket(fileno=os.dup(0))
     while True:
         _, files, _, _ = socket.recv_fds(calls, 1, 1)

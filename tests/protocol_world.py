@@ -76,7 +76,7 @@ class World:
         except UnknownConversation:
             return "unknown"
 
-    # what people do
+    # actions of users
 
     async def begin(self, cid: str) -> Any:
         if await self.store.connection.call("EXISTS", self.store.keys(cid).meta):
@@ -93,7 +93,7 @@ class World:
     async def requeue(self, cid: str) -> Any:
         await Conversations(self.store).requeue(cid)
 
-    # what workers do
+    # actions of workers
 
     async def restart(self, slot: str) -> Any:
         """A new worker takes the slot; the one before it lives on as a zombie until another buries it."""
@@ -114,7 +114,7 @@ class World:
         outcome, *done = await self.store.call_function(
             "deck_tick", (root,), self.names[slot], 3_600_000, 1, patience_ms
         )
-        return [outcome, *done[:3]]  # what follows is the time
+        return [outcome, *done[:3]]  # followed by the time
 
     async def leave(self, slot: str) -> Any:
         await self.memberships[self.names[slot]].leave()
@@ -228,7 +228,7 @@ class World:
             handed.conversation_id, observation, worker_id=handed.worker, place=place
         )
 
-    # what goes wrong by itself
+    # spontaneous faults
 
     async def copy(self, stream: str) -> Any:
         key = self.store.all_shards[0].actions(stream)

@@ -117,7 +117,7 @@ async def serving(purpose: str, folder: Path, programs: dict[str, str]) -> Async
         async with asyncio.timeout(unhurried(LIMIT_SECONDS)):
             while b"Ready to accept connections" not in (line := await server.stdout.readline()):
                 assert line, "the server ended"
-        # Somebody must read the rest; a full pipe would stop it.
+        # The rest must be read; a full pipe would stop it.
         reading = asyncio.create_task(server.stdout.read())
         yield Server(port, server.pid)
     finally:

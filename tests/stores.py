@@ -55,7 +55,7 @@ class RealServer:
         for line in self.process.stdout:
             lines.append(line)
             if b"eady to accept connections" in line:
-                # Somebody must read the rest; a full pipe would stop the server.
+                # The rest must be read; a full pipe would stop the server.
                 self.drain = threading.Thread(target=self.process.stdout.read, daemon=True)
                 self.drain.start()
                 return

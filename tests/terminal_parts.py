@@ -98,7 +98,7 @@ def person(
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     kept = {name: text for name, text in env.items() if name not in ("COLUMNS", "LINES")}
     running = subprocess.Popen(
-        ["setsid", "--ctty", *map(str, command)],  # its controlling terminal, whose Ctrl-C reaches it
+        ["setsid", "--ctty", *map(str, command)],  # its controlling terminal, from which Ctrl-C reaches it
         env={"TERM": "xterm-256color", **kept},
         stdin=its,
         stdout=its,

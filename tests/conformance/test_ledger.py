@@ -206,7 +206,7 @@ async def test_reply_appended_before_its_workers_death_was_not_lost(
     assert await reserve(ledger, "aaa", 0.6) is None
     if is_swept:
         await bury(store, "w1")
-    await settle(ledger, "aaa", 0.25, worker="w2", token=2)  # what the next owner has read
+    await settle(ledger, "aaa", 0.25, worker="w2", token=2)  # events that the next owner has read
     assert await amounts(ledger) == (0.25, 0.0, 0.0)
     assert (await ledger.load_account(TENANT)).lost_calls == 0
 

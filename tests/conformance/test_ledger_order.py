@@ -85,7 +85,7 @@ async def test_a_small_call_does_not_overtake_a_large_one(store: Store) -> None:
     assert await newly_notified(store) == []
     await settle(ledger, "bbb", 0.1)
     assert await newly_notified(store) == ["big"]
-    assert await reserve(ledger, "big", 0.9)  # the only one under way
+    assert await reserve(ledger, "big", 0.9)  # the only running one
 
 
 async def test_whoever_was_woken_and_does_not_come_holds_nobody_up(store: Store) -> None:

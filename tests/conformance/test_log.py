@@ -354,7 +354,7 @@ async def test_a_token_from_before_the_loss_is_worth_nothing(store: Store) -> No
     before = await call("HGETALL", meta)
     first = (await claimed(store)).ownership
     await call("DEL", meta)
-    await call("HSET", meta, *before)  # the store has lost that anybody has claimed it
+    await call("HSET", meta, *before)  # the store has lost the claim
     await enter(store, "controller-2")
     second = await Owners(store).claim(CID, "controller-2")
     assert int(second.ownership.token) >= int(first.token)

@@ -298,7 +298,7 @@ async def test_last_copy_returns_even_if_another_should_carry_it(store: Store, q
     await store.connection.call("HSET", store.keys(CID).once, "q:2", location)
     first, heir = queue("t1"), queue("t2")
     deliveries = await first.read(limit=5)
-    await first.acknowledge(deliveries[1])  # as a second copy of what is in hand
+    await first.acknowledge(deliveries[1])  # as a second copy of the current work
     await bury(store, "t1")
     assert await heir.claim(await take(heir)) == ActionClaimed(1)
 

@@ -195,7 +195,7 @@ async def test_a_tenant_at_a_node_keeps_no_other_from_starting(store: Store) -> 
     later, first = numbered("acme", 120), [*numbered("acme-new", 60), *numbered("globex", 60)]
     await start_all(store, [*later, *first])
     found = tenants_of((await performed(store, await act_in_lines(store, later, first), 116))[16:])
-    assert found["globex"] >= 33, found  # half, but for each eighth turn and what was taken up
+    assert found["globex"] >= 33, found  # half, except each eighth turn and the actions already taken
 
 
 @pytest.mark.usefixtures("controller")

@@ -76,7 +76,7 @@ class Tree:
     def check(self, names: Iterable[str]) -> None:
         """See whether what is added to the packages is as clean as they are."""
         command = [Path(sys.executable).parent / "ruff", "check", "--config", ROOT / "pyproject.toml"]
-        command += ["--ignore", "ARG001", *names]  # what a folder may leave out is said for the repository's path
+        command += ["--ignore", "ARG001", *names]  # the exclusions of a folder apply to the repository's path
         done = subprocess.run(command, cwd=self.path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
 

@@ -132,7 +132,7 @@ def test_submit_logs_show_export_ls(env, workspace, tmp_path):
     deckhands("export", cid, "-o", tmp_path / "log.jsonl", env=env)
     assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == exported
 
-    # It asked for what the node demands, which is no sandbox.
+    # It requested the node's sandbox, which is none.
     assert exported[0]["workspace"]["sandbox"] == "auto"
     assert [event["kind"] for event in exported if event.get("unsandboxed")] == [
         "observation.survey",

@@ -150,7 +150,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         yield made
 
 
-# What a conversation goes through
+# Stages of a conversation
 
 
 async def test_thoughts_a_bad_call_and_the_end(bench: Bench) -> None:
@@ -272,7 +272,7 @@ async def test_conversation_that_kills_workers_is_parked_and_neighbours_continue
     assert row.fields["last_error"] == "DeckhandsError: The conversation crashed its worker 3 times in a row."
     for cid in neighbours:
         assert (await bench.client.row(cid)).state == "finished"
-    # A person who asks to continue gives it another chance.
+    # A user who resumes it gives it another chance.
     await Conversations(bench.client.store).requeue(poison)
     await bench.client.resume(poison)
     await bench.until_state(poison, "finished")

@@ -167,7 +167,7 @@ async def flower_of(cluster: Cluster | FaultCluster) -> AsyncIterator[httpx.Asyn
         async with asyncio.timeout(LIMIT_SECONDS):
             while f"Visit me at http://127.0.0.1:{port}" not in (line := (await flower.stderr.readline()).decode()):
                 assert line, "Flower ended"
-        # Somebody must read the rest; a full pipe would stop it.
+        # The rest must be read; a full pipe would stop it.
         reading = asyncio.create_task(flower.stderr.read())
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_SECONDS) as client:
             yield client

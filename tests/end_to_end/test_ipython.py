@@ -360,7 +360,7 @@ async def test_editable_project_installs_are_importable(agent: Notebook) -> None
     assert await agent.text("1") == "1"
     site = "$(python3 -c 'import site; print(site.getusersitepackages())')"
     await agent.shell("mkdir -p project && echo \"VALUE = 'edited'\" > project/editable.py")
-    # What `pip install -e` leaves; pip itself would need a build backend from the network.
+    # The files of `pip install -e`; pip itself would need a build backend from the network.
     assert (await agent.shell(f"mkdir -p {site}; echo $PWD/project > {site}/editable.pth")).exit_code == 0
     assert await agent.text("import editable; editable.VALUE") == "'edited'"
 

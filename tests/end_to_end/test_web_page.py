@@ -125,7 +125,7 @@ async def test_live_run_survives_a_killed_server_and_is_confirmed(
         await cluster.kill()
         await page.locator("#connection.away").wait_for()
         assert cluster.store is not None
-        await cluster.client.confirm(cid)  # somebody else does, while the page sees nothing
+        await cluster.client.confirm(cid)  # another client does, while the page gets no events
         summary = await cluster.client.wait_until_settled(cid, timeout_seconds=LIMIT_SECONDS)
         if summary.state == "awaiting_user_confirmation":
             await cluster.client.confirm(cid)

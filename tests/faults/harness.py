@@ -51,7 +51,7 @@ class FaultCluster:
         self.workers: dict[str, Worker] = {}
         self.client: Client
         self.url_for_workers = ""
-        self.started_by: tuple[str, ...] = ()  # what starts workers by their commands; else they are forked
+        self.started_by: tuple[str, ...] = ()  # starts workers by their commands; else they are forked
         self._scripts = 0
 
     @contextlib.asynccontextmanager

@@ -137,12 +137,12 @@ async def test_whichever_beat_and_worker_die_each_tick_begins_one_conversation(c
     cluster.kill("j1")
     await cluster.until(lambda: have_begun(book, len(NAMES)), limit=LIMIT_SECONDS, what="the first tick of all")
     ids = {row.conversation_id for row in await client.recent(limit=10 * len(NAMES))}
-    # A tick that had begun two would have begun one under another id.
+    # A tick that had started two would have started one under another id.
     possible = {
         name: {derive_tick_conversation_id(name, due + timedelta(minutes=n)) for n in range(10)} for name in NAMES
     }
     assert ids <= set().union(*possible.values())
-    assert all(ids & possible[name] for name in NAMES)  # its first tick is a later one if a minute has begun meanwhile
+    assert all(ids & possible[name] for name in NAMES)  # its first tick is later if a new minute has started
 
 
 async def are_there(cluster: FaultCluster) -> bool:

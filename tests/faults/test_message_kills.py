@@ -48,7 +48,7 @@ async def test_another_worker_completes_what_a_message_has_begun(
     cid = await submit(cluster, policy, seconds=2.0 if policy == "enqueue" else 3600.0)
     cluster.kill("first")
     await cluster.client.send_message(cid, "something else")
-    # Its first append is what the message wants.
+    # Its first append is the reaction to the message.
     cluster.start_controller("victim", DECKHANDS_FAILPOINTS=f"controller.{place}:kill@1")
     assert await cluster.until_ended("victim") == -9
     cluster.start_controller("survivor")

@@ -99,7 +99,7 @@ class Nursery:
         folder = HostFolder(self._node, conversation_id)
         if is_left_alone:
             await until(lambda: not folder.is_alive, what=f"end of the host of {conversation_id}")
-            # Without a sandbox, what was killed is told apart from what ends by nothing but the process table.
+            # Without a sandbox, only the process table tells killed processes from ended ones.
             await until(lambda: not _marked(conversation_id, mark), what="end of its programs")
         else:
             await self._workspaces(3600.0).close(conversation_id)

@@ -153,7 +153,7 @@ async def test_a_tool_whose_conversation_is_stopped_ends(cluster: FaultCluster, 
     (answer,) = await cluster.answers(conversation_id, "action.call_tool")
     assert isinstance(answer, ErrorObservation)
     await cluster.until(lambda: lines(trace) == ["begun", "stopped"], what="end of the tool")
-    # The tool's own answer comes too late for anybody.
+    # The tool's own answer comes too late.
     assert len(await cluster.answers(conversation_id, "action.call_tool")) == 1
 
 

@@ -116,7 +116,7 @@ async def test_calls_of_many_conversations_go_in_few_batches(evaluation: Evaluat
     account = await ledger.load_account("tenant:acme")
     assert (account.reserved_usd, account.lost_usd, to_nano(account.spent_usd)) == (0.0, 0.0, to_nano(24 * CALL_USD))
     assert evaluation.provider.counts()["received"] == 0  # no separate call was made
-    await evaluation.settle(await evaluation.begin(1, headless=False))  # a person is answered at once
+    await evaluation.settle(await evaluation.begin(1, headless=False))  # an interactive call is answered at once
     assert evaluation.provider.counts()["answered"] == 2
     assert len(evaluation.provider.batches()) == len(batches)
 

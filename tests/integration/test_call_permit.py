@@ -270,7 +270,7 @@ async def test_another_model_leaves_the_queue_of_the_first(hands: Hands) -> None
 @pytest.mark.parametrize("has_quota", [False, True])
 async def test_permit_granted_for_another_model_is_given_back(hands: Hands, has_quota: bool) -> None:
     other = add_script(hands, "other", FINISH)
-    # A call of the other model with this key would fail: nobody has set it.
+    # A call of the other model with this key would fail: it is not set.
     tables = ['concurrency = 1\nkey_env = "KEY_A"', '[[quota]]\nmodel = "scripted/*/other.json"\nconcurrency = 1']
     pool = limit(hands, *tables[: 1 + has_quota], model="scripted/*/script.json")
     await occupy(hands, pool, others=10)

@@ -97,7 +97,7 @@ async def test_delegate_starts_with_its_task_share_and_parent(hands: Hands) -> N
     assert (created.parent.conversation_id, created.parent.level) == (CID, 1)
     assert (created.limits.max_iterations, created.limits.max_tokens) == (5, 5_000)
     assert created.limits.max_seconds is not None
-    assert 2_500 < created.limits.max_seconds <= 3_240  # nine tenths of what its parent has left
+    assert 2_500 < created.limits.max_seconds <= 3_240  # nine tenths of its parent's remainder
     assert message.sentence == "TASK: look"
 
 

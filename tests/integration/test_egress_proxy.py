@@ -160,7 +160,7 @@ async def test_bytes_and_connections_are_bounded() -> None:
 
 
 async def test_silence_ends_a_connection() -> None:
-    with socket.create_server((HOST, 0)) as silent:  # the kernel connects, and nobody takes it up
+    with socket.create_server((HOST, 0)) as silent:  # the kernel connects, and no program accepts
         host = f"{HOST}:{silent.getsockname()[1]}"
         async with serving(host, silence_seconds=0.1) as port, asyncio.timeout(LIMIT_SECONDS):
             for request in (

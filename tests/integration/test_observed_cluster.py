@@ -48,7 +48,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fau
 
 
 def lines_of(cluster: FaultCluster, name: str) -> list[dict[str, Any]]:
-    # A forked beat was imported before, of which Python warns before the beat begins.
+    # A forked beat was imported before, of which Python warns before the beat starts.
     lines = [line for line in cluster.log_of(name).splitlines() if not line.startswith("<frozen runpy>")]
     found = [json.loads(line) for line in lines]
     assert all(isinstance(line, dict) for line in found)

@@ -152,7 +152,7 @@ async def until_used_up(crowd: Crowd, ledger: Ledger, ids: Sequence[str]) -> Non
 @pytest.mark.soak
 @pytest.mark.parametrize("crowd", [BUDGET], indirect=True)
 async def test_a_budget_is_given_out_in_the_order_of_coming(crowd: Crowd) -> None:
-    # All come at once and to a worker that lives: who was in the hands of a dead one misses its turns.
+    # All arrive at once and at a live worker: conversations of a dead one miss their turns.
     ledger = Ledger(crowd.client.store)
     await ledger.set_limit("tenant:acme", 2.0)
     ids = await crowd.begin(20, tenant="acme", experiment="swe")

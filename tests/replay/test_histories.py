@@ -79,7 +79,7 @@ class History(RuleBasedStateMachine):
         )
         self.act()
 
-    # What happens
+    # Events
 
     @rule(is_prompt=is_prompt)
     def message(self, is_prompt: bool) -> None:
@@ -122,7 +122,7 @@ class History(RuleBasedStateMachine):
         self.core.put(answer(self.core.event(data.draw(st.sampled_from(self.unanswered())))))
         self.act_if(is_prompt)
 
-    # What the shell does
+    # The shell's part
 
     def act_if(self, is_prompt: bool) -> None:
         if is_prompt:
@@ -151,7 +151,7 @@ class History(RuleBasedStateMachine):
         settled = {event.cause for event in self.core.events if isinstance(event, Observation)}
         return [action_id for action_id in self.core.dispatched if action_id not in settled]
 
-    # What must hold
+    # Invariants
 
     def check_rest(self, effect: Effect) -> None:
         """A reader of the log alone agrees with the core, and every request has an answer."""

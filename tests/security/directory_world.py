@@ -27,7 +27,7 @@ from tool_worker.sandbox.sandbox import find_interpreter
 CANARY = "canary-of-a-neighbour"
 IS_ROOT = os.getuid() == 0
 
-# Runs in a workspace: whatever it can read, enter, write or connect to that is not of that workspace.
+# Runs in a workspace: lists everything outside it that it can read, enter, write or connect to.
 PROBE = """
 import json, os, socket, stat, sys
 known = json.loads(sys.argv[1])
@@ -155,7 +155,7 @@ def _fill(made: World, closing: ExitStack) -> None:
     }
     for name, target in links.items():
         (made.roots / name).symlink_to(target)
-    # What lies in a workspace may point anywhere: in the sandbox it leads nowhere.
+    # Links in a workspace may point anywhere: in the sandbox they lead nowhere.
     for name in ("link", "to-root", "to-node", "to-neighbour"):
         (good / name).symlink_to(links[name])
     for name in ("new\nline", "tab\there", "escape\x1b[31m", "-rf", "with space", "with:colon", "üñí", "..."):

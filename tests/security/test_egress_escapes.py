@@ -42,7 +42,7 @@ class Origin:
                 if b"\r\n\r\n" in b"".join(self.received):
                     writer.write(self.answer)
                     writer.write_eof()
-                    await reader.read()  # what is sent beyond a request would be seen
+                    await reader.read()  # bytes beyond a request would be visible
                     break
         finally:
             writer.close()
@@ -170,7 +170,7 @@ async def test_nothing_that_is_not_on_the_list_is_reached(tmp_path: Path) -> Non
     async with origin(FORBIDDEN) as forbidden, origin(ALLOWED) as allowed, origin(ALLOWED) as unlisted:
         requests = to_forbidden(forbidden.port) | through_allowed(allowed.port, forbidden.port, unlisted.port)
         assert len(requests) > 100
-        # The names that mean this machine are on the list: they fail by what they lead to.
+        # The names of this machine are on the list: they fail by their addresses.
         listed = (f"{ALLOWED}:{allowed.port}", *(f"{name}:{forbidden.port}" for name in ("localhost", "ip6-localhost")))
         found = await answers(tmp_path, requests, listed)
         assert forbidden.received == []

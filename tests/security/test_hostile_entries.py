@@ -82,7 +82,7 @@ class Crew:
         """Carry out an honest conversation, by the same processes as ever."""
         ids: list[str] = []
 
-        async def is_begun() -> bool:  # what somebody wrote about the workers lasts for some beats
+        async def is_begun() -> bool:  # forged values about the workers last for some beats
             with suppress(UsageError):
                 ids[:] = await self.cluster.submit(steps(2))
             return bool(ids)
@@ -111,7 +111,7 @@ class Crew:
         book, names = ScheduleRepository(self.store, self.cluster.client.secrets), self.store.all_shards[0]
         request = TaskSpec.parse({"task": "look", **self.producer.options(saying("on schedule"))})
 
-        async def is_written() -> bool:  # what stands in its place is moved away by the job
+        async def is_written() -> bool:  # the job moves away a value in its place
             with suppress(StoreRefused):
                 await book.add(Schedule(name="honest", cron="* * * * *"), request)
                 await self.store.connection.call("ZADD", names.schedules_due, 1_000, "honest")

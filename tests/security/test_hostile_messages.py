@@ -103,7 +103,7 @@ async def test_one_malformed_message_or_command_ends_no_worker(crew: Crew) -> No
         crew.push(classic)
         crew.broker.publish(COMMAND_CHANNEL, to_bytes(classic))
         await crew.drained()
-    # What is under way and cannot be put back is forgotten.
+    # Running work that cannot be put back is forgotten.
     for number, forged in enumerate(UNDER_WAY):
         crew.broker.zadd("unacked_index", {f"forged-{number}": 1 + number})
         crew.broker.hset("unacked", f"forged-{number}", forged)

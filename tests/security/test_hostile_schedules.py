@@ -100,7 +100,7 @@ def test_ancient_tick_is_followed_by_the_right_one() -> None:
     schedule = Schedule(name=NAME, cron="* * * * *", catch_up_seconds=MAX_SECONDS)
     found = find_due(schedule, datetime(1971, 1, 1, tzinfo=UTC), NOON)
     assert (found.tick, found.next) == (NOON, NOON + timedelta(minutes=1))
-    assert found.missed == MAX_MISSED - 1  # more are not gone through, on the loop of a worker
+    assert found.missed == MAX_MISSED - 1  # a worker's loop does not go through more
 
 
 async def test_a_request_with_half_a_character_can_be_kept(cluster: Cluster) -> None:  # noqa: F811

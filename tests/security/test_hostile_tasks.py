@@ -61,7 +61,7 @@ async def test_no_hostile_task_or_command_ends_an_ingress(producer: Producer, co
     print(f"seed {SEED}")
     broker = producer.app.backend.client
     channel = f"/{broker.connection_pool.connection_kwargs.get('db', 0)}.celery.pidbox"
-    # Its broker has a password, so those who send commands may stop workers; and anybody may drain them.
+    # Its broker has a password, so clients with command rights may stop workers; and all may drain them.
     harmless = [name for name in COMMANDS if name not in ("shutdown", "drain")]
     commands = hostile_commands(SEED + 1, 2 * count, known=harmless)
     await until(lambda: broker.publish(channel, plain_command("ping")), limit=unhurried(60.0), what="remote control")

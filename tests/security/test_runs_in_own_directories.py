@@ -86,7 +86,7 @@ def test_a_cluster_takes_what_its_operator_names_and_nothing_else(tmp_path: Path
 
     with cluster(home, "--workspace-root", str(work)):
         assert stat.S_IMODE((home / "cluster" / "valkey" / "password").stat().st_mode) == 0o600
-        for path in (work / "project", work / "link"):  # a person's own links are followed before anything is queued
+        for path in (work / "project", work / "link"):  # a user's own links are followed before anything is queued
             code, cid = submitted(path)
             assert code == 0, cid
             followed = deckhands("logs", "-f", cid, env=env)

@@ -177,7 +177,7 @@ async def _talked(log: EventLog, cid: str, chat: Chat, patience: asyncio.Timeout
             unsaid.remove(event.content)
         if chat.has_early_bell and isinstance(event, CmdOutputObservation) and event.command == "one":
             await wake_conversations(log.store, [cid])
-        # A store that has come back may have less than what was seen, and get the very same events again.
+        # A store that has come back may have fewer events than were seen, and get the very same events again.
         if status.is_settled and event.id >= await log.load_last_id(cid):
             if not unsaid:
                 return True

@@ -156,7 +156,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     task.get_coro().close()
         self._tasks.clear()
 
-    # what asyncio asks of a loop
+    # asyncio's interface of a loop
 
     def time(self) -> float:
         return self._clock.monotonic()

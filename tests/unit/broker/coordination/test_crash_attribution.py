@@ -42,7 +42,7 @@ async def test_one_conversation_acts_at_a_time() -> None:
     await waiting
     assert suspects.noted == [("first", True), ("first", False), ("second", True)]
     await first.mark_waiting()
-    await first.mark_acting()  # it has begun before, and need not wait for those that only begin
+    await first.mark_acting()  # it has started before, and need not wait for those that only start
     assert suspects.acting == ["first", "second", "first"]
     second.end_turn()
 

@@ -190,7 +190,7 @@ def test_a_stop_settles_a_persons_own_command_too() -> None:
     assert core.trace(after=7)[1] == "9 ErrorObs(agent, cause 7)"
 
 
-# Errors that nobody foresaw
+# Unforeseen errors
 
 
 def test_ending_in_error_settles_what_is_pending() -> None:

@@ -180,7 +180,7 @@ class ControllerMachine(RuleBasedStateMachine):
         seconds=st.sampled_from([None, MAX_TIMES * PASSING_SECONDS]),
     )
     def begin(self, headless: bool, concurrency: int, iterations: int, seconds: float | None) -> None:
-        # What repeats itself is none of this model's business.
+        # Repetitions are not part of this model.
         agent = AgentSpec(tool_concurrency=concurrency, enable_stuck_detection=False)
         limits = Limits(max_iterations=iterations, max_seconds=seconds)
         self.core = Core(agent=agent, limits=limits, headless=headless)

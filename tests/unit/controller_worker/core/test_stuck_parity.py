@@ -133,7 +133,7 @@ def has_trailer(lines: list[str]) -> bool:
     )
 
 
-# The generator: each piece is what happens between two looks of the detector.
+# The generator: each piece is the sequence of events between two checks of the detector.
 
 Piece = list[tuple[Event, Step]]
 

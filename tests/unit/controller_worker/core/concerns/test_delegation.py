@@ -136,7 +136,7 @@ def test_background_end_is_reported_when_it_occurs() -> None:
     assert (result.cause, result.tool_call_metadata, result.delegate_id) == (None, None, 8)
 
 
-# What cannot be delegated
+# Impossible delegations
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_unstartable_delegate_is_answered_once_despite_requests(asked: str) -> N
     assert find_violations(core.events, conversation_id=CID, is_over=False) == []
 
 
-# What a delegate is
+# The specification of a delegate
 
 
 def test_delegate_follows_its_parents_specification_and_confirmation() -> None:
@@ -463,7 +463,7 @@ def test_reports_beyond_a_prompt_are_condensed_until_they_fit() -> None:
     assert core.states() == ["running", "finished"]
 
 
-# Errands: what leaves nothing in the log
+# Side effects without events in the log
 
 
 def test_side_effect_is_wanted_until_the_owner_has_run_it() -> None:

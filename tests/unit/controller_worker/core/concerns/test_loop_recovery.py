@@ -232,7 +232,7 @@ def test_message_resets_repetition_only_where_a_person_is_present(headless: bool
     assert (effect == Rest(), core.states()[-1]) == (is_found, "error" if is_found else "running")
 
 
-# A person's choice
+# The user's choice
 
 
 @pytest.mark.parametrize("response", ["park", "fail"])
