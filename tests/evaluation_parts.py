@@ -14,7 +14,7 @@ from deckhands.evaluation.attempts.steering import EvaluationSteering
 def standing_of_rows(
     rows: Sequence[AttemptRow], *, total: int, state: str = "running", under_way: Sequence[AttemptDetails] = ()
 ) -> EvaluationStatus:
-    """How an evaluation stands whose attempts that have ended are these."""
+    """Return the status of an evaluation with these ended attempts."""
     return EvaluationStatus(
         state=state,
         total=total,

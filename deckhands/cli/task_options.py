@@ -212,7 +212,7 @@ _OPTIONS = (
     click.option(
         "--browser", is_flag=True, help="Let it use a web browser. Needs tool workers that serve the pool browser."
     ),
-    click.option("--browser-delegate", is_flag=True, help="Let it delegate what needs a web browser to BrowsingAgent."),
+    click.option("--browser-delegate", is_flag=True, help="Let it delegate web browsing to BrowsingAgent."),
     click.option(
         "--delegate",
         "delegates",

@@ -163,7 +163,7 @@ async def test_what_stands_in_the_place_of_batches_holds_up_nobody(store: Store,
 
 async def test_a_lane_in_which_nobody_waits_is_forgotten(batches: Batches) -> None:
     batch = await sealed(batches, "aaa")
-    for number in range(20):  # models whose names somebody makes up
+    for number in range(20):  # invented model names
         await put(batches, f"c{number}", lane=f"lane-{number}")
         await batches.drop(f"c{number}")
     for lane in await batches.load_lanes():

@@ -181,7 +181,7 @@ def test_the_double_knows_what_the_broker_sends() -> None:
         sent |= set(re.findall(r'[(\[]"([A-Z]{3,})"', path.read_text(encoding="utf-8")))
     known = {name.decode() for name in (*keyspace.COMMANDS, *streams.COMMANDS)} | {"FCALL", "FUNCTION"}
     assert len(sent) > 25
-    # An option at the start of a line; a risk; variables; what only jobs ask, which run on no double.
+    # An option at the start of a line; a risk; variables; checks of jobs, which run on no double.
     assert sent - known == {"BLOCK", "LOW", "PATH", "TMPDIR", "PTTL"}
 
 

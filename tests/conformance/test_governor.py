@@ -1,4 +1,4 @@
-"""Quotas of models: which conversation may call, waits or is next, and whose a permit is, on each kind of store."""
+"""Quotas of models: admitted, waiting and next conversations, and owners of permits, on each kind of store."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_conversation_is_woken_when_its_turn_comes(store: Store) -> None
     assert await notified(store) == []
     await callers.settle("aaa")
     assert await notified(store) == ["bbb"]  # one wake for one place
-    assert not await callers.may_call("ccc")  # what was granted is kept for whom it was granted to
+    assert not await callers.may_call("ccc")  # a grant is kept for its conversation
     assert await callers.may_call("bbb")
     await callers.settle("bbb")
     assert await notified(store) == ["bbb", "ccc"]
@@ -258,7 +258,7 @@ async def test_a_used_up_day_is_a_wait_until_the_next(memory_store: Store, clock
     for cid in ("aaa", "bbb"):
         assert await callers.may_call(cid)
         await callers.settle(cid)
-    assert 8 * 3600 - 1 <= await callers.eta("ccc") <= 8 * 3600 + 1  # the clock begins at midnight
+    assert 8 * 3600 - 1 <= await callers.eta("ccc") <= 8 * 3600 + 1  # the clock starts at midnight
     await pass_time(memory_store, clock, 8 * 3600 + 1, worker_id=WORKER)
     assert await callers.may_call("ccc")
 
@@ -286,7 +286,7 @@ async def test_a_kept_call_that_is_not_made_is_free_again_and_not_counted(
     callers = await Callers.limited(memory_store, concurrency=1, requests_per_day=2)
     assert await callers.may_call("first")
     assert not await callers.may_call("0-gone")
-    await callers.settle("first")  # calls 0-gone, which never comes
+    await callers.settle("first")  # calls 0-gone, which never arrives
     if is_deadline_lost:
         await memory_store.connection.call("DEL", f"{memory_store.all_shards[0].quota('acme_large')}:called")
     for _ in range(4):
@@ -405,11 +405,11 @@ async def test_the_queue_of_a_busy_model_forgets_made_up_tenants(store: Store) -
     await make_up_tenants(store, shares)
     assert not await callers.may_call("aaa", tenant="another")
     assert await store.connection.call("HLEN", shares) <= KEPT_TENANTS
-    assert await store.connection.call("HGET", shares, "ahead") == b"2000.0"  # who has had most, forgets it last
+    assert await store.connection.call("HGET", shares, "ahead") == b"2000.0"  # the largest share is forgotten last
     await store.connection.call("HSET", shares, ":at", "1000.75")
     await make_up_tenants(store, shares)
     assert not await callers.may_call("bbb", tenant="another")
-    assert await store.connection.call("HLEN", shares) == 3  # whose place has been passed owes nothing
+    assert await store.connection.call("HLEN", shares) == 3  # a skipped place owes nothing
 
 
 FORMER, LATTER = "1000", "2000"

@@ -31,7 +31,7 @@ async def settle(ledger: Ledger, cid: str, total: float, *, experiment: str = "s
 
 
 async def made(store: Store, *ids: str, limit: float = 1.0) -> Ledger:
-    """A ledger with a limit for the tenant, and conversations that nobody has rung."""
+    """A ledger with a limit for the tenant, and conversations without a notification."""
     await enter(store, "w1")
     ledger = Ledger(store)
     await ledger.set_limit(TENANT, limit)
@@ -40,7 +40,7 @@ async def made(store: Store, *ids: str, limit: float = 1.0) -> Ledger:
 
 
 async def let_time_pass(store: Store, cid: str, account: str = TENANT) -> None:
-    """Let it be long ago that a conversation was woken, and that somebody swept."""
+    """Move the last wake-up of a conversation, and the last sweep, far into the past."""
     shard = store.all_shards[0]
     key = f"{shard.budget(account)}:wanted"
     amount, at, wakes = (await store.connection.call("HGET", key, cid)).split()
@@ -85,7 +85,7 @@ async def test_a_small_call_does_not_overtake_a_large_one(store: Store) -> None:
     assert await newly_notified(store) == []
     await settle(ledger, "bbb", 0.1)
     assert await newly_notified(store) == ["big"]
-    assert await reserve(ledger, "big", 0.9)  # the only one under way
+    assert await reserve(ledger, "big", 0.9)  # the only running one
 
 
 async def test_whoever_was_woken_and_does_not_come_holds_nobody_up(store: Store) -> None:
@@ -161,7 +161,7 @@ class Turns:
         self.waiting: list[str] = []
 
     async def play(self, limit: float) -> float:
-        """Return what was spent when nobody has anything to do any more."""
+        """Return the spent amount when no work is left."""
         clock = ManualClock()
         store = await open_store(MemoryConnection(MemoryServer(clock)), clock=clock)
         ledger = await made(store, *self.sizes, limit=limit)

@@ -1,4 +1,4 @@
-"""Heartbeats, sweeps and burials: what a worker had comes back, whichever worker it was and whatever it does afterwards."""
+"""Heartbeats, sweeps and burials: a dead worker's work returns, for every worker and after anything it does later."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ async def test_last_copy_returns_even_if_another_should_carry_it(store: Store, q
     await store.connection.call("HSET", store.keys(CID).once, "q:2", location)
     first, heir = queue("t1"), queue("t2")
     deliveries = await first.read(limit=5)
-    await first.acknowledge(deliveries[1])  # as a second copy of what is in hand
+    await first.acknowledge(deliveries[1])  # as a second copy of the current work
     await bury(store, "t1")
     assert await heir.claim(await take(heir)) == ActionClaimed(1)
 

@@ -121,7 +121,7 @@ async def test_owner_masks_once_but_never_misses_a_new_secret(store: Store, secr
     await secrets.put(CID, "LATER", later)
     assert not masked.is_masked(0, await log.load_masker(CID))
     events = [*masked.events, MessageAction(content=f"also {TOKEN}")]
-    # What the owner has folded is not what may be written: it decides again.
+    # The owner's fold does not match the log: it decides again.
     assert await log.append_as_owner(ownership, events, expected_last_id=1, masked=masked) == Conflict(1)
     masked = await log.mask(CID, masked.events)
     events = [*masked.events, events[1]]

@@ -231,7 +231,7 @@ async def test_one_that_has_settled_makes_room(store: Store) -> None:
     await begin_two(store)
     await settle(store, "one", AgentState.FINISHED)
     await begin(store, "three")
-    await settle(store, "one", AgentState.RUNNING)  # a message continues it, whatever that makes
+    await settle(store, "one", AgentState.RUNNING)  # a message continues it in any state
     await settle(store, "two", AgentState.AWAITING_USER_INPUT)
     await refused(store, "four")
 

@@ -279,7 +279,7 @@ def book_of(store: Store) -> WebhookRepository:
 
 
 async def news(store: Store) -> dict[str, int]:
-    """What webhooks have not heard of yet, over all shards."""
+    """Return the events that webhooks have not processed yet, over all shards."""
     found: dict[str, int] = {}
     for names in store.all_shards:
         flat = await store.connection.call("ZRANGE", names.webhook_news, 0, -1, "WITHSCORES")

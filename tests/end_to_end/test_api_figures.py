@@ -1,4 +1,4 @@
-"""Evaluations and quotas over HTTP, read with the rights of a server, whatever stands in the store."""
+"""Evaluations and quotas over HTTP, read with the rights of a server, from any content of the store."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ async def test_files_are_downloaded_into_the_workspace(surf: Surfer, site: Site,
     url = site.page("/files", "<a href=/numbers.csv>numbers</a>")
     await surf(f"goto({url!r})")
     told = ""
-    for count in (1, 2):  # whatever the server calls them, they are in the workspace and overwrite nothing
+    for count in (1, 2):  # with any names by the server, they are in the workspace and overwrite nothing
         told += (await surf(f"click({surf.bid('link')!r})")).content
         while told.count("[Downloaded to ") < count:
             told += (await surf("noop(100)")).content

@@ -1,4 +1,4 @@
-"""`deckhands doctor`, on this machine and on one that has nothing; and what the operator hears of retention rules."""
+"""`deckhands doctor`, on this machine and on one without requirements; and its report on retention rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workspaces that begin with something, and files in and out of them, on a cluster kept up by `deckhands up`."""
+"""Workspaces with a source, and files in and out of them, on a cluster kept up by `deckhands up`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`deckhands notes` and `--memory`: notes that outlive a run, shown and erased by a person."""
+"""`deckhands notes` and `--memory`: notes that outlive a run, shown and erased by a user."""
 
 from __future__ import annotations
 

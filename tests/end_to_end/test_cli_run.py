@@ -1,4 +1,4 @@
-"""`deckhands run` with a private store and workers: what it leaves and says, and how it is interrupted and continued."""
+"""`deckhands run` with a private store and workers: its files and output, interruption and continuation."""
 
 from __future__ import annotations
 

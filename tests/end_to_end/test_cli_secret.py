@@ -1,4 +1,4 @@
-"""`deckhands secret` and `submit --secret`: given to commands, shown to nobody."""
+"""`deckhands secret` and `submit --secret`: commands get the values, and no output shows them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def env(tmp_path: Path, valkey_server: RealServer) -> dict[str, str]:
 
 
 async def given(env: dict[str, str], conversation_id: str, command: str) -> dict[str, str]:
-    """Return what a tool worker with the same home would give to a command."""
+    """Return the values that a tool worker with the same home would give to a command."""
     store = await open_store(env["DECKHANDS_URL"])
     try:
         key = partial(load_secret_key, BrokerSettings(home=Path(env["DECKHANDS_HOME"])))

@@ -1,4 +1,4 @@
-"""`deckhands up`: its port, what a killed one leaves, workers that join it, and how fast `--help` is."""
+"""`deckhands up`: its port, the remains of a killed one, workers that join it, and the speed of `--help`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluations from the command line and from a program: killed, completed, steered, compared and begun again."""
+"""Evaluations from the command line and from a program: killed, completed, steered, compared and restarted."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_another_evaluation_is_not_overwritten(tmp_path: Path) -> None:
 def test_run_killed_before_its_first_file_says_what_to_do(tmp_path: Path) -> None:
     env, out = environment(tmp_path / "home"), tmp_path / "out"
     out.mkdir()
-    (out / ".evaluation.json.k1").write_text("{")  # what a command was writing when it was killed
+    (out / ".evaluation.json.k1").write_text("{")  # the line that a command was writing when it was killed
     for command in (("attach", out), ("attach", tmp_path / "nowhere"), ("report", out), ("status", out)):
         done = deckhands("eval", *command, env=env)
         assert (done.code, "Traceback" in done.err) == (2, False), done

@@ -26,7 +26,7 @@ SECONDS_PER_CALL = START * 60 / CALLS_PER_MINUTE
 
 
 def on_idle_machine(folder: Path) -> tuple[str, ...]:
-    """Return what starts a program for which the kernel's files about the load say nothing of CPU, memory and disks."""
+    """Return a program prefix for which the kernel's load files report idle CPU, memory and disks."""
     (folder / "nothing").touch()
     files = [f"/proc/{name}" for name in ("stat", "meminfo", "pressure/cpu", "pressure/memory", "pressure/io")]
     hidden = [word for file in files if Path(file).exists() for word in ("--ro-bind", str(folder / "nothing"), file)]

@@ -113,7 +113,7 @@ async def test_the_id_of_a_task_names_no_file(producer: Producer) -> None:
 
 
 def commands_in(directory: Path) -> list[int]:
-    """Return the processes that carry out the evaluation of a directory."""
+    """Return the processes that drive the evaluation of a directory."""
     found = [one for one in psutil.process_iter(["cmdline"]) if str(directory) in (one.info["cmdline"] or ())]
     return [one.pid for one in found]
 

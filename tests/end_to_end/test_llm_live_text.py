@@ -1,4 +1,4 @@
-"""Replies on their way: shown to who looks on, kept nowhere, and the same in the log."""
+"""Replies in progress: shown to watchers, not stored, and the same in the log."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_on_a_terminal_a_streamed_reply_is_printed_once(
     server = model_server("--script", path)
     env = environment(tmp_path / "home", LLM_MODEL="openai/gpt-4o", LLM_BASE_URL=server.url + "/v1", LLM_API_KEY="k")
     run = ("run", "-t", "Do it.", "-w", str(workspace), "--sandbox", "none", "--stream")
-    screen = pyte.Screen(120, 100)  # what stays: the line that is being written is redrawn
+    screen = pyte.Screen(120, 100)  # permanent output: the current line is redrawn
     pyte.Stream(screen).feed(on_terminal(*run, env=env, columns=120).replace("\n", "\r\n"))
     shown = "\n".join(screen.display)
     assert shown.count("First I look around.") == 1, shown

@@ -1,6 +1,6 @@
 """Programs of MCP servers: in virtual environments, without manners, and those that cannot be offered.
 
-They start by themselves and open nothing that agents can write; of those that babble, flood or hang nobody else notices."""
+They start by themselves and open nothing that agents can write; if one babbles, floods or hangs, the others work."""
 
 from __future__ import annotations
 

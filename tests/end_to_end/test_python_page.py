@@ -1,4 +1,4 @@
-"""The page on Python: its blocks run one after the other, on a cluster; and what the client refuses, and how."""
+"""The page on Python: its blocks run one after the other, on a cluster; and the client's refusals."""
 
 from __future__ import annotations
 

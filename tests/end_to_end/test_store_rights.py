@@ -196,7 +196,7 @@ async def test_workers_do_all_their_work_with_the_rights_they_have(
         }
         for module in ("controller_worker", "tool_worker"):
             await stack.enter_async_context(worker(module, environment))
-        # What a producer needs is within a worker's rights, too.
+        # A worker's rights include those of a producer, too.
         client = await stack.enter_async_context(await Client.connect(log.worker))
         ids = [await client.submit("do it", agent=AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))) for _ in range(3)]
         for conversation_id in ids:

@@ -209,7 +209,7 @@ async def test_mcp_call_in_flight_is_unknown_and_not_repeated(cluster: FaultClus
     (cid,) = await cluster.submit(turns, tools=["example/*"])
     await cluster.until(trace.exists, what="the call")
     cluster.kill("victim")
-    gate.write_text("continue\n")  # lets the program end, which nobody else would
+    gate.write_text("continue\n")  # lets the program end, which nothing else would
     cluster.start_tool("survivor", **environment)
     await cluster.settle([cid])
     before, unknown = await cluster.answers(cid, "action.call_tool_mcp")

@@ -191,7 +191,7 @@ async def test_delegate_that_continues_during_archiving_stays_whole(client, plac
     retention = Retention.of_setting(settings.retention)
     interrupted = _RetirementRun(client.store, retention, Interrupted(str(place), client), "")
     await interrupted.run()
-    assert interrupted.done["archived"] == 1  # the other conversation: the tree holds up nobody
+    assert interrupted.done["archived"] == 1  # the other conversation: the tree delays no other
     found = await client.events("one", is_whole=True)
     assert (found[:-1], len(found)) == (log, len(log) + 1)
     assert not (await client.row("parent")).is_closed
@@ -538,7 +538,7 @@ async def test_an_agent_continues_where_it_was_archived(tmp_path: Path) -> None:
         await until(is_gone, limit=LIMIT_SECONDS, what="an empty store")
         assert await Archive(str(place)).read_checked(name) == events
         assert await client.summary(name) == before
-        rules.write_text("")  # what comes back stays
+        rules.write_text("")  # restored files stay
         fork = await client.fork(name)
         assert await client.restore(name)
         for conversation_id in (name, fork):

@@ -1,4 +1,4 @@
-"""What was changed in a workspace, as a patch: of root's containers, of large workspaces, and within bounds."""
+"""The changes in a workspace as a patch: of root's containers, of large workspaces, and within bounds."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def workspace(tmp_path: Path) -> Path:
 
 
 def content(path: Path) -> dict[str, object]:
-    """Return what a checkpoint should keep of a tree."""
+    """Return the part of a tree that a checkpoint should keep."""
     found: dict[str, object] = {}
     for entry in sorted(path.rglob("*")):
         status, name = entry.lstat(), str(entry.relative_to(path))

@@ -120,7 +120,7 @@ def test_a_task_is_submitted_for_a_tenant(command: CommandLine) -> None:
 
 @pytest.fixture
 def dead(command: CommandLine) -> CommandLine:
-    """The command on a store with two dead conversations, one that lives, and an entry that nobody could read."""
+    """The command on a store with two dead conversations, a live one, and an unreadable entry."""
     command.ask(_fill)
     return command
 
@@ -384,7 +384,7 @@ def test_durations_and_times_are_read() -> None:
 @pytest.mark.parametrize(("way", "option"), [("wait", 1), ("go-on", 2), ("stop", 3)])
 def test_choice_of_a_way_out_of_a_loop_is_in_the_log(command: CommandLine, way: str, option: int) -> None:
     async def fall_into_a_loop(client: Client) -> str:
-        """Begin a conversation and end it as a controller would when its agent repeats itself."""
+        """Start a conversation and end it as a controller does when its agent repeats itself."""
         conversation_id = await client.submit("Fix it")
         for name, code in (("running", ""), ("error", STUCK_CODE)):
             await client.log.append(conversation_id, [AgentStateChangedObservation(agent_state=name, code=code)])

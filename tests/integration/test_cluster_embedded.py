@@ -1,4 +1,4 @@
-"""The private Valkey server, and the cluster around it: what dies is replaced, what cannot start is named."""
+"""The private Valkey server and its cluster: dead processes are replaced, start failures are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend `openai` against servers that speak HTTP by hand: what the large clients put up with, it does too."""
+"""The backend `openai` against hand-written HTTP servers: it tolerates the same deviations as the large clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compose.yaml says, read as text; `test_compose_trial` starts it."""
+"""The content of compose.yaml, read as text; `test_compose_trial` starts it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ async def test_a_conversation_runs_to_completion_and_is_given_up(hands: Hands) -
 async def test_a_ring_between_claim_and_reading_silences_no_later_one(hands: Hands) -> None:
     await hands.begin(BASH)
     loop = await hands.claim()
-    await hands.say("quickly")  # rings the new owner, who has not read yet
+    await hands.say("quickly")  # wakes the new owner, which has not read yet
     assert await mail_of(hands.store, WORKER) == [CID]
     loop.wake(has_new_events=False)
     await hands.at_rest(loop)
@@ -528,8 +528,8 @@ async def crash(hands: Hands, times: int) -> None:
 @pytest.mark.parametrize(
     ("times", "expected"),
     [
-        (3, ["observation.error", "observation.agent_state_changed"]),  # what waits for a tool is settled
-        (4, ["observation.agent_state_changed"]),  # to read it is what kills: nothing is read any more
+        (3, ["observation.error", "observation.agent_state_changed"]),  # a wait for a tool is settled
+        (4, ["observation.agent_state_changed"]),  # the read itself kills: nothing is read any more
     ],
 )
 async def test_a_conversation_that_crashes_its_workers_rests_in_error(
@@ -549,7 +549,7 @@ async def test_a_conversation_that_crashes_its_workers_rests_in_error(
 
 
 async def mark_of(hands: Hands) -> Any:
-    """Return what would count a death of the worker against the conversation; None if nothing does."""
+    """Return the mark that would count a death of the worker against the conversation; None without one."""
     return await hands.store.connection.call("HGET", hands.store.keys(CID).meta, "mark")
 
 

@@ -1,4 +1,4 @@
-"""More schedules come due than are looked at in one go, and many of them cannot begin: the others have their turns."""
+"""If more schedules are due than one run handles, and many of them cannot start, the others get their turns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LATER = "LaterAgent"
 async def spoil(
     cluster: Cluster, number: int, *, agent: str = "NobodyAgent", standing: ScheduleStatus | None = None
 ) -> None:
-    """Write down schedules that cannot begin, and have been due for a while."""
+    """Store schedules that cannot start, and have been due for a while."""
     await cluster.add({"agent": agent})
     text = (await cluster.book.entry(NAME)).schedule.model_dump()
     await cluster.book.remove(NAME)

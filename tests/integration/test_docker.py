@@ -1,4 +1,4 @@
-"""Containers as workspaces, by a real engine: what they may do, which node runs them, and who outlives whom."""
+"""Containers as workspaces, by a real engine: their rights, their nodes, and their lifetimes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_a_container_is_closed(tmp_path: Path, containers: ContainerSettin
         (container,) = running(tmp_path)
         form = "{{.HostConfig.NetworkMode}} {{.HostConfig.Memory}} {{.HostConfig.PidsLimit}} {{.HostConfig.NanoCpus}}"
         assert inspected(container, form) == f"none {LIMITS.memory_bytes} 64 1000000000"
-        # Nothing of the host's own is to be had: its journal and socket have no path, and nobody is at the entrance.
+        # None of the host's files is reachable: its journal and socket have no path, and the entrance is closed.
         knock = "import socket; socket.socket(socket.AF_UNIX).connect('/run/deckhands/entrance')"
         assert "ConnectionRefusedError" in (await run(f'python3 -c "{knock}"')).content
         assert (await run("cd / && touch /tmp/x ~/x /workspace/x && ls /workspace")).content == "x"

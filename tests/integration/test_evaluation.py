@@ -1,4 +1,4 @@
-"""Evaluations on real workers: what agents leave behind decides nothing, and nothing is begun twice."""
+"""Evaluations on real workers: files that agents leave behind decide nothing, and nothing starts twice."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ async def test_no_text_of_a_set_up_skips_its_check(client: Client, results: Resu
 async def test_set_up_that_fails_only_in_the_check_is_recognised(
     client: Client, results: Results, tmp_path: Path
 ) -> None:
-    """It fails without the agent's work, too; what the agent does or prints changes nothing about that."""
+    """It fails without the agent's work, too; the agent's actions and output change nothing about that."""
     hidden = to_tree({"hidden.txt": "hidden"})
     always = Instance("always", "Make it.", setup="test ! -e hidden.txt", hidden=hidden, check="test -f made.txt")
     broken = Instance("broken", "Make it.", setup="test ! -e broken.txt", hidden=hidden, check="cat made.txt; exit 1")

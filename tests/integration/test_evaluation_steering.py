@@ -1,4 +1,4 @@
-"""Evaluations that somebody steers while they run, through the store, as another process would."""
+"""Evaluations that are steered while they run, through the store, as by another process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def questions(*names: str) -> list[Instance]:
 
 
 class Running:
-    """An evaluation under way, and what it has said of itself."""
+    """A running evaluation, and its reports about itself."""
 
     def __init__(self, client: Client, plan: EvaluationPlan, results: Results) -> None:
         self.steering = EvaluationSteering(client.store, plan.name)
@@ -68,11 +68,11 @@ class Running:
         self.task = asyncio.create_task(evaluation.run())
 
     def attempts(self) -> Sequence[AttemptDetails]:
-        """Those under way now."""
+        """Return the running attempts."""
         return self.standings[-1].attempts if self.standings else ()
 
     async def stands(self, **fields: object) -> None:
-        """Wait until it stands so."""
+        """Wait until the status matches."""
         await until(
             lambda: (
                 self.standings and all(getattr(self.standings[-1], name) == value for name, value in fields.items())
@@ -205,7 +205,7 @@ async def test_it_ends_early_once_enough_is_known(client: Client, results: Resul
     assert all("is better than" in cause for cause in left_out)
     again = Running(client, plan, results)
     assert await again.ended() == []
-    # What a person requeues is carried out all the same.
+    # A user's requeue still takes effect.
     skipped = next(instance for instance, outcome, _ in ended if outcome == "not-run")
     await again.steering.requeue(Requeue(outcomes=("not-run",), instances=(skipped,)))
     carried_out = await Running(client, plan, results).ended()
@@ -325,7 +325,7 @@ async def test_attempts_start_by_instance_also_after_an_interruption(client: Cli
     with Results(tmp_path / "new.jsonl") as results:
         await Driver(client, plan, results, act).run()
     assert started == [(model, name, number) for name in "abc" for number in (1, 2) for model in "mn"]
-    with Results(tmp_path / "results.jsonl") as results:  # as an earlier version left it, which began with the numbers
+    with Results(tmp_path / "results.jsonl") as results:  # in the order of an earlier version: numbers first
         for attempt in plan.list_attempts():
             if attempt.number == 1 and attempt.instance.id != "c":
                 results.add(build_unscored_row(attempt, 0, "resolved", ""))

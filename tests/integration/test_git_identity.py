@@ -1,4 +1,4 @@
-"""As whom an agent commits: nobody has to say it, and whatever says it more closely counts."""
+"""The identity with which an agent commits: a default exists, and more specific settings override it."""
 
 from __future__ import annotations
 

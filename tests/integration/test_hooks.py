@@ -1,4 +1,4 @@
-"""Hooks of a controller worker: what they receive, what a veto leads to, and what becomes of those that fail."""
+"""Hooks of a controller worker: their input, the effect of a veto, and failing hooks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAILED = "the hook guard failed:"
 
 
 class Told:
-    """A hook that keeps what it receives and answers from a list, then None."""
+    """A hook that keeps its inputs and answers from a list, then None."""
 
     def __init__(self, *answers: str | None) -> None:
         self.calls: list[Mapping[str, Any]] = []
@@ -71,7 +71,7 @@ async def logged(hands: Hands) -> list[Event]:
 
 
 async def run(hands: Hands, *turns: dict[str, Any], **fields: Any) -> list[Event]:
-    """Let a conversation run until it waits, or is gone; return its log."""
+    """Let a conversation run until it waits or leaves the worker; return its log."""
     await hands.begin(*turns, **fields)
     await hands.go()
     return await logged(hands)

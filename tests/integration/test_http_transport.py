@@ -1,4 +1,4 @@
-"""Requests by aiohttp against a real socket: what is sent, by which way, and what is kept meanwhile."""
+"""Requests by aiohttp against a real socket: content, route, and reused connections."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Listening:
 
     @property
     def head(self) -> list[str]:
-        """The lines of what was asked, in lower case but for the first."""
+        """Return the lines of the request head, in lower case except the first."""
         first, *lines = self.request.partition(b"\r\n\r\n")[0].decode().split("\r\n")
         return [first, *(line.lower() for line in lines)]
 

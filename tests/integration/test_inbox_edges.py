@@ -1,4 +1,4 @@
-"""Entries of the inbox are answered, carried out once and never dropped; what an ingress fails at is put aside."""
+"""Entries of the inbox are answered, handled once and never dropped; failing ones are quarantined."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONG_SECONDS = 3_600.0
 
 
 class NoResults:
-    """A result backend that nobody asks."""
+    """A result backend that is never used."""
 
     def settle(self, task_id: str, *_: Any, **__: Any) -> None:
         raise AssertionError(task_id)
@@ -239,7 +239,7 @@ async def test_entries_that_stay_do_not_hide_the_others(valkey_store: Store) -> 
 
 
 async def test_repeated_entry_is_accepted_again_after_deletions(desk: IngressContext) -> None:
-    """An ingress died before it acknowledged the entry, and the controller worker that knew the agent is gone."""
+    """An ingress died before it acknowledged the entry, and the controller worker with the agent has ended."""
     knowing, other = (
         Membership(desk.store, name, "controller", about={"agents": f"CodeActAgent,{name}"}, ttl_seconds=LONG_SECONDS)
         for name in ("Knowing", "Other")
@@ -260,7 +260,7 @@ async def test_repeated_entry_is_accepted_again_after_deletions(desk: IngressCon
 async def test_a_refused_entry_forgets_nobody_whose_conversation_begins(
     desk: IngressContext, between: tuple[str, ...]
 ) -> None:
-    """The same id was sent twice, and two ingresses have them: one refuses its entry while the other one begins."""
+    """The same id was sent twice to two ingresses: one refuses its entry while the other one starts."""
     name = derive_conversation_id("inbox:shop:mine")
     about = [b"v", b"1", b"reply_to", b"shop", b"request"]
     entries = {"1-1": [*about, b'{"id": "mine", "task": "x"}'], "1-2": [*about, b'{"id": "mine", "task": ""}']}

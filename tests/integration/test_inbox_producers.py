@@ -236,7 +236,7 @@ async def test_stream_is_served_when_added_and_left_when_removed(world: World) -
 
 
 async def test_name_that_is_used_again_shows_nothing_of_before(world: World) -> None:
-    """The answers of the shared inbox, of the removed producer, and of what it began."""
+    """The answers of the shared inbox, of the removed producer, and of its conversations."""
     producers, late = Producers(world.store), keys.inbox_key("late")
     entry = ("v", "1", "request", json.dumps({"id": "1", "task": "x"}), "reply_to", "late")
     async with serving(InboxReaders(world.desk, "d1").run()):

@@ -1,4 +1,4 @@
-"""What callers do to runs that are at work: stop them, answer what they ask, forget them. One cluster serves all."""
+"""Orders of callers to running runs: stop, answer, forget. One cluster serves all."""
 
 from __future__ import annotations
 

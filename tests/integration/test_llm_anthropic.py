@@ -1,4 +1,4 @@
-"""What the Anthropic backend sends, literally, and what it makes of a reply."""
+"""The Anthropic backend: its literal requests, and the parsing of replies."""
 
 from __future__ import annotations
 

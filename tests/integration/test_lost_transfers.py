@@ -1,4 +1,4 @@
-"""Transfers that go wrong on their way: nobody answers, or the answer is none."""
+"""Failed transfers: no answer, or an invalid one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UPLOAD = TransferRequest(what="upload", path="a.txt")
 
 
 async def on_node(store: Store) -> str:
-    """Begin a conversation whose workspace is on a node, and return the node's action stream."""
+    """Create a conversation whose workspace is on a node, and return the node's action stream."""
     await begin(store, CID)
     names = store.keys(CID)
     await store.connection.call("HSET", names.meta, "node", "n1")

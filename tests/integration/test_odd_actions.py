@@ -1,4 +1,4 @@
-"""Actions that a tool worker carries out in odd cases: stopped before, traced, or in a directory it cannot change."""
+"""Actions of a tool worker in odd cases: stopped before, traced, or in a read-only directory."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_what_was_not_stopped_continues(memory_store: Store, tmp_path: Pat
 
 @contextmanager
 def calls_of(function: Any) -> Iterator[list[str]]:
-    """Who calls a function meanwhile."""
+    """Return the callers of a function meanwhile."""
     found: list[str] = []
 
     def look(frame: FrameType, event: str, _: object) -> None:

@@ -1,4 +1,4 @@
-"""Workspaces that begin with a repository or an archive: real git, real servers, in the real sandbox."""
+"""Workspaces from a repository or an archive: real git, real servers, in the real sandbox."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def world(log: EventLog, memory_store: Store, tmp_path: Path) -> World:
 
 @contextmanager
 def served(folder: Path, *, password: str = "") -> Iterator[str]:
-    """Serve a directory over HTTP; with a password, to who knows it."""
+    """Serve a directory over HTTP; with a password, to clients that send it."""
 
     class Server(SimpleHTTPRequestHandler):
         def __init__(self, *arguments: object) -> None:

@@ -164,7 +164,7 @@ OUTPUTS = {"text": "x" * 100_000}
 
 
 async def ends_of(gateway: Gateway, name: str, after: int) -> list[object]:
-    """What the end of a stream says."""
+    """Return the last messages of a stream."""
     stream = EventStream(gateway, await add_principal(gateway.client.store), name, after=after, until_settled=True)
     items = [item async for batch in stream.batches() for item in batch]
     return [item.content["summary"]["message"] for item in items if item.kind == "end"]

@@ -1,4 +1,4 @@
-"""Schedules in a store: each tick begins one conversation, however often it is looked at, by the overlap policy."""
+"""Schedules in a store: each tick starts one conversation, however often it is handled, by the overlap policy."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ async def test_ticks_wait_for_their_turn(cluster: Cluster) -> None:
         await cluster.tick()
         standing = await cluster.standing()
         assert len(standing.queued) == left
-    # As a set: two that began within a millisecond are listed in the order of their ids.
+    # As a set: two that started within a millisecond are listed in the order of their ids.
     assert {row.conversation_id for row in await cluster.rows()} == {
         derive_tick_conversation_id(NAME, NOON + timedelta(minutes=minutes)) for minutes in range(3)
     }

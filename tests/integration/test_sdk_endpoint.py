@@ -1,4 +1,4 @@
-"""The endpoint that the CLI of the SDK takes for its provider: who is answered, with what, and what never leaves it.
+"""The endpoint that the SDK's CLI uses as its provider: authorised callers, replies, and secrets that stay inside.
 
 Another program of the machine that finds its port may forge requests, if there is no sandbox. Without the token it
 gets no reply and moves nothing.

@@ -46,7 +46,7 @@ SMUGGLED = (
 
 
 async def status_of(server: Served, *parts: bytes) -> int:
-    """Return the status of the last answer to what is sent; the server ends the connection."""
+    """Return the status of the last answer to the request; the server ends the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     status = 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""What has an effect beside conversations: budgets, schedules, archives, and how a server is reached."""
+"""Settings beside conversations: budgets, schedules, archives, and the address of a server."""
 
 from __future__ import annotations
 

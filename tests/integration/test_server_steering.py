@@ -1,4 +1,4 @@
-"""What a caller does to an agent at work over HTTP, with its effects: real workers, one cluster for all."""
+"""Steering an agent at work over HTTP, with its effects: real workers, one cluster for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams and hostile requests: what readers get through restarts, and what bad input costs."""
+"""Streams and hostile requests: the events of readers across restarts, and the cost of bad input."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_long_events_are_read_ahead_few_at_a_time(server: Served) -> None:
         async for batch in found:
             batches.append([item.id for item in batch])
             for _ in range(10):
-                await server.client.log.load_last_id(cid)  # meanwhile, what may be read ahead is
+                await server.client.log.load_last_id(cid)  # meanwhile, up to the read-ahead limit
             if batch and batch[-1].id >= 42:
                 break
     ids = [event_id for batch in batches for event_id in batch]

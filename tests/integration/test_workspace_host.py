@@ -1,4 +1,4 @@
-"""What survives the death of a tool worker, of a host, and of everything in it."""
+"""The state that survives the death of a tool worker, of a host, and of everything in it."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def service(address: str = FORBIDDEN, port: int = 0) -> Iterator[Service]:
             self.wfile.write(served.body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer((address, port), Answers) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -81,7 +81,7 @@ class Node:
     root: Path
 
     async def refusal(self, url: str, *, ref: str = "", confined: bool = True, **options: object) -> str:
-        """Return what is said of a clone that is refused, and see that nothing of it is left."""
+        """Return the error of a refused clone, and check that nothing of it is left."""
 
         async def sandbox() -> Sandbox:
             return BubblewrapSandbox(self.root / ".sandbox") if confined else NoSandbox()

@@ -1,4 +1,4 @@
-"""What processes know of the environment in which Deckhands was started: what is listed, whatever a secret is called."""
+"""Environment variables of Deckhands' processes: only listed ones, regardless of the name of a secret."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_only_controllers_of_a_cluster_get_more_than_is_listed(cluster: Cl
     assert [name for name, log in logs.items() if "canary" in log.read_text()] == ["controller-1"]
     assert [name for name, log in logs.items() if "DECKHANDS_URL=" not in log.read_text()] == ["beat-1"]
     assert {f"{name}={value}" for name, value in NEEDED.items()} <= set(logs["tools-1"].read_text().splitlines())
-    # Controller workers ask models, and which variables their libraries read nobody can list.
+    # Controller workers call models, and the variables of their libraries cannot be listed.
     assert {f"{name}={value}" for name, value in SECRETS.items()} <= set(logs["controller-1"].read_text().splitlines())
 
 

@@ -1,4 +1,4 @@
-"""Whatever stands under the keys that ingresses read, others get their turn, and no ingress ends."""
+"""With any content of the ingresses' keys, others get their turn, and no ingress ends."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def desk(valkey_store: Store) -> IngressContext:
 
 
 async def begin_soon(desk: IngressContext, task_id: str, *, expires: bool = False) -> str:
-    """Begin a run that is due, or too late, in a moment; return its conversation."""
+    """Create a run that is due, or expired, in a moment; return its conversation."""
     soon = desk.store.clock.now() + timedelta(milliseconds=50)
     later = soon + timedelta(hours=1)
     timing = {"eta": later, "expires": soon} if expires else {"eta": soon}

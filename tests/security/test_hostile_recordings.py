@@ -1,6 +1,6 @@
-"""Recordings are written by strangers: whatever stands in one, an import ends, and its log can be stored and read.
+"""Recordings are untrusted: with any content, an import ends, and its log can be stored and read.
 
-Nothing here measures time: an import that the bounds do not hold would take all memory, or not come to an end.
+Nothing here measures time: an import that exceeds the bounds would take all memory, or never end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OUTPUT = {"id": 3, "source": "agent", "cause": 2, "observation": "run", "content
 
 
 def read(folder: Path, trajectory: Any) -> tuple[list[Event], list[str]]:
-    """Read a trajectory, given as events or as text, and check that everybody can work with the log."""
+    """Read a trajectory, given as events or as text, and check that every reader can use the log."""
     path = folder / "trajectory.json"
     path.write_text(trajectory if isinstance(trajectory, str) else json.dumps(trajectory))
     events, findings = read_trajectory(path, "c1")
@@ -82,7 +82,7 @@ def test_numbers_that_are_none_count_as_missing(tmp_path: Path) -> None:
 
 
 def test_long_texts_are_kept_as_the_log_keeps_them(tmp_path: Path) -> None:
-    """A text of megabytes goes beside the log; what no log can hold is left out by its number."""
+    """A text of megabytes goes beside the log; an event that no log can hold is left out by its number."""
     long = OUTPUT | {"extras": {"command": "x" * 5_000_000}}
     events, findings = read(tmp_path, [*START, RUN, long])
     assert (len(events), findings) == (5, [])

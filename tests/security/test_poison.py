@@ -1,4 +1,4 @@
-"""What a program of a workspace leaves for others to run is run by nobody but by programs of the workspace itself."""
+"""Files that a program of a workspace leaves for others to run: only programs of the workspace itself run them."""
 
 from __future__ import annotations
 

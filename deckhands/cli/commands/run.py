@@ -91,7 +91,7 @@ class RunOptions(TaskOptions):
 @click.option(
     "--recover",
     type=click.Choice(list(WAYS)),
-    help="With --resume, after a loop: drop what was repeated and wait or continue (go-on), or stop.",
+    help="With --resume, after a loop: drop the repetition and wait or continue (go-on), or stop.",
 )
 @click.option("--stream", is_flag=True, help="Print the model's output as it arrives, on standard error.")
 @plain_option

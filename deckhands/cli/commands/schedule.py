@@ -80,7 +80,7 @@ def schedule() -> None:
     type=click.Choice(get_args(Overlap)),
     default="skip",
     show_default=True,
-    help="What a tick does while the conversation of an earlier tick still works: nothing, wait for it, or cancel it.",
+    help="While the conversation of an earlier tick works, a tick does nothing, waits for it, or cancels it.",
 )
 @click.option(
     "--catch-up",

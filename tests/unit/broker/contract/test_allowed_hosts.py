@@ -1,4 +1,4 @@
-"""Which hosts a rule lets be reached, and what is no host at all."""
+"""Rules for allowed hosts: the hosts that each rule matches, and invalid hosts."""
 
 from __future__ import annotations
 

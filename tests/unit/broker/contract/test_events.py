@@ -1,4 +1,4 @@
-"""What events hold and show: validation, truncation, texts for the model and for people."""
+"""Events: validation, truncation, and their texts for the model and for users."""
 
 from __future__ import annotations
 

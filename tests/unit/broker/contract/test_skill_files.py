@@ -1,4 +1,4 @@
-"""Skills: what files say to agents, and which words call them up."""
+"""Skill files: their content for agents, and the words that trigger them."""
 
 from __future__ import annotations
 
@@ -188,4 +188,4 @@ def test_a_persons_own_skills(tmp_path: Path) -> None:
 
 
 def test_a_home_that_cannot_be_looked_into_has_none(tmp_path: Path) -> None:
-    assert load_skills(tmp_path / ("x" * 256)) == ()  # as in the home of somebody else, which root may enter
+    assert load_skills(tmp_path / ("x" * 256)) == ()  # as in the home of another user, which root may enter

@@ -1,4 +1,4 @@
-"""The tables of quotas and tenants: what is read, what is refused, which entry counts; and the examples of the manual."""
+"""The tables of quotas and tenants: valid and invalid entries, precedence, and the examples of the manual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failpoints: what they do, when, and how often; in processes of their own where they end them."""
+"""Failpoints: action, time and count; in separate processes where they end them."""
 
 from __future__ import annotations
 

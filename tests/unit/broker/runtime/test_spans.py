@@ -1,4 +1,4 @@
-"""Spans as they are sent: what the SDK writes of its spans, and only those that are sampled."""
+"""Exported spans: the SDK's encoding of sampled spans, and no others."""
 
 from __future__ import annotations
 

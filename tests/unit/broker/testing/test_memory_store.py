@@ -1,4 +1,4 @@
-"""Blocking reads of the store in memory: who wakes, when, on a clock that only moves when everybody waits."""
+"""Blocking reads of the in-memory store: which reader wakes, and when, on a clock that moves only when all wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which schemas an output may have, and what is said of a value that does not fit."""
+"""Output schemas: the supported ones, and the errors for invalid values."""
 
 from __future__ import annotations
 

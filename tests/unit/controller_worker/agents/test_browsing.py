@@ -1,4 +1,4 @@
-"""BrowsingAgent and VisualBrowsingAgent: what their replies lead to, and what they are shown."""
+"""BrowsingAgent and VisualBrowsingAgent: the actions of their replies, and their prompts."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def events(text: str) -> list[Event]:
 
 
 def told(text: str) -> str:
-    """What the person reads after a reply that says something and nothing else."""
+    """Return the user's message after a reply that contains only text."""
     message, finish = events(text)
     assert isinstance(message, MessageAction)
     assert isinstance(finish, AgentFinishAction)

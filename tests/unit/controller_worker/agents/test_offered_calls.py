@@ -1,4 +1,4 @@
-"""What an agent makes of the tools that a conversation was given besides its own."""
+"""Calls of tools that a conversation was offered besides its agent's own."""
 
 import json
 import re

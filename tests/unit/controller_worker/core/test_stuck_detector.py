@@ -1,4 +1,4 @@
-"""Stuck detection: OpenHands' five patterns, what counts as equal, and what is no loop."""
+"""Stuck detection: OpenHands' five patterns, equality of events, and repetitions that are no loop."""
 
 import itertools
 from collections.abc import Sequence

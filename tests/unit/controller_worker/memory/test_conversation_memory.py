@@ -1,4 +1,4 @@
-"""What the model sees: from the log to messages."""
+"""The model's prompt: from the log to messages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -329,7 +329,7 @@ def test_messages_once_shown_are_the_same_objects_later() -> None:
 
 
 def test_a_step_costs_what_is_new_however_long_the_history() -> None:
-    """Counts the messages made: what was made for earlier steps is not made again."""
+    """Counts the built messages: messages of earlier steps are not built again."""
     core = started()
     memory = ConversationMemory()
     known: set[int] = set()

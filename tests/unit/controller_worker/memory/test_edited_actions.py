@@ -1,4 +1,4 @@
-"""An action that a person edited before confirming it: the model reads what ran, the same at every reading."""
+"""An action that a user edited before confirming it: the model reads the executed action, the same at every reading."""
 
 from typing import Any
 

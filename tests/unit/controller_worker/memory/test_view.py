@@ -1,4 +1,4 @@
-"""The View: what is shown of a log, condensations applied."""
+"""The View: the visible events of a log, condensations applied."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What follows a report of an ACP agent: a function of the log, whatever has died in between."""
+"""The step after an ACP agent's report is a function of the log, even after deaths in between."""
 
 import json
 from collections.abc import Sequence

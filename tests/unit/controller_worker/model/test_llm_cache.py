@@ -1,4 +1,4 @@
-"""Kept replies, and recorded ones: what counts as the same request, and what a recording says."""
+"""Cached and recorded replies: equality of requests, and the content of a recording."""
 
 import json
 import os
@@ -33,7 +33,7 @@ TURN = {
 
 
 class Asked:
-    """A cached scripted model; what it costs tells whether it was asked."""
+    """A cached scripted model; its cost tells whether it was called."""
 
     def __init__(self, folder: Path, *turns: dict[str, Any], **settings: Any) -> None:
         script = folder / "script.json"

@@ -1,4 +1,4 @@
-"""Which backend a configuration means, and what is refused before anything is sent."""
+"""The backend of a configuration, and configurations that are refused before a request is sent."""
 
 from pathlib import Path
 from typing import Any

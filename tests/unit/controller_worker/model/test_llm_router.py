@@ -1,4 +1,4 @@
-"""Which model a router takes, and what it may not be."""
+"""The model that a router selects, and invalid selections."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Context editing and compaction: what the settings send, what they refuse, and that they are off."""
+"""Context editing and compaction: the request fields of the settings, refused settings, and off by default."""
 
 from typing import Any
 

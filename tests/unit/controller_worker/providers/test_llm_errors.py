@@ -119,7 +119,7 @@ def test_the_context_window_texts_of_openhands(text: str) -> None:
         "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 300000 tokens.",
         "Context size has been exceeded.",
         "Error code: 400 - context_length_exceeded",
-        # Not listed: recognised by what they say
+        # Not listed: recognised by their text
         "Reached context length of 4096 tokens with this model, which does not support mid-generation overflow.",
         "The engine prompt length 1327246 exceeds the max_model_len 1048576. Please reduce prompt.",
         "The sum of prompt length (130000.0) and max_tokens (4096) must not exceed max_model_len 131072",

@@ -1,4 +1,4 @@
-"""Named model settings: what is merged with what, and what is refused."""
+"""Named model settings: merging, and refused combinations."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Schemas as a provider takes them for strict tools, and what comes back."""
+"""Schemas that a provider accepts for strict tools, and the parsing of their calls."""
 
 import json
 from typing import Any

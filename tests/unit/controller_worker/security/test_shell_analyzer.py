@@ -1,4 +1,4 @@
-"""The risk of a command: a corpus of what is harmless, what is not, and what cannot be known before it runs."""
+"""The risk of a command: a corpus of harmless, harmful and undecidable commands."""
 
 import csv
 from pathlib import Path

@@ -35,7 +35,7 @@ OTHER = {"a": 1}
 
 
 def commands_below(command: click.Command) -> Iterator[click.Command]:
-    """Yield the command, or what is in it if it is a group."""
+    """Yield the command, or the commands of a group."""
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             yield from commands_below(inner)

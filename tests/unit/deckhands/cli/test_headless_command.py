@@ -1,4 +1,4 @@
-"""What the headless command refuses before anything starts, and with which exit code."""
+"""Refusals of the headless command before anything starts, and their exit codes."""
 
 from __future__ import annotations
 

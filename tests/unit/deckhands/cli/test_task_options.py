@@ -1,4 +1,4 @@
-"""Options of a task: what the agent and its workspace become by them."""
+"""Options of a task: the resulting agent and workspace."""
 
 from __future__ import annotations
 

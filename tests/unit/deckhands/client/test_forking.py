@@ -1,4 +1,4 @@
-"""Points of a conversation, and what a fork of it begins with."""
+"""Points of a conversation, and the initial state of a fork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as an agent's work: nothing by which it could decide its own score."""
+"""The part of an agent's work that counts: nothing with which it could decide its own score."""
 
 from __future__ import annotations
 

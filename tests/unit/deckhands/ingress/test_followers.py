@@ -1,4 +1,4 @@
-"""Tasks that follow others: what they read of earlier results, and the ids and queues of those after them."""
+"""Follow-up tasks: earlier results in their texts, and the ids and queues of their own followers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs of a sandbox see as /etc, and when their home and /tmp are directories, and not memory."""
+"""The /etc of programs in a sandbox, and when their home and /tmp are directories and not memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Custom tools and Celery tasks as tools: what the model reads, how they are called, and how often after a worker died."""
+"""Custom tools and Celery tasks as tools: their descriptions, their calls, and repetition after a worker's death."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a critic is asked, what its answers mean, and what a verdict leads to."""
+"""A critic's prompt, the parsing of its answers, and the effect of its verdicts."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Condensers of installed packages, by entry point, and types that nobody has."""
+"""Condensers of installed packages, by entry point, and unknown types."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Condensers that ask a model: what they ask, and what its answer means."""
+"""Condensers that call a model: their prompts, and the parsing of the answers."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Blocks of Claude's besides thoughts, texts and calls: what a reply keeps, and what returns in which request."""
+"""Claude's blocks besides thoughts, texts and calls: those that a reply keeps, and the requests that return them."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What providers' headers say is left, and when it matters."""
+"""The remaining quota in providers' headers, and when it matters."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""deckhands eval: values of options that are refused, and what is computed from the rows of a directory."""
+"""deckhands eval: refused option values, and figures computed from the rows of a directory."""
 
 from __future__ import annotations
 

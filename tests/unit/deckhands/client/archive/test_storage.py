@@ -1,4 +1,4 @@
-"""Where archived files are, which files there count and in which order, and the retention policy as a person writes it."""
+"""The location, validity and order of archived files, and the retention policy as an operator writes it."""
 
 from __future__ import annotations
 

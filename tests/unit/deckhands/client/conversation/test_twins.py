@@ -1,4 +1,4 @@
-"""Both conversations have the same names and parameters, and what cannot be used is refused before anything starts."""
+"""Both conversations have the same names and parameters, and refuse invalid values before anything starts."""
 
 from __future__ import annotations
 

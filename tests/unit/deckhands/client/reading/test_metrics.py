@@ -1,4 +1,4 @@
-"""OpenHands' rules for metrics: add, merge, diff; what they are of a log, and what delegates add to them."""
+"""OpenHands' rules for metrics: add, merge, diff; the metrics of a log, including its delegates."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_budget_that_cannot_be_kept_is_said_to_be() -> None:
 
 
 def ended(delegate_id: int, log: list[Event], **fields: Any) -> DelegateEnded:
-    """What a delegate with this log reports."""
+    """Return the report of a delegate with this log."""
     models = sum_usage_by_model(log)
     sums: dict[str, Any] = {
         "models": models,

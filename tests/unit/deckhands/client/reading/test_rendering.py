@@ -391,7 +391,7 @@ def test_times_in_a_few_characters():
 
 
 class Glass(io.StringIO):
-    """A terminal of 80 columns and 6 lines, as a person sees it."""
+    """A terminal of 80 columns and 6 lines, as a user sees it."""
 
     def __init__(self) -> None:
         super().__init__()

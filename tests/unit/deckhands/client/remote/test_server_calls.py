@@ -35,7 +35,7 @@ BEGUN = answer("201 Created", {"conversation_id": "c-1"})
 
 @asynccontextmanager
 async def server(*answers: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """The address of what gives one answer after another, and the heads that it gets."""
+    """Return the address of a server that gives one answer after another, and the request heads that it gets."""
     heads, left = [], list(answers)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Files of tasks: what a line may be, and that everything else is named by its number."""
+"""Files of tasks: valid lines, and invalid ones named by their number."""
 
 from __future__ import annotations
 

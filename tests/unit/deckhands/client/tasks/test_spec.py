@@ -1,4 +1,4 @@
-"""Requests as plain JSON: what is taken, what is refused and by which words, and what they begin."""
+"""Requests as plain JSON: valid and refused ones, the error texts, and the resulting conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written when a copy arrives: all of it or nothing, and nothing outside the target."""
+"""Arriving copies are written completely or not at all, and never outside the target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many attempts may be under way: it grows until it hurts, and finds about where that is."""
+"""The limit of running attempts grows until it reaches a bottleneck, and settles near it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_suffering_host_gets_fewer_but_never_below_minimum() -> None:
 def test_it_waits_for_the_effect_before_it_shrinks_again() -> None:
     pace = Pace(100, limit=100)
     assert pace.shrink(0.0, 100)
-    assert not pace.shrink(QUIET_SECONDS - 1.0, 100)  # those that began before the first still run
+    assert not pace.shrink(QUIET_SECONDS - 1.0, 100)  # those that started before the first still run
     assert pace.limit == 70
     assert pace.shrink(QUIET_SECONDS, 70)
     assert (pace.limit, pace.found) == (49, [100, 70])

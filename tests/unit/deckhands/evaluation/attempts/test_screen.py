@@ -1,4 +1,4 @@
-"""How an evaluation stands, as a person reads it."""
+"""The status of an evaluation, as a user reads it."""
 
 from __future__ import annotations
 

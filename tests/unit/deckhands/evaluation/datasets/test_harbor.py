@@ -1,4 +1,4 @@
-"""Directories of tasks as Harbor and Terminal-Bench have them: what a workspace can have of a container, and what not."""
+"""Directories of tasks in Harbor's and Terminal-Bench's format: supported and unsupported parts of a container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets are checked whole before anything begins, and selected from in an order that a seed decides."""
+"""Datasets are checked completely before the first attempt, and selected in an order that depends on the seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the bridge says of a process, by small programs that stand for a run; and what it refuses to launch."""
+"""The bridge's report about a process, with small programs in place of a run; and launches that it refuses."""
 
 from __future__ import annotations
 

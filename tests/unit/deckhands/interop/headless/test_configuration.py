@@ -1,4 +1,4 @@
-"""OpenHands' configuration: which key wins, what is said about each, and what agents and workers get of it."""
+"""OpenHands' configuration: precedence of keys, notices about each, and the resulting agents and workers."""
 
 from __future__ import annotations
 

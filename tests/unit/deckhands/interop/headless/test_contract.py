@@ -1,4 +1,4 @@
-"""The contract of a headless run: what is put into a workspace, what stays, and what is never followed out of it."""
+"""The contract of a headless run: files put into a workspace, files that stay, and links that are never followed."""
 
 from __future__ import annotations
 

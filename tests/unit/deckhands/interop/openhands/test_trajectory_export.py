@@ -1,4 +1,4 @@
-"""What an export is worth: the original reads all of it, and every id in it names the same event as before."""
+"""The quality of an export: the original reads all of it, and every id in it names the same event as before."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_is_not_written_is_about_the_conversation_itself() -> None:
     assert {kind for kind in NOT_WRITTEN if kind.partition(".")[0] in ("action", "observation")} == {
         *("action.open_workspace", "action.survey", "observation.interrupted"),
         *("observation.survey", "observation.workspace_opened", "observation.workspace_failed"),
-        *("action.execute", "observation.execute"),  # a person's, beside the agent
+        *("action.execute", "observation.execute"),  # a user's, beside the agent
         *("action.feature_check", "observation.feature_check", "action.save_progress"),
         *("action.digest_workspace", "observation.workspace_digest"),
     }

@@ -1,4 +1,4 @@
-"""Trajectories of OpenHands V0: what one looks like, read and written."""
+"""Trajectories of OpenHands V0: read and written."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def changed(position: int, **fields: Any) -> list[dict[str, Any]]:
 
 
 def metrics(cost: float, prompt: int, cached: int = 0) -> dict[str, Any]:
-    """Return what OpenHands copies onto an action."""
+    """Return the metrics that OpenHands copies onto an action."""
     usage = {"model": "acme/large", "prompt_tokens": prompt, "completion_tokens": 1, "cache_read_tokens": cached}
     return {"accumulated_cost": cost, "accumulated_token_usage": usage, "costs": [], "token_usages": []}
 
@@ -244,7 +244,7 @@ def test_action_waiting_for_a_person_still_waits(tmp_path: Path) -> None:
     asked["extras"] = {"agent_state": "awaiting_user_confirmation"}
     events = read(tmp_path, [*TRAJECTORY[:4], asked | {"id": 10}, waits | {"id": 11}])
     assert [(pending.id, pending.is_awaiting) for pending in fold(State(), events).tools.pending] == [(8, True)]
-    # A person said something else instead, so OpenHands never ran it.
+    # A user wrote something else instead, so OpenHands never ran it.
     spoke = {"id": 12, "source": "user", "action": "message", "args": {"content": "Never mind"}}
     running = asked | {"id": 14, "extras": {"agent_state": "running"}}
     recall = {"id": 13, "source": "user", "action": "recall", "args": {"recall_type": "knowledge"}}
@@ -308,7 +308,7 @@ def test_costs_and_cached_tokens_of_the_recording_add_up(tmp_path: Path) -> None
     }
     assert compute_metrics(events).accumulated_cost == 0.0
 
-    # The finish has no call; what it has cost, and what a condenser has, is in the sums alone.
+    # The finish has no call; its cost, and that of a condenser, is in the sums alone.
     condensation = {"id": 9, "source": "agent", "action": "condensation", "llm_metrics": metrics(0.75, 1_500, 900)}
     condensation["args"] = {"forgotten_event_ids": [], "summary": "So far.", "summary_offset": 1}
     trajectory = changed(4, llm_metrics=metrics(0.25, 900, 800))
@@ -325,7 +325,7 @@ def test_costs_and_cached_tokens_of_the_recording_add_up(tmp_path: Path) -> None
         ("condenser", 0.5),
         ("agent", 0.25),
     ]
-    # A recording that was resumed begins its sums again.
+    # A recording that was resumed starts its sums again.
     trajectory[6] = trajectory[6] | {"llm_metrics": metrics(0.125, 100)}
     assert compute_metrics(read(tmp_path, trajectory)).accumulated_cost == pytest.approx(0.375)
 

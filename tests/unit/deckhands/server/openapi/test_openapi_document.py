@@ -1,4 +1,4 @@
-"""The OpenAPI document: what a reader of it alone may rely on."""
+"""The OpenAPI document: everything that a client may rely on."""
 
 from __future__ import annotations
 

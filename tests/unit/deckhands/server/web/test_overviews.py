@@ -1,4 +1,4 @@
-"""What a server keeps of evaluations, and when it reads their rows again."""
+"""The server's cache of evaluations, and when it reads their rows again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of the page: what is served, where its address leads, and what no script of it may do."""
+"""The files of the page: served files, redirects of its address, and actions that no script of it may take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the file editor does and says: its commands, what it shows, and what it makes of odd arguments."""
+"""The file editor: commands, output, and odd arguments."""
 
 from __future__ import annotations
 

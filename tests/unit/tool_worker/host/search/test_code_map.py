@@ -1,4 +1,4 @@
-"""The code map and what is asked of it, on a small shop; and on files that were not written to be parsed."""
+"""The code map and its queries, on a small shop; and on files that were not written to be parsed."""
 
 from __future__ import annotations
 

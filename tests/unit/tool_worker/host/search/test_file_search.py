@@ -1,4 +1,4 @@
-"""grep and glob: what they find, what they say that they leave out, and that nothing holds them up."""
+"""grep and glob: matches, notes about omissions, and bounded time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terminal output as text: what is kept, what is taken out, and that nothing makes it slow or large."""
+"""Terminal output as text: kept and removed parts, and bounds of time and size."""
 
 from __future__ import annotations
 

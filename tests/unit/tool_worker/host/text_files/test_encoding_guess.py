@@ -1,4 +1,4 @@
-"""Files in old encodings: read as what they are, changed without harm to any byte, and never taken for others."""
+"""Files in old encodings: decoded correctly, changed without harm to any byte, and never mistaken for others."""
 
 # ruff: noqa: RUF001  (the punctuation of the scripts)
 

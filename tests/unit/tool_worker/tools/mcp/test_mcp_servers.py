@@ -1,4 +1,4 @@
-"""MCP servers: what their file may say, where its secrets stay, and what a server may answer by HTTP."""
+"""MCP servers: valid files, protection of their secrets, and valid answers by HTTP."""
 
 from __future__ import annotations
 

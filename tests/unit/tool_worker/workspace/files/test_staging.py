@@ -1,4 +1,4 @@
-"""What is made beside a workspace, and how it is removed."""
+"""Files beside a workspace, and their removal."""
 
 from __future__ import annotations
 

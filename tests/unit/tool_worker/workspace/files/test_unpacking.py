@@ -1,4 +1,4 @@
-"""Unpacking archives that people and enemies have made."""
+"""Archives made by ordinary users and by attackers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker launches: session programs, and hosts whose numbers may be those of others by now."""
+"""Launches of a worker: session programs, and hosts whose process ids may have been reused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tool worker reads of its environment."""
+"""The settings of a tool worker from the environment."""
 
 from __future__ import annotations
 
