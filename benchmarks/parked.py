@@ -28,7 +28,7 @@ from broker.contract.specs import AgentSpec
 from broker.log.conversations import Conversations
 from broker.log.selection import ConversationQuery, Selection
 
-FIRST = 200
+FIRST = 1_000
 AT_ONCE = 200
 SAMPLES = 200
 PAGE = 50
@@ -41,7 +41,9 @@ TARGET_MS = 50.0
 
 def write_script(path: Path) -> Path:
     """Write a script whose every turn asks the user a question."""
-    path.write_text(json.dumps({"turns": [{"text": f"Done with part {number}. Shall I go on?"} for number in range(9)]}))
+    path.write_text(
+        json.dumps({"turns": [{"text": f"Done with part {number}. Shall I go on?"} for number in range(9)]})
+    )
     return path
 
 
@@ -124,7 +126,7 @@ async def measure(directory: Path, count: int, write_as: str) -> None:
             taken = await milliseconds(len(chosen), work)
             floor = floor or percentile(taken, 0.99)
             ratio = percentile(taken, 0.99) / floor
-            shown = f"ms (median {percentile(taken, 0.5):.2f}; {ratio:.1f} × PING)"
+            shown = f"ms (median {percentile(taken, 0.5):.2f}; {ratio:.1f} times a PING)"
             lines.append(Line(f"{name}, p99", round(percentile(taken, 0.99), 2), shown, TARGET_MS))
     show(write_as, f"{count:,} parked conversations, and {FIRST:,} before them", lines)
 
