@@ -40,6 +40,8 @@ class WithoutImagesLLM:
         await self._inner.aclose()
 
     def _replace_images(self, request: ModelRequest) -> ModelRequest:
+        if not any(map(has_images, request.messages)):
+            return request
         messages = [
             self._made.of(message, _without_images) if has_images(message) else message for message in request.messages
         ]
