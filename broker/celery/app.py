@@ -34,9 +34,13 @@ from broker.runtime import UrlInFile, UsageError, logs_json, read_tls, use_json
 LOADER = "celery.loaders.app:AppLoader"
 SOCKET_TIMEOUT_SECONDS = 5.0
 STANDARD_ERROR = 2
+RESTORE_SECONDS = 60
+"""The interval between two checks for unacknowledged messages, for workers whose queue is always empty."""
+EVENT_HEARTBEAT_SECONDS = 10.0
+"""The interval of the heartbeats that monitors of Celery read. Each one names it, so that a monitor knows it."""
 TRANSPORT_OPTIONS = {
     "visibility_timeout": 3600,
-    "unacked_restore_interval": 1,
+    "unacked_restore_interval": RESTORE_SECONDS,
     "unacked_restore_throttle": 1,
     "socket_keepalive": True,
     # Without these, a broker that vanishes silently blocks the worker's main thread for minutes.
@@ -48,6 +52,7 @@ WORKER_OPTIONS = {
     "concurrency": 2,
     "without_gossip": True,
     "without_mingle": True,
+    "heartbeat_interval": EVENT_HEARTBEAT_SECONDS,
     "loglevel": "WARNING",
 }
 

@@ -27,6 +27,8 @@ from redis import exceptions as redis_errors
 from broker.celery.logins import UrlCredentials
 from broker.runtime import SYSTEM_CLOCK, Clock, UrlInFile
 
+BLOCK_SECONDS = 10
+"""How long a read of a queue blocks. An arriving message ends it, and so does `WorkerConsumer.wake`."""
 MAX_BODY_CHARS = 1 << 20
 """For answers to remote control, which list a worker's requests."""
 MAX_TASK_CHARS = 1 << 16
@@ -173,6 +175,7 @@ class FilteringTransport(kombu_redis.Transport):  # type: ignore[misc]
     """kombu's transport over Redis, with a check of each message."""
 
     Channel = Channel
+    brpop_timeout = BLOCK_SECONDS
     max_body_chars = MAX_BODY_CHARS
 
     def _deliver(self, message: Any, queue: str) -> None:

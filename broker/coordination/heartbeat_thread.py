@@ -18,10 +18,10 @@ from typing import Self
 
 import redis
 
-from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.coordination.membership import HEARTBEAT_SECONDS, QUIET_HEARTBEAT_SECONDS, Membership
 from broker.runtime import SYSTEM_CLOCK, Clock, UsageError, load_current_url
 
-LATE_AFTER_SECONDS = 2 * HEARTBEAT_SECONDS
+LATE_AFTER_SECONDS = QUIET_HEARTBEAT_SECONDS + HEARTBEAT_SECONDS
 STUCK_AFTER_SECONDS = 10.0
 REPLY_TIMEOUT_SECONDS = 1.0
 

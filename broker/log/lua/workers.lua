@@ -1,6 +1,9 @@
 -- Workers: register, beat, and do the due work of the whole shard with each beat.
+-- While nothing is due in a shard, its workers take turns: a beat leaves the shard's work out if another worker's beat
+-- found none within `QUIET_MS`.
 -- Keys:  shard base  :workers              zset  worker -> when its heartbeat expires; 0: it is being removed
 --                    :worker:<id>:about    hash  its facts
+--                    :clock                hash  quiet, quiet_for -> when a beat last found nothing due, and whose
 
 local actions = require('log/lua/actions')
 local clock = require('log/lua/clock')
@@ -57,8 +60,11 @@ local function register(keys, args)
   return {'registered', now}
 end
 
+local QUIET_MS = 250
+
 -- Maintain a stream: recreate its group if it was lost, give back entries that a worker got after its removal (a server
 -- still serves the blocked read of a stopped process), and trim entries that are acknowledged.
+-- Returns whether no worker has an entry of it.
 local function maintain_stream(shard, stream, group, node)
   groups.make(shard, stream, group)
   local oldest = groups.find(shard, stream, group)['last-delivered-id']
@@ -72,6 +78,45 @@ local function maintain_stream(shard, stream, group, node)
   redis.call('XTRIM', stream, 'MINID', oldest)
   if group == groups.CONTROLLERS then turns.pump(shard, stream, group, wakeups.hand_over_ready)
   else actions.pump_actions(shard, stream, node) end
+  return pending[1] == 0
+end
+
+-- Do the work that is due in the whole shard.
+-- returns workers removed, conversations woken, repeated notifications, whether nothing was due
+local function do_due_work(shard, ttl, patience, now)
+  local workers = shard .. ':workers'
+  local removed = 0
+  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 4)) do
+    if store.attempt(shard, workers, dead, removal.remove, shard, dead, now, 256, 'crash') then removed = removed + 1 end
+  end
+  -- A deadline later than any beat can set was computed before a clock was set back.
+  for _, other in ipairs(redis.call('ZRANGEBYSCORE', workers, now + 2 * ttl, '+inf', 'LIMIT', 0, 64)) do
+    local about = shard .. ':worker:' .. other .. ':about'
+    local theirs = store.is_there(shard, about, 'hash') and store.number_of(store.get(about, 'ttl_ms')) or ttl
+    if tonumber(redis.call('ZSCORE', workers, other)) > now + theirs then
+      redis.call('ZADD', workers, now + theirs, other)
+    end
+  end
+
+  local due = redis.call('ZRANGEBYSCORE', shard .. ':parked', '-inf', now, 'LIMIT', 0, 256)
+  for _, cid in ipairs(due) do
+    redis.call('ZREM', shard .. ':parked', cid)
+    store.attempt(shard, shard .. ':parked', cid, wakeups.wake_parked, shard, cid, now)
+  end
+
+  local notified = 0
+  local unread = redis.call('ZRANGEBYSCORE', shard .. ':unread', '-inf', now - patience, 'LIMIT', 0, 64)
+  for _, cid in ipairs(unread) do
+    local found = store.attempt(shard, shard .. ':unread', cid, wakeups.check_notification, shard, cid, now)
+    if found == 'rung' then notified = notified + 1 end
+    if not found then redis.call('ZREM', shard .. ':unread', cid) end
+  end
+
+  local is_quiet = maintain_stream(shard, shard .. ':ready', groups.CONTROLLERS)
+  if redis.call('EXISTS', shard .. ':ready:interactive') == 1 then
+    is_quiet = maintain_stream(shard, shard .. ':ready:interactive', groups.CONTROLLERS) and is_quiet
+  end
+  return removed, #due, notified, is_quiet and removed + #due + #unread == 0
 end
 
 -- tick: beat, and do all due work: remove dead workers, wake parked conversations, repeat lost notifications.
@@ -100,42 +145,22 @@ local function tick(keys, args)
   redis.call('HSET', me .. ':about', 'progress', args[3], 'beat_ms', now, 'ttl_ms', ttl)
   if args[6] then note_facts(me .. ':about', args, 6) end
 
-  local removed = 0
-  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 4)) do
-    if store.attempt(shard, workers, dead, removal.remove, shard, dead, now, 256, 'crash') then removed = removed + 1 end
-  end
-  -- A deadline later than any beat can set was computed before a clock was set back.
-  for _, other in ipairs(redis.call('ZRANGEBYSCORE', workers, now + 2 * ttl, '+inf', 'LIMIT', 0, 64)) do
-    local about = shard .. ':worker:' .. other .. ':about'
-    local theirs = store.is_there(shard, about, 'hash') and store.number_of(store.get(about, 'ttl_ms')) or ttl
-    if tonumber(redis.call('ZSCORE', workers, other)) > now + theirs then
-      redis.call('ZADD', workers, now + theirs, other)
-    end
-  end
-
-  local due = redis.call('ZRANGEBYSCORE', shard .. ':parked', '-inf', now, 'LIMIT', 0, 256)
-  for _, cid in ipairs(due) do
-    redis.call('ZREM', shard .. ':parked', cid)
-    store.attempt(shard, shard .. ':parked', cid, wakeups.wake_parked, shard, cid, now)
-  end
-
-  local notified = 0
-  for _, cid in ipairs(redis.call('ZRANGEBYSCORE', shard .. ':unread', '-inf', now - patience, 'LIMIT', 0, 64)) do
-    local found = store.attempt(shard, shard .. ':unread', cid, wakeups.check_notification, shard, cid, now)
-    if found == 'rung' then notified = notified + 1 end
-    if not found then redis.call('ZREM', shard .. ':unread', cid) end
+  local clock_key, removed, woken, notified, is_quiet = shard .. ':clock', 0, 0, 0, false
+  local kept = redis.call('HMGET', clock_key, 'quiet', 'quiet_for')
+  local quiet = store.number_of(kept[1])
+  if not quiet or kept[2] == worker or now < quiet or now - quiet >= QUIET_MS then
+    removed, woken, notified, is_quiet = do_due_work(shard, ttl, patience, now)
+    if is_quiet then redis.call('HSET', clock_key, 'quiet', now, 'quiet_for', worker)
+    elseif quiet then redis.call('HDEL', clock_key, 'quiet') end
   end
 
   lost_nodes.maintain_nodes(shard, me .. ':about', now)
   local role = store.get(me .. ':about', 'role')
   if role == 'ingress' then groups.make(shard, shard .. ':notices', groups.INGRESSES) end
-  maintain_stream(shard, shard .. ':ready', groups.CONTROLLERS)
-  if redis.call('EXISTS', shard .. ':ready:interactive') == 1 then
-    maintain_stream(shard, shard .. ':ready:interactive', groups.CONTROLLERS)
+  for _, stream in ipairs(actions.streams_of(shard, worker)) do
+    maintain_stream(shard, stream, groups.TOOLS, store.get(me .. ':about', 'node'))
   end
-  local streams = actions.streams_of(shard, worker)
-  for _, stream in ipairs(streams) do maintain_stream(shard, stream, groups.TOOLS, store.get(me .. ':about', 'node')) end
-  return {'alive', removed, #due, notified, role == 'tool' and {} or conversations.find_expired(shard, now), now}
+  return {'alive', removed, woken, notified, role == 'tool' and {} or conversations.find_expired(shard, now), now}
 end
 
 redis.register_function('deck_register', register)
