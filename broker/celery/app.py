@@ -57,8 +57,8 @@ WORKER_OPTIONS = {
 }
 
 
-def run_worker_app(app: Celery, name: str, **options: Any) -> int:
-    """Run a worker of an application in the main thread and return its exit status.
+def make_worker(app: Celery, name: str, **options: Any) -> Any:
+    """Make a worker of an application; its `start` runs it until it is asked to stop.
 
     Does not use Celery's own command line, which imports every command, also Flower's: a third of a worker's start
     time.
@@ -73,9 +73,7 @@ def run_worker_app(app: Celery, name: str, **options: Any) -> int:
 
         celery_worker.safe_say = _write_as_log
     # Celery's banner is text and would break a log of JSON objects.
-    worker = app.Worker(hostname=host_format(name), quiet=logs_json(), **WORKER_OPTIONS | options)
-    worker.start()
-    return int(worker.exitcode or 0)
+    return app.Worker(hostname=host_format(name), quiet=logs_json(), **WORKER_OPTIONS | options)
 
 
 def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **further: Any) -> Celery:
