@@ -3,7 +3,7 @@
 -- found none within `QUIET_MS`.
 -- Keys:  shard base  :workers              zset  worker -> when its heartbeat expires; 0: it is being removed
 --                    :worker:<id>:about    hash  its facts
---                    :clock                hash  quiet, quiet_for -> when a beat last found nothing due, and whose
+--                    :clock                hash  quiet, quiet_for -> when a beat last found nothing due, by the server's clock, and whose
 
 local actions = require('log/lua/actions')
 local clock = require('log/lua/clock')
@@ -130,7 +130,11 @@ end
 local function tick(keys, args)
   local shard, worker, ttl, patience = keys[1], args[1], tonumber(args[2]), tonumber(args[4])
   local workers, me = shard .. ':workers', shard .. ':worker:' .. worker
-  kinds.keep(shard)
+  local wall, clock_key = store.wall_ms(), shard .. ':clock'
+  local kept = store.is_there(shard, clock_key, 'hash') and redis.call('HMGET', clock_key, 'quiet', 'quiet_for') or {}
+  local quiet = store.number_of(kept[1])
+  local is_looking = not quiet or kept[2] == worker or wall < quiet or wall - quiet >= QUIET_MS
+  if is_looking then kinds.keep(shard) end
   if not store.alive(shard, worker) then return {'swept'} end
   store.is_there(shard, me .. ':mail', 'stream')
   ownership.owned_by(shard, worker)
@@ -145,12 +149,10 @@ local function tick(keys, args)
   redis.call('HSET', me .. ':about', 'progress', args[3], 'beat_ms', now, 'ttl_ms', ttl)
   if args[6] then note_facts(me .. ':about', args, 6) end
 
-  local clock_key, removed, woken, notified, is_quiet = shard .. ':clock', 0, 0, 0, false
-  local kept = redis.call('HMGET', clock_key, 'quiet', 'quiet_for')
-  local quiet = store.number_of(kept[1])
-  if not quiet or kept[2] == worker or now < quiet or now - quiet >= QUIET_MS then
+  local removed, woken, notified, is_quiet = 0, 0, 0, false
+  if is_looking then
     removed, woken, notified, is_quiet = do_due_work(shard, ttl, patience, now)
-    if is_quiet then redis.call('HSET', clock_key, 'quiet', now, 'quiet_for', worker)
+    if is_quiet then redis.call('HSET', clock_key, 'quiet', wall, 'quiet_for', worker)
     elseif quiet then redis.call('HDEL', clock_key, 'quiet') end
   end
 

@@ -23,6 +23,9 @@ JOBS_QUEUE = "deckhands.jobs"
 JOBS_PREFIX = "deckhands.jobs."
 JOBS_CONCURRENCY = 4
 VISIBILITY_SECONDS = 1_800
+RESTORE_SECONDS = 4
+"""The interval between two checks for messages of workers that have died; also that at which a busy worker shows life,
+see `taken_entries`."""
 RESTORE_MUTEX_SECONDS = 10
 """If a worker dies while it restores unacknowledged messages, no other worker restores them for this time."""
 BROKER_KEYS = {name: f"deckhands.jobs:{name}" for name in ("unacked", "unacked_index", "unacked_mutex")}
@@ -70,10 +73,10 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
         task_default_queue=JOBS_QUEUE,
         task_routes={f"{JOBS_PREFIX}*": {"queue": JOBS_QUEUE}, "deckhands.*": {"queue": "deckhands"}},
         worker_send_task_events=True,
-        task_send_sent_event=True,
         worker_enable_remote_control=True,
         broker_transport_options=TRANSPORT_OPTIONS
         | {"visibility_timeout": VISIBILITY_SECONDS, "unacked_mutex_expire": RESTORE_MUTEX_SECONDS}
+        | {"unacked_restore_interval": RESTORE_SECONDS}
         | {f"{name}_key": key for name, key in BROKER_KEYS.items()},
         beat_schedule=schedule,
         beat_scheduler=SCHEDULER,
@@ -91,7 +94,7 @@ def run_beat_until(app: Celery, is_over: threading.Event) -> None:
     A failure of the beat, such as a broker that is gone, ends nothing else: the beat starts again.
     """
     while not is_over.is_set():
-        service = Service(app, max_interval=BEAT_TURN_SECONDS)
+        service = Service(app, max_interval=BEAT_TURN_SECONDS, scheduler_cls=SCHEDULER)
         try:
             signals.beat_init.send(sender=service)  # celery-redbeat waits here for the lock
             while not is_over.wait(service.scheduler.tick()):
