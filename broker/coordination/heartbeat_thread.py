@@ -60,7 +60,8 @@ class HeartbeatThread:
 
     def _watch(self) -> None:
         store: redis.Redis | None = None
-        while not self._over.wait(HEARTBEAT_SECONDS):
+        silent = 0.0
+        while not self._over.wait(max(HEARTBEAT_SECONDS, LATE_AFTER_SECONDS - silent)):
             silent = self._clock.monotonic() - self._turned
             if not LATE_AFTER_SECONDS < silent < STUCK_AFTER_SECONDS:
                 continue
