@@ -84,7 +84,9 @@ def run_workers(
     gc.freeze()  # imported modules stay
     gc.enable()
     is_over = threading.Event()
-    others = [threading.Thread(target=_run, args=(worker,), name=worker.hostname, daemon=True) for worker in workers[1:]]
+    others = [
+        threading.Thread(target=_run, args=(worker,), name=worker.hostname, daemon=True) for worker in workers[1:]
+    ]
     if beside is not None:
         others.append(threading.Thread(target=beside, args=(is_over,), name="beside", daemon=True))
     for other in others:

@@ -22,7 +22,7 @@ from pathlib import Path
 CONTROLLER, TOOLS, INGRESS, JOBS, BEAT = "controller", "tools", "ingress", "jobs", "beat"
 """The roles of workers, named as the commands that start them."""
 SERVICES = "services"
-"""An ingress, a jobs worker and a beat in one process, which gets the variables of a jobs worker: no other gets more."""
+"""An ingress, a jobs worker and a beat in one process. It gets the variables of a jobs worker; no other gets more."""
 
 PROGRAM_VARIABLES = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "LC_*", "TZ", "XDG_*_HOME", "XDG_RUNTIME_DIR"),

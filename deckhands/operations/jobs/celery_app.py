@@ -100,7 +100,7 @@ def run_beat_until(app: Celery, is_over: threading.Event) -> None:
             while not is_over.wait(service.scheduler.tick()):
                 pass
             service.sync()  # gives the lock back
-        except Exception:
+        except Exception:  # noqa: BLE001  (the outer edge: the workers beside it must not end)
             _log.exception("the beat failed; it starts again")
             is_over.wait(BEAT_PAUSE_SECONDS)
 
