@@ -54,6 +54,11 @@ async def test_one_process_serves_tasks_and_jobs_and_sends_periodic_jobs(cluster
     assert registered["jobs"] == {f"deckhands.jobs.{job.name}" for job in JOBS}
     assert "deckhands.run" in registered["ingress"]
     assert not registered["ingress"] & registered["jobs"]
+    waiting = producer.run()  # there is no tool worker
+    await producer.begun(waiting)
+    active = await asyncio.to_thread(asked.active)
+    shown = {name.partition("-")[0]: [info["id"] for info in found] for name, found in active.items()}
+    assert (shown["ingress"], shown["jobs"]) == ([waiting.id], [])
     process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(process.wait, LIMIT_SECONDS) == 0
     assert broker.get(LOCK) is None
