@@ -34,9 +34,13 @@ from broker.runtime import UrlInFile, UsageError, logs_json, read_tls, use_json
 LOADER = "celery.loaders.app:AppLoader"
 SOCKET_TIMEOUT_SECONDS = 5.0
 STANDARD_ERROR = 2
+RESTORE_SECONDS = 60
+"""The interval between two checks for unacknowledged messages, for workers whose queue is always empty."""
+EVENT_HEARTBEAT_SECONDS = 10.0
+"""The interval of the heartbeats that monitors of Celery read. Each one names it, so that a monitor knows it."""
 TRANSPORT_OPTIONS = {
     "visibility_timeout": 3600,
-    "unacked_restore_interval": 1,
+    "unacked_restore_interval": RESTORE_SECONDS,
     "unacked_restore_throttle": 1,
     "socket_keepalive": True,
     # Without these, a broker that vanishes silently blocks the worker's main thread for minutes.
@@ -48,12 +52,13 @@ WORKER_OPTIONS = {
     "concurrency": 2,
     "without_gossip": True,
     "without_mingle": True,
+    "heartbeat_interval": EVENT_HEARTBEAT_SECONDS,
     "loglevel": "WARNING",
 }
 
 
-def run_worker_app(app: Celery, name: str, **options: Any) -> int:
-    """Run a worker of an application in the main thread and return its exit status.
+def make_worker(app: Celery, name: str, **options: Any) -> Any:
+    """Make a worker of an application; its `start` runs it until it is asked to stop.
 
     Does not use Celery's own command line, which imports every command, also Flower's: a third of a worker's start
     time.
@@ -68,9 +73,7 @@ def run_worker_app(app: Celery, name: str, **options: Any) -> int:
 
         celery_worker.safe_say = _write_as_log
     # Celery's banner is text and would break a log of JSON objects.
-    worker = app.Worker(hostname=host_format(name), quiet=logs_json(), **WORKER_OPTIONS | options)
-    worker.start()
-    return int(worker.exitcode or 0)
+    return app.Worker(hostname=host_format(name), quiet=logs_json(), **WORKER_OPTIONS | options)
 
 
 def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **further: Any) -> Celery:

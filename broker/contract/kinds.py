@@ -129,7 +129,7 @@ class Event(BaseModel):
         repeated_fields: nested models that are often equal in many conversations.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
     KINDS: ClassVar[dict[str, type[Event]]] = {}
     repeated_fields: ClassVar[tuple[str, ...]] = ()
     runnable: ClassVar[bool] = False

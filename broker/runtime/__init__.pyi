@@ -6,7 +6,8 @@ from .child import rotate_log as rotate_log
 from .clock import SYSTEM_CLOCK as SYSTEM_CLOCK, Clock as Clock, SharedClock as SharedClock, SystemClock as SystemClock
 from .clock import from_millis as from_millis, to_millis as to_millis
 from .counting import format_count as format_count
-from .environment import BEAT as BEAT, CONTROLLER as CONTROLLER, INGRESS as INGRESS, JOBS as JOBS, TOOLS as TOOLS
+from .environment import BEAT as BEAT, CONTROLLER as CONTROLLER, INGRESS as INGRESS, JOBS as JOBS
+from .environment import SERVICES as SERVICES, TOOLS as TOOLS
 from .environment import VARIABLE as VARIABLE, explain_passing as explain_passing
 from .environment import find_missing_variable as find_missing_variable
 from .environment import make_worker_environment as make_worker_environment
