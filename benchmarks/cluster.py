@@ -46,9 +46,9 @@ class BenchCluster:
         self.client = client
         self._children: list[ChildProcess] = []
 
-    async def start_controller(self, **environment: str) -> int:
+    async def start_controller(self, *, module: str = "controller_worker", **environment: str) -> int:
         """Start a controller worker and return its process id once it has reported."""
-        return await self._start("controller_worker", environment)
+        return await self._start(module, environment)
 
     async def start_tools(self, **environment: str) -> int:
         """Start a tool worker and return its process id once it has reported."""
