@@ -14,7 +14,6 @@ import asyncio
 import cProfile
 import os
 import pstats
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -105,7 +104,7 @@ def report(stats: pstats.Stats, steps: int, top: int) -> None:
             layer[0] += own
             layer[1] += calls
     print("\n| layer | share of CPU | calls per step |\n|---|---|---|")
-    for layer, (own, calls) in sorted(layers.items(), key=lambda item: -item[1][0])[:top // 2]:
+    for layer, (own, calls) in sorted(layers.items(), key=lambda item: -item[1][0])[: top // 2]:
         print(f"| {layer} | {own / whole:.1%} | {calls:.1f} |")
     print("\n| function | own share | with what it calls | calls per step |\n|---|---|---|---|")
     for own, cumulative, calls, file, line, name in rows[:top]:
@@ -126,9 +125,7 @@ def _shorten(file: str) -> str:
 
 def _layer(file: str) -> str:
     parts = file.split("/")
-    if parts[0] in ("std",):
-        return "/".join(parts[:2])
-    return "/".join(parts[:2]) if parts[0] in OURS else parts[0]
+    return "/".join(parts[:2]) if parts[0] in (*OURS, "std") else parts[0]
 
 
 def main() -> None:

@@ -42,6 +42,8 @@ CREATION_SECONDS = 120.0
 CLIENTS_LIMIT = 128
 """Per worker; clients in use may exceed it. A client holds about 1 MB of certificates, and its connections."""
 SIGHTS_LIMIT = 1_000
+CHOICES_LIMIT = 1_000
+"""The resolved names that a worker keeps."""
 
 
 @dataclass(slots=True)
@@ -89,6 +91,7 @@ class Models:
         self._threads = LimitedThreads()
         self._loaded: Profiles | None = None
         self._sights: dict[LLMSpec, bool] = {}
+        self._chosen: dict[tuple[LLMSpec, str], LLMSpec] = {}
         self._clients: dict[tuple[LLMSpec, str | None], _Client] = {}  # least recently used first
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -104,7 +107,13 @@ class Models:
             ModelNotOffered: no entry with this name is offered to the tenant; the message lists the offered ones.
             LLMConfigError: the table cannot be read.
         """
-        return spec.model_copy(update={"model": self._profiles.find_reference(spec.model, tenant) or None})
+        chosen = self._chosen.get((spec, tenant))
+        if chosen is None:
+            if len(self._chosen) >= CHOICES_LIMIT:
+                self._chosen.clear()
+            reference = self._profiles.find_reference(spec.model, tenant) or None
+            chosen = self._chosen[spec, tenant] = spec.model_copy(update={"model": reference})
+        return chosen
 
     def choose_fallback(self, spec: LLMSpec, name: str, tenant: str) -> LLMSpec:
         """Resolve a fallback that the settings of `spec` name. Raises the same errors as `choose`."""
@@ -133,7 +142,7 @@ class Models:
         client = self._client(spec, key_env)
         client.users += 1
         try:
-            yield await asyncio.shield(client.made)
+            yield client.made.result() if client.made.done() else await asyncio.shield(client.made)
         finally:
             client.users -= 1
             self._close_idle_clients()
