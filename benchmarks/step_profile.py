@@ -35,11 +35,11 @@ MOSTLY = 0.9
 
 def serve() -> None:
     """Run a controller worker whose loop is profiled as long as a file `on` exists, and write the profile after it."""
-    from broker.celery import bootstep, run_worker
+    from broker.celery import run_worker
 
     path = Path(os.environ[WRITE_TO])
     profile = cProfile.Profile(time.thread_time)
-    run = bootstep.LoopThread._run
+    make_loop = asyncio.new_event_loop
 
     def poll(loop: asyncio.AbstractEventLoop, *, was_on: bool = False) -> None:
         is_on = path.with_suffix(".on").exists()
@@ -50,11 +50,12 @@ def serve() -> None:
             profile.dump_stats(path)
         loop.call_later(POLL_SECONDS, lambda: poll(loop, was_on=is_on))
 
-    def run_profiled(thread: bootstep.LoopThread) -> None:
-        thread._loop.call_soon(poll, thread._loop)
-        run(thread)
+    def make_profiled_loop() -> asyncio.AbstractEventLoop:
+        loop = make_loop()
+        loop.call_soon(poll, loop)
+        return loop
 
-    bootstep.LoopThread._run = run_profiled  # type: ignore[method-assign]
+    asyncio.new_event_loop = make_profiled_loop
     run_worker("controller_worker.app", "controller")
 
 
