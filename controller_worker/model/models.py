@@ -134,7 +134,7 @@ class Models:
         client = self._client(spec, key_env)
         client.users += 1
         try:
-            yield await asyncio.shield(client.made)
+            yield client.made.result() if client.made.done() else await asyncio.shield(client.made)
         finally:
             client.users -= 1
             self._close_idle_clients()

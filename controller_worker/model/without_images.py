@@ -17,6 +17,7 @@ from controller_worker.providers import (
     MessageMemo,
     ModelRequest,
     count_prompt_tokens,
+    has_images,
 )
 
 
@@ -46,11 +47,6 @@ class WithoutImagesLLM:
             self._made.of(message, _without_images) if has_images(message) else message for message in request.messages
         ]
         return replace(request, messages=messages)
-
-
-def has_images(message: Message) -> bool:
-    """Return whether the message contains an image."""
-    return any(isinstance(part, ImagePart) for part in message.content)
 
 
 def _without_images(message: Message) -> Message:
