@@ -215,7 +215,15 @@ class FilteringConnection(kombu.Connection):  # type: ignore[misc]
     def get_transport_cls(self) -> Any:
         """Return the class of the transport."""
         found = super().get_transport_cls()
+        if found is kombu_redis.SentinelTransport:
+            return _with_sentinels(self.own_transport)
         return self.own_transport if found is kombu_redis.Transport else found
+
+
+def _with_sentinels(transport: type[FilteringTransport]) -> type[FilteringTransport]:
+    """Return a transport whose channels ask Sentinels for the broker."""
+    channel = type(transport.Channel.__name__, (transport.Channel, kombu_redis.SentinelChannel), {})
+    return type(transport.__name__, (transport, kombu_redis.SentinelTransport), {"Channel": channel})
 
 
 class _PooledConnection(kombu_connection.PooledConnection, FilteringConnection):  # type: ignore[misc]

@@ -33,7 +33,8 @@ from .modules import find_classes as find_classes, import_modules as import_modu
 from .opening import open_beneath as open_beneath, read_regular_file as read_regular_file
 from .settings import CONFIG_FILE as CONFIG_FILE, CONFIG_FILES_READ as CONFIG_FILES_READ
 from .settings import HEARTBEAT_TTL_SECONDS as HEARTBEAT_TTL_SECONDS, PREFIX as PREFIX, USE_SDK_AGENTS as USE_SDK_AGENTS
-from .settings import BrokerSettings as BrokerSettings, Count as Count, Seconds as Seconds, UrlInFile as UrlInFile
+from .settings import Acks as Acks, BrokerSettings as BrokerSettings, Count as Count, Seconds as Seconds
+from .settings import UrlInFile as UrlInFile
 from .settings import find_agent_variables as find_agent_variables, hide_password as hide_password
 from .settings import join_paths as join_paths, load_current_url as load_current_url, logs_json as logs_json
 from .settings import make_celery_url as make_celery_url, split_paths as split_paths

@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from redbeat.schedulers import RedBeatConfig, RedBeatScheduler, RedBeatSchedulerEntry, get_redis
 from redis.exceptions import ConnectionError, LockNotOwnedError, ResponseError, TimeoutError  # noqa: A004
 
 from broker.celery import redis_url, split_login
+from broker.runtime import UrlInFile
 
 MAX_CLOCK_DIFFERENCE = timedelta(minutes=10)
 """Tolerated difference between the clocks of two beats; a later last run is not believed."""
@@ -31,9 +33,31 @@ class BeatConfig(RedBeatConfig):  # type: ignore[misc]
 
     def either_or(self, name: str, default: Any = None) -> Any:
         """Return a setting."""
+        broker_url = self.app.conf.broker_url
+        is_behind_sentinels = broker_url.startswith("sentinel://")
         if name == "redbeat_redis_url":
-            return redis_url(split_login(self.app.conf.broker_url)[0])
-        return super().either_or(name, default)
+            return "redis-sentinel://" if is_behind_sentinels else redis_url(split_login(broker_url)[0])
+        found = super().either_or(name, default)
+        return (
+            found | self._find_sentinels(broker_url)
+            if name == "redbeat_redis_options" and is_behind_sentinels
+            else found
+        )
+
+    def _find_sentinels(self, broker_url: str) -> dict[str, Any]:
+        """Return the options for the Sentinels of the broker, with the login of its servers."""
+        places = [urlsplit(url) for url in broker_url.split(";")]
+        options = self.app.conf.broker_transport_options
+        found = {
+            "sentinels": [(place.hostname, place.port) for place in places],
+            "service_name": options["master_name"],
+            "sentinel_kwargs": options["sentinel_kwargs"],
+            "db": int(places[0].path.strip("/") or 0),
+        }
+        if isinstance(broker_url, UrlInFile):  # its login comes from the file, each time
+            return found
+        login = {"username": places[0].username, "password": places[0].password}
+        return found | {name: unquote(text) for name, text in login.items() if text}
 
     def is_key_in_conf(self, name: str) -> bool:
         """Return whether a setting is given."""
