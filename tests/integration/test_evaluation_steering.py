@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from broker.contract.events import Limits
+from broker.contract.events import AgentSpec, Limits, LLMSpec
 from broker.contract.observations import CmdOutputObservation
 from broker.runtime.errors import UsageError
 from deckhands.client.client import Client
@@ -366,6 +366,23 @@ async def test_no_attempt_starts_once_the_tokens_are_spent(client: Client, resul
         await again.ended()
         assert [row.cause for row in lost.rows.values()] == ["authentication", "evaluation_token_budget"]
         assert [(row.spent_tokens, row.lost_tokens) for row in lost.rows.values()] == [(240, 240), (0, 0)]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_tokens_of_delegates_are_spent(client: Client, results: Results, tmp_path: Path) -> None:
+    def used(tokens: int) -> dict[str, object]:
+        return {"usage": {"prompt_tokens": tokens, "completion_tokens": 0}}
+
+    helper = AgentSpec(
+        name="ReadOnlyAgent", llm=LLMSpec(model=script(tmp_path / "h.json", finish("It is 6.") | used(300)))
+    )
+    handed = {"tool_calls": [{"name": "delegate", "arguments": {"agent": "helper", "task": "Multiply."}}]}
+    model = script(tmp_path / "m.json", handed | used(100), finish("6") | used(100))
+    agent = AgentSpec(enable_delegation=True, delegates={"helper": helper})
+    plan = EvaluationPlan("delegates", questions("a", "b"), [model], agent=agent, at_once=1, token_budget=500)
+    ended = await Running(client, plan, results).ended()
+    assert sorted(ended) == [("a", "resolved", ""), ("b", "limit", "evaluation_token_budget")]
+    assert [row.spent_tokens for row in results.rows.values()] == [500, 0]
 
 
 @pytest.mark.asyncio(loop_scope="module")
