@@ -354,6 +354,7 @@ def test_unknown_policy_is_refused_before_anything_starts(command: CommandLine, 
         about = {"agents": "CodeActAgent", "plugins": ""}
         await Membership(client.store, "c1", "controller", about=about, ttl_seconds=3600.0).register()
 
+    assert command("setup").code == 0
     command.ask(register)
     done = command(*verb, "--confirm", "riskey")
     assert (done.code, "There is no confirmation policy named 'riskey'." in done.err) == (2, True), done
