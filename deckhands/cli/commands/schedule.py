@@ -14,11 +14,10 @@ from pydantic import ValidationError
 from broker.runtime import UsageError
 from deckhands.cli.command_group import with_options
 from deckhands.cli.commands.secret import secret_values
-from deckhands.cli.commands.submit import workspace_option
 from deckhands.cli.options import ListOptions, json_option, read_task
 from deckhands.cli.selection import parse_labels
 from deckhands.cli.task_defaults import TaskDefaults, place_for_all
-from deckhands.cli.task_options import TaskOptions, fields_of, task_options
+from deckhands.cli.task_options import TaskOptions, fields_of, task_options, workspace_option
 from deckhands.cli.timing_options import TimingOptions, parse_duration, timing_options
 from deckhands.client import (
     Client,
@@ -89,7 +88,7 @@ def schedule() -> None:
     metavar="DURATION",
     help="How late the latest missed tick may still start. Ticks are missed while no beat or no jobs worker runs.",
 )
-@workspace_option
+@workspace_option(default=None)
 @timing_options
 @json_option
 @with_options(AddScheduleOptions)
