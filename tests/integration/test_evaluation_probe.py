@@ -68,12 +68,12 @@ async def test_unanswered_first_attempts_stop_the_evaluation(
     statuses: list[EvaluationStatus] = []
     plan = EvaluationPlan(f"dead-{code}", questions(*"abcdef"), [model], at_once=6, retries=0)
     with pytest.raises(ModelSilent, match=f"every call fails: {code}"):
-        await Evaluation(client, plan, results, on_standing=statuses.append).run()
+        await Evaluation(client, plan, results, on_status=statuses.append).run()
     assert results.rows == {}
     assert len(await started(client, plan.name)) == conversations
     last = parse_status((await EvaluationSteering(client.store, plan.name).read()).status)
     assert last is not None
-    assert (last.state, last.under_way, last.pending) == ("stopped", 0, 6)
+    assert (last.state, last.in_flight, last.pending) == ("stopped", 0, 6)
     assert code in last.render_line
 
 
@@ -105,9 +105,9 @@ async def test_attempts_wait_for_the_first_reply(client: Client, results: Result
     model = script(tmp_path / "m.json", waits | {"latency_seconds": 3.0}, finish("6"))
     statuses: list[EvaluationStatus] = []
     plan = EvaluationPlan("first", questions(*"abc"), [model], at_once=3)
-    running = asyncio.create_task(Evaluation(client, plan, results, on_standing=statuses.append).run())
-    await until(lambda: statuses and statuses[-1].under_way == 3, what="attempts after the first reply")
-    assert any(status.under_way == 1 and "its first reply" in status.bound for status in statuses)
+    running = asyncio.create_task(Evaluation(client, plan, results, on_status=statuses.append).run())
+    await until(lambda: statuses and statuses[-1].in_flight == 3, what="attempts after the first reply")
+    assert any(status.in_flight == 1 and "its first reply" in status.bound for status in statuses)
     gate.touch()
     await asyncio.wait_for(running, 60)
     assert [row.outcome for row in results.rows.values()] == ["resolved"] * 3
@@ -127,7 +127,7 @@ async def test_attempts_in_flight_name_their_failure_and_conversation(
             record.add_status(status)
 
         with pytest.raises(ModelSilent):
-            await Evaluation(client, plan, results, on_standing=keep).run()
+            await Evaluation(client, plan, results, on_status=keep).run()
     shown = [one for status in statuses for one in status.attempts if one.cause]
     assert shown
     assert shown[0].cause == "bad_request: The script fails with bad_request."
@@ -179,7 +179,7 @@ async def test_provider_that_dies_later_stops_the_evaluation(
         assert len(await started(cluster.client, plan.name)) == 5
         last = parse_status((await EvaluationSteering(cluster.client.store, plan.name).read()).status)
         assert last is not None
-        assert (last.state, last.under_way, last.pending) == ("stopped", 0, 3)
+        assert (last.state, last.in_flight, last.pending) == ("stopped", 0, 3)
         model_server("--script", str(path), "--port", server.url.rpartition(":")[2])
         await Evaluation(cluster.client, plan, results).run()
     assert [results.rows["openai/mine", name, 1].outcome for name in "efg"] == ["resolved"] * 3
