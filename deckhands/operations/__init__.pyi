@@ -8,7 +8,8 @@ from .monitoring.exposition import CONTENT_TYPE as CONTENT_TYPE, Exposition as E
 from .monitoring.queues import Depth as Depth, read_depths as read_depths
 from .monitoring.quotas import read_quotas as read_quotas
 from .monitoring.workers import WorkerMetrics as WorkerMetrics, read_workers as read_workers
-from .schedules.repository import ScheduleCheck as ScheduleCheck, ScheduleRepository as ScheduleRepository
+from .schedules.repository import ScheduleCheck as ScheduleCheck, ScheduleConflict as ScheduleConflict
+from .schedules.repository import ScheduleRepository as ScheduleRepository
 from .schedules.repository import StoredSchedule as StoredSchedule
 from .schedules.schedule import CATCH_UP_SECONDS as CATCH_UP_SECONDS, LABEL as LABEL, NAME_PATTERN as NAME_PATTERN
 from .schedules.schedule import Overlap as Overlap, Schedule as Schedule
