@@ -297,7 +297,7 @@ async def test_blocked_schedule_names_its_reason_and_delays_no_other(cluster: Cl
     assert entry.due == due  # it is tried again
 
 
-async def test_what_cannot_be_read_is_put_aside(cluster: Cluster) -> None:
+async def test_unreadable_schedule_is_quarantined(cluster: Cluster) -> None:
     await cluster.add()
     await cluster.come_due()
     names = cluster.store.all_shards[0]
