@@ -7,4 +7,4 @@ from .messages import WorkerConsumer as WorkerConsumer, check_task as check_task
 from .messages import is_deeper as is_deeper, log_dropped as log_dropped
 from .taken_entries import SafeConnection as SafeConnection, SafeMessages as SafeMessages
 from .taken_entries import SafeTransport as SafeTransport
-from .worker_main import run_worker as run_worker
+from .worker_main import CeleryWorker as CeleryWorker, run_worker as run_worker, run_workers as run_workers

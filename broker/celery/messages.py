@@ -27,6 +27,8 @@ from redis import exceptions as redis_errors
 from broker.celery.logins import UrlCredentials
 from broker.runtime import SYSTEM_CLOCK, Clock, UrlInFile
 
+BLOCK_SECONDS = 10
+"""How long a read of a queue blocks. An arriving message ends it, and so does the end of the worker."""
 MAX_BODY_CHARS = 1 << 20
 """For answers to remote control, which list a worker's requests."""
 MAX_TASK_CHARS = 1 << 16
@@ -173,6 +175,7 @@ class FilteringTransport(kombu_redis.Transport):  # type: ignore[misc]
     """kombu's transport over Redis, with a check of each message."""
 
     Channel = Channel
+    brpop_timeout = BLOCK_SECONDS
     max_body_chars = MAX_BODY_CHARS
 
     def _deliver(self, message: Any, queue: str) -> None:
@@ -212,7 +215,15 @@ class FilteringConnection(kombu.Connection):  # type: ignore[misc]
     def get_transport_cls(self) -> Any:
         """Return the class of the transport."""
         found = super().get_transport_cls()
+        if found is kombu_redis.SentinelTransport:
+            return _with_sentinels(self.own_transport)
         return self.own_transport if found is kombu_redis.Transport else found
+
+
+def _with_sentinels(transport: type[FilteringTransport]) -> type[FilteringTransport]:
+    """Return a transport whose channels ask Sentinels for the broker."""
+    channel = type(transport.Channel.__name__, (transport.Channel, kombu_redis.SentinelChannel), {})
+    return type(transport.__name__, (transport, kombu_redis.SentinelTransport), {"Channel": channel})
 
 
 class _PooledConnection(kombu_connection.PooledConnection, FilteringConnection):  # type: ignore[misc]
@@ -240,6 +251,12 @@ class WorkerConsumer(Consumer):  # type: ignore[misc]
         super().__init__(*arguments, worker_options=quiet, **options)
         # An unexpected error costs a new connection, not the worker.
         self.channel_errors = (Exception,)
+
+    def register_with_event_loop(self, hub: Any) -> None:
+        """Also end a wait of Celery's event loop when the worker is asked to stop, see `add_loop`."""
+        super().register_with_event_loop(hub)
+        if (stopping := getattr(self.app, "stopping", None)) is not None:
+            hub.add_reader(stopping, lambda: None)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Log the broker's refusal, such as reading a key of another type, before connecting again."""

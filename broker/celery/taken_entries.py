@@ -37,8 +37,8 @@ from broker.runtime import SYSTEM_CLOCK, failpoint, new_key
 
 TAKERS, TAKEN, TAKING = "deckhands:takers", "deckhands:taken:", "deckhands:taking:"
 ALIVE_SECONDS = 10
-BLOCK_SECONDS = 0.25
-"""A client can block on one list only. An idle worker checks the lists of other priorities this often."""
+FIRST_BLOCK_SECONDS, LONGEST_BLOCK_SECONDS = 0.25, 1.0
+"""A client can block on one list only. A worker checks the lists of other priorities this often, an idle one less."""
 PUT_BACK_LIMIT = 1_000
 """Number of entries of one list that are put back at once."""
 
@@ -82,17 +82,25 @@ class SafeChannel(Channel):
         super().__init__(*arguments, **options)
         self._taker = new_key()
         self._asked = ""
+        self._block_seconds = FIRST_BLOCK_SECONDS
 
     def put_back_taken(self) -> None:
         """Show life, and put back the entries of connections that show none."""
         own = self._keys(self.active_queues)
         with self.conn_or_acquire() as client:
-            client.set(TAKING + self._taker, 1, ex=ALIVE_SECONDS)
-            for member in client.smembers(TAKERS):
-                name = member.decode(errors="replace")
-                taker, _, queue = name.partition(" ")
-                if client.exists(TAKING + taker):
+            pipe = client.pipeline(transaction=False)
+            pipe.set(TAKING + self._taker, 1, ex=ALIVE_SECONDS)
+            pipe.smembers(TAKERS)
+            _, members = pipe.execute()
+            takers = {member.partition(b" ")[0] for member in members} - {self._taker.encode()}
+            for taker in takers:
+                pipe.exists(TAKING.encode() + taker)
+            dead = {taker for taker, is_alive in zip(takers, pipe.execute(), strict=True) if not is_alive}
+            for member in members:
+                if member.partition(b" ")[0] not in dead:
                     continue
+                name = member.decode(errors="replace")
+                queue = name.partition(" ")[2]
                 if queue not in own:  # no worker may read it any more; its entries wait for one that does
                     with suppress(redis_errors.ResponseError):
                         if not client.llen(TAKEN + name):
@@ -125,13 +133,12 @@ class SafeChannel(Channel):
         if not queues:
             return
         keys = self._keys(queues)
-        with self.conn_or_acquire() as client:
-            lengths = self._record_life(client, keys)
+        lengths = self._record_life(self.client, keys)
         waiting = [key for key, length in zip(keys, lengths, strict=True) if length]
         self._asked = (waiting or keys)[0]
         self._in_poll = self.client.connection
         self._brpop_sent_at = SYSTEM_CLOCK.monotonic()
-        limit = min(timeout or self.brpop_timeout, BLOCK_SECONDS)
+        limit = min(timeout or self.brpop_timeout, self._block_seconds)
         self.client.connection.send_command("BLMOVE", self._asked, self._list(self._asked), "RIGHT", "LEFT", limit)
 
     def _record_life(self, client: Any, keys: list[str]) -> list[int]:
@@ -163,7 +170,9 @@ class SafeChannel(Channel):
             self._in_poll = None
             self._flush_brpop_reauth()
         if entry is None:
+            self._block_seconds = min(2 * self._block_seconds, LONGEST_BLOCK_SECONDS)
             raise Empty
+        self._block_seconds = FIRST_BLOCK_SECONDS
         failpoint("celery.taken")
         self.taken = (self._list(self._asked), 1, entry)
         queue = self._asked.rsplit(self.sep, 1)[0]

@@ -24,7 +24,7 @@ from deckhands.ingress.tasks import IngressTasks, evaluate_task
 MAX_REVOKED = 1_000
 MAX_ID_CHARS = 256
 NO_STORE = {"error": "The store does not answer; ask again later."}
-celerys_active, celerys_reserved = control.active, control.reserved
+celerys_active, celerys_reserved, celerys_query_task = control.active, control.reserved, control.query_task
 
 settings = BrokerSettings.from_env()
 arm(settings)
@@ -57,6 +57,9 @@ def reserved(state: Any, **_options: Any) -> Any:
 
 
 def _with_runs(state: Any, messages: list[dict[str, Any]], *, has_started: bool) -> Any:
+    messages = [info for info in messages if info["name"] in state.app.tasks]  # another worker may share the process
+    if state.app is not app:
+        return messages
     try:
         found = tasks.query_runs(lambda runs: runs.in_flight(has_started=has_started))
     except (TimeoutError, DeckhandsError):
@@ -68,6 +71,8 @@ def _with_runs(state: Any, messages: list[dict[str, Any]], *, has_started: bool)
 def query_task(state: Any, ids: Any = None, **_options: Any) -> Any:
     """Return the tasks that are unfinished runs, each as `active` or `reserved` with its details."""
     named = _ids_in(ids)[:MAX_SHOWN]
+    if state.app is not app:
+        return celerys_query_task(state, named)
     try:
         found = tasks.query_runs(lambda runs: runs.query(named))
     except (TimeoutError, DeckhandsError):

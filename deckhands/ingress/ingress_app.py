@@ -61,6 +61,8 @@ DEFAULT_CALLER_QUEUE = "celery"
 CONCURRENCY = 8
 VISIBILITY_SECONDS = 10
 """The two halves of a task take milliseconds. One that is delivered again while it runs does no harm."""
+RESTORE_SECONDS = 2
+"""The interval between two checks for messages of workers that have died."""
 MAX_BODY_CHARS = 16 << 20
 """For a message: the body of a chord gets the results of all its parts."""
 MAX_CHORD_BYTES = 1 << 20
@@ -342,6 +344,7 @@ def make_ingress_app(broker_url: str, result_url: str) -> Celery:
         broker_transport_options=TRANSPORT_OPTIONS
         # An ingress worker that dies while it restores unacknowledged messages holds the mutex of this check.
         | {"visibility_timeout": VISIBILITY_SECONDS, "unacked_mutex_expire": VISIBILITY_SECONDS}
+        | {"unacked_restore_interval": RESTORE_SECONDS}
         | {f"{name}_key": key for name, key in BROKER_KEYS.items()},
     )
     # Celery runs an errback that is registered here with our rights; it sends any other one as a task.

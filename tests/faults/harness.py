@@ -84,6 +84,10 @@ class FaultCluster:
     def start_jobs(self, name: str = "j1", **environment: str) -> Worker:
         return self._start(name, "deckhands.operations.jobs", environment)
 
+    def start_services(self, name: str = "s1", **environment: str) -> Worker:
+        """Start an ingress, a jobs worker and a beat in one process."""
+        return self._start(name, "deckhands.services", environment)
+
     def start_beat(self, name: str = "b1", **environment: str) -> Worker:
         return self._start(name, "deckhands.operations.jobs.beat", environment)
 

@@ -14,7 +14,7 @@ import pytest
 
 from broker.runtime.clock import SystemClock
 from controller_worker.model.registry import create_llm
-from controller_worker.providers.anthropic_backend import SdkTransport
+from controller_worker.providers.anthropic_backend import CUSTOM_HEADERS, SdkTransport
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import BadRequestError, LLMConfigError
 from controller_worker.providers.llm import CallUsage, Completion, ModelRequest
@@ -88,6 +88,23 @@ async def test_a_whole_request_and_its_reply(server: RunningModelServer) -> None
     # claude-sonnet-5: 2 and 10 USD per million tokens
     assert reply.cost_usd == pytest.approx(1_200 * 2e-6 + 50 * 10e-6)
     assert 0 < reply.latency_seconds < 10
+
+
+async def test_sdk_and_direct_requests_are_the_same(
+    server: RunningModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ask(server)
+    (direct,) = server.requests()
+    monkeypatch.setenv(CUSTOM_HEADERS, "x-gateway: 1")
+    await ask(server)
+    (by_sdk,) = server.requests()
+    assert list(direct["body"].items()) == list(by_sdk["body"].items())
+    headers, sdk_headers = (
+        {name.lower(): text for name, text in request["headers"].items()} for request in (direct, by_sdk)
+    )
+    names = ("authorization", "x-api-key", "anthropic-version", "content-type", "content-length")
+    assert [headers[name] for name in names] == [sdk_headers[name] for name in names]
+    assert sdk_headers["x-gateway"] == "1"  # only the SDK reads the variable
 
 
 async def test_the_price_of_an_unknown_claude_is_unknown(server: RunningModelServer) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.runtime.environment import BEAT, INGRESS, JOBS, TOOLS, make_worker_environment
+from broker.runtime.environment import BEAT, INGRESS, JOBS, SERVICES, TOOLS, make_worker_environment
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 from tests.polling import until
 from tool_worker.settings import ToolVariables
@@ -43,8 +43,8 @@ PRINTING = ("/bin/sh", "-c", "env; exec sleep 600")
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
-    commands = dict.fromkeys(("controller", "tools", "ingress", "jobs", "beat"), PRINTING)
-    spec = ClusterSpec(tmp_path, ingresses=1, jobs=1, beats=1, environment=NEEDED | SECRETS, commands=commands)
+    commands = dict.fromkeys(("controller", "tools", "services", "ingress", "jobs", "beat"), PRINTING)
+    spec = ClusterSpec(tmp_path, ingresses=2, jobs=2, beats=1, environment=NEEDED | SECRETS, commands=commands)
     running = Cluster(spec)
     await running.start()
     yield running
@@ -57,7 +57,7 @@ async def test_only_controllers_of_a_cluster_get_more_than_is_listed(cluster: Cl
         await until(lambda log=log: "DECKHANDS_NODE_DIR" in log.read_text(), what="environment")
     assert "canary" not in Path(f"/proc/{cluster.store.child.pid}/environ").read_text()
     assert [name for name, log in logs.items() if "canary" in log.read_text()] == ["controller-1"]
-    assert [name for name, log in logs.items() if "DECKHANDS_URL=" not in log.read_text()] == ["beat-1"]
+    assert list(logs) == ["controller-1", "tools-1", "services-1", "ingress-1", "jobs-1"]
     assert {f"{name}={value}" for name, value in NEEDED.items()} <= set(logs["tools-1"].read_text().splitlines())
     # Controller workers call models, and the variables of their libraries cannot be listed.
     assert {f"{name}={value}" for name, value in SECRETS.items()} <= set(logs["controller-1"].read_text().splitlines())
@@ -107,6 +107,12 @@ def test_tool_workers_get_the_variables_of_the_checkpoints_cloud() -> None:
 def test_tool_workers_get_the_variables_that_programs_need() -> None:
     given = {"NODE_EXTRA_CA_CERTS": "/ca.pem", "PLAYWRIGHT_BROWSERS_PATH": "/browsers", "TEMP": "/t", "TMP": "/t"}
     assert make_worker_environment(TOOLS, SECRETS | given) == given
+
+
+def test_services_in_one_process_get_what_one_of_them_gets() -> None:
+    given = SECRETS | NEEDED | {"DECKHANDS_ARCHIVE": "s3://bucket/folder", "DECKHANDS_API_KEY": "x"}
+    alone = [make_worker_environment(role, given) for role in (INGRESS, JOBS, BEAT)]
+    assert make_worker_environment(SERVICES, given) == {name: value for each in alone for name, value in each.items()}
 
 
 def test_a_beat_gets_no_key_and_no_store() -> None:
