@@ -219,7 +219,7 @@ async def reconnect(store: Store, other: Connection) -> None:
         await store.retry(lambda: store.connection.call("EXISTS", "nothing"))
 
 
-async def test_what_an_older_store_has_handed_out_is_read_again(store: Store, queue: Queue, other: Connection) -> None:
+async def test_deliveries_of_an_older_store_are_read_again(store: Store, queue: Queue, other: Connection) -> None:
     """The reader was busy with its actions while the store was away, so it has seen no call fail."""
     await dispatch_one(store, t1="n1")
     reader, stream = queue(), store.all_shards[0].actions("pool:bash")

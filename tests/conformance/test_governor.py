@@ -146,7 +146,7 @@ async def test_the_next_owner_takes_over_the_reservation(store: Store) -> None:
     assert await callers.may_call("bbb", worker="w1")
 
 
-async def test_whoever_withdraws_is_not_waited_for(store: Store) -> None:
+async def test_withdrawn_call_is_not_awaited(store: Store) -> None:
     callers = await Callers.limited(store, concurrency=1)
     assert await callers.may_call("aaa")
     assert not await callers.may_call("bbb")
@@ -263,9 +263,7 @@ async def test_a_used_up_day_is_a_wait_until_the_next(memory_store: Store, clock
     assert await callers.may_call("ccc")
 
 
-async def test_whoever_does_not_come_is_called_again_and_then_forgotten(
-    memory_store: Store, clock: ManualClock
-) -> None:
+async def test_absent_call_is_woken_again_and_then_forgotten(memory_store: Store, clock: ManualClock) -> None:
     callers = await Callers.limited(memory_store, concurrency=1)
     await begin(memory_store, "aaa")
     assert await callers.may_call("first")
@@ -380,7 +378,7 @@ async def test_conversation_stays_on_its_key_while_cached(memory_store: Store, c
     assert await callers.reserve("bbb") == CallGranted("KEY_1")
 
 
-async def test_what_a_provider_says_is_left_counts(memory_store: Store) -> None:
+async def test_remaining_quota_of_the_provider_counts(memory_store: Store) -> None:
     callers = await Callers.limited(memory_store, requests_per_minute=6_000)
     assert await callers.may_call("aaa")
     await callers.governor.apply_remaining(callers.pool, "own", WORKER, {"requests": 0})
@@ -469,7 +467,7 @@ async def test_permit_requested_again_with_another_size_costs_the_difference(
     assert await in_flight(callers) == 1
 
 
-async def test_what_was_called_and_has_grown_costs_the_difference(memory_store: Store, clock: ManualClock) -> None:
+async def test_grown_prompt_costs_the_difference(memory_store: Store, clock: ManualClock) -> None:
     callers = await Callers.limited(memory_store, input_tokens_per_minute=60_000, concurrency=1)
     assert await callers.may_call("first", worker="w1")
     assert not await callers.may_call("grows", worker="w1", tokens=(600, 0))

@@ -289,7 +289,7 @@ def test_a_run_finishes_resumes_and_replays(work: Path) -> None:
     assert checked.json[0]["is_same"], checked
 
 
-def test_what_a_reader_sees_has_diffs_and_no_escape_sequence(work: Path) -> None:
+def test_output_has_diffs_and_no_escape_sequence(work: Path) -> None:
     done = run(
         work, "!say Be\x1b[2Jware", "!call \x1b]0;title\x07T|printf '\\033[31mred'", "!edit new.txt|one\x1b[1mline"
     )

@@ -120,7 +120,7 @@ async def test_it_reaches_what_is_on_the_list_of_its_workspace(tmp_path: Path) -
         assert "heading 'Mine'" in (await surf("goto('http://localhost:8000/mine.html')")).content
 
 
-async def test_a_chromium_that_does_not_start_is_an_error_and_a_browser_that_nobody_uses_ends(tmp_path: Path) -> None:
+async def test_broken_chromium_is_an_error_and_unused_browser_ends(tmp_path: Path) -> None:
     program = tmp_path / "chromium"
     program.write_text("#!/bin/sh\necho 'no display here' >&2\nexit 3\n")
     program.chmod(0o755)

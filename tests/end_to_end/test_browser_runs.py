@@ -91,7 +91,7 @@ async def test_a_form_is_filled_in_and_sent(surf: Surfer, site: Site, workspace:
     }
 
 
-async def test_what_a_mouse_does(surf: Surfer, site: Site) -> None:
+async def test_mouse_actions(surf: Surfer, site: Site) -> None:
     url = site.page(
         "/mouse",
         "<output style='float:right'></output><button ondblclick=\"document.querySelector('output').textContent += 'twice '\">D</button>"
@@ -233,7 +233,7 @@ async def test_files_of_the_workspace_are_pages(surf: Surfer, workspace: Path) -
     assert "heading 'Report'" in (await surf(f"goto('file://{workspace}/report.html')")).content
 
 
-async def test_what_cannot_be_done_is_said(surf: Surfer, site: Site) -> None:
+async def test_impossible_actions_are_reported(surf: Surfer, site: Site) -> None:
     url = site.page(
         "/hidden",
         "<button style='visibility:hidden' aria-label=x>H</button><button>Under</button><button>Free</button>"

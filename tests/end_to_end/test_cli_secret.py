@@ -59,7 +59,7 @@ def test_secrets_are_added_replaced_listed_and_removed(env: dict[str, str]) -> N
     assert again.err == told
 
 
-def test_what_cannot_be_kept(env: dict[str, str]) -> None:
+def test_invalid_secret_is_refused(env: dict[str, str]) -> None:
     conversation_id = deckhands("submit", "-t", "Use the API", env=env).out.strip()
     short = deckhands("secret", conversation_id, "PIN", env=env, stdin="4711\n")
     assert short.code == 2

@@ -37,7 +37,7 @@ async def check(url: str) -> None:
     await (await open_store(url)).aclose()
 
 
-def test_what_a_killed_one_leaves_is_in_nobodys_way(tmp_path):
+def test_remains_of_a_killed_up_block_nothing(tmp_path):
     env = environment(tmp_path)
     with started("up", "--controllers", "1", "--tools", "0", env=env) as first:
         read_until(first, "Ctrl-C stops it")

@@ -147,7 +147,7 @@ async def test_pictures_come_out(run: Notebook) -> None:
     assert observation.content == "<IPython.core.display.Image object>"
 
 
-async def test_what_has_no_plain_text_is_shown_as_its_source(run: Notebook) -> None:
+async def test_result_without_plain_text_is_shown_as_source(run: Notebook) -> None:
     shown = await run.text(
         "from IPython.display import HTML, JSON, Latex, Markdown\ndisplay(Markdown('# *One*'))\nHTML('<b>2</b>')"
     )

@@ -42,7 +42,7 @@ async def watched(store: Store, count: int) -> list[LivePiece]:
     return found
 
 
-async def test_who_looks_on_sees_pieces(valkey_store: Store) -> None:
+async def test_watcher_sees_pieces(valkey_store: Store) -> None:
     live = LiveText(valkey_store, "c1")
     await live.register_watcher()
     watching = asyncio.create_task(watched(valkey_store, 3))
@@ -80,7 +80,7 @@ async def test_text_of_a_failed_call_is_void_on_fallback(valkey_store: Store) ->
     ]
 
 
-async def test_nobody_looks_on(valkey_store: Store) -> None:
+async def test_reply_without_a_watcher(valkey_store: Store) -> None:
     async with stream_reply(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=False) as request:
         assert request is REQUEST
     assert await valkey_store.connection.call("EXISTS", valkey_store.keys("c1").live) == 0

@@ -184,7 +184,7 @@ async def test_an_upload_that_is_not_what_was_sent_is_refused(valkey_store: Stor
         assert len(node.left()) == 1
 
 
-async def test_what_is_too_large_is_refused_before_it_is_sent(valkey_store: Store, tmp_path: Path) -> None:
+async def test_too_large_copy_is_refused_before_it_is_sent(valkey_store: Store, tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as sparse:
         sparse.truncate(transfers.MAX_COPY_BYTES + 1)
     async with node_of(valkey_store, tmp_path / "root") as node:

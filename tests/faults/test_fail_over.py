@@ -109,7 +109,7 @@ async def test_workers_follow_a_promoted_replica(pair: Pair) -> None:
     pair.check_that_all_live()
 
 
-async def test_what_a_stale_primary_acknowledged_alone_is_named(pair: Pair) -> None:
+async def test_events_of_a_stale_primary_are_named_as_lost(pair: Pair) -> None:
     pair.start_everybody()
     ids = await pair.submit(steps(8, seconds=0.3), count=3)
     await pair.until(lambda: all("begin-1" in pair.effects(cid) for cid in ids))

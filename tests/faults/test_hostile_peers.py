@@ -152,7 +152,7 @@ async def test_stalled_readers_are_dropped_and_can_resume(besieged: Besieged, co
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.soak)])
-async def test_those_who_ask_for_much_and_take_nothing_are_dropped(besieged: Besieged, count: int) -> None:
+async def test_peers_that_read_no_answers_are_dropped(besieged: Besieged, count: int) -> None:
     path = f"/conversations/{besieged.conversation_id}/events?limit=1000"
     async with besieged.unharmed():
         slow = [that_takes_nothing(besieged, path) for _ in range(count)]

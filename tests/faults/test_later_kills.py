@@ -59,7 +59,7 @@ async def move(cluster: FaultCluster, conversation_id: str, field: str, key: str
     await call("ZADD", f"{names.shard.root}:{key}", 1, conversation_id)
 
 
-async def test_whatever_dies_each_begins_in_its_time(cluster: FaultCluster, producer: Producer) -> None:
+async def test_each_conversation_starts_in_time_after_kills(cluster: FaultCluster, producer: Producer) -> None:
     """A client's, a Celery task's and an inbox entry's; then workers, ingress and store die, and come back."""
     start_workers(cluster)
     client, store = cluster.client, cluster.client.store

@@ -152,7 +152,7 @@ async def test_a_lost_command_that_still_runs_does_not_answer_another(cluster: F
 
 
 @pytest.mark.soak
-async def test_whoever_follows_hears_of_the_gap(cluster: FaultCluster) -> None:
+async def test_followers_learn_of_the_gap(cluster: FaultCluster) -> None:
     cluster.start_controller("c1")
     cluster.start_tool("t1")
     ids = await cluster.submit(steps(STEPS, seconds=0.3))

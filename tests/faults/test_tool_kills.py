@@ -255,7 +255,7 @@ async def refunding(cluster: FaultCluster, order: int, amount: float, *, tool: s
     return cid
 
 
-async def test_what_a_task_returns_or_raises_is_the_answer(cluster: FaultCluster, environment: dict[str, str]) -> None:
+async def test_result_or_exception_of_a_task_is_the_answer(cluster: FaultCluster, environment: dict[str, str]) -> None:
     cluster.start_controller()
     cluster.start_tool(**environment)
     with user_worker(cluster, environment, "--pool=solo"):

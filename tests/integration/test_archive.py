@@ -207,7 +207,7 @@ async def test_a_parent_with_a_delegate_that_works_stays(client, place, tmp_path
     assert files(place) == {}
 
 
-async def test_what_a_workspace_began_with_is_kept(client, place, tmp_path) -> None:
+async def test_initial_files_of_a_workspace_are_kept(client, place, tmp_path) -> None:
     content = b"a tar file " * 1000
     name = await StoredFiles(client.store).keep("uploads", content)
     source = UploadedSource(name="a.tar", format="tar", parcel=name)
@@ -217,7 +217,7 @@ async def test_what_a_workspace_began_with_is_kept(client, place, tmp_path) -> N
     assert await keys_of(client) == []
 
 
-async def test_what_cannot_be_archived_stays(client, place, tmp_path, caplog) -> None:
+async def test_unarchivable_conversation_stays(client, place, tmp_path, caplog) -> None:
     await begin_ended(client, "torn")
     await begin_ended(client, "whole")
     (blob,) = await keys_of(client, "torn:blob")

@@ -115,7 +115,7 @@ def figures_of(hands: Hands) -> dict[str, dict[str, float]]:
     return read_figures(hands.services.figures.render())
 
 
-async def test_what_a_conversation_uses_is_counted(hands: Hands) -> None:
+async def test_usage_of_a_conversation_is_counted(hands: Hands) -> None:
     await hands.begin(THINK, FINISH)
     await run(hands)
     found = figures_of(hands)
@@ -192,7 +192,7 @@ async def test_a_long_wait_is_told_and_gives_the_conversation_up(hands: Hands) -
     assert (await hands.events())[-1].wire()["agent_state"] == "rate_limited"
 
 
-async def test_whoever_is_woken_after_a_long_wait_goes_on(hands: Hands) -> None:
+async def test_conversation_continues_after_a_long_wait(hands: Hands) -> None:
     pool = limit(hands, "concurrency = 1")
     await occupy(hands, pool, others=6)
     await hands.begin(FINISH)

@@ -146,7 +146,7 @@ async def _fill(client: Client) -> None:
     await Quarantine(client.store).quarantine(shard, "deck:{0}:act:pool:bash", "1-1", [b"foo", b"\x1b[31mbar"], error)
 
 
-def test_what_is_dead_and_why(dead: CommandLine) -> None:
+def test_dead_conversations_are_listed_with_causes(dead: CommandLine) -> None:
     done = dead("dead", "ls")
     lines = done.out.splitlines()
     assert (done.code, len(lines)) == (0, 4)
@@ -192,7 +192,7 @@ def entry_name(dead: CommandLine) -> str:
 
 
 @pytest.mark.parametrize("name", ["alive", "0:1-1", "9:1-1", "a:b"])
-def test_what_is_not_dead_is_not_shown(dead: CommandLine, name: str) -> None:
+def test_live_conversation_is_not_shown_as_dead(dead: CommandLine, name: str) -> None:
     assert dead("dead", "show", name).code == 2
     assert dead("dead", "discard", name).code == 2
     assert len(dead("dead", "ls", "--json").json) == 3
@@ -205,7 +205,7 @@ def test_they_are_chosen_by_label_and_kind(dead: CommandLine) -> None:
     assert [each["kind"] for each in dead("dead", "ls", "--json").json] == ["conversation", "entry"]
 
 
-def test_what_nobody_needs_is_discarded(dead: CommandLine) -> None:
+def test_dead_entries_are_discarded(dead: CommandLine) -> None:
     refused = dead("dead", "requeue", entry_name(dead))
     assert (refused.code, "cannot be requeued" in refused.err) == (2, True)
     asked = dead("dead", "discard", "--all")
@@ -227,7 +227,7 @@ async def _dead(client: Client) -> list[str]:
     ("arguments", "told"),
     [([], "which conversations"), (["--all", "poison-1"], "which conversations"), (["alive"], "No dead letter: alive")],
 )
-def test_what_is_not_dead_is_not_requeued(dead: CommandLine, arguments: list[str], told: str) -> None:
+def test_live_conversation_is_not_requeued(dead: CommandLine, arguments: list[str], told: str) -> None:
     done = dead("dead", "requeue", *arguments)
     assert (done.code, told in done.err) == (2, True)
     assert len(dead.ask(_dead)) == 2
@@ -397,7 +397,7 @@ def test_durations_and_times_are_read() -> None:
 
 
 @pytest.mark.parametrize(("way", "option"), [("wait", 1), ("go-on", 2), ("stop", 3)])
-def test_choice_of_a_way_out_of_a_loop_is_in_the_log(command: CommandLine, way: str, option: int) -> None:
+def test_loop_recovery_is_in_the_log(command: CommandLine, way: str, option: int) -> None:
     async def fall_into_a_loop(client: Client) -> str:
         """Start a conversation and end it as a controller does when its agent repeats itself."""
         conversation_id = await client.submit("Fix it")
@@ -427,7 +427,7 @@ def test_run_that_ended_in_a_loop_continues_without_it(tmp_path: Path) -> None:
     assert kinds.count("action.condensation") == 1
 
 
-def test_what_is_changed_is_in_the_log(command: CommandLine) -> None:
+def test_change_is_in_the_log(command: CommandLine) -> None:
     cid = command("submit", "-t", "x", "--label", "team=a", "--confirm", "risky").out.strip()
     who = ("--by", "ann", "--reason", "night")
     assert command("set", cid, "-i", "7", "--max-budget", "2", "--label", "team=b", *who).code == 0
@@ -446,7 +446,7 @@ def test_what_is_changed_is_in_the_log(command: CommandLine) -> None:
     assert request.is_interrupt
 
 
-def test_what_cannot_be_changed(command: CommandLine) -> None:
+def test_invalid_changes_are_refused(command: CommandLine) -> None:
     cid = command("submit", "-t", "x").out.strip()
     before = command.ask(lambda client: client.events(cid))
     for arguments, text in (

@@ -155,7 +155,7 @@ async def test_repetitive_agent_is_scored_by_its_result(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_what_was_begun_is_found_again(client: Client, instance: Instance, tmp_path: Path) -> None:
+async def test_started_evaluation_is_found_again(client: Client, instance: Instance, tmp_path: Path) -> None:
     honest = model(tmp_path, bash(REPAIR), finish("Done."))
     plan = EvaluationPlan("three", [instance], [honest], attempts=2)
     rows: list[list[AttemptRow]] = []
@@ -284,7 +284,7 @@ async def test_attempts_have_the_network_unless_they_shall_not(client: Client, t
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_what_failed_tries_have_cost_is_kept(client: Client, results: Results, tmp_path: Path) -> None:
+async def test_costs_of_failed_tries_are_kept(client: Client, results: Results, tmp_path: Path) -> None:
     turn = bash("true") | {"cost_usd": 0.5}
     broken = model(tmp_path, turn, {"error": {"code": "authentication", "times": None}})
     plan = EvaluationPlan("lost", [Instance("six", "What is 2 * 3?", answer="6")], [broken], retries=1)

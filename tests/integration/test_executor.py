@@ -207,7 +207,7 @@ async def test_order_about_another_action_stops_no_starting_action(workspaces, l
 
 
 @pytest.mark.parametrize(("sandbox", "is_said"), [("none", True), ("bwrap", None)])
-async def test_what_ran_without_a_sandbox_says_so(log, tmp_path, sandbox, is_said) -> None:
+async def test_commands_without_a_sandbox_are_marked(log, tmp_path, sandbox, is_said) -> None:
     async with opened(tmp_path, sandbox=sandbox) as workspaces:
         for action in (CmdRunAction(command="true"), FileWriteAction(path="a", content="a"), FileReadAction(path="b")):
             assert (await observed(workspaces, log, action)).unsandboxed is is_said

@@ -292,7 +292,7 @@ async def test_a_file_names_functions_and_commands(
         ("hooks", "is not TOML"),
     ],
 )
-def test_what_cannot_be_used_is_said_at_the_start(tmp_path: Path, text: str, said: str) -> None:
+def test_unusable_hooks_are_reported_at_the_start(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "hooks.toml"
     path.write_text(text)
     with pytest.raises(UsageError, match=said):

@@ -110,7 +110,7 @@ async def test_host_with_a_full_queue_refuses_further_commands(tmp_path: Path, w
         assert not (workspace / "never").exists()
 
 
-async def test_everybody_who_asks_for_a_running_action_gets_its_result(tmp_path: Path, workspace: Path) -> None:
+async def test_every_caller_for_a_running_action_gets_its_result(tmp_path: Path, workspace: Path) -> None:
     gate = Gate(workspace, "gate")
     async with opened(tmp_path) as workspaces, opened(tmp_path) as others:
         host, other = await workspaces.open(CONVERSATION), await others.open(CONVERSATION)

@@ -321,7 +321,7 @@ async def test_an_entry_without_an_answer_is_carried_out_too(producer: Producer)
     assert await store.connection.call("ZCARD", names.shard.awaited) == 0
 
 
-async def test_what_cannot_be_used_is_answered_and_kept(producer: Producer) -> None:
+async def test_invalid_entries_are_answered_and_kept(producer: Producer) -> None:
     store = producer.cluster.client.store
     entries = {what: await put(store, text, reply_to=what) for what, (text, _) in MALFORMED.items()}
     await until_empty(store)

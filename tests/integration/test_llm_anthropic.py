@@ -127,7 +127,7 @@ async def test_a_request_may_set_the_temperature(server: RunningModelServer) -> 
     assert [request["body"]["temperature"] for request in server.requests()] == [1.0, 0.0]
 
 
-async def test_what_a_model_does_not_take_is_dropped_aloud(
+async def test_unsupported_settings_are_dropped_with_a_warning(
     server: RunningModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "controller_worker"):

@@ -108,7 +108,7 @@ async def test_labels_and_sizes_choose_the_node(cluster: Nodes) -> None:
 
 
 @pytest.mark.soak
-async def test_what_loses_its_node_moves_to_one_that_serves_it(cluster: Nodes, tmp_path: Path) -> None:
+async def test_workspace_of_a_lost_node_moves_to_a_serving_node(cluster: Nodes, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     waiting = {"name": "execute_bash", "arguments": {"command": f"while [ ! -e {gate} ]; do sleep 0.1; done"}}
     cluster.start_node("gpu1", DECKHANDS_NODE_LOST_SECONDS="3", DECKHANDS_LABELS="gpu")

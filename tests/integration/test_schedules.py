@@ -333,7 +333,7 @@ async def test_task_that_no_tick_could_start_is_refused_at_once(
     assert await cluster.book.all() == []
 
 
-async def test_what_cannot_be_read_is_put_aside(cluster: Cluster) -> None:
+async def test_unreadable_schedule_is_quarantined(cluster: Cluster) -> None:
     await cluster.add()
     await cluster.come_due()
     names = cluster.store.all_shards[0]

@@ -416,7 +416,7 @@ async def test_a_stop_while_the_model_thinks_drops_its_reply(trial: Trial) -> No
 
 
 @pytest.mark.parametrize("state", ["paused", "stopped"])
-async def test_nobody_waits_for_an_sdk_that_has_not_asked_yet(hands: Hands, state: str) -> None:
+async def test_silent_sdk_does_not_delay_pause_or_stop(hands: Hands, state: str) -> None:
     trial = Trial(hands, SDK)
     trial.use("silent")
     await trial.begin(FINISH)

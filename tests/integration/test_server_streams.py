@@ -207,7 +207,7 @@ async def test_incomplete_head_or_body_ends_its_connection(tmp_path: Path, progr
         assert await _status(server.port, head + b"Content-Length: 10\r\n\r\n{") == 408
 
 
-async def test_what_is_written_is_sent_at_once(server: Served) -> None:
+async def test_written_events_are_sent_at_once(server: Served) -> None:
     """Without this, the body of an answer waits 40 ms until the peer has acknowledged its head."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")

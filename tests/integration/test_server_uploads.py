@@ -91,7 +91,7 @@ async def test_a_conversation_begins_with_what_was_uploaded_under_its_key(server
         assert ran.status_code == 202
 
 
-async def test_nobody_begins_with_what_another_key_or_tenant_has_uploaded(server: Served) -> None:
+async def test_upload_of_another_key_or_tenant_is_refused(server: Served) -> None:
     async with server.as_(await server.token()) as client, server.as_(await server.token("other")) as other:
         await upload(client, "mine")
         for asking, headers in ((other, under("mine")), (client, under("another")), (client, {})):
@@ -142,7 +142,7 @@ async def test_uploaded_file_referenced_elsewhere_stays(server: Served, tmp_path
     assert await files.fetch("lent-to-one-without", NAME) == CONTENT
 
 
-async def test_what_is_not_what_it_says_is_kept_by_nobody(server: Served) -> None:
+async def test_upload_with_a_wrong_hash_is_not_kept(server: Served) -> None:
     async with server.as_(await server.token("forger")) as client:
         put, key = client.put, under("forged")
         assert await code_of(put(f"/uploads/{NAME}", content=b"x", headers=key)) == (422, "wrong_content")

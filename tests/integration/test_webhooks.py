@@ -371,7 +371,7 @@ async def test_what_is_planned_again_is_known(server: Served, receiver: Receiver
     assert [body["data"]["state"] for body in receiver.bodies] == ["running", "finished"]
 
 
-async def test_what_cannot_be_read_holds_up_nothing(server: Served, receiver: Receiver, jobs: Jobs) -> None:
+async def test_unreadable_delivery_delays_no_other(server: Served, receiver: Receiver, jobs: Jobs) -> None:
     hook = await added(server, receiver, "twelve", events=ALL)
     store = server.client.store
     await begun(server, "twelve-a", "twelve")

@@ -218,7 +218,7 @@ async def test_objects_declared_elsewhere_are_not_fetched(node: Node) -> None:
         (200, "application/x-git-upload-pack-advertisement", f"001e# service=git-upload-pack\n0000{len(REPLY) + 8:04x}ERR {REPLY}"),
     ],
 )  # fmt: skip
-async def test_what_a_server_answers_is_not_repeated(
+async def test_answers_of_a_server_are_not_repeated(
     node: Node, status: int, kind: str, body: str, confined: bool
 ) -> None:
     with service(ALLOWED) as allowed:

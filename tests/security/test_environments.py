@@ -74,7 +74,7 @@ def test_operators_variables_are_passed_except_model_settings(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("role", [INGRESS, JOBS, BEAT])
-def test_what_tools_are_given_is_passed_to_no_other_role(role: str, tmp_path: Path) -> None:
+def test_variables_of_tools_reach_no_other_role(role: str, tmp_path: Path) -> None:
     (tmp_path / "mcp.json").write_text("${GITHUB_TOKEN}")
     passed = {"DECKHANDS_PASS_ENV": "AWS_*,PGPASSWORD", "DECKHANDS_MCP": str(tmp_path / "mcp.json")}
     assert make_worker_environment(role, SECRETS | passed) == passed
@@ -129,7 +129,7 @@ def test_a_file_of_servers_that_cannot_be_read_names_nothing(tmp_path: Path) -> 
         }
 
 
-def test_what_clears_up_after_agents_knows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cleanup_passes_no_variables_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "rm").write_text(f'#!/bin/sh\nenv >{tmp_path}/seen\nexec /bin/rm "$@"\n')
     (tmp_path / "bin" / "rm").chmod(0o755)

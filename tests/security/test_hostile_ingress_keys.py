@@ -104,7 +104,7 @@ async def test_unnameable_deadlines_delay_no_other(desk: IngressContext) -> None
     await until(has_ended, what="the end of a run that is too late")
 
 
-async def test_what_cannot_be_ended_keeps_nothing_else_from_expiring(desk: IngressContext) -> None:
+async def test_unendable_conversation_does_not_block_expiry_of_others(desk: IngressContext) -> None:
     names, call = desk.store.all_shards[0], desk.store.connection.call
     for number in range(MANY):
         damaged = f"../{number}"

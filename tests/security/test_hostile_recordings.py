@@ -129,7 +129,7 @@ def test_end_of_an_endless_text_is_searched_once(tmp_path: Path) -> None:
         assert 1 <= len(findings) <= 2
 
 
-def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+def test_paths_that_are_no_files_are_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="is not a file"):
         read_trajectory(tmp_path / "pipe", "c1")
@@ -150,7 +150,7 @@ def test_references_in_circles_lead_nowhere(tmp_path: Path) -> None:
             assert (getattr(event, name, None) or 0) < event.id
 
 
-def test_what_is_no_result_settles_no_action(tmp_path: Path) -> None:
+def test_invalid_result_settles_no_action(tmp_path: Path) -> None:
     """Else the action would be taken for one that still runs, and run here."""
     state = {"id": 3, "source": "environment", "cause": 2, "observation": "agent_state_changed"}
     for other in (

@@ -238,7 +238,7 @@ async def test_no_descriptor_leaks_into_the_shell(tmp_path: Path) -> None:
         os.close(write)
 
 
-async def test_nobody_in_the_sandbox_traces_or_reaches_the_host(run: Terminal) -> None:
+async def test_sandboxed_programs_cannot_trace_or_reach_the_host(run: Terminal) -> None:
     attach = (
         "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True)\n"
         "print(libc.ptrace(16, 1, 0, 0), os.strerror(ctypes.get_errno()))\n"

@@ -110,7 +110,7 @@ def test_unreadable_front_matter_is_named_and_spoils_no_other(head: str, reason:
     assert read.unreadable == (f".openhands/skills/bad.md: {raised.value}",)
 
 
-def test_what_is_written_plainly_is_read_as_yaml_means_it() -> None:
+def test_plain_front_matter_is_read_as_yaml() -> None:
     head = """    name: "a: b"   # a comment
     version: 1.0.0
     date: 2026-01-01

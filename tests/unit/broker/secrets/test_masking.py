@@ -235,7 +235,7 @@ def test_a_value_that_is_written_out_is_found_in_pieces(step: int, encode: Calla
         "a3142f3 Hosts are put into their control group\nd0ad343 Files of the home",
     ],
 )
-def test_what_only_resembles_a_value_is_left_alone(text: str) -> None:
+def test_similar_text_is_left_alone(text: str) -> None:
     assert Masker([PLAIN]).mask_text(text) == text
 
 

@@ -24,7 +24,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-def test_what_fits_has_no_problem() -> None:
+def test_valid_output_has_no_problem() -> None:
     check_output_schema(SCHEMA)
     assert find_violations({"count": 3, "people": [{"name": "Ada"}], "colour": "red"}, SCHEMA) == []
 

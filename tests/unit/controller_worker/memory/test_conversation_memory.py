@@ -304,7 +304,7 @@ def test_reasoning_blocks_go_along() -> None:
     assert remember(core.events)[3].thinking_blocks == (block,)
 
 
-def test_what_was_returned_is_the_callers() -> None:
+def test_returned_messages_belong_to_the_caller() -> None:
     memory = ConversationMemory()
     memory.add(with_id(said("x"), 1))
     memory.messages().clear()

@@ -175,7 +175,7 @@ async def test_a_recording_says_its_replies_again(tmp_path: Path) -> None:
         await llm.complete(replace(REQUEST, iteration=2))
 
 
-def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+def test_invalid_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LLMConfigError, match="cannot be read: No such file"):
         create_llm(LLMConfig.create(model="replay/none.jsonl"), SystemClock())
     with pytest.raises(LLMConfigError, match="line 4 is not an event"):

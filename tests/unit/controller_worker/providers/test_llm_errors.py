@@ -257,7 +257,7 @@ def test_our_own_errors_pass_unchanged() -> None:
     assert to_model_error(caused(StatusError("wrapped", 500), ours)) is ours
 
 
-def test_what_nobody_knows_is_not_retried() -> None:
+def test_unknown_errors_are_not_retried() -> None:
     error = to_model_error(KeyError("x"))
     assert (type(error), error.code, error.retryable) == (ModelError, "model_error", False)
 

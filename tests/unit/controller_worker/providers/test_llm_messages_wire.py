@@ -272,7 +272,7 @@ def test_counts_that_are_none_are_nothing(usage: Any) -> None:
         reply_body({"type": "text", "text": "x"})[:-10],
     ],
 )  # fmt: skip
-def test_what_is_no_message_is_refused(body: bytes) -> None:
+def test_invalid_message_is_refused(body: bytes) -> None:
     with pytest.raises(MalformedReplyError) as caught:
         read_message(parse_body(body))
     assert caught.value.retryable is True

@@ -50,7 +50,7 @@ COMMANDS = [
 ]
 
 
-def test_what_a_module_declares_is_found_in_its_text() -> None:
+def test_declarations_of_a_module_are_found_in_its_text() -> None:
     assert parse_commands("deckhands.verbs.hello", NEW_VERB) == [
         CommandEntry("hello", "deckhands.verbs.hello", "Start a conversation", "Greet."),
         CommandEntry("good-bye", "deckhands.verbs.hello", "Start a conversation", "Leave {politely}."),

@@ -49,7 +49,7 @@ def place(tmp_path, monkeypatch):
         (["-d", "w"], {"SAVE_TRAJECTORY_PATH": "/proc/none/t.json"}, 2, "/proc/none/t.json cannot be written"),
     ],
 )
-def test_what_is_refused(place, monkeypatch, capsys, arguments, variables, code, message):
+def test_invalid_calls_are_refused(place, monkeypatch, capsys, arguments, variables, code, message):
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
     task = [] if "-f" in arguments else ["-t", "Do it."]

@@ -83,7 +83,7 @@ def test_the_default() -> None:
     }
 
 
-def test_who_answers_requests() -> None:
+def test_condensers_that_answer_requests() -> None:
     assert handles_requests(DEFAULT_CONDENSER)
     assert handles_requests(AmortizedForgettingCondenserSpec())
     assert not handles_requests(NoOpCondenserSpec())

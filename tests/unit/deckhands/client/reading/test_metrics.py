@@ -39,7 +39,7 @@ def test_cost_and_latency_are_never_negative() -> None:
     assert latencies == (ResponseLatency("m", 0.0, "r"),)
 
 
-def test_what_names_no_model_belongs_to_the_configured_one() -> None:
+def test_usage_without_a_model_belongs_to_the_configured_one() -> None:
     metrics = Metrics(accumulated_token_usage=TokenUsage(model="acme/large"))
     assert metrics.with_cost(0.5, model="", at=NOON).costs == (Cost("acme/large", 0.5, 1777636800.0),)
 

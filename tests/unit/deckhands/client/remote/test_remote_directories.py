@@ -38,7 +38,7 @@ def test_equal_files_give_equal_archives_without_owners(tmp_path: Path) -> None:
     assert pack_directory(tmp_path / "none") is None
 
 
-def test_what_is_too_much_or_no_workspace_is_refused(tmp_path: Path) -> None:
+def test_too_large_or_invalid_workspace_is_refused(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "noise").write_bytes(os.urandom(8_192))

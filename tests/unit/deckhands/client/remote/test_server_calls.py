@@ -67,7 +67,7 @@ async def test_request_repeats_under_its_key_behind_an_empty_proxy() -> None:
     assert (len(heads), len(keys)) == (3, 1)
 
 
-async def test_what_a_server_says_itself_is_final() -> None:
+async def test_answers_of_the_server_itself_are_final() -> None:
     failed = {"code": "transfer_failed", "status": 502, "detail": "The node is gone."}
     async with server(answer("502 Bad Gateway", failed), MISSING) as (url, _), aclosing(ServerCalls(url, "")) as calls:
         with pytest.raises(TransferFailed, match="The node is gone"):

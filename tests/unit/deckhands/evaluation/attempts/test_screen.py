@@ -70,7 +70,7 @@ def test_elsewhere_there_is_a_line_whenever_another_limit_binds(capsys: pytest.C
     assert ["4 of 10" in lines[0], "-n 3" in lines[1], "10 of 10" in lines[2], len(lines)] == [True, True, True, 3]
 
 
-def test_what_was_written_is_read_again_and_garbage_is_not() -> None:
+def test_written_status_is_read_again_and_garbage_is_not() -> None:
     found = parse_status({**STATUS.as_json(), "at": 3.0})
     assert found == STATUS
     assert parse_status({}) is None

@@ -165,7 +165,7 @@ def test_only_the_branch_that_it_stands_on_is_taken(tmp_path: Path) -> None:
     assert fold(State(), events).lifecycle.agent_state == "paused"
 
 
-def test_what_has_no_equivalent_is_counted_by_name(tmp_path: Path) -> None:
+def test_events_without_an_equivalent_are_counted_by_name(tmp_path: Path) -> None:
     def more(state: dict[str, Any], events: list[dict[str, Any]]) -> None:
         state["secret_registry"]["secret_sources"] = {"TOKEN": {}}
         events[4]["kind"] = "TokenEvent"

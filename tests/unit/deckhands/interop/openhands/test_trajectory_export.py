@@ -45,13 +45,13 @@ def test_the_original_reads_every_kind(kind: str, content: st.DataObject) -> Non
 @pytest.mark.parametrize("kind", sorted(NOT_WRITTEN - {"conversation.created"}))
 @settings(max_examples=examples(3))
 @given(content=st.data())
-def test_what_a_trajectory_has_no_name_for_is_counted(kind: str, content: st.DataObject) -> None:
+def test_events_without_a_trajectory_name_are_counted(kind: str, content: st.DataObject) -> None:
     event = content.draw(events_of(KINDS[kind]))
     written, left_out = to_trajectory([ConversationCreated(conversation_id="c1", id=1), with_id(event, 2)])
     assert (written, left_out) == ([], {kind: 1})
 
 
-def test_what_was_taken_back_is_left_out() -> None:
+def test_rolled_back_events_are_left_out() -> None:
     core = Core(double_texting="rollback")
     core.run()
     core.reply(bash("taken back"))

@@ -120,7 +120,7 @@ def test_a_trajectory_becomes_a_log(tmp_path: Path) -> None:
     assert replay(events).divergence is None
 
 
-def test_what_is_written_is_what_the_original_writes(tmp_path: Path) -> None:
+def test_written_trajectory_equals_the_original_s(tmp_path: Path) -> None:
     written = to_trajectory(read(tmp_path, TRAJECTORY))[0]
     assert [event["id"] for event in written] == list(range(8))
     run = written[4]
@@ -148,7 +148,7 @@ def test_what_is_written_is_what_the_original_writes(tmp_path: Path) -> None:
     ],
     ids=["object", "number", "nothing", "empty", "no event", "garbage"],
 )
-def test_what_is_no_trajectory_is_refused(text: str, complaint: str, tmp_path: Path) -> None:
+def test_invalid_trajectory_is_refused(text: str, complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "trajectory.json"
     path.write_text(text)
     with pytest.raises(UsageError, match=complaint):
@@ -252,7 +252,7 @@ def test_action_waiting_for_a_person_still_waits(tmp_path: Path) -> None:
     assert fold(State(), events).tools.pending == ()
 
 
-def test_what_older_versions_wrote_otherwise_is_read(tmp_path: Path) -> None:
+def test_formats_of_older_versions_are_read(tmp_path: Path) -> None:
     old = {"command": "ls", "exit_code": 2, "command_id": 31, "hidden": False, "formatted_output_and_error": "x"}
     output = next(event for event in read(tmp_path, changed(5, extras=old)) if isinstance(event, CmdOutputObservation))
     assert (output.exit_code, output.metadata.pid) == (2, 31)

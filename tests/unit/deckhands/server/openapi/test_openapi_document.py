@@ -48,7 +48,7 @@ def test_every_operation_says_what_it_needs_and_how_it_fails(document: dict[str,
         names.add(operation["operationId"])
 
 
-def test_what_tells_kinds_apart_is_required(document: dict[str, Any]) -> None:
+def test_discriminators_are_required(document: dict[str, Any]) -> None:
     schemas, wanted, seen = document["components"]["schemas"], [document], set()
     while wanted:
         part = wanted.pop()

@@ -38,7 +38,7 @@ def listed(
     )
 
 
-async def test_those_who_ask_at_once_wait_for_one_reading() -> None:
+async def test_concurrent_requests_share_one_read() -> None:
     clock = ManualClock()
     catalog, overviews = SlowCatalog(clock), Overviews(clock)
     found = await asyncio.gather(*[overviews.of(catalog, listed(clock)) for _ in range(20)])
