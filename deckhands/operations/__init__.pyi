@@ -3,6 +3,7 @@ from .diagnosis.diagnostics import Finding as Finding, examine_machine as examin
 from .diagnosis.diagnostics import examine_retention as examine_retention, examine_store as examine_store
 from .diagnosis.diagnostics import find_sandbox_fault as find_sandbox_fault
 from .diagnosis.examination import examine_cluster as examine_cluster
+from .jobs.celery_app import JOBS_WORKER as JOBS_WORKER, run_beat_until as run_beat_until
 from .monitoring.endpoint import PATH as PATH, make_server as make_server, metrics_app as metrics_app
 from .monitoring.exposition import CONTENT_TYPE as CONTENT_TYPE, Exposition as Exposition
 from .monitoring.queues import Depth as Depth, read_depths as read_depths
