@@ -2,6 +2,8 @@
 -- Keys:  conversation base  :events  stream   :meta  hash  the fields of `ls`, and those of owners and waits
 --                           :once    hash  'create:<key>', 'p:<key>', 'o:<action>' -> '<first>:<last>' of an append
 --        shard base         :index   zset  conversation -> created (ms)   :awaited :expiring :parked :dead  zsets
+--                           :ended   stream   c=conversation: its state is a settled one since this entry; a hint for
+--                                    clients that wait, of about the latest MOST_ENDED
 --                           :notices stream   and those of wakeups, actions, admission, labels and webhooks
 -- Holds: a repeated append is written once; an append by a former owner is refused by its token.
 
@@ -16,6 +18,8 @@ local wakeups = require('log/lua/wakeups')
 local webhooks = require('log/lua/webhooks')
 
 local MOST_CARRIED_BYTES = 16384  -- of an observation that the owner gets with its notification
+
+local MOST_ENDED = 1000
 
 -- Fields that are set at creation only: no later append changes the tenant of a conversation.
 local FIXED = {class = true, tenant = true, open_in = true}
@@ -214,11 +218,15 @@ local function write_fields(a, update, relabels)
   if by == 'owner' and (a.found[CRASHES] or a.found[MARK]) then redis.call('HDEL', a.meta, 'crashes', 'mark') end
 end
 
--- Queue notices for ingress workers and webhooks, and remove an expired conversation from its timers.
+-- Queue notices for ingress workers, waiting clients and webhooks, and remove an expired conversation from its timers.
 local function leave_word(a)
   if a.found[AWAITED] and not a.found[NOTICED] and (a.call.by == 'owner' or a.call.condition == 'expire') then
     redis.call('XADD', a.shard .. ':notices', '*', 'c', a.cid)
     redis.call('HSET', a.meta, 'noticed', '1')
+  end
+  -- Whoever waits also polls, so a user without the right to write here leaves the hint out.
+  if a.call.by ~= 'create' and admission.is_settled(given(a.call.fields, 'state')) then
+    redis.pcall('XADD', a.shard .. ':ended', 'MAXLEN', '~', MOST_ENDED, '*', 'c', a.cid)
   end
   if a.hooked and a.last >= a.first then
     local tenant = a.call.by == 'create' and given(a.call.fields, 'tenant') or a.found[TENANT]
