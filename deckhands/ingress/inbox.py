@@ -42,7 +42,7 @@ from broker.secrets import MASK
 from broker.store import INBOX, Argument, GroupReader
 from deckhands.client import MAX_KEY_CHARS, TaskSpec, derive_conversation_id
 from deckhands.ingress.callers import STREAM, Caller
-from deckhands.ingress.context import STORE_ERRORS, IngressContext
+from deckhands.ingress.context import STORE_ERRORS, Answer, IngressContext
 from deckhands.ingress.outcome_watcher import answer_stream
 from deckhands.ingress.replies import NAME, VERSION, Replies
 
@@ -377,7 +377,8 @@ class InboxReader:
             if kept is None:
                 await self._context.callers.add(caller)
             elif kept.is_answered:  # the producer asks again
-                await answer_stream(self._context, self._replies, kept)
+                meta = await self._context.meta(conversation_id)
+                await answer_stream(self._context, self._replies, Answer(kept, kept.outcome, 0), meta)
         failpoint("ingress.inbox_answered")
         await self._acknowledge(entry)
 
@@ -389,9 +390,8 @@ class InboxReader:
         timing = request.timing()
         if timing.delay_seconds is not None or isinstance(timing.expires, float):
             timing = timing.after(await self._age_seconds(entry))
-        awaited = caller.awaited if reply_to else ""
         await self._context.start_conversation(
-            request.with_timing(timing), conversation_id, request_id, awaited=awaited
+            request.with_timing(timing), conversation_id, request_id, caller=caller if reply_to else None
         )
         return caller
 
