@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import httpx2
+from celery import Celery
 
 from benchmarks.machine import is_named_by_a_process
 from benchmarks.noop_tool import POOL
@@ -61,6 +62,15 @@ class BenchCluster:
     async def start_noop_tool(self) -> int:
         """Start a worker that answers every action of the pool `noop` at once, and return its process id."""
         return await self._start("benchmarks.noop_tool", {})
+
+    async def start_plain_celery(self) -> int:
+        """Start a worker of plain Celery, see `benchmarks.plain_celery`, and return its process id once it answers."""
+        child = self._launch("benchmarks.plain_celery", {})
+        app = Celery(broker=self.store.celery_url, set_as_current=False)
+        async with asyncio.timeout(READY_LIMIT_SECONDS):
+            while not await asyncio.to_thread(app.control.ping, timeout=1.0):
+                assert child.exit_status is None, f"the worker ended; see its log in {self.directory}"
+        return child.pid
 
     async def start_gateway(self, port: int) -> int:
         """Start a gateway on a port of this machine and return its process id once it answers."""

@@ -213,15 +213,12 @@ async def answer_stream(context: IngressContext, replies: Replies, answer: Answe
     """
     caller = answer.caller
     conversation_id = caller.conversation_id
-    may_read, text = await asyncio.gather(
-        Producers(context.store).may_read(caller.name, meta.get("tenant", "")),
-        context.callers.decide(conversation_id, answer.outcome),
-    )
-    if may_read:
+    text = await context.callers.decide(conversation_id, answer.outcome)
+    if await Producers(context.store).may_read(caller.name, meta.get("tenant", "")):
         outcome = json.loads(text)
         content = outcome.get("summary") or outcome
         await replies.send(caller.name, caller.request_id, "settled", conversation_id=conversation_id, content=content)
     else:
-        text = "the caller of conversation %s gets no answer: the producer %s now belongs to another tenant"
-        _log.warning(text, conversation_id, caller.name, extra=make_extra(conversation_id))
+        warning = "the caller of conversation %s gets no answer: the producer %s now belongs to another tenant"
+        _log.warning(warning, conversation_id, caller.name, extra=make_extra(conversation_id))
     await context.callers.mark_answered(conversation_id)

@@ -98,7 +98,7 @@ async def test_a_text_that_is_no_utf_8_is_rejected(desk: IngressContext, request
 
 async def test_entry_failing_in_the_ingress_is_answered_and_quarantined(desk: IngressContext) -> None:
     names = desk.store.keys(derive_conversation_id("inbox:shop:mine"))
-    await desk.store.connection.call("SET", names.caller, "no hash")
+    await desk.store.connection.call("SET", names.masked, "no set")
     async with serving(InboxReader(desk, "d1").read()):
         entry = await put(desk.store, {"id": "mine", "task": "x"})
         await until_empty(desk.store)
