@@ -48,8 +48,8 @@ from deckhands.ingress.replies import NAME, VERSION, Replies
 
 MAX_IN_FLIGHT = 64
 READ_AT_ONCE = 8
-"""Few, because their size is known only when they are in memory. Entries like the last ones of up to `READ_BYTES` are read
-together, as far as they may be in flight."""
+"""Few, because their size is known only when they are in memory. After small ones, more are read: as many as have
+`READ_BYTES` if each is as large as the largest of the last ones."""
 READ_BYTES = 1 << 18
 PRODUCER_MAX_IN_FLIGHT = 8
 PRODUCER_READ_AT_ONCE = 2

@@ -1,13 +1,13 @@
 """The Celery application of ingress workers: the tasks `deckhands.*` on the queue `deckhands`, with results and events.
 
 Holds: a message is acknowledged when its task has run; that of a run when its conversation is recorded. If its worker
-died, it comes back after `VISIBILITY_SECONDS`. It is never lost in between, see `taken_entries`. The task itself decides
-whether a message has expired, because it knows what an earlier delivery has started. Unacknowledged messages have their own keys, so that this short time affects no
-other application on the same broker. No message is held until its eta: it runs at once, with the eta in `ETA_HEADER`.
-Callbacks go where the caller's defaults would send them. Arguments in Flower and remote control are truncated and
-contain no secret. The followers of a task are checked before anything else is done with its message, see `canvas`. Only
-our own tasks run, because Celery's built-in tasks send others. An unusable message counts as a failed part of its
-chord.
+died, it comes back after `VISIBILITY_SECONDS`. It is never lost in between, see `taken_entries`. The task itself
+decides whether a message has expired, because it knows what an earlier delivery has started. Unacknowledged messages
+have their own keys, so that this short time affects no other application on the same broker. No message is held until
+its eta: it runs at once, with the eta in `ETA_HEADER`. Callbacks go where the caller's defaults would send them.
+Arguments in Flower and remote control are truncated and contain no secret. The followers of a task are checked before
+anything else is done with its message, see `canvas`. Only our own tasks run, because Celery's built-in tasks send
+others. An unusable message counts as a failed part of its chord.
 Does not: keep messages that the broker loses; read pickle, so a chord of pickled messages alone never ends.
 """
 

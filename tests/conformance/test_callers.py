@@ -1,4 +1,4 @@
-"""Callers of a conversation: stored with it, notified of its progress and of its end, and answered once."""
+"""Callers of a conversation: stored with it, and notified of its progress and of its end."""
 
 from __future__ import annotations
 
@@ -63,20 +63,6 @@ async def test_an_end_is_notified_though_progress_was_not_read(store: Store, cal
     assert await append("finished") == ["0", "1"]
     await store.connection.call(*callers.reset_notice(CID))
     assert await append("running") == ["0", "1", "0"]
-
-
-async def test_one_worker_takes_an_answer_and_its_outcome_stays(store: Store, callers: Callers) -> None:
-    caller = Caller(CID, CELERY, "task")
-    await create(store, callers, caller)
-    assert await callers.take_answer(caller, "first", 1_000) == ("first", True)
-    assert await callers.take_answer(caller, "second", 1_000) is None
-    await store.connection.call("DEL", f"{store.keys(CID).caller}:lock")  # the worker has died
-    assert await callers.take_answer(caller, "second", 1_000) == ("first", False)
-    await callers.mark_answered(CID)
-    assert await callers.take_answer(caller, "third", 1_000) is None
-    found = await callers.of(CID)
-    assert found is not None
-    assert (found.outcome, found.is_answered, found.started_ms) == ("first", True, 1_000)
 
 
 async def test_marking_a_deleted_conversation_leaves_no_key(store: Store, callers: Callers) -> None:

@@ -120,6 +120,21 @@ async def test_two_ingresses_with_the_same_message_start_one_run(valkey_store: S
     assert len(await log.read(derive_task_conversation_id("racing"))) == 2
 
 
+async def test_one_worker_takes_an_answer_and_its_outcome_stays(valkey_store: Store) -> None:
+    callers = IngressContext(valkey_store, Announced()).callers
+    caller = Caller(conversation_id := derive_task_conversation_id("task"), CELERY, "task")
+    await callers.add(caller)
+    assert await callers.take_answer(caller, "first", 1_000) == ("first", True)
+    assert await callers.take_answer(caller, "second", 1_000) is None
+    await valkey_store.call("DEL", f"{valkey_store.keys(conversation_id).caller}:lock")  # the worker has died
+    assert await callers.take_answer(caller, "second", 1_000) == ("first", False)
+    await callers.mark_answered(conversation_id)
+    assert await callers.take_answer(caller, "third", 1_000) is None
+    found = await callers.of(conversation_id)
+    assert found is not None
+    assert (found.outcome, found.is_answered, found.started_ms) == ("first", True, 1_000)
+
+
 async def test_a_task_that_cannot_be_completed_delays_no_other(valkey_store: Store) -> None:
     results = Announced()
     desk = IngressContext(valkey_store, results)
