@@ -88,7 +88,7 @@ class OutcomeWatcher:
     async def _check_overdue(self) -> None:
         for names in self._store.all_shards:
             overdue = await self._context.callers.overdue(names, limit=BATCH)
-            await asyncio.gather(*(self._check(conversation_id, is_sweep=True) for conversation_id in overdue))
+            await self._check_all(overdue, is_sweep=True)
 
     async def report_progress(self) -> None:
         """Report the progress of conversations to their callers, each second, forever."""
@@ -96,7 +96,7 @@ class OutcomeWatcher:
             await asyncio.sleep(MAINTENANCE_SECONDS)
             getting_on = self._progressing
             self._progressing = set()
-            await asyncio.gather(*(self._check(conversation_id, is_report=True) for conversation_id in getting_on))
+            await asyncio.gather(*map(self._report, getting_on))
 
     async def _check_entries(self, names: ShardKeys, entries: list[tuple[bytes, list[bytes]]]) -> None:
         noticed: dict[str, bool] = {}
@@ -113,8 +113,9 @@ class OutcomeWatcher:
         self._progressing |= {
             conversation_id for conversation_id, may_have_ended in noticed.items() if not may_have_ended
         }
-        ended = [conversation_id for conversation_id, may_have_ended in noticed.items() if may_have_ended]
-        await asyncio.gather(*map(self._check, ended))
+        await self._check_all(
+            [conversation_id for conversation_id, may_have_ended in noticed.items() if may_have_ended]
+        )
         if done:
             commands: list[tuple[Argument, ...]] = [("XACK", names.notices, GROUP, *done)]
             commands.append(("XDEL", names.notices, *done))
@@ -129,8 +130,16 @@ class OutcomeWatcher:
         self._forsaken_after[names.shard], entries, *_ = await self._store.call(*command)
         return [(entry, fields) for entry, fields in entries if fields]
 
-    async def _check(self, conversation_id: str, *, is_sweep: bool = False, is_report: bool = False) -> None:
-        """Answer the caller of a conversation if it has ended; otherwise note its progress, or report it."""
+    async def _check_all(self, conversation_ids: Sequence[str], *, is_sweep: bool = False) -> None:
+        found = await asyncio.gather(*(self._check(each, is_sweep=is_sweep) for each in conversation_ids))
+        self._progressing |= {progress[0].conversation_id for progress in found if progress is not None}
+
+    async def _check(self, conversation_id: str, *, is_sweep: bool = False) -> tuple[Caller, dict[str, str]] | None:
+        """Answer the caller of a conversation if it has ended.
+
+        Returns:
+            The caller and the meta hash if it has not ended; otherwise, and if another worker answers, None.
+        """
         async with self._at_once:
             self.looks += 1
             try:
@@ -144,14 +153,12 @@ class OutcomeWatcher:
                     await self._answer(answer, meta)
                 else:
                     await self._runs.announce_start(caller)
-                    if is_report:
-                        await self._report(caller, meta)
-                    else:
-                        self._progressing.add(conversation_id)
                     if is_sweep:
                         await self._context.callers.schedule_check(caller)
+                    return caller, meta
             except Exception:  # noqa: BLE001  (the outer edge: one conversation, or the result backend)
                 _log.exception("cannot check conversation %s", conversation_id, extra=make_extra(conversation_id))
+        return None
 
     async def _answer(self, answer: Answer, meta: Mapping[str, str]) -> None:
         caller = answer.caller
@@ -186,8 +193,12 @@ class OutcomeWatcher:
         finally:
             self._ended_ids -= {answer.caller.conversation_id for answer in answers}
 
-    async def _report(self, caller: Caller, meta: Mapping[str, str]) -> None:
-        conversation_id = caller.conversation_id
+    async def _report(self, conversation_id: str) -> None:
+        """Report the progress of a conversation, or answer its caller. Its end does not wait for the result backend."""
+        found = await self._check(conversation_id)
+        if found is None:
+            return
+        caller, meta = found
         if caller.kind != CELERY or not meta or (caller.kept or {}).get("ignore_result"):
             return
         try:
