@@ -5,6 +5,7 @@ Holds: a conversation that cannot run here is refused before anything is stored,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -22,7 +23,7 @@ from broker.coordination import StoredFiles
 from broker.log import Appended, Duplicate, EventLog, check_admission, find_creation
 from broker.runtime import AdmissionRefused, UsageError, open_tracing
 from broker.secrets import Secrets
-from broker.store import Store
+from broker.store import Argument, Store
 from broker.tools import ToolOffers
 from deckhands.client.conversation_secrets import store_secrets
 from deckhands.client.known_agents import RecentOffers, require_agent, require_models
@@ -45,6 +46,7 @@ async def start_conversation(
     key: str | None,
     upload: bytes | None = None,
     awaited: str = "",
+    caller: Mapping[str, Argument] | None = None,
     offers_limit_seconds: float = OFFERS_LIMIT_SECONDS,
     recent: RecentOffers | None = None,
     role: str = "client",
@@ -56,7 +58,7 @@ async def start_conversation(
     Args:
         log: the log that masks secrets.
         upload: the file that the workspace's `UploadedSource` names.
-        awaited: the waiter to notify of its end, see `EventLog.create`.
+        awaited: the waiter to notify of its end, see `EventLog.create`; so is `caller`.
         offers_limit_seconds: how long a tool may be missing.
         recent: see `require_models`.
         role: the role of this process, for the span.
@@ -102,7 +104,8 @@ async def start_conversation(
         created = ConversationCreated(conversation_id=conversation_id, source=EventSource.USER, **{**same, **resolved})
         message = MessageAction(content=spec.task, source=EventSource.USER, image_urls=spec.images or None)
         await store_secrets(secrets, conversation_id, spec.secrets)
-        return await log.create(created, [message], key=key, awaited=awaited, start=timing.to_start_window(now))
+        start = timing.to_start_window(now)
+        return await log.create(created, [message], key=key, awaited=awaited, caller=caller, start=start)
 
 
 async def find_runnable_agent(
