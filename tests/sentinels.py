@@ -21,7 +21,7 @@ LIMIT_SECONDS = 60.0
 
 
 class Server:
-    """A server of the group; `kill`, `pause` and `resume` are what happens to it."""
+    """A server of the group, which can be killed, paused and resumed."""
 
     def __init__(self, program: str, folder: Path, port: int) -> None:
         self.program, self.folder, self.port = program, folder, port
