@@ -10,6 +10,7 @@ from typing import Any
 
 from broker.contract import (
     AgentFactoryConfig,
+    AgentSpec,
     ConversationCreated,
     EventSource,
     MessageAction,
@@ -72,12 +73,7 @@ async def start_conversation(
         agent = choose_agent(agent, AgentFactoryConfig.from_env(), conversation_id)
         try:
             await check_admission(store, conversation_id, spec.tenant)
-            await require_agent(store, agent)
-            await require_models(store, find_model_names(agent), spec.tenant)
-            await require_served(store, workspace)
-            if spec.tools:
-                offers = await ToolOffers(store).choose(spec.tools, limit_seconds=offers_limit_seconds)
-                agent = agent.model_copy(update={"tools": (*agent.tools, *offers)})
+            agent = await find_runnable_agent(store, spec, agent, offers_limit_seconds=offers_limit_seconds)
         except (UsageError, AdmissionRefused):
             earlier = await find_creation(store, conversation_id, key) if key else None
             if earlier is None:
@@ -102,6 +98,28 @@ async def start_conversation(
         message = MessageAction(content=spec.task, source=EventSource.USER, image_urls=spec.images or None)
         await store_secrets(secrets, conversation_id, spec.secrets)
         return await log.create(created, [message], key=key, awaited=awaited, start=timing.to_start_window(now))
+
+
+async def find_runnable_agent(
+    store: Store, spec: TaskSpec, agent: AgentSpec, *, offers_limit_seconds: float
+) -> AgentSpec:
+    """Return the agent of a task with the tools that the task names.
+
+    Args:
+        agent: the agent that shall do the task.
+        offers_limit_seconds: how long a tool may be missing.
+
+    Raises:
+        UsageError: workers are running, and none knows the agent, its policy or its analyzer, offers one of the models,
+            or takes the directory; or no worker has offered one of the tools.
+    """
+    await require_agent(store, agent)
+    await require_models(store, find_model_names(agent), spec.tenant)
+    await require_served(store, spec.workspace_spec())
+    if not spec.tools:
+        return agent
+    offers = await ToolOffers(store).choose(spec.tools, limit_seconds=offers_limit_seconds)
+    return agent.model_copy(update={"tools": (*agent.tools, *offers)})
 
 
 async def _read_now(store: Store, conversation_id: str, timing: Timing) -> datetime:

@@ -36,6 +36,7 @@ from broker.celery import (
     MAX_DEPTH,
     MAX_NAME_CHARS,
     TRANSPORT_OPTIONS,
+    CeleryWorker,
     MessageRefused,
     SafeConnection,
     SafeMessages,
@@ -59,6 +60,9 @@ CELERY_TASKS = frozenset({"celery.map", "celery.starmap", "celery.chunks"})
 DEFAULT_CALLER_QUEUE = "celery"
 """The queue of a callback that names none: the default of Celery's applications."""
 CONCURRENCY = 8
+INGRESS_WORKER = CeleryWorker(
+    "deckhands.ingress.app", "ingress", {"queues": [QUEUE], "concurrency": CONCURRENCY, "task_events": True}
+)
 VISIBILITY_SECONDS = 10
 """The two halves of a task take milliseconds. One that is delivered again while it runs does no harm."""
 RESTORE_SECONDS = 2

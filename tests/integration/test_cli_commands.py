@@ -17,6 +17,7 @@ from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import AgentStateChangedObservation
 from broker.contract.policies import STUCK_CODE
 from broker.contract.specs import Tenancy
+from broker.coordination.membership import Membership
 from broker.coordination.quarantine import Quarantine
 from broker.limits.ledger import Ledger, list_accounts
 from broker.log.conversations import Conversations
@@ -345,6 +346,20 @@ def test_times_that_cannot_be_meant_are_refused(command: CommandLine, verb, opti
     done = command(*verb, *options)
     assert (done.code, said in done.err) == (2, True), done
     assert command("ls", "--json").json == []
+
+
+@pytest.mark.parametrize("verb", [SUBMIT, (*SCHEDULE, "--cron", "0 0 * * *")], ids=lambda verb: verb[0])
+def test_unknown_policy_is_refused_before_anything_starts(command: CommandLine, verb: tuple[str, ...]) -> None:
+    async def register(client: Client) -> None:
+        about = {"agents": "CodeActAgent", "plugins": ""}
+        await Membership(client.store, "c1", "controller", about=about, ttl_seconds=3600.0).register()
+
+    assert command("setup").code == 0
+    command.ask(register)
+    done = command(*verb, "--confirm", "riskey")
+    assert (done.code, "There is no confirmation policy named 'riskey'." in done.err) == (2, True), done
+    assert "Known: never, always, risky" in done.err
+    assert command("ls", "--json").json == command("schedule", "ls", "--json").json == []
 
 
 def test_a_message_is_refused_while_the_agent_works(command: CommandLine) -> None:

@@ -79,7 +79,7 @@ class RunOptions(TaskOptions):
 
 @click.command()
 @task_options
-@workspace_option
+@workspace_option(default=".")
 @click.option("--timeout", type=Amount(min=0, min_open=True), help="Stop after this many seconds.")
 @click.option(
     "--resume",

@@ -17,11 +17,16 @@ from celery import Celery, signals
 from celery.beat import Service
 from celery.worker.request import Request
 
-from broker.celery import TRANSPORT_OPTIONS, SafeMessages, make_app, split_login
+from broker.celery import TRANSPORT_OPTIONS, CeleryWorker, SafeMessages, make_app, split_login
 
 JOBS_QUEUE = "deckhands.jobs"
 JOBS_PREFIX = "deckhands.jobs."
 JOBS_CONCURRENCY = 4
+JOBS_WORKER = CeleryWorker(
+    "deckhands.operations.jobs.app",
+    "jobs",
+    {"queues": [JOBS_QUEUE], "concurrency": JOBS_CONCURRENCY, "task_events": True},
+)
 VISIBILITY_SECONDS = 1_800
 RESTORE_SECONDS = 4
 """The interval between two checks for messages of workers that have died; also that at which a busy worker shows life,
@@ -88,11 +93,13 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
     )
 
 
-def run_beat_until(app: Celery, is_over: threading.Event) -> None:
-    """Send the jobs of the application's schedule until the event is set, in a thread beside a worker.
+def run_beat_until(is_over: threading.Event) -> None:
+    """Send the periodic jobs until the event is set, in a thread beside a jobs worker, with its application.
 
     A failure of the beat, such as a broker that is gone, ends nothing else: the beat starts again.
     """
+    from deckhands.operations.jobs.app import app
+
     while not is_over.is_set():
         service = Service(app, max_interval=BEAT_TURN_SECONDS, scheduler_cls=SCHEDULER)
         try:

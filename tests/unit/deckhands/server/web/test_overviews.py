@@ -11,7 +11,7 @@ from broker.testing.manual_clock import ManualClock
 from deckhands.evaluation.attempts.catalog import Catalog, EvaluationInfo, EvaluationListing
 from deckhands.evaluation.attempts.results import AttemptRow
 from deckhands.server.web.overviews import KEPT, REST, Overviews
-from tests.evaluation_parts import standing_of_rows
+from tests.evaluation_parts import status_of_rows
 
 READING_SECONDS = 2.0
 ROWS = [AttemptRow(instance=name, model="m", attempt=1, outcome="resolved") for name in "ab"]
@@ -34,7 +34,7 @@ def listed(
     clock: ManualClock, name: str = "one", *, state: str = "running", rows: Sequence[AttemptRow] = ROWS
 ) -> EvaluationListing:
     return EvaluationListing(
-        name, EvaluationInfo(), standing_of_rows(rows, total=9, state=state), clock.now(), is_driven=True
+        name, EvaluationInfo(), status_of_rows(rows, total=9, state=state), clock.now(), is_driven=True
     )
 
 
