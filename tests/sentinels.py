@@ -51,7 +51,7 @@ class Server:
         self.process.wait()
 
     async def call(self, *command: str | int, database: int = 0) -> Any:
-        """Send a command over a connection of its own."""
+        """Send a command over a new connection."""
         connection = MultiplexedConnection(self.url.removesuffix("0") + str(database), reply_timeout_seconds=2.0)
         try:
             return await connection.call(*command)
