@@ -21,7 +21,6 @@ from benchmarks import (
     governor,
     idling,
     ingress_backlog,
-    ingress_runs,
     machine,
     recording,
     restoring,
@@ -47,7 +46,6 @@ BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
     "idling": idling.measure,
     "governor": governor.measure,
     "tree": tree.measure,
-    "ingress_runs": ingress_runs.measure,
     "ingress_backlog": ingress_backlog.measure,
     "fairness": fairness.measure,
     "tracing": tracing.measure,
@@ -57,6 +55,7 @@ BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
     "servers": agent_server.measure,
 }
 SCRIPTS: Mapping[str, Sequence[str]] = {
+    "front_door": ("--smoke", "--no-peer"),
     "append": ("--rounds", "50"),
     "model_client": ("--rounds", "1", "--calls", "2"),
     "in_flight": ("--calls", "20", "--latency", "0.5"),

@@ -13,8 +13,8 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ class Side:
     Attributes:
         begin: where a conversation is begun; `body`: with what.
         stream: where it is followed; `{}` is its id.
+        headers: of every request.
         is_last: whether a message of the stream is the end.
     """
 
@@ -72,6 +73,7 @@ class Side:
     id_field: str
     stream: str
     is_last: Callable[[dict[str, Any]], bool]
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 async def measure(bench: Bench) -> Result:
@@ -117,7 +119,9 @@ async def measure(bench: Bench) -> Result:
 
 
 async def _run(side: Side, alone: int, together: int) -> Found:
-    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{side.port}", timeout=LIMIT_SECONDS) as client:
+    async with httpx2.AsyncClient(
+        base_url=f"http://127.0.0.1:{side.port}", headers=side.headers, timeout=LIMIT_SECONDS
+    ) as client:
         await _converse(side, client)  # loads what is loaded late
         first = [(await _converse(side, client))[0] for _ in range(alone)]
         memory, began = sum(map(resident_kib, side.pids)), time.perf_counter()
@@ -137,7 +141,12 @@ async def _converse(side: Side, client: httpx2.AsyncClient) -> tuple[float, int]
     place = side.stream.format(answer.json()[side.id_field])
     async with (
         asyncio.timeout(LIMIT_SECONDS),
-        connect(f"ws://localhost:{side.port}{place}", max_size=None, open_timeout=LIMIT_SECONDS) as stream,
+        connect(
+            f"ws://localhost:{side.port}{place}",
+            additional_headers=side.headers,
+            max_size=None,
+            open_timeout=LIMIT_SECONDS,
+        ) as stream,
     ):
         async for message in stream:
             first = first or time.perf_counter() - began
@@ -149,12 +158,16 @@ async def _converse(side: Side, client: httpx2.AsyncClient) -> tuple[float, int]
 
 @contextlib.asynccontextmanager
 async def _ours(bench: Bench, url: str) -> AsyncIterator[Side]:
-    async with running_cluster(bench.directory / "ours") as cluster, gateway_of(cluster) as (port, gateway):
+    async with running_cluster(bench.directory / "ours") as cluster, gateway_of(cluster) as (port, gateway, key):
         controller = await cluster.start_controller(**model_environment("openai", url))
         pids = (gateway, controller, await cluster.start_noop_tool(), await cluster.store_pid())
         body = {"task": "Do it.", "workspace": {"pool": POOL}}
         stream = "/conversations/{}/ws?until=settled"
-        yield Side(port, pids, "/conversations", body, "conversation_id", stream, lambda it: it["type"] == "end")
+        yield Side(
+            *(port, pids, "/conversations", body, "conversation_id", stream),
+            is_last=lambda it: it["type"] == "end",
+            headers={"Authorization": f"Bearer {key}"},
+        )
 
 
 @contextlib.asynccontextmanager

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import httpx2
-
 from benchmarks.machine import is_named_by_a_process
 from benchmarks.noop_tool import POOL
 from broker.contract.condenser_specs import DEFAULT_CONDENSER, CondenserSpec
@@ -30,6 +31,7 @@ READY_LIMIT_SECONDS = 60.0
 POLL_SECONDS = 0.05
 STOP_GRACE_SECONDS = 20.0
 CLOSE_LIMIT_SECONDS = 20.0
+MOST_LOG_CHARS = 2_000
 BACKENDS = ("anthropic", "openai", "litellm")
 """The ways to a model: Anthropic's protocol, OpenAI's protocol, and OpenAI's protocol through litellm."""
 
@@ -46,6 +48,7 @@ class BenchCluster:
         self.store = store
         self.client = client
         self._children: list[ChildProcess] = []
+        self._logs: dict[int, Path] = {}
 
     async def start_controller(self, *, module: str = "controller_worker", **environment: str) -> int:
         """Start a controller worker and return its process id once it has reported."""
@@ -65,12 +68,14 @@ class BenchCluster:
 
     async def start_gateway(self, port: int) -> int:
         """Start a gateway on a port of this machine and return its process id once it answers."""
-        child = self._launch(
-            "deckhands", {"DECKHANDS_HOME": str(self.directory / "home")}, "serve", "--port", str(port)
-        )
+        return await self.start_site(port, "deckhands", "serve", "--port", str(port))
+
+    async def start_site(self, port: int, module: str, *arguments: str) -> int:
+        """Start a module that serves HTTP and return its process id once its `/health` answers."""
+        child = self.launch(module, {"DECKHANDS_HOME": str(self.directory / "home")}, *arguments)
         async with asyncio.timeout(READY_LIMIT_SECONDS), httpx2.AsyncClient() as client:
             while True:
-                assert child.exit_status is None, f"the gateway ended; see its log in {self.directory}"
+                self._check_running(child, module)
                 with contextlib.suppress(httpx2.HTTPError):
                     if (await client.get(f"http://127.0.0.1:{port}/health")).status_code == 200:
                         return child.pid
@@ -130,22 +135,30 @@ class BenchCluster:
         children, self._children = self._children, []
         await asyncio.gather(*(child.stop(grace_seconds=STOP_GRACE_SECONDS) for child in children))
 
+    def _check_running(self, child: ChildProcess, module: str) -> None:
+        """Raise what a process has written last if it has ended."""
+        if child.exit_status is not None:
+            raise RuntimeError(f"{module} ended:\n{self._logs[child.pid].read_text()[-MOST_LOG_CHARS:]}")
+
     async def _start(self, module: str, environment: dict[str, str]) -> int:
-        child = self._launch(module, environment)
+        child = self.launch(module, environment)
         async with asyncio.timeout(READY_LIMIT_SECONDS):
             while not any(f"-{child.pid}-" in member.worker_id for member in await list_members(self.client.store)):
-                assert child.exit_status is None, f"{module} ended; see its log in {self.directory}"
+                self._check_running(child, module)
                 await asyncio.sleep(POLL_SECONDS)
         return child.pid
 
-    def _launch(self, module: str, environment: dict[str, str], *arguments: str) -> ChildProcess:
+    def launch(self, module: str, environment: dict[str, str], *arguments: str) -> ChildProcess:
+        """Start a module as a process of the cluster, which ends with it."""
+        url = urlsplit(environment.get("DECKHANDS_URL", self.store.url))
+        log = self.directory / f"{module}-{len(self._children)}.log"
         child = ChildProcess.start(
             [sys.executable, "-m", module, *arguments],
-            log=self.directory / f"{module}-{len(self._children)}.log",
+            log=log,
             env=_without_settings()
             | {
                 "DECKHANDS_URL": self.store.url,
-                "DECKHANDS_ANY_MODEL": str(self.store.socket) if self.store.url.startswith("unix://") else "",
+                "DECKHANDS_ANY_MODEL": unquote(url.path) if url.scheme == "unix" else "",
                 "DECKHANDS_CELERY_URL": self.store.celery_url,
                 "DECKHANDS_NODE": "benchmark",
                 "DECKHANDS_NODE_DIR": str(self.directory / "n"),
@@ -155,6 +168,7 @@ class BenchCluster:
             | environment,
         )
         self._children.append(child)
+        self._logs[child.pid] = log
         return child
 
 
@@ -171,6 +185,13 @@ async def running_cluster(directory: Path, *, append_fsync: str = "everysec") ->
         await cluster.stop_workers()
         await cluster.client.aclose()
         await store.stop()
+
+
+def free_port() -> int:
+    """Return a port of this machine that nothing listens to."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+    return port
 
 
 def model_environment(backend: str, url: str) -> dict[str, str]:

@@ -36,7 +36,7 @@ class Figure:
     """One line of the table.
 
     Attributes:
-        target: at most this median; None if it only informs.
+        target: at most this median, or at least with `is_least`; None if it only informs.
         peer: of the same work by OpenHands' SDK, or None if it has none or is not installed.
     """
 
@@ -45,16 +45,20 @@ class Figure:
     ours: Spread
     target: float | None = None
     peer: Spread | None = None
+    is_least: bool = False
 
     @property
     def is_met(self) -> bool:
         """Whether the median keeps the target."""
-        return self.target is None or self.ours.median <= self.target
+        if self.target is None:
+            return True
+        return self.ours.median >= self.target if self.is_least else self.ours.median <= self.target
 
     def row(self) -> tuple[str, ...]:
         """Return the cells of its line."""
-        target = "" if self.target is None else f"≤ {_short(self.target)} {'met' if self.is_met else 'MISSED'}"
-        ratio = "" if self.peer is None else f"{self.peer.median / self.ours.median:.1f}"
+        bound = "≥" if self.is_least else "≤"
+        target = "" if self.target is None else f"{bound} {_short(self.target)} {'met' if self.is_met else 'MISSED'}"
+        ratio = "" if self.peer is None else _short(self.peer.median / self.ours.median)
         return (self.name, self.unit, str(self.ours), target, str(self.peer or ""), ratio)
 
 
@@ -67,9 +71,9 @@ class Result:
     note: str
 
 
-def table(result: Result, *, peer_name: str) -> str:
+def table(result: Result, *, peer_name: str, target_name: str = "target") -> str:
     """Return a result as a Markdown table, with its note below."""
-    head = (result.title, "unit", "Deckhands", "target", peer_name, "peer ÷ ours")
+    head = (result.title, "unit", "Deckhands", target_name, peer_name, "peer ÷ ours")
     rows = [head, *(figure.row() for figure in result.figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = [_line(row, widths) for row in rows]

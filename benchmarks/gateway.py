@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import random
-import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 import httpx2
 
 from benchmarks.bench import Bench
-from benchmarks.cluster import BenchCluster, running_cluster
+from benchmarks.cluster import BenchCluster, free_port, running_cluster
 from benchmarks.figures import Figure, Result, Spread
 from benchmarks.machine import cpu_seconds, resident_kib
 from broker.contract.actions import MessageAction
@@ -157,8 +156,7 @@ async def measure_listing(bench: Bench) -> Result:
 @contextlib.asynccontextmanager
 async def gateway_of(cluster: BenchCluster) -> AsyncIterator[tuple[int, int, str]]:
     """Run a gateway and return its port, its process id and a key; the cluster ends it."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
+    port = free_port()
     pid = await cluster.start_gateway(port)
     _, key = await ApiKeys(cluster.client.store).add(
         "benchmark", tenant="*", scopes=Scope, requests_per_minute=1_000_000, streams=100_000

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 from celery import Celery
 
@@ -20,6 +21,7 @@ from benchmarks.script import write_script
 
 QUEUE = "deckhands"
 RUNS = 20
+DELAY_TARGET_SECONDS = 1.0
 PUSHED_AT_ONCE = 2_000
 LIMIT_SECONDS = 300.0
 POLL_SECONDS = 0.01
@@ -27,8 +29,29 @@ POLL_SECONDS = 0.01
 
 async def measure(bench: Bench) -> Result:
     """Let runs end behind a backlog."""
-    backlog = bench.choose(smoke=2_000, short=40_000, full=40_000)
-    async with running_cluster(bench.directory / "ingress_backlog") as cluster:
+    backlog = choose_backlog(bench)
+    delays, left, rate = await run_behind(backlog, bench.directory / "ingress_backlog")
+    figures = [
+        Figure("from the end of a run to its result", "s", Spread.of(delays), DELAY_TARGET_SECONDS),
+        Figure("messages left when all results are there", "", Spread.of([float(left)])),
+        Figure("short messages a second", "", Spread.of([rate])),
+    ]
+    return Result("Results behind a backlog", figures, f"{RUNS} runs, {backlog:,} messages of `deckhands.pause`.")
+
+
+def choose_backlog(bench: Bench) -> int:
+    """Return how many messages wait."""
+    return bench.choose(smoke=2_000, short=40_000, full=40_000)
+
+
+async def run_behind(backlog: int, directory: Path) -> tuple[list[float], int, float]:
+    """Let runs end behind so many messages; a cluster of its own has its files in a new directory.
+
+    Returns:
+        The seconds from the end of each run to its result, the messages left when all results were there, and the
+        messages a second after that.
+    """
+    async with running_cluster(directory) as cluster:
         await cluster.start_ingress()
         model = f"scripted/{write_script(cluster.directory / 'at-once.json', 0)}"
         app = Celery("benchmark", broker=cluster.store.celery_url, backend=cluster.store.celery_url)
@@ -37,16 +60,10 @@ async def measure(bench: Bench) -> Result:
         await asyncio.to_thread(_fill, app, backlog)
         await cluster.start_controller()
         delays = await _delays(app, ids)
-        left = app.backend.client.llen(QUEUE)
+        left: int = app.backend.client.llen(QUEUE)
         began = time.perf_counter()
         await _until_queue(app, lambda length: length <= left - backlog // 40)
-        rate = backlog / 40 / (time.perf_counter() - began)
-    figures = [
-        Figure("from the end of a run to its result", "s", Spread.of(delays)),
-        Figure("messages left when all results are there", "", Spread.of([float(left)])),
-        Figure("short messages a second", "", Spread.of([rate])),
-    ]
-    return Result("Results behind a backlog", figures, f"{RUNS} runs, {backlog:,} messages of `deckhands.pause`.")
+        return delays, left, backlog / 40 / (time.perf_counter() - began)
 
 
 def _fill(app: Celery, count: int) -> None:

@@ -11,7 +11,8 @@ Does not: keep dropped messages.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from queue import Empty
 from typing import Any, Literal
@@ -144,6 +145,14 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
     """Reads lists and channels. Data that is not a message is dropped."""
 
     QoS = QoS
+    _kept_client: Any = None
+
+    @contextmanager
+    def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
+        """Return a client. It is kept: to make one costs more than a command, and each takes its own connection."""
+        if client is None and getattr(self._kept_client, "connection_pool", None) is not self.pool:
+            self._kept_client = self._create_client()
+        yield client or self._kept_client
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         """Return the connection parameters. A login in a file is read each time."""
@@ -269,9 +278,10 @@ class WorkerConsumer(Consumer):  # type: ignore[misc]
         log_dropped("a Celery message", exc)
         message.ack()
 
-    def check(self, message: Any) -> None:
-        """Check that a task message can run; any error refuses it."""
+    def take(self, message: Any) -> bool:
+        """Check that a task message can run; any error refuses it. Return whether it needs nothing else of Celery."""
         check_task(message, self.strategies)
+        return False
 
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[[Any], None]:
         """Return the handler of task messages, which drops unusable ones."""
@@ -279,8 +289,8 @@ class WorkerConsumer(Consumer):  # type: ignore[misc]
 
         def take_up_or_drop(message: Any) -> None:
             try:
-                self.check(message)
-                take_up(message)
+                if not self.take(message):
+                    take_up(message)
             except BROKER_ERRORS:
                 raise
             except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with it)

@@ -30,6 +30,7 @@
     deck:{k}:awaited               zset     until done     conversation with a waiting caller → its next check (ms)
     deck:{k}:expiring              zset     until started  conversation → latest start (ms)
     deck:{k}:notices               stream   until read     conversations with waiting callers and news
+    deck:{k}:ended                 stream   about 1,000    conversations that have settled, for clients that wait
     deck:{k}:hooked                hash     forever        tenants whose conversations webhooks follow
     deck:{k}:news                  zset     until sent     conversation → its first event not yet reported to webhooks
     deck:{0}:webhooks              hash     until removed  webhook → its configuration (JSON)
@@ -208,6 +209,11 @@ class ShardKeys:
     def notices(self) -> str:
         """The stream of conversations with waiting callers and news."""
         return f"{self.root}:notices"
+
+    @property
+    def ended(self) -> str:
+        """The stream of conversations that have settled."""
+        return f"{self.root}:ended"
 
     @property
     def revoked(self) -> str:

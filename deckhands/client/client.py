@@ -151,7 +151,13 @@ class Client(Steering):
             spec = task
         key = spec.idempotency_key if idempotency_key is None else idempotency_key
         conversation_id = inputs.to_conversation_id(conversation_id, key)
-        await start_conversation(self._masked, self.secrets, spec, conversation_id, key=key, upload=upload, role=role)
+        await start_conversation(
+            *(self._masked, self.secrets, spec, conversation_id),
+            key=key,
+            upload=upload,
+            recent=self._recent_offers,
+            role=role,
+        )
         return conversation_id
 
     async def exists(self, conversation_id: str) -> bool:

@@ -5,8 +5,11 @@ Does not: import an agent; the names of built-in ones are read from the source t
 
 from __future__ import annotations
 
+import asyncio
+import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from broker.contract import (
     UNPRICED_MODELS,
     AgentSpec,
     ConfirmationPolicy,
+    ModelNotOffered,
     ModelTable,
     check_offered,
 )
@@ -32,6 +36,7 @@ from broker.store import Store
 from broker.tools import entry_points
 
 ENTRY_POINTS = "deckhands.agents"
+FRESH_SECONDS = 1.0
 UNIVERSAL_AGENT = "CodeActAgent"
 """Known to every controller worker, so it needs no check."""
 
@@ -115,11 +120,42 @@ def _require_plugins(wanted: Iterable[tuple[str, str]], known: Collection[str]) 
             )
 
 
-async def require_models(store: Store, named: Iterable[str], tenant: str) -> None:
+class RecentOffers:
+    """The models that the running controller workers offer, as they were at most `FRESH_SECONDS` ago.
+
+    For a process that starts many conversations: it need not ask the store for each.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._tables: Sequence[ModelTable] = ()
+        self._read_at = -math.inf
+        self._reading = asyncio.Lock()
+
+    async def load(self) -> Sequence[ModelTable]:
+        """Return the offer of each worker; empty if no worker is running, or one does not report its offer."""
+        async with self._reading:
+            now = self._store.clock.monotonic()
+            if now - self._read_at > FRESH_SECONDS:
+                self._tables, self._read_at = await load_offers(self._store), now
+            return self._tables
+
+
+async def load_offers(store: Store) -> Sequence[ModelTable]:
+    """Return the offer of each running controller worker; empty if there is none, or one does not report its offer."""
+    controllers = [m for m in await list_members(store) if m.role == "controller" and m.left_seconds > 0]
+    known = [table for member in controllers if (table := parse_offers(member)) is not None]
+    return known if len(known) == len(controllers) else ()  # older workers do not report it
+
+
+async def require_models(
+    store: Store, named: Iterable[str], tenant: str, *, recent: RecentOffers | None = None
+) -> None:
     """Refuse a model that none of the running controller workers offers to a tenant.
 
     Args:
         tenant: the tenant of the conversation; empty: it has none.
+        recent: what they offered a moment ago. A model that was offered then is accepted without asking the store.
 
     Raises:
         ModelNotOffered: controller workers are running, and none offers it; lists the offered ones.
@@ -127,9 +163,11 @@ async def require_models(store: Store, named: Iterable[str], tenant: str) -> Non
     names = list(named)
     if not names:
         return
-    controllers = [m for m in await list_members(store) if m.role == "controller" and m.left_seconds > 0]
-    known = [table for member in controllers if (table := parse_offers(member)) is not None]
-    if known and len(known) == len(controllers):  # older workers do not report it
+    if recent is not None and (known := await recent.load()):
+        with suppress(ModelNotOffered):
+            check_offered(names, tenant, known)
+            return
+    if known := await load_offers(store):
         check_offered(names, tenant, known)
 
 

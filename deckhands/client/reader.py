@@ -18,6 +18,7 @@ from broker.log import (
     ConversationProgress,
     ConversationRow,
     Conversations,
+    EndedStream,
     EventLog,
     Selection,
     record_gap,
@@ -45,7 +46,7 @@ class Reader:
         self.archive = Archive(archive) if archive else None
         self._conversations = Conversations(store)
         name_loss = partial(record_gap, self.log, noticed_by="a client that waited for the conversation")
-        self.watcher = Watcher(_StoreSource(self), name_loss)
+        self.watcher = Watcher(_StoreSource(self), name_loss, make_stream=partial(EndedStream, store))
 
     async def is_archived(self, conversation_id: str) -> bool:
         """Return whether the archive has a conversation."""

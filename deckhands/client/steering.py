@@ -29,7 +29,7 @@ from broker.store import Store
 from deckhands.client.changing import Change, check_note
 from deckhands.client.conversation_secrets import open_secrets
 from deckhands.client.errors import IsArchived, NotSettled, NotStopped
-from deckhands.client.known_agents import require_models
+from deckhands.client.known_agents import RecentOffers, require_models
 from deckhands.client.reader import Reader
 from deckhands.client.reading.summary import Summary, render_state
 from deckhands.client.starting import OFFERS_LIMIT_SECONDS
@@ -44,6 +44,7 @@ class Steering(Reader):
         super().__init__(store, archive)
         self.secrets = open_secrets(store)
         self._masked = EventLog(store, self.secrets)
+        self._recent_offers = RecentOffers(store)
         self._act: OperatorActed | None = None
         self._act_key: str | None = None
 

@@ -16,7 +16,7 @@ from broker.celery import add_loop
 from broker.runtime import BrokerSettings, DeckhandsError, arm
 from deckhands.ingress.evaluations import EvaluationTasks
 from deckhands.ingress.ingress_app import make_ingress_app
-from deckhands.ingress.ingress_results import RUN, TaskResults
+from deckhands.ingress.ingress_results import TaskResults
 from deckhands.ingress.runs import MAX_SHOWN
 from deckhands.ingress.service import IngressWorker
 from deckhands.ingress.tasks import IngressTasks, evaluate_task
@@ -34,7 +34,7 @@ results = TaskResults(app)
 ingress_worker = IngressWorker(settings, results, evaluations)
 loop_thread = add_loop(app, ingress_worker)
 tasks = IngressTasks(app, ingress_worker, loop_thread, results)
-app.note_unusable = tasks.note_unusable
+app.note_unusable, app.take_run = tasks.note_unusable, tasks.take_run
 app.register_task(evaluate_task(evaluations, results))
 
 
@@ -64,7 +64,7 @@ def _with_runs(state: Any, messages: list[dict[str, Any]], *, has_started: bool)
         found = tasks.query_runs(lambda runs: runs.in_flight(has_started=has_started))
     except (TimeoutError, DeckhandsError):
         return NO_STORE
-    return [info for info in messages if info["name"] != RUN] + [info | {"hostname": state.hostname} for info in found]
+    return messages + [info | {"hostname": state.hostname} for info in found]
 
 
 @inspect_command(name="query_task", variadic="ids", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]

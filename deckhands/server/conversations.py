@@ -26,6 +26,7 @@ from broker.runtime import DeckhandsError, UnknownConversation, UsageError, is_c
 from broker.tools import ToolOffers
 from deckhands.client import (
     Client,
+    Summary,
     TaskSpec,
     derive_task_conversation_id,
     load_quoted_texts,
@@ -237,6 +238,13 @@ async def result_of(client: Client, conversation_id: str) -> ConversationResult:
     is_settled = fold_status(events).is_settled
     summary = summarize(events).as_json()
     return ConversationResult(conversation_id=conversation_id, is_settled=is_settled, summary=summary)
+
+
+def settled_result(conversation_id: str, summary: Summary) -> ConversationResult:
+    """Return the result of a conversation that has settled, without a check of what was just read."""
+    return ConversationResult.model_construct(
+        conversation_id=conversation_id, is_settled=True, summary=summary.as_json()
+    )
 
 
 @routes.get("/{conversation_id}", summary="Show a conversation", responses={304: {"description": "it has not changed"}})

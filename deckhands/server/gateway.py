@@ -153,7 +153,7 @@ class Gateway:
             object.__setattr__(self, name, part)
 
     async def authenticate(self, token: str) -> Principal:
-        """Return the principal of a token. Raises what `ApiKeys.check` raises.
+        """Return the principal of a token, and count a request. Raises what `ApiKeys.check` and `count` raise.
 
         Args:
             token: the token of a request, or empty.
@@ -164,7 +164,7 @@ class Gateway:
                 "The request has no API key.",
                 remedy="Send `Authorization: Bearer dh_…`. `deckhands key add` makes a key, also for this machine.",
             )
-        return Principal(await self.keys.check(token))
+        return Principal(await self.keys.admit(token))
 
     async def recheck(self, principal: Principal) -> None:
         """Check that the key of an open stream is still valid. Raises what `authenticate` raises."""

@@ -115,11 +115,10 @@ class Guard:
             key_id = await gateway.tickets.take(query["ticket"][0])
             if not key_id:
                 raise AccessDenied("unauthorized", "The ticket is not valid.", remedy="Request a new one.")
-            principal = Principal(await gateway.keys.check_id(key_id))
-        else:
-            principal = await gateway.authenticate(token)
-        await gateway.keys.count(principal.key)
-        return principal
+            key = await gateway.keys.check_id(key_id)
+            await gateway.keys.count(key)
+            return Principal(key)
+        return await gateway.authenticate(token)
 
     async def _check_body(self, scope: Scope, headers: Headers, receive: Receive, body_bytes: int) -> Receive:
         """Return the source of a request's body. A body that is not a file is read and checked here."""

@@ -20,11 +20,11 @@ from starlette.websockets import WebSocketDisconnect
 from broker.runtime import DeckhandsError, EventsLost, UnknownConversation
 from deckhands.client import NotSettled
 from deckhands.server.auth.tickets import TICKET_SECONDS
-from deckhands.server.conversations import ReadableId
+from deckhands.server.conversations import ReadableId, result_of, settled_result
 from deckhands.server.dependencies import MAX_EVENT_ID, GatewayOf, Reader
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.guard import SUBPROTOCOL
-from deckhands.server.models import Ticket
+from deckhands.server.models import ConversationResult, Ticket
 from deckhands.server.problems import to_problem
 from deckhands.server.streams import EventStream, Item, SlowReader, reserve_stream
 
@@ -118,8 +118,8 @@ async def _until_gone(receive: Receive) -> None:
 
 async def wait_until_settled(
     gateway: Gateway, request: Request, conversation_id: str, *, timeout_seconds: float
-) -> bool:
-    """Wait until a conversation has settled or the client has disconnected, and return whether it has settled.
+) -> ConversationResult:
+    """Wait until a conversation has settled or the client has disconnected, and return its result so far.
 
     The wait counts as a stream.
 
@@ -133,12 +133,10 @@ async def wait_until_settled(
         gateway.streams[waiting] = principal.key.id
     try:
         await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            return False
-        error = waiting.exception()
-        if error is not None and not isinstance(error, NotSettled):
-            raise error
-        return error is None
+        if waiting.done():
+            with contextlib.suppress(NotSettled):
+                return settled_result(conversation_id, waiting.result())
+        return await result_of(gateway.client, conversation_id)
     finally:
         gateway.streams.pop(waiting, None)
         for task in (waiting, leaving):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from deckhands.server.conversations import result_of, submit_once
+from deckhands.server.conversations import submit_once
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer
 from deckhands.server.live import SseResponse, wait_until_settled
 from deckhands.server.models import ConversationResult, NewConversation
@@ -20,18 +20,17 @@ WAITS: dict[int | str, dict[str, Any]] = {
 }
 
 
-@routes.post("/wait", responses=WAITS, summary="Run a task and wait for its end")
+@routes.post("/wait", responses=WAITS, response_model=ConversationResult, summary="Run a task and wait for its end")
 async def wait(
     gateway: GatewayOf,
     principal: Writer,
     _reader: Reader,
     request: Request,
-    response: Response,
     *,
     task: NewConversation,
     timeout_seconds: Annotated[float, Query(gt=0, le=LONGEST_SECONDS)] = DEFAULT_SECONDS,
     key: IdempotencyKey = None,
-) -> ConversationResult:
+) -> Response:
     """Create a conversation and answer when it has settled: it finished, failed, or needs an answer.
 
     After the timeout the answer has the status 202 and the run continues. A repeated request with the same
@@ -39,10 +38,13 @@ async def wait(
     """
     reserve_stream(gateway, principal)
     conversation_id = await submit_once(gateway, principal, request, task, key)
-    response.headers["Location"] = f"/conversations/{conversation_id}"
-    if not await wait_until_settled(gateway, request, conversation_id, timeout_seconds=timeout_seconds):
-        response.status_code = 202
-    return await result_of(gateway.client, conversation_id)
+    result = await wait_until_settled(gateway, request, conversation_id, timeout_seconds=timeout_seconds)
+    return Response(
+        result.model_dump_json(),
+        200 if result.is_settled else 202,
+        {"Location": f"/conversations/{conversation_id}"},
+        "application/json",
+    )
 
 
 @routes.post(

@@ -13,6 +13,7 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import EventSource
 from broker.contract.observations import EventsLostObservation
 from broker.log.conversations import ConversationProgress
+from broker.log.ended_stream import EndedStream
 from broker.runtime.errors import CorruptEntry, EventsLost, StoreError, StoreUnavailable, UnknownConversation
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
@@ -226,7 +227,7 @@ async def test_a_limit_of_time_ends_the_wait_only(client: Client) -> None:
     assert (await client.wait_until_settled("one")).state == "finished"
 
 
-async def test_many_waits_share_one_connection(client: Client, store: Store) -> None:
+async def test_many_waits_share_one_reader_of_ends(client: Client, store: Store) -> None:
     names = [f"many-{number}" for number in range(40)]
     async with client.watcher.ends() as ends:
         for name in names:
@@ -236,7 +237,7 @@ async def test_many_waits_share_one_connection(client: Client, store: Store) -> 
         ends.complete()
         _, progress = start_wait(client, names[0])
         await judge(client, progress, 2)
-        await until(lambda: has_one_connection(store), what="single connection")
+        await until(lambda: has_two_connections(store), what="a connection for calls and one for the stream")
         for name in names:
             await enter_state(client, name, "finished")
         found = {name: end async for name, end in ends}
@@ -247,10 +248,38 @@ async def test_many_waits_share_one_connection(client: Client, store: Store) -> 
     )
 
 
-async def has_one_connection(store: Store) -> bool:
+async def has_two_connections(store: Store) -> bool:
     if isinstance(store.connection, MemoryConnection):
         return True
-    return len((await store.connection.call("CLIENT", "LIST")).splitlines()) == 1
+    return len((await store.connection.call("CLIENT", "LIST")).splitlines()) == 2
+
+
+async def test_stream_names_conversations_that_settle(client: Client, store: Store) -> None:
+    await begin_in(client, "before", "finished")
+    stream = EndedStream(store)
+    await stream.open()
+    await begin_in(client, "works", "running")
+    await begin_in(client, "ends", "running")
+    await store.call("XADD", store.keys("ends").shard.ended, "*", "c", b"\xff", "d", "another field")
+    await enter_state(client, "ends", "finished")
+
+    named: list[str] = []
+    while "ends" not in named:
+        named += await stream.read()
+    await stream.aclose()
+
+    assert named == ["\ufffd", "another field", "ends"]
+
+
+async def test_wait_survives_an_overwritten_stream_of_ends(client: Client, store: Store) -> None:
+    await begin_in(client, "one", "running")
+    await store.call("SET", store.keys("one").shard.ended, "no stream")
+    waiting, progress = start_wait(client, "one")
+    await judge(client, progress, 2)
+
+    await enter_state(client, "one", "finished")
+
+    assert (await waiting).summary.state == "finished"
 
 
 async def test_an_outage_longer_than_the_patience_ends_every_wait(lossy_wire: LossyWire) -> None:

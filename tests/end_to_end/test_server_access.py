@@ -250,6 +250,21 @@ async def test_a_key_has_so_many_requests_a_minute(server: Served) -> None:
     assert used[0] is not None
 
 
+async def test_only_valid_tokens_count_and_a_revoked_one_ends_at_once(server: Served) -> None:
+    token = await server.token(requests_per_minute=100)
+    key_id, store = token.split("_")[1], server.client.store
+    forged = f"dh_{key_id}_{'a' * 43}"
+    async with server.as_(token) as client, server.as_(forged) as forger:
+        assert [(await client.get("/conversations")).status_code for _ in range(2)] == [200, 200]
+        assert [(await forger.get("/conversations")).status_code for _ in range(2)] == [401, 401]
+        minutes = (int(store.clock.now().timestamp()) // 60 - past for past in (0, 1))
+        counts = [await store.call("GET", f"{store.all_shards[0].api_keys}:rate:{key_id}:{one}") for one in minutes]
+        await ApiKeys(store).revoke(key_id)
+        refused = await client.get("/conversations")
+    assert sum(int(count or 0) for count in counts) == 2
+    assert (refused.status_code, refused.json()["code"]) == (401, "key_revoked")
+
+
 async def test_it_does_not_listen_beyond_this_machine_without_keys(server: Served) -> None:
     gateway = Gateway(server.gateway.store, options=ServerOptions(host="0.0.0.0"))
     with pytest.raises(UsageError, match="there are no API keys"):

@@ -36,7 +36,10 @@ class NoResults:
     def settle(self, task_id: str, *_: Any, **__: Any) -> None:
         raise AssertionError(task_id)
 
-    def send_event(self, *_: Any, **__: Any) -> None:
+    def queue_event(self, *_: Any, **__: Any) -> None:
+        return
+
+    def send_queued_events(self) -> None:
         return
 
     def report_progress(self, task_id: str, progress: Mapping[str, Any]) -> None:
@@ -98,7 +101,7 @@ async def test_a_text_that_is_no_utf_8_is_rejected(desk: IngressContext, request
 
 async def test_entry_failing_in_the_ingress_is_answered_and_quarantined(desk: IngressContext) -> None:
     names = desk.store.keys(derive_conversation_id("inbox:shop:mine"))
-    await desk.store.connection.call("SET", names.caller, "no hash")
+    await desk.store.connection.call("SET", names.masked, "no set")
     async with serving(InboxReader(desk, "d1").read()):
         entry = await put(desk.store, {"id": "mine", "task": "x"})
         await until_empty(desk.store)

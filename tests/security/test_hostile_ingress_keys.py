@@ -34,7 +34,10 @@ class NoResults:
     def settle(self, *_: Any, **__: Any) -> None:
         return
 
-    def send_event(self, *_: Any, **__: Any) -> None:
+    def queue_event(self, *_: Any, **__: Any) -> None:
+        return
+
+    def send_queued_events(self) -> None:
         return
 
     def report_progress(self, task_id: str, progress: Mapping[str, Any]) -> None:

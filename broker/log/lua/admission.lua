@@ -19,6 +19,8 @@ local LOOKED_AT = 64
 local SETTLED = {finished = true, rejected = true, error = true, stopped = true, awaiting_user_input = true,
   awaiting_user_confirmation = true, paused = true}
 
+function admission.is_settled(state) return SETTLED[state] or false end
+
 local function open_key(shard, name) return shard .. ':open:' .. name end
 
 -- Add a conversation to the open ones of its tenant, or remove it.

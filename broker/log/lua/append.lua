@@ -2,11 +2,14 @@
 -- Keys:  conversation base  :events  stream   :meta  hash  the fields of `ls`, and those of owners and waits
 --                           :once    hash  'create:<key>', 'p:<key>', 'o:<action>' -> '<first>:<last>' of an append
 --        shard base         :index   zset  conversation -> created (ms)   :awaited :expiring :parked :dead  zsets
+--                           :ended   stream   c=conversation: its state is a settled one since this entry; a hint for
+--                                    clients that wait, of about the latest MOST_ENDED
 --                           :notices stream   and those of wakeups, actions, admission, labels and webhooks
 -- Holds: a repeated append is written once; an append by a former owner is refused by its token.
 
 local actions = require('log/lua/actions')
 local admission = require('log/lua/admission')
+local callers = require('log/lua/callers')
 local conversations = require('log/lua/conversations')
 local history = require('log/lua/history')
 local labels = require('log/lua/labels')
@@ -16,6 +19,8 @@ local wakeups = require('log/lua/wakeups')
 local webhooks = require('log/lua/webhooks')
 
 local MOST_CARRIED_BYTES = 16384  -- of an observation that the owner gets with its notification
+
+local MOST_ENDED = 1000
 
 -- Fields that are set at creation only: no later append changes the tenant of a conversation.
 local FIXED = {class = true, tenant = true, open_in = true}
@@ -140,6 +145,7 @@ local function create(a)
   a.last = 0
   redis.call('HSET', meta, 'created_ms', wall, 'pool', call.pool)
   redis.call('ZADD', shard .. ':index', wall, cid)
+  if call.caller then callers.add(a.base, shard, call.caller) end
   if call.awaited then
     redis.call('HSET', meta, 'awaited', call.awaited)
     redis.call('ZADD', shard .. ':awaited', a.now + conversations.FIRST_LOOK_MS, cid)
@@ -214,11 +220,15 @@ local function write_fields(a, update, relabels)
   if by == 'owner' and (a.found[CRASHES] or a.found[MARK]) then redis.call('HDEL', a.meta, 'crashes', 'mark') end
 end
 
--- Queue notices for ingress workers and webhooks, and remove an expired conversation from its timers.
+-- Queue notices for ingress workers, waiting clients and webhooks, and remove an expired conversation from its timers.
 local function leave_word(a)
-  if a.found[AWAITED] and not a.found[NOTICED] and (a.call.by == 'owner' or a.call.condition == 'expire') then
-    redis.call('XADD', a.shard .. ':notices', '*', 'c', a.cid)
-    redis.call('HSET', a.meta, 'noticed', '1')
+  if a.found[AWAITED] and (a.call.by == 'owner' or a.call.condition == 'expire') then
+    local ends = a.call.condition == 'expire' or admission.is_settled(given(a.call.fields, 'state'))
+    callers.send_notice(a.shard, a.meta, a.cid, a.found[NOTICED], ends)
+  end
+  -- Whoever waits also polls, so a user without the right to write here leaves the hint out.
+  if a.call.by ~= 'create' and admission.is_settled(given(a.call.fields, 'state')) then
+    redis.pcall('XADD', a.shard .. ':ended', 'MAXLEN', '~', MOST_ENDED, '*', 'c', a.cid)
   end
   if a.hooked and a.last >= a.first then
     local tenant = a.call.by == 'create' and given(a.call.fields, 'tenant') or a.found[TENANT]
@@ -250,6 +260,7 @@ end
 -- ARGV  cid, the arguments below in a map of MessagePack, the bytes of each event …
 --   by 'create'    key, pool   the conversation must not exist
 --                  awaited: the caller to notify of its end, 'celery' or 'stream:<name>'; or nil
+--                  caller: the fields of this caller, {name, value, …}, see callers.add; or nil
 --                  inner: it is part of another one's step, and neither refused nor counted; or else
 --                  elsewhere: number of the tenant's open conversations in other shards, see admission.lua
 --                  start: when it may start, see plan_start, or nil
@@ -269,7 +280,7 @@ end
 --   cancels  running actions to stop; '0': all programs of the workspace; or nil
 --   secrets  number of secret values that the writer masks; nil: it has looked them up
 --   sample   one of these values, encrypted
--- An owner's append to an awaited conversation adds one notice for ingress workers (meta.noticed until it is read).
+-- An owner's append to an awaited conversation adds a notice for ingress workers, see callers.send_notice.
 -- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
 --          {'exists'} {'busy'} {'lost', last}: the log does not hold the event that the writer remembers
 --          {'secrets'}: there are values that the writer does not know; nothing was written

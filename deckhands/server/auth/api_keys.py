@@ -20,7 +20,7 @@ from typing import Annotated
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from broker.runtime import DeckhandsError, UsageError, from_millis, to_millis
-from broker.store import Store
+from broker.store import Argument, Store
 
 EVERY_TENANT = "*"
 MAX_KEYS = 10_000
@@ -32,6 +32,8 @@ DEFAULT_REQUESTS_PER_MINUTE = 600
 DEFAULT_BODY_BYTES = 2**20
 DEFAULT_STREAMS = 500
 RATE_TTL_SECONDS = 120
+MAX_ADMITTED = 1_000
+"""The number of valid tokens whose keys are kept parsed; each request compares them with those of the store."""
 
 
 class Scope(StrEnum):
@@ -117,6 +119,7 @@ class ApiKeys:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._root = store.all_shards[0].api_keys
+        self._admitted: dict[bytes, tuple[bytes | None, ApiKey]] = {}
 
     async def add(
         self,
@@ -201,6 +204,31 @@ class ApiKeys:
         await self._find(key_id)
         await self._store.call_many([("HDEL", self._root, key_id), ("HDEL", f"{self._root}:used", key_id)])
 
+    async def admit(self, token: str) -> ApiKey:
+        """Return the key of a token as `check` does, and count a request as `count` does.
+
+        A token that was valid before is checked and counted in one round trip. Others are not counted before they are
+        checked: the id of a key is not secret.
+        """
+        found = TOKEN.fullmatch(token)
+        seen = sha256(token.encode()).digest()
+        if found is None or seen not in self._admitted:
+            key = await self.check(token)
+            await self.count(key)
+            return key
+        now = self._store.clock.now()
+        key_id, secret = found.groups()
+        text, number, *_ = await self._store.call_many(
+            [("HGET", self._root, key_id), *self._count_commands(key_id, now)]
+        )
+        known_text, key = self._admitted[seen]
+        if text != known_text:
+            del self._admitted[seen]
+            key = self._authenticate(text, secret)
+        key = self._require_valid(key)
+        _require_within(key, number, now)
+        return key
+
     async def check(self, token: str) -> ApiKey:
         """Return the key of a token.
 
@@ -210,11 +238,19 @@ class ApiKeys:
         parts = TOKEN.fullmatch(token)
         key_id, secret = parts.groups() if parts else ("a" * 12, "")
         text = await self._store.call("HGET", self._root, key_id)
+        key = self._require_valid(self._authenticate(text, secret))
+        while len(self._admitted) >= MAX_ADMITTED:
+            del self._admitted[next(iter(self._admitted))]
+        self._admitted[sha256(token.encode()).digest()] = (text, key)
+        return key
+
+    def _authenticate(self, text: bytes | None, secret: str) -> ApiKey:
+        """Return the key that was stored as `text` if the secret is its own."""
         key = _parse_key(text)
         digest = key.digest if key is not None else "0" * 64
         if not hmac.compare_digest(sha256(secret.encode()).hexdigest(), digest) or key is None:
             raise AccessDenied("unauthorized", "The API key is not known.", remedy="`deckhands key add` makes one.")
-        return self._require_valid(key)
+        return key
 
     async def check_id(self, key_id: str) -> ApiKey:
         """Return a key that was checked before, if it is still valid. Raises what `check` raises."""
@@ -230,17 +266,17 @@ class ApiKeys:
             TooManyRequests: the key has used up its requests of this minute.
         """
         now = self._store.clock.now()
-        minute, second = divmod(now.timestamp(), 60)
-        rate = f"{self._root}:rate:{key.id}:{minute:.0f}"
-        number, *_ = await self._store.call_many(
-            [
-                ("INCR", rate),
-                ("EXPIRE", rate, RATE_TTL_SECONDS),
-                ("HSET", f"{self._root}:used", key.id, to_millis(now)),
-            ]
-        )
-        if number > key.requests_per_minute:
-            raise TooManyRequests(key.requests_per_minute, max(1.0, 60 - second))
+        number, *_ = await self._store.call_many(self._count_commands(key.id, now))
+        _require_within(key, number, now)
+
+    def _count_commands(self, key_id: str, now: datetime) -> list[tuple[Argument, ...]]:
+        """Return the commands that count a request; the first reply is the number of requests in this minute."""
+        rate = f"{self._root}:rate:{key_id}:{now.timestamp() // 60:.0f}"
+        return [
+            ("INCR", rate),
+            ("EXPIRE", rate, RATE_TTL_SECONDS),
+            ("HSET", f"{self._root}:used", key_id, to_millis(now)),
+        ]
 
     def _require_valid(self, key: ApiKey) -> ApiKey:
         if (state := key.state(self._store.clock.now())) != "good":
@@ -255,6 +291,16 @@ class ApiKeys:
                 f"There is no API key {ascii(key_id)[1:-1][:50]}.", remedy="`deckhands key ls` lists all keys."
             )
         return key
+
+
+def _require_within(key: ApiKey, number: int, now: datetime) -> None:
+    """Check the number of a key's requests in this minute.
+
+    Raises:
+        TooManyRequests: the key has used them up.
+    """
+    if number > key.requests_per_minute:
+        raise TooManyRequests(key.requests_per_minute, max(1.0, 60 - now.timestamp() % 60))
 
 
 def _parse_key(text: bytes | None) -> ApiKey | None:

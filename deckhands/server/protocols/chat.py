@@ -207,8 +207,7 @@ async def wait_for_answer(
     Raises:
         AgentFailed: it ended in an error.
     """
-    await wait_until_settled(gateway, request, turn.conversation_id, timeout_seconds=timeout_seconds)
-    result = await result_of(gateway.client, turn.conversation_id)
+    result = await wait_until_settled(gateway, request, turn.conversation_id, timeout_seconds=timeout_seconds)
     if result.is_settled and result.summary["state"] == "error":
         raise AgentRunFailed(turn.conversation_id, result.summary)
     return result
