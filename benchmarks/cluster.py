@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import httpx2
+
 from benchmarks.machine import is_named_by_a_process
 from benchmarks.noop_tool import POOL
 from broker.contract.condenser_specs import DEFAULT_CONDENSER, CondenserSpec
