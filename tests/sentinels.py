@@ -21,7 +21,7 @@ LIMIT_SECONDS = 60.0
 
 
 class Server:
-    """A server of the group; `kill`, `pause` and `resume` are what happens to it."""
+    """A server of the group, which can be killed, paused and resumed."""
 
     def __init__(self, program: str, folder: Path, port: int) -> None:
         self.program, self.folder, self.port = program, folder, port
@@ -51,7 +51,7 @@ class Server:
         self.process.wait()
 
     async def call(self, *command: str | int, database: int = 0) -> Any:
-        """Send a command over a connection of its own."""
+        """Send a command over a new connection."""
         connection = MultiplexedConnection(self.url.removesuffix("0") + str(database), reply_timeout_seconds=2.0)
         try:
             return await connection.call(*command)

@@ -1,4 +1,4 @@
-"""Sentinel fails the store over: clients and workers follow, and what a replica has confirmed survives."""
+"""Sentinel fails the store over: clients and workers follow, and events confirmed by a replica survive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ingress, a jobs worker and a beat in one process: each does what it does alone, and all end together."""
+"""An ingress, a jobs worker and a beat in one process: each works as it does alone, and all end together."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def _asked(state: AgentState) -> ChangeAgentStateAction:
 
 
 async def _leftovers(store: Store) -> dict[str, Any]:
-    """Return what a cluster at rest should not have: unacknowledged entries, claims, waiting conversations."""
+    """Return remains that a cluster at rest should not have: unacknowledged entries, claims, waiting conversations."""
     call, shard, left = store.connection.call, store.all_shards[0], {}
     streams = [
         (shard.ready, "controllers"),
