@@ -36,4 +36,4 @@ async def test_worker_without_progress_beats_less_often_and_lives_as_long() -> N
     for _ in range(2):
         await member.beat(0)
     assert member.ttl_seconds == usual
-    assert 3 * QUIET_HEARTBEAT_SECONDS < usual
+    assert usual > 3 * QUIET_HEARTBEAT_SECONDS
