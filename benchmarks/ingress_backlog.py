@@ -45,7 +45,7 @@ def choose_backlog(bench: Bench) -> int:
 
 
 async def run_behind(backlog: int, directory: Path) -> tuple[list[float], int, float]:
-    """Let runs end behind so many messages; a cluster of its own has its files in a new directory.
+    """Let runs end behind so many messages; a separate cluster has its files in a new directory.
 
     Returns:
         The seconds from the end of each run to its result, the messages left when all results were there, and the

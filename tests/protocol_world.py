@@ -111,6 +111,7 @@ class World:
 
     async def tick(self, slot: str, patience_ms: int) -> Any:
         root = self.store.all_shards[0].root
+        await self.store.connection.call("HDEL", f"{root}:clock", "quiet")  # every beat takes its turn
         outcome, *done = await self.store.call_function(
             "deck_tick", (root,), self.names[slot], 3_600_000, 1, patience_ms
         )

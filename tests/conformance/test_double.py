@@ -174,7 +174,7 @@ def test_the_double_knows_what_the_broker_sends() -> None:
     # The last ones carry what nobody decides by (no double is watched, and none has files on their way), or speak
     # to Celery's broker.
     passing = ("live_text.py", "stored_files.py", "transfers.py", "taken_entries.py")
-    others = {"connection.py", "embedded.py", "health.py", *passing}
+    others = {"connection.py", "confirmation.py", "embedded.py", "health.py", "sentinel.py", *passing}
     for path in sorted(
         path for path in folder.rglob("*.py") if path.name not in others and "testing" not in path.parts
     ):

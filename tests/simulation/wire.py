@@ -17,7 +17,7 @@ from zlib import crc32
 import msgpack
 from hiredis import ReplyError
 
-from broker.coordination.membership import HEARTBEAT_SECONDS
+from broker.coordination.membership import QUIET_HEARTBEAT_SECONDS
 from broker.runtime.errors import OutcomeUnknown, StoreUnavailable
 from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
 from broker.store.connection import Argument, Connection
@@ -113,7 +113,7 @@ class Wire:
 
 
 BEATS = ("deck_tick", "deck_register")
-LONGEST_STOP_SECONDS = HEARTBEAT_TTL_SECONDS - HEARTBEAT_SECONDS
+LONGEST_STOP_SECONDS = HEARTBEAT_TTL_SECONDS - QUIET_HEARTBEAT_SECONDS
 """For how long a process may be stopped, at once or bit by bit between two beats, before it is taken for dead."""
 REFUSED = "MISCONF Errors writing to the AOF file: No space left on device"
 READS = frozenset(

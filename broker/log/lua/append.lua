@@ -226,7 +226,7 @@ local function leave_word(a)
     local ends = a.call.condition == 'expire' or admission.is_settled(given(a.call.fields, 'state'))
     callers.send_notice(a.shard, a.meta, a.cid, a.found[NOTICED], ends)
   end
-  -- Whoever waits also polls, so a user without the right to write here leaves the hint out.
+  -- A waiting client also polls, so a user without the right to write here leaves the hint out.
   if a.call.by ~= 'create' and admission.is_settled(given(a.call.fields, 'state')) then
     redis.pcall('XADD', a.shard .. ':ended', 'MAXLEN', '~', MOST_ENDED, '*', 'c', a.cid)
   end

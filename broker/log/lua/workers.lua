@@ -3,7 +3,8 @@
 -- found none within `QUIET_MS`.
 -- Keys:  shard base  :workers              zset  worker -> when its heartbeat expires; 0: it is being removed
 --                    :worker:<id>:about    hash  its facts
---                    :clock                hash  quiet, quiet_for -> when a beat last found nothing due, by the server's clock, and whose
+--                    :clock                hash  quiet -> when a beat last found nothing due, by the server's clock
+--                                                quiet_for -> the worker of that beat
 
 local actions = require('log/lua/actions')
 local clock = require('log/lua/clock')
@@ -149,7 +150,7 @@ local function tick(keys, args)
   redis.call('HSET', me .. ':about', 'progress', args[3], 'beat_ms', now, 'ttl_ms', ttl)
   if args[6] then note_facts(me .. ':about', args, 6) end
 
-  local removed, woken, notified, is_quiet = 0, 0, 0, false
+  local removed, woken, notified, is_quiet = 0, 0, 0
   if is_looking then
     removed, woken, notified, is_quiet = do_due_work(shard, ttl, patience, now)
     if is_quiet then redis.call('HSET', clock_key, 'quiet', wall, 'quiet_for', worker)

@@ -76,30 +76,23 @@ class JobEntry(RedBeatSchedulerEntry):  # type: ignore[misc]
         """
         if not get_redis(app).exists(key):
             raise KeyError(key)
-        meta = get_redis(app).hget(key, "meta")
-        return cls.load_job(key.removeprefix(app.redbeat_conf.key_prefix), app, meta)
+        return cls.load_job(key.removeprefix(app.redbeat_conf.key_prefix), app)
 
     @classmethod
-    def load_job(cls, name: str, app: Any, meta: Any) -> JobEntry:
-        """Return the entry of a job. A lost or damaged entry counts as never sent.
-
-        Args:
-            meta: what its key holds, or the error of the broker.
-        """
+    def load_job(cls, name: str, app: Any) -> JobEntry:
+        """Return the entry of a job. A lost or damaged entry counts as never sent."""
         entry = cls(**app.conf.beat_schedule[name], name=name, app=app)
-        entry.last_run_at = _find_last_run(name, meta, entry.default_now())
+        entry.last_run_at = _find_last_run(cls.generate_key(app, name), app, entry.default_now())
         return entry
 
 
-def _find_last_run(name: str, meta: Any, now: datetime) -> datetime | None:
+def _find_last_run(key: str, app: Any, now: datetime) -> datetime | None:
     try:
-        if isinstance(meta, Exception):
-            raise meta
-        found = RedBeatSchedulerEntry.decode_meta(meta)["last_run_at"]
+        found = RedBeatSchedulerEntry.load_meta(key, app)["last_run_at"]
         if found is None or (isinstance(found, datetime) and found <= now + MAX_CLOCK_DIFFERENCE):
             return found
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, ResponseError):
-        _log.exception("the time of the last run of %s cannot be read", name)
+        _log.exception("the time of the last run of %s cannot be read", key)
     return None
 
 
@@ -120,13 +113,8 @@ class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
 
     @property
     def schedule(self) -> dict[str, JobEntry]:
-        """All jobs by name; there are few. One round trip reads the times of their last runs."""
-        jobs = self.app.conf.beat_schedule
-        with get_redis(self.app).pipeline(transaction=False) as pipe:
-            for name in jobs:
-                pipe.hget(JobEntry.generate_key(self.app, name), "meta")
-            found = pipe.execute(raise_on_error=False)
-        return {name: JobEntry.load_job(name, self.app, meta) for name, meta in zip(jobs, found, strict=True)}
+        """All jobs by name; there are few."""
+        return {name: JobEntry.load_job(name, self.app) for name in self.app.conf.beat_schedule}
 
     def tick(self, *arguments: Any, **options: Any) -> float:
         """Send the due jobs, and return the number of seconds until the next tick."""
