@@ -36,7 +36,7 @@ async def measure(bench: Bench) -> Result:
         proxy = SlowProxy(Path(f"{path}.proxy"), path)
         async with proxy.running():
             url = f"{cluster.store.url}.proxy"
-            await cluster.start_controller(DECKHANDS_URL=url)
+            await cluster.start_controller(DECKHANDS_URL=url, DECKHANDS_ANY_MODEL=f"{path}.proxy")
             await cluster.start_tools(DECKHANDS_URL=url)
             script = write_script(cluster.directory / "echo.json", steps, command="echo hi")
             for round_trip_ms in ROUND_TRIPS_MS:
