@@ -42,7 +42,7 @@ TARGET_MS = 50.0
 def write_script(path: Path) -> Path:
     """Write a script whose every turn asks the user a question."""
     path.write_text(
-        json.dumps({"turns": [{"text": f"Done with part {number}. Shall I go on?"} for number in range(9)]})
+        json.dumps({"turns": [{"text": f"Done with part {number}. Shall I continue?"} for number in range(9)]})
     )
     return path
 
@@ -108,7 +108,7 @@ async def measure(directory: Path, count: int, write_as: str) -> None:
 
         async def wake(number: int) -> None:
             after = await client.last_id(chosen[number])
-            await client.send_message(chosen[number], "Go on.")
+            await client.send_message(chosen[number], "Continue.")
             async for event in client.tail(chosen[number], after=after):
                 if isinstance(event, ModelReply):
                     return
