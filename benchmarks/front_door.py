@@ -47,7 +47,6 @@ PARTS = ("inbox", "celery", "http", "first_call", "backlog")
 PRODUCER = "benchmark"
 REQUESTS_AT_ONCE = 64
 OFFERED_A_SECOND = 100.0
-WARM_UP_RUNS = 20
 LIMIT_SECONDS = 300.0
 POLL_SECONDS = 0.01
 READ_AT_ONCE = 1_000
@@ -262,7 +261,7 @@ async def measure_dbos(peer: Dbos, front: Front, count: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running_front(directory: Path, measures: Iterable[Measure]) -> AsyncIterator[Front]:
+async def running_front(directory: Path, measures: Iterable[Measure], warm_up_runs: int) -> AsyncIterator[Front]:
     """Start everything, and have each measure warm up with a few runs."""
     asks = Model()
     async with contextlib.AsyncExitStack() as left:
@@ -295,7 +294,7 @@ async def running_front(directory: Path, measures: Iterable[Measure]) -> AsyncIt
             asks,
         )
         for measure in measures:
-            await measure(front, WARM_UP_RUNS)
+            await measure(front, warm_up_runs)
         front.found.clear()
         yield front
 
@@ -347,13 +346,13 @@ def figures_of(found: Mapping[str, Sequence[float]]) -> list[Figure]:
 
 async def run(parts: Sequence[str], bench: Bench, rounds: int, peer: Dbos | None) -> Result:
     """Measure parts in turns, and return their figures."""
-    count = bench.choose(smoke=20, short=500, full=2_000)
+    count = bench.choose(smoke=5, short=500, full=2_000)
     measures = {name: MEASURES[name] for name in parts if name in MEASURES}
     found: Mapping[str, list[float]] = defaultdict(list)
     if peer is not None:
         measures["dbos"] = partial(measure_dbos, peer)
     if measures:
-        async with running_front(bench.directory, measures.values()) as front:
+        async with running_front(bench.directory, measures.values(), bench.choose(smoke=1, short=20, full=20)) as front:
             found = front.found
             for _ in range(rounds):
                 for measure in measures.values():

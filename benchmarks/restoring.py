@@ -39,13 +39,14 @@ async def measure(bench: Bench) -> Result:
         gc.freeze()  # as a worker does, see `LoopThread`
         gc.set_threshold(*GC_THRESHOLDS)
         conversation_id = await _conversation_with_snapshot(client, EVENTS)
-        long_id = await _conversation_with_snapshot(client, LONG_EVENTS)
+        long_events = bench.choose(smoke=EVENTS, short=LONG_EVENTS, full=LONG_EVENTS)
+        long_id = await _conversation_with_snapshot(client, long_events)
         for _ in range(4):
             for _ in range(max(rounds // 4, 1)):
                 for kind, restore in WAYS.items():
                     found[kind].append(await _seconds(restore, client, conversation_id, EVENTS))
             for kind, restore in WAYS.items():
-                found[f"long {kind}"].append(await _seconds(restore, client, long_id, LONG_EVENTS))
+                found[f"long {kind}"].append(await _seconds(restore, client, long_id, long_events))
             answer = await bench.peer("replay", events=EVENTS, rounds=max(rounds // 4, 1), text=output(0))
             found["peer read"] += answer.get("read", [])
             found["peer opened"] += answer.get("opened", [])

@@ -173,6 +173,8 @@ class OwnedLog:
         self.has_new_events = False
         tail, self._checksum = await self._read(after=state.version)
         self.state = fold(state, tail)
+        if not state.version:
+            await self.recollection.start(tail)
         self._has_unlisted_end = _has_delegate_end(tail)
         self.is_restored = True
         await self._trace(begun)

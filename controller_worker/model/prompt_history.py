@@ -1,4 +1,4 @@
-"""The prompt of a conversation, built from its log on first use and then updated incrementally.
+"""The prompt of a conversation, built from its log at its start or on first use, and then updated incrementally.
 
 Holds: if `take_in` got every event since, a prompt costs only the new events and no read of the log. After a
 condensation it costs one rebuild from the rest of the View.
@@ -18,6 +18,8 @@ NEVER_PROMPTED_FIELDS = frozenset({"old_content", "new_content"})
 
 MAX_FORGOTTEN_EVENTS = 500
 """A longer log takes too long to read again."""
+MAX_STARTED_EVENTS = 16
+"""A conversation with more events may only be restored to wait, and needs no prompt then."""
 
 Prompt = tuple[Message, ...]
 
@@ -33,6 +35,11 @@ class PromptHistory:
         self._options = PromptOptions()
         self._condensations = 0
         self._masked: set[int] = set()
+
+    async def start(self, events: Sequence[Event]) -> None:
+        """Start with the whole log, which was just read. A long one is read again when it is needed."""
+        if len(events) <= MAX_STARTED_EVENTS and not any(event.blobs for event in events):
+            self._fold = await self._fold_all(events)
 
     async def take_in(self, events: Iterable[Event]) -> None:
         """Apply the next events of the log.
@@ -86,13 +93,12 @@ class PromptHistory:
 
     async def _fold_at(self, version: int) -> ViewFold:
         if self._fold is None:
-            self._fold = await self._read(version)
+            self._fold = await self._fold_all(await self._log.read(self._conversation_id, until=version))
         assert self._fold.version == version, f"has events up to {self._fold.version}, not {version}"
         return self._fold
 
-    async def _read(self, version: int) -> ViewFold:
-        """Read the log. Blobs of forgotten events are not loaded."""
-        events = await self._log.read(self._conversation_id, until=version)
+    async def _fold_all(self, events: Sequence[Event]) -> ViewFold:
+        """Fold a whole log. Blobs of forgotten events are not loaded."""
         without = find_rolled_back(events)
         forgotten = {
             event_id
