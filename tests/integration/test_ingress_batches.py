@@ -64,9 +64,10 @@ async def test_a_batch_of_a_killed_ingress_is_carried_out_once(tmp_path: Path, p
         cluster.start_ingress("survivor")
         await until(lambda: all(one.ready() for one in sent), limit=unhurried(120.0), what="all results")
         assert [one.result["message"] for one in sent] == ["done"] * CROWD
-        assert len(await cluster.client.recent(limit=2 * CROWD)) == CROWD
+        keys = producer.app.backend.client.keys
+        await until(lambda: not keys(f"{TAKEN}*"), limit=unhurried(60.0), what="the entries of the dead ingress")
         await producer.until_taken()
-        assert not producer.app.backend.client.keys(f"{TAKEN}*")
+        assert len(await cluster.client.recent(limit=2 * CROWD)) == CROWD
         producer.close()
 
 
