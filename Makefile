@@ -30,7 +30,7 @@ SETUP := $(VENV)/.setup-stamp
 CLAUDE := $(VENV)/.claude-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools peers test end-to-end claude soak check docs lock screenshots bench faults orphans security clean
+.PHONY: help setup run tools peers test test-all test-docker end-to-end claude soak check docs lock screenshots bench faults orphans security clean
 .SUFFIXES:
 
 help: ## Show this list
@@ -54,6 +54,16 @@ test: $(SETUP) tools ## Run the tests, without those of whole programs, the slow
 
 end-to-end: $(SETUP) tools peers ## Run the tests of whole programs: the command, the pages, the examples, the packages, the browser
 	$(PARALLEL) tests/end_to_end -m '$(MARKERS) and not claude' $(PYTEST_ARGS)
+
+test-all: ## Run the tests with each supported Python that is installed: 3.11, 3.12, 3.13
+	@for version in 3.11 3.12 3.13; do \
+		command -v python$$version >/dev/null || { echo "python$$version is not installed: skipped"; continue; }; \
+		$(MAKE) test VENV=build/venv-$$version PYTHON=python$$version || exit 1; \
+	done
+
+test-docker: $(SETUP) tools ## Run the tests of containers; on Debian as root, an engine and the images are prepared first
+	@.ci/engine
+	$(BIN)/python -m pytest tests -m docker $(PYTEST_ARGS)
 
 claude: $(CLAUDE) tools ## Run the tests of SDK agents with the Claude Agent SDK (450 MB are installed), 110 kills among them
 	$(PARALLEL) tests/end_to_end -m 'claude' --timeout 1800 $(PYTEST_ARGS)

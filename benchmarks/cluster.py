@@ -18,6 +18,7 @@ import httpx2
 
 from benchmarks.machine import is_named_by_a_process
 from benchmarks.noop_tool import POOL
+from broker.contract.condenser_specs import DEFAULT_CONDENSER, CondenserSpec
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from broker.coordination.membership import list_members
 from broker.log.conversations import Conversations
@@ -50,9 +51,9 @@ class BenchCluster:
         self._children: list[ChildProcess] = []
         self._logs: dict[int, Path] = {}
 
-    async def start_controller(self, **environment: str) -> int:
+    async def start_controller(self, *, module: str = "controller_worker", **environment: str) -> int:
         """Start a controller worker and return its process id once it has reported."""
-        return await self._start("controller_worker", environment)
+        return await self._start(module, environment)
 
     async def start_tools(self, **environment: str) -> int:
         """Start a tool worker and return its process id once it has reported."""
@@ -81,11 +82,18 @@ class BenchCluster:
                         return child.pid
                 await asyncio.sleep(POLL_SECONDS)
 
-    async def submit(self, *, model: str | None = None, pool: str = POOL, workspace: Path | None = None) -> str:
+    async def submit(
+        self,
+        *,
+        model: str | None = None,
+        pool: str = POOL,
+        workspace: Path | None = None,
+        condenser: CondenserSpec = DEFAULT_CONDENSER,
+    ) -> str:
         """Begin a conversation; without a model it has the controller's own."""
         return await self.client.submit(
             "Do it.",
-            agent=AgentSpec(llm=LLMSpec(model=model)),
+            agent=AgentSpec(llm=LLMSpec(model=model), condenser=condenser),
             workspace=WorkspaceSpec(pool=pool, path=str(workspace) if workspace else None),
             limits=Limits(max_iterations=100_000),
         )
@@ -200,9 +208,9 @@ def model_environment(backend: str, url: str) -> dict[str, str]:
     }
 
 
-def model_server_arguments(script: Path, *, latency_seconds: float) -> Sequence[str]:
-    """Return what the local model server is started with."""
-    return ("--script", str(script), "--latency", str(latency_seconds), "--records", "0")
+def model_server_arguments(script: Path, *, latency_seconds: float, records: int = 0) -> Sequence[str]:
+    """Return what the local model server is started with. It keeps so many of the last requests."""
+    return ("--script", str(script), "--latency", str(latency_seconds), "--records", str(records))
 
 
 def _without_settings() -> dict[str, str]:

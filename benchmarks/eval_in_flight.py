@@ -131,12 +131,12 @@ async def _measured(directory: Path, arguments: argparse.Namespace, environment:
     rows = read_results(directory / "out" / RESULTS)
     failures = [code for row in rows for code in row.failures]
     steps = max(1, sum(row.iterations for row in rows))
-    most = max(1, used["most_under_way"])
+    most = max(1, used["most_in_flight"])
     controllers, own = sum(peaks[pid] for pid in pids) / most, (used["peak_kib"] - used["base_kib"]) / most
     by_step = 1_000 / steps
     lines = [
         Line("attempts with a result", len(rows), f"of {count:,}"),
-        Line("attempts under way at the most", used["most_under_way"]),
+        Line("attempts under way at the most", used["most_in_flight"]),
         Line("conversations that controllers held at the most", watched.held),
         Line("wall ÷ ideal", round(used["seconds"] / max(ideal, 0.001), 3), f"ideal {ideal:.1f} s", 1.1),
         Line("share of the wall that is not the model's", round(100 * (1 - ideal / used["seconds"]), 2), "%"),

@@ -67,7 +67,7 @@ async def measure(directory: Path, arguments: argparse.Namespace) -> int:
     lines = [
         Line("attempts with a result", len(rows), f"of {count:,}"),
         Line("resolved, by a check in a fresh workspace", right),
-        Line("attempts under way at the most", used["most_under_way"]),
+        Line("attempts under way at the most", used["most_in_flight"]),
         Line("workspaces with a shell at the most", shells),
         Line("wall ÷ model latency alone", round(used["seconds"] / ideal, 2), f"wall {used['seconds']:.0f} s"),
         Line("memory the machine had less, each attempt under way", round((free - least) / 2**20 / at_once, 2), "MiB"),

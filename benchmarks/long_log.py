@@ -17,7 +17,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import redis.asyncio
+
 from benchmarks.history import conversation
+from benchmarks.machine import load
 from broker.contract.events import with_id
 from broker.log.export import render_event_line
 from broker.store.embedded import EmbeddedValkey
@@ -53,6 +56,21 @@ def run(name: str, environment: Mapping[str, str], *arguments: str, first_only: 
     return printed
 
 
+async def pipeline(url: str, path: Path) -> None:
+    """Print the row of the floor of an import: its lines, added to a stream as they are, in pipelines of a thousand."""
+    began, used = time.monotonic(), time.process_time()
+    lines = path.read_bytes().splitlines()
+    async with redis.asyncio.from_url(url, socket_timeout=None) as client:
+        for start in range(0, len(lines), 1_000):
+            sending = client.pipeline(transaction=False)
+            for line in lines[start : start + 1_000]:
+                sending.xadd("floor", {"e": line})
+            await sending.execute()
+        await client.delete("floor")
+    seconds, cpu = time.monotonic() - began, time.process_time() - used
+    print(f"| {'floor: a pipeline of XADD':<28} | {seconds:>8.2f} s | {cpu:>8.2f} s | {'':>6}    |", flush=True)
+
+
 async def measure(count: int) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         path = Path(folder) / "long.jsonl"
@@ -65,11 +83,13 @@ async def measure(count: int) -> None:
             print("| command                      |     clock  |     CPU    |  memory   |")
             print("|------------------------------|------------|------------|-----------|")
             run("import --help: the start", environment, "import", "--help")
+            await pipeline(store.url, path)
             conversation_id = run("import", environment, "import", str(path)).split()[-1]
             run("logs, to the first line", environment, "logs", "--plain", conversation_id, first_only=True)
             run("logs", environment, "logs", "--plain", conversation_id)
             run("show", environment, "show", conversation_id)
             run("export", environment, "export", conversation_id)
+            print(f"\nLoad of the machine at the end: {load():.1f}")
         finally:
             await store.stop()
 

@@ -1,8 +1,9 @@
-"""CPU per model call, of plain httpx and of our backends, against the local model server.
+"""CPU per model call, of our backends and of bare exchanges of the same bytes, against the local model server.
 
     python benchmarks/model_client.py [--messages 41] [--calls 40] [--rounds 5]
 
-The clients take turns within each round; the medians over the rounds are printed. A call carries a system prompt, a
+The clients take turns within each round, each with its bare exchange (see `bare_exchange`); the medians over the rounds
+are printed, and the median of the ratios. A call carries a system prompt, a
 history of so many messages and six tools, and gets a reply with one tool call at once. CPU is this process' own, so the
 server's is not in it. Then each client keeps 200 calls in flight against a latency of one second: what the clients add
 to it, what they cost then, and what the server costs.
@@ -22,6 +23,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.bare_exchange import BareExchange
 from broker.contract.tool_specs import ToolSpec
 from broker.runtime.clock import SystemClock
 from controller_worker.model.registry import create_llm
@@ -111,17 +113,27 @@ async def cpu_ms(call: Call, calls: int) -> float:
 
 
 async def one_at_a_time(messages: int, calls: int, rounds: int) -> None:
-    server = RunningModelServer(("--builtin", "bash:3", "--records", "0"))
+    server = RunningModelServer(("--builtin", "bash:3", "--records", "1"))
     clients = Clients(server, messages)
     try:
         figures: dict[str, list[float]] = {}
+        floors: dict[str, list[float]] = {}
         for _ in range(rounds):
             for name, call in clients.calls().items():
                 figures.setdefault(name, []).append(await cpu_ms(call, calls))
+                server.clear()
+                await call()
+                async with BareExchange(server.url, server.requests()[0]) as exchange:
+                    floors.setdefault(name, []).append(await exchange.cpu_seconds(calls) * 1_000)
         print(f"One at a time, {messages} messages: medians of {rounds} rounds of {calls} calls")
-        print(f"{'':14}{'CPU ms/call':>14}{'least':>10}{'most':>10}")
+        print(f"{'':14}{'CPU ms/call':>14}{'least':>10}{'most':>10}{'bare exchange':>16}{'÷ bare':>10}")
         for name, values in figures.items():
-            print(f"{name:14}{statistics.median(values):14.2f}{min(values):10.2f}{max(values):10.2f}")
+            bare = floors[name]
+            ratio = statistics.median(value / floor for value, floor in zip(values, bare, strict=True))
+            print(
+                f"{name:14}{statistics.median(values):14.2f}{min(values):10.2f}{max(values):10.2f}"
+                f"{statistics.median(bare):16.2f}{ratio:10.2f}"
+            )
     finally:
         await clients.aclose()
         server.stop()

@@ -16,18 +16,23 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.bare_exchange import BareExchange
 from benchmarks.bench import Bench, spread
 from benchmarks.cluster import BACKENDS, BenchCluster, model_environment, model_server_arguments, running_cluster
 from benchmarks.figures import Figure, Result, Spread
 from benchmarks.machine import cpu_seconds
 from benchmarks.noop_tool import NoopTool
 from benchmarks.script import write_script
+from broker.contract.condenser_specs import DEFAULT_CONDENSER, CondenserSpec, NoOpCondenserSpec
 from broker.contract.observations import CmdOutputObservation
 from tests.model_server.running_server import RunningModelServer
 
 CPU_TARGET_MS = 1.0
 GROWTH_TARGET = 1.2
 BASH_TARGET_MS = 15.0
+FLOOR_TARGET = 1.6
+"""What a step's controller may cost, in bare exchanges of its model call."""
+FLOOR_CALLS = 30
 WARM_UP_STEPS = 10
 EARLY = 20
 AT = (10, 100, 300)
@@ -104,26 +109,37 @@ async def measure_with_model(bench: Bench) -> Result:
     """The same against the local model server, through each backend: here the history is sent at each step."""
     steps = bench.choose(smoke=12, short=311, full=311)
     rounds = bench.choose(smoke=1, short=1, full=3)
+    places = _within((11, 100, 300), steps)
     ours: dict[str, list[StepWatch]] = {name: [] for name in BACKENDS}
+    floors: dict[tuple[str, int], list[float]] = {(name, step): [] for name in BACKENDS for step in places}
     theirs: list[list[float]] = []
     async with _cluster(bench, "stepping-http") as (cluster, script):
-        server = RunningModelServer(
-            model_server_arguments(write_script(script / "model.json", steps), latency_seconds=0)
-        )
+        turns = write_script(script / "model.json", steps)
+        server = RunningModelServer(model_server_arguments(turns, latency_seconds=0, records=steps + 1))
         try:
             for _ in range(rounds):
                 for name in BACKENDS:
                     controller = await cluster.start_controller(**model_environment(name, server.url))
                     async with noop_tool(cluster) as tool:
                         watch = StepWatch(controller, (cluster.store.child.pid, os.getpid()))
-                        ours[name].append(await run_steps(cluster, tool, watch, steps, is_scripted=False))
+                        # The server counts the turns in the history, so nothing of it may be condensed.
+                        ours[name].append(
+                            await run_steps(
+                                cluster, tool, watch, steps, is_scripted=False, condenser=NoOpCondenserSpec()
+                            )
+                        )
                     await cluster.stop_workers()
+                    recorded = server.requests()
+                    for step in places:
+                        async with BareExchange(server.url, recorded[step]) as exchange:
+                            floors[name, step].append(await exchange.cpu_seconds(FLOOR_CALLS))
+                    server.clear()
                 answer = await bench.peer("steps", count=steps, url=server.url)
                 theirs += [_arrivals(answer["cpu"])] if answer else []
         finally:
             server.stop()
     figures = []
-    for step in _within((11, 100, 300), steps):
+    for step in places:
         peer = spread([around(arrivals, step) for arrivals in theirs], scale=1_000)
         for name in BACKENDS:
             whole = Spread.of((around(watch.whole_cpu, step) for watch in ours[name]), scale=1_000)
@@ -131,10 +147,21 @@ async def measure_with_model(bench: Bench) -> Result:
             figures += [
                 Figure(f"CPU around step {step}, {name}: controller", "ms", controller_part, None, peer),
                 Figure(f"CPU around step {step}, {name}: all processes", "ms", whole, None, peer),
+                Figure(f"a bare exchange of step {step}, {name}", "ms", Spread.of(floors[name, step], scale=1_000)),
+                Figure(
+                    f"CPU around step {step}, {name}: controller ÷ bare exchange",
+                    "",
+                    Spread.of(
+                        around(watch.controller_cpu, step) / floor
+                        for watch, floor in zip(ours[name], floors[name, step], strict=True)
+                    ),
+                    FLOOR_TARGET if name != "litellm" else None,
+                ),
             ]
     note = (
         "All processes: controller, store and tool worker; the SDK is one process and uses litellm. "
-        "The model server is a separate process and in none of the figures."
+        "The model server is a separate process and in none of the figures. A bare exchange sends the bytes of that "
+        "step with aiohttp and reads the reply as JSON, in the same round."
     )
     return Result("CPU with a model client", figures, note)
 
@@ -171,14 +198,20 @@ async def measure_bash(bench: Bench) -> Result:
 
 
 async def run_steps(
-    cluster: BenchCluster, tool: NoopToolTask, watch: StepWatch, steps: int, *, is_scripted: bool = True
+    cluster: BenchCluster,
+    tool: NoopToolTask,
+    watch: StepWatch,
+    steps: int,
+    *,
+    is_scripted: bool = True,
+    condenser: CondenserSpec = DEFAULT_CONDENSER,
 ) -> StepWatch:
     """Run one conversation of so many steps and return what was noted of it."""
     tool.watch = watch
     model = None
     if is_scripted:
         model = f"scripted/{write_script(cluster.directory / f'{steps}.json', steps)}"
-    await cluster.submit(model=model)
+    await cluster.submit(model=model, condenser=condenser)
     await cluster.until_finished(1)
     assert len(watch.seconds) == steps, f"{len(watch.seconds)} steps instead of {steps}"
     return watch

@@ -91,13 +91,13 @@ async def evaluate(path: Path) -> None:
             await asyncio.sleep(TURN_SECONDS)
             lags.append(time.monotonic() - before - TURN_SECONDS)
 
-    def on_standing(standing: EvaluationStatus) -> None:
-        seen.append(standing)
+    def on_status(status: EvaluationStatus) -> None:
+        seen.append(status)
 
     async with Client(await open_store(spec.url)) as client:
         with Results(path.parent / RESULTS) as results:
             measuring, began = asyncio.create_task(measure_lag()), time.monotonic()
-            await Evaluation(client, spec.plan(), results, on_standing=on_standing).run()
+            await Evaluation(client, spec.plan(), results, on_status=on_status).run()
             seconds = time.monotonic() - began
             measuring.cancel()
     lags.sort()
@@ -107,7 +107,7 @@ async def evaluate(path: Path) -> None:
         "base_kib": base,
         "peak_kib": peak_kib(os.getpid()),
         "lag_p99": lags[int(0.99 * (len(lags) - 1))] if lags else 0.0,
-        "most_under_way": max((one.under_way for one in seen), default=0),
+        "most_in_flight": max((one.in_flight for one in seen), default=0),
         "bounds": sorted({one.bound for one in seen}),
     }
     (path.parent / USED).write_text(json.dumps(used))

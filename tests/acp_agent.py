@@ -1,15 +1,15 @@
-"""A scripted ACP agent: it does what its prompt says, a step a line. Standard library only, so that it runs in sandboxes.
+"""A scripted ACP agent: it follows its prompt, a step a line. Standard library only, so that it runs in sandboxes.
 
 Usage: python3 acp_agent.py [load] [again]; it can load its session, and does its steps again after an interruption.
 
-Each line of a prompt that begins with `!` is a step:
+Each line of a prompt that starts with `!` is a step:
 
     !say TEXT          !think TEXT        !plan A|B          !call TITLE|COMMAND (runs it)      !edit PATH|TEXT
     !ask TITLE|COMMAND (asks, and runs it if it may)         !write PATH|TEXT, !read PATH, !terminal COMMAND (by us)
     !cost USD          !stop REASON       !error CODE|TEXT   !raw LINE          !exit CODE      !hang      !flood N
     !long BYTES        !env NAME          !ignore-cancel     !stderr TEXT
 
-Whatever else a prompt says, the agent repeats.
+The agent repeats the rest of a prompt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What schemathesis has to know to search the HTTP API: its program loads this file.
+"""Rules for schemathesis to search the HTTP API: its program loads this file.
 
 Holds: a request that fits its schema may meet a state in which it cannot be done, or break a rule across fields that no
 JSON Schema says; it is never refused for the form of a part.

@@ -1,4 +1,4 @@
-"""What tests of the archive begin with: conversations that have ended, and the job that retires them."""
+"""Helpers for tests of the archive: conversations that have ended, and the job that retires them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG_TEXT = "a long line of a task\n" * 4_000
 
 
 async def begin_ended(client: Client, name: str, *events: Event, **created: Any) -> None:
-    """Begin a conversation that has ended, with a text in its log that is too large for an entry."""
+    """Create a conversation that has ended, with a text in its log that is too large for an entry."""
     log = [state("running"), command("make test"), output(4), reply(), *events, state("finished")]
     first = ConversationCreated(conversation_id=name, title=f"Title of {name}", **created)
     await client.log.create_from(first, [user(LONG_TEXT), *log], key=f"begin:{name}")

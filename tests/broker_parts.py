@@ -1,4 +1,4 @@
-"""What tests of the broker begin with: conversations, workers, and connections that lose replies.
+"""Helpers for tests of the broker: conversations, workers, and connections that lose replies.
 
 Holds: no test waits for a heartbeat to lapse or a park to fall due; `lapse` moves the deadline into the past instead.
 """
@@ -62,7 +62,7 @@ async def lapse(store: Store, worker_id: str) -> None:
 
 
 async def pass_time(store: Store, clock: ManualClock, seconds: float, *, worker_id: str) -> None:
-    """Let time pass, at the end of which a worker beats: where nobody does, the store's time stands still."""
+    """Let time pass, and send a heartbeat at its end: without one, the store's time does not advance."""
     clock.advance(seconds)
     for shard in store.all_shards:
         await store.call_function("deck_tick", (shard.root,), worker_id, 3_600_000, 1, 3_600_000)
@@ -227,4 +227,4 @@ def first_only(name: str) -> Callable[[Sequence[Argument]], bool]:
 
 
 def no_key() -> None:
-    """Return no key: for workers of which nobody has asked to keep secrets."""
+    """Return no key: for workers that keep no secrets."""

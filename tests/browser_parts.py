@@ -1,4 +1,4 @@
-"""What the tests of the browser share: a small web site, and a hand that acts in the browser of a workspace."""
+"""Helpers for tests of the browser: a small web site, and a hand that acts in the browser of a workspace."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class Site:
     """A web site on this machine.
 
     Attributes:
-        pages: what is at a path, as HTML; anything else is not found.
-        asked: the paths that were asked for, in order.
-        forms: what was sent to `/form`.
-        held: set when somebody waits at `/never`, which answers when `released` is set; then also the download `/endless` ends.
+        pages: path → its HTML; anything else is not found.
+        asked: the requested paths, in order.
+        forms: the bodies sent to `/form`.
+        held: set when a client waits at `/never`, which answers when `released` is set; then also the download
+            `/endless` ends.
             `/flood` is one that never ends while it is read.
     """
 

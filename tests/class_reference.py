@@ -1,4 +1,4 @@
-"""What the reference pages take from a class: the text of each field, its type and its default, as Markdown."""
+"""The data of a class for the reference pages: the text of each field, its type and its default, as Markdown."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def first_sentences(owner: type) -> str:
 
 
 def attributes(owner: type) -> dict[str, str]:
-    """Return what the docstrings of a class and its bases say of each attribute."""
+    """Return the description of each attribute in the docstrings of a class and its bases."""
     found: dict[str, str] = {}
     for base in reversed(owner.__mro__):
         _, _, listed = inspect.cleandoc(base.__dict__.get("__doc__") or "").partition("Attributes:\n")

@@ -1,4 +1,4 @@
-"""What every test shares: how Hypothesis runs, when garbage is collected, and the stores.
+"""Settings of all tests: Hypothesis, garbage collection, and the stores.
 
 Holds: no test leaves a program running that has a file of the tests open.
 """
@@ -35,7 +35,8 @@ gc.disable()  # while modules are imported, which leaves no garbage
 def pytest_collection_finish() -> None:
     """Collect garbage from here on, but never look again at modules and tests: there are millions of their objects.
 
-    What has lived long is left alone too: what a test has forgotten to close would be blamed on a later one.
+    Older objects are left alone too: otherwise a later test would be blamed for an object that an earlier one left
+    open.
     """
     gc.freeze()
     young, middle, _ = gc.get_threshold()
@@ -45,13 +46,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def soak_seed(request: pytest.FixtureRequest) -> int:
-    """Where this run of `make soak` begins to look; 0 without it."""
+    """The start seed of this run of `make soak`; 0 without it."""
     return int(request.config.getoption("--hypothesis-seed") or 0)
 
 
 @pytest.fixture(autouse=True)
 def _results_may_be_waited_for() -> None:
-    """Take back what making an ingress's application says of the whole process: that nobody in it waits for results."""
+    """Undo the process-wide setting of an ingress's application that no result may be awaited."""
     _set_task_join_will_block(False)
 
 
@@ -71,7 +72,7 @@ def users_of(folder: Path) -> Iterator[psutil.Process]:
 
 
 def target_of(link: Path) -> Path:
-    """What a link leads to; nothing when it is gone or somebody else's."""
+    """Return the target of a link; nothing if it does not exist or belongs to another user."""
     try:
         return link.readlink()
     except OSError:

@@ -1,6 +1,6 @@
-"""What tests of the controller begin with: a conversation driven through the real core, without I/O.
+"""Helpers for tests of the controller: a conversation driven through the real core, without I/O.
 
-Holds: it does what the shell does (append what is wanted, settle, dispatch) and nothing the shell does not; model
+Holds: it does exactly the shell's work (append the wanted events, settle, dispatch); model
 replies and observations are the test's.
 """
 
@@ -224,7 +224,7 @@ class Core:
 
 
 def messages_of(events: Iterable[Event], **options: Any) -> list[Message]:
-    """What a model would be shown of a log."""
+    """Return the messages that a model would get from a log."""
     memory = ConversationMemory(PromptOptions(**options))
     for event in events:
         memory.add(event)

@@ -1,6 +1,6 @@
-"""What tests of the shell begin with: one worker's worth of services on a real store, and the loops it holds.
+"""Helpers for tests of the shell: one worker's services on a real store, and the loops it holds.
 
-Holds: nothing here decides anything; what a test does to the store goes through the same calls as in a worker.
+Holds: nothing here decides anything; a test changes the store through the same calls as a worker.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ THINK = {"tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}]}
 
 
 class WatchedConnection:
-    """A connection that counts commands and lets a test do something just before one is sent, or before its reply is read.
+    """A connection that counts commands and runs callbacks just before one is sent, or before its reply is read.
 
     Attributes:
-        before: by the name of a command, what is done once before it is sent.
-        after: what is done once when it has been carried out, and its sender does not know yet.
+        before: by the name of a command, a callback before it is sent, once.
+        after: a callback after it has run, before its sender knows, once.
     """
 
     def __init__(self, inner: Connection) -> None:
@@ -131,7 +131,7 @@ class Hands:
         return loop
 
     async def go(self, conversation_id: str = CID) -> ConversationLoop:
-        """Claim a conversation and let it run until it waits, or is gone."""
+        """Claim a conversation and let it run until it waits or leaves the worker."""
         loop = await self.claim(conversation_id)
         loop.wake(has_new_events=False)
         await self.at_rest(loop)
@@ -142,12 +142,12 @@ class Hands:
         return AgentSpec(**{"llm": LLMSpec(model=f"scripted/{self.folder / 'script.json'}")} | fields)
 
     async def wake(self, loop: ConversationLoop) -> None:
-        """Let a conversation continue until it waits, or is gone."""
+        """Let a conversation continue until it waits or leaves the worker."""
         loop.wake()
         await self.at_rest(loop)
 
     async def take_over(self) -> ConversationLoop:
-        """Let the first worker die, and another one continue until the conversation waits, or is gone."""
+        """Let the first worker die, and another one continue until the conversation waits or leaves it."""
         await lapse(self.store, WORKER)
         await Membership(self.store, "controller-2", "controller", ttl_seconds=3600.0).beat(1)
         loop = await self.claim(worker="controller-2")

@@ -1,4 +1,4 @@
-"""Datasets for tests: rows in published formats, and what they refer to."""
+"""Datasets for tests: rows in published formats, and the files that they refer to."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def write_rows(directory: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 def checked(
     instance: Instance, folder: Path, changes: Mapping[str, str] | None = None, *, limit: float = 120.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run the check of an instance where some changes are an agent's: with what counts of them, as it is scored."""
+    """Run the check of an instance with some of an agent's changes: with those that count, as in scoring."""
     begun_with = instance.files()
     found = {
         **begun_with,

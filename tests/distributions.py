@@ -1,4 +1,4 @@
-"""Installed distributions, and what they need."""
+"""Installed distributions, and their requirements."""
 
 from __future__ import annotations
 

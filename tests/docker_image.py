@@ -1,4 +1,4 @@
-"""The image of tests with containers: this machine's bash and Python with what they link to, and nothing else."""
+"""The image of tests with containers: this machine's bash and Python with their libraries, and nothing else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def image(*packages: str) -> str:
     """Return the image's name; the first time on a machine this makes it, in some seconds.
 
     Args:
-        packages: of our Python that it has, with what they need.
+        packages: those of our Python, with their requirements.
     """
     python = Path(find_interpreter())
     told = f"{python}{sys.version}{' '.join(packages)}"
@@ -41,7 +41,7 @@ def image(*packages: str) -> str:
 
 
 def _files_of(packages: Iterable[str]) -> dict[str, Path]:
-    """Return the files of packages and of what they need, by where the image's Python looks for them."""
+    """Return the files of packages and their requirements, by their path in the image's Python."""
     folder = Path(sysconfig.get_path("stdlib"), "site-packages")
     return {
         str(folder / file): Path(str(found.locate_file(file)))

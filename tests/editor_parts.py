@@ -1,4 +1,4 @@
-"""Calling a file editor: for the tests of what it answers."""
+"""Helpers that call a file editor."""
 
 from __future__ import annotations
 

@@ -11,16 +11,16 @@ from deckhands.evaluation.attempts.status import AttemptDetails, EvaluationStatu
 from deckhands.evaluation.attempts.steering import EvaluationSteering
 
 
-def standing_of_rows(
-    rows: Sequence[AttemptRow], *, total: int, state: str = "running", under_way: Sequence[AttemptDetails] = ()
+def status_of_rows(
+    rows: Sequence[AttemptRow], *, total: int, state: str = "running", in_flight: Sequence[AttemptDetails] = ()
 ) -> EvaluationStatus:
-    """How an evaluation stands whose attempts that have ended are these."""
+    """Return the status of an evaluation with these ended attempts."""
     return EvaluationStatus(
         state=state,
         total=total,
         ended=len(rows),
-        under_way=len(under_way),
-        pending=total - len(rows) - len(under_way),
+        in_flight=len(in_flight),
+        pending=total - len(rows) - len(in_flight),
         outcomes={outcome: sum(row.outcome == outcome for row in rows) for outcome in {row.outcome for row in rows}},
         cost_usd=sum(row.cost_usd for row in rows),
         tokens=sum(row.prompt_tokens + row.completion_tokens for row in rows),
@@ -32,7 +32,7 @@ def standing_of_rows(
         limits={},
         found={},
         bound="-n 4",
-        attempts=under_way,
+        attempts=in_flight,
     )
 
 
@@ -44,12 +44,12 @@ async def write_evaluation(
     tenant: str = "",
     state: str = "running",
     total: int = 0,
-    under_way: Sequence[AttemptDetails] = (),
+    in_flight: Sequence[AttemptDetails] = (),
 ) -> None:
     catalog = Catalog(store)
     models = tuple(dict.fromkeys(row.model for row in rows))
     await catalog.begin(name, EvaluationInfo(tenant=tenant, dataset="shipped", models=models))
-    standing = standing_of_rows(rows, total=total or len(rows), state=state, under_way=under_way)
+    status = status_of_rows(rows, total=total or len(rows), state=state, in_flight=in_flight)
     now = store.clock.now().timestamp()
-    await EvaluationSteering(store, name).publish_status({**standing.as_json(), "at": now})
+    await EvaluationSteering(store, name).publish_status({**status.as_json(), "at": now})
     await catalog.put(name, rows)

@@ -1,6 +1,6 @@
-"""docs/events.md, made of the classes of events. `make docs` writes it, and a test compares it.
+"""docs/events.md, generated from the classes of events. `make docs` writes it, and a test compares it.
 
-Holds: who writes an event is read from the code: the packages in which its class is called.
+Holds: the writers of an event are found in the code: the packages in which its class is called.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ IN_BROKER: Mapping[str, set[str]] = {
 """The files of `broker` that write events, and for whom."""
 JSON_NAMES: Mapping[object, str] = {**NAMES, bool: "true or false"}
 FAMILIES: Mapping[str, tuple[str, str]] = {
-    "conversation": ("Conversations", "What a conversation is, and what its delegates report."),
+    "conversation": ("Conversations", "The definition of a conversation, and the reports of its delegates."),
     "model": ("Model calls", "The model sees none of these as they are: the prompt is made from them."),
-    "action": ("Actions", "Something that somebody wants done."),
-    "observation": ("Observations", "The result of an action, named by `cause`, or what the environment reports."),
+    "action": ("Actions", "Requests of the agent or a user."),
+    "observation": ("Observations", "The result of an action, named by `cause`, or a report of the environment."),
 }
 HEAD = ("kind", "class", "written by", "the model sees it", "counts for loops", "sentence")
 
@@ -44,10 +44,10 @@ Everything that happens in a conversation is an event in its log. `deckhands exp
 | column | meaning |
 | --- | --- |
 | kind | The name on the wire. It never changes and never gets another meaning. |
-| written by | Who appends such an event: the *controller* worker, a *tool worker*, or a *client* (the command line or the Python client, for a person). An action that *runs* is carried out by a tool worker; a plan waits for its approval instead. |
+| written by | The process that appends such an event: the *controller* worker, a *tool worker*, or a *client* (the command line or the Python client, for a user). A tool worker runs an action that *runs*; a plan waits for its approval instead. |
 | the model sees it | Whether the event itself is part of the prompt. An event that is not may still change the prompt. |
 | counts for loops | Whether [loop detection](loops.md) compares it. |
-| sentence | The line for people, with the names of fields in braces. *Computed* means that it depends on the fields; — means that the fields are shown instead. |
+| sentence | The line for readers, with the names of fields in braces. *Computed* means that it depends on the fields; — means that the fields are shown instead. |
 
 In the tables of fields, a field whose default is empty is empty, false or null unless it is given; null fields are left out of an export.
 
@@ -72,7 +72,7 @@ def events_page() -> str:
             parts += [f"{words}\n", _fields_of(owner, shared - {owner}), ""]
         for owner in kinds:
             parts += list(_section(owner, shared))
-    parts += ["## Types\n\nWhat the fields above are made of.\n", *_types()]
+    parts += ["## Types\n\nThe types of the fields above.\n", *_types()]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
@@ -127,7 +127,7 @@ def _fields_of(owner: type[BaseModel], without: set[type[Event]]) -> str:
 
 
 def _types() -> Iterator[str]:
-    """Yield a section for each type that a field of an event is made of, and for what these are made of."""
+    """Yield a section for each type of a field of an event, and recursively for their parts."""
     found: dict[str, type] = {}
     waiting: list[type] = list(_kinds().values())
     while waiting:
@@ -164,4 +164,4 @@ def _writers() -> dict[str, list[str]]:
         if is_agents and (hasattr(owner, "tool_spec") or not found[owner.__name__]):
             found[owner.__name__].add(WRITERS["controller_worker"])
     named = {name: [part for part in WRITERS.values() if part in parts] for name, parts in found.items()}
-    return {name: parts or ["nobody; imports have it"] for name, parts in named.items()}
+    return {name: parts or ["none; imports have it"] for name, parts in named.items()}

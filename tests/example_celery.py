@@ -23,7 +23,7 @@ def refund(order: int, amount: float = 0.0) -> dict[str, object]:
         file.write(f"refund {order}\n")
     if order == 13:
         raise ValueError("no such order")
-    if order == 99:  # waits until somebody opens the gate
+    if order == 99:  # waits until the gate opens
         with Path(os.environ["EXAMPLE_TOOLS_TRACE"] + ".gate").open() as gate:
             gate.read()
         with Path(os.environ["EXAMPLE_TOOLS_TRACE"]).open("a") as file:
@@ -32,7 +32,7 @@ def refund(order: int, amount: float = 0.0) -> dict[str, object]:
 
 
 class Refund(BaseModel):
-    """What is paid back."""
+    """The amount that was paid back."""
 
     order: int
     amount: float = 0.0

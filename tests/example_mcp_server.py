@@ -75,7 +75,7 @@ def count(trace: str, gate: str = "") -> str:
     return Path(gate).read_text() if gate else "at once"
 
 
-@server.tool(description="Run until somebody stops it.")
+@server.tool(description="Run until stopped.")
 async def linger(trace: str) -> str:
     note(trace, "begun")
     try:

@@ -1,4 +1,4 @@
-"""Custom tools as people write them; tool workers of the tests load them by name."""
+"""Custom tools as users write them; tool workers of the tests load them by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from broker.tools.custom_tools import ToolContext, ToolFailed, custom_tool
 
 
 def note(line: str) -> None:
-    """Leave a trace of what a tool did, where the tests look for it."""
+    """Leave a trace of a call where the tests look for it."""
     with Path(os.environ["EXAMPLE_TOOLS_TRACE"]).open("a") as file:
         file.write(line + "\n")
 
@@ -25,7 +25,7 @@ def add(first: int, second: Annotated[int, Field(description="What is added.")] 
 
 @custom_tool(outcome="idempotent", timeout_seconds=0.2)
 async def wait_for_ever() -> str:
-    """Wait for what never comes."""
+    """Wait for an event that never comes."""
     await asyncio.Event().wait()
     return "never"
 
@@ -50,7 +50,7 @@ class PlaceOrder:
     """Place an order, once."""
 
     class Action(BaseModel):
-        """What is ordered."""
+        """An order."""
 
         item: str
         count: Annotated[int, Field(ge=1)] = 1
@@ -76,7 +76,7 @@ class PlaceOrder:
 
 @custom_tool
 async def linger(trace: str) -> str:
-    """Run until somebody stops it."""
+    """Run until stopped."""
     with Path(trace).open("a") as file:
         file.write("begun\n")
     try:

@@ -1,6 +1,6 @@
-"""How far the property tests look: at every push the same examples, in `make soak` new ones and more of them.
+"""The reach of the property tests: at every push the same examples, in `make soak` new ones and more of them.
 
-Holds: a push passes or fails for what it changes, not for what a random number finds that day; no example fails for
+Holds: a push passes or fails for its changes, not for the findings of a random number; no example fails for
 being slow on a busy machine.
 """
 

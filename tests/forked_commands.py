@@ -1,8 +1,8 @@
 """The command `deckhands` for many calls in a row: a process that has imported it, and forks for each call.
 
-Holds: each call is a process with the caller's arguments, directory, environment and open files. What starts a worker
-is the installed command itself, because a worker is started from nothing.
-Does not: save anything but the imports, which are most of what a short command costs.
+Holds: each call is a process with the caller's arguments, directory, environment and open files. The installed command
+itself starts workers, because a worker is started from nothing.
+Does not: save anything but the imports, which are most of the cost of a short command.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def serve(path: str) -> None:
     from deckhands.client import client  # noqa: F401
     from deckhands.client.runs import headless  # noqa: F401
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the forks are not awaited
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()

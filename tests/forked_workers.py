@@ -1,8 +1,8 @@
 """Workers for many tests: a process that has imported what workers import, and forks for each of them.
 
-Holds: each worker is a process as `python -m …` would be: it leads a session, has the caller's environment
-and output, runs the whole module, can be killed and stopped, and keeps its pid until the test has waited for it.
-Does not: show that the imports of a role suffice; `tests/end_to_end/test_worker_commands.py` starts each by its command.
+Holds: each worker is a process as `python -m …` would be: it leads a session, has the caller's environment and output,
+runs the whole module, can be killed and stopped, and keeps its pid until the test has waited for it.
+Does not: show that the imports of a role suffice; `tests/end_to_end/test_worker_commands.py` starts each one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ForkedWorker:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it is known to have ended: nobody else can have its pid before."""
+        """Send a signal, unless it is known to have ended: until then, its pid is not reused."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -103,12 +103,12 @@ def _server() -> socket.socket:
 
 
 def serve() -> str:
-    """Fork for each call, until nobody calls any more; return in each forked worker, with the module it is to run."""
+    """Fork for each call, until no caller is left; return in each forked worker, with the module it is to run."""
     for module in IMPORTED:
         import_module(module)
     gc.collect()
     gc.freeze()  # or each worker would copy the pages of all that was imported as soon as it collects
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the keepers are not awaited
     calls = socket.socket(fileno=os.dup(0))
     while True:
         _, files, _, _ = socket.recv_fds(calls, 1, 1)
@@ -122,7 +122,7 @@ def serve() -> str:
 
 
 def _keep(connection: socket.socket) -> str:
-    """Fork a worker, say when it ends, and let it go when nobody waits for it any more; return in the worker."""
+    """Fork a worker, report its end, and release it when no caller waits for it any more; return in the worker."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with connection.makefile("rb") as calls:
         module, environment, log = json.loads(calls.readline())

@@ -54,7 +54,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class ImportRule:
-    """Names that only some files may use: a library by its import, a dotted name (`os.environ`) wherever it stands."""
+    """Names that only some files may use: a library by its import, a dotted name (`os.environ`) everywhere."""
 
     names: set[str]
     files: str
@@ -268,7 +268,7 @@ def is_read_by_people(path: str) -> bool:
 
 @cache
 def runtime_dependencies() -> frozenset[str]:
-    """Normalised names of what users install, `dev` left out."""
+    """Return the normalised names of the distributions that users install, without `dev`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [
         line for extra, lines in project.get("optional-dependencies", {}).items() if extra != "dev" for line in lines

@@ -1,4 +1,4 @@
-"""What tests of the inbox begin with: entries as producers write them, and the replies that they read."""
+"""Helpers for tests of the inbox: entries as producers write them, and the replies that they read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the ingress begin with: a Celery application that does not import Deckhands, and tasks that agents do."""
+"""Helpers for tests of the ingress: a Celery application that does not import Deckhands, and tasks for agents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT_SECONDS = 60.0
 
 
 class Producer:
-    """An application of somebody else's, and the cluster it sends tasks to."""
+    """A third-party application, and the cluster it sends tasks to."""
 
     numbers = itertools.count(1)
 
@@ -34,7 +34,7 @@ class Producer:
         self.app.conf.result_backend_thread_safe = True
 
     def close(self) -> None:
-        """Listen no more. A result that is collected later would look for its server, which is gone by then."""
+        """Stop listening. A result that is collected later would look for its server, which has ended by then."""
         gc.collect()  # results that an exception refers to, which refers to itself through its frames
         consumer = self.app.backend.result_consumer
         consumer.stop()
@@ -68,13 +68,13 @@ class Producer:
         return self.app.signature("deckhands.run", kwargs=arguments, queue="deckhands", **options)
 
     async def value(self, result: AsyncResult, *, limit: float = LIMIT_SECONDS) -> Any:
-        """What a task returns; raises what it raises."""
+        """Return the result of a task; raise its exception."""
         if isinstance(result, GroupResult):  # one that is waited for in another thread learns nothing
             await until(result.ready, limit=limit, what="the results of a group")
         return await asyncio.to_thread(result.get, timeout=limit, interval=0.05)
 
     async def begun(self, result: AsyncResult) -> str:
-        """Wait until the conversation of a task has begun, and return its id."""
+        """Wait until the conversation of a task exists, and return its id."""
         conversation_id = derive_task_conversation_id(result.id)
         meta = self.cluster.client.store.keys(conversation_id).meta
         connection = self.cluster.client.store.connection

@@ -1,4 +1,4 @@
-"""JSON Schemas of what producers send and get, generated from the code; `make docs` writes them into docs/schemas."""
+"""JSON Schemas of producers' messages and answers, generated from the code; `make docs` writes docs/schemas."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def written_schema(name: str) -> str:
-    """Return a schema as it stands in its file."""
+    """Return a schema from its file."""
     return json.dumps(schemas()[name], indent=2, sort_keys=True) + "\n"
 
 

@@ -1,7 +1,7 @@
-"""The blocks of code on the pages, with the comments for the tests that stand before them.
+"""The blocks of code on the pages, with the comments for the tests before them.
 
-A comment is seen by no reader. `<!-- not run: REASON -->` says why a block cannot run in a test, which then checks what
-it names. `<!-- run: … -->` says how to run one, see `How`.
+Readers do not see a comment. `<!-- not run: REASON -->` gives the reason why a block cannot run in a test, which then
+checks its commands. `<!-- run: … -->` says how to run one, see `How`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class How:
 
     Attributes:
         model: the profile that plays the model; empty: the first.
-        id_of: what kind of conversation `ID` stands for.
-        shows: what its output has to contain.
+        id_of: the kind of conversation that replaces `ID`.
+        shows: a required part of its output.
         is_private: without the cluster that the pages share.
     """
 

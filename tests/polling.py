@@ -1,4 +1,4 @@
-"""Waiting for what another process does, by looking again and again: the only place in the tests that does."""
+"""Polling for the effects of other processes: the only place in the tests that polls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POLL_SECONDS = 0.02
 
 
 def unhurried(seconds: float) -> float:
-    """Return the limit for what an idle machine does in so many seconds: longer while this one is busy with others."""
+    """Return the limit for work that takes an idle machine so many seconds: longer while this one is busy."""
     return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 

@@ -1,8 +1,8 @@
 """A small cluster driven step by step: controllers, tool workers, zombies, crashes, copies and losses.
 
-Holds: what happens depends on the steps alone, so two stores can be driven by the same steps and compared; `settle`
-lets fresh workers do what is left, after which nothing may be missing.
-Does not: wait. Reads take what is there; heartbeats lapse when told to.
+Holds: the result depends on the steps alone, so two stores can be driven by the same steps and compared; `settle` lets
+new workers finish the rest, after which nothing may be missing.
+Does not: wait. Reads take the present entries; heartbeats lapse on request.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Handed:
 
 @dataclass
 class World:
-    """The cluster: who is who now, and what everybody remembers."""
+    """The cluster: the current workers, and the memory of every process."""
 
     store: Store
     memberships: dict[str, Membership] = field(default_factory=dict)
@@ -69,14 +69,14 @@ class World:
             await self.restart(slot)
 
     async def do(self, step: Step) -> Any:
-        """Perform one step; what it returns is the same on every store."""
+        """Perform one step; its result is the same on every store."""
         verb, *arguments = step
         try:
             return await getattr(self, verb)(*arguments)
         except UnknownConversation:
             return "unknown"
 
-    # what people do
+    # actions of users
 
     async def begin(self, cid: str) -> Any:
         if await self.store.connection.call("EXISTS", self.store.keys(cid).meta):
@@ -93,10 +93,10 @@ class World:
     async def requeue(self, cid: str) -> Any:
         await Conversations(self.store).requeue(cid)
 
-    # what workers do
+    # actions of workers
 
     async def restart(self, slot: str) -> Any:
-        """A new incarnation takes the slot; the one before it lives on as a zombie until somebody buries it."""
+        """A new worker takes the slot; the one before it lives on as a zombie until another buries it."""
         number = sum(name.startswith(f"{slot}.") for name in self.memberships)
         name = self.names[slot] = f"{slot}.{number}"
         streams = [self._streams(slot)]
@@ -111,10 +111,11 @@ class World:
 
     async def tick(self, slot: str, patience_ms: int) -> Any:
         root = self.store.all_shards[0].root
+        await self.store.connection.call("HDEL", f"{root}:clock", "quiet")  # every beat takes its turn
         outcome, *done = await self.store.call_function(
             "deck_tick", (root,), self.names[slot], 3_600_000, 1, patience_ms
         )
-        return [outcome, *done[:3]]  # what follows is the time
+        return [outcome, *done[:3]]  # followed by the time
 
     async def leave(self, slot: str) -> Any:
         await self.memberships[self.names[slot]].leave()
@@ -136,7 +137,7 @@ class World:
         return self._remember(await self.owners.claim(cid, self.names[slot]))
 
     async def decide(self, n: int, actions: int, cancels: bool) -> Any:
-        """Append as an owner, or as somebody who was one."""
+        """Append as a current or former owner."""
         if not self.claims:
             return None
         position = n % len(self.claims)
@@ -228,7 +229,7 @@ class World:
             handed.conversation_id, observation, worker_id=handed.worker, place=place
         )
 
-    # what goes wrong by itself
+    # spontaneous faults
 
     async def copy(self, stream: str) -> Any:
         key = self.store.all_shards[0].actions(stream)
@@ -245,10 +246,10 @@ class World:
     # the end
 
     async def settle(self, *, dispatches: bool) -> None:
-        """Let everybody who is left die and fresh workers do what is left.
+        """Let all remaining workers die and new ones finish the rest.
 
         Args:
-            dispatches: whether every conversation gets an owner who asks after its open actions; without losses
+            dispatches: whether every conversation gets an owner that checks its open actions; without losses
                 nothing may depend on it.
         """
         for name in self.memberships:

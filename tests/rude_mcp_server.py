@@ -1,4 +1,4 @@
-"""An MCP server without manners, for the tests: what it does wrong is its argument."""
+"""A misbehaving MCP server for the tests: its argument selects the fault."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
-"""Scenarios of the controller's core, each one line: what happens, and what is wanted next.
+"""Scenarios of the controller's core, each one line: events, and expected effects.
 
 A scenario is a list of moments, separated by commas. A moment is one step, or several joined by `&` that arrive before
-the core decides again; `-> EFFECT` checks what is wanted after it. Steps:
+the core decides again; `-> EFFECT` checks the wanted effect after it. Steps:
 
     bash, think, finish, text, NAME    the model replies with this call; `+` joins the calls of one reply, `bash(make)`
                                        gives the argument, `late` before them: the reply knew only the first six events
-    paused, running, user_confirmed…   a person asks for this state
-    say, say(TEXT)                     a person's message
+    paused, running, user_confirmed…   a user requests this state
+    say, say(TEXT)                     a user's message
     ran, ran 8                         a tool worker answers the first pending action, or action 8
     fail CODE, fail CODE in 8          the wanted model call fails, for good or to be retried in 8 s
     wait 8                             8 seconds pass
 
-Effects: `rest`, `start`, `model 2` (step 2), `model 2 try 3`, `tools 8 9`, `delegates 8`, `park CODE 8` (until second 8).
-Checks that stand as moments: `states running paused`, `code CODE` (nothing: there is no error), `dispatched 8`, `pending 8`, `iteration 2`,
-`asked 8`, `trace N: LINE; LINE` (all events after event N).
+Effects: `rest`, `start`, `model 2` (step 2), `model 2 try 3`, `tools 8 9`, `delegates 8`, `park CODE 8` (until 8 s).
+Checks in the place of moments: `states running paused`, `code CODE` (nothing: there is no error), `dispatched 8`,
+`pending 8`, `iteration 2`, `asked 8`, `trace N: LINE; LINE` (all events after event N).
 
 Holds: after the last moment, continuing from a snapshot of any event leads to the same state.
 """

@@ -183,7 +183,7 @@ def attempts(number: int = 60) -> list[AttemptRow]:
     return rows
 
 
-def under_way(row: AttemptRow, seconds: float) -> AttemptDetails:
+def in_flight(row: AttemptRow, seconds: float) -> AttemptDetails:
     return AttemptDetails(
         instance=row.instance,
         model=row.model,
@@ -260,8 +260,8 @@ async def take(folder: Path) -> None:
             )
             await fill_cluster(store)
             rows = attempts()
-            busy = [under_way(row, seconds) for row, seconds in zip(rows[97:101], (81.0, 46.5, 30.0, 4.2), strict=True)]
-            await write_evaluation(store, "nightly-shop", rows[:97], total=120, tenant="acme", under_way=busy)
+            busy = [in_flight(row, seconds) for row, seconds in zip(rows[97:101], (81.0, 46.5, 30.0, 4.2), strict=True)]
+            await write_evaluation(store, "nightly-shop", rows[:97], total=120, tenant="acme", in_flight=busy)
             await write_evaluation(store, "release-4-2", attempts(30), state="over")
             ends = asyncio.Event()
             working = asyncio.create_task(work(store, ends))

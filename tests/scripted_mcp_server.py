@@ -1,4 +1,4 @@
-"""An MCP server by Streamable HTTP in the test's own process, which says what a test has it say and sees who listens."""
+"""An MCP server by Streamable HTTP in the test's own process, with scripted answers and visible listeners."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def tool(name: str, description: str = "Answers.", **more: Any) -> dict[str, Any
 
 
 class ScriptedServer:
-    """What the server does.
+    """A server with scripted answers.
 
     Attributes:
-        tools: what it lists.
+        tools: the listed ones.
         answer: the text of every answer to a call.
         images: base64 texts of pictures beside it.
         form: of answers to calls: `application/json` or `text/event-stream`.
@@ -31,7 +31,7 @@ class ScriptedServer:
         sessions: those that are open; a request with another gets the status 404.
         calls: the names of the tools that were called.
         listeners: the streams on which clients listen now; `listened`: how many there have been.
-        before_call: what happens when a call arrives, instead of an answer if it returns one.
+        before_call: a callback on each call; if it returns an answer, that is sent.
     """
 
     def __init__(self) -> None:

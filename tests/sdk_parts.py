@@ -1,4 +1,4 @@
-"""What tests of SDK agents begin with: a worker's worth of services whose SDK is the stand-in, or the real one."""
+"""Helpers for tests of SDK agents: a worker's services whose SDK is the stand-in, or the real one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STAND_IN = str(Path(__file__).with_name("sdk_stand_in.py"))
 
 
 def stand_in(habit: str = "obedient", heard: Path | None = None) -> tuple[str, ...]:
-    """Return the program that stands in for the SDK's; it adds each line that reaches it to a file, if one is named."""
+    """Return the program that replaces the SDK's; it adds each line of its input to a file, if one is named."""
     return (sys.executable, "-I", "-S", STAND_IN, habit, *([] if heard is None else [str(heard)]))
 
 

@@ -2,9 +2,9 @@
 
 `sdk_stand_in.py HABIT [HEARD] DESCRIPTOR`; HEARD is a file to which it adds each line that reaches it.
 
-Habits: `obedient` does what the SDK does; `silent` reads and says nothing; `dying` ends at its first query;
-`nonsense` says what is no JSON; `idle` ends each turn without asking; `missing` says that the SDK is not installed;
-`refused` says that the provider has refused its key.
+Habits: `obedient` acts as the SDK does; `silent` reads and writes nothing; `dying` ends at its first query; `nonsense`
+writes invalid JSON; `idle` ends each turn without a model call; `missing` says that the SDK is not installed; `refused`
+says that the provider has refused its key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Servers as containers run them, by `deploy/serve-valkey`, and what each of their users may do."""
+"""Servers as containers run them, by `deploy/serve-valkey`, and the rights of their users."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def serving(purpose: str, folder: Path, programs: dict[str, str]) -> Async
         async with asyncio.timeout(unhurried(LIMIT_SECONDS)):
             while b"Ready to accept connections" not in (line := await server.stdout.readline()):
                 assert line, "the server ended"
-        # Somebody must read the rest; a full pipe would stop it.
+        # The rest must be read; a full pipe would stop it.
         reading = asyncio.create_task(server.stdout.read())
         yield Server(port, server.pid)
     finally:
@@ -141,7 +141,7 @@ async def worker(module: str, environment: dict[str, str]) -> AsyncIterator[None
 
 
 async def refusals(server: Server) -> list[Any]:
-    """What the server has refused to a user: an alarm in production, a proof here that nothing was wanted in vain."""
+    """Return the refused commands in the log of the server; in production they raise an alarm."""
     admin = MultiplexedConnection(server.admin)
     found: list[Any] = await admin.call("ACL", "LOG")
     await admin.aclose()

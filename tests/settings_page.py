@@ -34,7 +34,7 @@ Every setting of every process. `make docs` writes this page from the classes th
 
 - A command's option wins over the environment, the environment over `.env` in the working directory, `.env` over `deckhands.toml`, and that over the default. An empty variable counts as unset.
 - A misspelt `{PREFIX}…` name is an error that names the nearest one; a misspelt `LLM_…` name is a warning.
-- Commands that a person calls read the two files and hand the values to the workers that they start. A worker under another supervisor, and the Python client, read variables alone. A file is not read where an agent or a stranger may have written it: in a repository, below a workspace root, or where other users may write. The command says so; `{PREFIX}CONFIG` names a file that is read in any case.
+- Commands read the two files and pass the values to the workers that they start. A worker under another supervisor, and the Python client, read only variables. A file that an agent or another user may have written is not read: in a repository, below a workspace root, or where other users may write. The command says so; `{PREFIX}CONFIG` names a file that is read in any case.
 - Lists are texts with commas between them. `{PREFIX}WORKSPACE_ROOTS` has `:` between its directories, as `PATH` has.
 - [The containers](deployment.md#settings) take some of these settings from the `.env` of `compose.yaml`, under shorter names.
 
@@ -116,7 +116,7 @@ OTHERS = (
     (
         "`DECKHANDS_HOST_ID`",
         "workspace hosts, containers",
-        "set by tool workers, never by you: whose host a process belongs to",
+        "set by tool workers, never by you: the host of a process",
     ),
 )
 

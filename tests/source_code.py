@@ -1,4 +1,4 @@
-"""Tracked files as syntax trees with their imported names resolved: what the house rules read.
+"""Tracked files as syntax trees with their imported names resolved: the input of the house rules.
 
 Holds: a `Source` depends on its path and text alone, so a rule can be tried on any snippet.
 Does not: follow assignments or attributes of values; only names that an import binds are resolved.
@@ -59,7 +59,7 @@ class Source:
         return {imported.bound_as: imported.bound_to for imported in self.imports if imported.bound_as}
 
     def resolve(self, node: ast.AST) -> str:
-        """Return the dotted name that an expression stands for, or "" if no import binds its root."""
+        """Return the dotted name of an expression, or "" if no import binds its root."""
         if isinstance(node, ast.Name):
             return self._bindings.get(node.id, "")
         if isinstance(node, ast.Attribute):
@@ -73,7 +73,7 @@ class Source:
 
     @cached_property
     def _walked(self) -> tuple[tuple[Import, ...], dict[type[ast.AST], list[ast.AST]]]:
-        """What is imported, in order, and the nodes by type; walked once, because there are twenty rules."""
+        """Return the imports, in order, and the nodes by type; walked once, because there are twenty rules."""
         imports: list[Import] = []
         found: dict[type[ast.AST], list[ast.AST]] = {}
         waiting: list[tuple[ast.AST, bool]] = [(self.tree, False)]

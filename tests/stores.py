@@ -55,7 +55,7 @@ class RealServer:
         for line in self.process.stdout:
             lines.append(line)
             if b"eady to accept connections" in line:
-                # Somebody must read the rest; a full pipe would stop the server.
+                # The rest must be read; a full pipe would stop the server.
                 self.drain = threading.Thread(target=self.process.stdout.read, daemon=True)
                 self.drain.start()
                 return
@@ -159,7 +159,7 @@ async def memory_store(clock: ManualClock) -> AsyncIterator[Store]:
 
 
 class LossyWire:
-    """A proxy on a unix socket in front of a server, which swallows replies or falls silent when told to.
+    """A proxy on a unix socket in front of a server, which swallows replies or falls silent on request.
 
     Attributes:
         swallow: given each chunk of replies; True drops it and cuts the connection, as if the reply was lost.

@@ -20,7 +20,7 @@ OF_OTHER_NAMES = {
 }
 INTRODUCTION = """# Tasks
 
-A task is one `TaskSpec`, whichever way it comes in. `make docs` writes this page from the class, and a test compares the two.
+A task is one `TaskSpec` in every interface. `make docs` writes this page from the class, and a test compares the two.
 
 | way in | how it gives the fields |
 |---|---|
@@ -31,11 +31,11 @@ A task is one `TaskSpec`, whichever way it comes in. `make docs` writes this pag
 | [inbox](producing-work.md#the-inbox-a-stream-for-any-language) | the JSON of `request`, with `id`, which is the key |
 | [files of tasks](producing-work.md#files-of-tasks) | an object a line, or columns; with `id`, which is the key |
 | [schedules](cli.md), `PUT /schedules/NAME` | the options of `submit`, or `request`; each tick is a new conversation |
-| [A2A, MCP, OpenAI's API](serving.md#other-protocols) | what the protocol has a place for, and `metadata`, `options` or `deckhands` with the other fields |
+| [A2A, MCP, OpenAI's API](serving.md#other-protocols) | the fields of the protocol, and `metadata`, `options` or `deckhands` with the other fields |
 
-[Features by way in](ways-in.md) shows what each of them lacks, and why. The same defaults hold in all of them, an unknown field is refused with its name, and what the repository says (`AGENTS.md`, [skills](skills.md), [set-up scripts](workspaces.md#scripts-of-a-repository)) is read by the worker that opens the workspace.
+[Features by way in](ways-in.md) shows the unsupported features of each, and why. All have the same defaults and refuse an unknown field by its name. The worker that opens the workspace reads the files of the repository (`AGENTS.md`, [skills](skills.md), [set-up scripts](workspaces.md#scripts-of-a-repository)).
 
-Python also takes paths and bytes as `images`, a Pydantic model as `output`, a `timedelta` as `delay` or `expires`, an archive on your machine as `workspace`, and `tenancy=Tenancy(…)` for `tenant`, `experiment` and `priority`. `headless` is false by default in a `Conversation` and in `deckhands chat`, because a person is there.
+Python also takes paths and bytes as `images`, a Pydantic model as `output`, a `timedelta` as `delay` or `expires`, an archive on your machine as `workspace`, and `tenancy=Tenancy(…)` for `tenant`, `experiment` and `priority`. `headless` is false by default in a `Conversation` and in `deckhands chat`, because a user is there.
 
 As a schema: [task-request.json](schemas/task-request.json). A field can be [added in one place](adding-things.md#a-field-of-a-task).
 

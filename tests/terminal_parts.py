@@ -1,4 +1,4 @@
-"""A person at a terminal: a command on a pseudo-terminal, and the screen that it draws."""
+"""A user at a terminal: a command on a pseudo-terminal, and the screen that it draws."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ LOOK_SECONDS = 0.05
 
 @dataclass
 class Person:
-    """Who sits in front of a screen.
+    """A user in front of a screen.
 
     Attributes:
-        raw: all that the command has sent.
-        seen: each screen that was there when somebody looked, newest last.
+        raw: all output of the command.
+        seen: the screen at each look, newest last.
     """
 
     running: subprocess.Popen[bytes]
@@ -46,7 +46,7 @@ class Person:
         os.write(self.fd, text.encode())
 
     def look(self, seconds: float = LOOK_SECONDS) -> bool:
-        """Take in what comes within some time; False: the command has closed the terminal."""
+        """Read the output that arrives within some time; False: the command has closed the terminal."""
         ready, _, _ = select.select([self.fd], [], [], seconds)
         if not ready:
             return True
@@ -98,7 +98,7 @@ def person(
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     kept = {name: text for name, text in env.items() if name not in ("COLUMNS", "LINES")}
     running = subprocess.Popen(
-        ["setsid", "--ctty", *map(str, command)],  # its controlling terminal, whose Ctrl-C reaches it
+        ["setsid", "--ctty", *map(str, command)],  # its controlling terminal, from which Ctrl-C reaches it
         env={"TERM": "xterm-256color", **kept},
         stdin=its,
         stdout=its,

@@ -45,7 +45,7 @@ def test_every_link_of_a_page_leads_somewhere(path: str) -> None:
 
 
 def made_on(page: Path) -> set[str]:
-    """Return the files whose whole text stands on a page, below their names."""
+    """Return the files whose whole text is on a page, below their names."""
     return set(re.findall(r"^`([\w./-]+)`\n\n```", page.read_text(encoding="utf-8"), flags=re.MULTILINE))
 
 

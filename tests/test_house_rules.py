@@ -292,7 +292,7 @@ def test_constraints_pin_everything_that_an_installation_brings() -> None:
 
 
 def _asked_for(*extras: str) -> list[Requirement]:
-    """Return what pyproject.toml asks for without extras and with these, and with those that they name."""
+    """Return the requirements of pyproject.toml without extras, with these extras, and with those that they include."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = list(project["dependencies"])
     waiting = list(extras)

@@ -1,4 +1,4 @@
-"""Directories that are hard to deal with, and somebody who has no rights."""
+"""Directories that are hard to handle, and a user without rights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def let_everybody_through(folder: Path) -> None:
 
 @contextmanager
 def without_rights(own: Path) -> Iterator[None]:
-    """Be somebody to whom permissions matter and who owns a directory."""
+    """Run as a user who is subject to permissions and owns a directory."""
     if os.getuid() != 0:
         yield
         return
@@ -33,7 +33,7 @@ def without_rights(own: Path) -> Iterator[None]:
 
 @contextmanager
 def cleared(top: Path) -> Iterator[None]:
-    """Remove a directory at the end, also one that is deeper than what clears up after tests can go."""
+    """Remove a directory at the end, even one deeper than the tests' own cleanup can reach."""
     try:
         yield
     finally:

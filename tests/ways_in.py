@@ -31,7 +31,7 @@ class Feature:
     """A feature of a task.
 
     Attributes:
-        fields: the fields of `TaskSpec` that give it; none for what a repository or a worker brings.
+        fields: the fields of `TaskSpec` that give it; none for a feature of a repository or a worker.
     """
 
     name: str
@@ -100,10 +100,10 @@ NOT_FEATURES: Mapping[str, str] = {
     "traceparent": "programs that trace set it, by the header of their protocol where it has one",
 }
 
-AT_ONCE = "A person waits for it, so it starts at once."
+AT_ONCE = "A user waits for it, so it starts at once."
 NAMED = "A `Conversation` submits its task once, however often it tries; `conversation_id` finds it again."
 SCORED = "An evaluation scores the work after the attempt, by the instance and not by the task."
-ALONE = "An attempt runs without a person, so that it can be compared with others."
+ALONE = "An attempt runs without a user, so that it can be compared with others."
 OF_AN_EVALUATION = "The evaluation sets it, and finds its conversations by it."
 QUEUED = "An attempt starts when the evaluation has a place for it."
 MISSING: Mapping[tuple[str, str], str] = {

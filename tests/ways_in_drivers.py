@@ -70,7 +70,7 @@ class Files(BaseModel):
 
 @dataclass
 class Ended:
-    """A conversation that has settled, and what the model was asked in it."""
+    """A conversation that has settled, and the model's requests in it."""
 
     conversation_id: str
     events: list[Event]

@@ -19,7 +19,7 @@ from tests.unit.deckhands.sample_log import command, output, reply, state, user
 
 @dataclass
 class Receiver:
-    """What has arrived, in its order.
+    """The received requests, in order.
 
     Attributes:
         answer: the status of the answer to a body.
@@ -57,7 +57,7 @@ class Receiver:
 
 
 async def begin_worked(client: Client, name: str, **created: Any) -> None:
-    """Begin a conversation, and append what an agent appends until it has finished."""
+    """Create a conversation, and append an agent's events until it has finished."""
     first = ConversationCreated(conversation_id=name, title=f"Title of {name}", **created)
     await client.log.create(first, [user("do it")], key=f"begin:{name}")
     work = [state("running"), command("make test"), output(4), reply(), state("finished")]

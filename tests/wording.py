@@ -1,6 +1,6 @@
-"""What a reader sees of a file: comments, docstrings, string literals and pages, and phrases that do not belong there.
+"""The visible texts of a file (comments, docstrings, string literals, pages), and phrases that do not belong there.
 
-Holds: names in code are not looked at, so a function may be called what a test needs it to be called.
+Holds: names in code are not looked at, so a test may name a function freely.
 Does not: judge style. Each phrase reads like a translation, and has a plain substitute.
 """
 

@@ -29,14 +29,21 @@ from redis.asyncio.connection import parse_url
 
 from broker.celery.messages import Messages, WorkerConsumer
 from broker.celery.remote_control import RemoteControl
-from broker.runtime import UrlInFile, UsageError, logs_json, read_tls, use_json
+from broker.runtime import UrlInFile, UsageError, hide_password, logs_json, read_tls, use_json
+from broker.store import SentinelUrl, is_sentinel_url
 
 LOADER = "celery.loaders.app:AppLoader"
 SOCKET_TIMEOUT_SECONDS = 5.0
+SENTINEL_SECONDS = 0.5
+"""How long one Sentinel may take for an answer before the next one is asked."""
 STANDARD_ERROR = 2
+RESTORE_SECONDS = 60
+"""The interval between two checks for unacknowledged messages, for workers whose queue is always empty."""
+EVENT_HEARTBEAT_SECONDS = 10.0
+"""The interval of the heartbeats that monitors of Celery read. Each one names it, so that a monitor knows it."""
 TRANSPORT_OPTIONS = {
     "visibility_timeout": 3600,
-    "unacked_restore_interval": 1,
+    "unacked_restore_interval": RESTORE_SECONDS,
     "unacked_restore_throttle": 1,
     "socket_keepalive": True,
     # Without these, a broker that vanishes silently blocks the worker's main thread for minutes.
@@ -48,12 +55,13 @@ WORKER_OPTIONS = {
     "concurrency": 2,
     "without_gossip": True,
     "without_mingle": True,
+    "heartbeat_interval": EVENT_HEARTBEAT_SECONDS,
     "loglevel": "WARNING",
 }
 
 
-def run_worker_app(app: Celery, name: str, **options: Any) -> int:
-    """Run a worker of an application in the main thread and return its exit status.
+def make_worker(app: Celery, name: str, **options: Any) -> Any:
+    """Make a worker of an application; its `start` runs it until it is asked to stop.
 
     Does not use Celery's own command line, which imports every command, also Flower's: a third of a worker's start
     time.
@@ -68,9 +76,7 @@ def run_worker_app(app: Celery, name: str, **options: Any) -> int:
 
         celery_worker.safe_say = _write_as_log
     # Celery's banner is text and would break a log of JSON objects.
-    worker = app.Worker(hostname=host_format(name), quiet=logs_json(), **WORKER_OPTIONS | options)
-    worker.start()
-    return int(worker.exitcode or 0)
+    return app.Worker(hostname=host_format(name), quiet=logs_json(), **WORKER_OPTIONS | options)
 
 
 def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **further: Any) -> Celery:
@@ -78,7 +84,7 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
 
     Args:
         role: `controller`, `tool`, `ingress` or `jobs`; also the name of its queue.
-        broker_url: in kombu's format: `redis://…`, or `redis+socket://:password@/path?virtual_host=1`.
+        broker_url: `redis://…`, `redis+sentinel://…`, or `redis+socket://:password@/path?virtual_host=1`.
         messages: the classes of its connections.
         further: settings that replace the common ones.
 
@@ -87,8 +93,10 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
     """
     if logs_json():
         _log_as_json(role)
+    connections = make_connection_settings(broker_url, further.pop("result_backend", ""))
+    # After a short restart the broker is back soon, and fast retries cost nothing here.
+    transport = further.pop("broker_transport_options", TRANSPORT_OPTIONS)
     configuration: dict[str, Any] = {
-        **make_connection_settings(broker_url, further.pop("result_backend", "")),
         "accept_content": ["json"],
         "task_serializer": "json",
         "worker_consumer": WorkerConsumer,
@@ -98,19 +106,20 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
         "broker_channel_error_retry": True,
-        # After a short restart the broker is back soon, and fast retries cost nothing here.
-        "broker_transport_options": TRANSPORT_OPTIONS,
         "worker_send_task_events": False,
         "worker_hijack_root_logger": False,
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "worker_prefetch_multiplier": 1,
         "control_queue_expires": 60.0,
+        **further,
+        **connections,
+        "broker_transport_options": transport | connections.get("broker_transport_options", {}),
     }
     # Set explicitly; otherwise CELERY_LOADER and CELERY_CONFIG_MODULE of another application would apply.
     return Celery(
         f"deckhands.{role}",
         loader=LOADER,
-        config_source=configuration | further,
+        config_source=configuration,
         set_as_current=True,
         amqp=messages,
         control=RemoteControl,
@@ -128,14 +137,21 @@ def make_connection_settings(broker_url: str, result_url: str = "") -> dict[str,
     """
     address, tls = _split_tls_options(broker_url)
     found: dict[str, Any] = {"broker_url": address} | ({"broker_use_ssl": tls} if tls else {})
+    if is_sentinel_url(broker_url):
+        found["broker_transport_options"] = _name_primary(broker_url)
     if result_url:
         address, tls = _split_tls_options(result_url)
         found |= {"result_backend": address} | ({"redis_backend_use_ssl": tls} if tls else {})
+        if is_sentinel_url(result_url):
+            found["result_backend_transport_options"] = _name_primary(result_url)
     return found
 
 
 def _split_tls_options(url: str) -> tuple[str, dict[str, Any]]:
-    """Return a URL without its TLS options, and these options in redis-py's format; empty if it does not use TLS."""
+    """Return kombu's URL without TLS options, and these options in redis-py's format; empty if it does not use TLS."""
+    if is_sentinel_url(url):
+        _, tls = _split_tls_options(_parse_sentinels(url).servers)
+        return url.derive(_make_sentinel_url) if isinstance(url, UrlInFile) else _make_sentinel_url(url), tls
     parts = urlsplit(url)
     if parts.scheme != "rediss":
         return url, {}
@@ -148,6 +164,35 @@ def _split_tls_options(url: str) -> tuple[str, dict[str, Any]]:
             remedy="Name PEM files by ssl_ca_certs, ssl_certfile and ssl_keyfile in DECKHANDS_CELERY_URL.",
         ) from error
     return url.derive(_drop_tls_options) if isinstance(url, UrlInFile) else _drop_tls_options(url), tls
+
+
+def _name_primary(url: str) -> dict[str, Any]:
+    sentinels = _parse_sentinels(url)
+    names = ("password",) if len(sentinels.login) == 1 else ("username", "password")
+    login = dict(zip(names, sentinels.login, strict=False))
+    return {
+        "master_name": sentinels.service,
+        "sentinel_kwargs": {"socket_timeout": SENTINEL_SECONDS, "socket_connect_timeout": SENTINEL_SECONDS, **login},
+    }
+
+
+def _make_sentinel_url(url: str) -> str:
+    """Return kombu's form of a URL: one for each Sentinel, with the login and database of the servers."""
+    sentinels = _parse_sentinels(url)
+    servers = urlsplit(sentinels.servers)
+    login = f"{servers.netloc.rpartition('@')[0]}@" if "@" in servers.netloc else ""
+    hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in sentinels.sentinels)
+    return ";".join(f"sentinel://{login}{host}{servers.path}" for host in hosts)
+
+
+def _parse_sentinels(url: str) -> SentinelUrl:
+    try:
+        return SentinelUrl.parse(url)
+    except ValueError as error:
+        raise UsageError(
+            f"The Celery URL {hide_password(url)} cannot be used: {error}.",
+            remedy="Use redis+sentinel://user:password@host:26379,host:26379/name/1.",
+        ) from error
 
 
 def _drop_tls_options(url: str) -> str:

@@ -15,6 +15,7 @@ import signal
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Protocol
 
 from celery import Celery, bootsteps, signals
@@ -72,6 +73,8 @@ class LoopThread:
         self.service = service
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
+        self.stopping = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """A file that is readable from the request to stop on. It is never read."""
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
         self._lock = threading.Lock()
         self._in_flight: set[Future[Any]] = set()
@@ -111,7 +114,9 @@ class LoopThread:
 
     def request_stop(self) -> None:
         """Ask the service to hand its work back, and return at once. Idempotent."""
-        self._loop.call_soon_threadsafe(self._stop.set)
+        os.eventfd_write(self.stopping, 1)
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._stop.set)
 
     def stop(self) -> None:
         """Ask the service to hand its work back, and wait for its end."""
@@ -177,6 +182,7 @@ def _exit_after(seconds: float) -> None:
 def add_loop(app: Celery, service: LoopService) -> LoopThread:
     """Make a Celery application's worker run a service. Returns the thread that will run it."""
     thread = LoopThread(service)
+    app.stopping = thread.stopping
 
     class LoopStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Starts with the worker, not with its broker connection: a lost broker must not stop conversations."""
@@ -184,7 +190,8 @@ def add_loop(app: Celery, service: LoopService) -> LoopThread:
         requires = ("celery.worker.components:Pool",)
 
         def start(self, _worker: Any) -> None:
-            thread.handle_signals()
+            if threading.current_thread() is threading.main_thread():
+                thread.handle_signals()
             harden_process()  # for workers started by Celery's own command; ours are secluded already
             thread.start()
 

@@ -11,7 +11,8 @@ Does not: keep dropped messages.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from queue import Empty
 from typing import Any, Literal
@@ -27,6 +28,8 @@ from redis import exceptions as redis_errors
 from broker.celery.logins import UrlCredentials
 from broker.runtime import SYSTEM_CLOCK, Clock, UrlInFile
 
+BLOCK_SECONDS = 10
+"""How long a read of a queue blocks. An arriving message ends it, and so does the end of the worker."""
 MAX_BODY_CHARS = 1 << 20
 """For answers to remote control, which list a worker's requests."""
 MAX_TASK_CHARS = 1 << 16
@@ -142,6 +145,14 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
     """Reads lists and channels. Data that is not a message is dropped."""
 
     QoS = QoS
+    _kept_client: Any = None
+
+    @contextmanager
+    def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
+        """Return a client. It is kept: to make one costs more than a command, and each takes its own connection."""
+        if client is None and getattr(self._kept_client, "connection_pool", None) is not self.pool:
+            self._kept_client = self._create_client()
+        yield client or self._kept_client
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         """Return the connection parameters. A login in a file is read each time."""
@@ -173,6 +184,7 @@ class FilteringTransport(kombu_redis.Transport):  # type: ignore[misc]
     """kombu's transport over Redis, with a check of each message."""
 
     Channel = Channel
+    brpop_timeout = BLOCK_SECONDS
     max_body_chars = MAX_BODY_CHARS
 
     def _deliver(self, message: Any, queue: str) -> None:
@@ -212,7 +224,15 @@ class FilteringConnection(kombu.Connection):  # type: ignore[misc]
     def get_transport_cls(self) -> Any:
         """Return the class of the transport."""
         found = super().get_transport_cls()
+        if found is kombu_redis.SentinelTransport:
+            return _with_sentinels(self.own_transport)
         return self.own_transport if found is kombu_redis.Transport else found
+
+
+def _with_sentinels(transport: type[FilteringTransport]) -> type[FilteringTransport]:
+    """Return a transport whose channels ask Sentinels for the broker."""
+    channel = type(transport.Channel.__name__, (transport.Channel, kombu_redis.SentinelChannel), {})
+    return type(transport.__name__, (transport, kombu_redis.SentinelTransport), {"Channel": channel})
 
 
 class _PooledConnection(kombu_connection.PooledConnection, FilteringConnection):  # type: ignore[misc]
@@ -241,6 +261,12 @@ class WorkerConsumer(Consumer):  # type: ignore[misc]
         # An unexpected error costs a new connection, not the worker.
         self.channel_errors = (Exception,)
 
+    def register_with_event_loop(self, hub: Any) -> None:
+        """Also end a wait of Celery's event loop when the worker is asked to stop, see `add_loop`."""
+        super().register_with_event_loop(hub)
+        if (stopping := getattr(self.app, "stopping", None)) is not None:
+            hub.add_reader(stopping, lambda: None)
+
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Log the broker's refusal, such as reading a key of another type, before connecting again."""
         if isinstance(exc, redis_errors.ResponseError):
@@ -252,9 +278,10 @@ class WorkerConsumer(Consumer):  # type: ignore[misc]
         log_dropped("a Celery message", exc)
         message.ack()
 
-    def check(self, message: Any) -> None:
-        """Check that a task message can run; any error refuses it."""
+    def take(self, message: Any) -> bool:
+        """Check that a task message can run; any error refuses it. Return whether it needs nothing else of Celery."""
         check_task(message, self.strategies)
+        return False
 
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[[Any], None]:
         """Return the handler of task messages, which drops unusable ones."""
@@ -262,8 +289,8 @@ class WorkerConsumer(Consumer):  # type: ignore[misc]
 
         def take_up_or_drop(message: Any) -> None:
             try:
-                self.check(message)
-                take_up(message)
+                if not self.take(message):
+                    take_up(message)
             except BROKER_ERRORS:
                 raise
             except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with it)

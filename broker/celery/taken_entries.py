@@ -1,8 +1,8 @@
 """A pop that loses nothing: keeps entries of a Celery queue safe until they are recorded as unacknowledged.
 
 kombu pops an entry by BRPOP, and then records it as unacknowledged. A worker that is killed in between loses the entry.
-Here the broker moves the entry into a list of the worker's connection, and recording it removes it from there in the
-same transaction.
+Here the broker moves entries into a list of the worker's connection, and recording them removes them from there in the
+same transaction. Entries that wait together are taken, recorded and acknowledged together.
 
 Holds: at every moment an entry is in its queue, in such a list, or unacknowledged. Any worker of the queue puts back
 the entries of a list whose connection has shown no life for `ALIVE_SECONDS`.
@@ -10,22 +10,22 @@ Does not: prevent a second delivery of an entry; its task must be idempotent und
 
 Keys, in Celery's broker:
     deckhands:takers                      a set of `<connection> <queue>`: the lists that may have entries
-    deckhands:taken:<connection> <queue>  a list with at most one entry
+    deckhands:taken:<connection> <queue>  a list with the entries that are being delivered
     deckhands:taking:<connection>         expires when the connection shows no life
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from queue import Empty
 from typing import Any
 
-from kombu.utils.json import loads
+from kombu.utils.json import dumps, loads
 from redis import exceptions as redis_errors
 
 from broker.celery.messages import (
-    BROKER_ERRORS,
     Channel,
     FilteringConnection,
     FilteringTransport,
@@ -37,33 +37,79 @@ from broker.runtime import SYSTEM_CLOCK, failpoint, new_key
 
 TAKERS, TAKEN, TAKING = "deckhands:takers", "deckhands:taken:", "deckhands:taking:"
 ALIVE_SECONDS = 10
-BLOCK_SECONDS = 0.25
-"""A client can block on one list only. An idle worker checks the lists of other priorities this often."""
+FIRST_BLOCK_SECONDS, LONGEST_BLOCK_SECONDS = 0.25, 1.0
+"""A client can block on one list only. A worker checks the lists of other priorities this often, an idle one less."""
 PUT_BACK_LIMIT = 1_000
 """Number of entries of one list that are put back at once."""
+TAKEN_AT_ONCE, STEP = 32, 8
+MAX_TAKEN_BYTES = 1 << 20
+MAX_HELD_BYTES = 32 << 20
+"""No further message is taken while unacknowledged ones have this size."""
 
 
 class SafeQoS(QoS):
     """The unacknowledged messages, and those about to become so."""
 
-    _is_noting = False
+    _noting: list[Any] | None = None
+    """The messages that are being delivered, which are recorded together."""
 
     def append(self, message: Any, delivery_tag: Any) -> None:
         """Record a message as unacknowledged."""
-        self._is_noting = True
-        try:
+        if self._noting is None:
             super().append(message, delivery_tag)
-        finally:
-            self._is_noting = False
-        self.channel.taken = None
+        else:
+            self._noting.append(message)
+            self._quick_append(delivery_tag, message)
 
     @contextmanager
-    def pipe_or_acquire(self, pipe: Any = None, client: Any = None) -> Iterator[Any]:
-        """Return a transaction. The one that records a message also removes it from its taken list."""
-        with super().pipe_or_acquire(pipe, client) as transaction:
-            if self._is_noting and self.channel.taken is not None:
-                transaction.lrem(*self.channel.taken)
-            yield transaction
+    def noting(self, taken: str) -> Iterator[None]:
+        """Record the messages that are delivered here, and remove all entries of their list, in one transaction.
+
+        Args:
+            taken: the list that their entries were moved to.
+        """
+        if self._dirty:
+            self._flush()
+        self._noting = []
+        try:
+            yield
+            self._record(taken)
+        finally:
+            self._noting = None
+
+    def _record(self, taken: str) -> None:
+        now = SYSTEM_CLOCK.now().timestamp()
+        with self.pipe_or_acquire() as pipe:
+            if noted := [message for message in self._noting or () if message.delivery_tag not in self._dirty]:
+                pipe.zadd(self.unacked_index_key, {message.delivery_tag: now for message in noted})
+                routes = ((message, message.delivery_info) for message in noted)
+                kept = {
+                    message.delivery_tag: dumps([message._raw, route["exchange"], route["routing_key"]])  # noqa: SLF001
+                    for message, route in routes
+                }
+                pipe.hset(self.unacked_key, mapping=kept)
+            pipe.delete(taken)
+            pipe.execute()
+
+    def ack_all(self, messages: Sequence[Any]) -> None:
+        """Acknowledge messages together."""
+        tags = [message.delivery_tag for message in messages]
+        with self.pipe_or_acquire() as pipe:
+            pipe.zrem(self.unacked_index_key, *tags).hdel(self.unacked_key, *tags).execute()
+        for message in messages:
+            message._state = "ACK"  # noqa: SLF001  (as kombu does)
+            self._quick_ack(message.delivery_tag)
+
+    def can_consume(self) -> bool:
+        """Return whether more messages may be taken: their number and their size are bounded."""
+        if self._dirty:
+            self._flush()
+        return bool(super().can_consume()) and sum(len(held.body) for held in self._delivered.values()) < MAX_HELD_BYTES
+
+    def room(self) -> int:
+        """Return how many messages may be taken now, at most `TAKEN_AT_ONCE`."""
+        most = self.can_consume_max_estimate()
+        return TAKEN_AT_ONCE if most is None else min(most, TAKEN_AT_ONCE)
 
     def restore_visible(self, *arguments: Any, **options: Any) -> None:
         """Put back the messages of dead workers: unacknowledged and taken ones."""
@@ -75,24 +121,30 @@ class SafeChannel(Channel):
     """Takes entries so that none is lost."""
 
     QoS = SafeQoS
-    taken: tuple[str, int, bytes] | None = None
-    """The entry that is being delivered: its list, how many to remove, and its bytes."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._taker = new_key()
-        self._asked = ""
+        self._asked, self._waiting = "", 0
+        self._block_seconds = FIRST_BLOCK_SECONDS
 
     def put_back_taken(self) -> None:
         """Show life, and put back the entries of connections that show none."""
         own = self._keys(self.active_queues)
         with self.conn_or_acquire() as client:
-            client.set(TAKING + self._taker, 1, ex=ALIVE_SECONDS)
-            for member in client.smembers(TAKERS):
-                name = member.decode(errors="replace")
-                taker, _, queue = name.partition(" ")
-                if client.exists(TAKING + taker):
+            pipe = client.pipeline(transaction=False)
+            pipe.set(TAKING + self._taker, 1, ex=ALIVE_SECONDS)
+            pipe.smembers(TAKERS)
+            _, members = pipe.execute()
+            takers = {member.partition(b" ")[0] for member in members} - {self._taker.encode()}
+            for taker in takers:
+                pipe.exists(TAKING.encode() + taker)
+            dead = {taker for taker, is_alive in zip(takers, pipe.execute(), strict=True) if not is_alive}
+            for member in members:
+                if member.partition(b" ")[0] not in dead:
                     continue
+                name = member.decode(errors="replace")
+                queue = name.partition(" ")[2]
                 if queue not in own:  # no worker may read it any more; its entries wait for one that does
                     with suppress(redis_errors.ResponseError):
                         if not client.llen(TAKEN + name):
@@ -106,7 +158,7 @@ class SafeChannel(Channel):
 
     def _put_back(self, client: Any, name: str, queue: str) -> None:
         for _ in range(PUT_BACK_LIMIT):
-            if client.lmove(TAKEN + name, queue, "RIGHT", "RIGHT") is None:
+            if client.lmove(TAKEN + name, queue, "LEFT", "RIGHT") is None:  # the latest first: the order stays
                 self._remove_list(client, name)
                 return
 
@@ -125,13 +177,11 @@ class SafeChannel(Channel):
         if not queues:
             return
         keys = self._keys(queues)
-        with self.conn_or_acquire() as client:
-            lengths = self._record_life(client, keys)
-        waiting = [key for key, length in zip(keys, lengths, strict=True) if length]
-        self._asked = (waiting or keys)[0]
+        lengths = self._record_life(self.client, keys)
+        self._asked, self._waiting = next((item for item in zip(keys, lengths, strict=True) if item[1]), (keys[0], 0))
         self._in_poll = self.client.connection
         self._brpop_sent_at = SYSTEM_CLOCK.monotonic()
-        limit = min(timeout or self.brpop_timeout, BLOCK_SECONDS)
+        limit = min(timeout or self.brpop_timeout, self._block_seconds)
         self.client.connection.send_command("BLMOVE", self._asked, self._list(self._asked), "RIGHT", "LEFT", limit)
 
     def _record_life(self, client: Any, keys: list[str]) -> list[int]:
@@ -163,26 +213,38 @@ class SafeChannel(Channel):
             self._in_poll = None
             self._flush_brpop_reauth()
         if entry is None:
+            self._block_seconds = min(2 * self._block_seconds, LONGEST_BLOCK_SECONDS)
             raise Empty
+        self._block_seconds = FIRST_BLOCK_SECONDS
+        entries = [entry, *self._take_more(len(entry))]
         failpoint("celery.taken")
-        self.taken = (self._list(self._asked), 1, entry)
         queue = self._asked.rsplit(self.sep, 1)[0]
-        try:
-            self._queue_cycle.rotate(queue)
-            self.connection._deliver(loads(entry.decode()), queue)  # noqa: SLF001  (as kombu does)
-        except BROKER_ERRORS:
-            self.taken = None  # it stays in its list, and comes back
-            raise
-        finally:
-            self._remove_taken()
+        self._queue_cycle.rotate(queue)
+        with self.qos.noting(self._list(self._asked)):
+            for each in entries:
+                self._drop_invalid("an entry of a Celery queue", partial(self._deliver, each, queue))
         return True
 
-    def _remove_taken(self) -> None:
-        """Remove a taken entry that is not a message."""
-        if self.taken is not None:
+    def _take_more(self, size: int) -> list[bytes]:
+        """Move further waiting entries into the list of the taken ones, and return them.
+
+        Their size is known only when they are here, so few are taken at once.
+        """
+        found: list[bytes] = []
+        left = min(self._waiting, self.qos.room()) - 1
+        while left > 0 and size < MAX_TAKEN_BYTES:
             with self.conn_or_acquire() as client:
-                client.lrem(*self.taken)
-            self.taken = None
+                pipe = client.pipeline(transaction=False)
+                for _ in range(min(left, STEP)):
+                    pipe.lmove(self._asked, self._list(self._asked), "RIGHT", "LEFT")
+                step = [entry for entry in pipe.execute() if entry is not None]
+            found += step
+            size += sum(map(len, step))
+            left = left - STEP if len(step) == STEP else 0
+        return found
+
+    def _deliver(self, entry: bytes, queue: str) -> None:
+        self.connection._deliver(loads(entry.decode()), queue)  # noqa: SLF001  (as kombu does)
 
     def _keys(self, queues: Iterable[str]) -> list[str]:
         """Return the lists of these queues, highest priority first."""

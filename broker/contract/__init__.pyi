@@ -60,7 +60,7 @@ from .kinds import Action as Action, ActionSecurityRisk as ActionSecurityRisk, B
 from .kinds import ConfirmationStatus as ConfirmationStatus, Event as Event, EventSource as EventSource
 from .kinds import EventT as EventT, Observation as Observation, Paragraph as Paragraph, Role as Role
 from .kinds import ToolCallMetadata as ToolCallMetadata, WorkspaceUse as WorkspaceUse, share_names as share_names
-from .kinds import with_id as with_id
+from .kinds import with_fields as with_fields, with_id as with_id
 from .labels import Labels as Labels, validate_labels as validate_labels
 from .llm_spec import LLMSpec as LLMSpec
 from .long_work import FEATURES_FILE as FEATURES_FILE, FEATURE_LIST as FEATURE_LIST, INIT_SCRIPT as INIT_SCRIPT

@@ -207,6 +207,8 @@ def event_from_wire(wire: Wire, event_id: int) -> Event:
 
 def _share_repeated(event_class: type[Event], wire: Wire) -> Wire:
     """Replace the `repeated_fields` of a wire form by cached models, shared by all equal values."""
+    if not event_class.repeated_fields:
+        return wire
     built = {}
     for name in event_class.repeated_fields:
         # the validator reports invalid values

@@ -28,6 +28,7 @@ from broker.contract.kinds import (
     ToolCallMetadata,
     Traceparent,
     WorkspaceUse,
+    with_fields,
     with_id,
 )
 from broker.contract.plain_json import JsonObject, replace_surrogates
@@ -66,6 +67,7 @@ __all__ = [
     "WorkspaceSpec",
     "WorkspaceUse",
     "replace_surrogates",
+    "with_fields",
     "with_id",
 ]
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum, StrEnum
-from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from functools import cache, lru_cache
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -22,6 +22,8 @@ from broker.runtime import parse_traceparent
 
 NAME_SETS_CACHE_SIZE = 1_024
 """The size of the cache for sets of field names; each kind uses several."""
+
+_set_attribute = object.__setattr__  # a frozen value is completed before it is shared
 
 EventT = TypeVar("EventT", bound="Event")
 Role = Literal["", "user", "action", "detail", "problem", "success", "added", "removed"]
@@ -127,7 +129,7 @@ class Event(BaseModel):
         repeated_fields: nested models that are often equal in many conversations.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
     KINDS: ClassVar[dict[str, type[Event]]] = {}
     repeated_fields: ClassVar[tuple[str, ...]] = ()
     runnable: ClassVar[bool] = False
@@ -294,12 +296,25 @@ class Observation(Event):
         return (Paragraph(self.content, role, "  ! " if self.is_problem else "  "),)
 
 
+_new = object.__new__
+
+
 @lru_cache(maxsize=NAME_SETS_CACHE_SIZE)
 def _share_set(names: frozenset[str]) -> set[str]:
     return set(names)
 
 
-@lru_cache(maxsize=NAME_SETS_CACHE_SIZE)
+@cache
+def _find_part_fields(kind: type[BaseModel]) -> tuple[str, ...]:
+    """Return the fields of a model that may hold values with fields of their own."""
+    return tuple(name for name, field in kind.model_fields.items() if _may_hold_parts(field.annotation))
+
+
+def _may_hold_parts(annotation: Any) -> bool:
+    return any(map(_may_hold_parts, get_args(annotation))) or (isinstance(annotation, type) and _is_part(annotation))
+
+
+@cache
 def _is_part(kind: type) -> bool:
     """Return whether values of a type are parts. `isinstance` with a model's class is several times slower."""
     return issubclass(kind, EventValue)
@@ -310,12 +325,29 @@ def share_names(part: BaseModel) -> None:
 
     Pydantic creates a set per value, which takes more memory than most events.
     """
-    object.__setattr__(part, "__pydantic_fields_set__", _share_set(frozenset(part.__pydantic_fields_set__)))
-    for value in part.__dict__.values():
-        if _is_part(type(value)):  # type: ignore[arg-type]
-            share_names(value)
+    _set_attribute(part, "__pydantic_fields_set__", _share_set(frozenset(part.__pydantic_fields_set__)))
+    values = part.__dict__
+    for name in _find_part_fields(type(part)):
+        value = values[name]
+        for nested in value if type(value) is tuple else (value,):
+            if nested is not None and _is_part(type(nested)):  # type: ignore[arg-type]
+                share_names(nested)
 
 
 def with_id(event: EventT, event_id: int) -> EventT:
     """Return a copy of the event with the id that the log assigned."""
-    return event.model_copy(update={"id": event_id})
+    return with_fields(event, id=event_id)
+
+
+def with_fields(event: EventT, **values: Any) -> EventT:
+    """Return a copy of the event with other values of fields, which are not validated.
+
+    A step does this for each of its events. `model_copy` takes four times as long, because it supports private and
+    further attributes, which events do not have.
+    """
+    other = _new(type(event))
+    _set_attribute(other, "__dict__", {**event.__dict__, **values})
+    _set_attribute(other, "__pydantic_fields_set__", event.__pydantic_fields_set__ | values.keys())
+    _set_attribute(other, "__pydantic_extra__", None)
+    _set_attribute(other, "__pydantic_private__", None)
+    return other

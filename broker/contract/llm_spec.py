@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 class EventValue(BaseModel):
     """A value inside an event."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
 
 class LLMSpec(EventValue):

@@ -18,10 +18,10 @@ from typing import Self
 
 import redis
 
-from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.coordination.membership import HEARTBEAT_SECONDS, QUIET_HEARTBEAT_SECONDS, Membership
 from broker.runtime import SYSTEM_CLOCK, Clock, UsageError, load_current_url
 
-LATE_AFTER_SECONDS = 2 * HEARTBEAT_SECONDS
+LATE_AFTER_SECONDS = QUIET_HEARTBEAT_SECONDS + HEARTBEAT_SECONDS
 STUCK_AFTER_SECONDS = 10.0
 REPLY_TIMEOUT_SECONDS = 1.0
 
@@ -60,7 +60,8 @@ class HeartbeatThread:
 
     def _watch(self) -> None:
         store: redis.Redis | None = None
-        while not self._over.wait(HEARTBEAT_SECONDS):
+        silent = 0.0
+        while not self._over.wait(max(HEARTBEAT_SECONDS, LATE_AFTER_SECONDS - silent)):
             silent = self._clock.monotonic() - self._turned
             if not LATE_AFTER_SECONDS < silent < STUCK_AFTER_SECONDS:
                 continue

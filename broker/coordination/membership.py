@@ -34,6 +34,8 @@ from broker.runtime import (
 from broker.store import READ_FACTS, WORKER_FIELD, Argument, Store, decode_fields, own_version
 
 HEARTBEAT_SECONDS = 0.3
+QUIET_HEARTBEAT_SECONDS = 0.55
+"""The interval while the worker makes no progress: a third of the shortest usual time to live."""
 MIN_BEATS_PER_TTL = 3
 """A heartbeat lives for at least this many beats, at their recent speed."""
 SLOWNESS_DECAY = 0.97
@@ -144,12 +146,14 @@ class Membership:
         self._fast_ttl_seconds = ttl_seconds
         self._slowest_seconds = 0.0
         self._beats = 0
+        self._progress = -1
+        self._interval_seconds = HEARTBEAT_SECONDS
         self._host_load = HostLoad()
 
     @property
     def ttl_seconds(self) -> float:
         """The time to live of the next beat."""
-        slow = MIN_BEATS_PER_TTL * (HEARTBEAT_SECONDS + self._slowest_seconds)
+        slow = MIN_BEATS_PER_TTL * (self._interval_seconds + self._slowest_seconds)
         return max(self._fast_ttl_seconds, min(slow, MAX_TTL_SECONDS))
 
     async def register(self) -> None:
@@ -169,6 +173,8 @@ class Membership:
             StoreMisconfigured: the store is not the one that was opened.
             FunctionsReplaced: its functions do not serve this worker any more, or are about to.
         """
+        self._interval_seconds = QUIET_HEARTBEAT_SECONDS if progress == self._progress else HEARTBEAT_SECONDS
+        self._progress = progress
         self._beats += 1
         repeats = self._beats % BEATS_PER_FACTS == 0
         if repeats:
@@ -198,8 +204,8 @@ class Membership:
     async def wait_for_next_beat(self) -> None:
         """Wait until the next beat is due, and record how late the loop is."""
         began = self._store.clock.monotonic()
-        await asyncio.sleep(HEARTBEAT_SECONDS)
-        self.figures.record_lag(self._store.clock.monotonic() - began - HEARTBEAT_SECONDS)
+        await asyncio.sleep(self._interval_seconds)
+        self.figures.record_lag(self._store.clock.monotonic() - began - self._interval_seconds)
 
     async def leave(self) -> None:
         """Hand everything back at once. Idempotent."""

@@ -51,6 +51,7 @@ class Creator(NamedTuple):
         key: idempotency key.
         pool: pool of tool workers for its first action.
         awaited: the caller to notify of its end: `celery` or `stream:<name>`; empty for none.
+        caller: the fields of this caller, stored in the same step unless it has one; None: they are stored already.
         elsewhere: number of conversations of its tenant that are open in other shards; None if it is part of a step of
             another conversation, which is neither refused nor counted.
         start: when it may start; None for at once.
@@ -61,11 +62,16 @@ class Creator(NamedTuple):
     awaited: str = ""
     elsewhere: int | None = 0
     start: StartWindow | None = None
+    caller: Mapping[str, Argument] | None = None
 
     def to_arguments(self) -> NamedArguments:
         """Return the arguments that describe this writer."""
         named: NamedArguments = {"by": "create", "key": self.key, "pool": self.pool}
         named |= {"awaited": self.awaited} if self.awaited else {}
+        if self.caller:
+            named["caller"] = [
+                part if isinstance(part, bytes) else str(part) for item in self.caller.items() for part in item
+            ]
         named |= {"inner": True} if self.elsewhere is None else {"elsewhere": self.elsewhere}
         if self.start is not None:
             times = {"delay_ms": self.start.delay_seconds, "limit_ms": self.start.limit_seconds}

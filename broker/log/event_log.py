@@ -48,7 +48,7 @@ from broker.runtime import (
     new_key,
 )
 from broker.secrets import Masker, Secrets, SecretsProof
-from broker.store import Store
+from broker.store import Argument, Store
 
 READ_BATCH = 1_000
 MAX_LOOK_UPS = 8
@@ -115,6 +115,7 @@ class EventLog:
         key: str | None = None,
         node: str = "",
         awaited: str = "",
+        caller: Mapping[str, Argument] | None = None,
         start: StartWindow | None = None,
     ) -> Appended | Duplicate:
         """Create a conversation.
@@ -125,13 +126,14 @@ class EventLog:
             key: idempotency key; the same key for the same id gives a `Duplicate`.
             node: the node of its workspace; empty for the node that claims its first action.
             awaited: the caller to notify of its end: `celery` or `stream:<name>`; empty for none.
+            caller: the fields of this caller, stored in the same step unless the conversation has one.
             start: when it may start; None for at once.
 
         Raises:
             UsageError: the id is invalid, or another conversation has it.
             AdmissionRefused: it may not start now. Never raised for a delegate.
         """
-        creator = Creator(key or new_key(), created.workspace.pool, awaited, start=start)
+        creator = Creator(key or new_key(), created.workspace.pool, awaited, start=start, caller=caller)
         return await self._create([created, *events], creator, answers={}, node=node)
 
     async def _create(

@@ -6,7 +6,8 @@ from .child import rotate_log as rotate_log
 from .clock import SYSTEM_CLOCK as SYSTEM_CLOCK, Clock as Clock, SharedClock as SharedClock, SystemClock as SystemClock
 from .clock import from_millis as from_millis, to_millis as to_millis
 from .counting import format_count as format_count
-from .environment import BEAT as BEAT, CONTROLLER as CONTROLLER, INGRESS as INGRESS, JOBS as JOBS, TOOLS as TOOLS
+from .environment import BEAT as BEAT, CONTROLLER as CONTROLLER, INGRESS as INGRESS, JOBS as JOBS
+from .environment import SERVICES as SERVICES, TOOLS as TOOLS
 from .environment import VARIABLE as VARIABLE, explain_passing as explain_passing
 from .environment import find_missing_variable as find_missing_variable
 from .environment import make_worker_environment as make_worker_environment
@@ -32,7 +33,8 @@ from .modules import find_classes as find_classes, import_modules as import_modu
 from .opening import open_beneath as open_beneath, read_regular_file as read_regular_file
 from .settings import CONFIG_FILE as CONFIG_FILE, CONFIG_FILES_READ as CONFIG_FILES_READ
 from .settings import HEARTBEAT_TTL_SECONDS as HEARTBEAT_TTL_SECONDS, PREFIX as PREFIX, USE_SDK_AGENTS as USE_SDK_AGENTS
-from .settings import BrokerSettings as BrokerSettings, Count as Count, Seconds as Seconds, UrlInFile as UrlInFile
+from .settings import Acks as Acks, BrokerSettings as BrokerSettings, Count as Count, Seconds as Seconds
+from .settings import UrlInFile as UrlInFile
 from .settings import find_agent_variables as find_agent_variables, hide_password as hide_password
 from .settings import join_paths as join_paths, load_current_url as load_current_url, logs_json as logs_json
 from .settings import make_celery_url as make_celery_url, split_paths as split_paths

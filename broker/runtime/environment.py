@@ -21,6 +21,8 @@ from pathlib import Path
 
 CONTROLLER, TOOLS, INGRESS, JOBS, BEAT = "controller", "tools", "ingress", "jobs", "beat"
 """The roles of workers, named as the commands that start them."""
+SERVICES = "services"
+"""An ingress, a jobs worker and a beat in one process. It gets the variables of a jobs worker; no other gets more."""
 
 PROGRAM_VARIABLES = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "LC_*", "TZ", "XDG_*_HOME", "XDG_RUNTIME_DIR"),
@@ -63,6 +65,7 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 def make_worker_environment(role: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a worker of a role. No other code decides this."""
+    role = JOBS if role == SERVICES else role
     if role == CONTROLLER:
         return dict(environment)
     listed = [*ALLOWED[role]]

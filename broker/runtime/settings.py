@@ -56,6 +56,10 @@ Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+Acks = Literal["local", "disk", "replica"]
+"""When a write to the store counts; see `BrokerSettings.acks`."""
+
+
 class BrokerSettings(BaseSettings):
     """Settings that more than one kind of process reads: `DECKHANDS_` and the name of the field in capitals.
 
@@ -66,7 +70,9 @@ class BrokerSettings(BaseSettings):
         env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, str_strip_whitespace=True
     )
 
-    url: Annotated[str, Field(description="the log's store: `redis://`, `rediss://` or `unix://`")] = DEFAULT_URL
+    url: Annotated[
+        str, Field(description="the log's store: `redis://`, `rediss://`, `unix://`, or `redis+sentinel://`")
+    ] = DEFAULT_URL
     url_file: Annotated[
         str,
         Field(
@@ -84,6 +90,13 @@ class BrokerSettings(BaseSettings):
         str,
         Field(description="name of Celery's broker, where several brokers share a store; empty: its address"),
     ] = ""
+    acks: Annotated[
+        Acks,
+        Field(
+            description="when a write to the store counts: `local`, at its reply; `disk`, when its append-only file is "
+            "synchronized; `replica`, when one replica has it"
+        ),
+    ] = "local"
     shards: Annotated[int, Field(ge=1, le=1024, description="number of shards of a new store")] = 1
     home: Annotated[Path, Field(description="the directory of embedded clusters and runs")] = Path("~/.deckhands")
     node_dir: Annotated[
@@ -344,10 +357,12 @@ def find_otel_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def make_celery_url(url: str) -> str:
-    """Return kombu's URL of database 1 of a store's server."""
+    """Return kombu's URL of database 1 of a store's server; of Sentinels, our own form with database 1."""
     if url.startswith("unix://"):
         return f"redis+socket://{url.removeprefix('unix://').partition('?')[0]}?virtual_host=1"
     parts = urlsplit(url)
+    if parts.scheme.endswith("+sentinel"):
+        return urlunsplit(parts._replace(path=f"/{parts.path.strip('/').partition('/')[0]}/1"))
     kept = [(name, value) for name, value in parse_qsl(parts.query) if name != "db"]
     return urlunsplit(parts._replace(path="/1", query=urlencode(kept)))
 
@@ -366,6 +381,8 @@ def _find_address(celery_url: str) -> str:
     if parts.scheme.endswith("+socket"):
         database = dict(parse_qsl(parts.query)).get("virtual_host", "")
         return f"/{posixpath.normpath(parts.path).lstrip('/')}:{database.strip('/') or 0}"
+    if parts.scheme.endswith("+sentinel"):
+        return f"{','.join(sorted(parts.netloc.rpartition('@')[2].split(',')))}/{parts.path.strip('/')}"
     return f"{parts.hostname or '127.0.0.1'}:{parts.port or 6379}/{parts.path.strip('/') or 0}"
 
 

@@ -5,6 +5,7 @@ from .keys import replies_key as replies_key, shard_of as shard_of
 from .connection import WRONG_TYPE_PREFIX as WRONG_TYPE_PREFIX, Argument as Argument, Connection as Connection
 from .connection import MultiplexedConnection as MultiplexedConnection, check_reply as check_reply
 from .connection import decode_fields as decode_fields
+from .sentinel import SentinelUrl as SentinelUrl, is_sentinel_url as is_sentinel_url
 from .server_checks import APPEND_ONLY_REMEDY as APPEND_ONLY_REMEDY, describe_volatility as describe_volatility
 from .server_checks import find_vulnerability as find_vulnerability
 from .embedded import SPACE_FOR_LOG_BYTES as SPACE_FOR_LOG_BYTES, EmbeddedValkey as EmbeddedValkey

@@ -6,8 +6,9 @@ batches, not for round trips. A blocking read (XREAD, XREADGROUP) uses a separat
 Holds: replies are matched to commands in the order sent. This module never resends a command, because a silent retry
 would append twice. A lost reply raises `OutcomeUnknown`: the caller repeats its idempotent call. If a server reports
 that it is no longer a primary, the connection and all made from it (`another`) resolve the name again and reconnect.
-They also reconnect after a refused login, and then read URL, password and certificates again from their files.
-Does not: ask a Sentinel, follow redirections of Redis Cluster, subscribe, or decode: strings are returned as bytes.
+They also reconnect after a refused login, and then read URL, password and certificates again from their files. With
+Sentinels, they reconnect as soon as these announce another primary.
+Does not: follow redirections of Redis Cluster, subscribe, or decode: strings are returned as bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -23,6 +25,7 @@ import hiredis
 from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection, parse_url
 
 from broker.runtime import (
+    Acks,
     DeckhandsError,
     OutcomeUnknown,
     StoreMisconfigured,
@@ -33,6 +36,9 @@ from broker.runtime import (
     load_current_url,
     read_tls,
 )
+from broker.store.confirmation import READING, Confirmations
+from broker.store.sentinel import REMEDY as SENTINEL_REMEDY
+from broker.store.sentinel import SentinelUrl, find_primary, follow_switches, is_sentinel_url
 
 Argument = bytes | str | int | float
 
@@ -86,25 +92,43 @@ class Connection(Protocol):
 class MultiplexedConnection:
     """A `Connection` over a socket. It connects on the first call and reconnects after a loss."""
 
-    def __init__(self, store: str | _Endpoint, *, reply_timeout_seconds: float = REPLY_TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self, store: str | _Endpoint, *, reply_timeout_seconds: float = REPLY_TIMEOUT_SECONDS, acks: Acks = "local"
+    ) -> None:
+        self._is_first = isinstance(store, str)
         self._endpoint = _Endpoint(store) if isinstance(store, str) else store
         self._reply_timeout_seconds = reply_timeout_seconds
         self.connects = 0
         self._wire: _Wire | None = None
         self._connecting: asyncio.Task[_Wire] | None = None
+        self._confirming: MultiplexedConnection | None = None
+        self._confirmations: Confirmations | None = None
+        if acks != "local":
+            self._confirming = self.another(reply_timeout_seconds=reply_timeout_seconds)
+            self._confirmations = Confirmations(acks, self._confirming.call_with_epoch)
 
     async def call(self, *command: Argument) -> Any:
         """See `Connection.call`."""
         wire = await self._usable_wire()
-        return self._check_reply(wire, await wire.send(command)[0])
+        reply = self._check_reply(wire, await wire.send(command)[0])
+        if self._confirmations is not None and command[0] not in READING:
+            await self._confirmations.confirm(wire.epoch)
+        return reply
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """See `Connection.call_many`."""
+        replies, epoch = await self.call_with_epoch(commands)
+        if self._confirmations is not None and any(command[0] not in READING for command in commands):
+            await self._confirmations.confirm(epoch)
+        return replies
+
+    async def call_with_epoch(self, commands: Sequence[Sequence[Argument]]) -> tuple[list[Any], int]:
+        """Do what `call_many` does, without a confirmation; return the server's epoch with the replies."""
         wire = await self._usable_wire()
         replies = wire.send(*commands)
         if replies:
             await replies[-1]  # replies arrive in order, so the others are done
-        return [self._check_reply(wire, reply.result()) for reply in replies]
+        return [self._check_reply(wire, reply.result()) for reply in replies], wire.epoch
 
     def another(self, *, reply_timeout_seconds: float) -> MultiplexedConnection:
         """See `Connection.another`."""
@@ -117,6 +141,10 @@ class MultiplexedConnection:
         if self._wire is not None:
             self._wire.abort(None)
             self._wire = None
+        if self._confirming is not None:
+            await self._confirming.aclose()
+        if self._is_first:
+            self._endpoint.close()
 
     def _check_reply(self, wire: _Wire, reply: Any) -> Any:
         if not isinstance(reply, hiredis.ReplyError):
@@ -148,18 +176,20 @@ class MultiplexedConnection:
         loop = asyncio.get_running_loop()
         endpoint = self._endpoint
         epoch = endpoint.epoch
-        address = endpoint.address()
-        wire = _Wire(loop, self._reply_timeout_seconds, epoch)
+        address = await endpoint.find_address()
+        wire = _Wire(loop, self._reply_timeout_seconds, epoch, (address.host, address.port))
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
                 if address.path is not None:
                     await loop.create_unix_connection(lambda: wire, address.path)
                 else:
                     await loop.create_connection(lambda: wire, address.host, address.port, ssl=address.ssl_context)
-                *greeted, about = wire.send(*address.greetings, ("INFO", "server"))
+                *greeted, about = wire.send(*address.greetings, ("INFO", "server", "replication"))
                 for reply in greeted:
                     check_reply(await reply)
-                wire.epoch = endpoint.update_epoch(await about, epoch)
+                facts = await about
+                address.check_role(facts)
+                wire.epoch = endpoint.update_epoch(facts, epoch)
         except StoreMisconfigured as error:
             wire.abort(None)
             raise endpoint.to_outage(error) from error
@@ -173,7 +203,7 @@ class MultiplexedConnection:
             wire.abort(None)
             raise
         self.connects += 1
-        endpoint.has_served = True
+        endpoint.add_wire(wire, address)
         self._wire = wire  # set here, because waiting callers may resume when the connection is already lost
         return wire
 
@@ -181,8 +211,10 @@ class MultiplexedConnection:
 class _Wire(asyncio.Protocol):
     """One socket: a queue of packed commands to send, and a queue of futures that wait for replies."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, reply_timeout_seconds: float, epoch: int) -> None:
-        self.epoch = epoch
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, reply_timeout_seconds: float, epoch: int, place: tuple[str, int]
+    ) -> None:
+        self.epoch, self.place = epoch, place
         self._loop = loop
         self._reply_timeout_seconds = reply_timeout_seconds
         self._reader = hiredis.Reader(replyError=hiredis.ReplyError, protocolError=hiredis.ProtocolError)
@@ -281,14 +313,44 @@ class _Endpoint:
         self.epoch = 0
         self.has_served = False
         self._run_id = b""
-        self.address()
+        self._wires: weakref.WeakSet[_Wire] = weakref.WeakSet()
+        self._follower: asyncio.Task[None] | None = None
+        self._address()
 
-    def address(self) -> _Address:
+    async def find_address(self) -> _Address:
         """Return the store's current address and login, after reading the URL file and certificates again."""
+        address = self._address()
+        if address.sentinels is not None:
+            try:
+                address.host, address.port = await find_primary(address.sentinels, address.ssl_context)
+            except StoreMisconfigured as error:
+                raise self.to_outage(error) from error
+        return address
+
+    def _address(self) -> _Address:
         try:
             return _parse(load_current_url(self.url))
         except (StoreMisconfigured, UsageError) as error:
             raise self.to_outage(error) from error
+
+    def add_wire(self, wire: _Wire, address: _Address) -> None:
+        """Record a connection that works; with Sentinels, it ends when they announce another primary."""
+        self.has_served = True
+        if address.sentinels is None:
+            return
+        self._wires.add(wire)
+        if self._follower is None:
+            following = follow_switches(address.sentinels, self._leave_others, address.ssl_context)
+            self._follower = asyncio.get_running_loop().create_task(following)
+
+    def close(self) -> None:
+        """Stop following the Sentinels."""
+        if self._follower is not None:
+            self._follower.cancel()
+
+    def _leave_others(self, primary: tuple[str, int]) -> None:
+        for wire in [wire for wire in self._wires if wire.place != primary]:
+            wire.abort(ConnectionResetError(f"the primary is now {primary[0]}:{primary[1]}"))
 
     def update_epoch(self, about: Any, epoch: int) -> int:
         """Return the epoch of a new connection. If it leads to another server than before, a new epoch starts.
@@ -326,10 +388,11 @@ class _Endpoint:
 
 
 class _Address:
-    """The address of a store and its connection handshake."""
+    """The address of a store and its connection handshake; with Sentinels, host and port are theirs to say."""
 
-    def __init__(self, options: dict[str, Any], shown: str) -> None:
+    def __init__(self, options: dict[str, Any], shown: str, sentinels: SentinelUrl | None) -> None:
         self.shown = shown
+        self.sentinels = sentinels
         self.path: str | None = options.get("path") if options.get("connection_class") in _UNIX else None
         self.host: str = options.get("host", "localhost")
         self.port: int = int(options.get("port", 6379))
@@ -343,6 +406,15 @@ class _Address:
         if options.get("db"):
             self.greetings.append(("SELECT", int(options["db"])))
         self.greetings.append(("CLIENT", "SETNAME", "deckhands"))
+
+    def check_role(self, facts: Any) -> None:
+        """Check that the server that the Sentinels named is a primary, by its INFO.
+
+        Raises:
+            StoreUnavailable: it is not, or not yet.
+        """
+        if self.sentinels is not None and isinstance(facts, bytes) and b"role:master" not in facts:
+            raise StoreUnavailable(f"The server at {self.host}:{self.port} is not a primary yet.")
 
 
 _UNIX = (UnixDomainSocketConnection,)
@@ -372,27 +444,30 @@ _REMEDIES = {
     "UNKNOWN_CA": "The server does not trust this client's certificate: have one signed by an authority it trusts.",
 }
 """Remedies by a part of the error's text; the first match counts."""
-SENTINEL = "Sentinel is not supported yet."
 CLUSTER = "Redis Cluster is not supported yet."
+URL_REMEDY = (
+    "Use redis://host:6379/0, rediss://user:password@host:6379/0, unix:///path/to/socket or "
+    "redis+sentinel://host:26379,host:26379/name."
+)
 PRIMARY_REMEDY = (
-    "Set DECKHANDS_URL to one primary, or to a name or proxy that leads to it; after a failover, workers resolve the "
-    "name again."
+    "Set DECKHANDS_URL to one primary, to a name or proxy that leads to it, or to Sentinels; after a failover, workers "
+    "ask for the address again."
 )
 
 
 def _parse(url: str) -> _Address:
     scheme = url.partition("://")[0].lower()
-    for kind, said in (("sentinel", SENTINEL), ("cluster", CLUSTER)):
-        if kind in scheme:
-            raise StoreMisconfigured(f"The store's URL starts with {scheme}://. {said}", remedy=PRIMARY_REMEDY)
+    if "cluster" in scheme:
+        raise StoreMisconfigured(f"The store's URL starts with {scheme}://. {CLUSTER}", remedy=PRIMARY_REMEDY)
     shown = url.rpartition("@")[2] if "@" in url else url.partition("://")[2] or url
     shown = shown.partition("?")[0]  # an option may be the password of a key
+    is_sentinel = is_sentinel_url(url)
     try:
-        return _Address(dict(parse_url(url)), shown)
+        sentinels = SentinelUrl.parse(url) if is_sentinel else None
+        return _Address(dict(parse_url(sentinels.servers if sentinels else url)), shown, sentinels)
     except ValueError as error:
         raise StoreMisconfigured(
-            f"The store's URL {shown!r} cannot be used: {error}.",
-            remedy="Use redis://host:6379/0, rediss://user:password@host:6379/0 or unix:///path/to/socket.",
+            f"The store's URL {shown!r} cannot be used: {error}.", remedy=SENTINEL_REMEDY if is_sentinel else URL_REMEDY
         ) from error
 
 

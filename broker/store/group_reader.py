@@ -39,7 +39,7 @@ class GroupReader:
         self._connects = store.connection.connects
 
     async def read(self, *, limit: int) -> list[StreamEntry]:
-        """Wait up to two seconds and return the newly delivered entries, at most `limit` from each stream."""
+        """Wait up to `BLOCK_SECONDS` and return the newly delivered entries, at most `limit` from each stream."""
         entries = await self._store.retry(lambda: self._read(limit))
         return [entry for entry in entries if entry[2]]
 

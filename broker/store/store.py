@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from broker.contract import SCHEMA_VERSION
 from broker.runtime import (
     SYSTEM_CLOCK,
+    Acks,
     BrokerSettings,
     Clock,
     OutcomeUnknown,
@@ -35,7 +36,6 @@ from broker.store import keys
 from broker.store.connection import (
     CLUSTER,
     PRIMARY_REMEDY,
-    SENTINEL,
     WRONG_TYPE_PREFIX,
     Argument,
     Connection,
@@ -44,6 +44,7 @@ from broker.store.connection import (
 )
 from broker.store.function_library import UNCHANGING_FUNCTIONS, StoreFunctions, deploy
 from broker.store.keys import ConversationKeys, ShardKeys
+from broker.store.sentinel import REMEDY as SENTINEL_REMEDY
 from broker.store.server_checks import APPEND_ONLY_REMEDY, describe_volatility, find_vulnerability
 
 MINIMUM_SERVER_VERSION = (7, 0)
@@ -204,16 +205,18 @@ async def open_store(
     patience_seconds: float | None = 30.0,
     opening_seconds: float | None = 0.0,
     deploys: bool = True,
+    acks: Acks | None = None,
 ) -> Store:
     """Connect to a store, deploy missing or older functions, and check the store.
 
     Args:
-        url: `redis://…`, `rediss://…`, `unix://…`, or an existing connection.
+        url: `redis://…`, `rediss://…`, `unix://…`, `redis+sentinel://…`, or an existing connection.
         shards: the number for a new store; an existing store keeps its number.
         patience_seconds: see `Store`.
         opening_seconds: how long to retry while the store does not answer; 0 for one attempt, None for no limit.
         deploys: False for clients, which read with any version of the functions. Before a write, a client checks the
             version, and deploys only if the store has no functions.
+        acks: when a write counts; by default, as DECKHANDS_ACKS says.
 
     Raises:
         StoreUnavailable: cannot connect.
@@ -221,7 +224,10 @@ async def open_store(
         StoreTooNew: a newer version of Deckhands wrote the store, or its functions no longer serve this version.
         FunctionsTooOld: its functions are older and are kept for now, see `deploy`.
     """
-    connection = MultiplexedConnection(url) if isinstance(url, str) else url
+    if isinstance(url, str):
+        connection: Connection = MultiplexedConnection(url, acks=acks or BrokerSettings.from_env().acks)
+    else:
+        connection = url
     clock = SharedClock(clock)
 
     async def open_it() -> tuple[tuple[str, ...], dict[str, str]]:
@@ -289,7 +295,7 @@ async def _check_server(connection: Connection) -> tuple[str, ...]:
     facts = await load_server_facts(connection)
     mode = facts.get("server_mode") or facts.get("redis_mode")
     if mode == "sentinel":
-        raise StoreMisconfigured(f"DECKHANDS_URL names a Sentinel. {SENTINEL}", remedy=PRIMARY_REMEDY)
+        raise StoreMisconfigured("DECKHANDS_URL names a Sentinel as if it were a store.", remedy=SENTINEL_REMEDY)
     if mode == "cluster" or facts.get("cluster_enabled") == "1":
         raise StoreMisconfigured(f"The store is a node of a cluster. {CLUSTER}", remedy=PRIMARY_REMEDY)
     version = facts.get("valkey_version") or facts.get("redis_version", "0")

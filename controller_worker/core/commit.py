@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from broker.contract import Action, Event, is_settled, with_id
+from broker.contract import Action, Event, is_settled, with_fields
 from broker.log import WaitReason
 from controller_worker.core.concerns.double_texting import is_at_rest
 from controller_worker.core.concerns.start import is_waiting
@@ -60,11 +61,10 @@ def settle(state: State, wanted: Append, now: datetime, *, traceparent: str | No
         answers |= {len(events) + position: action_id for position, action_id in effect.answers}
         cancels += effect.cancels
         for event in effect.events:
-            numbered = with_id(event, state.version + 1)
-            if numbered.timestamp is None:
-                numbered = numbered.model_copy(update={"timestamp": now})
+            added: dict[str, Any] = {} if event.timestamp is not None else {"timestamp": now}
             if traceparent is not None and isinstance(event, Action) and event.runnable and event.traceparent is None:
-                numbered = numbered.model_copy(update={"traceparent": traceparent})
+                added["traceparent"] = traceparent
+            numbered = with_fields(event, id=state.version + 1, **added)
             events.append(numbered)
             state = apply(state, numbered)
         if effect.is_partial:

@@ -46,8 +46,9 @@ def apply(state: State, event: Event) -> State:
     parts: dict[str, Any] = {"version": event.id}
     if double_texting.should_remember(state, event):
         parts["before"] = evolve(state, before=None)
+    before = state.__dict__  # a fold of a long log spends its time here
     for name, handler in _find_handlers(type(event)):
-        part = getattr(state, name)
+        part = before[name]
         after = handler(part, event, state)
         if after is not part:
             parts[name] = after

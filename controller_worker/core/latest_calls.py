@@ -62,7 +62,11 @@ def add_call(calls: tuple[LatestCall, ...], reply: ModelReply) -> tuple[LatestCa
     """Return the latest calls after one more reply, with that reply last."""
     estimate = reply.estimate
     model = estimate.model if estimate is not None else ""
-    before = next((call for call in calls if (call.service, call.model) == (reply.service, model)), None)
+    before = None
+    for call in calls:
+        if call.service == reply.service and call.model == model:
+            before = call
+            break
     latest = LatestCall(
         service=reply.service,
         model=model,
@@ -73,7 +77,7 @@ def add_call(calls: tuple[LatestCall, ...], reply: ModelReply) -> tuple[LatestCa
         prompt_tokens=reply.usage.prompt_tokens,
         estimated_tokens=estimate.prompt_tokens if estimate is not None else 0,
     )
-    return (*(call for call in calls if call is not before), latest)[-MAX_KINDS:]
+    return (*[call for call in calls if call is not before], latest)[-MAX_KINDS:]
 
 
 def find_latest_call(calls: tuple[LatestCall, ...], service: str, model: str | None) -> LatestCall | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import msgpack
@@ -33,7 +34,12 @@ from controller_worker.core.concerns.start import ScheduledStart
 from controller_worker.core.concerns.survey import Survey
 from controller_worker.core.pending import Tools
 
-SNAPSHOT_VERSION = 2
+SNAPSHOT_VERSION = 3
+PLAIN_VERSION = 2
+"""The version before, which is still read: its payload is not compressed."""
+COMPRESSION_LEVEL = 1
+MAX_UNPACKED_BYTES = 16 << 20
+"""A limit for damaged or forged bytes. A state has some kilobytes."""
 
 
 @dataclass(frozen=True)
@@ -73,23 +79,48 @@ _ADAPTER = TypeAdapter(State)
 
 
 def to_snapshot(state: State) -> bytes:
-    """Return the bytes of a snapshot: version, CRC-32, then the state in msgpack."""
-    payload: bytes = msgpack.packb(_ADAPTER.dump_python(state, mode="json"))
+    """Return the bytes of a snapshot: version, CRC-32, then the state in msgpack, compressed.
+
+    Most of a state are the names of its fields and their defaults. An empty state is therefore the dictionary of the
+    compression: what it has in common with the state takes no room.
+    """
+    compressor = zlib.compressobj(COMPRESSION_LEVEL, zdict=_load_dictionary())
+    payload = compressor.compress(_pack(state)) + compressor.flush()
     return bytes((SNAPSHOT_VERSION,)) + zlib.crc32(payload).to_bytes(4, "big") + payload
 
 
 def parse_snapshot(snapshot: bytes | None) -> State | None:
     """Return the state of a snapshot; None if there is none or this version cannot read it.
 
-    A snapshot only saves time: without one, the owner folds the whole log.
+    A version with other fields or defaults has another dictionary, so it cannot. A snapshot only saves time: without
+    one, the owner folds the whole log.
     """
-    if not snapshot or snapshot[0] != SNAPSHOT_VERSION:
+    if not snapshot or snapshot[0] not in (SNAPSHOT_VERSION, PLAIN_VERSION):
         return None
     payload = snapshot[5:]
     if zlib.crc32(payload) != int.from_bytes(snapshot[1:5], "big"):
         return None
     try:
-        fields: dict[str, Any] = msgpack.unpackb(payload)
+        packed = _decompress(payload) if snapshot[0] == SNAPSHOT_VERSION else payload
+        fields: dict[str, Any] = msgpack.unpackb(packed)
         return _ADAPTER.validate_python(fields)
-    except (ValueError, ValidationError, msgpack.UnpackException):
+    except (ValueError, ValidationError, msgpack.UnpackException, zlib.error):
         return None
+
+
+def _pack(state: State) -> bytes:
+    packed: bytes = msgpack.packb(_ADAPTER.dump_python(state, mode="json"))
+    return packed
+
+
+@cache
+def _load_dictionary() -> bytes:
+    return _pack(State())
+
+
+def _decompress(payload: bytes) -> bytes:
+    decompressor = zlib.decompressobj(zdict=_load_dictionary())
+    packed = decompressor.decompress(payload, MAX_UNPACKED_BYTES)
+    if not decompressor.eof:
+        raise ValueError("The snapshot is cut off, or larger than any state.")
+    return packed

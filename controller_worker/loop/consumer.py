@@ -331,6 +331,8 @@ class ControllerSession:
                 if last_id != loop.state.version:
                     loop.wake()
         now = self._services.store.clock.monotonic()
+        for loop in self.loops.values():
+            loop.forget_history(now)
         idle.sort(key=lambda loop: (-loop.rank, loop.waiting_since))
         surplus = self._count_surplus()
         for position, loop in enumerate(idle):

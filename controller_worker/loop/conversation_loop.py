@@ -33,6 +33,9 @@ _log = logging.getLogger(__name__)
 MAX_ROUNDS = 16
 """Rounds in which neither the log grows nor a side effect runs. One or two are usual; more mean an endless loop."""
 
+FORGET_HISTORY_AFTER_SECONDS = 20.0
+"""A call that has taken so long may take as long again. Reading the log again costs milliseconds."""
+
 
 class Alarm:
     """Rings when the conversation's time is up."""
@@ -142,6 +145,15 @@ class ConversationLoop:
         self.should_reclaim = is_lost or self._log.has_reconnected
         return is_lost
 
+    def forget_history(self, now: float) -> None:
+        """Free the decoded log while the model thinks for long; the next prompt reads it again.
+
+        Args:
+            now: by the monotonic clock.
+        """
+        if self._task is None and self._call.is_running and now - self.waiting_since > FORGET_HISTORY_AFTER_SECONDS:
+            self._log.recollection.forget()
+
     def drop(self) -> None:
         """Drop the conversation without appending anything."""
         self._is_gone = True
@@ -168,6 +180,9 @@ class ConversationLoop:
             if not await self.check_lost_tail(error) and not await rest_in_error(self._services, self._log, error):
                 self.should_reclaim = True
             self.drop()
+        finally:
+            if self._task is asyncio.current_task():
+                self._task = None  # a finished task keeps its coroutine
 
     async def _advance(self) -> None:
         """Perform effects until nothing is left to do for now; other conversations take turns between two steps."""

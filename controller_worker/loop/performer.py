@@ -63,15 +63,15 @@ class Dispatches:
         self._log = log
         self._owners = owners
         self._ownership = ownership
-        self._known: set[int] = set()
+        self._known: frozenset[int] = frozenset()  # an empty one takes no memory
 
     def note(self, action_ids: Iterable[int]) -> None:
         """Record actions that were dispatched by the append that wrote them."""
-        self._known.update(action_ids)
+        self._known |= set(action_ids)
 
     def forget(self) -> None:
         """Check all of them again at the next wait."""
-        self._known.clear()
+        self._known = frozenset()
 
     async def ensure(self, action_ids: tuple[int, ...]) -> bool:
         """Ensure that a tool worker has the actions. Return False if one of them is settled already.
@@ -90,8 +90,8 @@ class Dispatches:
                 raise OwnershipLost(f"The conversation {conversation_id} has another owner.")
             if outcome is DispatchOutcome.SETTLED:
                 return False
-            self._known.add(action_id)
-        self._known.intersection_update(action_ids)
+            self._known |= {action_id}
+        self._known &= set(action_ids)
         return True
 
 

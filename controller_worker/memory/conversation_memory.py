@@ -89,8 +89,8 @@ class ConversationMemory:
         self._shown: list[_Shown] = []
         self._places: dict[int, _Shown] = {}
         self._masks: dict[int, str] = {}
-        self._skills: set[str] = set()
-        self._notes: set[Note] = set()
+        self._skills: frozenset[str] = frozenset()
+        self._notes: frozenset[Note] = frozenset()
         self._turn: OpenTurn | None = None
         # Messages since the latest reply, as they were before joining. The next reply may not have seen them.
         self._since_reply: list[tuple[int, Message]] = []

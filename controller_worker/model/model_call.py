@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -32,6 +32,7 @@ from controller_worker.model.permits.call_permit import CallPermit
 from controller_worker.providers import (
     LLM,
     CallBatched,
+    CallUsage,
     Completion,
     Delta,
     HookVeto,
@@ -216,7 +217,7 @@ def to_model_reply(
         model=completion.model,
         response_id=completion.response_id,
         stop_reason=completion.stop_reason,
-        usage=TokenUsage(**asdict(completion.usage)),
+        usage=TokenUsage(**{name: getattr(completion.usage, name) for name in CallUsage.__slots__}),
         cost_usd=completion.cost_usd,
         latency_seconds=completion.latency_seconds,
         iteration=iteration,

@@ -104,7 +104,8 @@ class Models:
             ModelNotOffered: no entry with this name is offered to the tenant; the message lists the offered ones.
             LLMConfigError: the table cannot be read.
         """
-        return spec.model_copy(update={"model": self._profiles.find_reference(spec.model, tenant) or None})
+        model = self._profiles.find_reference(spec.model, tenant) or None
+        return spec if model == spec.model else spec.model_copy(update={"model": model})
 
     def choose_fallback(self, spec: LLMSpec, name: str, tenant: str) -> LLMSpec:
         """Resolve a fallback that the settings of `spec` name. Raises the same errors as `choose`."""
@@ -133,7 +134,7 @@ class Models:
         client = self._client(spec, key_env)
         client.users += 1
         try:
-            yield await asyncio.shield(client.made)
+            yield client.made.result() if client.made.done() else await asyncio.shield(client.made)
         finally:
             client.users -= 1
             self._close_idle_clients()

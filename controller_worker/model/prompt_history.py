@@ -16,6 +16,8 @@ from controller_worker.providers import Message
 NEVER_PROMPTED_FIELDS = frozenset({"old_content", "new_content"})
 """Fields of observations that are in no prompt. The other fields of a shortened event are loaded for the prompt."""
 
+MAX_FORGOTTEN_EVENTS = 500
+"""A longer log takes too long to read again."""
 MAX_STARTED_EVENTS = 16
 """A conversation with more events may only be restored to wait, and needs no prompt then."""
 
@@ -51,6 +53,11 @@ class PromptHistory:
                     self._fold = self._memory = None
                     return
                 self._add(self._fold, await self._load_whole(event))
+
+    def forget(self) -> None:
+        """Free the View and its messages, unless the log is long. The next prompt reads the log."""
+        if self._fold is not None and self._fold.version <= MAX_FORGOTTEN_EVENTS:
+            self._fold = self._memory = None
 
     async def build_prompt(
         self, version: int, condenser: Condenser, options: PromptOptions, *, overflows: int = 0

@@ -15,7 +15,6 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from controller_worker.model.without_images import has_images
 from controller_worker.providers import (
     LLM,
     PRIMARY,
@@ -28,6 +27,7 @@ from controller_worker.providers import (
     RouteRule,
     estimate_prompt_tokens,
     find_max_input_tokens,
+    has_images,
 )
 
 OVERFLOWS_REMEMBERED = 10_000

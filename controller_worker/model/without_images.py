@@ -17,6 +17,7 @@ from controller_worker.providers import (
     MessageMemo,
     ModelRequest,
     count_prompt_tokens,
+    has_images,
 )
 
 
@@ -40,15 +41,12 @@ class WithoutImagesLLM:
         await self._inner.aclose()
 
     def _replace_images(self, request: ModelRequest) -> ModelRequest:
+        if not any(map(has_images, request.messages)):
+            return request
         messages = [
             self._made.of(message, _without_images) if has_images(message) else message for message in request.messages
         ]
         return replace(request, messages=messages)
-
-
-def has_images(message: Message) -> bool:
-    """Return whether the message contains an image."""
-    return any(isinstance(part, ImagePart) for part in message.content)
 
 
 def _without_images(message: Message) -> Message:

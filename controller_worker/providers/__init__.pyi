@@ -20,7 +20,7 @@ from .messages.fn_call_prompt import add_example as add_example, add_suffix as a
 from .messages.fn_call_prompt import needs_example as needs_example, render_system_suffix as render_system_suffix
 from .messages.fn_call_text import STOP_WORD as STOP_WORD, read_calls as read_calls, write_calls as write_calls
 from .messages.messages import NOT_SEEN as NOT_SEEN, ImagePart as ImagePart, Message as Message, TextPart as TextPart
-from .messages.messages import ToolCall as ToolCall
+from .messages.messages import ToolCall as ToolCall, has_images as has_images
 from .messages.message_memo import MessageMemo as MessageMemo
 from .model_features import find_features as find_features, sees_images as sees_images
 from .model_table import find_max_input_tokens as find_max_input_tokens, list_providers as list_providers

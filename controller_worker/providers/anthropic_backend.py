@@ -1,12 +1,18 @@
-"""Claude through Anthropic's SDK. The SDK handles authentication, connections and errors; the request bytes are ours.
+"""Claude, through Anthropic's Messages API.
 
-Holds: one attempt per call. The SDK never retries, so a sent body is not kept. A turn that the provider paused is
-continued within its call.
-Does not: import the SDK before a model is created; the import costs more than a second of CPU.
+With a key in the settings, calls use aiohttp without an SDK, as those of `openai_backend` do: the SDK needs twice the
+CPU for a call. Without one, Anthropic's SDK finds the login of the environment, connects and raises. The request bytes
+are the same.
+
+Holds: one attempt per call. A request that the server never read, because it had just closed an idle connection, is
+sent again and does not count as an attempt. The SDK never retries, so a sent body is not kept. A turn that the provider
+paused is continued within its call.
+Does not: import a client before a model is created; the import of the SDK costs more than a second of CPU.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,11 +29,13 @@ from controller_worker.providers.model_table import look_up
 from controller_worker.providers.parameters import make_messages_parameters, may_be_long, split_body_and_headers
 from controller_worker.providers.strictness import Strict, Strictness
 from controller_worker.providers.wires.claude_blocks import continue_turn, is_paused, join_parts
+from controller_worker.providers.wires.http_transport import HttpTransport, resend_if_stale
 from controller_worker.providers.wires.messages_stream import MessagesStream
 from controller_worker.providers.wires.messages_wire import MessagesWire, read_message, read_part
 from controller_worker.providers.wires.plausible_usage import make_completion
 from controller_worker.providers.wires.quota_headers import parse_quota_left
 from controller_worker.providers.wires.raw_client import (
+    ProviderTransport,
     RawClient,
     is_streamed,
     iterate_pieces,
@@ -39,7 +47,10 @@ from controller_worker.providers.wires.reply import parse_token_count
 
 PREFIX = "anthropic/"
 URL = "https://api.anthropic.com"
+VERSION = "2026-10-21"
 LAST_VERSION_WITH_SAMPLING = "2023-06-01"
+CUSTOM_HEADERS = "ANTHROPIC_CUSTOM_HEADERS"
+"""The environment variable with further headers, which the SDK reads."""
 PAUSES_LIMIT = 10
 """A turn with more pauses ends after this many; its content so far is used."""
 
@@ -55,7 +66,7 @@ class AnthropicLLM:
     """The backend for Claude."""
 
     def __init__(self, config: LLMConfig, clock: Clock) -> None:
-        """Import the SDK and create a client. Sends no request.
+        """Import a client and create it. Sends no request.
 
         Raises:
             LLMConfigError: there is no key, or `drop_params` is off and the model refuses a parameter that is set.
@@ -65,7 +76,7 @@ class AnthropicLLM:
         self._row = look_up(config.base_model or model)
         self._parameters, further_headers = split_body_and_headers(make_messages_parameters(config, model))
         has_sampling = bool({"temperature", "top_p", "top_k"} & set(self._parameters))
-        version = {"anthropic-version": LAST_VERSION_WITH_SAMPLING} if has_sampling else {}
+        version = {"anthropic-version": LAST_VERSION_WITH_SAMPLING if has_sampling else VERSION}
         self._versions = add_betas(version, config.context_management)
         further_headers = add_betas(further_headers, config.context_management)
         self._headers = {"Content-Type": "application/json"} | version | further_headers
@@ -76,7 +87,7 @@ class AnthropicLLM:
             compacts=is_compacting(self._parameters),
         )
         self._strictness = Strictness(config, is_known=find_features(config.base_model or model).strict_schemas)
-        self._client = _create_client(config, clock)
+        self._client = RawClient(_create_transport(config), config, clock)
         self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
@@ -117,10 +128,10 @@ class AnthropicLLM:
             body = self._wire.write_body(parameters, request, strict)
             size = len(body)
             asking = self._client.ask(request, _PATH, body, self._headers, stream=stream)
-            del body
+            del body  # frees the body, which is sent long before the answer arrives
             return *await asking, size
 
-        message, headers, sent_bytes = await self._strictness.ask(request, ask)
+        message, headers, sent_bytes = await self._strictness.ask(request, partial(resend_if_stale, ask))
         return message, make_completion(
             read_part(message),
             request,
@@ -221,24 +232,33 @@ class SdkTransport:
         await self.sdk_client.close()
 
 
-def _create_client(config: LLMConfig, clock: Clock) -> RawClient:
-    import anthropic
-    import httpx2
-
-    options = make_connection_options(httpx2, config)
+def _create_transport(config: LLMConfig) -> ProviderTransport:
     # ANTHROPIC_BASE_URL is the address of the environment's key, not of the configured key.
     url = config.base_url.rstrip("/").removesuffix("/v1") if config.base_url else None
     key = config.api_key.get_secret_value() if config.api_key is not None else None
     if key is None and config.base_url is not None:  # a key from the environment is for Anthropic only
         raise LLMConfigError(f"There is no key for {config.model!r} at its own address.", remedy="Set LLM_API_KEY.")
+    # Gateways older than the SDK's second version look for the key here.
+    headers = {"X-Api-Key": key} if key and config.base_url else {}
+    if key and not os.environ.get(CUSTOM_HEADERS):
+        return HttpTransport(config.model_copy(update={"base_url": url or URL}), key, headers)
+    return _create_sdk_transport(config, key, url, headers)
+
+
+def _create_sdk_transport(
+    config: LLMConfig, key: str | None, url: str | None, headers: Mapping[str, str]
+) -> SdkTransport:
+    import anthropic
+    import httpx2
+
+    options = make_connection_options(httpx2, config)
     try:
         client = anthropic.AsyncAnthropic(
             api_key=key,
             base_url=url or (URL if key else None),
             max_retries=0,
             timeout=options["timeout"],
-            # Gateways older than the SDK's second version look for the key here.
-            default_headers={"X-Api-Key": key} if key and config.base_url else None,
+            default_headers=headers,
             # The SDK's other client searches all its connections for each request: twice the CPU at 200 calls in
             # flight.
             http_client=anthropic.DefaultAioHttpClient(**options),
@@ -248,4 +268,4 @@ def _create_client(config: LLMConfig, clock: Clock) -> RawClient:
     if client.api_key is None and client.auth_token is None and client.credentials is None:
         raise LLMConfigError(f"There is no key for {config.model!r}.", remedy="Set LLM_API_KEY.")
     limited = partial(make_timeouts, httpx2, config)
-    return RawClient(SdkTransport(client, httpx2, anthropic.AnthropicError, limited), config, clock)
+    return SdkTransport(client, httpx2, anthropic.AnthropicError, limited)

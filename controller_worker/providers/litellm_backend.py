@@ -14,6 +14,7 @@ import gc
 import logging
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from controller_worker.providers.config import (
 )
 from controller_worker.providers.errors import LLMConfigError, MalformedReplyError, ModelTimeoutError
 from controller_worker.providers.llm import Completion, Delta, ModelRequest
+from controller_worker.providers.messages.message_memo import MessageMemo
 from controller_worker.providers.model_features import find_features, normalise_name
 from controller_worker.providers.model_table import find_provider, list_providers, look_up
 from controller_worker.providers.openai_backend import COST_HEADER, NO_KEY
@@ -35,7 +37,9 @@ from controller_worker.providers.strictness import Strict, Strictness
 from controller_worker.providers.wires.chat_stream import ChatStream
 from controller_worker.providers.wires.chat_wire import ChatWire, read_chat_reply, write_request_fields
 from controller_worker.providers.wires.egress_guard import EgressGuard, install_guard
+from controller_worker.providers.wires.environment_proxy import find_environment_proxy
 from controller_worker.providers.wires.event_stream import limit_silences, limit_wait_for_headers, make_stream_limits
+from controller_worker.providers.wires.litellm_shortcuts import install_shortcuts
 from controller_worker.providers.wires.plausible_usage import make_completion
 from controller_worker.providers.wires.provider_errors import find_choice_failure, to_model_error
 from controller_worker.providers.wires.quota_headers import parse_quota_left
@@ -78,6 +82,8 @@ ADDRESSED_PROVIDERS = frozenset(
 )
 """Providers with a customer-specific address, whose login comes from the environment."""
 WITHOUT_PUBLIC_ADDRESS = LOCAL_PROVIDERS | {"azure", "azure_ai", "azure_text"}
+PROXIES_KEPT = 64
+"""The number of addresses whose proxy is looked up in the environment only once."""
 PROVIDER_HEADER_PREFIX = "llm_provider-"
 """litellm's prefix for the names of a provider's own headers."""
 
@@ -111,6 +117,8 @@ class LitellmLLM:
             cache_lifetime=config.cache_lifetime,
         )
         self._strictness = Strictness(config, is_known=features.strict_schemas and not features.is_claude)
+        self._find_proxy = lru_cache(PROXIES_KEPT)(find_environment_proxy)
+        self._tokens: MessageMemo[int] = MessageMemo()
         self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
@@ -136,6 +144,7 @@ class LitellmLLM:
             self._config,
             self._row,
             latency_seconds=self._clock.monotonic() - began,
+            tokens=self._tokens,
             reported_usd=parse_reported_usd(headers.get(f"{PROVIDER_HEADER_PREFIX}{COST_HEADER}")),
             quota_left=parse_quota_left(headers, prefix=PROVIDER_HEADER_PREFIX),
         )
@@ -146,7 +155,7 @@ class LitellmLLM:
         If a provider does not answer, litellm's public function counts with a local tokenizer. Our estimate is cheaper
         and equally good.
         """
-        with EgressGuard(self._parameters.get("base_url")).within():
+        with EgressGuard(self._parameters.get("base_url"), self._find_proxy).within():
             return await self._count(request)
 
     async def _count(self, request: ModelRequest) -> int | None:
@@ -181,7 +190,7 @@ class LitellmLLM:
     ) -> tuple[Any, dict[str, Any]]:
         """Return the reply and litellm's further fields."""
         limit_seconds = self._config.total_timeout_seconds
-        egress = EgressGuard(self._parameters.get("base_url"))
+        egress = EgressGuard(self._parameters.get("base_url"), self._find_proxy)
         try:
             with egress.within():
                 async with asyncio.timeout(limit_seconds):
@@ -271,6 +280,7 @@ def _import_litellm(config: LLMConfig) -> ModuleType:
     import httpx
 
     install_guard(httpx)
+    install_shortcuts()
     litellm.suppress_debug_info = True
     litellm.redact_messages_in_exceptions = True
     litellm.telemetry = False

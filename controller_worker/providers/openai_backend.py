@@ -15,11 +15,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from broker.runtime import Clock
 from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.errors import BadRequestError, ServiceUnavailableError
+from controller_worker.providers.errors import BadRequestError
 from controller_worker.providers.llm import Completion, ModelRequest
 from controller_worker.providers.model_features import find_features
 from controller_worker.providers.model_table import look_up
@@ -27,7 +28,7 @@ from controller_worker.providers.parameters import make_chat_parameters, may_be_
 from controller_worker.providers.strictness import Strict, Strictness
 from controller_worker.providers.wires.chat_stream import ChatStream
 from controller_worker.providers.wires.chat_wire import ChatWire, read_chat_reply
-from controller_worker.providers.wires.http_transport import ConnectionStale, HttpTransport
+from controller_worker.providers.wires.http_transport import HttpTransport, resend_if_stale
 from controller_worker.providers.wires.plausible_usage import make_completion
 from controller_worker.providers.wires.quota_headers import parse_quota_left
 from controller_worker.providers.wires.raw_client import RawClient, is_streamed
@@ -37,9 +38,6 @@ COMPATIBLE_PROVIDERS = ("openai", "custom_openai", "hosted_vllm", "litellm_proxy
 """litellm's names for servers with Chat Completions at a configured address."""
 NO_KEY = "no-key"
 COST_HEADER = "x-litellm-response-cost"
-
-STALE_LIMIT = 3
-"""The number of stale connections that a call may meet before it fails."""
 
 _PATH = "/chat/completions"
 STREAM = "stream"
@@ -115,20 +113,13 @@ class OpenAICompatibleLLM:
         streaming = {STREAM: True, "stream_options": {"include_usage": True}} if stream is not None else {}
 
         async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
-            stale = 0
-            while True:
-                body = self._wire.write_body({**parameters, **streaming}, request, strict)
-                size = len(body)
-                asking = self._client.ask(request, _PATH, body, self._headers, stream=stream)
-                del body  # frees the body, which is sent long before the answer arrives
-                try:
-                    return *await asking, size
-                except ServiceUnavailableError as error:
-                    stale += 1
-                    if stale > STALE_LIMIT or not isinstance(error.__cause__, ConnectionStale):
-                        raise
+            body = self._wire.write_body({**parameters, **streaming}, request, strict)
+            size = len(body)
+            asking = self._client.ask(request, _PATH, body, self._headers, stream=stream)
+            del body  # frees the body, which is sent long before the answer arrives
+            return *await asking, size
 
-        return await self._strictness.ask(request, ask)
+        return await self._strictness.ask(request, partial(resend_if_stale, ask))
 
     async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
         """Make a request other than a call, for `batching`. Raises `ModelError`."""

@@ -20,7 +20,7 @@ from controller_worker.security.command_options import (
     parse_arguments,
     split_bundle,
 )
-from controller_worker.security.path_risk import Paths
+from controller_worker.security.path_risk import Paths, names_secret
 
 LOW, MEDIUM, HIGH = ActionSecurityRisk.LOW, ActionSecurityRisk.MEDIUM, ActionSecurityRisk.HIGH
 
@@ -35,7 +35,8 @@ DANGEROUS = _split_words(
     "batch useradd userdel usermod groupadd passwd chpasswd visudo chroot unshare nsenter insmod rmmod modprobe sysctl "
     "iptables ip6tables nft ufw ssh scp sftp rsync ftp telnet nc ncat netcat socat nmap tcpdump gdb strace ltrace "
     "docker podman kubectl helm terraform aws gcloud az gpg ssh-add ssh-keygen twine script screen tmux expect "
-    "parallel watch csh tcsh elvish systemd-run"
+    "parallel watch csh tcsh elvish systemd-run setcap wipefs blkdiscard mosh autossh sshpass sshfs pssh nerdctl mailx "
+    "sendmail mutt swaks croc wormhole"
 )
 POISONED_VARIABLES = re.compile(
     r"(PATH|HOME|IFS|ENV|BASH_ENV|BASH_FUNC_.*|BASHOPTS|SHELLOPTS|INPUTRC|PS[0-4]|PROMPT_COMMAND|EDITOR|.*_EDITOR|VISUAL"
@@ -112,6 +113,13 @@ def rate_command(name: str, arguments: Arguments, paths: Paths) -> ActionSecurit
     """
     if name in DANGEROUS or name.startswith("mkfs."):
         return HIGH
+    risk = _rate_by_program(name, arguments, paths)
+    # What the program does with a path may be unknown; that it gets one of a secret is not.
+    is_given_secret = any(word is not None and names_secret(word) for word in arguments)
+    return HIGH if risk is MEDIUM and is_given_secret else risk
+
+
+def _rate_by_program(name: str, arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
     rule = _RULES.get(name)
     if rule is not None:
         return rule(arguments, paths)

@@ -18,6 +18,8 @@ SECRETS = re.compile(
     r"/etc/(g?shadow|sudoers|ssl/private)|/proc/[^/]+/(environ|mem|maps)|(^|/)\.(ssh|aws|gnupg|kube|docker|netrc|pgpass"
     r"|git-credentials|env)(/|$|\.)|(^|/)id_(rsa|dsa|ecdsa|ed25519)|credentials|/dev/(mem|kmem|sd|nvme|tcp|udp)"
 )
+OUTSIDE = re.compile(r"(^|^-\w|[^\w.*])[/~]")
+"""A text that holds an absolute path or one of a home: `/a`, `-f/a`, `--file=~/a`, `@/a` or `file:///a`."""
 RUNS_LATER = re.compile(
     r"(^|/)(\.git(/?$|/(hooks|config|modules|worktrees)(/|$|\.))|\.gitconfig|\.bash(rc|_profile|_login)|\.profile"
     r"|\.zshrc|authorized_keys|sitecustomize\.py|usercustomize\.py)|\.pth$"
@@ -37,6 +39,11 @@ def rate_reading(path: str | None, workspace: str) -> ActionSecurityRisk:
     if SECRETS.search(path) or SECRETS.search(posixpath.normpath(path)):
         return HIGH
     return LOW if _is_inside(path, workspace) or path in NOWHERE else MEDIUM
+
+
+def names_secret(word: str) -> bool:
+    """Return whether an argument of a program holds the path of a secret outside of the workspace."""
+    return OUTSIDE.search(word) is not None and SECRETS.search(word) is not None
 
 
 def rate_writing(path: str | None, workspace: str) -> ActionSecurityRisk:

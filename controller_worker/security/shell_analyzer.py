@@ -51,7 +51,7 @@ WRAPPERS: dict[str, tuple[str, str]] = {
     "stdbuf": ("", "-i -o -e --input --output --error"),
     "xargs": (
         "-0 -r -t -p -x -o --null --no-run-if-empty --verbose --interactive --exit --open-tty -i -l -e --show-limits",
-        "-n -P -I -L -d -s -a -E --max-args --max-procs --replace --max-lines --delimiter --max-chars --arg-file --eof",
+        "-n -P -I -L -d -s -E --max-args --max-procs --replace --max-lines --delimiter --max-chars --eof",
     ),
 }
 """Programs that run the program in their arguments: their options without and with a value."""
@@ -213,7 +213,7 @@ class _SyntaxWalk:
             return HIGH
         name = BIN_DIRECTORIES.sub("", name) if BIN_DIRECTORIES.match(name) else name
         if "/" in name:
-            return MEDIUM  # a program of the workspace, or an unknown one
+            return rate_command(name, arguments, self.paths)  # a program of the workspace, or an unknown one
         if name in SHELLS:
             return self._rate_shell(arguments, depth)
         if name in MULTI_CALL and arguments and arguments[0] in ("--help", "--list"):
@@ -295,7 +295,7 @@ class _SyntaxWalk:
     def _rate_wrapped(self, name: str, arguments: Arguments, *, is_fed: bool, depth: int) -> ActionSecurityRisk:
         """Return the risk of a program that another one runs."""
         flags, values = (options.split() for options in WRAPPERS[name])
-        left, before = list(arguments), self.paths
+        left, before, read = list(arguments), self.paths, LOW
         while left:
             word = left[0]
             if word is None:
@@ -314,6 +314,10 @@ class _SyntaxWalk:
             elif name == "env" and option in ("-C", "--chdir"):
                 self.paths = self.paths.change(value if has_value else left[1] if len(left) > 1 else None)
                 left = left if has_value else left[1:]
+            elif name == "xargs" and (found := re.fullmatch(r"-a(.*)|--arg-file(?:=(.*))?", word, re.DOTALL)):
+                attached = found[1] or found[2]
+                read = max(read, self.paths.rate_reading(attached or (left[1] if len(left) > 1 else None)))
+                left = left if attached else left[1:]
             elif option in values:
                 left = left if has_value else left[1:]
             elif not (
@@ -335,12 +339,12 @@ class _SyntaxWalk:
                     return HIGH
                 left = left[1:]
         if not left:
-            return LOW
+            return read
         if left[0] is None:
             return HIGH
         # The arguments added by xargs are unknown.
         rest: list[str | None] = [*left[1:], None] if name == "xargs" else left[1:]
-        risk = self._rate_program(left[0], rest, is_fed=is_fed and name != "xargs", depth=depth + 1)
+        risk = max(read, self._rate_program(left[0], rest, is_fed=is_fed and name != "xargs", depth=depth + 1))
         if name not in ("command", "builtin", "time"):
             self.paths = before
         return risk

@@ -58,14 +58,18 @@ from deckhands.client import (
 )
 from deckhands.cluster import Home
 from deckhands.interop import (
+    DENIED_PATHS,
     MAX_ITERATIONS,
     MAX_SECONDS,
     VARIABLES,
     Config,
     Contract,
+    DeniedChanges,
+    Fingerprints,
     HeadlessExit,
     Inside,
     PathDenied,
+    PermittedFolders,
     WorkerFiles,
     experiment_id,
     locate,
@@ -108,6 +112,7 @@ class HeadlessOptions:
     llm_config: str | None
     no_auto_continue: bool
     timeout: float
+    permit: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +122,14 @@ class HeadlessTask:
     Attributes:
         trajectory: the directory through which it is saved, and its path in it; None: nowhere.
         is_continued: whether `AUTO_CONTINUE` answers an agent's questions.
+        permitted: the folders that it may change.
         files: further files for the workers.
         environment: for the workers.
     """
 
     task: str
     contract: Contract
+    permitted: PermittedFolders
     agent: AgentSpec
     workspace: WorkspaceSpec
     limits: Limits
@@ -152,13 +159,21 @@ class HeadlessTask:
     show_default=True,
     help="Stop after this many seconds.",
 )
+@click.option(
+    "--permit",
+    multiple=True,
+    metavar="FOLDER",
+    help="End with code 9 if a file outside of this folder of the workspace was changed. May be repeated. README.md, "
+    "experiments and logs are always permitted.  [default: the whole workspace]",
+)
 @click.version_option(None, "-v", "--version", package_name="deckhands", message="deckhands %(version)s")
 @with_options(HeadlessOptions)
 def headless(options: HeadlessOptions) -> int:
     """Run one task on a directory like OpenHands' headless mode, and leave experiments/ID/results/final.json there.
 
     Exit codes: 0 finished, 1 error, 2 usage, 3 rejected by the agent, 4 out of time, 5 needs an answer, 6 a limit was
-    reached, 8 the result is missing, 9 a path outside of the workspace was refused, 130 interrupted.
+    reached, 8 the result is missing, 9 a path outside of the workspace was refused or a file outside of the permitted
+    folders was changed, 130 interrupted.
     """
     try:
         return run_headless(_task_of(options))
@@ -201,6 +216,7 @@ def _task_of(options: HeadlessOptions) -> HeadlessTask:
     return HeadlessTask(
         task=task,
         contract=Contract(root, experiment),
+        permitted=PermittedFolders.parse(root, options.permit),
         agent=agent,
         workspace=workspace.model_copy(update={"path": str(root)}),
         limits=Limits(max_iterations=iterations, max_budget_usd=budget),
@@ -319,22 +335,27 @@ def run_headless(order: HeadlessTask) -> int:
     """Run a task and return the exit code.
 
     Raises:
-        PathDenied: a path of the contract is a link.
-        DeckhandsError: the workspace cannot be written, or the store or the workers cannot be started or kept running.
+        PathDenied: a path of the contract or of a permitted folder is a link.
+        DeckhandsError: the workspace cannot be read or written, or the store or the workers cannot be started or kept
+            running.
     """
     contract = order.contract
     with contract.inside.lock(f"experiments/{contract.experiment}"):
+        before = order.permitted.prepare()
         contract.prepare(order.task, iterations=order.limits.max_iterations, seconds=order.seconds)
         note(f"Experiment {contract.experiment} in {contract.root}")
-        ending = asyncio.run(_run(order))
-        code = _judge(contract, ending)
+        ending, denied = asyncio.run(_run(order, before))
+        code = _judge(contract, ending, denied)
         with ignore_closed_output():
             EventPrinter(as_json=False).summary(ending.summary)
     return code
 
 
-def _judge(contract: Contract, ending: Ending) -> int:
+def _judge(contract: Contract, ending: Ending, denied: DeniedChanges) -> int:
     """Return the exit code, and print the faults of the result."""
+    if denied:
+        note(str(denied))
+        return int(HeadlessExit.PATH_DENIED)
     fault = contract.find_fault()
     if not fault:
         note(f"Result: {contract.final}")
@@ -345,7 +366,7 @@ def _judge(contract: Contract, ending: Ending) -> int:
     return int(HeadlessExit.MISSING_ARTIFACT if may_be_why and is_why else ending.exit_code)
 
 
-async def _run(order: HeadlessTask) -> Ending:
+async def _run(order: HeadlessTask, before: Fingerprints) -> tuple[Ending, DeniedChanges]:
     contract = order.contract
     inside = order.contract.inside
     printer = EventPrinter(as_json=False)
@@ -385,12 +406,13 @@ async def _run(order: HeadlessTask) -> Ending:
             log.write(f"{error}\n".encode())
             raise
         finally:
+            denied = order.permitted.find_changes(before)  # before the command itself writes a trajectory
             if started:
-                _store_logs(order, RunFolder(order.home.run_folder(started[0])))
-    return ending
+                _store_logs(order, RunFolder(order.home.run_folder(started[0])), denied)
+    return ending, denied
 
 
-def _store_logs(order: HeadlessTask, folder: RunFolder) -> None:
+def _store_logs(order: HeadlessTask, folder: RunFolder, denied: DeniedChanges) -> None:
     """Copy the log of a run and its trajectory into the workspace."""
     events = folder.events() if folder.has_events else []
     if not events:
@@ -399,7 +421,7 @@ def _store_logs(order: HeadlessTask, folder: RunFolder) -> None:
     inside = order.contract.inside
     lines = "".join(render_event_line(event) + "\n" for event in events)
     inside.write(f"{contract.logs}/events.jsonl", lines.encode())
-    summary = json.dumps(folder.summary().as_json(), indent=2) + "\n"
+    summary = json.dumps({**folder.summary().as_json(), DENIED_PATHS: denied.paths}, indent=2) + "\n"
     inside.write(f"{contract.logs}/summary.json", summary.encode())
     if order.trajectory is not None:
         trajectory, _ = to_trajectory(events)

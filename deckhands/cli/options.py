@@ -20,7 +20,7 @@ NAME_REMEDY = "Use up to 64 letters, digits, '.', '_' and '-'."
 """For a tenant, an experiment, a user or a project."""
 
 sandbox_option = click.option(
-    "--sandbox", type=click.Choice(SANDBOXES), help="What commands run in; by default DECKHANDS_SANDBOX, or auto."
+    "--sandbox", type=click.Choice(SANDBOXES), help="The sandbox of commands; by default DECKHANDS_SANDBOX, or auto."
 )
 workspace_root_option = click.option(
     "--workspace-root",

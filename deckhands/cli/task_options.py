@@ -212,7 +212,7 @@ _OPTIONS = (
     click.option(
         "--browser", is_flag=True, help="Let it use a web browser. Needs tool workers that serve the pool browser."
     ),
-    click.option("--browser-delegate", is_flag=True, help="Let it delegate what needs a web browser to BrowsingAgent."),
+    click.option("--browser-delegate", is_flag=True, help="Let it delegate web browsing to BrowsingAgent."),
     click.option(
         "--delegate",
         "delegates",
@@ -248,13 +248,22 @@ _OPTIONS = (
 )
 
 
-workspace_option = click.option(
-    "-w",
-    "--workspace",
-    metavar="DIR|URL|FILE",
-    default=".",
-    help="The directory to work on (by default the current one), git+https://…#REF, or an archive or bundle.",
-)
+def workspace_option(*, default: str | None) -> Callable[[F], F]:
+    """Return the option -w.
+
+    Args:
+        default: "." for a command whose workers run here; None for one whose workspace is empty without it.
+    """
+    directory = "The directory to work on (by default the current one)"
+    if default is None:
+        directory = "A directory on the tool workers' host (by default an empty one)"
+    return click.option(
+        "-w",
+        "--workspace",
+        metavar="DIR|URL|FILE",
+        default=default,
+        help=f"{directory}, git+https://…#REF, or an archive or bundle.",
+    )
 
 
 def spec_options(command: F) -> F:

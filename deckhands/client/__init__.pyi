@@ -5,6 +5,7 @@ from .archive.errors import CorruptArchive as CorruptArchive, TooLargeToArchive 
 from .archive.storage import ArchiveStorage as ArchiveStorage
 from .archive.retention import Retention as Retention, RetentionRule as RetentionRule
 from .archive_operations import lend_upload as lend_upload
+from .starting import OFFERS_LIMIT_SECONDS as OFFERS_LIMIT_SECONDS, find_runnable_agent as find_runnable_agent
 from .starting import start_conversation as start_conversation
 from .changing import Change as Change
 from .client import Client as Client
@@ -20,7 +21,7 @@ from .forking import ForkPoint as ForkPoint, build_fork as build_fork, copy_even
 from .known_agents import RecentOffers as RecentOffers, check_acp_command as check_acp_command
 from .known_agents import list_local_agents as list_local_agents
 from .known_agents import find_unpriced_models as find_unpriced_models, parse_offers as parse_offers
-from .known_agents import require_local_agent as require_local_agent, require_models as require_models
+from .known_agents import require_local_agent as require_local_agent
 from .many import for_each as for_each
 from .named_directory import check_directory as check_directory, require_served as require_served
 from .named_directory import resolve_local_directory as resolve_local_directory

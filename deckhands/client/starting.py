@@ -5,11 +5,13 @@ Holds: a conversation that cannot run here is refused before anything is stored,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from broker.contract import (
     AgentFactoryConfig,
+    AgentSpec,
     ConversationCreated,
     EventSource,
     MessageAction,
@@ -21,7 +23,7 @@ from broker.coordination import StoredFiles
 from broker.log import Appended, Duplicate, EventLog, check_admission, find_creation
 from broker.runtime import AdmissionRefused, UsageError, open_tracing
 from broker.secrets import Secrets
-from broker.store import Store
+from broker.store import Argument, Store
 from broker.tools import ToolOffers
 from deckhands.client.conversation_secrets import store_secrets
 from deckhands.client.known_agents import RecentOffers, require_agent, require_models
@@ -44,6 +46,7 @@ async def start_conversation(
     key: str | None,
     upload: bytes | None = None,
     awaited: str = "",
+    caller: Mapping[str, Argument] | None = None,
     offers_limit_seconds: float = OFFERS_LIMIT_SECONDS,
     recent: RecentOffers | None = None,
     role: str = "client",
@@ -55,7 +58,7 @@ async def start_conversation(
     Args:
         log: the log that masks secrets.
         upload: the file that the workspace's `UploadedSource` names.
-        awaited: the waiter to notify of its end, see `EventLog.create`.
+        awaited: the waiter to notify of its end, see `EventLog.create`; so is `caller`.
         offers_limit_seconds: how long a tool may be missing.
         recent: see `require_models`.
         role: the role of this process, for the span.
@@ -75,12 +78,9 @@ async def start_conversation(
         try:
             if upload is not None or spec.secrets:  # otherwise the append, which decides, is the first write
                 await check_admission(store, conversation_id, spec.tenant)
-            await require_agent(store, agent)
-            await require_models(store, find_model_names(agent), spec.tenant, recent=recent)
-            await require_served(store, workspace)
-            if spec.tools:
-                offers = await ToolOffers(store).choose(spec.tools, limit_seconds=offers_limit_seconds)
-                agent = agent.model_copy(update={"tools": (*agent.tools, *offers)})
+            agent = await find_runnable_agent(
+                store, spec, agent, offers_limit_seconds=offers_limit_seconds, recent=recent
+            )
         except (UsageError, AdmissionRefused):
             earlier = await find_creation(store, conversation_id, key) if key else None
             if earlier is None:
@@ -104,7 +104,36 @@ async def start_conversation(
         created = ConversationCreated(conversation_id=conversation_id, source=EventSource.USER, **{**same, **resolved})
         message = MessageAction(content=spec.task, source=EventSource.USER, image_urls=spec.images or None)
         await store_secrets(secrets, conversation_id, spec.secrets)
-        return await log.create(created, [message], key=key, awaited=awaited, start=timing.to_start_window(now))
+        start = timing.to_start_window(now)
+        return await log.create(created, [message], key=key, awaited=awaited, caller=caller, start=start)
+
+
+async def find_runnable_agent(
+    store: Store,
+    spec: TaskSpec,
+    agent: AgentSpec,
+    *,
+    offers_limit_seconds: float,
+    recent: RecentOffers | None = None,
+) -> AgentSpec:
+    """Return the agent of a task with the tools that the task names.
+
+    Args:
+        agent: the agent that shall do the task.
+        offers_limit_seconds: how long a tool may be missing.
+        recent: see `require_models`.
+
+    Raises:
+        UsageError: workers are running, and none knows the agent, its policy or its analyzer, offers one of the models,
+            or takes the directory; or no worker has offered one of the tools.
+    """
+    await require_agent(store, agent)
+    await require_models(store, find_model_names(agent), spec.tenant, recent=recent)
+    await require_served(store, spec.workspace_spec())
+    if not spec.tools:
+        return agent
+    offers = await ToolOffers(store).choose(spec.tools, limit_seconds=offers_limit_seconds)
+    return agent.model_copy(update={"tools": (*agent.tools, *offers)})
 
 
 async def _read_now(store: Store, conversation_id: str, timing: Timing) -> datetime:

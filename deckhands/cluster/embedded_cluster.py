@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from broker.runtime import (
     EXIT_USAGE,
     INGRESS,
     JOBS,
+    SERVICES,
     SYSTEM_CLOCK,
     TOOLS,
     ChildProcess,
@@ -53,6 +55,7 @@ DISK_CHECK_SECONDS = 1.0
 MODULES = {
     CONTROLLER: "controller_worker",
     TOOLS: "tool_worker",
+    SERVICES: "deckhands.services",
     INGRESS: "deckhands.ingress",
     JOBS: "deckhands.operations.jobs",
     BEAT: "deckhands.operations.jobs.beat",
@@ -92,6 +95,8 @@ class ClusterWorker:
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """The specification of a cluster.
+
+    An ingress, a jobs worker and a beat share a process, see `deckhands.services`; the rest have one each.
 
     Attributes:
         directory: Directory of its store, logs and workspaces.
@@ -217,11 +222,13 @@ class Cluster:
 
     async def _find_unready(self, store: Store) -> list[ClusterWorker]:
         """Return the workers without a heartbeat. Heartbeats of an earlier cluster may still exist."""
-        alive = {member.worker_id.split("-")[-2] for member in await list_members(store) if member.left_seconds > 0}
+        members = [member for member in await list_members(store) if member.left_seconds > 0]
+        alive = Counter(member.worker_id.split("-")[-2] for member in members)
+        expected = {SERVICES: 2, BEAT: 0}
         return [
             worker
             for worker in self.workers.values()
-            if worker.role != BEAT and (worker.child is None or str(worker.child.pid) not in alive)
+            if alive[str(worker.child.pid) if worker.child else ""] < expected.get(worker.role, 1)
         ]
 
     async def _report_late(self, slow: list[ClusterWorker]) -> None:
@@ -240,12 +247,14 @@ class Cluster:
 
     def _make_workers(self) -> list[ClusterWorker]:
         spec = self.spec
+        shared = min(spec.ingresses, spec.jobs, spec.beats)
         counts = {
             CONTROLLER: spec.controllers,
             TOOLS: spec.tools,
-            INGRESS: spec.ingresses,
-            JOBS: spec.jobs,
-            BEAT: spec.beats,
+            SERVICES: shared,
+            INGRESS: spec.ingresses - shared,
+            JOBS: spec.jobs - shared,
+            BEAT: spec.beats - shared,
         }
         names = [(role, f"{role}-{number}") for role, count in counts.items() for number in range(1, count + 1)]
         return [ClusterWorker(name, role, self.logs / f"{name}.log") for role, name in names]

@@ -138,7 +138,7 @@ async def evaluate_async(
             on_row(row.model_dump())
 
         place = asked.home or asked.name
-        await evaluate_plan(settings, place, plan, results, tuning=tuning, on_row=keep, on_standing=record.add_status)
+        await evaluate_plan(settings, place, plan, results, tuning=tuning, on_row=keep, on_status=record.add_status)
     return dict(write_report(directory))
 
 

@@ -104,10 +104,10 @@ class Evaluation:
         results: Results,
         *,
         on_row: OnRow = lambda _: None,
-        on_standing: OnStatus = lambda _: None,
+        on_status: OnStatus = lambda _: None,
     ) -> None:
         self._client = client
-        self._driver = Driver(client, plan, results, self._attempt, on_row=on_row, on_standing=on_standing)
+        self._driver = Driver(client, plan, results, self._attempt, on_row=on_row, on_status=on_status)
         self._directory = results.path.parent
         self._shared: SharedHistory | None = None
         self._reading = asyncio.Semaphore(READ_AT_ONCE)

@@ -138,15 +138,13 @@ def run_evaluation(
     results = _results(directory, asked.name, place, follows=follows)
     with results, ProgressRecord(directory) as record, ProgressScreen() as screen:
 
-        def on_standing(standing: EvaluationStatus) -> None:
-            record.add_status(standing)
-            screen.show(standing)
+        def on_status(status: EvaluationStatus) -> None:
+            record.add_status(status)
+            screen.show(status)
 
         try:
             asyncio.run(
-                evaluate_plan(
-                    settings, place, plan, results, tuning=tuning, on_row=record.add_row, on_standing=on_standing
-                )
+                evaluate_plan(settings, place, plan, results, tuning=tuning, on_row=record.add_row, on_status=on_status)
             )
         except ModelSilent:
             write_report(directory)  # of the attempts that have ended
@@ -241,7 +239,7 @@ async def evaluate_plan(
     *,
     tuning: Tuning,
     on_row: Callable[[AttemptRow], None],
-    on_standing: Callable[[EvaluationStatus], None],
+    on_status: Callable[[EvaluationStatus], None],
 ) -> None:
     """Run a plan on the cluster that the settings select. Idempotent."""
     async with _client(settings, place, plan) as client:
@@ -250,7 +248,7 @@ async def evaluate_plan(
         await steering.set_desired(**tuning.as_desired())
         for order in build_orders(tuning.redo):
             await steering.requeue(order)
-        await Evaluation(client, plan, results, on_row=on_row, on_standing=on_standing).run()
+        await Evaluation(client, plan, results, on_row=on_row, on_status=on_status).run()
 
 
 async def _require_prices(client: Client, plan: EvaluationPlan, earlier: DesiredState, tuning: Tuning) -> None:

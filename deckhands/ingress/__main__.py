@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from broker.celery import run_worker
-from deckhands.ingress.ingress_app import CONCURRENCY, QUEUE
+from broker.celery import run_workers
+from deckhands.ingress.ingress_app import INGRESS_WORKER
 
 
 def main() -> None:
     """Start the Celery worker with the flags it needs."""
-    run_worker("deckhands.ingress.app", "ingress", queues=[QUEUE], concurrency=CONCURRENCY, task_events=True)
+    run_workers(INGRESS_WORKER.role, [INGRESS_WORKER])
 
 
 if __name__ == "__main__":

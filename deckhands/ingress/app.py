@@ -16,7 +16,7 @@ from broker.celery import add_loop
 from broker.runtime import BrokerSettings, DeckhandsError, arm
 from deckhands.ingress.evaluations import EvaluationTasks
 from deckhands.ingress.ingress_app import make_ingress_app
-from deckhands.ingress.ingress_results import RUN, TaskResults
+from deckhands.ingress.ingress_results import TaskResults
 from deckhands.ingress.runs import MAX_SHOWN
 from deckhands.ingress.service import IngressWorker
 from deckhands.ingress.tasks import IngressTasks, evaluate_task
@@ -24,7 +24,7 @@ from deckhands.ingress.tasks import IngressTasks, evaluate_task
 MAX_REVOKED = 1_000
 MAX_ID_CHARS = 256
 NO_STORE = {"error": "The store does not answer; ask again later."}
-celerys_active, celerys_reserved = control.active, control.reserved
+celerys_active, celerys_reserved, celerys_query_task = control.active, control.reserved, control.query_task
 
 settings = BrokerSettings.from_env()
 arm(settings)
@@ -34,7 +34,7 @@ results = TaskResults(app)
 ingress_worker = IngressWorker(settings, results, evaluations)
 loop_thread = add_loop(app, ingress_worker)
 tasks = IngressTasks(app, ingress_worker, loop_thread, results)
-app.note_unusable = tasks.note_unusable
+app.note_unusable, app.take_run = tasks.note_unusable, tasks.take_run
 app.register_task(evaluate_task(evaluations, results))
 
 
@@ -57,17 +57,22 @@ def reserved(state: Any, **_options: Any) -> Any:
 
 
 def _with_runs(state: Any, messages: list[dict[str, Any]], *, has_started: bool) -> Any:
+    messages = [info for info in messages if info["name"] in state.app.tasks]  # another worker may share the process
+    if state.app is not app:
+        return messages
     try:
         found = tasks.query_runs(lambda runs: runs.in_flight(has_started=has_started))
     except (TimeoutError, DeckhandsError):
         return NO_STORE
-    return [info for info in messages if info["name"] != RUN] + [info | {"hostname": state.hostname} for info in found]
+    return messages + [info | {"hostname": state.hostname} for info in found]
 
 
 @inspect_command(name="query_task", variadic="ids", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
 def query_task(state: Any, ids: Any = None, **_options: Any) -> Any:
     """Return the tasks that are unfinished runs, each as `active` or `reserved` with its details."""
     named = _ids_in(ids)[:MAX_SHOWN]
+    if state.app is not app:
+        return celerys_query_task(state, named)
     try:
         found = tasks.query_runs(lambda runs: runs.query(named))
     except (TimeoutError, DeckhandsError):

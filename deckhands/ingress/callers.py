@@ -1,6 +1,6 @@
 """Callers: the Celery tasks and producers that wait for the end of a conversation.
 
-A caller is stored beside the conversation before that starts, until it has its answer.
+A caller is stored beside the conversation in the step that creates it, until it has its answer.
 
 Holds: an outcome is decided once, so a repeated answer has the same bytes; a delivered answer is not repeated. The
 callbacks of a task may contain secrets, and are encrypted like the secrets of the conversation.
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from broker.coordination import PARSE_ERRORS, Quarantine, find_conversation_keys
-from broker.runtime import BrokerSettings, draw_jitter, to_millis
+from broker.runtime import BrokerSettings, draw_jitter, new_key, to_millis
 from broker.secrets import Secrets, SecretsLocked, load_secret_key
 from broker.store import Argument, ShardKeys, Store, decode_fields
 
@@ -79,30 +79,27 @@ class Callers:
         self._store = store
         self._secrets = secrets
 
-    async def add(self, caller: Caller) -> bool:
-        """Store a caller; its conversation need not exist yet. The first caller of a conversation wins.
+    async def add(self, caller: Caller) -> None:
+        """Store the caller of a conversation that may have none. The first caller of a conversation stays.
 
-        Returns whether this is the first one.
-
-        Call it before the conversation is created and again afterwards: another worker with the same request may have
-        refused it in between, and deleted the caller.
+        `start_conversation` stores the caller of a new conversation in the step that creates it.
         """
+        key = self._store.keys(caller.conversation_id).caller
+        await self._store.call_many([("HSETNX", key, *field) for field in self.to_fields(caller).items()])
+
+    def to_fields(self, caller: Caller) -> dict[str, Argument]:
+        """Return the fields of a caller's hash, its secrets encrypted."""
         kept = json.dumps(caller.kept or {}).encode()
         if b'"secrets"' in kept:
             load_secret_key(BrokerSettings.from_env(), is_made=True)
             kept = SEALED + self._secrets.seal(caller.conversation_id, kept.decode())
         fields: dict[str, Argument] = {"kind": caller.kind, "name": caller.name, "request_id": caller.request_id}
         fields |= {"kept": kept, "headless": int(caller.is_headless)}
-        if caller.broker is not None:
-            fields["broker"] = caller.broker
-        key = self._store.keys(caller.conversation_id).caller
-        is_new, *_ = await self._store.call_many([("HSETNX", key, name, value) for name, value in fields.items()])
-        return bool(is_new)
+        return fields if caller.broker is None else fields | {"broker": caller.broker}
 
     async def forget(self, conversation_id: str) -> None:
         """Delete the caller of a conversation that is not created. If another worker created it, keep the caller."""
-        names = self._store.keys(conversation_id)
-        await self._store.call_function("deck_forget_caller", (names.root, names.shard.root), conversation_id)
+        await self._call_function("deck_forget_caller", conversation_id)
 
     async def of(self, conversation_id: str) -> Caller | None:
         """Return the caller of a conversation; None if it never had one.
@@ -110,8 +107,10 @@ class Callers:
         Raises:
             ValueError, SecretsLocked: the stored caller cannot be read.
         """
-        key = self._store.keys(conversation_id).caller
-        flat = await self._store.call("HGETALL", key)
+        return self.parse(conversation_id, await self._store.call("HGETALL", self._store.keys(conversation_id).caller))
+
+    def parse(self, conversation_id: str, flat: Sequence[bytes]) -> Caller | None:
+        """Parse the fields of a caller's hash; raises what `of` raises."""
         raw = dict(zip(flat[::2], flat[1::2], strict=True))
         kept = raw.pop(b"kept", b"{}")
         found = decode_fields([part for item in raw.items() for part in item])
@@ -134,14 +133,17 @@ class Callers:
             started_ms=int(found["started"]) if "started" in found else None,
         )
 
-    async def decide(self, conversation_id: str, outcome: Mapping[str, Any]) -> str:
-        """Store the answer unless one was decided before, and return the stored one as JSON."""
+    def reset_notice(self, conversation_id: str) -> tuple[Argument, ...]:
+        """Return the command that lets the next append send a notice again. Send it before reading the log."""
+        return ("HDEL", self._store.keys(conversation_id).meta, "noticed")
+
+    async def decide(self, conversation_id: str, outcome: Mapping[str, Any] | str) -> str:
+        """Store the answer, or its JSON, unless one was decided before, and return the stored one as JSON."""
         key = self._store.keys(conversation_id).caller
-        _, decided = await self._store.call_many(
-            [("HSETNX", key, "outcome", json.dumps(outcome)), ("HGET", key, "outcome")]
-        )
-        text: str = decided.decode()
-        return text
+        text = outcome if isinstance(outcome, str) else json.dumps(outcome)
+        _, decided = await self._store.call_many([("HSETNX", key, "outcome", text), ("HGET", key, "outcome")])
+        stored: str = decided.decode()
+        return stored
 
     async def note_start(self, conversation_id: str, started_ms: int) -> bool:
         """Store when the agent started; return whether this is the first note of it."""
@@ -152,13 +154,22 @@ class Callers:
         """Mark the task as revoked. Idempotent."""
         await self._store.call("HSET", self._store.keys(conversation_id).caller, "revoked", 1)
 
-    async def lock(self, conversation_id: str, holder: str) -> bool:
-        """Acquire the right to answer, for a limited time; return whether it was free."""
-        key = f"{self._store.keys(conversation_id).caller}:lock"
-        _, found = await self._store.call_many(
-            [("SET", key, holder, "NX", "PX", int(LOCK_SECONDS * 1000)), ("GET", key)]
-        )
-        return bool(found == holder.encode())
+    async def take_answer(self, caller: Caller, answer: str, started_ms: int) -> tuple[str, bool] | None:
+        """Decide the answer unless it is decided, and acquire the right to deliver it for `LOCK_SECONDS`.
+
+        Also schedules another check of the conversation, which tries again if this worker does not deliver it.
+
+        Args:
+            started_ms: see `Caller`.
+
+        Returns:
+            The decided answer, and whether the start was not known before; None if the caller has its answer, or
+            another worker delivers it.
+        """
+        lock_ms, checks = int(LOCK_SECONDS * 1000), min(caller.looks + 1, 10)
+        arguments = (answer, new_key(), lock_ms, self._next_check_ms(caller), checks, started_ms)
+        reply = await self._call_function("deck_take_answer", caller.conversation_id, *arguments)
+        return (reply[1].decode(), bool(reply[2])) if reply[0] == "taken" else None
 
     async def mark_answered(self, conversation_id: str) -> None:
         """Mark the caller as answered; the conversation may continue without it. Idempotent.
@@ -166,26 +177,14 @@ class Callers:
         If the conversation was never created, nothing else would remove the caller's keys: they expire after
         `CALLER_TTL`.
         """
-        names = self._store.keys(conversation_id)
-        commands: list[tuple[Argument, ...]] = [
-            ("HDEL", names.meta, "awaited", "noticed"),
-            ("ZREM", names.shard.awaited, conversation_id),
-        ]
-        is_there, has_begun = await self._store.call_many([("HEXISTS", names.caller, "kind"), ("EXISTS", names.meta)])
-        if is_there:  # otherwise the conversation was deleted, and a new hash would never be removed
-            commands = [("HSET", names.caller, "answered", 1), *commands, ("DEL", f"{names.caller}:lock")]
-        if is_there and not has_begun:
-            commands.append(("PEXPIRE", names.caller, int(CALLER_TTL.total_seconds() * 1000)))
-        await self._store.call_many(commands)
+        await self._call_function("deck_mark_answered", conversation_id, int(CALLER_TTL.total_seconds() * 1000))
 
     async def schedule_check(self, caller: Caller) -> None:
         """Schedule another check of the conversation: soon at first, then less and less often."""
         names = self._store.keys(caller.conversation_id)
-        pause = min(FIRST_CHECK_SECONDS * 2**caller.looks, MAX_CHECK_SECONDS)
-        due = to_millis(self._store.clock.now()) + int(pause * 1000)
         await self._store.call_many(
             [
-                ("ZADD", names.shard.awaited, due, caller.conversation_id),
+                ("ZADD", names.shard.awaited, self._next_check_ms(caller), caller.conversation_id),
                 ("HSET", names.caller, "looks", min(caller.looks + 1, 10)),
             ]
         )
@@ -237,6 +236,10 @@ class Callers:
             await Quarantine(self._store).remove(names, names.awaited, member, error)
             return ""
 
-    async def reset_notice(self, conversation_id: str) -> None:
-        """Let the next append send a notice again. Call it before reading the log."""
-        await self._store.call("HDEL", self._store.keys(conversation_id).meta, "noticed")
+    def _next_check_ms(self, caller: Caller) -> int:
+        pause = min(FIRST_CHECK_SECONDS * 2**caller.looks, MAX_CHECK_SECONDS)
+        return to_millis(self._store.clock.now()) + int(pause * 1000)
+
+    async def _call_function(self, name: str, conversation_id: str, *arguments: Argument) -> list[Any]:
+        names = self._store.keys(conversation_id)
+        return await self._store.call_function(name, (names.root, names.shard.root), conversation_id, *arguments)

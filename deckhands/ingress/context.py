@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from broker.contract import AgentState, Event, UploadedSource
+from broker.contract import AgentState, AgentStateChangedObservation, Event, UploadedSource
 from broker.coordination import make_content_name
-from broker.log import EXPIRED_CODE, EventLog
-from broker.runtime import OutcomeUnknown, StoreMisconfigured, StoreUnavailable
-from broker.store import Store, decode_fields
+from broker.log import EXPIRED_CODE, Appended, EventLog
+from broker.runtime import OutcomeUnknown, StoreMisconfigured, StoreUnavailable, to_millis
+from broker.store import Argument, Store, decode_fields
 from deckhands.client import (
     Client,
+    RecentOffers,
     Summary,
     Tally,
     TaskSpec,
@@ -45,6 +46,20 @@ OFFERS_LIMIT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a caller, not yet delivered.
+
+    Attributes:
+        outcome: as JSON; another one may have been decided before.
+        started_ms: when the agent started, in Unix milliseconds; 0: it never did.
+    """
+
+    caller: Caller
+    outcome: str
+    started_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class IngressContext:
     """Shared parts of an ingress worker.
 
@@ -62,6 +77,7 @@ class IngressContext:
     log: EventLog = field(init=False)
     callers: Callers = field(init=False)
     revocations: Revocations = field(init=False)
+    _offers: RecentOffers = field(init=False)
 
     def __post_init__(self) -> None:
         client = Client(self.store)
@@ -69,6 +85,7 @@ class IngressContext:
         object.__setattr__(self, "log", EventLog(self.store, client.secrets))
         object.__setattr__(self, "callers", Callers(self.store, client.secrets))
         object.__setattr__(self, "revocations", Revocations(self.store))
+        object.__setattr__(self, "_offers", RecentOffers(self.store))
 
     def may_answer(self, caller: Caller) -> bool:
         """Return whether this worker may answer a caller. It cannot reach callers of another Celery broker."""
@@ -80,13 +97,13 @@ class IngressContext:
         conversation_id: str,
         key: str,
         *,
-        awaited: str = "",
+        caller: Caller | None = None,
         archive: bytes | None = None,
-    ) -> None:
-        """Create a conversation. Idempotent.
+    ) -> bool:
+        """Create a conversation, and return whether it is new. Idempotent.
 
         Args:
-            awaited: its caller; empty if it has none.
+            caller: stored in the same step; None if the conversation has none.
             archive: a tar file to fill its workspace with, which must otherwise start empty.
 
         Raises:
@@ -95,17 +112,20 @@ class IngressContext:
         if archive is not None:
             source = UploadedSource(name=ARCHIVE, format="tar", parcel=make_content_name(archive))
             spec = spec.model_copy(update={"workspace": spec.workspace_spec().model_copy(update={"source": source})})
-        await start_conversation(
+        outcome = await start_conversation(
             self.log,
             self.client.secrets,
             spec,
             conversation_id,
             key=key,
             upload=archive,
-            awaited=awaited,
+            awaited=caller.awaited if caller is not None else "",
+            caller=self.callers.to_fields(caller) if caller is not None else None,
             offers_limit_seconds=self.offers_limit_seconds,
+            recent=self._offers,
             role="ingress",
         )
+        return isinstance(outcome, Appended)
 
     async def meta(self, conversation_id: str) -> dict[str, str]:
         """Return the meta hash of a conversation; empty if there is no such conversation."""
@@ -117,29 +137,47 @@ class IngressContext:
         """Return whether a message has expired; None: it never does."""
         return expires is not None and expires <= self.store.clock.now()
 
-    async def outcome(self, caller: Caller, meta: Mapping[str, str]) -> str:
-        """Return the answer to a caller, as JSON; empty if there is none yet.
+    async def load(
+        self, conversation_id: str, *further: Sequence[Argument]
+    ) -> tuple[Caller | None, dict[str, str], list[Any]]:
+        """Return the caller and the meta hash of a conversation: None and empty if there is none.
+
+        Args:
+            further: commands to send before, in the same round trip.
+
+        Returns:
+            Also the replies of these commands.
+        """
+        names = self.store.keys(conversation_id)
+        commands = [*further, ("HGETALL", names.caller), ("HGETALL", names.meta)]
+        *replies, caller, flat = await self.store.call_many(commands)
+        meta = decode_fields(flat)
+        return self.callers.parse(conversation_id, caller), meta if "last_id" in meta else {}, replies
+
+    async def find_answer(self, caller: Caller, meta: Mapping[str, str]) -> Answer | None:
+        """Return the answer to a caller; None if there is none yet.
 
         If users can answer, a conversation whose agent asks a question has not ended; see `Until`.
         """
-        if caller.outcome or not meta:
-            return caller.outcome
-        conversation_id = caller.conversation_id
+        if caller.outcome and (not meta or caller.started_ms is not None):
+            return Answer(caller, caller.outcome, caller.started_ms or 0)
         condition = Until.RESULT if caller.is_headless else Until.OVER
-        if not condition.may_be_met(meta.get("state", "")):
-            return ""
-        events = await self.client.log.read(conversation_id)
+        if not meta or not (caller.outcome or condition.may_be_met(meta.get("state", ""))):
+            return None
+        events = await self.client.log.read(caller.conversation_id)
+        started_ms = find_start_ms(events)
+        if caller.outcome:
+            return Answer(caller, caller.outcome, started_ms)
         tally = Tally.of(events)
         if not condition.is_met(tally.status):
-            return ""
+            return None
         summary = await self._with_full_texts(tally.summary(), events, MAX_CHARS[caller.kind])
-        if caller.kind == CELERY:
-            if summary.state == AgentState.STOPPED and await self.revocations.is_revoked(caller.name):
-                return await self.callers.decide(conversation_id, REVOKED)
-            if summary.error_code == EXPIRED_CODE:
-                return await self.callers.decide(conversation_id, EXPIRED)
-        time_limit = str((caller.kept or {}).get("time_limit", ""))
-        return await self.callers.decide(conversation_id, answer_of(summary, time_limit))
+        outcome: Mapping[str, Any] = answer_of(summary, str((caller.kept or {}).get("time_limit", "")))
+        if caller.kind == CELERY and summary.error_code == EXPIRED_CODE:
+            outcome = EXPIRED
+        if caller.kind == CELERY and summary.state == AgentState.STOPPED:
+            outcome = REVOKED if await self.revocations.is_revoked(caller.name) else outcome
+        return Answer(caller, json.dumps(outcome), started_ms)
 
     async def _with_full_texts(self, summary: Summary, events: Sequence[Event], limit: int) -> Summary:
         """Return a summary with full texts, up to a limit of characters; the log has only their head and tail."""
@@ -154,6 +192,14 @@ class IngressContext:
         if len(json.dumps(outputs)) > limit:
             outputs = summary.outputs
         return replace(summary, message=message, outputs=outputs)
+
+
+def find_start_ms(events: Iterable[Event]) -> int:
+    """Return when an agent started, in Unix milliseconds; 0: it never did."""
+    for event in events:
+        if isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.RUNNING:
+            return to_millis(event.timestamp) if event.timestamp is not None else 0
+    return 0
 
 
 def answer_of(summary: Summary, time_limit: str = "") -> dict[str, Any]:

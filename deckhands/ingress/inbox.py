@@ -42,14 +42,16 @@ from broker.secrets import MASK
 from broker.store import INBOX, Argument, GroupReader
 from deckhands.client import MAX_KEY_CHARS, TaskSpec, derive_conversation_id
 from deckhands.ingress.callers import STREAM, Caller
-from deckhands.ingress.context import STORE_ERRORS, IngressContext
+from deckhands.ingress.context import STORE_ERRORS, Answer, IngressContext
 from deckhands.ingress.outcome_watcher import answer_stream
 from deckhands.ingress.replies import NAME, VERSION, Replies
 
-MAX_IN_FLIGHT = 32
+MAX_IN_FLIGHT = 64
 READ_AT_ONCE = 8
-"""Few, because their size is known only when they are in memory."""
-PRODUCER_MAX_IN_FLIGHT = 4
+"""Few, because their size is known only when they are in memory. After small ones, more are read: as many as have
+`READ_BYTES` if each is as large as the largest of the last ones."""
+READ_BYTES = 1 << 18
+PRODUCER_MAX_IN_FLIGHT = 8
 PRODUCER_READ_AT_ONCE = 2
 """The same for a producer's own stream: there may be `MAX_PRODUCERS` of them."""
 LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
@@ -177,9 +179,12 @@ class InboxReader:
         self._producers = Producers(context.store)
         self._replies = Replies(context.store)
         self._unreadable = Quarantine(context.store)
-        self._free = asyncio.Semaphore(MAX_IN_FLIGHT if source.producer is None else PRODUCER_MAX_IN_FLIGHT)
-        self._read_at_once = READ_AT_ONCE if source.producer is None else PRODUCER_READ_AT_ONCE
+        self._max_in_flight = MAX_IN_FLIGHT if source.producer is None else PRODUCER_MAX_IN_FLIGHT
+        self._read_at_least = READ_AT_ONCE if source.producer is None else PRODUCER_READ_AT_ONCE
+        self._free = asyncio.Semaphore(self._max_in_flight)
         self._in_flight: set[str] = set()
+        self._done: list[str] = []
+        self._acknowledging: asyncio.Task[None] | None = None
         self.entries = 0
 
     async def read(self) -> None:
@@ -189,11 +194,14 @@ class InboxReader:
         reader = GroupReader(self._store, GROUP, self._worker_id, [self._key])
         try:
             async with asyncio.TaskGroup() as group:
+                limit = self._read_at_least
                 while True:
                     async with self._free:
-                        found = await reader.read(limit=self._read_at_once)
+                        found = await reader.read(limit=limit)
                     if found:
                         await self._reset_deliveries([entry for _, entry, _ in found])
+                        largest = max(sum(map(len, fields)) for _, _, fields in found)
+                        limit = max(self._read_at_least, min(READ_BYTES // max(largest, 1), self._max_in_flight))
                     for _, entry, fields in found:
                         await self._start(group, entry.decode(), fields)
         finally:
@@ -365,35 +373,31 @@ class InboxReader:
                 _log.exception("cannot quarantine entry %s of the inbox", entry)
 
     async def _accept(self, entry: str, fields: list[bytes], request_id: str, reply_to: str) -> None:
-        caller = await self._create_conversation(
-            self._check_source(fields, parse_entry(fields)), request_id, reply_to, entry
+        request = self._check_source(fields, parse_entry(fields))
+        conversation_id = self._conversation_id(reply_to, request_id)
+        caller = Caller(conversation_id, STREAM, reply_to, request_id, is_headless=request.headless)
+        timing = request.timing()
+        if timing.delay_seconds is not None or isinstance(timing.expires, float):
+            timing = timing.after(await self._age_seconds(entry))
+        is_new = await self._context.start_conversation(
+            request.with_timing(timing), conversation_id, request_id, caller=caller if reply_to else None
         )
-        conversation_id = caller.conversation_id
         failpoint("ingress.inbox_begun")
         if reply_to:
             content = {"conversation_id": conversation_id}
             await self._replies.send(reply_to, request_id, "accepted", conversation_id=conversation_id, content=content)
-            kept = await self._context.callers.of(conversation_id)
-            if kept is None:
-                await self._context.callers.add(caller)
-            elif kept.is_answered:  # the producer asks again
-                await answer_stream(self._context, self._replies, kept)
+            if not is_new:
+                await self._answer_again(caller)
         failpoint("ingress.inbox_answered")
         await self._acknowledge(entry)
 
-    async def _create_conversation(self, request: InboxRequest, request_id: str, reply_to: str, entry: str) -> Caller:
-        conversation_id = self._conversation_id(reply_to, request_id)
-        caller = Caller(conversation_id, STREAM, reply_to, request_id, is_headless=request.headless)
-        if reply_to:
+    async def _answer_again(self, caller: Caller) -> None:
+        """Repeat the answer to a producer that has sent an entry again, if there is one already."""
+        kept, meta, _ = await self._context.load(caller.conversation_id)
+        if kept is None:
             await self._context.callers.add(caller)
-        timing = request.timing()
-        if timing.delay_seconds is not None or isinstance(timing.expires, float):
-            timing = timing.after(await self._age_seconds(entry))
-        awaited = caller.awaited if reply_to else ""
-        await self._context.start_conversation(
-            request.with_timing(timing), conversation_id, request_id, awaited=awaited
-        )
-        return caller
+        elif kept.is_answered:
+            await answer_stream(self._context, self._replies, Answer(kept, kept.outcome, 0), meta)
 
     async def _age_seconds(self, entry: str) -> float:
         """Return the age of an entry by the clock of the server, from its id."""
@@ -420,8 +424,17 @@ class InboxReader:
         await self._acknowledge(entry)
 
     async def _acknowledge(self, entry: str) -> None:
-        commands: list[tuple[Argument, ...]] = [("XACK", self._key, GROUP, entry), ("XDEL", self._key, entry)]
-        with suppress(StoreRefused):  # the inbox was overwritten, and the entry with it
+        """Acknowledge an entry, together with those that are done in the same turn of the loop."""
+        self._done.append(entry)
+        if len(self._done) == 1:
+            self._acknowledging = asyncio.create_task(self._acknowledge_done())
+        assert self._acknowledging is not None
+        await self._acknowledging
+
+    async def _acknowledge_done(self) -> None:
+        done, self._done = self._done, []
+        commands: list[tuple[Argument, ...]] = [("XACK", self._key, GROUP, *done), ("XDEL", self._key, *done)]
+        with suppress(StoreRefused):  # the inbox was overwritten, and the entries with it
             await self._store.call_many(commands)
 
     async def _make_group(self) -> None:

@@ -1,13 +1,13 @@
 """The Celery application of ingress workers: the tasks `deckhands.*` on the queue `deckhands`, with results and events.
 
-Holds: a message is acknowledged when its task has run. If its worker died, it comes back after `VISIBILITY_SECONDS`. It
-is never lost in between, see `taken_entries`. The task itself decides whether a message has expired, because it knows
-what an earlier delivery has started. Unacknowledged messages have their own keys, so that this short time affects no
-other application on the same broker. No message is held until its eta: it runs at once, with the eta in `ETA_HEADER`.
-Callbacks go where the caller's defaults would send them. Arguments in Flower and remote control are truncated and
-contain no secret. The followers of a task are checked before anything else is done with its message, see `canvas`. Only
-our own tasks run, because Celery's built-in tasks send others. An unusable message counts as a failed part of its
-chord.
+Holds: a message is acknowledged when its task has run; that of a run when its conversation is recorded. If its worker
+died, it comes back after `VISIBILITY_SECONDS`. It is never lost in between, see `taken_entries`. The task itself
+decides whether a message has expired, because it knows what an earlier delivery has started. Unacknowledged messages
+have their own keys, so that this short time affects no other application on the same broker. No message is held until
+its eta: it runs at once, with the eta in `ETA_HEADER`. Callbacks go where the caller's defaults would send them.
+Arguments in Flower and remote control are truncated and contain no secret. The followers of a task are checked before
+anything else is done with its message, see `canvas`. Only our own tasks run, because Celery's built-in tasks send
+others. An unusable message counts as a failed part of its chord.
 Does not: keep messages that the broker loses; read pickle, so a chord of pickled messages alone never ends.
 """
 
@@ -16,9 +16,12 @@ from __future__ import annotations
 import base64
 import bz2
 import json
+import logging
 import zlib
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -27,15 +30,18 @@ from celery._state import _set_task_join_will_block
 from celery.app.task import Context
 from celery.exceptions import NotRegistered
 from celery.states import FAILURE, READY_STATES
+from celery.worker import state
 from celery.worker.request import ExceptionWithTraceback, Request
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps
 from redis.exceptions import ConnectionError, TimeoutError  # noqa: A004
 
 from broker.celery import (
+    BROKER_ERRORS,
     MAX_DEPTH,
     MAX_NAME_CHARS,
     TRANSPORT_OPTIONS,
+    CeleryWorker,
     MessageRefused,
     SafeConnection,
     SafeMessages,
@@ -53,14 +59,22 @@ from broker.secrets import MASK
 from deckhands.ingress.canvas import FOLLOWERS, parse_followers
 
 QUEUE = "deckhands"
+RUN = "deckhands.run"
 OWN_TASKS = "deckhands."
 CELERY_TASKS = frozenset({"celery.map", "celery.starmap", "celery.chunks"})
 """Celery's tasks that would call another task as a function."""
 DEFAULT_CALLER_QUEUE = "celery"
 """The queue of a callback that names none: the default of Celery's applications."""
 CONCURRENCY = 8
+INGRESS_WORKER = CeleryWorker(
+    "deckhands.ingress.app", "ingress", {"queues": [QUEUE], "concurrency": CONCURRENCY, "task_events": True}
+)
+PREFETCHED = 8
+"""How many messages are held for each task that runs at the same time: runs are taken together."""
 VISIBILITY_SECONDS = 10
 """The two halves of a task take milliseconds. One that is delivered again while it runs does no harm."""
+RESTORE_SECONDS = 2
+"""The interval between two checks for messages of workers that have died."""
 MAX_BODY_CHARS = 16 << 20
 """For a message: the body of a chord gets the results of all its parts."""
 MAX_CHORD_BYTES = 1 << 20
@@ -85,6 +99,8 @@ REFUSED_HEADER = "deckhands_refused"
 """The header that says why the followers of the task are refused: a message and a remedy; None if they are valid."""
 BACKEND_UNAVAILABLE = (OSError, OperationalError, ConnectionError, TimeoutError)
 """The errors of the result backend while it is unavailable, after some twenty seconds of retries."""
+_log = logging.getLogger(__name__)
+
 BROKER_KEYS = {name: f"deckhands:{name}" for name in ("unacked", "unacked_index", "unacked_mutex")}
 
 
@@ -133,6 +149,11 @@ class IngressMessages(SafeMessages):
 class IngressConsumer(WorkerConsumer):
     """Runs tasks at once, whatever their eta."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._finished = deque[Any]()
+        self._is_acknowledging = False
+
     def update_strategies(self) -> None:
         """Prepare the handlers for the messages of each task."""
         # The fast path raises an error of the result backend before the message is acknowledged. The message would stay
@@ -142,17 +163,45 @@ class IngressConsumer(WorkerConsumer):
         for name in [name for name in self.strategies if not name.startswith(OWN_TASKS)]:
             del self.strategies[name]
 
-    def check(self, message: Any) -> None:
-        """Check that a message can run, and prepare its headers."""
+    def take(self, message: Any) -> bool:
+        """Check that a message can run, and prepare its headers. A run is taken by the worker's loop."""
         if isinstance(message.headers, dict) and UNUSABLE_HEADER in message.headers:
             raise MessageRefused(str(message.headers[UNUSABLE_HEADER]))
         arguments, options, embedded = check_task(message, self.strategies, max_chars=MAX_BODY_CHARS, longest_eta=None)
         headers = message.headers
-        headers[REFUSED_HEADER] = _restrict_followers(message, arguments, options, embedded or {})
+        following, headers[REFUSED_HEADER] = _restrict_followers(headers, embedded or {})
         for own, celerys in ((ETA_HEADER, "eta"), (EXPIRES_HEADER, "expires"), (LIMITS_HEADER, "timelimit")):
             headers[own], headers[celerys] = headers.get(celerys), None
         headers["argsrepr"] = render_arguments(tuple(arguments), options)
         headers["kwargsrepr"] = render_arguments(options, options)
+        if headers["task"] == RUN:
+            state.total_count.update((RUN,))
+            self.app.take_run(message, (arguments, options, following), partial(self._finish, message))
+            return True
+        if following != embedded:  # other entries there would change the headers
+            message.body = dumps([arguments, options, following])
+            message._decoded_cache = None  # noqa: SLF001  (kombu keeps what it has read of the body)
+        return False
+
+    def _finish(self, message: Any, must_requeue: bool) -> None:
+        """Acknowledge a message that the worker's loop has taken, or requeue it. Called from another thread."""
+        if must_requeue:
+            self.call_soon(message.reject_log_error, _log, BROKER_ERRORS, requeue=True)
+            return
+        self._finished.append(message)
+        if not self._is_acknowledging:
+            self._is_acknowledging = True
+            self.call_soon(self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        """Acknowledge the messages that the loop has taken, together."""
+        self._is_acknowledging = False
+        finished = [self._finished.popleft() for _ in range(len(self._finished))]
+        for channel in {message.channel for message in finished}:
+            try:
+                channel.qos.ack_all([message for message in finished if message.channel is channel])
+            except BROKER_ERRORS as error:  # they come again, and change nothing
+                log_dropped("the acknowledgement of Celery messages", error)
 
     def answer_dropped(self, message: Any, error: Exception) -> None:
         """Record the failure of a task with an unusable message, if the message has the task's id."""
@@ -219,24 +268,19 @@ class IngressRequest(Request):  # type: ignore[misc]
         return found
 
 
-def _restrict_followers(message: Any, arguments: Any, options: Any, embedded: Mapping[str, Any]) -> list[str] | None:
-    """Restrict the followers in a message to allowed ones, and return why they were refused; None if they are allowed.
+def _restrict_followers(
+    headers: dict[str, Any], embedded: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str] | None]:
+    """Return the allowed followers of a message, and why the others were refused; None if all are allowed.
 
     Celery runs them in many places: at the end of the task, if it fails before it starts, if it has expired.
     """
-    headers = message.headers
-    refused = None
     in_headers = {name: headers.pop(name, None) for name in FOLLOWERS}  # Celery reads them there, too
     found = {name: embedded.get(name, in_headers[name]) for name in FOLLOWERS}
     try:
-        following = parse_followers(headers["id"], found)
+        return parse_followers(headers["id"], found), None
     except UsageError as error:
-        following = _parse_chord(headers["id"], found)
-        refused = [error.message, error.remedy]
-    if following != embedded:  # other entries there would change the headers
-        message.body = dumps([arguments, options, following])
-        message._decoded_cache = None  # noqa: SLF001  (kombu keeps what it has read of the body)
-    return refused
+        return _parse_chord(headers["id"], found), [error.message, error.remedy]
 
 
 def _make_chord_request(message: Any, task_id: str, backend: Any) -> Context | None:
@@ -337,11 +381,13 @@ def make_ingress_app(broker_url: str, result_url: str) -> Celery:
         task_routes={"deckhands.*": {"queue": QUEUE}},
         worker_consumer=IngressConsumer,
         worker_send_task_events=True,
+        worker_prefetch_multiplier=PREFETCHED,
         worker_enable_remote_control=True,
         broker_connection_timeout=2.0,
         broker_transport_options=TRANSPORT_OPTIONS
         # An ingress worker that dies while it restores unacknowledged messages holds the mutex of this check.
         | {"visibility_timeout": VISIBILITY_SECONDS, "unacked_mutex_expire": VISIBILITY_SECONDS}
+        | {"unacked_restore_interval": RESTORE_SECONDS}
         | {f"{name}_key": key for name, key in BROKER_KEYS.items()},
     )
     # Celery runs an errback that is registered here with our rights; it sends any other one as a task.

@@ -10,8 +10,12 @@ Does not: run on an event loop. Every method blocks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery, Task, signals, states
@@ -19,8 +23,10 @@ from celery._state import _task_stack
 from celery.app.task import Context
 from celery.canvas import group, maybe_signature
 from celery.contrib.abortable import ABORTED
+from celery.events import Event, get_exchange
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
 from celery.utils.saferepr import saferepr
+from celery.utils.time import utcoffset
 from redis.exceptions import (
     AskError,
     AuthenticationWrongNumberOfArgsError,
@@ -36,9 +42,8 @@ from redis.exceptions import (
 )
 
 from deckhands.ingress.canvas import FOLLOWERS
-from deckhands.ingress.ingress_app import BACKEND_UNAVAILABLE
+from deckhands.ingress.ingress_app import BACKEND_UNAVAILABLE, RUN
 
-RUN = "deckhands.run"
 KEPT_FIELDS = (*FOLLOWERS, "root_id", "parent_id", "group", "group_index", "ignore_result")
 """The fields of a task's message that its completion needs."""
 PROGRESS = "PROGRESS"
@@ -60,12 +65,41 @@ DROP_ORDER = ((), ("callbacks", "errbacks", "chain"), FOLLOWERS)
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a task.
+
+    Attributes:
+        kept: the fields `KEPT_FIELDS` of the task's message.
+        value: its return value, unless it has failed.
+        failure: its error; the value of `make_revoked` if it was revoked.
+        unusable: converts the error of an invalid follower to the failure of the task.
+        conversation_id: of a run; empty if there is none.
+    """
+
+    task_id: str
+    kept: Mapping[str, Any]
+    value: Any = None
+    failure: Exception | None = None
+    unusable: Callable[[Exception], Exception] = lambda error: error
+    task: str = RUN
+    runtime_seconds: float | None = None
+    conversation_id: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether its result is all that is left to do."""
+        return self.failure is None and not any(self.kept.get(name) for name in FOLLOWERS)
+
+
 class TaskResults:
     """The tasks of the ingress application."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._worker_name: str | None = None
+        self._events = deque[Any]()
+        self._sending = threading.Lock()
         signals.celeryd_init.connect(self._set_worker_name, weak=False)
 
     def complete(
@@ -80,12 +114,8 @@ class TaskResults:
     ) -> None:
         """Do everything that Celery does at the end of a task: callbacks or errbacks, chain, result, chord, event.
 
-        Idempotent under the task id, except that callbacks are sent again, under the same ids.
-
-        Args:
-            kept: the fields `KEPT` of the task's message.
-            value: return value of the task, unless it has failed.
-            failure: the error of the task; the value of `revoked` if it was revoked.
+        Idempotent under the task id, except that callbacks are sent again, under the same ids. See `Ending` for the
+        arguments.
 
         Raises:
             OSError, OperationalError, RedisError: the broker or the result backend is unavailable; try again later.
@@ -106,55 +136,96 @@ class TaskResults:
         ending.request_stack.push(request)
         try:
             self._complete(request, value, failure)
-            self._send_end_event(ending, value, failure, runtime_seconds)
         finally:
             ending.request_stack.pop()
             _task_stack.pop()
+        ended = Ending(task_id, kept, value, failure, task=task, runtime_seconds=runtime_seconds)
+        kind, _, fields = self.describe_end(ended)
+        self.send_event(kind, task_id, **fields)
 
     def send_event(self, kind: str, task_id: str, *, task: str = RUN, **fields: Any) -> None:
-        """Send an event of a task, such as `received`. If the broker is unavailable, only log a warning.
+        """Send an event of a task, such as `received`, after the queued ones.
 
         Celery itself sends none for a task whose agent works longer than its message is held.
         """
-        dispatcher = self._app.events.default_dispatcher
-        try:
-            with dispatcher(hostname=self._worker_name) as events:
-                policy = self._app.conf.task_publish_retry_policy
-                events.send(f"task-{kind}", uuid=task_id, name=task, retry=True, retry_policy=policy, **fields)
-        except RETRYABLE as error:  # a missing event must not fail the task
-            _log.warning("the event %s of the task %s cannot be sent: %s", kind, ascii(task_id), error)
+        self.queue_event(kind, task_id, task=task, **fields)
+        self.send_queued_events()
 
-    def settle(
-        self,
-        task_id: str,
-        kept: Mapping[str, Any],
-        value: Any = None,
-        *,
-        failure: Exception | None = None,
-        unusable: Callable[[Exception], Exception],
-        task: str = RUN,
-        runtime_seconds: float | None = None,
-    ) -> None:
+    def queue_event(self, kind: str, task_id: str, *, task: str = RUN, **fields: Any) -> None:
+        """Queue an event for `send_queued_events`."""
+        facts = {"hostname": self._worker_name, "pid": os.getpid(), "utcoffset": utcoffset()}
+        self._events.append(
+            Event(f"task-{kind}", clock=self._app.clock.forward(), uuid=task_id, name=task, **facts, **fields)
+        )
+
+    def send_queued_events(self) -> None:
+        """Send the queued events in one message, as Celery's workers do. If the broker is unavailable, drop them."""
+        with self._sending:
+            batch = [self._events.popleft() for _ in range(len(self._events))]
+            if not batch:
+                return
+            key = "task.multi" if len(batch) > 1 else batch[0]["type"].replace("-", ".")
+            try:
+                with self._app.amqp.producer_pool.acquire(block=True) as producer:
+                    exchange = get_exchange(producer.connection, name=self._app.conf.event_exchange)
+                    producer.publish(
+                        batch if len(batch) > 1 else batch[0],
+                        routing_key=key,
+                        exchange=exchange.name,
+                        declare=[exchange],
+                        serializer=self._app.conf.event_serializer,
+                        headers={"hostname": self._worker_name},
+                        delivery_mode=1,
+                        retry=True,
+                        retry_policy=self._app.conf.task_publish_retry_policy,
+                    )
+            except RETRYABLE as error:  # a missing event must not fail the task
+                _log.warning("%d events of tasks cannot be sent: %s", len(batch), error)
+
+    def store_all(self, endings: Sequence[Ending]) -> list[bool]:
+        """Store the results of plain endings together, and return for each whether this was done.
+
+        For any other, call `settle`. A result that is stored already stays.
+
+        Raises:
+            OSError, OperationalError, RedisError: the result backend is unavailable; try again later.
+        """
+        found: list[bool] = self._app.backend.ensure(self._store_all, (endings,))
+        return found
+
+    def settle(self, ending: Ending) -> None:
         """Complete a task. If its followers are invalid, fail the task, and send the remaining valid ones.
-
-        Args:
-            unusable: converts the error of an invalid follower to the failure of the task.
 
         Raises:
             OSError, OperationalError, RedisError: the broker or the result backend is unavailable; try again later.
         """
+        value, failure = ending.value, ending.failure
         for dropped in (None, *DROP_ORDER):
-            rest = {name: found for name, found in kept.items() if name not in (dropped or ())}
+            rest = {name: found for name, found in ending.kept.items() if name not in (dropped or ())}
+            facts: dict[str, Any] = {"task": ending.task, "runtime_seconds": ending.runtime_seconds}
             try:
-                self.complete(task_id, rest, value, failure=failure, task=task, runtime_seconds=runtime_seconds)
+                self.complete(ending.task_id, rest, value, failure=failure, **facts)
             except Exception as error:
                 if is_temporary(error) or dropped is FOLLOWERS:
                     raise
                 if dropped is None:
-                    _log.error("the followers of the task %s cannot be sent: %r", ascii(task_id), error)
-                    value, failure = None, unusable(error)
+                    _log.error("the followers of the task %s cannot be sent: %r", ascii(ending.task_id), error)
+                    value, failure = None, ending.unusable(error)
             else:
                 return
+
+    def describe_end(self, ending: Ending) -> tuple[str, str, dict[str, Any]]:
+        """Return the kind, the task id and the fields of the event of an end."""
+        failure, state = ending.failure, _find_state(ending.failure)
+        event: dict[str, Any] = {"traceback": None, "exception": repr(failure)}
+        if state == states.SUCCESS:
+            longest = self._find_task(ending.task).resultrepr_maxsize
+            event = {"result": saferepr(ending.value, longest), "runtime": ending.runtime_seconds}
+        elif state == states.REVOKED:
+            reason = str(failure)
+            event = {"terminated": reason == "terminated", "signum": None, "expired": reason == "expired"}
+        kinds = {states.SUCCESS: "succeeded", states.FAILURE: "failed", states.REVOKED: "revoked"}
+        return kinds[state], ending.task_id, {"task": ending.task, **event}
 
     def restore_result(self, task_id: str, value: Any = None, *, failure: Exception | None = None) -> None:
         """Store the result of a task again if it was lost or has expired. Followers are not sent again."""
@@ -172,14 +243,46 @@ class TaskResults:
             status = backend.decode_result(found).get("status") if found else states.PENDING
             if status == ABORTED or status in states.READY_STATES:
                 return bool(status == ABORTED)
-            meta: dict[str, Any] = {"status": PROGRESS, "result": dict(progress), "traceback": None, "children": []}
-            text = backend.encode({**meta, "date_done": None, "task_id": task_id})
+            text = self._encode_meta(task_id, PROGRESS, dict(progress))
             pipe.multi()
             pipe.set(key, text, ex=backend.expires or None)
             pipe.publish(key, text)
             with suppress(WatchError):  # the concurrent write is newer
                 pipe.execute()
         return False
+
+    def _store_all(self, endings: Sequence[Ending]) -> list[bool]:
+        backend, now = self._app.backend, self._app.now().isoformat()
+        keys = [backend.get_key_for_task(ending.task_id) for ending in endings]
+        with backend.client.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.get(key)
+            are_stored = list(map(self._is_success, endings, pipe.execute(raise_on_error=False)))
+            for ending, key, is_stored in zip(endings, keys, are_stored, strict=True):
+                if is_stored is False:
+                    names = {"group_id": "group", "parent_id": "parent_id"}
+                    about = {name: ending.kept[field] for name, field in names.items() if ending.kept.get(field)}
+                    text = self._encode_meta(ending.task_id, states.SUCCESS, ending.value, date_done=now, **about)
+                    pipe.set(key, text, ex=backend.expires or None)
+                    pipe.publish(key, text)
+            replies = pipe.execute(raise_on_error=False)[::2]
+        written = iter(not isinstance(reply, Exception) for reply in replies)
+        return [next(written) if is_stored is False else bool(is_stored) for is_stored in are_stored]
+
+    def _is_success(self, ending: Ending, found: Any) -> bool | None:
+        """Return whether nothing must be written for a task with this value in the backend; None: it is unreadable."""
+        if ending.kept.get("ignore_result"):
+            return True
+        try:
+            return found is not None and bool(self._app.backend.decode_result(found)["status"] == states.SUCCESS)
+        except Exception:  # noqa: BLE001  (another program wrote it: it is anything)
+            return None
+
+    def _encode_meta(
+        self, task_id: str, status: str, result: Any, *, date_done: str | None = None, **about: Any
+    ) -> Any:
+        meta = {"status": status, "result": result, "traceback": None, "children": [], "date_done": date_done, **about}
+        return self._app.backend.encode({**meta, "task_id": task_id})
 
     def _complete(self, request: Context, value: Any, failure: Exception | None) -> None:
         backend = self._app.backend
@@ -204,19 +307,6 @@ class TaskResults:
         if request.chain:
             *rest, following_task = request.chain
             maybe_signature(following_task, app=self._app).apply_async((value,), chain=rest, **options)
-
-    def _send_end_event(
-        self, ending: Task, value: Any, failure: Exception | None, runtime_seconds: float | None
-    ) -> None:
-        state = _find_state(failure)
-        event: dict[str, Any] = {"traceback": None, "exception": repr(failure)}
-        if state == states.SUCCESS:
-            event = {"result": saferepr(value, ending.resultrepr_maxsize), "runtime": runtime_seconds}
-        elif state == states.REVOKED:
-            reason = str(failure)
-            event = {"terminated": reason == "terminated", "signum": None, "expired": reason == "expired"}
-        kinds = {states.SUCCESS: "succeeded", states.FAILURE: "failed", states.REVOKED: "revoked"}
-        self.send_event(kinds[state], ending.request.id, task=ending.name, **event)
 
     def _find_task(self, name: str) -> Task:
         """Return the task object; registers one for an evaluation's command, which has none."""

@@ -1,9 +1,11 @@
 """The outcome watcher: finds awaited conversations with progress, and answers their callers.
 
 Most are found at once by notices. A sweep finds those whose notice was lost, with a lost tail of the store or a dead
-worker. Progress is reported at most once a second per conversation.
+worker. A notice of progress is kept until the next report, at most once a second per conversation: if it ends before,
+it is checked once.
 
-Holds: a notice is acknowledged after its conversation was checked; an unreadable conversation does not affect others.
+Holds: the notice of an end is acknowledged after its conversation was checked; an unreadable conversation does not
+affect others. Answers of conversations that end together are delivered together.
 Keys: `deck:{k}:notices`, group `ingresses`.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from broker.contract import Action
@@ -20,15 +23,19 @@ from broker.log import find_latest_event
 from broker.runtime import DeckhandsError, StoreRefused, make_extra
 from broker.store import Argument, GroupReader, ShardKeys
 from deckhands.ingress.callers import CELERY, STREAM, Caller
-from deckhands.ingress.context import IngressContext
+from deckhands.ingress.context import Answer, IngressContext
 from deckhands.ingress.replies import Replies
 from deckhands.ingress.runs import Runs
 
 GROUP = "ingresses"
 BATCH = 128
-MAX_CONCURRENT_CHECKS = 16
+MAX_CONCURRENT_CHECKS = 32
+"""How many logs are in memory at once."""
 MAX_ENDED = 1_000
 """How many ended runs wait for their completion in one worker; the sweep finds further ones."""
+COMPLETED_AT_ONCE = 64
+COMPLETERS = 2
+"""How many batches of tasks are completed at the same time."""
 FINISH_SECONDS = 3.0
 """How long a stopping worker waits for a completion in flight."""
 MAINTENANCE_SECONDS = 1.0
@@ -49,7 +56,7 @@ class OutcomeWatcher:
         self._unreadable = Quarantine(context.store)
         self._at_once = asyncio.Semaphore(MAX_CONCURRENT_CHECKS)
         self._progressing: set[str] = set()
-        self._ended: asyncio.Queue[str] = asyncio.Queue(MAX_ENDED)
+        self._ended: asyncio.Queue[Answer] = asyncio.Queue(MAX_ENDED)
         self._ended_ids: set[str] = set()
         self._forsaken_after: dict[int, Argument] = {}
         self.looks = 0
@@ -81,7 +88,7 @@ class OutcomeWatcher:
     async def _check_overdue(self) -> None:
         for names in self._store.all_shards:
             overdue = await self._context.callers.overdue(names, limit=BATCH)
-            await asyncio.gather(*(self._check(cid, is_sweep=True) for cid in overdue))
+            await self._check_all(overdue, is_sweep=True)
 
     async def report_progress(self) -> None:
         """Report the progress of conversations to their callers, each second, forever."""
@@ -89,19 +96,26 @@ class OutcomeWatcher:
             await asyncio.sleep(MAINTENANCE_SECONDS)
             getting_on = self._progressing
             self._progressing = set()
-            await asyncio.gather(*(self._report(conversation_id) for conversation_id in getting_on))
+            await asyncio.gather(*map(self._report, getting_on))
 
     async def _check_entries(self, names: ShardKeys, entries: list[tuple[bytes, list[bytes]]]) -> None:
-        noticed: dict[str, None] = {}
+        noticed: dict[str, bool] = {}
         done: list[bytes] = []
         for entry, fields in entries:
             try:
                 about = dict(zip(fields[::2], fields[1::2], strict=True))
-                noticed[find_conversation_keys(self._store, names, about[b"c"]).conversation_id] = None
+                conversation_id = find_conversation_keys(self._store, names, about[b"c"]).conversation_id
+                may_have_ended = about.get(b"e") != b"0"  # notices of an earlier version do not say it
+                noticed[conversation_id] = noticed.get(conversation_id, False) or may_have_ended
             except PARSE_ERRORS as error:
                 await self._unreadable.quarantine(names, names.notices, entry.decode(), fields, error, group=GROUP)
             done.append(entry)
-        await asyncio.gather(*(self._check(conversation_id, is_sweep=False) for conversation_id in noticed))
+        self._progressing |= {
+            conversation_id for conversation_id, may_have_ended in noticed.items() if not may_have_ended
+        }
+        await self._check_all(
+            [conversation_id for conversation_id, may_have_ended in noticed.items() if may_have_ended]
+        )
         if done:
             commands: list[tuple[Argument, ...]] = [("XACK", names.notices, GROUP, *done)]
             commands.append(("XDEL", names.notices, *done))
@@ -116,67 +130,78 @@ class OutcomeWatcher:
         self._forsaken_after[names.shard], entries, *_ = await self._store.call(*command)
         return [(entry, fields) for entry, fields in entries if fields]
 
-    async def _check(self, conversation_id: str, *, is_sweep: bool) -> None:
+    async def _check_all(self, conversation_ids: Sequence[str], *, is_sweep: bool = False) -> None:
+        found = await asyncio.gather(*(self._check(each, is_sweep=is_sweep) for each in conversation_ids))
+        self._progressing |= {progress[0].conversation_id for progress in found if progress is not None}
+
+    async def _check(self, conversation_id: str, *, is_sweep: bool = False) -> tuple[Caller, dict[str, str]] | None:
+        """Answer the caller of a conversation if it has ended.
+
+        Returns:
+            The caller and the meta hash if it has not ended; otherwise, and if another worker answers, None.
+        """
         async with self._at_once:
             self.looks += 1
             try:
-                caller = await self._context.callers.of(conversation_id)
-                if caller is not None and not caller.is_answered and not self._context.may_answer(caller):
-                    await self._context.callers.leave_to_others(caller, is_news=not is_sweep)
-                    return
-                await self._context.callers.reset_notice(conversation_id)
+                reset = self._context.callers.reset_notice(conversation_id)
+                caller, meta, _ = await self._context.load(conversation_id, reset)
                 if caller is None or caller.is_answered:
                     await self._context.callers.mark_answered(conversation_id)
-                    return
-                if await self._context.outcome(caller, await self._context.meta(conversation_id)):
-                    await self._answer(caller)
-                    return
-                await self._runs.announce_start(caller)
-                self._progressing.add(conversation_id)
-                if is_sweep:
-                    await self._context.callers.schedule_check(caller)
+                elif not self._context.may_answer(caller):
+                    await self._context.callers.leave_to_others(caller, is_news=not is_sweep)
+                elif answer := await self._context.find_answer(caller, meta):
+                    await self._answer(answer, meta)
+                else:
+                    await self._runs.announce_start(caller)
+                    if is_sweep:
+                        await self._context.callers.schedule_check(caller)
+                    return caller, meta
             except Exception:  # noqa: BLE001  (the outer edge: one conversation, or the result backend)
                 _log.exception("cannot check conversation %s", conversation_id, extra=make_extra(conversation_id))
+        return None
 
-    async def _answer(self, caller: Caller) -> None:
+    async def _answer(self, answer: Answer, meta: Mapping[str, str]) -> None:
+        caller = answer.caller
         if caller.kind == STREAM:
-            await answer_stream(self._context, self._replies, caller)
+            await answer_stream(self._context, self._replies, answer, meta)
         elif caller.kind == CELERY and caller.conversation_id not in self._ended_ids:
             with suppress(asyncio.QueueFull):
-                self._ended.put_nowait(caller.conversation_id)
+                self._ended.put_nowait(answer)
                 self._ended_ids.add(caller.conversation_id)
 
     async def complete_ended(self) -> None:
-        """Complete the tasks of ended runs, one after the other, forever.
+        """Complete the tasks of ended runs, those that wait together, forever.
 
         Separate from the checks, which must not wait for an unavailable result backend.
         """
         while True:
-            completion = asyncio.create_task(self._complete(await self._ended.get()))
+            answers = [await self._ended.get()]
+            while len(answers) < COMPLETED_AT_ONCE and not self._ended.empty():
+                answers.append(self._ended.get_nowait())
+            completion = asyncio.create_task(self._complete(answers))
             try:
                 await asyncio.shield(completion)
             except asyncio.CancelledError:
                 await asyncio.wait([completion], timeout=FINISH_SECONDS)
                 raise
 
-    async def _complete(self, conversation_id: str) -> None:
+    async def _complete(self, answers: Sequence[Answer]) -> None:
         try:
-            await self._runs.complete(conversation_id)
+            await self._runs.complete_all(answers)
         except Exception:  # noqa: BLE001  (the outer edge: the sweep tries again)
-            _log.exception(
-                "cannot answer the caller of conversation %s", conversation_id, extra=make_extra(conversation_id)
-            )
+            _log.exception("cannot answer the callers of %d conversations", len(answers))
         finally:
-            self._ended_ids.discard(conversation_id)
+            self._ended_ids -= {answer.caller.conversation_id for answer in answers}
 
     async def _report(self, conversation_id: str) -> None:
+        """Report the progress of a conversation, or answer its caller. Its end does not wait for the result backend."""
+        found = await self._check(conversation_id)
+        if found is None:
+            return
+        caller, meta = found
+        if caller.kind != CELERY or not meta or (caller.kept or {}).get("ignore_result"):
+            return
         try:
-            caller = await self._context.callers.of(conversation_id)
-            meta = await self._context.meta(conversation_id)
-            if caller is None or caller.kind != CELERY or caller.outcome or not meta:
-                return
-            if (caller.kept or {}).get("ignore_result"):
-                return
             latest = await find_latest_event(self._store, conversation_id, Action)
             progress = {
                 "conversation_id": conversation_id,
@@ -192,25 +217,19 @@ class OutcomeWatcher:
             _log.warning(text, conversation_id, exc_info=True, extra=make_extra(conversation_id))
 
 
-async def answer_stream(context: IngressContext, replies: Replies, caller: Caller) -> None:
+async def answer_stream(context: IngressContext, replies: Replies, answer: Answer, meta: Mapping[str, str]) -> None:
     """Send a producer of the inbox the outcome of its conversation.
 
     If its name now belongs to a producer of another tenant, the outcome is dropped.
     """
-    found = await context.callers.of(caller.conversation_id)
-    if found is None or not found.outcome:  # deleted meanwhile
-        return
-    outcome = json.loads(found.outcome)
-    tenant = (await context.meta(found.conversation_id)).get("tenant", "")
-    if await Producers(context.store).may_read(found.name, tenant):
-        await replies.send(
-            found.name,
-            found.request_id,
-            "settled",
-            conversation_id=found.conversation_id,
-            content=outcome.get("summary") or outcome,
-        )
+    caller = answer.caller
+    conversation_id = caller.conversation_id
+    text = await context.callers.decide(conversation_id, answer.outcome)
+    if await Producers(context.store).may_read(caller.name, meta.get("tenant", "")):
+        outcome = json.loads(text)
+        content = outcome.get("summary") or outcome
+        await replies.send(caller.name, caller.request_id, "settled", conversation_id=conversation_id, content=content)
     else:
-        text = "the caller of conversation %s gets no answer: the producer %s now belongs to another tenant"
-        _log.warning(text, found.conversation_id, found.name, extra=make_extra(found.conversation_id))
-    await context.callers.mark_answered(found.conversation_id)
+        warning = "the caller of conversation %s gets no answer: the producer %s now belongs to another tenant"
+        _log.warning(warning, conversation_id, caller.name, extra=make_extra(conversation_id))
+    await context.callers.mark_answered(conversation_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from broker.runtime import UsageError, to_millis
-from broker.store import Store
+from broker.store import Argument, Store
 
 REVOKED_KEPT = timedelta(days=7)
 EARLIEST, LATEST = datetime(1970, 1, 2, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
@@ -36,8 +36,11 @@ class Revocations:
 
     async def is_revoked(self, task_id: str) -> bool:
         """Return whether a task was revoked within the last week."""
-        score = await self._store.call("ZSCORE", self._names.revoked, task_id)
-        return score is not None
+        return await self._store.call(*self.find_score(task_id)) is not None
+
+    def find_score(self, task_id: str) -> tuple[Argument, ...]:
+        """Return the command whose reply is None unless the task was revoked within the last week."""
+        return ("ZSCORE", self._names.revoked, task_id)
 
 
 def moment_in(text: str | None) -> datetime | None:

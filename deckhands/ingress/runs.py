@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from broker.contract import (
     TERMINAL_STATES,
@@ -32,15 +32,17 @@ from broker.contract import (
     Timing,
     is_settled,
 )
-from broker.runtime import AdmissionRefused, UsageError, failpoint, new_key, to_millis
+from broker.runtime import AdmissionRefused, UsageError, failpoint, make_extra
 from deckhands.client import TaskSpec, derive_task_conversation_id
 from deckhands.ingress.callers import CELERY, Caller
-from deckhands.ingress.context import EXPIRED, REVOKED, SUCCESS, IngressContext
+from deckhands.ingress.context import EXPIRED, REVOKED, SUCCESS, Answer, IngressContext, find_start_ms
 from deckhands.ingress.earlier_results import follow
 from deckhands.ingress.failures import to_exception, unusable_callback
-from deckhands.ingress.ingress_results import HARD_LIMIT, RETRYABLE, RUN, SOFT_LIMIT, make_revoked
+from deckhands.ingress.ingress_app import RUN
+from deckhands.ingress.ingress_results import HARD_LIMIT, RETRYABLE, SOFT_LIMIT, Ending, make_revoked
 
 COMPLETIONS_AT_ONCE = 8
+"""How many tasks with followers are completed at the same time."""
 MAX_SHOWN = 100
 MAX_READ = 1_000
 """The maximum number of runs in an answer of remote control, and of callers read per shard for it."""
@@ -50,6 +52,8 @@ PRIORITIES: tuple[tuple[int, PriorityName], ...] = ((4, "interactive"), (6, "nor
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class RunMessage:
@@ -58,7 +62,7 @@ class RunMessage:
     Attributes:
         previous: positional arguments.
         options: keyword arguments.
-        kept: the fields that Celery needs when the task completes, see `task_results.KEPT`.
+        kept: the fields that Celery needs when the task completes, see `KEPT_FIELDS`.
         priority: of the message; 0: none.
         time_limits: of the message, in seconds: the hard one and the soft one; None: no limit.
         refused: why the properties of the message are invalid; None: they are valid.
@@ -95,11 +99,17 @@ class RunMessage:
 
 
 class Runs:
-    """The runs of Celery tasks."""
+    """The runs of Celery tasks.
+
+    Calls of many runs share their round trips: commands of concurrent coroutines are sent together, and so are the
+    events that are announced meanwhile.
+    """
 
     def __init__(self, context: IngressContext) -> None:
         self._context = context
         self._threads = ThreadPoolExecutor(COMPLETIONS_AT_ONCE, thread_name_prefix="completion")
+        self._events = ThreadPoolExecutor(1, thread_name_prefix="events")
+        self._has_events = False
 
     async def take(self, message: RunMessage) -> None:
         """Start a conversation. Idempotent: a second message completes or repeats a run that has ended.
@@ -110,20 +120,22 @@ class Runs:
         """
         context = self._context
         conversation_id = derive_task_conversation_id(message.task_id)
-        caller = await context.callers.of(conversation_id)
+        caller, meta, (score,) = await context.load(conversation_id, context.revocations.find_score(message.task_id))
+        is_revoked = score is not None
         if caller is not None and not context.may_answer(caller):
             raise UsageError(
                 f"The task id {ascii(message.task_id)[:100]} is that of a task of another Celery broker.",
                 remedy="Send the task under another id.",
             )
-        if caller is not None and (caller.outcome or caller.is_answered or await context.meta(conversation_id)):
-            await self._stop_if_revoked(message.task_id)
+        if caller is not None and (caller.outcome or caller.is_answered or meta):
+            if is_revoked:
+                await self._stop_revoked(message.task_id)
             await (self._repeat(caller, message) if caller.is_answered else self.complete(conversation_id))
             return
         try:
             request, archive, time_limit = message.request()
         except UsageError:
-            await self._announce("received", message.task_id, **message.shown)
+            self._announce("received", message.task_id, **message.shown)
             raise
         shown = {name: message.shown.get(name) for name in ("args", "kwargs")}
         caller = Caller(
@@ -134,45 +146,56 @@ class Runs:
             is_headless=request.headless,
             broker=context.broker,
         )
-        if await context.callers.add(caller):
-            await self._announce("received", message.task_id, **message.shown)
-        is_revoked = await context.revocations.is_revoked(message.task_id)
         if is_revoked or context.has_expired(message.expires):
+            await context.callers.add(caller)
+            self._announce("received", message.task_id, **message.shown)
             await context.callers.decide(conversation_id, REVOKED if is_revoked else EXPIRED)
             await self.complete(conversation_id)
             return
         failpoint("ingress.before_begin")
         try:
             spec = request.with_timing(timing_of(request, message.eta, message.expires, context.store.clock.now()))
-            await context.start_conversation(spec, conversation_id, message.task_id, awaited=CELERY, archive=archive)
+            is_new = await context.start_conversation(
+                spec, conversation_id, message.task_id, caller=caller, archive=archive
+            )
         except (UsageError, AdmissionRefused):
-            await context.callers.forget(conversation_id)
+            self._announce("received", message.task_id, **message.shown)
             raise
-        await context.callers.add(caller)
         failpoint("ingress.begun")
-        await self._stop_if_revoked(message.task_id)
+        if is_new:
+            self._announce("received", message.task_id, **message.shown)
+        else:
+            await context.callers.add(caller)
+        if await context.revocations.is_revoked(message.task_id):  # after the check above, and before the start
+            await self._stop_revoked(message.task_id)
+
+    async def refuse(self, message: RunMessage, failure: Exception) -> None:
+        """Complete the task of a message that starts no conversation.
+
+        Raises:
+            OSError, OperationalError, RedisError: the broker or the result backend is unavailable; try again later.
+        """
+        ending = Ending(message.task_id, message.kept, failure=failure, unusable=lambda _: failure)
+        await self._in_thread(partial(self._context.results.settle, ending))
 
     async def revoke(self, task_id: str) -> None:
         """Stop a run, started or not. Idempotent; a run that has ended does not change."""
         context = self._context
         conversation_id = derive_task_conversation_id(task_id)
         await context.revocations.revoke(task_id)
-        caller = await context.callers.of(conversation_id)
+        caller, meta, _ = await context.load(conversation_id)
         if caller is None or caller.is_answered or not context.may_answer(caller):
             return
-        meta = await context.meta(conversation_id)
-        if not await context.outcome(caller, meta):
+        if not await context.find_answer(caller, meta):
             if meta:
                 await context.client.cancel(conversation_id)
             await context.callers.decide(conversation_id, REVOKED)
         await self.complete(conversation_id)
 
-    async def _stop_if_revoked(self, task_id: str) -> None:
+    async def _stop_revoked(self, task_id: str) -> None:
         """Stop a run whose task is revoked: it may have started after the revocation looked for it."""
         context = self._context
         conversation_id = derive_task_conversation_id(task_id)
-        if not await context.revocations.is_revoked(task_id):
-            return
         meta = await context.meta(conversation_id)
         state = meta.get("state", "")
         if not meta or (state in set(AgentState) and is_settled(AgentState(state))):
@@ -182,43 +205,73 @@ class Runs:
             await context.callers.decide(conversation_id, REVOKED)
 
     async def complete(self, conversation_id: str) -> None:
-        """Complete the task of a run whose outcome is decided; do nothing if it is undecided. Idempotent.
+        """Complete the task of a run whose outcome is decided; do nothing if it is undecided. Idempotent."""
+        caller, meta, _ = await self._context.load(conversation_id)
+        if caller is None or caller.is_answered or not self._context.may_answer(caller):
+            return
+        answer = await self._context.find_answer(caller, meta)
+        if answer is not None:
+            await self.complete_all([answer])
+
+    async def complete_all(self, answers: Sequence[Answer]) -> None:
+        """Complete the tasks of runs that have ended. Idempotent; one that fails does not affect the others.
 
         If the broker or the result backend is unavailable, or this worker crashes, the sweep over callers tries again.
         """
         callers = self._context.callers
-        caller = await callers.of(conversation_id)
-        if caller is None or caller.is_answered or not self._context.may_answer(caller):
-            return
-        text = await self._context.outcome(caller, await self._context.meta(conversation_id))
-        if not text:
-            return
-        await callers.schedule_check(caller)
-        if not await callers.lock(conversation_id, new_key()):
-            return
-        now = await callers.of(conversation_id)  # another worker may have completed it, and released the lock
-        if now is None or now.is_answered:
+        taken = await asyncio.gather(
+            *(callers.take_answer(answer.caller, answer.outcome, answer.started_ms) for answer in answers),
+            return_exceptions=True,
+        )
+        endings = []
+        for answer, found in zip(answers, taken, strict=True):
+            if isinstance(found, BaseException):
+                self._log_failure(answer.caller.conversation_id, found)
+            elif found is not None:
+                outcome, is_first_start = found
+                if is_first_start and answer.started_ms:
+                    self._announce("started", answer.caller.name, timestamp=answer.started_ms / 1000)
+                endings.append(_ending_of(answer, json.loads(outcome)))
+        if not endings:
             return
         failpoint("ingress.before_result")
-        await self.announce_start(now, ends=True)
-        outcome = json.loads(text)
-        kept = caller.kept or {}
-        results = self._context.results
-        value, failure = _ending_of(outcome)
-        settle = partial(
-            results.settle,
-            *(caller.name, kept, value),
-            failure=failure,
-            unusable=lambda error: to_exception(unusable_callback(error, conversation_id)),
-            runtime_seconds=await self._runtime_seconds(conversation_id, outcome),
-        )
-        try:
-            await self._in_thread(settle)
-        except RETRYABLE as error:
-            _log.warning("cannot complete the task %s now; retrying: %s", ascii(caller.name), error)
-            return
+        settled = await self._settle_all(endings)
         failpoint("ingress.before_answered")
-        await callers.mark_answered(conversation_id)
+        for conversation_id, error in zip(
+            settled, await asyncio.gather(*map(callers.mark_answered, settled), return_exceptions=True), strict=True
+        ):
+            if error is not None:
+                self._log_failure(conversation_id, error)
+
+    async def _settle_all(self, endings: Sequence[Ending]) -> list[str]:
+        """Settle tasks, those without followers together, and return the conversations of the settled ones."""
+        results = self._context.results
+        plain = [ending for ending in endings if ending.is_plain]
+        alone = [ending for ending in endings if not ending.is_plain]
+        settled = list[str]()
+        try:
+            stored = await self._in_thread(partial(results.store_all, plain)) if plain else []
+        except RETRYABLE as error:
+            _log.warning("cannot complete %d tasks now; retrying: %s", len(plain), error)
+            stored, plain = [], []
+        for ending, is_stored in zip(plain, stored, strict=True):
+            if is_stored:
+                kind, task_id, fields = results.describe_end(ending)
+                self._announce(kind, task_id, **fields)
+                settled.append(ending.conversation_id)
+            else:
+                alone.append(ending)
+        errors = await asyncio.gather(
+            *(self._in_thread(partial(results.settle, ending)) for ending in alone), return_exceptions=True
+        )
+        for ending, raised in zip(alone, errors, strict=True):
+            if raised is None:
+                settled.append(ending.conversation_id)
+            elif isinstance(raised, RETRYABLE):
+                _log.warning("cannot complete the task %s now; retrying: %s", ascii(ending.task_id), raised)
+            else:
+                self._log_failure(ending.conversation_id, raised)
+        return settled
 
     async def in_flight(self, *, has_started: bool) -> list[dict[str, Any]]:
         """Return unfinished runs as Celery's remote control shows tasks; every ingress worker returns the same.
@@ -249,48 +302,58 @@ class Runs:
     def _is_shown(self, caller: Caller) -> bool:
         return caller.kind == CELERY and self._context.may_answer(caller)
 
-    async def announce_start(self, caller: Caller, *, ends: bool = False) -> None:
-        """Send the event that an agent has started, once over all workers, with the time from the log.
-
-        Args:
-            ends: its task is completed now; if the agent has not started, its start is never announced.
-        """
+    async def announce_start(self, caller: Caller) -> None:
+        """Send the event that an agent has started, once over all workers, with the time from the log."""
         if caller.kind != CELERY or caller.started_ms is not None:
             return
-        conversation_id = caller.conversation_id
-        has_begun = bool(await self._context.meta(conversation_id))
-        events = await self._context.client.log.read(conversation_id) if has_begun else []
-        started = next(filter(_starts, events), None)
-        started_ms = to_millis(started.timestamp) if started is not None and started.timestamp is not None else 0
-        if (
-            (started_ms or ends)
-            and await self._context.callers.note_start(caller.conversation_id, started_ms)
-            and started_ms
-        ):
-            await self._announce("started", caller.name, timestamp=started_ms / 1000)
+        started_ms = find_start_ms(await self._context.client.log.read(caller.conversation_id))
+        if started_ms and await self._context.callers.note_start(caller.conversation_id, started_ms):
+            self._announce("started", caller.name, timestamp=started_ms / 1000)
 
-    async def _runtime_seconds(self, conversation_id: str, outcome: Mapping[str, Any]) -> float | None:
-        """Return how long an agent has worked, from its start to its last event; None if it has no summary."""
-        caller = await self._context.callers.of(conversation_id)
-        updated = (outcome.get("summary") or {}).get("updated")
-        if caller is None or not caller.started_ms or not updated:
-            return None
-        return max(0.0, datetime.fromisoformat(updated).timestamp() - caller.started_ms / 1000)
+    def _announce(self, kind: str, task_id: str, **fields: Any) -> None:
+        """Send an event, together with the others of this turn of the loop. Events are sent in this order."""
+        self._context.results.queue_event(kind, task_id, **fields)
+        if not self._has_events:
+            self._has_events = True
+            asyncio.get_running_loop().call_soon(self._send_events)
 
-    async def _announce(self, kind: str, task_id: str, **fields: Any) -> None:
-        await self._in_thread(partial(self._context.results.send_event, kind, task_id, **fields))
+    def _send_events(self) -> None:
+        self._has_events = False
+        self._events.submit(self._context.results.send_queued_events)
 
     async def _repeat(self, caller: Caller, message: RunMessage) -> None:
         """Store the result of a completed task again; its producer may have lost it."""
         if caller.outcome and not message.kept.get("ignore_result"):
-            value, failure = _ending_of(json.loads(caller.outcome))
+            value, failure = _parse_outcome(json.loads(caller.outcome))
             await self._in_thread(partial(self._context.results.restore_result, caller.name, value, failure=failure))
 
-    async def _in_thread(self, work: Callable[[], None]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _log_failure(self, conversation_id: str, error: BaseException) -> None:
+        text = "cannot answer the caller of conversation %s"
+        _log.error(text, conversation_id, exc_info=error, extra=make_extra(conversation_id))
 
 
-def _ending_of(outcome: Mapping[str, Any]) -> tuple[Any, Exception | None]:
+def _ending_of(answer: Answer, outcome: Mapping[str, Any]) -> Ending:
+    """Return the end of a task whose answer was taken."""
+    caller = answer.caller
+    value, failure = _parse_outcome(outcome)
+    updated, runtime_seconds = (outcome.get("summary") or {}).get("updated"), None
+    if answer.started_ms and updated:
+        runtime_seconds = max(0.0, datetime.fromisoformat(updated).timestamp() - answer.started_ms / 1000)
+    return Ending(
+        caller.name,
+        caller.kept or {},
+        value,
+        failure,
+        unusable=lambda error: to_exception(unusable_callback(error, caller.conversation_id)),
+        runtime_seconds=runtime_seconds,
+        conversation_id=caller.conversation_id,
+    )
+
+
+def _parse_outcome(outcome: Mapping[str, Any]) -> tuple[Any, Exception | None]:
     """Return the result and the failure of a task from its outcome."""
     if outcome["status"] == SUCCESS:
         return outcome["summary"], None
@@ -314,11 +377,6 @@ def _info_of(caller: Caller) -> dict[str, Any]:
         "worker_pid": None,
         "conversation_id": caller.conversation_id,
     }
-
-
-def _starts(event: Event) -> bool:
-    """Return whether an event reports that the agent works."""
-    return isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.RUNNING
 
 
 def _ends(event: Event) -> bool:

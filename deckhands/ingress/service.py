@@ -21,8 +21,8 @@ from deckhands.ingress.evaluations import EvaluationTasks
 from deckhands.ingress.inbox import InboxReaders
 from deckhands.ingress.ingress_app import QUEUE
 from deckhands.ingress.ingress_results import TaskResults
-from deckhands.ingress.outcome_watcher import OutcomeWatcher
-from deckhands.ingress.runs import COMPLETIONS_AT_ONCE, Runs
+from deckhands.ingress.outcome_watcher import COMPLETERS, OutcomeWatcher
+from deckhands.ingress.runs import Runs
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class _WorkerSession:
                     group.create_task(self.inbox.run()),
                     group.create_task(self._evaluations.run_maintenance()),
                 ]
-                tasks += [group.create_task(self.watcher.complete_ended()) for _ in range(COMPLETIONS_AT_ONCE)]
+                tasks += [group.create_task(self.watcher.complete_ended()) for _ in range(COMPLETERS)]
                 tasks += [group.create_task(self.watcher.read_notices(names)) for names in self._store.all_shards]
                 group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:

@@ -5,20 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import cache, partial
 from typing import Any, NoReturn
 
 from celery import Celery, Task
+from celery.app.task import Context
 from celery.exceptions import Ignore, Reject
 
-from broker.celery import LoopThread
+from broker.celery import LoopThread, log_dropped
 from broker.runtime import SYSTEM_CLOCK, DeckhandsError, UsageError
 from deckhands.ingress.commands import TAKES
 from deckhands.ingress.evaluations import EvaluationTasks
 from deckhands.ingress.failures import RAISED, TaskExpired, TaskFailure, refusal, to_exception
-from deckhands.ingress.ingress_app import ETA_HEADER, EXPIRES_HEADER, LIMITS_HEADER, REFUSED_HEADER, IngressRequest
+from deckhands.ingress.ingress_app import (
+    BACKEND_UNAVAILABLE,
+    ETA_HEADER,
+    EXPIRES_HEADER,
+    LIMITS_HEADER,
+    REFUSED_HEADER,
+    RUN,
+    IngressRequest,
+)
 from deckhands.ingress.ingress_results import KEPT_FIELDS, RETRYABLE, TaskResults, make_revoked
 from deckhands.ingress.revocations import moment_in
 from deckhands.ingress.runs import RunMessage, Runs
@@ -44,28 +54,21 @@ class IngressTasks:
         self._broadcasts = threading.BoundedSemaphore(MAX_BROADCASTS)
         self._revocations = asyncio.Semaphore(REVOCATIONS_AT_ONCE)
         self._notes = threading.BoundedSemaphore(MAX_NOTES)
+        self._arrived = deque[tuple[Any, Sequence[Any], Callable[[bool], None]]]()
+        self._is_taking = False
         ours = self
 
         class Run(Task):  # type: ignore[misc]
-            """One agent's whole run; see `runs`."""
+            """One agent's whole run. Its messages never reach Celery's pool, see `take_run`."""
 
-            name = "deckhands.run"
-            throws = RAISED
-            Request = f"{IngressRequest.__module__}:{IngressRequest.__qualname__}"
-            typing = False
-            send_events = False
-            """The ingress worker sends them itself, see `runs`."""
-
-            def run(self, *previous: Any, **options: Any) -> None:
-                """Start the run."""
-                ours.run(self.request, previous, options)
+            name = RUN
 
         class Submit(Task):  # type: ignore[misc]
             """Creates a conversation; its result is the id."""
 
             name = "deckhands.submit"
-            throws = Run.throws
-            Request = Run.Request
+            throws = RAISED
+            Request = f"{IngressRequest.__module__}:{IngressRequest.__qualname__}"
             typing = False
 
             def run(self, *previous: Any, **options: Any) -> str:
@@ -91,34 +94,42 @@ class IngressTasks:
         for what in TAKES:
             app.register_task(self._make_command(what))
 
-    def run(self, request: Any, previous: Sequence[Any], options: Mapping[str, Any]) -> None:
-        """Process the message of a run.
+    def take_run(self, message: Any, body: Sequence[Any], finish: Callable[[bool], None]) -> None:
+        """Process the message of a run on the worker's loop, with those that arrive meanwhile. Returns at once.
 
-        Raises:
-            Ignore: the run has started. An ingress worker completes the task when the agent has ended.
-            TaskFailure: the request is refused.
+        Args:
+            body: positional arguments, keyword arguments, and allowed followers.
+            finish: called on the loop when the run is recorded or refused, with False; with True to requeue the
+                message, because no result can be stored.
         """
-        kept = {name: getattr(request, name, None) for name in KEPT_FIELDS}
-        eta = expires = None
-        refused = _refusal_in(request)  # decided in `take`: a second message of an existing run changes nothing
+        self._arrived.append((message, body, finish))
+        if not self._is_taking:
+            self._is_taking = True
+            self._begin(self._take_arrived)
+
+    async def _take_arrived(self) -> None:
+        self._is_taking = False
+        arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
+        await asyncio.gather(*(self._take(*each) for each in arrived))
+
+    async def _take(self, message: Any, body: Sequence[Any], finish: Callable[[bool], None]) -> None:
+        run = to_run_message(message, body)
+        failure: Exception | None = None
         try:
-            eta, expires = (moment_in(getattr(request, name, None)) for name in (ETA_HEADER, EXPIRES_HEADER))
-        except UsageError as error:
-            refused = error
-        message = RunMessage(
-            task_id=request.id,
-            previous=previous,
-            options=options,
-            kept=kept,
-            eta=eta,
-            expires=expires,
-            time_limits=getattr(request, LIMITS_HEADER, None),
-            refused=refused,
-            shown=monitor_fields(request),
-            priority=int((request.delivery_info or {}).get("priority") or 0),
-        )
-        self.run_checked(lambda: self._worker.runs.take(message))
-        raise Ignore
+            await self._worker.runs.take(run)
+        except DeckhandsError as error:
+            failure = to_exception(refusal(error))
+        except Exception as error:  # noqa: BLE001  (as Celery does with any error of a task)
+            _log.exception("the task %s failed", ascii(run.task_id))
+            failure = error
+        try:
+            if failure is not None:
+                await self._worker.runs.refuse(run, failure)
+        except Exception as error:  # noqa: BLE001  (the outer edge: the result backend may be away)
+            log_dropped("a result", error)
+            finish(isinstance(error, BACKEND_UNAVAILABLE))
+        else:
+            finish(False)
 
     def query_runs(self, ask: Callable[[Runs], Coroutine[Any, Any, Any]]) -> Any:
         """Call a function of the runs for remote control, and return its result.
@@ -266,6 +277,33 @@ def evaluate_task(evaluations: EvaluationTasks, results: TaskResults) -> Task:
             raise Ignore
 
     return Evaluate()
+
+
+def to_run_message(message: Any, body: Sequence[Any]) -> RunMessage:
+    """Return the message of a run from Celery's.
+
+    Args:
+        body: see `IngressTasks.take_run`.
+    """
+    request = Context({**message.headers, **body[2]})
+    eta = expires = None
+    refused = _refusal_in(request)  # raised by `take`: a second message of an existing run changes nothing
+    try:
+        eta, expires = (moment_in(getattr(request, name, None)) for name in (ETA_HEADER, EXPIRES_HEADER))
+    except UsageError as error:
+        refused = error
+    return RunMessage(
+        task_id=request.id,
+        previous=body[0],
+        options=body[1],
+        kept={name: getattr(request, name, None) for name in KEPT_FIELDS},
+        eta=eta,
+        expires=expires,
+        time_limits=getattr(request, LIMITS_HEADER, None),
+        refused=refused,
+        shown=monitor_fields(request),
+        priority=int(message.properties.get("priority") or 0),
+    )
 
 
 def monitor_fields(request: Any) -> dict[str, Any]:

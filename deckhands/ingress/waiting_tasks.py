@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +23,7 @@ from broker.runtime import SYSTEM_CLOCK, BrokerSettings, new_key
 from deckhands import evaluation as evals
 from deckhands.ingress.failures import TaskFailure
 from deckhands.ingress.ingress_app import make_ingress_app
-from deckhands.ingress.ingress_results import TaskResults, is_temporary
+from deckhands.ingress.ingress_results import Ending, TaskResults, is_temporary
 
 TASKS = "tasks"
 WAITS, OVER = ".json", ".over.json"
@@ -117,13 +118,8 @@ def complete_tasks(directory: Path, *, failure: Exception | None = None) -> None
         asker.end(directory, str(failure.args[0]) if failure else "")
         seconds = SYSTEM_CLOCK.now().timestamp() - asker.started if asker.started else None
         try:
-            results.settle(
-                *(asker.task_id, asker.kept, value),
-                failure=failure,
-                unusable=lambda error: _unusable_callback(error, directory),
-                task=EVALUATE,
-                runtime_seconds=seconds,
-            )
+            unusable = partial(_unusable_callback, directory=directory)
+            results.settle(Ending(asker.task_id, asker.kept, value, failure, unusable, EVALUATE, seconds))
         except Exception as error:
             if is_temporary(error):
                 raise

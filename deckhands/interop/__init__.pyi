@@ -2,6 +2,8 @@ from .headless.config_file import VARIABLES as VARIABLES, Config as Config, read
 from .headless.contract import MAX_ITERATIONS as MAX_ITERATIONS, MAX_SECONDS as MAX_SECONDS, Contract as Contract
 from .headless.contract import HeadlessExit as HeadlessExit, experiment_id as experiment_id
 from .headless.inside import PathDenied as PathDenied, Inside as Inside, locate as locate
+from .headless.permitted_folders import DENIED_PATHS as DENIED_PATHS, DeniedChanges as DeniedChanges
+from .headless.permitted_folders import Fingerprints as Fingerprints, PermittedFolders as PermittedFolders
 from .headless.sdk_choice import with_sdk_choice as with_sdk_choice
 from .headless.worker_files import WorkerFiles as WorkerFiles, to_condenser as to_condenser
 from .openhands.exported_log import read_exported_log as read_exported_log

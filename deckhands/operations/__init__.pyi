@@ -3,12 +3,14 @@ from .diagnosis.diagnostics import Finding as Finding, examine_machine as examin
 from .diagnosis.diagnostics import examine_retention as examine_retention, examine_store as examine_store
 from .diagnosis.diagnostics import find_sandbox_fault as find_sandbox_fault
 from .diagnosis.examination import examine_cluster as examine_cluster
+from .jobs.celery_app import JOBS_WORKER as JOBS_WORKER, run_beat_until as run_beat_until
 from .monitoring.endpoint import PATH as PATH, make_server as make_server, metrics_app as metrics_app
 from .monitoring.exposition import CONTENT_TYPE as CONTENT_TYPE, Exposition as Exposition
 from .monitoring.queues import Depth as Depth, read_depths as read_depths
 from .monitoring.quotas import read_quotas as read_quotas
 from .monitoring.workers import WorkerMetrics as WorkerMetrics, read_workers as read_workers
-from .schedules.repository import ScheduleCheck as ScheduleCheck, ScheduleRepository as ScheduleRepository
+from .schedules.repository import ScheduleCheck as ScheduleCheck, ScheduleConflict as ScheduleConflict
+from .schedules.repository import ScheduleRepository as ScheduleRepository
 from .schedules.repository import StoredSchedule as StoredSchedule
 from .schedules.schedule import CATCH_UP_SECONDS as CATCH_UP_SECONDS, LABEL as LABEL, NAME_PATTERN as NAME_PATTERN
 from .schedules.schedule import Overlap as Overlap, Schedule as Schedule

@@ -59,7 +59,7 @@ class ShownEvaluation(BaseModel):
     at: AwareDatetime = Field(examples=[MOMENT])
     total: int = Field(examples=[40])
     ended: int = Field(examples=[31])
-    under_way: int = Field(examples=[4])
+    in_flight: int = Field(examples=[4])
     outcomes: dict[str, int] = Field(examples=[{"resolved": 25, "unresolved": 6}])
     cost_usd: float = Field(examples=[1.75])
     tokens: int = Field(examples=[812000])
@@ -329,21 +329,21 @@ def _fields_of(listed: evals.EvaluationListing) -> dict[str, Any]:
     return fields | _status_fields(status)
 
 
-def _status_fields(standing: evals.EvaluationStatus | None) -> dict[str, Any]:
-    if standing is None:
-        return {"state": "", "total": 0, "ended": 0, "under_way": 0, "outcomes": {}, "cost_usd": 0.0, "tokens": 0}
+def _status_fields(status: evals.EvaluationStatus | None) -> dict[str, Any]:
+    if status is None:
+        return {"state": "", "total": 0, "ended": 0, "in_flight": 0, "outcomes": {}, "cost_usd": 0.0, "tokens": 0}
     return {
-        "state": standing.state,
-        "total": standing.total,
-        "ended": standing.ended,
-        "under_way": standing.under_way,
-        "outcomes": {name: count for name in evals.OUTCOMES if (count := standing.outcomes.get(name, 0)) > 0},
-        "cost_usd": parse_number(standing.cost_usd),
-        "tokens": standing.tokens,
-        "eta_seconds": None if standing.eta_seconds is None else parse_number(standing.eta_seconds),
-        "bound": standing.bound,
-        "stopped": standing.stopped,
-        "warning": standing.warning,
+        "state": status.state,
+        "total": status.total,
+        "ended": status.ended,
+        "in_flight": status.in_flight,
+        "outcomes": {name: count for name in evals.OUTCOMES if (count := status.outcomes.get(name, 0)) > 0},
+        "cost_usd": parse_number(status.cost_usd),
+        "tokens": status.tokens,
+        "eta_seconds": None if status.eta_seconds is None else parse_number(status.eta_seconds),
+        "bound": status.bound,
+        "stopped": status.stopped,
+        "warning": status.warning,
     }
 
 

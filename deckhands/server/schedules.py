@@ -10,20 +10,28 @@ from fastapi import APIRouter, Path
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from broker.contract import ModelNotOffered
 from broker.runtime import UsageError
 from deckhands.client import TaskSpec
 from deckhands.operations import (
     CATCH_UP_SECONDS,
-    LABEL,
     NAME_PATTERN,
     Overlap,
     Schedule,
     ScheduleCheck,
+    ScheduleConflict,
     ScheduleRepository,
     StoredSchedule,
 )
-from deckhands.server.dependencies import MATCHED, GatewayOf, IfMatch, OperatorOfAll, Reason, ReasonQuery, etag_of
+from deckhands.server.dependencies import (
+    MATCHED,
+    OFFERS_SECONDS,
+    GatewayOf,
+    IfMatch,
+    OperatorOfAll,
+    Reason,
+    ReasonQuery,
+    etag_of,
+)
 from deckhands.server.models import ID, MOMENT
 from deckhands.server.openapi.json_body import JsonBody
 from deckhands.server.problems import Problem
@@ -113,10 +121,6 @@ async def add(
     gateway: GatewayOf, principal: OperatorOfAll, name: Name, new: NewSchedule, response: Response
 ) -> ShownSchedule:
     """Add a schedule. Its conversations have the label `schedule` with its name."""
-    labels = {**new.request.labels, LABEL: name}
-    request = new.request.model_copy(update={"labels": labels})
-    if request.idempotency_key is not None or request.not_before is not None:
-        raise UsageError("request: each tick is a new conversation.", remedy="Leave out idempotency_key, not_before.")
     try:
         planned = Schedule(
             name=name, cron=new.cron, zone=new.zone, overlap=new.overlap, catch_up_seconds=new.catch_up_seconds
@@ -125,10 +129,8 @@ async def add(
         raise UsageError(f"The schedule cannot be used: {str(error).splitlines()[2].strip()}.") from None
     await gateway.record(principal, "schedule.add", name, new.reason)
     try:
-        await _repository(gateway).add(planned, request)
-    except ModelNotOffered:
-        raise
-    except UsageError as error:
+        await _repository(gateway).add(planned, new.request, offers_limit_seconds=OFFERS_SECONDS)
+    except ScheduleConflict as error:
         raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
     entry = await _entry(gateway, name)
     response.headers["ETag"] = tag_of(entry)

@@ -1,4 +1,4 @@
-"""Fixtures of tests that run on each kind of store: what a worker reads is closed at the end of its test."""
+"""Fixtures of tests that run on each kind of store: a worker's readers are closed at the end of its test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.broker_parts import queue as make_queue
 
 @pytest.fixture
 async def closing(store: Store) -> AsyncIterator[Callable[[Any], Any]]:
-    """Return what is passed, and close it at the end."""
+    """Return the argument, and close it at the end."""
     async with AsyncExitStack() as stack:
 
         def close_later(opened: Any) -> Any:

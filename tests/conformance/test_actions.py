@@ -196,7 +196,7 @@ async def test_actions_whose_delivery_was_lost_are_read_again(
     await log.append_as_owner(ownership, actions, expected_last_id=1, dispatch=range(5))
     lossy = broker_parts.LosingConnection(connect(), broker_parts.first_only("XREADGROUP"))
     reader = queue(of=closing(await open_store(lossy)))
-    # What the lost reply delivered comes first, and is paged through; then what is new.
+    # The entries of the lost reply come first, page by page; then the new ones.
     found = [delivery.action_id for _ in range(4) for delivery in await reader.read(limit=2)]
     assert found == [2, 3, 4, 5, 6]
 
@@ -219,7 +219,7 @@ async def reconnect(store: Store, other: Connection) -> None:
         await store.retry(lambda: store.connection.call("EXISTS", "nothing"))
 
 
-async def test_what_an_older_store_has_handed_out_is_read_again(store: Store, queue: Queue, other: Connection) -> None:
+async def test_deliveries_of_an_older_store_are_read_again(store: Store, queue: Queue, other: Connection) -> None:
     """The reader was busy with its actions while the store was away, so it has seen no call fail."""
     await dispatch_one(store, t1="n1")
     reader, stream = queue(), store.all_shards[0].actions("pool:bash")

@@ -185,7 +185,7 @@ async def test_an_owner_settles_an_action_before_its_worker_does(store: Store) -
     assert await log.append_observation(CID, output(2), worker_id="t1") == Duplicate(4, 4)
 
 
-async def test_what_a_listing_shows_is_written_with_the_events(store: Store) -> None:
+async def test_listing_fields_are_written_with_the_events(store: Store) -> None:
     log, ownership = await own(store)
     fields = {"state": "running", "iterations": 3, "cost_usd": 0.25}
     await log.append_as_owner(ownership, [message()], expected_last_id=1, fields=fields)
@@ -233,7 +233,7 @@ async def test_one_of_many_claims_wins(store: Store) -> None:
     assert outcomes.count(ClaimFailure.OWNED) == 7
 
 
-async def test_who_may_not_claim(store: Store) -> None:
+async def test_invalid_claims_are_refused(store: Store) -> None:
     await begin(store)
     await enter(store, "w1")
     owners = Owners(store)

@@ -152,7 +152,7 @@ async def test_call_with_lost_parts_is_repeated(store: Store, batches: Batches, 
 
 
 @pytest.mark.parametrize("name", ["open", "queue:lane", "lanes", "call:aaa"])
-async def test_what_stands_in_the_place_of_batches_holds_up_nobody(store: Store, batches: Batches, name: str) -> None:
+async def test_overwritten_batch_keys_delay_no_call(store: Store, batches: Batches, name: str) -> None:
     await store.connection.call("SET", of_batch(store, name), "a string")
     assert await batches.load_lanes() == {}
     assert (await batches.load_call("aaa", "1.1")).status is BatchCallStatus.NONE
@@ -163,7 +163,7 @@ async def test_what_stands_in_the_place_of_batches_holds_up_nobody(store: Store,
 
 async def test_a_lane_in_which_nobody_waits_is_forgotten(batches: Batches) -> None:
     batch = await sealed(batches, "aaa")
-    for number in range(20):  # models whose names somebody makes up
+    for number in range(20):  # invented model names
         await put(batches, f"c{number}", lane=f"lane-{number}")
         await batches.drop(f"c{number}")
     for lane in await batches.load_lanes():

@@ -1,4 +1,4 @@
-"""How a conversation with an unforeseen error is given up, and who hears of it."""
+"""A conversation with an unforeseen error fails, and its watchers are notified."""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ async def test_an_append_is_repeated_until_its_outcome_is_known(connect: Callabl
     losing = LosingConnection(connect(), lambda sent: sent[0] == "FCALL" and losing.lost < 3)
     store = await open_store(losing)
     log = EventLog(store)
-    # Written by the first try, whose reply was lost; the fourth brought the answer.
+    # Written by the first try, whose reply was lost; the fourth returned the answer.
     assert await log.create(ConversationCreated(conversation_id="conversation-1")) == Duplicate(1, 1)
     assert losing.lost == 3
     await asyncio.gather(*(log.append("conversation-1", [message(str(n))]) for n in range(20)))

@@ -1,4 +1,4 @@
-"""Quotas of models: which conversation may call, waits or is next, and whose a permit is, on each kind of store."""
+"""Quotas of models: admitted, waiting and next conversations, and owners of permits, on each kind of store."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_conversation_is_woken_when_its_turn_comes(store: Store) -> None
     assert await notified(store) == []
     await callers.settle("aaa")
     assert await notified(store) == ["bbb"]  # one wake for one place
-    assert not await callers.may_call("ccc")  # what was granted is kept for whom it was granted to
+    assert not await callers.may_call("ccc")  # a grant is kept for its conversation
     assert await callers.may_call("bbb")
     await callers.settle("bbb")
     assert await notified(store) == ["bbb", "ccc"]
@@ -146,7 +146,7 @@ async def test_the_next_owner_takes_over_the_reservation(store: Store) -> None:
     assert await callers.may_call("bbb", worker="w1")
 
 
-async def test_whoever_withdraws_is_not_waited_for(store: Store) -> None:
+async def test_withdrawn_call_is_not_awaited(store: Store) -> None:
     callers = await Callers.limited(store, concurrency=1)
     assert await callers.may_call("aaa")
     assert not await callers.may_call("bbb")
@@ -258,14 +258,12 @@ async def test_a_used_up_day_is_a_wait_until_the_next(memory_store: Store, clock
     for cid in ("aaa", "bbb"):
         assert await callers.may_call(cid)
         await callers.settle(cid)
-    assert 8 * 3600 - 1 <= await callers.eta("ccc") <= 8 * 3600 + 1  # the clock begins at midnight
+    assert 8 * 3600 - 1 <= await callers.eta("ccc") <= 8 * 3600 + 1  # the clock starts at midnight
     await pass_time(memory_store, clock, 8 * 3600 + 1, worker_id=WORKER)
     assert await callers.may_call("ccc")
 
 
-async def test_whoever_does_not_come_is_called_again_and_then_forgotten(
-    memory_store: Store, clock: ManualClock
-) -> None:
+async def test_absent_call_is_woken_again_and_then_forgotten(memory_store: Store, clock: ManualClock) -> None:
     callers = await Callers.limited(memory_store, concurrency=1)
     await begin(memory_store, "aaa")
     assert await callers.may_call("first")
@@ -286,7 +284,7 @@ async def test_a_kept_call_that_is_not_made_is_free_again_and_not_counted(
     callers = await Callers.limited(memory_store, concurrency=1, requests_per_day=2)
     assert await callers.may_call("first")
     assert not await callers.may_call("0-gone")
-    await callers.settle("first")  # calls 0-gone, which never comes
+    await callers.settle("first")  # calls 0-gone, which never arrives
     if is_deadline_lost:
         await memory_store.connection.call("DEL", f"{memory_store.all_shards[0].quota('acme_large')}:called")
     for _ in range(4):
@@ -380,7 +378,7 @@ async def test_conversation_stays_on_its_key_while_cached(memory_store: Store, c
     assert await callers.reserve("bbb") == CallGranted("KEY_1")
 
 
-async def test_what_a_provider_says_is_left_counts(memory_store: Store) -> None:
+async def test_remaining_quota_of_the_provider_counts(memory_store: Store) -> None:
     callers = await Callers.limited(memory_store, requests_per_minute=6_000)
     assert await callers.may_call("aaa")
     await callers.governor.apply_remaining(callers.pool, "own", WORKER, {"requests": 0})
@@ -405,11 +403,11 @@ async def test_the_queue_of_a_busy_model_forgets_made_up_tenants(store: Store) -
     await make_up_tenants(store, shares)
     assert not await callers.may_call("aaa", tenant="another")
     assert await store.connection.call("HLEN", shares) <= KEPT_TENANTS
-    assert await store.connection.call("HGET", shares, "ahead") == b"2000.0"  # who has had most, forgets it last
+    assert await store.connection.call("HGET", shares, "ahead") == b"2000.0"  # the largest share is forgotten last
     await store.connection.call("HSET", shares, ":at", "1000.75")
     await make_up_tenants(store, shares)
     assert not await callers.may_call("bbb", tenant="another")
-    assert await store.connection.call("HLEN", shares) == 3  # whose place has been passed owes nothing
+    assert await store.connection.call("HLEN", shares) == 3  # a skipped place owes nothing
 
 
 FORMER, LATTER = "1000", "2000"
@@ -469,7 +467,7 @@ async def test_permit_requested_again_with_another_size_costs_the_difference(
     assert await in_flight(callers) == 1
 
 
-async def test_what_was_called_and_has_grown_costs_the_difference(memory_store: Store, clock: ManualClock) -> None:
+async def test_grown_prompt_costs_the_difference(memory_store: Store, clock: ManualClock) -> None:
     callers = await Callers.limited(memory_store, input_tokens_per_minute=60_000, concurrency=1)
     assert await callers.may_call("first", worker="w1")
     assert not await callers.may_call("grows", worker="w1", tokens=(600, 0))

@@ -42,7 +42,7 @@ async def spend(ledger: Ledger, cid: str, worst: float, total: float) -> None:
 
 
 async def amounts(ledger: Ledger, account: str = TENANT) -> tuple[float, float, float]:
-    """Return what an account has spent, reserved and lost."""
+    """Return the spent, reserved and lost amounts of an account."""
     found = await ledger.load_account(account)
     return found.spent_usd, found.reserved_usd, found.lost_usd
 
@@ -206,7 +206,7 @@ async def test_reply_appended_before_its_workers_death_was_not_lost(
     assert await reserve(ledger, "aaa", 0.6) is None
     if is_swept:
         await bury(store, "w1")
-    await settle(ledger, "aaa", 0.25, worker="w2", token=2)  # what the next owner has read
+    await settle(ledger, "aaa", 0.25, worker="w2", token=2)  # events that the next owner has read
     assert await amounts(ledger) == (0.25, 0.0, 0.0)
     assert (await ledger.load_account(TENANT)).lost_calls == 0
 
@@ -329,7 +329,7 @@ async def stays(store: Store, key: str) -> bool:
 
 
 async def accounts_left(store: Store) -> list[bytes]:
-    """Return what stays in the store of the accounts of two conversations, and of their calls."""
+    """Return the remaining store keys of the accounts of two conversations, and of their calls."""
     root, found = store.all_shards[0].root, []
     for cid in ("aaa", "bbb"):
         for part in ("", ":children", ":waiting", ":wanted"):

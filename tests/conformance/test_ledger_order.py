@@ -31,7 +31,7 @@ async def settle(ledger: Ledger, cid: str, total: float, *, experiment: str = "s
 
 
 async def made(store: Store, *ids: str, limit: float = 1.0) -> Ledger:
-    """A ledger with a limit for the tenant, and conversations that nobody has rung."""
+    """A ledger with a limit for the tenant, and conversations without a notification."""
     await enter(store, "w1")
     ledger = Ledger(store)
     await ledger.set_limit(TENANT, limit)
@@ -40,7 +40,7 @@ async def made(store: Store, *ids: str, limit: float = 1.0) -> Ledger:
 
 
 async def let_time_pass(store: Store, cid: str, account: str = TENANT) -> None:
-    """Let it be long ago that a conversation was woken, and that somebody swept."""
+    """Move the last wake-up of a conversation, and the last sweep, far into the past."""
     shard = store.all_shards[0]
     key = f"{shard.budget(account)}:wanted"
     amount, at, wakes = (await store.connection.call("HGET", key, cid)).split()
@@ -50,7 +50,7 @@ async def let_time_pass(store: Store, cid: str, account: str = TENANT) -> None:
     await store.connection.call("DEL", f"{shard.root}:ledger:swept")
 
 
-async def test_whoever_has_just_called_stands_behind_those_who_wait(store: Store) -> None:
+async def test_latest_caller_queues_behind_waiting_ones(store: Store) -> None:
     ledger = await made(store, "bbb", "ccc")
     assert await reserve(ledger, "aaa", 0.6)
     assert not await reserve(ledger, "bbb", 0.6)
@@ -85,10 +85,10 @@ async def test_a_small_call_does_not_overtake_a_large_one(store: Store) -> None:
     assert await newly_notified(store) == []
     await settle(ledger, "bbb", 0.1)
     assert await newly_notified(store) == ["big"]
-    assert await reserve(ledger, "big", 0.9)  # the only one under way
+    assert await reserve(ledger, "big", 0.9)  # the only running one
 
 
-async def test_whoever_was_woken_and_does_not_come_holds_nobody_up(store: Store) -> None:
+async def test_absent_woken_call_blocks_no_other(store: Store) -> None:
     ledger = await made(store, "bbb", "ccc")
     assert await reserve(ledger, "aaa", 0.6)
     assert not await reserve(ledger, "bbb", 0.6)
@@ -107,7 +107,7 @@ async def test_whoever_was_woken_and_does_not_come_holds_nobody_up(store: Store)
     assert await newly_notified(store) == ["bbb"]
 
 
-async def test_whoever_never_comes_is_forgotten(store: Store) -> None:
+async def test_absent_call_is_forgotten(store: Store) -> None:
     ledger = await made(store, "bbb")
     assert await reserve(ledger, "aaa", 0.6)
     assert not await reserve(ledger, "bbb", 0.6)
@@ -122,7 +122,7 @@ async def test_whoever_never_comes_is_forgotten(store: Store) -> None:
     assert await reserve(ledger, "bbb", 0.6)
 
 
-async def test_whoever_leaves_lets_the_next_one_in(store: Store) -> None:
+async def test_leaving_call_admits_the_next_one(store: Store) -> None:
     ledger = await made(store, "big", "ccc")
     assert await reserve(ledger, "aaa", 0.3)
     assert not await reserve(ledger, "big", 0.9)
@@ -161,7 +161,7 @@ class Turns:
         self.waiting: list[str] = []
 
     async def play(self, limit: float) -> float:
-        """Return what was spent when nobody has anything to do any more."""
+        """Return the spent amount when no work is left."""
         clock = ManualClock()
         store = await open_store(MemoryConnection(MemoryServer(clock)), clock=clock)
         ledger = await made(store, *self.sizes, limit=limit)
@@ -202,7 +202,7 @@ class Turns:
     sizes=st.lists(st.sampled_from([0.05, 0.25, 0.25, 1.0]), min_size=2, max_size=8),
     deaths=st.integers(0, 2),
 )
-def test_nobody_overtakes_and_nobody_sleeps_while_there_is_room(seed: int, sizes: list[float], deaths: int) -> None:
+def test_no_call_overtakes_or_sleeps_while_there_is_room(seed: int, sizes: list[float], deaths: int) -> None:
     turns = Turns(seed, sizes, deaths)
     spent = asyncio.run(turns.play(3.0))
     assert spent >= 3.0 or len(turns.dead) == len(sizes)

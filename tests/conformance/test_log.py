@@ -310,7 +310,7 @@ async def test_an_observation_answers_the_action_that_was_carried_out(store: Sto
 
 
 async def test_claim_of_a_lost_action_does_not_take_its_number(store: Store) -> None:
-    """A claim can be under way while the store is away; the older store that it reaches has no such action."""
+    """A claim can be in progress while the store is away; the older store that it reaches has no such action."""
     log = await begin(store)
     await enter(store, WORKER)
     for worker in ("tool-1", "tool-2"):
@@ -354,7 +354,7 @@ async def test_a_token_from_before_the_loss_is_worth_nothing(store: Store) -> No
     before = await call("HGETALL", meta)
     first = (await claimed(store)).ownership
     await call("DEL", meta)
-    await call("HSET", meta, *before)  # the store has lost that anybody has claimed it
+    await call("HSET", meta, *before)  # the store has lost the claim
     await enter(store, "controller-2")
     second = await Owners(store).claim(CID, "controller-2")
     assert int(second.ownership.token) >= int(first.token)

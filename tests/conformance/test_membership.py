@@ -1,4 +1,4 @@
-"""Heartbeats, sweeps and burials: what a worker had comes back, whichever worker it was and whatever it does afterwards."""
+"""Heartbeats, sweeps and burials: a dead worker's work returns, for every worker and after anything it does later."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_a_dead_controllers_conversations_are_taken_over(store: Store) -> 
     assert [member.worker_id for member in await list_members(store)] == ["w2"]
 
 
-async def test_what_a_dead_controller_was_handed_comes_back(store: Store, closing: Callable[[Any], Any]) -> None:
+async def test_deliveries_to_a_dead_controller_return(store: Store, closing: Callable[[Any], Any]) -> None:
     names = store.all_shards[0]
     await enter(store, "w2")
     await enter(store, "w1")
@@ -231,7 +231,7 @@ async def test_a_conversation_is_a_dead_letter_until_it_is(store: Store, how: st
     assert await conversations.list_dead_letters() == []
 
 
-async def test_what_a_dead_tool_worker_was_handed_comes_back(store: Store, queue: Queue) -> None:
+async def test_deliveries_to_a_dead_tool_worker_return(store: Store, queue: Queue) -> None:
     await dispatch_one(store, t1="n1", t2="n1")
     first, heir = queue("t1"), queue("t2")
     delivery = await take(first)
@@ -267,7 +267,7 @@ async def test_zombie_that_reads_does_not_keep_its_entries(store: Store, queue: 
     assert await pending(store) == 1
 
 
-async def test_what_is_settled_is_not_handed_out_again(store: Store, queue: Queue) -> None:
+async def test_settled_work_is_not_delivered_again(store: Store, queue: Queue) -> None:
     log, ownership = await dispatch_one(store, t1="n1")
     first = queue("t1")
     await first.claim(await take(first))
@@ -298,7 +298,7 @@ async def test_last_copy_returns_even_if_another_should_carry_it(store: Store, q
     await store.connection.call("HSET", store.keys(CID).once, "q:2", location)
     first, heir = queue("t1"), queue("t2")
     deliveries = await first.read(limit=5)
-    await first.acknowledge(deliveries[1])  # as a second copy of what is in hand
+    await first.acknowledge(deliveries[1])  # as a second copy of the current work
     await bury(store, "t1")
     assert await heir.claim(await take(heir)) == ActionClaimed(1)
 

@@ -26,7 +26,7 @@ async def test_a_note_is_written_replaced_and_forgotten(store: Store) -> None:
     assert await books.read(MINE) == (Note(id="b", text="other"),)
 
 
-async def test_nobody_reads_anothers_notes(store: Store) -> None:
+async def test_notes_of_others_are_not_readable(store: Store) -> None:
     books = Notebooks(store)
     await books.write(MINE, Note(id="a", text="mine"))
     for other in OTHERS:
@@ -74,7 +74,7 @@ async def test_notebook_with_an_unreadable_name_is_not_listed(store: Store) -> N
     assert await books.count_notes() == {MINE: 1}
 
 
-async def test_what_cannot_be_read_is_left_out(store: Store) -> None:
+async def test_unreadable_notes_are_left_out(store: Store) -> None:
     books = Notebooks(store)
     await books.write(MINE, Note(id="a", text="x"))
     await store.connection.call("HSET", "deck:{0}:notes:/ada/engine", "b", '{"id": "b", "from": "the future"}')

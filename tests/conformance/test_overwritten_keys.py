@@ -1,4 +1,4 @@
-"""Keys that many need, overwritten by somebody: what comes next is served, and what was there is kept and noted."""
+"""Overwritten shared keys: the next request is served, and the old value is quarantined and recorded."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_waiter_in_a_queue_of_another_type_gets_its_turn(store: Store) -> 
 
 
 class Robbed(Governor):
-    """Its quotas are lost right after they were published, as often as somebody likes."""
+    """Loses its quotas right after they were published, as often as requested."""
 
     losses = 0
 

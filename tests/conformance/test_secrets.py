@@ -121,7 +121,7 @@ async def test_owner_masks_once_but_never_misses_a_new_secret(store: Store, secr
     await secrets.put(CID, "LATER", later)
     assert not masked.is_masked(0, await log.load_masker(CID))
     events = [*masked.events, MessageAction(content=f"also {TOKEN}")]
-    # What the owner has folded is not what may be written: it decides again.
+    # The owner's fold does not match the log: it decides again.
     assert await log.append_as_owner(ownership, events, expected_last_id=1, masked=masked) == Conflict(1)
     masked = await log.mask(CID, masked.events)
     events = [*masked.events, events[1]]
@@ -232,7 +232,7 @@ async def test_an_old_claim_gives_a_command_no_replaced_secret(memory_store: Sto
 @pytest.mark.parametrize(
     ("name", "value"), [("1X", TOKEN), ("A-B", TOKEN), ("", TOKEN), ("X", "k9w2"), ("X", "a\0bcdefgh")]
 )
-async def test_what_cannot_be_a_secret(secrets: Secrets, name: str, value: str) -> None:
+async def test_invalid_secrets_are_refused(secrets: Secrets, name: str, value: str) -> None:
     with pytest.raises(UsageError) as refused:
         await secrets.put(CID, name, value)
     assert value not in str(refused.value)
@@ -280,7 +280,7 @@ async def test_a_ring_of_lenders_ends(secrets: Secrets) -> None:
     assert await secrets.find_named("b", "$TOKEN") == {"TOKEN": TOKEN}
 
 
-async def test_what_a_worker_holds_itself_is_hidden_everywhere(store: Store) -> None:
+async def test_secrets_of_the_worker_are_masked_everywhere(store: Store) -> None:
     log = EventLog(store, Secrets(store, lambda: KEY, own=("servers-own-token", "short")))
     for conversation_id in ("number-one", "number-two"):
         await log.create(ConversationCreated(conversation_id=conversation_id))

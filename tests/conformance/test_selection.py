@@ -80,7 +80,7 @@ async def test_a_repeated_start_is_indexed_once(store: Store) -> None:
 
 
 async def listed(store: Store, created: dict[str, int]) -> None:
-    """Enter conversations that were begun in certain milliseconds."""
+    """Add conversations that were created in certain milliseconds."""
     commands: list[tuple[str | int, ...]] = []
     for name, millis in created.items():
         names = store.keys(name)
@@ -147,7 +147,7 @@ FILE = b"an archive"
 
 
 async def filled(store: Store, conversation_id: str = CID) -> int:
-    """Begin a conversation that has something under every key that stays; return its last event's id."""
+    """Create a conversation with a value under every permanent key; return its last event's id."""
     names, call = store.keys(conversation_id), store.connection.call
     await StoredFiles(store).keep(conversation_id, FILE)
     await Secrets(store, lambda: b"k" * 32).put(conversation_id, "TOKEN", "a long secret")
@@ -225,7 +225,7 @@ async def test_an_end_without_a_beginning_deletes_nothing(store: Store) -> None:
 
 
 class Killed(StoreUnavailable):
-    """What a client that dies does not see."""
+    """An exception in place of a client's death, invisible to the client."""
 
 
 class Dying:

@@ -217,7 +217,7 @@ async def test_a_tenant_has_no_more_open_than_it_may(store: Store) -> None:
     assert isinstance(await begin(store, "three", tenant="globex"), Appended)
 
 
-async def test_what_has_begun_is_never_refused(store: Store) -> None:
+async def test_started_conversation_is_never_refused(store: Store) -> None:
     await begin_two(store)
     assert isinstance(await begin(store, "two"), Duplicate)
     await check_admission(store, "two", "acme")
@@ -231,7 +231,7 @@ async def test_one_that_has_settled_makes_room(store: Store) -> None:
     await begin_two(store)
     await settle(store, "one", AgentState.FINISHED)
     await begin(store, "three")
-    await settle(store, "one", AgentState.RUNNING)  # a message continues it, whatever that makes
+    await settle(store, "one", AgentState.RUNNING)  # a message continues it in any state
     await settle(store, "two", AgentState.AWAITING_USER_INPUT)
     await refused(store, "four")
 

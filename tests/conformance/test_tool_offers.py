@@ -30,7 +30,7 @@ async def test_the_latest_offer_under_a_key_counts(store: Store) -> None:
     assert await offers.load_all() == {"a": offer("a", "new"), "b": offer("b")}
 
 
-async def test_what_cannot_be_read_is_no_offer(store: Store) -> None:
+async def test_unreadable_value_is_no_offer(store: Store) -> None:
     offers = ToolOffers(store)
     await offers.publish([offer("a")])
     await store.connection.call("HSET", "deck:tools", "b", '{"key": "b", "name": "b", "from": "the future"}')

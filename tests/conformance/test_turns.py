@@ -1,4 +1,4 @@
-"""Turns: who is next where more waits than is taken up. Orders and shares are counted, no clock is looked at."""
+"""Turns: the order of waiting work when capacity is scarce. Orders and shares are counted, no clock is used."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def numbered(name: str, count: int) -> list[str]:
 
 
 async def tools(store: Store, worker_id: str = TOOL, *, node: str = NODE) -> list[ActionQueue]:
-    """Register a tool worker; return what it reads of interactive conversations, and of all others."""
+    """Register a tool worker; return its actions of interactive conversations, and of all others."""
     shard, lanes = store.all_shards[0], (True, False)
     streams = [shard.actions(route, is_interactive=lane) for lane in lanes for route in list_routes(node, ["bash"])]
     about = {"node": node}
@@ -191,11 +191,11 @@ async def test_normal_node_actions_precede_first_batch_actions(store: Store) -> 
 
 @pytest.mark.usefixtures("controller")
 async def test_a_tenant_at_a_node_keeps_no_other_from_starting(store: Store) -> None:
-    """Its first actions stand before theirs in the pool's line, and it has a long line at the node."""
+    """Its first actions are before theirs in the pool's queue, and it has a long queue at the node."""
     later, first = numbered("acme", 120), [*numbered("acme-new", 60), *numbered("globex", 60)]
     await start_all(store, [*later, *first])
     found = tenants_of((await performed(store, await act_in_lines(store, later, first), 116))[16:])
-    assert found["globex"] >= 33, found  # half, but for each eighth turn and what was taken up
+    assert found["globex"] >= 33, found  # half, except each eighth turn and the actions already taken
 
 
 @pytest.mark.usefixtures("controller")
@@ -344,7 +344,7 @@ async def test_a_lost_conversation_loses_its_turn_and_no_other(store: Store) -> 
 
 @pytest.mark.usefixtures("controller")
 async def test_appended_fields_change_neither_tenant_nor_priority(store: Store) -> None:
-    """A tool worker, or what has broken into one, gains no priority by what it appends."""
+    """A tool worker, or an attacker in it, gains no priority by the fields that it appends."""
     await start(store, "one", tenant="acme")
     fields = {"class": "0", "tenant": "globex", "open_in": "globex", "title": "new"}
     await EventLog(store).append("one", [command()], fields=fields)

@@ -138,7 +138,7 @@ async def test_a_large_observation_comes_without_its_text(store: Store, closing:
     assert await mailbox.read() == {CID: None}
 
 
-async def test_what_a_mailbox_carried_does_not_stay_in_the_store(memory_store: Store, closing: Closing) -> None:
+async def test_read_mail_does_not_stay_in_the_store(memory_store: Store, closing: Closing) -> None:
     log, _ = await dispatch_one(memory_store)
     await log.append_observation(CID, output(2), worker_id="t1")
     names = memory_store.all_shards[0]
@@ -256,7 +256,7 @@ async def test_awaited_conversation_is_checked_without_a_notice(store: Store) ->
     assert await store.connection.call("HGET", names.meta, "awaited") == b"celery"
 
 
-async def test_nobody_is_noticed_of_a_conversation_that_nobody_waits_for(store: Store) -> None:
+async def test_conversation_without_waiters_causes_no_notice(store: Store) -> None:
     log, ownership = await own(store)
     await log.append_as_owner(ownership, [command()], expected_last_id=1)
     assert await noticed(store) == []
@@ -279,7 +279,7 @@ def book_of(store: Store) -> WebhookRepository:
 
 
 async def news(store: Store) -> dict[str, int]:
-    """What webhooks have not heard of yet, over all shards."""
+    """Return the events that webhooks have not processed yet, over all shards."""
     found: dict[str, int] = {}
     for names in store.all_shards:
         flat = await store.connection.call("ZRANGE", names.webhook_news, 0, -1, "WITHSCORES")

@@ -1,6 +1,6 @@
 """ACP agents: a scripted one in runs of the command line, and on a cluster with questions, limits and SIGKILL.
 
-What the log has is not done again; what the agent does by itself between two reports is the agent's."""
+Recorded work is not repeated; work between two reports is the agent's responsibility."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def begun(
     limits: Limits | None = None,
     **spec: Any,
 ) -> str:
-    """Begin a conversation of the scripted agent in a new workspace."""
+    """Start a conversation of the scripted agent in a new workspace."""
     folder = cluster.root / "work" / f"folder-{len(list(cluster.root.glob('work/*')))}"
     folder.mkdir(parents=True)
     shutil.copy(AGENT, folder / "agent.py")
@@ -289,7 +289,7 @@ def test_a_run_finishes_resumes_and_replays(work: Path) -> None:
     assert checked.json[0]["is_same"], checked
 
 
-def test_what_a_reader_sees_has_diffs_and_no_escape_sequence(work: Path) -> None:
+def test_output_has_diffs_and_no_escape_sequence(work: Path) -> None:
     done = run(
         work, "!say Be\x1b[2Jware", "!call \x1b]0;title\x07T|printf '\\033[31mred'", "!edit new.txt|one\x1b[1mline"
     )

@@ -1,6 +1,6 @@
 """The page on adding things: each change, made in a copy of the packages, does what the page says.
 
-Holds: nothing of the repository is changed; the copies are made of what is on the disk.
+Holds: nothing of the repository is changed; the copies are made from the files on disk.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Tree:
     def check(self, names: Iterable[str]) -> None:
         """See whether what is added to the packages is as clean as they are."""
         command = [Path(sys.executable).parent / "ruff", "check", "--config", ROOT / "pyproject.toml"]
-        command += ["--ignore", "ARG001", *names]  # what a folder may leave out is said for the repository's path
+        command += ["--ignore", "ARG001", *names]  # the exclusions of a folder apply to the repository's path
         done = subprocess.run(command, cwd=self.path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
 
@@ -104,7 +104,7 @@ class Tree:
         return Done(done.returncode, done.stdout, done.stderr)
 
     def python(self, program: str) -> str:
-        """Run a program with this copy and return what it prints."""
+        """Run a program with this copy and return its output."""
         done = subprocess.run(
             (sys.executable, "-P", "-c", program),
             env=environment(self.path / "home", PYTHONPATH=str(self.path)),
@@ -141,7 +141,7 @@ def only(events: list[dict[str, object]], kind: str) -> dict[str, object]:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[Tree]:
-    """Yields a copy, removed at the end: it holds every file of the packages, and the bytecode of what is unchanged."""
+    """Yields a copy, removed at the end: every file of the packages, and the bytecode of unchanged ones."""
     path = tmp_path / "tree"
     for package in PACKAGES:
         shutil.copytree(ROOT / package, path / package, ignore=shutil.ignore_patterns("examples"))

@@ -1,4 +1,4 @@
-"""Whole runs of agents from the command line: what each is for, with real workers, sandboxes and clones."""
+"""Whole runs of each kind of agent from the command line, with real workers, sandboxes and clones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluations and quotas over HTTP, read with the rights of a server, whatever stands in the store."""
+"""Evaluations and quotas over HTTP, read with the rights of a server, from any content of the store."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ async def test_foreign_values_in_the_store_are_omitted(server: Served) -> None:
     )
     await call("SET", names.evaluation("wrong-type"), "x")
     await call("HSET", names.evaluation("far-off"), "about", "{}")
-    await call("HSET", names.evaluation("bad-about"), "about", "[1]", "standing", '{"state": 1}')
-    await call("HSET", names.evaluation("good-one"), "standing", '{"state": "over", "total": -1}')
+    await call("HSET", names.evaluation("bad-about"), "about", "[1]", "status", '{"state": 1}')
+    await call("HSET", names.evaluation("good-one"), "status", '{"state": "over", "total": -1}')
     async with server.as_(await server.token("*")) as client:
         (listed,) = (await client.get("/evaluations")).json()
         assert (listed["name"], listed["state"], listed["is_driven"]) == ("good-one", "", False)

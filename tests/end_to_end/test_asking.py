@@ -1,4 +1,4 @@
-"""A run that asks the person who watches it, and the verbs that answer for a conversation of a cluster."""
+"""A run that asks the user who watches it, and the verbs that answer for a conversation of a cluster."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_an_answer_that_the_store_loses_is_asked_for_again(durable_cluster
 
     async def ask(action: RiskyAction) -> bool:
         asked.append(action.id)
-        if len(asked) == 1:  # nobody reads the answer: the controller worker is gone before it is given
+        if len(asked) == 1:  # no process reads the answer: the controller worker ends before it arrives
             durable_cluster.kill("c1")
             shutil.copytree(current, older)
             losing.append(asyncio.create_task(lose(await durable_cluster.client.log.load_last_id(started[0]))))

@@ -1,4 +1,4 @@
-"""What ends a browser, or a page of it, and what stands around it: the sandbox, a proxy, a tool worker."""
+"""Ends of a browser or a page, caused by itself, the sandbox, a proxy or a tool worker."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_it_reaches_what_is_on_the_list_of_its_workspace(tmp_path: Path) -
         told = await surf.failing(f"goto({other.url('/').replace('http', 'https')!r})")
         assert "does not let it reach this host" in told
         assert other.asked == []
-        # Chromium asks nobody for anything by itself.
+        # Chromium sends no request by itself.
         log = (tmp_path / "node" / CONVERSATION / "host" / "egress.log").read_text().splitlines()
         assert [line for line in log if "127.0.0.3" not in line] == []
         # The workspace's own machine is not asked through the proxy, which would refuse it.
@@ -120,7 +120,7 @@ async def test_it_reaches_what_is_on_the_list_of_its_workspace(tmp_path: Path) -
         assert "heading 'Mine'" in (await surf("goto('http://localhost:8000/mine.html')")).content
 
 
-async def test_a_chromium_that_does_not_start_is_an_error_and_a_browser_that_nobody_uses_ends(tmp_path: Path) -> None:
+async def test_broken_chromium_is_an_error_and_unused_browser_ends(tmp_path: Path) -> None:
     program = tmp_path / "chromium"
     program.write_text("#!/bin/sh\necho 'no display here' >&2\nexit 3\n")
     program.chmod(0o755)

@@ -91,7 +91,7 @@ async def test_a_form_is_filled_in_and_sent(surf: Surfer, site: Site, workspace:
     }
 
 
-async def test_what_a_mouse_does(surf: Surfer, site: Site) -> None:
+async def test_mouse_actions(surf: Surfer, site: Site) -> None:
     url = site.page(
         "/mouse",
         "<output style='float:right'></output><button ondblclick=\"document.querySelector('output').textContent += 'twice '\">D</button>"
@@ -172,7 +172,7 @@ async def test_files_are_downloaded_into_the_workspace(surf: Surfer, site: Site,
     url = site.page("/files", "<a href=/numbers.csv>numbers</a>")
     await surf(f"goto({url!r})")
     told = ""
-    for count in (1, 2):  # whatever the server calls them, they are in the workspace and overwrite nothing
+    for count in (1, 2):  # with any names by the server, they are in the workspace and overwrite nothing
         told += (await surf(f"click({surf.bid('link')!r})")).content
         while told.count("[Downloaded to ") < count:
             told += (await surf("noop(100)")).content
@@ -233,7 +233,7 @@ async def test_files_of_the_workspace_are_pages(surf: Surfer, workspace: Path) -
     assert "heading 'Report'" in (await surf(f"goto('file://{workspace}/report.html')")).content
 
 
-async def test_what_cannot_be_done_is_said(surf: Surfer, site: Site) -> None:
+async def test_impossible_actions_are_reported(surf: Surfer, site: Site) -> None:
     url = site.page(
         "/hidden",
         "<button style='visibility:hidden' aria-label=x>H</button><button>Under</button><button>Free</button>"

@@ -101,7 +101,7 @@ def test_a_summary_has_labels(env: dict[str, str]) -> None:
         (["close", "--state", "finished"], "3 conversations would be closed, and there is no terminal to confirm it."),
     ],
 )
-def test_what_is_not_clear_is_refused(env: dict[str, str], arguments: list[str], told: str) -> None:
+def test_ambiguous_selection_is_refused(env: dict[str, str], arguments: list[str], told: str) -> None:
     before = states(env)
     done = deckhands(*arguments, env=env)
     assert (done.code, told in done.err) == (2, True), done.err

@@ -132,7 +132,7 @@ def test_submit_logs_show_export_ls(env, workspace, tmp_path):
     deckhands("export", cid, "-o", tmp_path / "log.jsonl", env=env)
     assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == exported
 
-    # It asked for what the node demands, which is no sandbox.
+    # It requested the node's sandbox, which is none.
     assert exported[0]["workspace"]["sandbox"] == "auto"
     assert [event["kind"] for event in exported if event.get("unsandboxed")] == [
         "observation.survey",
@@ -183,12 +183,12 @@ def test_one_worker_in_the_foreground(home, tmp_path):
 
 
 def is_running(*command: str) -> bool:
-    """Say whether any process was started with exactly this command."""
+    """Return whether a process was started with exactly this command."""
     return any(process.info["cmdline"] == list(command) for process in psutil.process_iter(["cmdline"]))
 
 
 async def reported(url: str, node: str) -> bool:
-    """Say whether a worker of the node has reported to the store, with the pool it was given."""
+    """Return whether a worker of the node has reported to the store, with its pool."""
     async with await Client.connect(url) as client:
         found = [member.about for member in await list_members(client.store) if member.about.get("node") == node]
     return [about["pools"] for about in found] == ["gpu"]

@@ -93,7 +93,7 @@ def test_the_table_at_the_end():
     ]
 
 
-def test_what_is_missing_is_said():
+def test_missing_parts_of_the_demo_are_reported():
     for broken in (
         {"finished": 19},
         {"tests_passing": 19},

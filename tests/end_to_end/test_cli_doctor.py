@@ -1,4 +1,4 @@
-"""`deckhands doctor`, on this machine and on one that has nothing; and what the operator hears of retention rules."""
+"""`deckhands doctor`, on this machine and on one without requirements; and its report on retention rules."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_it_says_what_this_machine_can_do(tmp_path: Path) -> None:
     assert found["pool browser"]["is_good"]
 
 
-def test_what_a_pool_needs(tmp_path: Path) -> None:
+def test_missing_requirements_of_a_pool_are_reported(tmp_path: Path) -> None:
     env = environment(tmp_path, DECKHANDS_POOLS="bash,browser", DECKHANDS_CHROMIUM=str(tmp_path / "none"))
     done = deckhands("doctor", env=env)
     assert done.code == 1
@@ -55,9 +55,7 @@ def test_a_store_that_does_not_answer(tmp_path: Path) -> None:
     assert done.out.splitlines()[-1].startswith("missing store ")
 
 
-async def test_what_workers_could_not_read_is_shown(
-    tmp_path: Path, valkey_store: Store, valkey_server: RealServer
-) -> None:
+async def test_unreadable_entries_are_shown(tmp_path: Path, valkey_store: Store, valkey_server: RealServer) -> None:
     env = environment(tmp_path, DECKHANDS_URL=valkey_server.url)
     assert (await examine_store(valkey_server.url))[1:] == [Finding("dead letters", True, False, "none")]
     queue = ActionQueue(valkey_store, valkey_store.all_shards[0], worker_id="t", node="n", pools=["bash"])

@@ -1,4 +1,4 @@
-"""Workspaces that begin with something, and files in and out of them, on a cluster kept up by `deckhands up`."""
+"""Workspaces with a source, and files in and out of them, on a cluster kept up by `deckhands up`."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_unopenable_workspace_ends_in_an_explained_error(cli: Cli, home: Path, t
 
 
 @pytest.mark.soak
-def test_what_cp_cannot_do(cli: Cli, home: Path, tmp_path: Path) -> None:
+def test_unsupported_copies_are_refused(cli: Cli, home: Path, tmp_path: Path) -> None:
     assert cli("cp", tmp_path, tmp_path).code == 2
     assert cli("cp", "unknown-conversation:x", tmp_path).code == 2
     mine = tmp_path / "mine"

@@ -1,4 +1,4 @@
-"""`deckhands notes` and `--memory`: notes that outlive a run, shown and erased by a person."""
+"""`deckhands notes` and `--memory`: notes that outlive a run, shown and erased by a user."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def refused(done: Done, text: str) -> None:
     assert "Traceback" not in done.err
 
 
-def test_what_a_run_notes_the_next_run_recalls(tmp_path: Path) -> None:
+def test_next_run_recalls_notes_of_a_run(tmp_path: Path) -> None:
     env = environment(tmp_path / "home")
     (tmp_path / "w").mkdir()
     model = script(tmp_path / "m.json", noting(command="write", text="Use make."), noting(command="forget", id="p"))

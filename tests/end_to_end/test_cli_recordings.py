@@ -1,4 +1,4 @@
-"""`deckhands replay`, `export --format openhands` and `import`: from files, from what runs have left, onto a cluster."""
+"""`deckhands replay`, `export --format openhands` and `import`: from files, from runs, onto a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ID = "01m80qagsabx2dtbh5p8gzsgzh"
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    """A home with a run, whose log has something that OpenHands has no name for."""
+    """A home with a run, whose log has an event that OpenHands does not have."""
     folder = tmp_path / "runs" / ID
     folder.mkdir(parents=True)
     shutil.copy(GOLDEN, folder / "events.jsonl")

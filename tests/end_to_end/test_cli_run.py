@@ -1,4 +1,4 @@
-"""`deckhands run` with a private store and workers: what it leaves and says, and how it is interrupted and continued."""
+"""`deckhands run` with a private store and workers: its files and output, interruption and continuation."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def running_below(path) -> list[str]:
     return found
 
 
-def test_what_a_run_leaves(env, home, workspace, tmp_path):
+def test_files_that_a_run_leaves(env, home, workspace, tmp_path):
     model = script(tmp_path / "m.json", run_command("echo hello > a"), finish("Done."))
     (tmp_path / "task").write_text("Do it.")
     done = deckhands("run", "-f", tmp_path / "task", "-w", workspace, "--model", model, "--json", env=env)

@@ -1,4 +1,4 @@
-"""`deckhands secret` and `submit --secret`: given to commands, shown to nobody."""
+"""`deckhands secret` and `submit --secret`: commands get the values, and no output shows them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def env(tmp_path: Path, valkey_server: RealServer) -> dict[str, str]:
 
 
 async def given(env: dict[str, str], conversation_id: str, command: str) -> dict[str, str]:
-    """Return what a tool worker with the same home would give to a command."""
+    """Return the values that a tool worker with the same home would give to a command."""
     store = await open_store(env["DECKHANDS_URL"])
     try:
         key = partial(load_secret_key, BrokerSettings(home=Path(env["DECKHANDS_HOME"])))
@@ -59,7 +59,7 @@ def test_secrets_are_added_replaced_listed_and_removed(env: dict[str, str]) -> N
     assert again.err == told
 
 
-def test_what_cannot_be_kept(env: dict[str, str]) -> None:
+def test_invalid_secret_is_refused(env: dict[str, str]) -> None:
     conversation_id = deckhands("submit", "-t", "Use the API", env=env).out.strip()
     short = deckhands("secret", conversation_id, "PIN", env=env, stdin="4711\n")
     assert short.code == 2

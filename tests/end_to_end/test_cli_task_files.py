@@ -134,7 +134,7 @@ def test_options_are_defaults_for_all_lines(env: dict[str, str], tmp_path: Path)
         (["-t", "x", "--label", "a b=c"], "The labels cannot be used"),
     ],
 )
-def test_what_does_not_belong_together(env: dict[str, str], tmp_path: Path, arguments: list[str], told: str) -> None:
+def test_conflicting_options_are_refused(env: dict[str, str], tmp_path: Path, arguments: list[str], told: str) -> None:
     path = tasks_file(tmp_path / "t.jsonl", {"id": "a", "task": "x"})
     done = deckhands("submit", *(str(path) if part == "F" else part for part in arguments), env=env)
     assert (done.code, told in done.err, listed(env)) == (2, True, 0), done.err
@@ -175,7 +175,7 @@ def test_wait_and_results(env: dict[str, str], tmp_path: Path, states: list[str]
     assert deckhands("submit", "--from", path, "--wait", env=env).code == code
 
 
-def test_who_does_not_exist_is_not_waited_for(env: dict[str, str], tmp_path: Path) -> None:
+def test_unknown_conversation_is_not_awaited(env: dict[str, str], tmp_path: Path) -> None:
     assert deckhands("wait", "nobody-0123456789", env=env).code == 2
     assert deckhands("wait", "--label", "no=one", env=env).code == 2
     assert deckhands("wait", env=env).code == 2
@@ -212,7 +212,7 @@ def test_a_file_from_its_tasks_to_its_results(home: Path, tmp_path: Path) -> Non
     assert deckhands("ls", "--label", "run=1", "--json", env=env).out == ""
 
 
-def test_what_runs_is_cancelled_and_deleted_with_what_it_runs(home: Path, tmp_path: Path) -> None:
+def test_running_conversation_is_cancelled_and_deleted_with_its_processes(home: Path, tmp_path: Path) -> None:
     env = environment(home)
     model = script(tmp_path / "m.json", run_command("echo here > there; sleep 1000"), finish("Done."))
     arguments = ("submit", "-t", "x", "--model", model, "--label", "run=2", "--json")

@@ -1,4 +1,4 @@
-"""`deckhands up`: its port, what a killed one leaves, workers that join it, and how fast `--help` is."""
+"""`deckhands up`: its port, the remains of a killed one, workers that join it, and the speed of `--help`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def check(url: str) -> None:
     await (await open_store(url)).aclose()
 
 
-def test_what_a_killed_one_leaves_is_in_nobodys_way(tmp_path):
+def test_remains_of_a_killed_up_block_nothing(tmp_path):
     env = environment(tmp_path)
     with started("up", "--controllers", "1", "--tools", "0", env=env) as first:
         read_until(first, "Ctrl-C stops it")

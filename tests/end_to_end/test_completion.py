@@ -1,4 +1,4 @@
-"""Completion in a real bash, and what zsh and fish are answered."""
+"""Completion in a real bash, and the answers for zsh and fish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real controller worker on a real store, and everything around it played by the test: persons, tools, faults."""
+"""A real controller worker on a real store; the test plays everything around it: users, tools, faults."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         yield made
 
 
-# What a conversation goes through
+# Stages of a conversation
 
 
 async def test_thoughts_a_bad_call_and_the_end(bench: Bench) -> None:
@@ -272,7 +272,7 @@ async def test_conversation_that_kills_workers_is_parked_and_neighbours_continue
     assert row.fields["last_error"] == "DeckhandsError: The conversation crashed its worker 3 times in a row."
     for cid in neighbours:
         assert (await bench.client.row(cid)).state == "finished"
-    # A person who asks to continue gives it another chance.
+    # A user who resumes it gives it another chance.
     await Conversations(bench.client.store).requeue(poison)
     await bench.client.resume(poison)
     await bench.until_state(poison, "finished")
@@ -349,7 +349,7 @@ async def test_worker_told_to_end_hands_back_at_once(bench: Bench) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Say whether every thread of a process stands still: the signal takes its time."""
+    """Return whether every thread of a process is stopped: the signal takes its time."""
     return all(
         psutil.Process(int(task.name)).status() == psutil.STATUS_STOPPED for task in Path(f"/proc/{pid}/task").iterdir()
     )

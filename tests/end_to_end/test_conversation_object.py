@@ -72,7 +72,7 @@ def test_one_conversation_from_its_first_message_to_its_record(home: Path, tmp_p
         conversation.state()
 
 
-def test_what_is_streamed_and_what_a_second_object_continues(home: Path, tmp_path: Path) -> None:
+def test_stream_and_continuation_by_a_second_object(home: Path, tmp_path: Path) -> None:
     model = script(tmp_path / "model.json", run_command("ls"), finish("Done."), finish("Again."))
     with Conversation(model=model) as conversation:
         streamed = [item.kind for item in conversation.stream("Look", deltas=False)]  # type: ignore[union-attr]
@@ -84,9 +84,7 @@ def test_what_is_streamed_and_what_a_second_object_continues(home: Path, tmp_pat
         again.set_labels({"round": "2"})
         items = list(again.stream("Once more", after=0, deltas=True))
         ids = [item.id for item in items if isinstance(item, Event)]
-        assert ids == list(
-            range(1, again.state().last_event_id + 1)
-        )  # what a second object has not seen is all there is
+        assert ids == list(range(1, again.state().last_event_id + 1))  # everything is new for a second object
         assert again.wait(timeout_seconds=LIMIT).message == "Again."
 
 

@@ -1,8 +1,8 @@
 """One program, run embedded, on a cluster's store and through a server: the same result.
 
-Who may forge what comes in: the one who runs the program, the archive and the pictures that a conversation begins with,
-as everywhere; the one who answers at a server's address, everything, unless it is `https://`, where the certificate has
-to be of an authority that this machine or SSL_CERT_FILE trusts.
+Threats: the user of the program may forge the archive and the pictures of a conversation, as everywhere; a server may
+forge everything, and so may others at its address unless it is `https://`, where the certificate must be of an
+authority that this machine or SSL_CERT_FILE trusts.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def program(model: str, folder: Path, **place: Any) -> list[Any]:
-    """Use every method that all places have, and return what was seen."""
+    """Use every method that all places have, and return the results."""
     seen: list[Any] = []
     told: list[Event] = []
     talk = AsyncConversation(
@@ -143,7 +143,7 @@ async def test_one_program_has_one_result_everywhere(
 
 
 def packed(folder: Path) -> dict[str, Path]:
-    """Write what a workspace may begin with, by its format: each has a file `a.txt`."""
+    """Write an archive of each format for a workspace: each has a file `a.txt`."""
     folder.mkdir()
     (folder / "a.txt").write_text("from a file")
     found = {form: folder / f"work.{form}" for form in ("tar.gz", "zip", "bundle")}
@@ -163,7 +163,7 @@ def packed(folder: Path) -> dict[str, Path]:
 
 
 async def begun_with(model: str, file: Path, **place: Any) -> list[Any]:
-    """Begin with a file and pictures, and return what was seen."""
+    """Start with a file and pictures, and return the results."""
     async with AsyncConversation(model=model, workspace=str(file), **place) as talk:
         await talk.send_message("Look", images=[PNG, "https://example.org/pond.png"])
         outcome = await talk.wait(timeout_seconds=LIMIT)

@@ -1,4 +1,4 @@
-"""Evaluations from the command line and from a program: killed, completed, steered, compared and begun again."""
+"""Evaluations from the command line and from a program: killed, completed, steered, compared and restarted."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_another_evaluation_is_not_overwritten(tmp_path: Path) -> None:
 def test_run_killed_before_its_first_file_says_what_to_do(tmp_path: Path) -> None:
     env, out = environment(tmp_path / "home"), tmp_path / "out"
     out.mkdir()
-    (out / ".evaluation.json.k1").write_text("{")  # what a command was writing when it was killed
+    (out / ".evaluation.json.k1").write_text("{")  # the line that a command was writing when it was killed
     for command in (("attach", out), ("attach", tmp_path / "nowhere"), ("report", out), ("status", out)):
         done = deckhands("eval", *command, env=env)
         assert (done.code, "Traceback" in done.err) == (2, False), done
@@ -242,23 +242,23 @@ def dataset(path: Path, count: int) -> Path:
     return path
 
 
-def standing_in(out: Path) -> dict[str, Any]:
+def status_in(out: Path) -> dict[str, Any]:
     """Return how an evaluation stood last, as its record says."""
     path = out / "progress.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return next((line for line in reversed(lines) if line["kind"] == "standing"), {})
+    return next((line for line in reversed(lines) if line["kind"] == "status"), {})
 
 
 def _steer_it(asked: tuple[str | Path, ...], out: Path, gate: Path, env: dict[str, str]) -> None:
-    asyncio.run(until(lambda: standing_in(out).get("under_way") == 1, limit=LIMIT_SECONDS, what="attempt"))
+    asyncio.run(until(lambda: status_in(out).get("in_flight") == 1, limit=LIMIT_SECONDS, what="attempt"))
     assert "runs the evaluation" in deckhands(*asked, env=env).err  # one command at a time
     assert deckhands("eval", "pause", out, env=env).code == 0
-    asyncio.run(until(lambda: standing_in(out).get("state") == "paused", limit=LIMIT_SECONDS, what="pause"))
+    asyncio.run(until(lambda: status_in(out).get("state") == "paused", limit=LIMIT_SECONDS, what="pause"))
     shown = deckhands("eval", "status", out, "--json", env=env).json[0]
-    (in_flight,) = shown["standing"]["attempts"]
+    (in_flight,) = shown["status"]["attempts"]
     assert in_flight["conversation_id"] in deckhands("eval", "status", out, env=env).out
     assert deckhands("eval", "logs", out, in_flight["instance"], "--json", env=env).json[0]["kind"]
-    assert (shown["is_driven"], shown["wishes"]["state"]) == (True, "paused")
+    assert (shown["is_driven"], shown["desired"]["state"]) == (True, "paused")
     gate.touch()
     assert deckhands("eval", "retune", out, "-n", "auto", env=env).code == 0
     assert deckhands("eval", "resume", out, env=env).code == 0
@@ -267,7 +267,7 @@ def _steer_it(asked: tuple[str | Path, ...], out: Path, gate: Path, env: dict[st
     assert {row.outcome for row in read_results(out / "results.jsonl")} == {"resolved"}
     record = [json.loads(line) for line in (out / "progress.jsonl").read_text().splitlines()]
     assert sum(line["kind"] == "ended" for line in record) == 4
-    assert {line["state"] for line in record if line["kind"] == "standing"} >= {"running", "paused", "over"}
+    assert {line["state"] for line in record if line["kind"] == "status"} >= {"running", "paused", "over"}
 
     for pattern in ("--id nosuch", "--state limit --id q2", "--state running"):
         refused = deckhands("eval", "requeue", out, *pattern.split(), env=env)
@@ -305,7 +305,7 @@ def test_an_evaluation_whose_command_died_is_cancelled_and_ends(tmp_path: Path) 
     asked = ("eval", "run", dataset(tmp_path / "d.jsonl", 3), "--model", model, "--out", out)
     with started(*asked, env=env) as running:
         progress = out / "progress.jsonl"
-        asyncio.run(until(lambda: progress.exists() and progress.read_text(), limit=LIMIT_SECONDS, what="standing"))
+        asyncio.run(until(lambda: progress.exists() and progress.read_text(), limit=LIMIT_SECONDS, what="status"))
         os.kill(running.pid, signal.SIGKILL)
         running.wait()
     refused = deckhands("eval", "cancel", out, env=env)

@@ -26,7 +26,7 @@ SECONDS_PER_CALL = START * 60 / CALLS_PER_MINUTE
 
 
 def on_idle_machine(folder: Path) -> tuple[str, ...]:
-    """Return what starts a program for which the kernel's files about the load say nothing of CPU, memory and disks."""
+    """Return a program prefix for which the kernel's load files report idle CPU, memory and disks."""
     (folder / "nothing").touch()
     files = [f"/proc/{name}" for name in ("stat", "meminfo", "pressure/cpu", "pressure/memory", "pressure/io")]
     hidden = [word for file in files if Path(file).exists() for word in ("--ro-bind", str(folder / "nothing"), file)]
@@ -40,7 +40,7 @@ async def test_concurrency_limit_is_found_by_429s_of_a_server(tmp_path: Path) ->
     limit = ("--requests-per-minute", str(CALLS_PER_MINUTE), "--burst-seconds", str(SECONDS_PER_CALL))
     options = ("--latency", str(SECONDS_PER_CALL), *limit, "--records", "0")
     server = RunningModelServer(("--script", str(tmp_path / "script.json"), *options))
-    standings: list[EvaluationStatus] = []
+    statuses: list[EvaluationStatus] = []
     plan = EvaluationPlan(
         "pace",
         [Instance(f"i{number}", "What is 2 * 3?", answer="6") for number in range(ATTEMPTS)],
@@ -55,7 +55,7 @@ async def test_concurrency_limit_is_found_by_429s_of_a_server(tmp_path: Path) ->
                 "c1", LLM_MODEL=MODEL, LLM_BASE_URL=f"{server.url}/v1", LLM_API_KEY="none", LLM_BACKEND="openai"
             )
             with Results(tmp_path / "results.jsonl") as results:
-                await Evaluation(cluster.client, plan, results, on_standing=standings.append).run()
+                await Evaluation(cluster.client, plan, results, on_status=statuses.append).run()
                 rows = list(results.rows.values())
         counts = server.counts()
     finally:
@@ -63,12 +63,12 @@ async def test_concurrency_limit_is_found_by_429s_of_a_server(tmp_path: Path) ->
     assert [row.outcome for row in rows] == ["resolved"] * ATTEMPTS
     assert not [row.failures for row in rows if row.failures]
     assert counts["refused"] > 0  # the server did refuse
-    last = standings[-1]
+    last = statuses[-1]
     assert last.refused > 0
-    found = [one for one in standings if MODEL in one.found]
+    found = [one for one in statuses if MODEL in one.found]
     assert found, "no limit was found"
     assert 1 <= last.found[MODEL] < ATTEMPTS
     assert any(f"429s: they came at {one.found[MODEL]} at once" in one.bound for one in found)
-    grown = max(one.limits[MODEL] for one in standings if not one.found)
+    grown = max(one.limits[MODEL] for one in statuses if not one.found)
     assert min(one.limits[MODEL] for one in found) < grown
     assert last.render_line.endswith(f"over; {MODEL} overloads at {last.found[MODEL]}")

@@ -33,7 +33,7 @@ def peer(name: str) -> Path:
 
 
 def asked_of(name: str, program: str, *arguments: object, **variables: str) -> Any:
-    """Run a program with a peer, and return what it prints as JSON in its last line."""
+    """Run a program with a peer, and return the JSON of its last line."""
     done = subprocess.run(
         (sys.executable, "-P", "-c", program, *map(str, arguments)),
         env={**os.environ, "PYTHONPATH": f"{peer(name)}:{ROOT}", **variables},

@@ -60,7 +60,7 @@ async def test_result_is_the_summary_and_second_task_finds_it(producer: Producer
     assert (out / "results.jsonl").read_bytes() == rows
 
 
-async def test_an_evaluation_that_was_taken_up_in_time_outlives_its_expired_message(producer: Producer) -> None:
+async def test_evaluation_started_in_time_outlives_its_expired_message(producer: Producer) -> None:
     model = script(producer.cluster.root / "late.json", finish("6"), latency_seconds=2.0)
     options = {"dataset": ROWS, "models": model, "out": "late", "concurrency": 1}
     result = producer.send("evaluate", kwargs=options, task_id="late")
@@ -113,7 +113,7 @@ async def test_the_id_of_a_task_names_no_file(producer: Producer) -> None:
 
 
 def commands_in(directory: Path) -> list[int]:
-    """Return the processes that carry out the evaluation of a directory."""
+    """Return the processes that drive the evaluation of a directory."""
     found = [one for one in psutil.process_iter(["cmdline"]) if str(directory) in (one.info["cmdline"] or ())]
     return [one.pid for one in found]
 
@@ -132,7 +132,7 @@ def commands_in(directory: Path) -> list[int]:
         ({"redo": ["six"]}, "redo: "),
     ],
 )
-async def test_what_a_producer_may_not_ask_for_begins_nothing(
+async def test_forbidden_evaluation_request_starts_nothing(
     producer: Producer, changes: dict[str, Any], why: str
 ) -> None:
     options = {"dataset": ROWS, "models": "scripted/none", "out": "refused"} | changes

@@ -138,7 +138,7 @@ async def _both(cluster: Cluster, *command: str) -> dict[str, Any]:
 
 
 async def _control(cluster: Cluster, *command: str) -> Any:
-    """Run Celery's command line and return what it prints as JSON."""
+    """Run Celery's command line and return its JSON output."""
     celery = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "celery", *command, "--json", "--timeout", "2"),
         stdout=asyncio.subprocess.PIPE,
@@ -167,7 +167,7 @@ async def flower_of(cluster: Cluster | FaultCluster) -> AsyncIterator[httpx.Asyn
         async with asyncio.timeout(LIMIT_SECONDS):
             while f"Visit me at http://127.0.0.1:{port}" not in (line := (await flower.stderr.readline()).decode()):
                 assert line, "Flower ended"
-        # Somebody must read the rest; a full pipe would stop it.
+        # The rest must be read; a full pipe would stop it.
         reading = asyncio.create_task(flower.stderr.read())
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_SECONDS) as client:
             yield client

@@ -174,6 +174,45 @@ enable_think = false
     assert "config.toml" not in str(files_of(place))
 
 
+def test_run_that_changes_a_file_outside_of_its_folders_fails(home, place, tmp_path):
+    (place / "src").mkdir()
+    (place / "src/a.py").write_text("a")
+    stray = run_command("touch out/mine; touch -r src/a.py /tmp/t.$$; echo b > src/a.py; touch -r /tmp/t.$$ src/a.py")
+    env = env_for(home, script(tmp_path / "m.json", stray, WRITE, finish("Done.")))
+    env["SAVE_TRAJECTORY_PATH"] = "saved/t.json"  # which the command writes, not the agent
+    done = Bridge(place, environment=env).run("Count.", name="count", permit=["out"])
+    assert (done.success, done.exit_code, done.reason) == (False, 9, "path_denied"), done
+    assert done.denied_paths == ("src/a.py",)
+    assert "Changed outside of the permitted folders: 'src/a.py'." in done.stdout_tail
+    summary = json.loads((place / "logs/count/summary.json").read_text())
+    assert (summary["state"], summary["denied_paths"]) == ("finished", ["src/a.py"])
+    done = Bridge(place, environment=env).run("Count.", name="count", permit=["out", "src"])
+    assert (done.success, done.reason, done.denied_paths) == (True, "finished", ()), done
+
+
+AUTHENTICATION = {"error": {"code": "authentication", "times": None}}
+ENDS = {
+    "missing_artifact": (8, [finish("Done.")] * 9, []),
+    "path_denied": (9, [run_command("touch stray"), WRITE, finish("Done.")], ["--permit", "out"]),
+    "out_of_time": (4, [run_command("sleep 301.7")], ["--timeout", "3"]),
+    "error": (1, [AUTHENTICATION], []),
+    "usage": (2, [WRITE, finish("Done.")], ["--config-file", "bad.toml"]),
+    "limit_reached": (6, [run_command("true")] * 9, ["-i", "2"]),
+    "needs_person": (5, [{"text": "Shall I?"}], ["--no-auto-continue"]),
+}
+
+
+@pytest.mark.parametrize("reason", ENDS)
+def test_run_without_success_exits_with_its_code(home, place, tmp_path, monkeypatch, reason):
+    code, turns, options = ENDS[reason]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.toml").write_text("[core]\nvolumes = '/a:/b'\n")
+    env = env_for(home, script(tmp_path / "m.json", *turns), LLM_NUM_RETRIES="1")
+    done = Bridge(place, environment=env).run("Count.", name="count", arguments=options)
+    assert (done.success, done.exit_code, done.reason) == (False, code, reason), done
+    assert running_below(home) == []
+
+
 def test_a_run_in_docker_without_an_engine_says_so(home, place):
     env = env_for(home, "openai/none", RUNTIME="docker", SANDBOX_BASE_CONTAINER_IMAGE="some/image")
     done = Bridge(place, environment=env | {"DECKHANDS_DOCKER_HOST": "tcp://127.0.0.1:1"}).run("Count.", name="count")

@@ -55,7 +55,7 @@ class Cluster:
     """A worker of each kind beside both servers, each with the rights that compose.yaml gives it.
 
     Attributes:
-        client: of a person, with the rights of workers.
+        client: of a user, with the rights of workers.
         app: a producer's application.
     """
 

@@ -147,7 +147,7 @@ async def test_pictures_come_out(run: Notebook) -> None:
     assert observation.content == "<IPython.core.display.Image object>"
 
 
-async def test_what_has_no_plain_text_is_shown_as_its_source(run: Notebook) -> None:
+async def test_result_without_plain_text_is_shown_as_source(run: Notebook) -> None:
     shown = await run.text(
         "from IPython.display import HTML, JSON, Latex, Markdown\ndisplay(Markdown('# *One*'))\nHTML('<b>2</b>')"
     )
@@ -250,7 +250,7 @@ async def test_the_kernel_outlives_the_tool_worker(workspaces: Workspaces, run: 
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """What the tool worker takes for the directory of temporary files; short, as sockets lie in it."""
+    """The tool worker's directory of temporary files; short, because it holds sockets."""
     with tempfile.TemporaryDirectory(prefix="t-") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
@@ -360,7 +360,7 @@ async def test_editable_project_installs_are_importable(agent: Notebook) -> None
     assert await agent.text("1") == "1"
     site = "$(python3 -c 'import site; print(site.getusersitepackages())')"
     await agent.shell("mkdir -p project && echo \"VALUE = 'edited'\" > project/editable.py")
-    # What `pip install -e` leaves; pip itself would need a build backend from the network.
+    # The files of `pip install -e`; pip itself would need a build backend from the network.
     assert (await agent.shell(f"mkdir -p {site}; echo $PWD/project > {site}/editable.pth")).exit_code == 0
     assert await agent.text("import editable; editable.VALUE") == "'edited'"
 

@@ -1,4 +1,4 @@
-"""Replies on their way: shown to who looks on, kept nowhere, and the same in the log."""
+"""Replies in progress: shown to watchers, not stored, and the same in the log."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def watched(store: Store, count: int) -> list[LivePiece]:
     return found
 
 
-async def test_who_looks_on_sees_pieces(valkey_store: Store) -> None:
+async def test_watcher_sees_pieces(valkey_store: Store) -> None:
     live = LiveText(valkey_store, "c1")
     await live.register_watcher()
     watching = asyncio.create_task(watched(valkey_store, 3))
@@ -80,7 +80,7 @@ async def test_text_of_a_failed_call_is_void_on_fallback(valkey_store: Store) ->
     ]
 
 
-async def test_nobody_looks_on(valkey_store: Store) -> None:
+async def test_reply_without_a_watcher(valkey_store: Store) -> None:
     async with stream_reply(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=False) as request:
         assert request is REQUEST
     assert await valkey_store.connection.call("EXISTS", valkey_store.keys("c1").live) == 0
@@ -192,7 +192,7 @@ def test_on_a_terminal_a_streamed_reply_is_printed_once(
     server = model_server("--script", path)
     env = environment(tmp_path / "home", LLM_MODEL="openai/gpt-4o", LLM_BASE_URL=server.url + "/v1", LLM_API_KEY="k")
     run = ("run", "-t", "Do it.", "-w", str(workspace), "--sandbox", "none", "--stream")
-    screen = pyte.Screen(120, 100)  # what stays: the line that is being written is redrawn
+    screen = pyte.Screen(120, 100)  # permanent output: the current line is redrawn
     pyte.Stream(screen).feed(on_terminal(*run, env=env, columns=120).replace("\n", "\r\n"))
     shown = "\n".join(screen.display)
     assert shown.count("First I look around.") == 1, shown

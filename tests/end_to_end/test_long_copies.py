@@ -37,7 +37,7 @@ class Node:
     """A node that serves the transfers of one conversation.
 
     Attributes:
-        served: what was asked, in order.
+        served: the requests, in order.
     """
 
     def __init__(self, store: Store, root: Path) -> None:
@@ -180,11 +180,11 @@ async def test_an_upload_that_is_not_what_was_sent_is_refused(valkey_store: Stor
         assert list(node.workspace.iterdir()) == []
         for path in (tmp_path / "root" / CID).glob(".transfer-*"):
             os.utime(path, (0, 0))
-        await ask(CID, TransferRequest(what="upload_part", transfer="w", part=0), b"part")  # the old ones are gone
+        await ask(CID, TransferRequest(what="upload_part", transfer="w", part=0), b"part")  # the old ones are removed
         assert len(node.left()) == 1
 
 
-async def test_what_is_too_large_is_refused_before_it_is_sent(valkey_store: Store, tmp_path: Path) -> None:
+async def test_too_large_copy_is_refused_before_it_is_sent(valkey_store: Store, tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as sparse:
         sparse.truncate(transfers.MAX_COPY_BYTES + 1)
     async with node_of(valkey_store, tmp_path / "root") as node:

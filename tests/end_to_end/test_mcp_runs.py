@@ -1,6 +1,6 @@
 """Programs of MCP servers: in virtual environments, without manners, and those that cannot be offered.
 
-They start by themselves and open nothing that agents can write; of those that babble, flood or hang nobody else notices."""
+They start by themselves and open nothing that agents can write; if one babbles, floods or hangs, the others work."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_silent_server_delays_none_and_ends_with_its_caller(tmp_path: Path
     await server.aclose()
 
 
-async def test_nobody_waits_longer_than_the_limit_for_a_greeting(tmp_path: Path) -> None:
+async def test_greeting_of_a_server_has_a_time_limit(tmp_path: Path) -> None:
     server = McpServer(rude("mute"), SandboxedLaunch("none", tmp_path), connect_limit_seconds=0.5)
     with pytest.raises(ToolFailed, match=r"cannot be reached: it has not answered for 0\.5 seconds"):
         await server.list_tools()

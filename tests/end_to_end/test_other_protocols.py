@@ -284,7 +284,7 @@ async def test_mcp_tools_have_the_keys_rights_and_explain_errors(server: Served)
 
 
 class Editor:
-    """An editor: it remembers what it is to show, and agrees to what its list says."""
+    """An editor: it remembers its output, and agrees to the entries of its list."""
 
     def __init__(self) -> None:
         self.shown: list[Any] = []

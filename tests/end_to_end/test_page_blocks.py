@@ -1,7 +1,7 @@
 """Every block of every page, as a reader who follows the page runs it: offline, on one cluster, with scripted models.
 
-Each page has its directory, with the files of `prepare` and those that stand on the page below their names. Its blocks
-run in their order; `ID` is a conversation. `# … exit code 3` behind a command says how it ends, all others succeed.
+Each page has its directory, with the files of `prepare` and the named files of the page. Its blocks run in their order;
+`ID` is a conversation. `# … exit code 3` after a command is its expected exit code, all others succeed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ trap 'echo "$LINENO:$?" >> "$2"' ERR
 
 @dataclass
 class Reader:
-    """Somebody who follows a page.
+    """A reader who follows a page.
 
     Attributes:
         directory: where; below the root that the shared cluster serves.
@@ -115,7 +115,7 @@ class Reader:
                 await asyncio.wait_for(found, LIMIT_SECONDS)
 
     def _start(self, block: Block) -> None:
-        """Start the page's cluster; what follows finds it as a reader's commands do."""
+        """Start the page's cluster; later commands find it as a reader's commands do."""
         self.env |= {"DECKHANDS_HOME": str(self.directory / "home")}
         command = ["bash", "-c", block.commands]
         running = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The page on Python: its blocks run one after the other, on a cluster; and what the client refuses, and how."""
+"""The page on Python: its blocks run one after the other, on a cluster; and the client's refusals."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_every_public_name_is_in_an_example() -> None:
         ({"idempotency_key": 5}, "The argument idempotency_key is 5."),
     ],
 )
-async def test_what_cannot_be_used_is_named(client: Client, arguments: dict[str, Any], message: str) -> None:
+async def test_invalid_arguments_are_named(client: Client, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as raised:
         await client.submit(**{"task": "Fix it.", **arguments})
     assert str(raised.value).startswith(message)

@@ -1,4 +1,4 @@
-"""An installation without extras, as a tool host or a client has it: what runs there, and what it says of the rest."""
+"""An installation without extras, as a tool host or a client has it: working commands, and errors of the others."""
 
 from __future__ import annotations
 

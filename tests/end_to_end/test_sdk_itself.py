@@ -1,4 +1,4 @@
-"""What holds for every agent, with the Claude Agent SDK itself: the tests that the stand-in passes in its place."""
+"""Tests of every agent, with the Claude Agent SDK itself: the tests that the stand-in passes in its place."""
 
 from __future__ import annotations
 

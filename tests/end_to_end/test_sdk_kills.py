@@ -40,7 +40,7 @@ def programs_of(cluster: FaultCluster) -> list[psutil.Process]:
 
 
 def moment(logs: Sequence[list[Event]]) -> str:
-    """Say what the conversations are in the middle of."""
+    """Return the current stage of the conversations."""
     found = {_moment(log) for log in logs}
     return next(name for name in ("mid-tool", "mid-thought", "between") if name in found)
 
@@ -87,7 +87,7 @@ async def _is_mid_tool(cluster: FaultCluster, ids: list[str]) -> bool:
 
 
 async def _have_grown(cluster: FaultCluster, ids: list[str], seen: dict[str, int]) -> bool:
-    """Say whether each conversation has come further since the last kill, or has ended: so deaths are not in a row."""
+    """Return whether each conversation has progressed since the last kill, or has ended: so deaths are not in a row."""
     rows = [await cluster.client.row(cid) for cid in ids]
     return all(row.state == "finished" or row.last_event_id > seen.get(row.conversation_id, 0) for row in rows)
 

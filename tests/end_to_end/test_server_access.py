@@ -1,4 +1,4 @@
-"""Who may do what over HTTP: every route of the application, with every kind of key."""
+"""Access control over HTTP: every route of the application, with every kind of key."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ async def test_a_websocket_takes_a_key_or_a_ticket_once(server: Served) -> None:
 
 
 async def test_rubbish_in_the_place_of_keys_opens_nothing(server: Served) -> None:
-    """Those who can write to the store can make keys; what is damaged there opens nothing and ends nothing."""
+    """Writers of the store can make keys; damaged keys there open nothing and end nothing."""
     token = await server.token()
     key_id, call = token.split("_")[1], server.client.store.connection.call
     root = server.client.store.all_shards[0].api_keys

@@ -1,4 +1,4 @@
-"""The examples of docs/serving.md, as they stand there, and the log of `deckhands serve`."""
+"""The examples of docs/serving.md, unchanged, and the log of `deckhands serve`."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_no_server_without_good_passwords(
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"serve-valkey: {complaint}\n")
 
 
-async def test_nobody_gets_in_without_a_password(log: Server) -> None:
+async def test_connection_without_a_password_is_refused(log: Server) -> None:
     for login in ("", "admin:wrong@", "worker:wrong@", f":{ADMIN}@", f"default:{ADMIN}@"):
         with pytest.raises(StoreMisconfigured, match="refused the login"):
             await open_store(f"redis://{login}127.0.0.1:{log.port}/0")
@@ -114,7 +114,7 @@ async def test_the_worker_can_do_nothing_dangerous(log: Server) -> None:
     assert await allowed_of(REFUSED_COMMANDS, log.worker) == []
 
 
-async def test_who_begins_conversations_learns_that_a_tool_is_not_offered(log: Server) -> None:
+async def test_producer_learns_that_a_tool_is_not_offered(log: Server) -> None:
     await (await open_store(log.admin)).aclose()
     for login in (log.worker, log.ingress, log.jobs, log.gateway):
         store = await open_store(login)
@@ -196,7 +196,7 @@ async def test_workers_do_all_their_work_with_the_rights_they_have(
         }
         for module in ("controller_worker", "tool_worker"):
             await stack.enter_async_context(worker(module, environment))
-        # What a producer needs is within a worker's rights, too.
+        # A worker's rights include those of a producer, too.
         client = await stack.enter_async_context(await Client.connect(log.worker))
         ids = [await client.submit("do it", agent=AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))) for _ in range(3)]
         for conversation_id in ids:

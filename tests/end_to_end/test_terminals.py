@@ -1,4 +1,4 @@
-"""Commands on a real terminal: what a person reads of a run and its log, types in `chat`, and does in `top`."""
+"""Commands on a real terminal: the output of a run and its log, input in `chat`, and use of `top`."""
 
 from __future__ import annotations
 

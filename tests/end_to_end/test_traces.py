@@ -167,7 +167,7 @@ async def test_forged_contexts_are_none_and_others_are_continued(cluster: FaultC
         cid = await cluster.client.submit("do it", traceparent=text, delay=3_600.0)
         created = (await cluster.client.events(cid))[0]
         assert isinstance(created, ConversationCreated)
-        assert created.traceparent == expected  # nobody traces here, so the context is passed on as it is
+        assert created.traceparent == expected  # no process traces here, so the context is passed on unchanged
         await cluster.client.cancel(cid)
     assert make_traceparent(cid) == make_traceparent(cid)
 

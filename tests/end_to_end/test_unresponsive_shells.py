@@ -1,4 +1,4 @@
-"""Shells that a command has made unable to take commands, or to say that one has ended: noticed, told and replaced."""
+"""Shells that a command has made unable to take commands, or to report an end: noticed, reported and replaced."""
 
 from __future__ import annotations
 

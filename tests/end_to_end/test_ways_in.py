@@ -193,7 +193,7 @@ class Conversations:
 
 
 def with_form(fields: Fields) -> str:
-    """Return what the task says if the agent must return an output, for the choice of its script."""
+    """Return the phrase in the task about an output, with which its script is chosen."""
     return " with a form" if "output" in fields else ""
 
 
@@ -220,7 +220,7 @@ def conversations(
 
 
 def make_files(root: Path) -> None:
-    """Write a project with what a repository says, and the hooks of the workers."""
+    """Write a project with the files of a repository, and the hooks of the workers."""
     (root / "work" / "empty").mkdir(parents=True)
     project = root / "work" / "project"
     (project / ".openhands" / "skills").mkdir(parents=True)

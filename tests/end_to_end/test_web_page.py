@@ -125,7 +125,7 @@ async def test_live_run_survives_a_killed_server_and_is_confirmed(
         await cluster.kill()
         await page.locator("#connection.away").wait_for()
         assert cluster.store is not None
-        await cluster.client.confirm(cid)  # somebody else does, while the page sees nothing
+        await cluster.client.confirm(cid)  # another client does, while the page gets no events
         summary = await cluster.client.wait_until_settled(cid, timeout_seconds=LIMIT_SECONDS)
         if summary.state == "awaiting_user_confirmation":
             await cluster.client.confirm(cid)
@@ -190,7 +190,7 @@ async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Serv
 
 
 async def test_hostile_content_stays_text_and_a_key_opens_the_page(server: Served) -> None:
-    """A task, a label, a command or its output may be anybody's."""
+    """A task, a label, a command or its output is untrusted."""
     await enter(server.client.store, "controller-1")
     cid = await server.client.submit(HOSTILE, title=HOSTILE, labels={"team": "b"})
     ownership = await claim(server.client.store, "controller-1", cid)

@@ -1,6 +1,6 @@
 """The views of evaluations, of the cluster and of the list in a real Chromium, with content of strangers.
 
-And the pages as axe-core sees them, in dark and in light, and what a keyboard alone can do."""
+And the pages as axe-core sees them, in dark and in light, and their use by keyboard alone."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_the_cluster_shows_its_pace_and_what_binds_it(server: Served) -> N
             await page.get_by_role("link", name="Conversations").click()
             await page.get_by_role("heading", name="Conversations").wait_for()
             await page.get_by_role("link", name="Cluster").click()
-            await page.locator(".tile .line").first.wait_for(state="attached")  # what was seen before is still there
+            await page.locator(".tile .line").first.wait_for(state="attached")  # the earlier entries are still there
     finally:
         ends.set()
         await working

@@ -1,4 +1,4 @@
-"""A machine on which no sandbox works: what runs all the same, and what says so at once."""
+"""A machine without a working sandbox: programs that run nevertheless, and programs that report it at once."""
 
 from __future__ import annotations
 

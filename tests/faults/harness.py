@@ -1,4 +1,4 @@
-"""A cluster of real processes that a test may hurt, and the check of what must hold afterwards."""
+"""A cluster of real processes that a test may damage, and the check of the invariants afterwards."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FaultCluster:
         self.workers: dict[str, Worker] = {}
         self.client: Client
         self.url_for_workers = ""
-        self.started_by: tuple[str, ...] = ()  # what starts workers by their commands; else they are forked
+        self.started_by: tuple[str, ...] = ()  # starts workers by their commands; else they are forked
         self._scripts = 0
 
     @contextlib.asynccontextmanager
@@ -83,6 +83,10 @@ class FaultCluster:
 
     def start_jobs(self, name: str = "j1", **environment: str) -> Worker:
         return self._start(name, "deckhands.operations.jobs", environment)
+
+    def start_services(self, name: str = "s1", **environment: str) -> Worker:
+        """Start an ingress, a jobs worker and a beat in one process."""
+        return self._start(name, "deckhands.services", environment)
 
     def start_beat(self, name: str = "b1", **environment: str) -> Worker:
         return self._start(name, "deckhands.operations.jobs.beat", environment)
@@ -122,11 +126,11 @@ class FaultCluster:
         task: Mapping[str, Any] = NOTHING,
         **spec: Any,
     ) -> list[str]:
-        """Begin conversations that each follow the script in a workspace of their own.
+        """Start conversations that each follow the script in a separate workspace.
 
         Args:
-            sandbox: what its commands run in.
-            tenancy: whose they are.
+            sandbox: the sandbox of its commands.
+            tenancy: their tenant and experiment.
             task: further fields of the task.
             spec: further fields of the agent.
         """
@@ -211,7 +215,7 @@ class FaultCluster:
         return found
 
     def effects(self, conversation_id: str) -> list[str]:
-        """What the commands of a conversation have left behind, in order."""
+        """Return the effects of a conversation's commands, in order."""
         path = self.folder_of(conversation_id) / "effects"
         return path.read_text().split() if path.exists() else []
 

@@ -1,4 +1,4 @@
-"""A controller worker killed at every boundary: another continues, nothing is lost or done twice, nobody is blamed."""
+"""A controller worker killed at every boundary: another continues, and nothing is lost, repeated or blamed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ DEATHS = 5
 
 
 async def held(cluster: FaultCluster) -> list[str]:
-    """Begin conversations whose command ends when `let_go` says so, and wait until all run."""
+    """Start conversations whose command ends at `let_go`, and wait until all run."""
     command = "echo begin >> effects; until [ -e go ]; do sleep 0.1; done; echo end >> effects"
     ids = await cluster.submit([bash(command, timeout=600), finish("all done")], count=HELD)
     await cluster.until(lambda: all(cluster.effects(cid) == ["begin"] for cid in ids))
@@ -76,7 +76,7 @@ async def held(cluster: FaultCluster) -> list[str]:
 
 
 async def let_go(cluster: FaultCluster, ids: list[str]) -> None:
-    """Let the commands end, and check that each was carried out once and answered, and that its agent has finished."""
+    """Let the commands end, and check that each ran once and was answered, and that its agent has finished."""
     for cid in ids:
         (cluster.folder_of(cid) / "go").touch()
     await cluster.settle(ids)

@@ -164,7 +164,7 @@ async def test_background_delegate_is_reported_when_it_ends(cluster: FaultCluste
 
 
 async def test_two_hundred_delegates_of_a_killed_parent_report_once(cluster: FaultCluster) -> None:
-    """The parent's worker dies when all of a turn have begun; they end before another one takes over."""
+    """The parent's worker dies when all of a turn have started; they end before another one takes over."""
     helper = AgentSpec(llm=LLMSpec(model=cluster.script(finish("found"))), enable_workspace_skills=False)
     calls = [delegate_call("helper", task=f"look at {n}") for n in range(200)]
     turns = [{"tool_calls": calls[:128]}, {"tool_calls": calls[128:]}, finish("found")]

@@ -51,7 +51,7 @@ async def test_a_host_that_dies_with_a_command(cluster: FaultCluster) -> None:
 
 
 async def test_a_host_that_dies_between_two_commands(cluster: FaultCluster) -> None:
-    """What it has answered stays known; the next command gets another host."""
+    """Its answers stay known; the next command gets another host."""
     trace = cluster.root / "trace"
     cluster.start()
     turns = [bash(f"echo {n} >> {trace}; echo done {n}") for n in range(2)]

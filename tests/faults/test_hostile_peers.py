@@ -1,4 +1,4 @@
-"""Peers of a server that are slow, or send what nobody should: each gets its answer, costs little, holds up nobody."""
+"""Slow or hostile peers of a server: each gets its answer, costs little, and delays no other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LARGE = 300
 
 @dataclass
 class Besieged:
-    """A server with short limits, a conversation with a long log, and what the process used when all was quiet."""
+    """A server with short limits, a conversation with a long log, and the resources of the process at rest."""
 
     client: Client
     port: int
@@ -54,7 +54,7 @@ class Besieged:
 
     @contextlib.asynccontextmanager
     async def unharmed(self) -> AsyncIterator[None]:
-        """Wait at the end until all that came is gone, and see that it has cost little."""
+        """Wait at the end until all peers have left, and check that they cost little."""
         memory, cpu = self.process.memory_info().rss, sum(self.process.cpu_times()[:2])
         yield
 
@@ -152,7 +152,7 @@ async def test_stalled_readers_are_dropped_and_can_resume(besieged: Besieged, co
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.soak)])
-async def test_those_who_ask_for_much_and_take_nothing_are_dropped(besieged: Besieged, count: int) -> None:
+async def test_peers_that_read_no_answers_are_dropped(besieged: Besieged, count: int) -> None:
     path = f"/conversations/{besieged.conversation_id}/events?limit=1000"
     async with besieged.unharmed():
         slow = [that_takes_nothing(besieged, path) for _ in range(count)]
@@ -163,7 +163,7 @@ async def test_those_who_ask_for_much_and_take_nothing_are_dropped(besieged: Bes
 
 @pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.soak)])
 async def test_a_slow_loris_is_sent_away_and_holds_up_nobody(besieged: Besieged, count: int) -> None:
-    """Some begin a head, some a body, some say nothing; all of them send a byte now and then."""
+    """Some start a head, some a body, some are silent; all of them send a byte now and then."""
     post = b"POST /conversations HTTP/1.1\r\n" + besieged.head + b"Content-Type: application/json\r\n"
     beginnings = (b"", b"GET /health HTTP/1.1\r\nX-Long: ", post + b"Content-Length: 1000\r\n\r\n{")
 
@@ -191,7 +191,7 @@ async def test_a_slow_loris_is_sent_away_and_holds_up_nobody(besieged: Besieged,
 
 
 def requests(besieged: Besieged) -> list[tuple[bytes, set[int]]]:
-    """Requests that nobody should send, and what they may be answered with."""
+    """Invalid requests, and their allowed answers."""
     post = b"POST /conversations HTTP/1.1\r\n" + besieged.head + b"Content-Type: application/json\r\n"
     found: list[tuple[bytes, set[int]]] = [
         (post + b"Content-Length: 1048577\r\n\r\n", {413}),

@@ -1,6 +1,6 @@
 """Ingresses that are killed, or whose store refuses for a while: one result, one answer and one callback of each task.
 
-What an inbox or a Celery queue has accepted is carried out, and once."""
+Each accepted entry of an inbox or a Celery queue is handled exactly once."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ async def test_the_store_refuses_in_the_middle_of_a_half(producer: Producer, tmp
 
 @pytest.mark.slow
 async def test_absent_result_backend_takes_no_slot_or_result(tmp_path: Path) -> None:
-    """More tasks than an ingress carries out at once end without a result; all of them have theirs in the end."""
+    """More tasks than an ingress handles at once end without a result; all of them have theirs in the end."""
     kept = EmbeddedValkey(tmp_path / "results")
     await kept.start()
     await kept.stop()
@@ -201,7 +201,7 @@ async def test_absent_result_backend_takes_no_slot_or_result(tmp_path: Path) -> 
         cluster.start()
         cluster.start_ingress(DECKHANDS_CELERY_RESULT_URL=kept.celery_url)
         await all_present(cluster)
-        # It keeps no results itself: it could not even send a task while nobody answers there.
+        # It keeps no results itself: it could not even send a task while that backend is silent.
         sending = Celery("shop", broker=cluster.store.celery_url, set_as_current=False)
         names = [f"submit-{number}" for number in range(CONCURRENCY + 1)]
         options = {"task": "do it", "model": "scripted/nowhere", "workspace": {"sandbox": "none"}}
@@ -274,5 +274,5 @@ async def test_no_accepted_entry_is_lost_or_doubled(tmp_path: Path, entries: int
         assert len({*by_entry.values()}) == entries
         rows = await cluster.client.recent(limit=2 * entries)
         assert {row.conversation_id for row in rows} == {*by_entry.values()}
-        # One that three workers in a row died with has been given up, and its producer has that answer.
+        # One that killed three workers in a row has failed, and its producer has that answer.
         assert {row.state for row in rows} <= {"finished", "error"}

@@ -48,7 +48,7 @@ ROUND = ("alone-1", "alone-2", "parent", "child")
 
 
 async def begin_round(client: Client, number: int) -> dict[str, list[Event]]:
-    """Begin two conversations, and one with a delegate; returns their logs."""
+    """Start two conversations, and one with a delegate; returns their logs."""
     alone_1, alone_2, parent, child = (f"{name}-{number}" for name in ROUND)
     await begin_ended(client, alone_1)
     await begin_ended(client, alone_2)
@@ -59,7 +59,7 @@ async def begin_round(client: Client, number: int) -> dict[str, list[Event]]:
 
 
 async def whole_in_one(client: Client, name: str, log: list[Event]) -> bool:
-    """Say whether a conversation is whole in the store or in the archive, and so reads as it did."""
+    """Return whether a conversation is complete in the store or in the archive, and so reads as before."""
     assert client.archive is not None
     try:
         archived = await client.archive.read_checked(name)
@@ -117,11 +117,17 @@ async def test_conversation_is_present_or_archived_after_any_step(tmp_path: Path
 NAMES = [f"s{n}" for n in range(20)]
 
 
-async def test_whichever_beat_and_worker_die_each_tick_begins_one_conversation(cluster: FaultCluster) -> None:
+@pytest.mark.parametrize("are_together", [False, True])
+async def test_whichever_beat_and_worker_die_each_tick_begins_one_conversation(
+    cluster: FaultCluster, are_together: bool
+) -> None:
     cluster.start_controller()
     for number in (1, 2):
-        cluster.start_jobs(f"j{number}")
-        cluster.start_beat(f"b{number}")
+        if are_together:
+            cluster.start_services(f"j{number}")
+        else:
+            cluster.start_jobs(f"j{number}")
+            cluster.start_beat(f"b{number}")
     client = cluster.client
     book = ScheduleRepository(client.store, client.secrets)
     await cluster.until(lambda: are_there(cluster), limit=LIMIT_SECONDS, what="the workers")
@@ -133,16 +139,16 @@ async def test_whichever_beat_and_worker_die_each_tick_begins_one_conversation(c
     for name in NAMES:
         await client.store.connection.call("ZADD", schedules_due, int(due.timestamp() * 1000), name)
     await cluster.until(lambda: have_begun(book, 1), limit=LIMIT_SECONDS, what="the first tick")
-    cluster.kill("b1")
-    cluster.kill("j1")
+    for name in {"b1", "j1"} & cluster.workers.keys():
+        cluster.kill(name)
     await cluster.until(lambda: have_begun(book, len(NAMES)), limit=LIMIT_SECONDS, what="the first tick of all")
     ids = {row.conversation_id for row in await client.recent(limit=10 * len(NAMES))}
-    # A tick that had begun two would have begun one under another id.
+    # A tick that had started two would have started one under another id.
     possible = {
         name: {derive_tick_conversation_id(name, due + timedelta(minutes=n)) for n in range(10)} for name in NAMES
     }
     assert ids <= set().union(*possible.values())
-    assert all(ids & possible[name] for name in NAMES)  # its first tick is a later one if a minute has begun meanwhile
+    assert all(ids & possible[name] for name in NAMES)  # its first tick is later if a new minute has started
 
 
 async def are_there(cluster: FaultCluster) -> bool:

@@ -1,6 +1,6 @@
-"""Conversations that begin later or expire, in every way in; everything but their store's files dies in between.
+"""Conversations that start later or expire, in every way in; all processes die in between.
 
-The beginning is far off, and is then moved to now in the store: no test waits for a clock.
+The start is far off, and is then moved to now in the store: no test waits for a clock.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ async def move(cluster: FaultCluster, conversation_id: str, field: str, key: str
     await call("ZADD", f"{names.shard.root}:{key}", 1, conversation_id)
 
 
-async def test_whatever_dies_each_begins_in_its_time(cluster: FaultCluster, producer: Producer) -> None:
+async def test_each_conversation_starts_in_time_after_kills(cluster: FaultCluster, producer: Producer) -> None:
     """A client's, a Celery task's and an inbox entry's; then workers, ingress and store die, and come back."""
     start_workers(cluster)
     client, store = cluster.client, cluster.client.store
@@ -112,7 +112,7 @@ def request_of(options: dict[str, Any], **fields: Any) -> Any:
 
 
 async def test_expired_conversation_is_answered_without_any_worker(cluster: FaultCluster, producer: Producer) -> None:
-    """Only the ingress is, which needs no agent to say that it is too late. The controller that comes begins nothing."""
+    """Only the ingress runs, which can report the expiry without an agent. A later controller starts nothing."""
     client, store = cluster.client, cluster.client.store
     options = producer.options(saying("too late"))
     controller = cluster.start_controller()  # so that the agent is known

@@ -34,7 +34,7 @@ class OldFile:
         self.taken_ms = 0
 
     async def take(self, ids: Sequence[str]) -> None:
-        """Copy the file; what each log holds now is at least in the copy's neighbourhood."""
+        """Copy the file; the copy has nearly all current events of each log."""
         shutil.copytree(self._current, self._copy)
         self.taken_ms = await self._now_ms()
         self.last_ids = {cid: await self._cluster.client.log.load_last_id(cid) for cid in ids}
@@ -55,7 +55,7 @@ class OldFile:
 
 
 async def grown(cluster: FaultCluster, old: OldFile, by: int) -> bool:
-    """Say whether every log has grown by so many events since the copy was taken."""
+    """Return whether every log has grown by so many events since the copy was taken."""
     return all([await cluster.client.log.load_last_id(cid) >= last_id + by for cid, last_id in old.last_ids.items()])
 
 
@@ -152,7 +152,7 @@ async def test_a_lost_command_that_still_runs_does_not_answer_another(cluster: F
 
 
 @pytest.mark.soak
-async def test_whoever_follows_hears_of_the_gap(cluster: FaultCluster) -> None:
+async def test_followers_learn_of_the_gap(cluster: FaultCluster) -> None:
     cluster.start_controller("c1")
     cluster.start_tool("t1")
     ids = await cluster.submit(steps(STEPS, seconds=0.3))
@@ -184,7 +184,7 @@ async def test_whoever_follows_hears_of_the_gap(cluster: FaultCluster) -> None:
 
 
 async def test_delegates_and_their_parents_go_on(cluster: FaultCluster) -> None:
-    """At the copy the delegates work; what is lost are their last steps, or their beginning, or their report."""
+    """At the copy the delegates work; their last steps, their start or their report are lost."""
     helper = AgentSpec(llm=LLMSpec(model=cluster.script(*steps(3, seconds=0.2))))
     cluster.start()
     turns = [call("delegate", agent="helper", task="count"), finish()]
@@ -238,7 +238,7 @@ async def cut_before(cluster: FaultCluster, conversation_id: str, event_id: int)
 async def test_a_delegate_gets_an_order_that_its_log_has_lost(
     cluster: FaultCluster, order: str, lives_on: bool
 ) -> None:
-    """The parent's log still holds what was asked of both; what the delegate was asked is lost."""
+    """The parent's log still has both requests; the delegate's request is lost."""
     helper = AgentSpec(llm=LLMSpec(model=cluster.script(*steps(3, seconds=0.5))))
     client, spoken = cluster.client, AgentState(order)
     cluster.start()

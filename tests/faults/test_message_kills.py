@@ -1,4 +1,4 @@
-"""What a person, a check or a critic has asked for while workers die: it happens once, and as it was asked."""
+"""Requests of users, checks and critics while workers die: each takes effect once, and as requested."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHECK = "touch checks; echo begin-$(wc -l < checks) >> effects; echo x >> checks
 
 
 async def submit(cluster: FaultCluster, policy: str, *, seconds: float) -> str:
-    """Begin a conversation whose first command takes so long, and wait until it runs."""
+    """Start a conversation whose first command takes so long, and wait until it runs."""
     (cid,) = await cluster.submit(steps(1, seconds=seconds), task={"double_texting": policy})
     await cluster.until(lambda: "begin-0" in cluster.effects(cid), what="a running command")
     return cid
@@ -48,7 +48,7 @@ async def test_another_worker_completes_what_a_message_has_begun(
     cid = await submit(cluster, policy, seconds=2.0 if policy == "enqueue" else 3600.0)
     cluster.kill("first")
     await cluster.client.send_message(cid, "something else")
-    # Its first append is what the message wants.
+    # Its first append is the reaction to the message.
     cluster.start_controller("victim", DECKHANDS_FAILPOINTS=f"controller.{place}:kill@1")
     assert await cluster.until_ended("victim") == -9
     cluster.start_controller("survivor")

@@ -1,6 +1,6 @@
 """Models whose servers accept and never answer, and turns that a provider pauses while a controller worker is killed.
 
-The blocks of a paused turn return to Claude as they were, in a fork and at another profile, and to nobody else."""
+The blocks of a paused turn return to Claude as they were, in a fork and at another profile, and to no other model."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ async def test_killed_between_the_parts_of_a_turn(cluster: FaultCluster, provide
     blocks = [block["block"] for block in reply.thinking_blocks]
     assert blocks == [SEARCH, FOUND, {"type": "tool_use", "id": "t1"}]
     bodies = [json.dumps(body["messages"]) for _, _, body in provider.seen]
-    assert bodies[0] == bodies[2]  # the turn began again
+    assert bodies[0] == bodies[2]  # the turn started again
     assert bodies[1] == bodies[3]
     assert [body["messages"][-1]["content"] for _, _, body in provider.seen[1::2]] == [[SEARCH]] * 2
 

@@ -1,8 +1,8 @@
 """Tool workers that are killed at any moment while they start, use and end workspaces leave no program running.
 
-The worker here is its part that has workspaces, forked from a process that has everything imported, so that a thousand
-kills take minutes. It is killed at a random moment of its work. Then either another worker closes the conversation, or
-nobody comes any more and the host has to end by itself; whichever it is, nothing is left of it.
+The worker here is the part that manages workspaces, forked from a process that has everything imported, so that a
+thousand kills take minutes. It is killed at a random moment of its work. Then either another worker closes the
+conversation, or none does and the host has to end by itself; in both cases, nothing is left of it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_killed_workers_leave_no_program(tmp_path: Path, sandbox: str, kills: in
 
 
 class Nursery:
-    """Bears workers, kills them, and looks for what they left.
+    """Starts workers, kills them, and looks for leftovers.
 
     Args:
         node: where the workspaces are.
@@ -99,7 +99,7 @@ class Nursery:
         folder = HostFolder(self._node, conversation_id)
         if is_left_alone:
             await until(lambda: not folder.is_alive, what=f"end of the host of {conversation_id}")
-            # Without a sandbox, what was killed is told apart from what ends by nothing but the process table.
+            # Without a sandbox, only the process table tells killed processes from ended ones.
             await until(lambda: not _marked(conversation_id, mark), what="end of its programs")
         else:
             await self._workspaces(3600.0).close(conversation_id)
@@ -124,7 +124,7 @@ async def _work(workspaces: Workspaces, conversation_id: str, mark: str) -> None
 
 
 def _marked(conversation_id: str, mark: str) -> list[list[bytes]]:
-    """Return the command lines of the live programs of a conversation: its host, and what `_work` starts."""
+    """Return the command lines of a conversation's live programs: its host, and those that `_work` starts."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  (a glob fails when one of them ends)
         with suppress(OSError):

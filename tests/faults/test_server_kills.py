@@ -33,7 +33,7 @@ class Reader:
 
     Attributes:
         seen: the ids of events, in the order of their arrival.
-        connections: how often it has begun.
+        connections: the number of its connections.
     """
 
     port: int
@@ -107,10 +107,10 @@ class World:
         await until(have_it, limit=LIMIT, what=f"event {event_id} at {by} readers")
 
     async def finish(self, reading: asyncio.Future[list[None]]) -> None:
-        """Let the readers come to the end, and look at what they have read."""
+        """Let the readers come to the end, and check their events."""
         end = await self.append(1)
         self.last.set_result(end)
-        await self.append(1)  # who had all of them hears of one more
+        await self.append(1)  # a reader with all of them gets one more
         await asyncio.wait_for(reading, unhurried(LIMIT))
         whole = list(range(1, end + 1))
         assert [number for number, reader in enumerate(self.readers) if reader.seen[:end] != whole] == []
@@ -144,7 +144,7 @@ async def test_readers_get_the_whole_sequence_despite_killed_server(readers: int
                 if part == 2:
                     await here.finish(reading)
             if part < 2:
-                await here.append(MESSAGES)  # to nobody
+                await here.append(MESSAGES)  # to no one
         assert min(reader.connections for reader in here.readers) >= 3
 
 

@@ -1,6 +1,6 @@
-"""What is asked to stop stops: calls and commands of a stopped conversation, and workers while store and queue are gone.
+"""Stop requests take effect: calls and commands of a stopped conversation, and workers without store and queue.
 
-One server is both here. Killed, it refuses; stopped, it says nothing, as one does whose machine is gone."""
+One server is both here. Killed, it refuses; stopped, it is silent, like one on a lost machine."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def test_a_tool_whose_conversation_is_stopped_ends(cluster: FaultCluster, 
     (answer,) = await cluster.answers(conversation_id, "action.call_tool")
     assert isinstance(answer, ErrorObservation)
     await cluster.until(lambda: lines(trace) == ["begun", "stopped"], what="end of the tool")
-    # The tool's own answer comes too late for anybody.
+    # The tool's own answer comes too late.
     assert len(await cluster.answers(conversation_id, "action.call_tool")) == 1
 
 

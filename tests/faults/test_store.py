@@ -113,7 +113,7 @@ async def test_lost_late_and_doubled_wakeups(cluster: FaultCluster) -> None:
         *(pytest.param(seconds, marks=pytest.mark.slow) for seconds in (0.5, 2.0, 4.0)),
     ],
 )
-async def test_nobody_buries_the_living_while_the_store_is_slow(
+async def test_live_workers_are_not_buried_while_the_store_is_slow(
     cluster: FaultCluster, round_trip_seconds: float
 ) -> None:
     """The store is slow from a moment on, and workers that start meanwhile find it so."""

@@ -209,7 +209,7 @@ async def test_mcp_call_in_flight_is_unknown_and_not_repeated(cluster: FaultClus
     (cid,) = await cluster.submit(turns, tools=["example/*"])
     await cluster.until(trace.exists, what="the call")
     cluster.kill("victim")
-    gate.write_text("continue\n")  # lets the program end, which nobody else would
+    gate.write_text("continue\n")  # lets the program end, which nothing else would
     cluster.start_tool("survivor", **environment)
     await cluster.settle([cid])
     before, unknown = await cluster.answers(cid, "action.call_tool_mcp")
@@ -255,7 +255,7 @@ async def refunding(cluster: FaultCluster, order: int, amount: float, *, tool: s
     return cid
 
 
-async def test_what_a_task_returns_or_raises_is_the_answer(cluster: FaultCluster, environment: dict[str, str]) -> None:
+async def test_result_or_exception_of_a_task_is_the_answer(cluster: FaultCluster, environment: dict[str, str]) -> None:
     cluster.start_controller()
     cluster.start_tool(**environment)
     with user_worker(cluster, environment, "--pool=solo"):

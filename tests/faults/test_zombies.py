@@ -1,6 +1,6 @@
-"""Workers that stand still past their heartbeat and return, or whose loop is held up: what they append is refused.
+"""Workers that are stopped past their heartbeat and return, or whose loop is blocked: their appends are refused.
 
-One that is held up for seconds keeps what it has; the log of each says what was taken, settled and lost.
+One that is blocked for seconds keeps its work; the log of each lists taken, settled and lost conversations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def presumed_dead(cluster: FaultCluster, name: str) -> Awaitable[None]:
 
 
 async def zombie_with_a_survivor(cluster: FaultCluster) -> list[str]:
-    """Let a controller stand still before an append, and another one finish its conversation."""
+    """Stop a controller before an append, and let another one finish its conversation."""
     cluster.start_tool()
     cluster.start_controller("zombie", **APPENDS_LATE)
     ids = await cluster.submit(steps(3))

@@ -101,7 +101,7 @@ def started(*arguments: str | Path, env: Mapping[str, str], before: str = "") ->
     """Start the command as a separate process; it is interrupted at the end of the block if it still runs.
 
     Args:
-        before: what is to start it, such as `nohup`.
+        before: a program that starts it, such as `nohup`.
     """
     command = [*before.split(), *COMMAND, *map(str, arguments)]
     with subprocess.Popen(
@@ -119,7 +119,7 @@ def started(*arguments: str | Path, env: Mapping[str, str], before: str = "") ->
 
 
 def on_terminal(*arguments: str, env: Mapping[str, str], columns: int = 80) -> str:
-    """Call the command on a terminal of some width, and return what it prints there; it has to succeed."""
+    """Call the command on a terminal of some width, and return its output there; it has to succeed."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     mine = {name: env[name] for name in ("NO_COLOR", "TERM") if env.get(name) != os.environ.get(name)}

@@ -1,6 +1,6 @@
 """A compose project of compose.yaml on a real engine, for tests that look at its containers.
 
-Holds: every command has a limit, and one that fails shows what it printed.
+Holds: every command has a limit, and one that fails shows its output.
 Does not: install an engine, nor keep images.
 """
 
@@ -35,7 +35,7 @@ class Project:
     overrides: tuple[Path, ...]
 
     def compose(self, *arguments: str, limit: float = LIMIT_SECONDS, **options: Any) -> str:
-        """Run `docker compose` and return what it prints."""
+        """Run `docker compose` and return its output."""
         command = ["docker", "compose", "-p", self.folder.name, "--env-file", str(self.folder / ".env")]
         command += ["--profile", "gateway"]
         for file in (COMPOSE, *self.overrides, self.folder / "scripts.yaml"):
@@ -66,7 +66,7 @@ class Project:
         return [json.loads(line) for line in self.deckhands("export", conversation_id).splitlines()]
 
     def down(self) -> None:
-        """Remove it with its volumes, and keep what its containers logged."""
+        """Remove it with its volumes, and keep its containers' logs."""
         (self.folder / "containers.log").write_text(self.compose("logs", "--no-color", "--timestamps"))
         self.compose("down", "--volumes", "--timeout", "20", limit=DOWN_LIMIT_SECONDS)
 
@@ -150,7 +150,7 @@ def docker(*arguments: str) -> str:
 
 
 async def until_health(container: str, wanted: str) -> None:
-    """Wait for what the engine says of a container's health; the engine tells of each change."""
+    """Wait for the container's health that the engine reports on each change."""
     events = await asyncio.create_subprocess_exec(
         *("docker", "events", "--filter", f"container={container}", "--filter", "event=health_status", "--since", "1m"),
         stdout=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""A model's hands in a workspace: a tool call as the model writes it, carried out by a real host."""
+"""A model's hands in a workspace: a tool call as the model writes it, run by a real host."""
 
 from __future__ import annotations
 

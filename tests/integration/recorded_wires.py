@@ -49,7 +49,7 @@ class Exchange(BaseModel):
         status: of the answer.
         reply: the answer in one piece; a text is sent as it is.
         stream: the answer as events, each the raw text of one, without the blank line behind it.
-        connection: what becomes of it behind the stream: it ends, stays open, or breaks.
+        connection: its state after the stream: it ends, stays open, or breaks.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,15 +67,15 @@ class Recording(BaseModel):
     """One file; see `Exchange`.
 
     Attributes:
-        about: what is special here, and where it is known from.
-        backends: that speak so; each is tried.
+        about: the special behaviour, and its source.
+        backends: with this protocol; each is tried.
         settings: of the model.
         tools: that it may call.
         messages: the conversation.
         exchanges: in order.
         unlike: by backend, or `litellm-stream` and the like, fields that it writes differently in every request; null
             for one that it leaves out.
-        outcome: what the call comes to: the parts of the reply that are not empty, or the code of its error.
+        outcome: the result of the call: the parts of the reply that are not empty, or the code of its error.
         unlike_outcome: the same, for parts of the outcome.
     """
 
@@ -160,7 +160,7 @@ def _handler(server: RecordedServer) -> type[BaseHTTPRequestHandler]:
             self._send(exchange.status, text.encode())
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
         def _send(self, status: int, content: bytes) -> None:
             self.send_response(status)
@@ -188,7 +188,7 @@ def _handler(server: RecordedServer) -> type[BaseHTTPRequestHandler]:
 
 
 def expected_outcome(recording: Recording, backend: str, *, is_streamed: bool) -> dict[str, Any]:
-    """Return what the call comes to by a backend."""
+    """Return the result of the call with a backend."""
     unlike = recording.unlike_outcome
     wanted = recording.outcome | unlike.get(backend, {}) | (unlike.get(f"{backend}-stream", {}) if is_streamed else {})
     names = NAMES_OF_LITELLM if backend == "litellm" else ()
@@ -196,7 +196,7 @@ def expected_outcome(recording: Recording, backend: str, *, is_streamed: bool) -
 
 
 async def played(recording: Recording, backend: str, server: RecordedServer, *, is_streamed: bool) -> dict[str, Any]:
-    """Make the call of a recording; return what it comes to."""
+    """Make the call of a recording; return its result."""
     server.prepare(recording.exchanges, is_streamed=is_streamed)
     settings = {"api_key": KEY, "native_tool_calling": True, "backend": backend} | recording.settings
     if not is_streamed:
@@ -231,7 +231,7 @@ def expected_request(recording: Recording, exchange: Exchange, backend: str, *, 
 
 
 def outcome_of(completion: Completion) -> dict[str, Any]:
-    """Return the parts of a reply that are not empty, but the time it took and what is left of quotas."""
+    """Return the parts of a reply that are not empty, without its duration and the remaining quotas."""
     parts = asdict(completion) | {"latency_seconds": None, "quota_left": None}
     parts["usage"] = {name: count for name, count in parts["usage"].items() if count}
     parts["tool_calls"] = [{name: part for name, part in call.items() if part} for call in parts["tool_calls"]]

@@ -191,7 +191,7 @@ async def test_delegate_that_continues_during_archiving_stays_whole(client, plac
     retention = Retention.of_setting(settings.retention)
     interrupted = _RetirementRun(client.store, retention, Interrupted(str(place), client), "")
     await interrupted.run()
-    assert interrupted.done["archived"] == 1  # the other conversation: the tree holds up nobody
+    assert interrupted.done["archived"] == 1  # the other conversation: the tree delays no other
     found = await client.events("one", is_whole=True)
     assert (found[:-1], len(found)) == (log, len(log) + 1)
     assert not (await client.row("parent")).is_closed
@@ -207,7 +207,7 @@ async def test_a_parent_with_a_delegate_that_works_stays(client, place, tmp_path
     assert files(place) == {}
 
 
-async def test_what_a_workspace_began_with_is_kept(client, place, tmp_path) -> None:
+async def test_initial_files_of_a_workspace_are_kept(client, place, tmp_path) -> None:
     content = b"a tar file " * 1000
     name = await StoredFiles(client.store).keep("uploads", content)
     source = UploadedSource(name="a.tar", format="tar", parcel=name)
@@ -217,7 +217,7 @@ async def test_what_a_workspace_began_with_is_kept(client, place, tmp_path) -> N
     assert await keys_of(client) == []
 
 
-async def test_what_cannot_be_archived_stays(client, place, tmp_path, caplog) -> None:
+async def test_unarchivable_conversation_stays(client, place, tmp_path, caplog) -> None:
     await begin_ended(client, "torn")
     await begin_ended(client, "whole")
     (blob,) = await keys_of(client, "torn:blob")
@@ -538,7 +538,7 @@ async def test_an_agent_continues_where_it_was_archived(tmp_path: Path) -> None:
         await until(is_gone, limit=LIMIT_SECONDS, what="an empty store")
         assert await Archive(str(place)).read_checked(name) == events
         assert await client.summary(name) == before
-        rules.write_text("")  # what comes back stays
+        rules.write_text("")  # restored files stay
         fork = await client.fork(name)
         assert await client.restore(name)
         for conversation_id in (name, fork):

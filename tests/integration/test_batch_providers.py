@@ -1,4 +1,4 @@
-"""Both batch APIs over HTTP: what is sent, found again, and made of every kind of result."""
+"""Both batch APIs over HTTP: submission, recovery, and every kind of result."""
 
 from __future__ import annotations
 

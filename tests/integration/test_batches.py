@@ -35,7 +35,7 @@ CALL_USD = (2_000 * 0.000005 + 50 * 0.0001) / 2
 
 
 class Evaluation(FaultCluster):
-    """Conversations that nobody waits for, and a provider with a batch API."""
+    """Conversations without waiting users, and a provider with a batch API."""
 
     def __init__(self, root: Path, provider: RunningModelServer, protocol: str) -> None:
         super().__init__(root)
@@ -116,7 +116,7 @@ async def test_calls_of_many_conversations_go_in_few_batches(evaluation: Evaluat
     account = await ledger.load_account("tenant:acme")
     assert (account.reserved_usd, account.lost_usd, to_nano(account.spent_usd)) == (0.0, 0.0, to_nano(24 * CALL_USD))
     assert evaluation.provider.counts()["received"] == 0  # no separate call was made
-    await evaluation.settle(await evaluation.begin(1, headless=False))  # a person is answered at once
+    await evaluation.settle(await evaluation.begin(1, headless=False))  # an interactive call is answered at once
     assert evaluation.provider.counts()["answered"] == 2
     assert len(evaluation.provider.batches()) == len(batches)
 

@@ -1,4 +1,4 @@
-"""The permit of model calls, in the loop of a conversation: what it costs, what it writes, what it gives back."""
+"""The permit of model calls, in the loop of a conversation: its cost, its writes, and its release."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def limit(hands: Hands, *tables: str, model: str = "scripted/*", profiles: Path 
 
 
 async def occupy(hands: Hands, pool: QuotaPool, *, others: int = 0) -> None:
-    """Let somebody else hold the only permit, and so many others wait for it."""
+    """Let another conversation hold the only permit, and so many others wait for it."""
     governor = hands.services.permits.governor
     for n in range(1 + others):
         answer = await governor.reserve(pool, f"other-{n}", "controller-2", input_tokens=1, output_tokens=1)
@@ -76,7 +76,7 @@ async def has_room(hands: Hands, pool: QuotaPool) -> bool:
 
 
 async def run(hands: Hands, loop: ConversationLoop | None = None) -> None:
-    """Let the conversation run until it waits, or is gone."""
+    """Let the conversation run until it waits or leaves the worker."""
     hands.gone.clear()
     loop = loop or await hands.go()
     await until(lambda: loop.is_idle or hands.gone, what="rest")
@@ -87,7 +87,7 @@ async def spent(hands: Hands, account: str) -> float:
 
 
 async def lost(hands: Hands) -> tuple[float, int]:
-    """Return what is reserved for the tenant, and how many of its calls were lost."""
+    """Return the amount reserved for the tenant, and the number of its lost calls."""
     account = await Ledger(hands.store).load_account("tenant:acme")
     return account.reserved_usd, account.lost_calls
 
@@ -115,7 +115,7 @@ def figures_of(hands: Hands) -> dict[str, dict[str, float]]:
     return read_figures(hands.services.figures.render())
 
 
-async def test_what_a_conversation_uses_is_counted(hands: Hands) -> None:
+async def test_usage_of_a_conversation_is_counted(hands: Hands) -> None:
     await hands.begin(THINK, FINISH)
     await run(hands)
     found = figures_of(hands)
@@ -192,7 +192,7 @@ async def test_a_long_wait_is_told_and_gives_the_conversation_up(hands: Hands) -
     assert (await hands.events())[-1].wire()["agent_state"] == "rate_limited"
 
 
-async def test_whoever_is_woken_after_a_long_wait_goes_on(hands: Hands) -> None:
+async def test_conversation_continues_after_a_long_wait(hands: Hands) -> None:
     pool = limit(hands, "concurrency = 1")
     await occupy(hands, pool, others=6)
     await hands.begin(FINISH)
@@ -270,7 +270,7 @@ async def test_another_model_leaves_the_queue_of_the_first(hands: Hands) -> None
 @pytest.mark.parametrize("has_quota", [False, True])
 async def test_permit_granted_for_another_model_is_given_back(hands: Hands, has_quota: bool) -> None:
     other = add_script(hands, "other", FINISH)
-    # A call of the other model with this key would fail: nobody has set it.
+    # A call of the other model with this key would fail: it is not set.
     tables = ['concurrency = 1\nkey_env = "KEY_A"', '[[quota]]\nmodel = "scripted/*/other.json"\nconcurrency = 1']
     pool = limit(hands, *tables[: 1 + has_quota], model="scripted/*/script.json")
     await occupy(hands, pool, others=10)

@@ -1,4 +1,4 @@
-"""What was changed in a workspace, as a patch: of root's containers, of large workspaces, and within bounds."""
+"""The changes in a workspace as a patch: of root's containers, of large workspaces, and within bounds."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def applied(target: Path, patch: bytes) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
-async def test_what_a_container_of_root_has_changed_is_compared(repositories, workspace, tmp_path) -> None:
+async def test_changes_by_a_container_of_root_are_compared(repositories, workspace, tmp_path) -> None:
     for name in ("changed", "removed"):
         (workspace / name).write_text("before\n")
     base = await recorded(repositories, workspace)
@@ -86,7 +86,7 @@ async def test_what_a_container_of_root_has_changed_is_compared(repositories, wo
     assert os.access(copy / "program", os.X_OK)
 
 
-async def test_what_does_not_fit_is_left_out_and_named(repositories, workspace, tmp_path) -> None:
+async def test_files_that_do_not_fit_are_left_out_and_named(repositories, workspace, tmp_path) -> None:
     numbers = random.Random(1)
     for name, size in (("large", 2 * MIB), ("odd\nname", 2 * MIB), ("small", 100_000)):
         (workspace / name).write_bytes(numbers.randbytes(size))
@@ -108,7 +108,7 @@ async def test_omitted_new_file_is_neither_read_nor_stored(repositories, workspa
     assert b"+small" in patch.content
 
 
-async def test_what_became_something_else_is_in_the_patch(repositories, workspace, tmp_path) -> None:
+async def test_changed_file_types_are_in_the_patch(repositories, workspace, tmp_path) -> None:
     (workspace / "folder").mkdir()
     (workspace / "folder" / "inner").write_text("inner\n")
     for name in ("file", "link", "program", "same"):

@@ -78,7 +78,7 @@ async def test_a_conversation_goes_on_with_other_models_and_backends(
     await client.send_message(cid, "And on.", model="lite")
     await cluster.settle([cid])
     server.plan({"kind": "overloaded"})  # which claude will meet
-    await client.send_message(cid, "And on and on.", model="stale")  # whose key is no longer taken
+    await client.send_message(cid, "And on and on.", model="stale")  # the key is no longer accepted
     await cluster.settle([cid])
     await client.send_message(cid, "To the end.", model="claude")
     await cluster.settle([cid])

@@ -93,7 +93,7 @@ def workspace(tmp_path: Path) -> Path:
 
 
 def content(path: Path) -> dict[str, object]:
-    """Return what a checkpoint should keep of a tree."""
+    """Return the part of a tree that a checkpoint should keep."""
     found: dict[str, object] = {}
     for entry in sorted(path.rglob("*")):
         status, name = entry.lstat(), str(entry.relative_to(path))
@@ -134,7 +134,7 @@ class Moody(MemoryFileSystem):
         return super().modified(path)
 
 
-def test_what_is_restored_is_what_was_saved(checkpoints: Checkpoints, workspace: Path, tmp_path: Path) -> None:
+def test_restored_files_equal_saved_ones(checkpoints: Checkpoints, workspace: Path, tmp_path: Path) -> None:
     assert not checkpoints.has("conversation")
     with pytest.raises(FileNotFoundError):
         checkpoints.restore("conversation", tmp_path / "restored")
@@ -263,7 +263,7 @@ def test_large_files_are_saved_in_pieces(checkpoints: Checkpoints, tmp_path: Pat
     assert (tmp_path / "restored" / "big").read_bytes() == text
 
 
-def test_what_nobody_needs_any_more_is_dropped(checkpoints: Checkpoints, url: str, tmp_path: Path) -> None:
+def test_unneeded_checkpoints_are_dropped(checkpoints: Checkpoints, url: str, tmp_path: Path) -> None:
     removal = CheckpointRemoval(url, SystemClock())
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -347,7 +347,7 @@ def test_without_descriptors_the_last_checkpoint_stays(url: str, tmp_path: Path)
         assert content(tmp_path / f"restored-{spare}") == content(workspace)
 
 
-def test_whatever_the_client_of_a_place_raises_is_one_error(tmp_path: Path) -> None:
+def test_every_storage_exception_is_one_error(tmp_path: Path) -> None:
     fsspec.register_implementation("moody", Moody, clobber=True)
     (tmp_path / "file").write_text("x")
     checkpoints = Checkpoints(f"moody://{tmp_path.name}", SystemClock())
@@ -529,7 +529,7 @@ async def test_only_some_checkpoints_are_kept(log: EventLog, tmp_path: Path) -> 
     assert list((tmp_path / "place" / "history" / CID).iterdir()) == []
 
 
-async def test_what_nobody_saved_is_said_to_be_lost(log: EventLog, tmp_path: Path) -> None:
+async def test_unsaved_files_are_reported_as_lost(log: EventLog, tmp_path: Path) -> None:
     async with node(log, tmp_path / "one", None) as one:
         await one.run("echo first > file")
     async with node(log, tmp_path / "two", None) as two:

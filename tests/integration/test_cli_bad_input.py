@@ -344,7 +344,7 @@ class TestRuns:
 class TestUnexpectedErrors:
     @pytest.fixture
     def broken(self, tmp_path, monkeypatch):
-        """A run on a machine where reading JSON fails in a way that nobody foresaw."""
+        """A run on a machine where reading JSON fails in an unforeseen way."""
         leave_a_run(tmp_path / "home" / "runs" / "abc")
         monkeypatch.setattr(json, "loads", lambda _: 1 / 0)
 

@@ -17,6 +17,7 @@ from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import AgentStateChangedObservation
 from broker.contract.policies import STUCK_CODE
 from broker.contract.specs import Tenancy
+from broker.coordination.membership import Membership
 from broker.coordination.quarantine import Quarantine
 from broker.limits.ledger import Ledger, list_accounts
 from broker.log.conversations import Conversations
@@ -120,7 +121,7 @@ def test_a_task_is_submitted_for_a_tenant(command: CommandLine) -> None:
 
 @pytest.fixture
 def dead(command: CommandLine) -> CommandLine:
-    """The command on a store with two dead conversations, one that lives, and an entry that nobody could read."""
+    """The command on a store with two dead conversations, a live one, and an unreadable entry."""
     command.ask(_fill)
     return command
 
@@ -145,7 +146,7 @@ async def _fill(client: Client) -> None:
     await Quarantine(client.store).quarantine(shard, "deck:{0}:act:pool:bash", "1-1", [b"foo", b"\x1b[31mbar"], error)
 
 
-def test_what_is_dead_and_why(dead: CommandLine) -> None:
+def test_dead_conversations_are_listed_with_causes(dead: CommandLine) -> None:
     done = dead("dead", "ls")
     lines = done.out.splitlines()
     assert (done.code, len(lines)) == (0, 4)
@@ -191,7 +192,7 @@ def entry_name(dead: CommandLine) -> str:
 
 
 @pytest.mark.parametrize("name", ["alive", "0:1-1", "9:1-1", "a:b"])
-def test_what_is_not_dead_is_not_shown(dead: CommandLine, name: str) -> None:
+def test_live_conversation_is_not_shown_as_dead(dead: CommandLine, name: str) -> None:
     assert dead("dead", "show", name).code == 2
     assert dead("dead", "discard", name).code == 2
     assert len(dead("dead", "ls", "--json").json) == 3
@@ -204,7 +205,7 @@ def test_they_are_chosen_by_label_and_kind(dead: CommandLine) -> None:
     assert [each["kind"] for each in dead("dead", "ls", "--json").json] == ["conversation", "entry"]
 
 
-def test_what_nobody_needs_is_discarded(dead: CommandLine) -> None:
+def test_dead_entries_are_discarded(dead: CommandLine) -> None:
     refused = dead("dead", "requeue", entry_name(dead))
     assert (refused.code, "cannot be requeued" in refused.err) == (2, True)
     asked = dead("dead", "discard", "--all")
@@ -226,7 +227,7 @@ async def _dead(client: Client) -> list[str]:
     ("arguments", "told"),
     [([], "which conversations"), (["--all", "poison-1"], "which conversations"), (["alive"], "No dead letter: alive")],
 )
-def test_what_is_not_dead_is_not_requeued(dead: CommandLine, arguments: list[str], told: str) -> None:
+def test_live_conversation_is_not_requeued(dead: CommandLine, arguments: list[str], told: str) -> None:
     done = dead("dead", "requeue", *arguments)
     assert (done.code, told in done.err) == (2, True)
     assert len(dead.ask(_dead)) == 2
@@ -347,6 +348,20 @@ def test_times_that_cannot_be_meant_are_refused(command: CommandLine, verb, opti
     assert command("ls", "--json").json == []
 
 
+@pytest.mark.parametrize("verb", [SUBMIT, (*SCHEDULE, "--cron", "0 0 * * *")], ids=lambda verb: verb[0])
+def test_unknown_policy_is_refused_before_anything_starts(command: CommandLine, verb: tuple[str, ...]) -> None:
+    async def register(client: Client) -> None:
+        about = {"agents": "CodeActAgent", "plugins": ""}
+        await Membership(client.store, "c1", "controller", about=about, ttl_seconds=3600.0).register()
+
+    assert command("setup").code == 0
+    command.ask(register)
+    done = command(*verb, "--confirm", "riskey")
+    assert (done.code, "There is no confirmation policy named 'riskey'." in done.err) == (2, True), done
+    assert "Known: never, always, risky" in done.err
+    assert command("ls", "--json").json == command("schedule", "ls", "--json").json == []
+
+
 def test_a_message_is_refused_while_the_agent_works(command: CommandLine) -> None:
     conversation_id = command("submit", "-t", "x", "--double-texting", "reject").out.strip()
     done = command("message", conversation_id, "and this")
@@ -382,9 +397,9 @@ def test_durations_and_times_are_read() -> None:
 
 
 @pytest.mark.parametrize(("way", "option"), [("wait", 1), ("go-on", 2), ("stop", 3)])
-def test_choice_of_a_way_out_of_a_loop_is_in_the_log(command: CommandLine, way: str, option: int) -> None:
+def test_loop_recovery_is_in_the_log(command: CommandLine, way: str, option: int) -> None:
     async def fall_into_a_loop(client: Client) -> str:
-        """Begin a conversation and end it as a controller would when its agent repeats itself."""
+        """Start a conversation and end it as a controller does when its agent repeats itself."""
         conversation_id = await client.submit("Fix it")
         for name, code in (("running", ""), ("error", STUCK_CODE)):
             await client.log.append(conversation_id, [AgentStateChangedObservation(agent_state=name, code=code)])
@@ -412,7 +427,7 @@ def test_run_that_ended_in_a_loop_continues_without_it(tmp_path: Path) -> None:
     assert kinds.count("action.condensation") == 1
 
 
-def test_what_is_changed_is_in_the_log(command: CommandLine) -> None:
+def test_change_is_in_the_log(command: CommandLine) -> None:
     cid = command("submit", "-t", "x", "--label", "team=a", "--confirm", "risky").out.strip()
     who = ("--by", "ann", "--reason", "night")
     assert command("set", cid, "-i", "7", "--max-budget", "2", "--label", "team=b", *who).code == 0
@@ -431,7 +446,7 @@ def test_what_is_changed_is_in_the_log(command: CommandLine) -> None:
     assert request.is_interrupt
 
 
-def test_what_cannot_be_changed(command: CommandLine) -> None:
+def test_invalid_changes_are_refused(command: CommandLine) -> None:
     cid = command("submit", "-t", "x").out.strip()
     before = command.ask(lambda client: client.events(cid))
     for arguments, text in (

@@ -1,4 +1,4 @@
-"""The client against a real store, with the controller's part played by hand; what it may delete."""
+"""The client against a real store, with the test in the controller's part; and permitted deletions."""
 
 from __future__ import annotations
 

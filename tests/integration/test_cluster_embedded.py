@@ -1,4 +1,4 @@
-"""The private Valkey server, and the cluster around it: what dies is replaced, what cannot start is named."""
+"""The private Valkey server and its cluster: dead processes are replaced, start failures are named."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ async def test_a_port_in_use_is_named(tmp_path):
             await EmbeddedValkey(tmp_path, port=port).start()
 
 
-async def test_what_stands_in_the_place_of_the_socket_is_named(tmp_path):
+async def test_file_in_the_place_of_the_socket_is_named(tmp_path):
     (tmp_path / "valkey.sock").mkdir()
     with pytest.raises(StoreUnavailable, match="Unix socket: bind: Address already in use"):
         await EmbeddedValkey(tmp_path).start()

@@ -1,4 +1,4 @@
-"""The metrics of a cluster: what they say, and that nothing in the store can spoil them."""
+"""The metrics of a cluster: their values, and that no content of the store can spoil them."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ async def test_names_that_somebody_chose_are_bounded(valkey_store: Store) -> Non
 
 @pytest.fixture
 async def stopped(valkey_server: RealServer, valkey_store: Store) -> AsyncIterator[Store]:
-    """A store whose server has gone since it was opened."""
+    """A store whose server has ended since it was opened."""
     valkey_server.stop()
     yield valkey_store
     valkey_server.start()

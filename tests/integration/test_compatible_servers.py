@@ -1,4 +1,4 @@
-"""The backend `openai` against servers that speak HTTP by hand: what the large clients put up with, it does too."""
+"""The backend `openai` against hand-written HTTP servers: it tolerates the same deviations as the large clients."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ async def test_so_many_closed_connections_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("unasked", [answer(REPLY.replace(b"hello", b"other")), answer(b"", status=408)])
-async def test_what_comes_unasked_on_an_idle_connection_answers_no_request(unasked: bytes) -> None:
+async def test_unrequested_bytes_on_an_idle_connection_answer_no_request(unasked: bytes) -> None:
     async with scripted([answer(REPLY)], is_held=True) as server, client(server.address) as llm:
         assert (await llm.complete(REQUEST)).text == "hello"
         server.writers[0].write(unasked)

@@ -1,4 +1,4 @@
-"""What compose.yaml says, read as text; `test_compose_trial` starts it."""
+"""The content of compose.yaml, read as text; `test_compose_trial` starts it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_only_services_that_need_keys_or_network_have_them() -> None:
     assert yaml.safe_load(COMPOSE.read_text())["networks"]["inside"] == {"internal": True}
 
 
-def test_who_works_with_secrets_has_their_key_and_nobody_else() -> None:
+def test_only_services_with_secrets_have_their_key() -> None:
     assert {name for name in services() if "DECKHANDS_SECRET_KEY" in services()[name].get("environment", {})} == {
         *("controller", "tools", *POOLS, "ingress", "jobs", "gateway", *PASSING)
     }
@@ -290,7 +290,7 @@ def test_passwords_are_made_fresh_and_kept(tmp_path: Path) -> None:
     assert made[0].read_text() == before
 
 
-def test_what_a_file_of_an_earlier_version_lacks_is_added(tmp_path: Path) -> None:
+def test_missing_entries_of_an_older_file_are_added(tmp_path: Path) -> None:
     earlier = "ADMIN_PASSWORD=0123456789abcdef\nLLM_MODEL=m\nDOOR_PASSWORD=\nSECRET_KEY=kept"
     (tmp_path / "deploy").mkdir()
     (tmp_path / ".env").write_text(earlier)

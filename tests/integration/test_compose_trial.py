@@ -1,8 +1,8 @@
 """The containers, tried with a real engine: up, at work, killed, stopped, hung, and watched.
 
-The image is built unless there is one; `IMAGE` and `CLAUDE_IMAGE` name others, of one version, `BASE_IMAGE` another base
-to build it from. What the containers logged is kept beside the test's other files, in `containers.log`, and a picture of
-an agent in Flower. Run by `pytest -m docker`.
+The image is built unless there is one; `IMAGE` and `CLAUDE_IMAGE` name others, of one version, `BASE_IMAGE` another
+base to build it from. The containers' logs are kept beside the test's other files, in `containers.log`, and a picture
+of an agent in Flower. Run by `pytest -m docker`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Tool workers of one node in several containers: a shared directory, process ids that mean something else in each.
+"""Tool workers of one node in several containers: a shared directory, and separate process ids.
 
-A pid namespace stands for the other container: its first process opens a workspace, and all in it end with that.
+A pid namespace takes the place of the other container: its first process opens a workspace, and all in it end with
+that.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ async def here(root: Path) -> AsyncIterator[Workspaces]:
 
 @asynccontextmanager
 async def container(root: Path, command: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Another container, in which a tool worker has opened the workspace and run a command, or begun a sleep."""
+    """Another container, in which a tool worker has opened the workspace and run a command, or started a sleep."""
     unshare = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc")
     process = await asyncio.create_subprocess_exec(
         *(*unshare, sys.executable, "-c", OPENS, str(root), CONVERSATION, command),

@@ -35,7 +35,7 @@ async def guarded(hands: Hands) -> Hands:
     return hands
 
 
-async def test_what_a_model_repeats_is_hidden_before_it_is_folded(guarded: Hands) -> None:
+async def test_repeated_secret_is_masked_before_it_is_folded(guarded: Hands) -> None:
     thought = {"tool_calls": [{"name": "think", "arguments": {"thought": f"It is {CANARY}."}}]}
     await guarded.begin(thought, {"text": f"The token: {CANARY}"})
     loop = await guarded.go()

@@ -27,7 +27,7 @@ from broker.store import keys
 from broker.store.function_library import ANNOUNCED_FIELD, FunctionsVersion, deploy, own_version
 from controller_worker.agents.registry import AGENTS
 from controller_worker.core.state import parse_snapshot
-from controller_worker.loop.conversation_loop import ConversationLoop
+from controller_worker.loop.conversation_loop import FORGET_HISTORY_AFTER_SECONDS, ConversationLoop
 from controller_worker.loop.owned_log import EVERY_EVENTS
 from controller_worker.memory.condensers.model_free import NoOpCondenser
 from controller_worker.memory.conversation_memory import PromptOptions
@@ -59,7 +59,7 @@ async def test_a_conversation_runs_to_completion_and_is_given_up(hands: Hands) -
 async def test_a_ring_between_claim_and_reading_silences_no_later_one(hands: Hands) -> None:
     await hands.begin(BASH)
     loop = await hands.claim()
-    await hands.say("quickly")  # rings the new owner, who has not read yet
+    await hands.say("quickly")  # wakes the new owner, which has not read yet
     assert await mail_of(hands.store, WORKER) == [CID]
     loop.wake(has_new_events=False)
     await hands.at_rest(loop)
@@ -288,6 +288,38 @@ async def test_a_recollection_that_has_missed_an_event_says_so(hands: Hands) -> 
     await recollection.build_prompt(1, *SHOW_ALL)
     with pytest.raises(AssertionError, match="has events up to 1, not 2"):
         await recollection.build_prompt(2, *SHOW_ALL)
+
+
+async def test_forgotten_history_gives_the_same_prompt(hands: Hands) -> None:
+    await hands.begin(BASH)
+    loop = await hands.go()
+    whole = PromptHistory(hands.log, CID)
+    before = await whole.build_prompt(8, *SHOW_ALL)
+    reads = hands.wire.counts["XRANGE"]
+    assert await whole.build_prompt(8, *SHOW_ALL) == before
+    assert hands.wire.counts["XRANGE"] == reads
+    whole.forget()
+    await hands.observe(8)
+    await whole.take_in((await hands.events())[8:])
+    reads = hands.wire.counts["XRANGE"]
+    assert await whole.build_prompt(9, *SHOW_ALL) == await PromptHistory(hands.log, CID).build_prompt(9, *SHOW_ALL)
+    assert hands.wire.counts["XRANGE"] == reads + 2
+    loop.drop()
+
+
+async def test_history_is_forgotten_only_while_the_model_thinks_for_long(hands: Hands) -> None:
+    await hands.begin({"text": "Hello.", "latency_seconds": 60.0})
+    loop = await hands.claim()
+    loop.wake(has_new_events=False)
+    await until(lambda: is_asking(loop) and loop._task is None, what="thinking")
+    reads = hands.wire.counts["XRANGE"]
+    loop.forget_history(loop.waiting_since + FORGET_HISTORY_AFTER_SECONDS)
+    await loop._log.recollection.build_view(loop.state.version)
+    assert hands.wire.counts["XRANGE"] == reads
+    loop.forget_history(loop.waiting_since + FORGET_HISTORY_AFTER_SECONDS + 1)
+    await loop._log.recollection.build_view(loop.state.version)
+    assert hands.wire.counts["XRANGE"] == reads + 1
+    loop.drop()
 
 
 # Errors
@@ -528,8 +560,8 @@ async def crash(hands: Hands, times: int) -> None:
 @pytest.mark.parametrize(
     ("times", "expected"),
     [
-        (3, ["observation.error", "observation.agent_state_changed"]),  # what waits for a tool is settled
-        (4, ["observation.agent_state_changed"]),  # to read it is what kills: nothing is read any more
+        (3, ["observation.error", "observation.agent_state_changed"]),  # a wait for a tool is settled
+        (4, ["observation.agent_state_changed"]),  # the read itself kills: nothing is read any more
     ],
 )
 async def test_a_conversation_that_crashes_its_workers_rests_in_error(
@@ -549,7 +581,7 @@ async def test_a_conversation_that_crashes_its_workers_rests_in_error(
 
 
 async def mark_of(hands: Hands) -> Any:
-    """Return what would count a death of the worker against the conversation; None if nothing does."""
+    """Return the mark that would count a death of the worker against the conversation; None without one."""
     return await hands.store.connection.call("HGET", hands.store.keys(CID).meta, "mark")
 
 

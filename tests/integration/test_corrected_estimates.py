@@ -1,4 +1,4 @@
-"""A shared budget where the provider counts more tokens than were estimated: what was seen corrects the estimates."""
+"""A shared budget where the provider counts more tokens than were estimated: real counts correct the estimates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More schedules come due than are looked at in one go, and many of them cannot begin: the others have their turns."""
+"""If more schedules are due than one run handles, and many of them cannot start, the others get their turns."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ SPOILT = DUE_AT_ONCE + 44
 LATER = "LaterAgent"
 
 
-async def spoil(
-    cluster: Cluster, number: int, *, agent: str = "NobodyAgent", standing: ScheduleStatus | None = None
-) -> None:
-    """Write down schedules that cannot begin, and have been due for a while."""
-    await cluster.add({"agent": agent})
+async def spoil(cluster: Cluster, number: int, *, standing: ScheduleStatus | None = None) -> None:
+    """Store schedules that cannot start, and have been due for a while."""
+    await cluster.add_of_agent("NobodyAgent")
     text = (await cluster.book.entry(NAME)).schedule.model_dump()
     await cluster.book.remove(NAME)
     names, due_ms = cluster.store.all_shards[0], int(NOON.timestamp() * 1000) - 60_000
@@ -50,7 +48,7 @@ async def test_those_that_cannot_begin_keep_no_other_from_its_turn(cluster: Clus
 
 async def test_one_that_can_begin_again_does_although_others_cannot(cluster: Cluster) -> None:
     await spoil(cluster, SPOILT, standing=ScheduleStatus(error="nobody knows the agent"))
-    await cluster.add({"agent": LATER}, catch_up_seconds=86_400.0)
+    await cluster.add_of_agent(LATER, catch_up_seconds=86_400.0)
     await cluster.come_due()
     for _ in range(2):
         await cluster.tick(minutes_later=0.1)

@@ -1,4 +1,4 @@
-"""The delegates of one conversation on a real store: where they are begun, and what they begin with."""
+"""The delegates of one conversation on a real store: their location and initial state."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_delegate_starts_with_its_task_share_and_parent(hands: Hands) -> N
     assert (created.parent.conversation_id, created.parent.level) == (CID, 1)
     assert (created.limits.max_iterations, created.limits.max_tokens) == (5, 5_000)
     assert created.limits.max_seconds is not None
-    assert 2_500 < created.limits.max_seconds <= 3_240  # nine tenths of what its parent has left
+    assert 2_500 < created.limits.max_seconds <= 3_240  # nine tenths of its parent's remainder
     assert message.sentence == "TASK: look"
 
 
@@ -150,7 +150,7 @@ async def test_ended_script_ends_a_delegate_without_finish_tool(hands: Hands, na
 
 
 async def test_a_delegate_of_a_lost_request_does_not_answer_another(hands: Hands) -> None:
-    """The store has lost the request and not the delegate: it was begun while the store came back."""
+    """The store has lost the request but not the delegate, which was created while the store came back."""
     for action_id in range(3, 12):
         lost = ConversationCreated(conversation_id=make_delegate_id(CID, action_id))
         await hands.log.create(lost, [said("TASK: something else")], key=f"delegate:{action_id}")
@@ -170,7 +170,7 @@ async def test_lost_order_does_not_block_another_with_its_number(hands: Hands) -
 
 
 async def test_order_concerns_only_the_requested_actions_and_time(hands: Hands) -> None:
-    """A next owner passes the latest order on once more, and others may have begun since."""
+    """The next owner forwards the latest order once more, and others may have started since."""
     delegate_id, begun = await delegate_of(hands)
     delegates, state = Delegates(hands.log, hands.store), hands.loops[0].state
     asked_id = state.delegation.delegates[0].id
@@ -320,7 +320,7 @@ async def test_error_of_a_delegate_is_a_sentence_for_its_parent(hands: Hands) ->
 
 
 async def begin_many(hands: Hands, *turns: dict[str, Any], **limits: Any) -> None:
-    """Begin a conversation whose delegates are readers."""
+    """Start a conversation whose delegates are readers."""
     await hands.begin(*turns, agent=delegating(hands), limits=Limits(**{"max_iterations": 10**9} | limits))
 
 

@@ -61,7 +61,7 @@ async def test_healthy_cluster_is_diagnosed_without_writing(valkey_store: Store,
     assert "alive: 1 controller, 1 tool" in told["workers"]
 
 
-async def test_what_is_broken_is_found_and_named(valkey_store: Store, valkey_server: RealServer) -> None:
+async def test_broken_parts_are_found_and_named(valkey_store: Store, valkey_server: RealServer) -> None:
     store, url = valkey_store, valkey_server.url
     await begin(store)
     await enter(store, "controller-1")

@@ -1,4 +1,4 @@
-"""Containers as workspaces, by a real engine: what they may do, which node runs them, and who outlives whom."""
+"""Containers as workspaces, by a real engine: their rights, their nodes, and their lifetimes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_a_container_is_closed(tmp_path: Path, containers: ContainerSettin
         (container,) = running(tmp_path)
         form = "{{.HostConfig.NetworkMode}} {{.HostConfig.Memory}} {{.HostConfig.PidsLimit}} {{.HostConfig.NanoCpus}}"
         assert inspected(container, form) == f"none {LIMITS.memory_bytes} 64 1000000000"
-        # Nothing of the host's own is to be had: its journal and socket have no path, and nobody is at the entrance.
+        # None of the host's files is reachable: its journal and socket have no path, and the entrance is closed.
         knock = "import socket; socket.socket(socket.AF_UNIX).connect('/run/deckhands/entrance')"
         assert "ConnectionRefusedError" in (await run(f'python3 -c "{knock}"')).content
         assert (await run("cd / && touch /tmp/x ~/x /workspace/x && ls /workspace")).content == "x"
@@ -138,7 +138,7 @@ async def test_a_container_that_was_killed_leaves_an_unknown_outcome(
         assert (await workspace.run(2, "bash", {"command": "echo a new one"})).value["content"] == "a new one"
 
 
-async def test_what_a_dead_worker_left_is_removed(tmp_path: Path, containers: ContainerSettings) -> None:
+async def test_remains_of_a_dead_worker_are_removed(tmp_path: Path, containers: ContainerSettings) -> None:
     labels = ["--label", f"deckhands.root={tmp_path}", "--label", "deckhands.conversation=forgotten"]
     made = ["docker", "run", "--detach", *labels, image(), "sleep", "1000"]
     subprocess.run(made, capture_output=True, check=True)
@@ -148,9 +148,7 @@ async def test_what_a_dead_worker_left_is_removed(tmp_path: Path, containers: Co
         assert inspected(left, '{{index .Config.Labels "deckhands.conversation"}}') == "another"
 
 
-async def test_what_takes_too_much_ends_and_its_workspace_does_not(
-    tmp_path: Path, containers: ContainerSettings
-) -> None:
+async def test_greedy_program_ends_and_its_workspace_does_not(tmp_path: Path, containers: ContainerSettings) -> None:
     async with docked(tmp_path, containers) as workspaces:
         run = Terminal(await workspaces.open("greedy"))
         assert (await run("python3 -c 'x = b\"x\" * (400 << 20)'", blocking=True, timeout=60)).exit_code == 137
@@ -269,7 +267,7 @@ async def test_cells_run_in_a_container_whose_image_has_a_kernel(tmp_path: Path)
             assert kept.value["content"] == "41"
 
 
-async def test_what_an_image_lacks_is_said(tmp_path: Path, containers: ContainerSettings) -> None:
+async def test_missing_parts_of_an_image_are_reported(tmp_path: Path, containers: ContainerSettings) -> None:
     sessions = find_session_programs(["ipython", "browser"], sandbox="docker")
     async with docked(tmp_path, containers, programs=sessions) as workspaces:
         workspace = await workspaces.open("lacking")

@@ -92,7 +92,7 @@ async def test_every_occurrence_is_replaced_where_that_is_asked_for(hands: Model
 
 
 @pytest.mark.parametrize("edits", [[], "x", [1], [{"old_str": 1}], [{"new_str": "x"}], [{"old_str": "a"}] * 201])
-async def test_what_is_no_list_of_edits_is_refused(hands: ModelHands, folder: Path, edits: object) -> None:
+async def test_invalid_list_of_edits_is_refused(hands: ModelHands, folder: Path, edits: object) -> None:
     (folder / "a.txt").write_text("a\n")
     try:
         text = await hands.edit("str_replace", folder / "a.txt", edits=edits)
@@ -139,7 +139,7 @@ async def test_edit_of_a_file_changed_since_view_is_refused(hands: ModelHands, f
 
 
 @pytest.mark.parametrize("sandbox", SANDBOXES)
-async def test_what_is_plainly_wrong_after_an_edit_is_said(sandbox: str, tmp_path: Path) -> None:
+async def test_obvious_errors_after_an_edit_are_reported(sandbox: str, tmp_path: Path) -> None:
     async with opened(tmp_path / "node", sandbox=sandbox) as workspaces:
         hands = ModelHands(await workspaces.open("conversation"))
         base = (await hands.bash("pwd")).content

@@ -119,7 +119,7 @@ async def test_proxy_keeps_only_hosts_with_an_attached_worker(tmp_path: Path) ->
     await gone(process.pid)
 
 
-async def test_what_was_refused_stands_in_the_observation_and_is_counted(tmp_path: Path, memory_store: Store) -> None:
+async def test_refusals_are_in_the_observation_and_counted(tmp_path: Path, memory_store: Store) -> None:
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id="told"))
     async with opened(tmp_path, sandbox="bwrap", gate=GATE) as workspaces:

@@ -1,4 +1,4 @@
-"""The proxy of a workspace as programs use it: bodies both ways, tunnels, and what it bounds."""
+"""The proxy of a workspace as programs use it: bodies both ways, tunnels, and bounds."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Pages(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -160,7 +160,7 @@ async def test_bytes_and_connections_are_bounded() -> None:
 
 
 async def test_silence_ends_a_connection() -> None:
-    with socket.create_server((HOST, 0)) as silent:  # the kernel connects, and nobody takes it up
+    with socket.create_server((HOST, 0)) as silent:  # the kernel connects, and no program accepts
         host = f"{HOST}:{silent.getsockname()[1]}"
         async with serving(host, silence_seconds=0.1) as port, asyncio.timeout(LIMIT_SECONDS):
             for request in (

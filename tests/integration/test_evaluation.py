@@ -1,4 +1,4 @@
-"""Evaluations on real workers: what agents leave behind decides nothing, and nothing is begun twice."""
+"""Evaluations on real workers: files that agents leave behind decide nothing, and nothing starts twice."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_repetitive_agent_is_scored_by_its_result(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_what_was_begun_is_found_again(client: Client, instance: Instance, tmp_path: Path) -> None:
+async def test_started_evaluation_is_found_again(client: Client, instance: Instance, tmp_path: Path) -> None:
     honest = model(tmp_path, bash(REPAIR), finish("Done."))
     plan = EvaluationPlan("three", [instance], [honest], attempts=2)
     rows: list[list[AttemptRow]] = []
@@ -225,7 +225,7 @@ async def test_no_text_of_a_set_up_skips_its_check(client: Client, results: Resu
 async def test_set_up_that_fails_only_in_the_check_is_recognised(
     client: Client, results: Results, tmp_path: Path
 ) -> None:
-    """It fails without the agent's work, too; what the agent does or prints changes nothing about that."""
+    """It fails without the agent's work, too; the agent's actions and output change nothing about that."""
     hidden = to_tree({"hidden.txt": "hidden"})
     always = Instance("always", "Make it.", setup="test ! -e hidden.txt", hidden=hidden, check="test -f made.txt")
     broken = Instance("broken", "Make it.", setup="test ! -e broken.txt", hidden=hidden, check="cat made.txt; exit 1")
@@ -284,7 +284,7 @@ async def test_attempts_have_the_network_unless_they_shall_not(client: Client, t
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_what_failed_tries_have_cost_is_kept(client: Client, results: Results, tmp_path: Path) -> None:
+async def test_costs_of_failed_tries_are_kept(client: Client, results: Results, tmp_path: Path) -> None:
     turn = bash("true") | {"cost_usd": 0.5}
     broken = model(tmp_path, turn, {"error": {"code": "authentication", "times": None}})
     plan = EvaluationPlan("lost", [Instance("six", "What is 2 * 3?", answer="6")], [broken], retries=1)

@@ -1,4 +1,4 @@
-"""Siblings that a critic judges: a model over HTTP that reads what each has left, and gives it a score."""
+"""Siblings that a critic judges: a model over HTTP that reads the files of each, and gives it a score."""
 
 from __future__ import annotations
 

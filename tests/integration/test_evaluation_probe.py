@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +16,17 @@ from deckhands.client.client import Client
 from deckhands.evaluation.attempts.driver import ModelSilent
 from deckhands.evaluation.attempts.plan import LABEL, EvaluationPlan
 from deckhands.evaluation.attempts.record import PROGRESS, ProgressRecord
-from deckhands.evaluation.attempts.results import Results
+from deckhands.evaluation.attempts.results import AttemptRow, Results
 from deckhands.evaluation.attempts.status import EvaluationStatus, parse_status
 from deckhands.evaluation.attempts.steering import EvaluationSteering
 from deckhands.evaluation.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
 from tests.faults.harness import FaultCluster
 from tests.integration.command_line import finish, run_command, script
+from tests.model_server.running_server import RunningModelServer
 from tests.polling import until
+
+pytest_plugins = ("tests.model_server.fixtures",)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -63,12 +68,12 @@ async def test_unanswered_first_attempts_stop_the_evaluation(
     statuses: list[EvaluationStatus] = []
     plan = EvaluationPlan(f"dead-{code}", questions(*"abcdef"), [model], at_once=6, retries=0)
     with pytest.raises(ModelSilent, match=f"every call fails: {code}"):
-        await Evaluation(client, plan, results, on_standing=statuses.append).run()
+        await Evaluation(client, plan, results, on_status=statuses.append).run()
     assert results.rows == {}
     assert len(await started(client, plan.name)) == conversations
     last = parse_status((await EvaluationSteering(client.store, plan.name).read()).status)
     assert last is not None
-    assert (last.state, last.under_way, last.pending) == ("stopped", 0, 6)
+    assert (last.state, last.in_flight, last.pending) == ("stopped", 0, 6)
     assert code in last.render_line
 
 
@@ -100,9 +105,9 @@ async def test_attempts_wait_for_the_first_reply(client: Client, results: Result
     model = script(tmp_path / "m.json", waits | {"latency_seconds": 3.0}, finish("6"))
     statuses: list[EvaluationStatus] = []
     plan = EvaluationPlan("first", questions(*"abc"), [model], at_once=3)
-    running = asyncio.create_task(Evaluation(client, plan, results, on_standing=statuses.append).run())
-    await until(lambda: statuses and statuses[-1].under_way == 3, what="attempts after the first reply")
-    assert any(status.under_way == 1 and "its first reply" in status.bound for status in statuses)
+    running = asyncio.create_task(Evaluation(client, plan, results, on_status=statuses.append).run())
+    await until(lambda: statuses and statuses[-1].in_flight == 3, what="attempts after the first reply")
+    assert any(status.in_flight == 1 and "its first reply" in status.bound for status in statuses)
     gate.touch()
     await asyncio.wait_for(running, 60)
     assert [row.outcome for row in results.rows.values()] == ["resolved"] * 3
@@ -122,7 +127,7 @@ async def test_attempts_in_flight_name_their_failure_and_conversation(
             record.add_status(status)
 
         with pytest.raises(ModelSilent):
-            await Evaluation(client, plan, results, on_standing=keep).run()
+            await Evaluation(client, plan, results, on_status=keep).run()
     shown = [one for status in statuses for one in status.attempts if one.cause]
     assert shown
     assert shown[0].cause == "bad_request: The script fails with bad_request."
@@ -144,3 +149,37 @@ async def test_a_failed_attempt_of_a_working_model_stops_nothing(
     plan = EvaluationPlan("late", questions("a"), [model], retries=0)
     await Evaluation(client, plan, results).run()
     assert [(row.outcome, row.cause) for row in results.rows.values()] == [("infra-abandoned", "authentication")]
+
+
+async def test_provider_that_dies_later_stops_the_evaluation(
+    results: Results, tmp_path: Path, model_server: Callable[..., RunningModelServer]
+) -> None:
+    path = tmp_path / "m.json"
+    script(path, finish("6"))
+    server = model_server("--script", str(path))
+    plan = EvaluationPlan("dies", questions(*"abcdefg"), ["openai/mine"], at_once=1, retries=0)
+
+    def kill_server(_: AttemptRow) -> None:
+        if len(results.rows) == 2:
+            os.kill(server.pid, signal.SIGKILL)
+
+    async with FaultCluster(tmp_path / "cluster").running() as cluster:
+        cluster.start_controller(
+            LLM_BASE_URL=f"{server.url}/v1", LLM_API_KEY="k", LLM_NUM_RETRIES="1", LLM_RETRY_MIN_WAIT="0"
+        )
+        cluster.start_tool()
+        with pytest.raises(ModelSilent, match="every call fails: service_unavailable") as stopped:
+            await Evaluation(cluster.client, plan, results, on_row=kill_server).run()
+        assert (stopped.value.code, "deckhands eval attach" in stopped.value.remedy) == ("model_silent", True)
+        # Two attempts had a provider, and two failed before a third showed that all will.
+        assert [(row.instance, row.outcome, row.cause) for row in results.rows.values()] == [
+            *[(name, "resolved", "") for name in "ab"],
+            *[(name, "infra-abandoned", "service_unavailable") for name in "cd"],
+        ]
+        assert len(await started(cluster.client, plan.name)) == 5
+        last = parse_status((await EvaluationSteering(cluster.client.store, plan.name).read()).status)
+        assert last is not None
+        assert (last.state, last.in_flight, last.pending) == ("stopped", 0, 3)
+        model_server("--script", str(path), "--port", server.url.rpartition(":")[2])
+        await Evaluation(cluster.client, plan, results).run()
+    assert [results.rows["openai/mine", name, 1].outcome for name in "efg"] == ["resolved"] * 3

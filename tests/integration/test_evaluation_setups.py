@@ -55,7 +55,7 @@ async def test_failing_set_up_is_outside_the_score(client: Client, results: Resu
             EvaluationPlan("broken", instances, [says]),
             results,
             on_row=record.add_row,
-            on_standing=statuses.append,
+            on_status=statuses.append,
         )
         await evaluation.run()
     rows = {row.instance: row for row in results.rows.values()}

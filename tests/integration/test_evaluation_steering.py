@@ -1,10 +1,10 @@
-"""Evaluations that somebody steers while they run, through the store, as another process would."""
+"""Evaluations that are steered while they run, through the store, as by another process."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from broker.contract.events import Limits
+from broker.contract.events import AgentSpec, Limits, LLMSpec
 from broker.contract.observations import CmdOutputObservation
 from broker.runtime.errors import UsageError
+from broker.runtime.failpoints import arm
+from broker.runtime.settings import BrokerSettings
 from deckhands.client.client import Client
 from deckhands.client.forking import ForkPoint
 from deckhands.evaluation.attempts.catalog import Catalog
@@ -39,12 +41,17 @@ def gated(gate: Path) -> dict[str, object]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FaultCluster]:
     folder = tmp_path_factory.mktemp("cluster")
     async with FaultCluster(folder).running() as cluster:
         cluster.start_controller("c1")
         cluster.start_tool("t1", DECKHANDS_CHECKPOINTS=str(folder / "checkpoints"), DECKHANDS_CHECKPOINT_EVERY="1")
-        yield cluster.client
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def client(cluster: FaultCluster) -> Client:
+    return cluster.client
 
 
 @pytest.fixture
@@ -58,25 +65,23 @@ def questions(*names: str) -> list[Instance]:
 
 
 class Running:
-    """An evaluation under way, and what it has said of itself."""
+    """A running evaluation, and its reports about itself."""
 
     def __init__(self, client: Client, plan: EvaluationPlan, results: Results) -> None:
         self.steering = EvaluationSteering(client.store, plan.name)
         self.rows: list[AttemptRow] = []
-        self.standings: list[EvaluationStatus] = []
-        evaluation = Evaluation(client, plan, results, on_row=self.rows.append, on_standing=self.standings.append)
+        self.statuses: list[EvaluationStatus] = []
+        evaluation = Evaluation(client, plan, results, on_row=self.rows.append, on_status=self.statuses.append)
         self.task = asyncio.create_task(evaluation.run())
 
     def attempts(self) -> Sequence[AttemptDetails]:
-        """Those under way now."""
-        return self.standings[-1].attempts if self.standings else ()
+        """Return the running attempts."""
+        return self.statuses[-1].attempts if self.statuses else ()
 
     async def stands(self, **fields: object) -> None:
-        """Wait until it stands so."""
+        """Wait until the status matches."""
         await until(
-            lambda: (
-                self.standings and all(getattr(self.standings[-1], name) == value for name, value in fields.items())
-            ),
+            lambda: self.statuses and all(getattr(self.statuses[-1], name) == value for name, value in fields.items()),
             what=str(fields),
         )
 
@@ -95,8 +100,8 @@ async def test_a_paused_evaluation_begins_nothing_and_continues_where_it_was(
     running = Running(
         client, EvaluationPlan("pause", questions("a", "b"), [model], at_once=1, tenant="acme", dataset="sums"), results
     )
-    await running.stands(under_way=1)
-    await until(lambda: running.standings[-1].attempts[0].waits_for == "tool", what="attempt at work")
+    await running.stands(in_flight=1)
+    await until(lambda: running.statuses[-1].attempts[0].waits_for == "tool", what="attempt at work")
     await running.steering.set_desired(state="paused")
     await running.stands(state="paused")
     gate.touch()
@@ -153,7 +158,7 @@ async def test_running_attempts_restart_and_repeated_requeue_counts_once(
     model = script(tmp_path / "m.json", gated(gate), finish("6"))
     running = Running(client, EvaluationPlan("again", questions("a"), [model]), results)
     await until(lambda: any(one.conversation_id for one in running.attempts()), what="attempt under way")
-    first = running.standings[-1].attempts[0].conversation_id
+    first = running.statuses[-1].attempts[0].conversation_id
     await running.steering.requeue(Requeue(outcomes=("running",), instances=("a",)))
     await until(
         lambda: any(one.conversation_id not in ("", first) for one in running.attempts()),
@@ -181,10 +186,10 @@ async def test_budget_and_concurrency_in_the_store_bind_every_driver(
     plan = EvaluationPlan("tuned", questions(*"abcdef"), [model], at_once=1)
     await EvaluationSteering(client.store, "tuned").set_desired(at_once=2)
     running = Running(client, plan, results)
-    await running.stands(under_way=2)
-    assert running.standings[-1].bound == "-n 2"
+    await running.stands(in_flight=2)
+    assert running.statuses[-1].bound == "-n 2"
     await running.steering.set_desired(at_once=3)
-    await running.stands(under_way=3)
+    await running.stands(in_flight=3)
     await running.steering.set_desired(budget_usd=0.0)
     await until(lambda: len(running.rows) == 3, what="attempts left out")
     assert {(row.outcome, row.cause) for row in running.rows} == {("limit", "evaluation_budget")}
@@ -205,7 +210,7 @@ async def test_it_ends_early_once_enough_is_known(client: Client, results: Resul
     assert all("is better than" in cause for cause in left_out)
     again = Running(client, plan, results)
     assert await again.ended() == []
-    # What a person requeues is carried out all the same.
+    # A user's requeue still takes effect.
     skipped = next(instance for instance, outcome, _ in ended if outcome == "not-run")
     await again.steering.requeue(Requeue(outcomes=("not-run",), instances=(skipped,)))
     carried_out = await Running(client, plan, results).ended()
@@ -220,7 +225,7 @@ async def test_forged_values_in_the_store_are_ignored(client: Client) -> None:
         "state": "exploded",
         "at_once": "-5",
         "budget_usd": "much",
-        "standing": "[1",
+        "status": "[1",
         "order:x": '{"outcomes": 3}',
         "round:nonsense": "1",
         'round:["m", "a", 1]': "many",
@@ -303,14 +308,14 @@ async def test_attempts_that_end_while_they_are_requeued_begin_again(client: Cli
             pass
         return one.build_row("resolved", "")
 
-    standings: list[EvaluationStatus] = []
-    driver = Driver(client, plan, results, act, on_standing=standings.append)
+    statuses: list[EvaluationStatus] = []
+    driver = Driver(client, plan, results, act, on_status=statuses.append)
     running = asyncio.create_task(driver.run())
-    await until(lambda: standings and standings[-1].under_way == 12, what="attempts under way")
+    await until(lambda: statuses and statuses[-1].in_flight == 12, what="attempts under way")
     await steering.requeue(Requeue(outcomes=("running",)))
     await asyncio.wait_for(running, 30)
     assert [row.round for row in results.rows.values()] == [1] * 12
-    assert (standings[-1].ended, standings[-1].outcomes) == (12, {"resolved": 12})
+    assert (statuses[-1].ended, statuses[-1].outcomes) == (12, {"resolved": 12})
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -325,7 +330,7 @@ async def test_attempts_start_by_instance_also_after_an_interruption(client: Cli
     with Results(tmp_path / "new.jsonl") as results:
         await Driver(client, plan, results, act).run()
     assert started == [(model, name, number) for name in "abc" for number in (1, 2) for model in "mn"]
-    with Results(tmp_path / "results.jsonl") as results:  # as an earlier version left it, which began with the numbers
+    with Results(tmp_path / "results.jsonl") as results:  # in the order of an earlier version: numbers first
         for attempt in plan.list_attempts():
             if attempt.number == 1 and attempt.instance.id != "c":
                 results.add(build_unscored_row(attempt, 0, "resolved", ""))
@@ -351,12 +356,12 @@ async def test_no_attempt_starts_once_the_tokens_are_spent(client: Client, resul
         *[("resolved", "")] * 2,
         *[("limit", "evaluation_token_budget")] * 2,
     ]
-    assert running.standings[-1].tokens == 240
+    assert running.statuses[-1].tokens == 240
     # A budget in USD cannot bind without a price: the progress says so.
-    assert running.standings[-1].warning == (
+    assert running.statuses[-1].warning == (
         f"--budget does not bind, because the price of {model} is unknown: use --token-budget"
     )
-    assert running.standings[-1].warning in running.standings[-1].render_line
+    assert running.statuses[-1].warning in running.statuses[-1].render_line
     await running.steering.set_desired(token_budget=inf)
     await running.steering.requeue(Requeue(causes=("evaluation_token_budget",)))
     assert [outcome for _, outcome, _ in await Running(client, limited, results).ended()] == ["resolved"] * 2
@@ -369,32 +374,55 @@ async def test_no_attempt_starts_once_the_tokens_are_spent(client: Client, resul
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_requeue_given_at_the_end_is_carried_out(client: Client, results: Results) -> None:
+async def test_tokens_of_delegates_are_spent(client: Client, results: Results, tmp_path: Path) -> None:
+    def used(tokens: int) -> dict[str, object]:
+        return {"usage": {"prompt_tokens": tokens, "completion_tokens": 0}}
+
+    helper = AgentSpec(
+        name="ReadOnlyAgent", llm=LLMSpec(model=script(tmp_path / "h.json", finish("It is 6.") | used(300)))
+    )
+    handed = {"tool_calls": [{"name": "delegate", "arguments": {"agent": "helper", "task": "Multiply."}}]}
+    model = script(tmp_path / "m.json", handed | used(100), finish("6") | used(100))
+    agent = AgentSpec(enable_delegation=True, delegates={"helper": helper})
+    plan = EvaluationPlan("delegates", questions("a", "b"), [model], agent=agent, at_once=1, token_budget=500)
+    ended = await Running(client, plan, results).ended()
+    assert sorted(ended) == [("a", "resolved", ""), ("b", "limit", "evaluation_token_budget")]
+    assert [row.spent_tokens for row in results.rows.values()] == [500, 0]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_requeue_given_at_the_end_is_carried_out(cluster: FaultCluster, results: Results, tmp_path: Path) -> None:
     """It comes when the driver has announced the end, which is the last moment at which it may be accepted."""
     plan = EvaluationPlan("at-the-end", questions("a", "b"), ["m"], is_paced=False)
-    steering = EvaluationSteering(client.store, plan.name)
-    orders = [Requeue(instances=("a",)), Requeue(instances=("b",))]
-    given: list[str] = []
+    gate = tmp_path / "gate"
+    given: list[object] = []
 
     async def act(one: AttemptInFlight) -> AttemptRow:
         return one.build_row("resolved", "")
 
-    class Announced(Catalog):
-        """Gives an order right after the announcement, before the driver does anything else."""
+    def pause_at_next_announcement() -> None:
+        arm(BrokerSettings(failpoints=f"evaluation.announced:pause:{gate}"))
 
-        async def put(self, name: str, rows: Iterable[AttemptRow]) -> None:
-            await super().put(name, rows)
-            stored = await steering.read()
-            if stored.status.get("has_driver") is False and orders:
-                given.append(str(stored.status["state"]))
-                await steering.requeue(orders.pop())
+    async def give_orders() -> None:
+        """As another process would, while the driver is held right after its announcement."""
+        async with await Client.connect(cluster.store.url) as other:
+            steering = EvaluationSteering(other.store, plan.name)
+            for instance in "ab":
+                await until(gate.exists, what="announcement")
+                stored = await steering.read()
+                given.append((stored.status["state"], stored.status["has_driver"]))
+                await steering.requeue(Requeue(instances=(instance,)))
+                if instance == "a":
+                    pause_at_next_announcement()
+                gate.unlink()
 
-    driver = Driver(client, plan, results, act)
-    driver._catalog = Announced(client.store)
-    await asyncio.wait_for(driver.run(), 30)
-    assert given == ["over", "over"]
+    pause_at_next_announcement()
+    orders = asyncio.create_task(asyncio.to_thread(asyncio.run, give_orders()))
+    await asyncio.wait_for(Driver(cluster.client, plan, results, act).run(), 60)
+    await orders
+    assert given == [("over", False)] * 2
     assert {row.instance: row.round for row in results.rows.values()} == {"a": 1, "b": 1}
-    stored = await steering.read()
+    stored = await EvaluationSteering(cluster.client.store, plan.name).read()
     assert (stored.orders, stored.status["has_driver"]) == ({}, False)
 
 

@@ -22,7 +22,7 @@ TOOLS = {"execute_bash", "str_replace_editor", "think", "finish"}
 
 @dataclass(frozen=True)
 class Story:
-    """What a script is expected to do to its project."""
+    """The expected effect of a script on its project."""
 
     name: str
     before: str

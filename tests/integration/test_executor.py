@@ -67,7 +67,7 @@ async def delivery_of(log: EventLog, action_id: int) -> ActionDelivery:
 
 
 async def execute(workspaces: Workspaces, log: EventLog, claim: Claim = FIRST, *, action_id: int = 2) -> Observation:
-    """Carry an action out, and return what the log ends with."""
+    """Run an action, and return the last events of the log."""
     await Executor(log, workspaces, worker_id="tool-1").execute(await delivery_of(log, action_id), claim)
     return await last(log)
 
@@ -207,7 +207,7 @@ async def test_order_about_another_action_stops_no_starting_action(workspaces, l
 
 
 @pytest.mark.parametrize(("sandbox", "is_said"), [("none", True), ("bwrap", None)])
-async def test_what_ran_without_a_sandbox_says_so(log, tmp_path, sandbox, is_said) -> None:
+async def test_commands_without_a_sandbox_are_marked(log, tmp_path, sandbox, is_said) -> None:
     async with opened(tmp_path, sandbox=sandbox) as workspaces:
         for action in (CmdRunAction(command="true"), FileWriteAction(path="a", content="a"), FileReadAction(path="b")):
             assert (await observed(workspaces, log, action)).unsandboxed is is_said
@@ -261,7 +261,7 @@ async def test_result_of_an_action_lost_meanwhile_answers_no_other(workspaces, l
 
 
 async def test_action_decided_before_a_named_gap_does_not_start(workspaces, log, folder) -> None:
-    """The journal goes further than the log: what it holds beyond may be in the workspace."""
+    """The journal has more than the log: its further entries may have changed the workspace."""
     await log.append(CID, [CmdRunAction(command=EFFECT)])
     host = await workspaces.open(CID)
     await host.run(9, "bash", {"command": "echo lost >> effects"}, fingerprint="0123456789abcdef")

@@ -1,4 +1,4 @@
-"""As whom an agent commits: nobody has to say it, and whatever says it more closely counts."""
+"""The identity with which an agent commits: a default exists, and more specific settings override it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_identity_is_a_setting() -> None:
 
 
 @pytest.mark.parametrize("text", ["a\n[core]\nfsmonitor=touch x", "a\0", "a\x1b[31m", "x" * 1000])
-def test_what_could_be_another_setting_of_git_is_refused(text: str) -> None:
+def test_identity_that_injects_git_settings_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="DECKHANDS_GIT_USER_"):
         load_tool_settings({"DECKHANDS_GIT_USER_NAME": text})
     with pytest.raises(UsageError, match="DECKHANDS_GIT_USER_"):

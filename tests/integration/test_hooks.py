@@ -1,4 +1,4 @@
-"""Hooks of a controller worker: what they receive, what a veto leads to, and what becomes of those that fail."""
+"""Hooks of a controller worker: their input, the effect of a veto, and failing hooks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAILED = "the hook guard failed:"
 
 
 class Told:
-    """A hook that keeps what it receives and answers from a list, then None."""
+    """A hook that keeps its inputs and answers from a list, then None."""
 
     def __init__(self, *answers: str | None) -> None:
         self.calls: list[Mapping[str, Any]] = []
@@ -71,7 +71,7 @@ async def logged(hands: Hands) -> list[Event]:
 
 
 async def run(hands: Hands, *turns: dict[str, Any], **fields: Any) -> list[Event]:
-    """Let a conversation run until it waits, or is gone; return its log."""
+    """Let a conversation run until it waits or leaves the worker; return its log."""
     await hands.begin(*turns, **fields)
     await hands.go()
     return await logged(hands)
@@ -292,7 +292,7 @@ async def test_a_file_names_functions_and_commands(
         ("hooks", "is not TOML"),
     ],
 )
-def test_what_cannot_be_used_is_said_at_the_start(tmp_path: Path, text: str, said: str) -> None:
+def test_unusable_hooks_are_reported_at_the_start(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "hooks.toml"
     path.write_text(text)
     with pytest.raises(UsageError, match=said):

@@ -1,4 +1,4 @@
-"""A workspace host as its clients see it: how long it lives, and what it refuses to keep for them."""
+"""A workspace host as its clients see it: its lifetime, and requests that it refuses."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_host_with_a_running_action_outlives_its_ttl_without_clients(tmp_p
             await running
         async with asyncio.timeout(60):
             assert await gate.wait() == "over"
-        # Now that nothing runs any more, its time to live has begun.
+        # Nothing runs any more, so its time to live has started.
         assert await wait_until_dead(HostFolder(tmp_path, CONVERSATION), LIMIT_SECONDS)
     async with opened(tmp_path) as workspaces:
         again = await (await workspaces.open(CONVERSATION)).run(1, "bash", {"command": "never"})
@@ -110,7 +110,7 @@ async def test_host_with_a_full_queue_refuses_further_commands(tmp_path: Path, w
         assert not (workspace / "never").exists()
 
 
-async def test_everybody_who_asks_for_a_running_action_gets_its_result(tmp_path: Path, workspace: Path) -> None:
+async def test_every_caller_for_a_running_action_gets_its_result(tmp_path: Path, workspace: Path) -> None:
     gate = Gate(workspace, "gate")
     async with opened(tmp_path) as workspaces, opened(tmp_path) as others:
         host, other = await workspaces.open(CONVERSATION), await others.open(CONVERSATION)

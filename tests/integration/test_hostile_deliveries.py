@@ -1,6 +1,6 @@
-"""Deliveries of webhooks that somebody has overwritten in the store: who asks for the log of deliveries sees the rest.
+"""Overwritten deliveries of webhooks in the store: a reader of the delivery log sees the others.
 
-Who may forge them: everybody with the rights of a worker or of the gateway in the store.
+Threat: every client with the rights of a worker or of the gateway in the store may forge them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests by aiohttp against a real socket: what is sent, by which way, and what is kept meanwhile."""
+"""Requests by aiohttp against a real socket: content, route, and reused connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.clock import SystemClock
-from controller_worker.providers.anthropic_backend import AnthropicLLM
+from controller_worker.providers.anthropic_backend import CUSTOM_HEADERS, AnthropicLLM, SdkTransport
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.wires.environment_proxy import find_environment_proxy
 from controller_worker.providers.wires.event_stream import REPLY_LIMIT_BYTES, read_whole_reply
@@ -45,7 +45,7 @@ class Listening:
 
     @property
     def head(self) -> list[str]:
-        """The lines of what was asked, in lower case but for the first."""
+        """Return the lines of the request head, in lower case except the first."""
         first, *lines = self.request.partition(b"\r\n\r\n")[0].decode().split("\r\n")
         return [first, *(line.lower() for line in lines)]
 
@@ -182,12 +182,14 @@ async def test_server_and_proxy_each_get_only_their_own_login(monkeypatch: pytes
     assert b"\r\nauthorization: bearer the-key" in to_server
 
 
-async def test_body_sent_by_an_sdk_is_forgotten() -> None:
+async def test_body_sent_by_an_sdk_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CUSTOM_HEADERS, "x-gateway: 1")
     for sent in (bytes(bytearray(b"x" * (PIECE_BYTES + 7))), bytes(bytearray(b"y" * 1_000))):
         alone = sys.getrefcount(sent)
         async with listening() as server:
             config = LLMConfig.create(model="claude-sonnet-5", base_url=server.address, api_key="the-key")
             llm = AnthropicLLM(config, SystemClock())
+            assert isinstance(llm._client.transport, SdkTransport)
             asking = asyncio.create_task(llm._client.transport.post("/v1/messages", sent, {}))
             await server.has_all.wait()
             assert server.request.endswith(b"\r\n\r\n" + sent)

@@ -1,4 +1,4 @@
-"""Entries of the inbox are answered, carried out once and never dropped; what an ingress fails at is put aside."""
+"""Entries of the inbox are answered, handled once and never dropped; failing ones are quarantined."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ LONG_SECONDS = 3_600.0
 
 
 class NoResults:
-    """A result backend that nobody asks."""
+    """A result backend that is never used."""
 
     def settle(self, task_id: str, *_: Any, **__: Any) -> None:
         raise AssertionError(task_id)
 
-    def send_event(self, *_: Any, **__: Any) -> None:
+    def queue_event(self, *_: Any, **__: Any) -> None:
+        return
+
+    def send_queued_events(self) -> None:
         return
 
     def report_progress(self, task_id: str, progress: Mapping[str, Any]) -> None:
@@ -98,7 +101,7 @@ async def test_a_text_that_is_no_utf_8_is_rejected(desk: IngressContext, request
 
 async def test_entry_failing_in_the_ingress_is_answered_and_quarantined(desk: IngressContext) -> None:
     names = desk.store.keys(derive_conversation_id("inbox:shop:mine"))
-    await desk.store.connection.call("SET", names.caller, "no hash")
+    await desk.store.connection.call("SET", names.masked, "no set")
     async with serving(InboxReader(desk, "d1").read()):
         entry = await put(desk.store, {"id": "mine", "task": "x"})
         await until_empty(desk.store)
@@ -239,7 +242,7 @@ async def test_entries_that_stay_do_not_hide_the_others(valkey_store: Store) -> 
 
 
 async def test_repeated_entry_is_accepted_again_after_deletions(desk: IngressContext) -> None:
-    """An ingress died before it acknowledged the entry, and the controller worker that knew the agent is gone."""
+    """An ingress died before it acknowledged the entry, and the controller worker with the agent has ended."""
     knowing, other = (
         Membership(desk.store, name, "controller", about={"agents": f"CodeActAgent,{name}"}, ttl_seconds=LONG_SECONDS)
         for name in ("Knowing", "Other")
@@ -260,7 +263,7 @@ async def test_repeated_entry_is_accepted_again_after_deletions(desk: IngressCon
 async def test_a_refused_entry_forgets_nobody_whose_conversation_begins(
     desk: IngressContext, between: tuple[str, ...]
 ) -> None:
-    """The same id was sent twice, and two ingresses have them: one refuses its entry while the other one begins."""
+    """The same id was sent twice to two ingresses: one refuses its entry while the other one starts."""
     name = derive_conversation_id("inbox:shop:mine")
     about = [b"v", b"1", b"reply_to", b"shop", b"request"]
     entries = {"1-1": [*about, b'{"id": "mine", "task": "x"}'], "1-2": [*about, b'{"id": "mine", "task": ""}']}
@@ -321,7 +324,7 @@ async def test_an_entry_without_an_answer_is_carried_out_too(producer: Producer)
     assert await store.connection.call("ZCARD", names.shard.awaited) == 0
 
 
-async def test_what_cannot_be_used_is_answered_and_kept(producer: Producer) -> None:
+async def test_invalid_entries_are_answered_and_kept(producer: Producer) -> None:
     store = producer.cluster.client.store
     entries = {what: await put(store, text, reply_to=what) for what, (text, _) in MALFORMED.items()}
     await until_empty(store)

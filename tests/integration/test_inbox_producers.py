@@ -20,7 +20,7 @@ from broker.store import keys
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import Store, open_store
 from deckhands.client.client import Client
-from deckhands.ingress.context import IngressContext
+from deckhands.ingress.context import Answer, IngressContext
 from deckhands.ingress.inbox import LAST_ID, InboxReaders
 from deckhands.ingress.outcome_watcher import answer_stream
 from deckhands.ingress.replies import Replies
@@ -236,7 +236,7 @@ async def test_stream_is_served_when_added_and_left_when_removed(world: World) -
 
 
 async def test_name_that_is_used_again_shows_nothing_of_before(world: World) -> None:
-    """The answers of the shared inbox, of the removed producer, and of what it began."""
+    """The answers of the shared inbox, of the removed producer, and of its conversations."""
     producers, late = Producers(world.store), keys.inbox_key("late")
     entry = ("v", "1", "request", json.dumps({"id": "1", "task": "x"}), "reply_to", "late")
     async with serving(InboxReaders(world.desk, "d1").run()):
@@ -257,7 +257,8 @@ async def test_name_that_is_used_again_shows_nothing_of_before(world: World) -> 
         await world.store.call("HSET", world.store.keys(before.conversation_id).caller, "outcome", '{"summary": {}}')
         caller = await world.desk.callers.of(before.conversation_id)
         assert caller is not None
-        await answer_stream(world.desk, Replies(world.store), caller)
+        meta = await world.desk.meta(before.conversation_id)
+        await answer_stream(world.desk, Replies(world.store), Answer(caller, caller.outcome, 0), meta)
         await world.store.call("XADD", late, "*", *entry)
         await world.until_replies("late", "accepted")
     (after,) = await replies(world.store, "late")

@@ -15,7 +15,7 @@ from tests.security.hostile_messages import plain_message
 
 
 def signature(**further: Any) -> dict[str, Any]:
-    """A callback as it stands in a message."""
+    """A callback in the form of a message."""
     options = {"queue": "shop"} | further.pop("options", {})
     return {"task": "shop.report", "args": [], "kwargs": {}, "options": options, "subtask_type": None} | further
 

@@ -1,4 +1,4 @@
-"""What one message, one parked task or an absent broker does to all others at an ingress: nothing."""
+"""A bad message, a parked task or an absent broker does not affect other tasks at an ingress."""
 
 from __future__ import annotations
 

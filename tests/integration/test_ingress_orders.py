@@ -1,4 +1,4 @@
-"""What callers do to runs that are at work: stop them, answer what they ask, forget them. One cluster serves all."""
+"""Orders of callers to running runs: stop, answer, forget. One cluster serves all."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ async def test_an_order_that_expired_in_the_queue_is_revoked(producer: Producer)
     assert ("Too late." in said, "In time." in said) == (False, True)
 
 
-async def test_an_order_that_was_carried_out_in_time_outlives_its_expired_message(producer: Producer) -> None:
+async def test_order_handled_in_time_outlives_its_expired_message(producer: Producer) -> None:
     options = {**producer.options(), "delay": 3_600}
     name = await producer.value(producer.send("submit", "x", kwargs=options, task_id="submitted"))
     sent = {"submit": ("x",), "message": (name, "Once."), "cancel": (name,), "fork": (name,)}
@@ -288,7 +288,7 @@ async def test_the_ingress_carries_out_no_task_of_celery(producer: Producer) -> 
     assert producer.app.backend.client.exists(f"{EVIL}-group") == 0
 
 
-async def test_what_follows_a_submission_is_sent_once_under_one_id(producer: Producer) -> None:
+async def test_followers_of_a_submission_are_sent_once_under_one_id(producer: Producer) -> None:
     """An ingress that dies before it acknowledges a task leaves it to another one, which does it again."""
     after = producer.app.signature("shop.report", options={"queue": "shop-submitted"})
     options = producer.options(saying("done"))

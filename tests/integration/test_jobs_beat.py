@@ -141,7 +141,7 @@ async def test_second_holder_is_not_alone_until_the_first_ends(valkey_store: Sto
         assert third
 
 
-async def test_nobody_keeps_or_gives_back_the_place_of_another(valkey_store: Store) -> None:
+async def test_lock_of_another_is_neither_kept_nor_released(valkey_store: Store) -> None:
     names, connection = ShardKeys(0), valkey_store.connection
     async with hold_lock(valkey_store, "retire"):
         await connection.call("SET", names.job_lock("retire"), "another", "PX", 1_000)  # its own has lapsed meanwhile

@@ -55,7 +55,7 @@ async def test_a_run_leaves_no_other_keys(tmp_path: Path) -> None:
         connection = cluster.client.store.connection
         _, names = await connection.call("SCAN", "0", "COUNT", "100000")
         types = {name.decode(): (await connection.call("TYPE", name)) for name in names}
-        types = {name: kind for name, kind in types.items() if kind not in ("none", b"none")}  # gone in the meantime
+        types = {name: kind for name, kind in types.items() if kind not in ("none", b"none")}  # deleted in the meantime
         await cluster.client.delete(ids[0])
         assert await naming(connection, ids[0]) == []
     rows = [(re.compile(pattern_of(key)), kind) for key, kind in ROW.findall(PAGE.read_text("utf-8"))]

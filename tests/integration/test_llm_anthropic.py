@@ -1,4 +1,4 @@
-"""What the Anthropic backend sends, literally, and what it makes of a reply."""
+"""The Anthropic backend: its literal requests, and the parsing of replies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from broker.runtime.clock import SystemClock
 from controller_worker.model.registry import create_llm
-from controller_worker.providers.anthropic_backend import SdkTransport
+from controller_worker.providers.anthropic_backend import CUSTOM_HEADERS, SdkTransport
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import BadRequestError, LLMConfigError
 from controller_worker.providers.llm import CallUsage, Completion, ModelRequest
@@ -90,6 +90,23 @@ async def test_a_whole_request_and_its_reply(server: RunningModelServer) -> None
     assert 0 < reply.latency_seconds < 10
 
 
+async def test_sdk_and_direct_requests_are_the_same(
+    server: RunningModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ask(server)
+    (direct,) = server.requests()
+    monkeypatch.setenv(CUSTOM_HEADERS, "x-gateway: 1")
+    await ask(server)
+    (by_sdk,) = server.requests()
+    assert list(direct["body"].items()) == list(by_sdk["body"].items())
+    headers, sdk_headers = (
+        {name.lower(): text for name, text in request["headers"].items()} for request in (direct, by_sdk)
+    )
+    names = ("authorization", "x-api-key", "anthropic-version", "content-type", "content-length")
+    assert [headers[name] for name in names] == [sdk_headers[name] for name in names]
+    assert sdk_headers["x-gateway"] == "1"  # only the SDK reads the variable
+
+
 async def test_the_price_of_an_unknown_claude_is_unknown(server: RunningModelServer) -> None:
     assert (await ask(server, model="claude-of-the-future")).cost_usd is None
 
@@ -110,7 +127,7 @@ async def test_a_request_may_set_the_temperature(server: RunningModelServer) -> 
     assert [request["body"]["temperature"] for request in server.requests()] == [1.0, 0.0]
 
 
-async def test_what_a_model_does_not_take_is_dropped_aloud(
+async def test_unsupported_settings_are_dropped_with_a_warning(
     server: RunningModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "controller_worker"):

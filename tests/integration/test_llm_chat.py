@@ -1,4 +1,4 @@
-"""What the backends for Chat Completions send, our own and litellm's, and what they make of a reply."""
+"""The backends for Chat Completions, our own and litellm's: requests, and the parsing of replies."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ async def test_a_cancelled_call_closes_its_socket(
 
 
 @pytest.mark.parametrize(
-    ("backend", "on_delta"),  # what litellm reads, nobody limits but the clock
+    ("backend", "on_delta"),  # only the clock limits litellm's reads
     [
         pytest.param("anthropic", None, id="anthropic-whole"),
         pytest.param("openai", None, id="openai-whole", marks=pytest.mark.soak),

@@ -1,4 +1,4 @@
-"""What only the litellm backend does; what it sends as Chat Completions is in `test_llm_chat`."""
+"""Behaviour of the litellm backend alone; its Chat Completions requests are in `test_llm_chat`."""
 
 from __future__ import annotations
 

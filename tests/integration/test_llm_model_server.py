@@ -110,7 +110,9 @@ async def test_models_are_listed_and_others_are_not_known(gpt: openai.AsyncOpenA
         ([{}], "malformed: KeyError"),
     ],
 )
-async def test_what_a_provider_would_refuse_is_refused(gpt: openai.AsyncOpenAI, messages: Any, complaint: str) -> None:
+async def test_requests_that_providers_refuse_are_refused(
+    gpt: openai.AsyncOpenAI, messages: Any, complaint: str
+) -> None:
     import openai
 
     with pytest.raises(openai.BadRequestError, match=complaint):

@@ -67,7 +67,7 @@ async def make_llm(request: pytest.FixtureRequest, server: RunningModelServer) -
 
 
 class Shown:
-    """What a person sees of a reply on its way."""
+    """A user's view of a reply in progress."""
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
@@ -255,7 +255,7 @@ async def test_server_without_streams_is_asked_for_whole_replies(server: Running
         assert [body["body"].get("stream") for body in server.requests()] == [True, None, None]
         server.plan({"kind": "bad_request", "text": "Extra inputs are not permitted: stream_options"})
         with pytest.raises(BadRequestError):
-            await llm.complete(request(Shown()))  # who watches has asked for a stream
+            await llm.complete(request(Shown()))  # a watcher has requested a stream
     finally:
         await llm.aclose()
 

@@ -1,4 +1,4 @@
-"""Models without function calling, through every real client: what is sent, and what is read."""
+"""Models without function calling, through every real client: requests and replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shell of a conversation where the store knows more than it does, or less, or what a newer version wrote."""
+"""The shell of a conversation where the store has more or fewer events than it, or events of a newer version."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def append_newer(hands: Hands, event_id: int) -> None:
 async def test_conversation_with_a_newer_kind_waits_for_newer_worker(hands: Hands, tomorrow: Event) -> None:
     await hands.begin(FINISH)
     await hands.log.append(CID, [tomorrow])
-    for _ in range(2):  # who takes it up again leaves it again
+    for _ in range(2):  # the next owner releases it again
         await hands.go()
         row = await Conversations(hands.store).load_row(CID)
         assert (row.owner, row.wait_reason, row.last_event_id) == ("", NEWER_WORKER, 3)

@@ -1,4 +1,4 @@
-"""Transfers that go wrong on their way: nobody answers, or the answer is none."""
+"""Failed transfers: no answer, or an invalid one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UPLOAD = TransferRequest(what="upload", path="a.txt")
 
 
 async def on_node(store: Store) -> str:
-    """Begin a conversation whose workspace is on a node, and return the node's action stream."""
+    """Create a conversation whose workspace is on a node, and return the node's action stream."""
     await begin(store, CID)
     names = store.keys(CID)
     await store.connection.call("HSET", names.meta, "node", "n1")
@@ -34,7 +34,7 @@ async def token_in(store: Store, stream: str) -> str:
     return dict(zip(fields[::2], fields[1::2], strict=True))[b"t"].decode()
 
 
-async def test_what_was_reported_as_failed_is_not_carried_out_later(valkey_store: Store) -> None:
+async def test_transfer_reported_as_failed_does_not_run_later(valkey_store: Store) -> None:
     stream, transfers = await on_node(valkey_store), Transfers(valkey_store)
     with pytest.raises(TransferFailed, match="did not answer"):
         await transfers.send_request(CID, UPLOAD, b"content", limit_seconds=0.1)

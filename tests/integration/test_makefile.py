@@ -1,4 +1,4 @@
-"""What `make` prepares, whatever variables of other programs the user's environment holds."""
+"""The preparations of `make`, with variables of other programs in the user's environment."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ async def test_a_program_gets_its_own_secrets_and_no_others(tmp_path: Path, monk
         assert text_of(await example.result("variable", name="SECRET_OF_ANOTHER")) == "not there"
 
 
-async def test_what_a_program_prints_by_mistake_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_stray_output_of_a_program_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     chatting = f"print('token: t-1', flush=True); import runpy; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
     async with offering(program(args=("-c", chatting)), tmp_path) as example:
         assert text_of(await example.result("echo", text="heard")) == "heard"
@@ -157,7 +157,7 @@ async def test_a_call_has_a_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-async def test_what_a_server_tells_later_is_for_new_conversations(tmp_path: Path) -> None:
+async def test_later_tools_of_a_server_are_for_new_conversations(tmp_path: Path) -> None:
     async with offering(program(), tmp_path) as example:
         first = example.offers["example/echo"]
 

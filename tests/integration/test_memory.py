@@ -62,7 +62,7 @@ async def test_failed_recall_is_an_error_retried_with_next_message(hands: Hands)
     assert find_violations(events, conversation_id=CID) == []
 
 
-async def test_what_one_conversation_notes_the_next_recalls(hands: Hands) -> None:
+async def test_next_conversation_recalls_notes(hands: Hands) -> None:
     await hands.begin(
         noting(command="write", text="Use make."),
         noting(command="write", text="Ask first.", keywords=["deploy"]),

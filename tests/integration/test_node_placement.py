@@ -36,7 +36,7 @@ class Nodes(FaultCluster):
         self.start_tool(name, DECKHANDS_NODE=name, **settings)
 
     async def begin(self, workspace: WorkspaceSpec, turns: list[dict[str, object]] = SCRIPT) -> str:
-        self._begun += 1  # a separate file: nobody reads it while it is written
+        self._begun += 1  # a separate file: it is not read while it is written
         script = self.root / f"script-of-{self._begun}.json"
         script.write_text(json.dumps({"turns": turns}))
         agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))
@@ -96,7 +96,7 @@ async def test_labels_and_sizes_choose_the_node(cluster: Nodes) -> None:
         await cluster.settle(ids)
         assert [await cluster.node_of(conversation_id) for conversation_id in ids] == [node] * 3
         await cluster.end(node, ids)
-    # What no node serves is refused before it is queued, also as a fork.
+    # A workspace that no node serves is refused before it is queued, also as a fork.
     needs = WorkspaceNeeds(labels=("gpu",), memory_bytes=2 * GIB)
     with pytest.raises(NotServed) as refused:
         await cluster.begin(WorkspaceSpec(sandbox="none", needs=needs))
@@ -108,7 +108,7 @@ async def test_labels_and_sizes_choose_the_node(cluster: Nodes) -> None:
 
 
 @pytest.mark.soak
-async def test_what_loses_its_node_moves_to_one_that_serves_it(cluster: Nodes, tmp_path: Path) -> None:
+async def test_workspace_of_a_lost_node_moves_to_a_serving_node(cluster: Nodes, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     waiting = {"name": "execute_bash", "arguments": {"command": f"while [ ! -e {gate} ]; do sleep 0.1; done"}}
     cluster.start_node("gpu1", DECKHANDS_NODE_LOST_SECONDS="3", DECKHANDS_LABELS="gpu")

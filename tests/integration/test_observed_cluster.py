@@ -1,4 +1,4 @@
-"""What one cluster of real processes shows of itself: logs as JSON, and metrics of every process at one address."""
+"""The observability of one cluster of real processes: logs as JSON, and metrics of every process at one address."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fau
 
 
 def lines_of(cluster: FaultCluster, name: str) -> list[dict[str, Any]]:
-    # A forked beat was imported before, of which Python warns before the beat begins.
+    # A forked beat was imported before, of which Python warns before the beat starts.
     lines = [line for line in cluster.log_of(name).splitlines() if not line.startswith("<frozen runpy>")]
     found = [json.loads(line) for line in lines]
     assert all(isinstance(line, dict) for line in found)

@@ -1,4 +1,4 @@
-"""Actions that a tool worker carries out in odd cases: stopped before, traced, or in a directory it cannot change."""
+"""Actions of a tool worker in odd cases: stopped before, traced, or in a read-only directory."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_action_still_running_for_a_dead_worker_is_ended(memory_store: Sto
     assert not (workspace / "effect").exists()
 
 
-async def test_what_was_not_stopped_continues(memory_store: Store, tmp_path: Path) -> None:
+async def test_action_that_was_not_stopped_continues(memory_store: Store, tmp_path: Path) -> None:
     log = await begun(memory_store, "touch effect")
     async with opened(tmp_path) as workspaces, asyncio.timeout(60):
         await Executor(log, workspaces, worker_id="tool-1").execute(await delivery_of(log, 2), RECLAIMED)
@@ -90,7 +90,7 @@ async def test_what_was_not_stopped_continues(memory_store: Store, tmp_path: Pat
 
 @contextmanager
 def calls_of(function: Any) -> Iterator[list[str]]:
-    """Who calls a function meanwhile."""
+    """Return the callers of a function meanwhile."""
     found: list[str] = []
 
     def look(frame: FrameType, event: str, _: object) -> None:

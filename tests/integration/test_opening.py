@@ -1,4 +1,4 @@
-"""Workspaces that begin with a repository or an archive: real git, real servers, in the real sandbox."""
+"""Workspaces from a repository or an archive: real git, real servers, in the real sandbox."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def world(log: EventLog, memory_store: Store, tmp_path: Path) -> World:
 
 @contextmanager
 def served(folder: Path, *, password: str = "") -> Iterator[str]:
-    """Serve a directory over HTTP; with a password, to who knows it."""
+    """Serve a directory over HTTP; with a password, to clients that send it."""
 
     class Server(SimpleHTTPRequestHandler):
         def __init__(self, *arguments: object) -> None:
@@ -174,7 +174,7 @@ async def test_a_repository_behind_a_password_that_no_file_keeps(world: World, p
         assert path.is_dir() or path.is_symlink() or PASSWORD.encode() not in path.read_bytes(), path
 
 
-async def test_what_the_node_may_not_reach_is_not_cloned(world: World, project: Path) -> None:
+async def test_repository_on_a_forbidden_host_is_not_cloned(world: World, project: Path) -> None:
     with served(project) as url:
         source = GitSource(url=f"{url}/.git")
         with pytest.raises(EgressRefused, match="DECKHANDS_EGRESS"):
@@ -183,7 +183,7 @@ async def test_what_the_node_may_not_reach_is_not_cloned(world: World, project: 
     assert (world.workspace / "README").read_text() == "two\n"
 
 
-async def test_what_is_not_there_is_said_and_leaves_nothing(world: World, project: Path, tmp_path: Path) -> None:
+async def test_missing_source_is_reported_and_leaves_nothing(world: World, project: Path, tmp_path: Path) -> None:
     for source in (
         GitSource(url=f"file://{tmp_path}/nowhere.git"),
         GitSource(url=f"file://{project}", ref="no-such-branch"),
@@ -233,7 +233,7 @@ async def test_one_of_two_concurrent_openings_is_taken(
     assert world.left() == {"workspace", "base.git", "opened.json"}
 
 
-async def test_what_is_too_large_is_not_kept(world: World, project: Path) -> None:
+async def test_too_large_source_is_not_kept(world: World, project: Path) -> None:
     with pytest.raises(WorkspaceTooLarge):
         await world.open(GitSource(url=f"file://{project}"), bytes=100)
     assert world.left() == set()

@@ -80,7 +80,7 @@ async def test_reply_is_estimated_by_the_longest_so_far(hands: Hands) -> None:
     assert await spent(hands) == (1, pytest.approx(0.3045))
 
 
-async def test_what_a_step_costs_is_not_expected_of_a_critic(hands: Hands) -> None:
+async def test_cost_of_a_step_does_not_raise_a_critic_s_estimate(hands: Hands) -> None:
     finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}], "cost_usd": 1.35}
     verdict = {"tool_calls": [{"name": "verdict", "arguments": {"accepted": True, "reason": "Tested."}}]}
     agent = hands.agent(goal=GoalSpec(critic=CriticSpec()))
@@ -97,7 +97,7 @@ async def test_what_a_step_costs_is_not_expected_of_a_critic(hands: Hands) -> No
 CHEAP = {"LLM_OUTPUT_COST_PER_TOKEN": "0", "LLM_INPUT_COST_PER_TOKEN": "0.000001", "LLM_MAX_OUTPUT_TOKENS": "100"}
 
 
-async def test_what_the_provider_counted_is_expected_of_the_next_prompt(hands: Hands) -> None:
+async def test_provider_s_count_corrects_the_next_estimate(hands: Hands) -> None:
     with_prices(hands, **CHEAP)
     thought = {"name": "think", "arguments": {"thought": "What is to be done next? " * 800}}
     used = {"prompt_tokens": 7_000, "completion_tokens": 10}  # three times the estimate

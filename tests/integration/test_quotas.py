@@ -152,7 +152,7 @@ async def until_used_up(crowd: Crowd, ledger: Ledger, ids: Sequence[str]) -> Non
 @pytest.mark.soak
 @pytest.mark.parametrize("crowd", [BUDGET], indirect=True)
 async def test_a_budget_is_given_out_in_the_order_of_coming(crowd: Crowd) -> None:
-    # All come at once and to a worker that lives: who was in the hands of a dead one misses its turns.
+    # All arrive at once and at a live worker: conversations of a dead one miss their turns.
     ledger = Ledger(crowd.client.store)
     await ledger.set_limit("tenant:acme", 2.0)
     ids = await crowd.begin(20, tenant="acme", experiment="swe")
@@ -193,5 +193,5 @@ async def test_a_budget_holds_under_kills_and_a_top_up_resumes(crowd: Crowd) -> 
 
 
 def reply_costs(logs: Sequence[Sequence[Event]]) -> list[int]:
-    """What each conversation's replies have cost, in billionths."""
+    """Return the costs of each conversation's replies, in billionths."""
     return [to_nano(sum(event.cost_usd or 0.0 for event in log if isinstance(event, ModelReply))) for log in logs]

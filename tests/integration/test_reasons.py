@@ -1,4 +1,4 @@
-"""`why` on a real store: what the reader finds for each kind of wait, over the client, the server and the command."""
+"""`why` on a real store: the reader's result for each kind of wait, over the client, the server and the command."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ async def test_a_quota_and_a_budget_say_where_one_stands(store: Store) -> None:
 
 
 @pytest.mark.parametrize("waits_for", ["nonsense", "tenant:" + "x" * 500, "deck:{0}:keys", "\x00", "*" * 300])
-async def test_what_a_forged_event_names_is_not_read_from_elsewhere(store: Store, waits_for: str) -> None:
-    """Anybody with the rights of a worker can write it."""
+async def test_forged_event_reads_no_other_key(store: Store, waits_for: str) -> None:
+    """Every client with the rights of a worker can write it."""
     await begin(store)
     ownership = await claim(store, WORKER)
     for code in ("rate_limit", "waiting_for_budget"):

@@ -1,4 +1,4 @@
-"""A conversation that may not begin now: what each way in says, and that nothing is left of it."""
+"""A conversation that may not start now: the error of each way in, and no remains of it."""
 
 from __future__ import annotations
 

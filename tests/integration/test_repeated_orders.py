@@ -60,7 +60,7 @@ async def ask(desk: IngressContext, conversation_id: str, action_id: int) -> Non
 
 @pytest.mark.parametrize("what", ["confirm", "reject"])
 async def test_an_answer_that_is_delivered_again_answers_no_later_question(desk: IngressContext, what: str) -> None:
-    """The first ingress failed before it wrote the answer, and a person answered meanwhile."""
+    """The first ingress failed before it wrote the answer, and a user answered meanwhile."""
     await begin_ended(desk.client, "shop-4")
     await ask(desk, "shop-4", 5)
     call = desk.store.connection.call
@@ -81,7 +81,7 @@ async def test_an_answer_that_is_delivered_again_answers_no_later_question(desk:
 
 
 class Stalled:
-    """A connection of an ingress that stalls before a command, while somebody else does something."""
+    """A connection of an ingress that stalls before a command, while another process acts."""
 
     def __init__(self, store: Store, before: str, meanwhile: Callable[[], Awaitable[object]]) -> None:
         self._inner = store.connection
@@ -101,7 +101,7 @@ class Stalled:
 @pytest.mark.parametrize("what", ["confirm", "reject"])
 @pytest.mark.parametrize("before", ["HSETNX", "HGET"])
 async def test_two_ingresses_with_one_answer_give_it_once(desk: IngressContext, what: str, before: str) -> None:
-    """The first ingress stalls; the task is delivered to a second one, whose answer the agent has read by then."""
+    """The first ingress stalls; the task is delivered to a second one, whose answer the agent reads before that."""
     await begin_ended(desk.client, "shop-6")
     await ask(desk, "shop-6", 5)
 
@@ -149,7 +149,7 @@ STOPPED = AgentStateChangedObservation(agent_state=AgentState.STOPPED)
 
 
 async def orders_to(desk: IngressContext) -> list[AgentState]:
-    """Return what the conversation was ordered to be."""
+    """Return the states that were requested of the conversation."""
     events = await desk.client.events(derive_task_conversation_id("t1"))
     return [event.agent_state for event in events if isinstance(event, ChangeAgentStateAction)]
 

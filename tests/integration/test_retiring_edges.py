@@ -109,13 +109,13 @@ async def begin_both(client: Client) -> None:
     await begin_ended(client, "imported", delegate_ended("victim"), delegate_ended("own"))
 
 
-async def test_what_is_deleted_takes_no_other_conversation_with_it(client: Client) -> None:
+async def test_deletion_removes_no_other_conversation(client: Client) -> None:
     await begin_both(client)
     await delete(EventLog(client.store), "imported", limit_seconds=0.0)
     assert await ids(client) == {"victim"}
 
 
-async def test_what_leaves_the_store_takes_no_other_conversation_with_it(client: Client, tmp_path: Path) -> None:
+async def test_retiring_removes_no_other_conversation(client: Client, tmp_path: Path) -> None:
     await begin_both(client)
     await client.send_message("victim", "Continue.")
     place = tmp_path / "archive"
@@ -124,7 +124,7 @@ async def test_what_leaves_the_store_takes_no_other_conversation_with_it(client:
     assert {path.stem for path in place.rglob("*.zip")} == {"imported", "own"}
 
 
-async def test_what_is_forgotten_takes_no_other_file_with_it(client: Client, tmp_path: Path) -> None:
+async def test_forgetting_removes_no_other_file(client: Client, tmp_path: Path) -> None:
     await begin_both(client)
     place = tmp_path / "archive"
     await retired(client.store, place, tmp_path)
@@ -164,7 +164,7 @@ OUTPUTS = {"text": "x" * 100_000}
 
 
 async def ends_of(gateway: Gateway, name: str, after: int) -> list[object]:
-    """What the end of a stream says."""
+    """Return the last messages of a stream."""
     stream = EventStream(gateway, await add_principal(gateway.client.store), name, after=after, until_settled=True)
     items = [item async for batch in stream.batches() for item in batch]
     return [item.content["summary"]["message"] for item in items if item.kind == "end"]

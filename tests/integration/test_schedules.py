@@ -1,4 +1,4 @@
-"""Schedules in a store: each tick begins one conversation, however often it is looked at, by the overlap policy."""
+"""Schedules in a store: each tick starts one conversation, however often it is handled, by the overlap policy."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ class Cluster:
     async def add(self, request: dict[str, Any] | None = None, **fields: Any) -> None:
         schedule = Schedule(**{"name": NAME, "cron": "0 6 1 1 *"} | fields)
         await self.book.add(schedule, TaskSpec.parse({"task": "look", **(request or {})}))
+
+    async def add_of_agent(self, agent: str, **fields: Any) -> None:
+        """Add the schedule while a worker knows an agent, which no worker does later."""
+        await self.replace_controllers(agent)
+        await self.add({"agent": agent}, **fields)
+        await self.replace_controllers(*list_agents())
 
     async def come_due(self, moment: datetime | None = None, *, name: str = NAME) -> datetime:
         """Let the schedule's next tick be at a moment, and another one each minute."""
@@ -75,7 +81,7 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(valkey_store: Store) -> Cluster:
-    about = {"agents": ",".join(list_agents())}
+    about = {"agents": ",".join(list_agents()), "plugins": "deckhands.confirmation_policies:ours"}
     await Membership(valkey_store, "c1", "controller", about=about, ttl_seconds=3600.0).register()
     return Cluster(valkey_store)
 
@@ -89,7 +95,7 @@ async def test_a_tick_begins_one_conversation_with_all_its_options(cluster: Clus
     await cluster.tick()
     (row,) = await cluster.rows()
     assert row.conversation_id == derive_tick_conversation_id(NAME, due)
-    assert row.labels == {"team": "docs"}
+    assert row.labels == {"team": "docs", "schedule": NAME}
     created: Any = (await cluster.services.client.events(row.conversation_id))[0]
     assert (created.tenancy.tenant, created.limits.max_iterations, created.double_texting) == ("acme", 7, "reject")
     standing = await cluster.standing()
@@ -152,7 +158,7 @@ async def test_ticks_wait_for_their_turn(cluster: Cluster) -> None:
         await cluster.tick()
         standing = await cluster.standing()
         assert len(standing.queued) == left
-    # As a set: two that began within a millisecond are listed in the order of their ids.
+    # As a set: two that started within a millisecond are listed in the order of their ids.
     assert {row.conversation_id for row in await cluster.rows()} == {
         derive_tick_conversation_id(NAME, NOON + timedelta(minutes=minutes)) for minutes in range(3)
     }
@@ -285,7 +291,7 @@ async def test_schedule_paused_during_a_tick_stays_paused(cluster: Cluster) -> N
 
 
 async def test_blocked_schedule_names_its_reason_and_delays_no_other(cluster: Cluster) -> None:
-    await cluster.add({"agent": "NobodyAgent"}, name="spoilt")
+    await cluster.add_of_agent("NobodyAgent", name="spoilt")
     await cluster.add()
     due = await cluster.come_due(name="spoilt")
     await cluster.come_due()
@@ -297,7 +303,37 @@ async def test_blocked_schedule_names_its_reason_and_delays_no_other(cluster: Cl
     assert entry.due == due  # it is tried again
 
 
-async def test_what_cannot_be_read_is_put_aside(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        ({"agent": {"confirmation": {"mode": "riskey"}}}, "There is no confirmation policy named 'riskey'"),
+        (
+            {"agent": {"confirmation": {"mode": "risky", "analyzer": "ours"}}},
+            "There is no risk analyzer named 'ours'",
+        ),
+        ({"agent": "NobodyAgent"}, "There is no agent named 'NobodyAgent'"),
+        ({"tools": ["weather"]}, "weather"),
+        (
+            {"workspace": {"source": {"kind": "upload", "name": "a.tar", "format": "tar", "parcel": "0" * 64}}},
+            "an uploaded file",
+        ),
+        ({"expires": "2150-01-01T00:00:00Z"}, "The expires of a schedule cannot be a time of day"),
+        ({"not_before": "2150-01-01T00:00:00Z"}, "The not_before of a schedule"),
+        ({"idempotency_key": "k"}, "each tick is a new conversation"),
+        ({"labels": {"schedule": "other"}}, "The label schedule is the name of the schedule"),
+    ],
+)
+async def test_task_that_no_tick_could_start_is_refused_at_once(
+    cluster: Cluster, request_: dict[str, Any], said: str
+) -> None:
+    schedule, request = Schedule(name=NAME, cron="0 6 1 1 *"), TaskSpec.parse({"task": "look", **request_})
+    with pytest.raises(UsageError) as refused:
+        await cluster.book.add(schedule, request, offers_limit_seconds=0.0)
+    assert said in refused.value.message
+    assert await cluster.book.all() == []
+
+
+async def test_unreadable_schedule_is_quarantined(cluster: Cluster) -> None:
     await cluster.add()
     await cluster.come_due()
     names = cluster.store.all_shards[0]

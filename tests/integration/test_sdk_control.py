@@ -1,4 +1,4 @@
-"""What holds for every agent holds for those of the SDK: each test runs for both kinds and expects the same of the log.
+"""Rules for every agent apply to SDK agents: each test runs for both kinds and expects the same log.
 
 Masking, hooks, quotas, budgets, limits, confirmation, pause, stop and loops. A stand-in takes the place of the SDK.
 """
@@ -49,10 +49,10 @@ def turns(count: int, **fields: Any) -> list[dict[str, Any]]:
 
 
 class Trial:
-    """One agent of a kind, the worker that holds it, and what has reached its SDK.
+    """One agent of a kind, its worker, and the messages to its SDK.
 
     Attributes:
-        hears: whether there is a stand-in that writes down what reaches it.
+        hears: whether there is a stand-in that records its messages.
     """
 
     def __init__(self, hands: Hands, name: str) -> None:
@@ -69,11 +69,11 @@ class Trial:
 
     @property
     def heard(self) -> str:
-        """What has reached the SDK, as it came."""
+        """Return the messages to the SDK, unchanged."""
         return self._heard.read_text()
 
     def told(self, what: str) -> list[Any]:
-        """Return what has reached the SDK of a kind: `begin`, `query`, `reply`, `result`."""
+        """Return the messages of a kind to the SDK: `begin`, `query`, `reply`, `result`."""
         return [line[what] for line in map(json.loads, self.heard.splitlines()) if what in line]
 
     def use(self, habit: str) -> None:
@@ -85,7 +85,7 @@ class Trial:
         await self.hands.begin(*script, agent=self.hands.agent(name=self.name, **fields or {}), **created)
 
     async def rest(self, loop: ConversationLoop | None = None, *, wakes: bool = False) -> ConversationLoop:
-        """Let the conversation run until it waits, or is gone."""
+        """Let the conversation run until it waits or leaves the worker."""
         loop = loop or await taken_up(self.hands)
         if wakes:
             loop.wake()
@@ -416,7 +416,7 @@ async def test_a_stop_while_the_model_thinks_drops_its_reply(trial: Trial) -> No
 
 
 @pytest.mark.parametrize("state", ["paused", "stopped"])
-async def test_nobody_waits_for_an_sdk_that_has_not_asked_yet(hands: Hands, state: str) -> None:
+async def test_silent_sdk_does_not_delay_pause_or_stop(hands: Hands, state: str) -> None:
     trial = Trial(hands, SDK)
     trial.use("silent")
     await trial.begin(FINISH)

@@ -1,4 +1,4 @@
-"""The endpoint that the CLI of the SDK takes for its provider: who is answered, with what, and what never leaves it.
+"""The endpoint that the SDK's CLI uses as its provider: authorised callers, replies, and secrets that stay inside.
 
 Another program of the machine that finds its port may forge requests, if there is no sandbox. Without the token it
 gets no reply and moves nothing.
@@ -92,7 +92,7 @@ async def test_a_lost_answer_is_given_again(served: Served) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-api-key": "guessed"}, {"authorization": "Bearer guessed"}])
-async def test_nobody_is_answered_without_the_token(served: Served, headers: dict[str, str]) -> None:
+async def test_request_without_the_token_gets_no_reply(served: Served, headers: dict[str, str]) -> None:
     served.endpoint.provide_reply(REPLY)
     assert (await served.post(BEGUN, headers=headers)).status_code == 401
     assert events_of(await served.post(BEGUN))[1]["message"]["id"] == "msg_7"  # nothing was taken away
@@ -108,7 +108,7 @@ async def test_calls_beside_the_conversation_stay_here(served: Served) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"messages": 1, "tools": 7}', b"\xff"])
-async def test_what_is_no_request_is_refused(served: Served, body: bytes) -> None:
+async def test_invalid_request_is_refused(served: Served, body: bytes) -> None:
     assert (await served.client.post("/v1/messages", content=body, headers=HEADERS)).status_code == 400
     served.endpoint.provide_reply(REPLY)
     assert events_of(await served.post(BEGUN))[1]["message"]["id"] == "msg_7"

@@ -1,4 +1,4 @@
-"""The loop of an SDK agent, and delegates of both kinds. Here a stand-in asks; `tests/end_to_end` has the SDK."""
+"""The loop of an SDK agent, and delegates of both kinds, with a stand-in; `tests/end_to_end` has the SDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pictures reach which model: of pages and of other tools, by what the model sees and the agent wants."""
+"""The pictures that reach each model: of pages and other tools, by the model's abilities and the agent's settings."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ SMUGGLED = (
 
 
 async def status_of(server: Served, *parts: bytes) -> int:
-    """Return the status of the last answer to what is sent; the server ends the connection."""
+    """Return the status of the last answer to the request; the server ends the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     status = 0
     for part in parts:
@@ -61,9 +61,7 @@ async def status_of(server: Served, *parts: bytes) -> int:
     return status
 
 
-async def test_what_is_refused_below_the_application_counts_by_its_reason(
-    tmp_path: Path, programs: dict[str, str]
-) -> None:
+async def test_refusals_below_the_application_count_by_reason(tmp_path: Path, programs: dict[str, str]) -> None:
     async with served(tmp_path / "log", programs, head_seconds=0.5) as server:
         refused: dict[str, list[tuple[tuple[bytes, ...], int]]] = {
             "malformed_head": [

@@ -1,4 +1,4 @@
-"""What has an effect beside conversations: budgets, schedules, archives, and how a server is reached."""
+"""Settings beside conversations: budgets, schedules, archives, and the address of a server."""
 
 from __future__ import annotations
 
@@ -58,6 +58,14 @@ async def test_a_schedule_is_changed_only_as_it_was_read(server: Served) -> None
         assert (added.status_code, added.json()["next"] is not None) == (201, True)
         assert (await client.put("/schedules/nightly", json={**SCHEDULE, "cron": "0 7 * * *"})).status_code == 409
         assert (await client.put("/schedules/other", json={**SCHEDULE, "cron": "never"})).status_code == 422
+        for field, value in (
+            ("expires", "2150-01-01T00:00:00Z"),
+            ("labels", {"schedule": "nightly"}),
+            ("tools", ["no-such-tool"]),
+        ):
+            task = {**SCHEDULE["request"], field: value}
+            refused = await client.put("/schedules/other", json={**SCHEDULE, "request": task})
+            assert (refused.status_code, refused.json()["code"]) == (422, "usage")
         read = {"If-Match": added.headers["etag"]}
         paused = await client.post("/schedules/nightly/pause", json={"reason": "x"}, headers=read)
         assert (paused.status_code, paused.json()["is_paused"]) == (200, True)

@@ -1,4 +1,4 @@
-"""What a caller does to an agent at work over HTTP, with its effects: real workers, one cluster for all."""
+"""Steering an agent at work over HTTP, with its effects: real workers, one cluster for all."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_command_beside_the_agent_runs_once_and_names_its_author(
         assert (refused.status_code, refused.json()["code"]) == (422, "usage")
 
 
-async def test_what_runs_is_interrupted(client: httpx2.AsyncClient, tmp_path: Path) -> None:
+async def test_running_work_is_interrupted(client: httpx2.AsyncClient, tmp_path: Path) -> None:
     path = await begun(client, model=script(tmp_path / "m.json", run_command("sleep 600"), *saying("done")))
 
     async def runs() -> bool:

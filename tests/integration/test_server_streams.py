@@ -1,4 +1,4 @@
-"""Streams and hostile requests: what readers get through restarts, and what bad input costs."""
+"""Streams and hostile requests: the events of readers across restarts, and the cost of bad input."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_long_events_are_read_ahead_few_at_a_time(server: Served) -> None:
         async for batch in found:
             batches.append([item.id for item in batch])
             for _ in range(10):
-                await server.client.log.load_last_id(cid)  # meanwhile, what may be read ahead is
+                await server.client.log.load_last_id(cid)  # meanwhile, up to the read-ahead limit
             if batch and batch[-1].id >= 42:
                 break
     ids = [event_id for batch in batches for event_id in batch]
@@ -207,7 +207,7 @@ async def test_incomplete_head_or_body_ends_its_connection(tmp_path: Path, progr
         assert await _status(server.port, head + b"Content-Length: 10\r\n\r\n{") == 408
 
 
-async def test_what_is_written_is_sent_at_once(server: Served) -> None:
+async def test_written_events_are_sent_at_once(server: Served) -> None:
     """Without this, the body of an answer waits 40 ms until the peer has acknowledged its head."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -1,9 +1,9 @@
-"""Files and pictures that a conversation begins with, sent to a server by somebody who has a key.
+"""Files and pictures of a new conversation, sent to a server by a client with a key.
 
-Who may forge them: anybody with a key that may write forges the archive, its name, its format and the pictures, within
-their tenant. Nobody else can. What is promised: a file is what its SHA-256 says, of bounded size, as many as 16 wait by
-tenant, and only a request of the same tenant under the same Idempotency-Key begins with it. What is in it, the tool
-worker checks, as for any client.
+Threat: a client with the scope `write` may forge the archive, its name, its format and the pictures, within its tenant.
+No one else can. Promises: a file matches its SHA-256, has a bounded size, at most 16 per tenant are pending, and only a
+request of the same tenant under the same Idempotency-Key can use it. The tool worker checks its content, as for any
+client.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def task(name: str = NAME, **more: Any) -> dict[str, Any]:
 
 
 def id_under(tenant: str, key: str) -> str:
-    """Return the id of the conversation that begins for a tenant under a key."""
+    """Return the id of a tenant's conversation under a key."""
     return to_conversation_id(None, sha256(f"{tenant}\n{key}".encode()).hexdigest())
 
 
@@ -91,7 +91,7 @@ async def test_a_conversation_begins_with_what_was_uploaded_under_its_key(server
         assert ran.status_code == 202
 
 
-async def test_nobody_begins_with_what_another_key_or_tenant_has_uploaded(server: Served) -> None:
+async def test_upload_of_another_key_or_tenant_is_refused(server: Served) -> None:
     async with server.as_(await server.token()) as client, server.as_(await server.token("other")) as other:
         await upload(client, "mine")
         for asking, headers in ((other, under("mine")), (client, under("another")), (client, {})):
@@ -142,7 +142,7 @@ async def test_uploaded_file_referenced_elsewhere_stays(server: Served, tmp_path
     assert await files.fetch("lent-to-one-without", NAME) == CONTENT
 
 
-async def test_what_is_not_what_it_says_is_kept_by_nobody(server: Served) -> None:
+async def test_upload_with_a_wrong_hash_is_not_kept(server: Served) -> None:
     async with server.as_(await server.token("forger")) as client:
         put, key = client.put, under("forged")
         assert await code_of(put(f"/uploads/{NAME}", content=b"x", headers=key)) == (422, "wrong_content")

@@ -30,7 +30,7 @@ SEED = 20_260_101
 
 @pytest.fixture
 async def store(lossy_wire: LossyWire) -> AsyncIterator[Store]:
-    """A store behind a wire that swallows replies when told to."""
+    """A store behind a wire that swallows replies on request."""
     opened = await open_store(lossy_wire.url)
     yield opened
     await opened.aclose()

@@ -1,4 +1,4 @@
-"""What is forgotten of the lists that entries of a Celery queue are taken to: none that may still be taken to."""
+"""Cleanup of the lists that hold taken entries of a Celery queue: none that may still be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on tools: its examples are tools, and do what it says."""
+"""The page on tools: its examples are working tools."""
 
 from __future__ import annotations
 

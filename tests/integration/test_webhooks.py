@@ -1,4 +1,4 @@
-"""Webhooks: registered over HTTP, what conversations append reaches them in order, signed, and until they answer."""
+"""Webhooks: registered over HTTP; events reach them in order, signed, and are repeated until they answer."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ async def test_certificate_is_checked_for_the_name_not_the_address(tmp_path: Pat
 
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nX-Padding: "])
 async def test_a_receiver_that_does_not_answer_is_left_in_time(head: bytes) -> None:
-    """One takes the request and is silent; one begins an answer whose head never ends."""
+    """One takes the request and is silent; one starts an answer whose head never ends."""
     assert inspect.signature(send).parameters["limit_seconds"].default == 15.0  # as docs/webhooks.md says
 
     async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -371,7 +371,7 @@ async def test_what_is_planned_again_is_known(server: Served, receiver: Receiver
     assert [body["data"]["state"] for body in receiver.bodies] == ["running", "finished"]
 
 
-async def test_what_cannot_be_read_holds_up_nothing(server: Served, receiver: Receiver, jobs: Jobs) -> None:
+async def test_unreadable_delivery_delays_no_other(server: Served, receiver: Receiver, jobs: Jobs) -> None:
     hook = await added(server, receiver, "twelve", events=ALL)
     store = server.client.store
     await begun(server, "twelve-a", "twelve")

@@ -1,4 +1,4 @@
-"""What survives the death of a tool worker, of a host, and of everything in it."""
+"""The state that survives the death of a tool worker, of a host, and of everything in it."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ async def test_files_are_edited_in_the_host(workspaces: Workspaces, root: Path, 
     assert (workspace / "a.txt").read_text() == "two\n"
 
 
-async def test_what_cannot_be_run_is_refused(workspaces: Workspaces) -> None:
+async def test_invalid_request_is_refused_by_the_host(workspaces: Workspaces) -> None:
     host = (await workspaces.open(CONVERSATION)).connection
     for action_id, tool, code in [(1, "browser", "unknown_tool"), (-1, "bash", "bad_arguments")]:
         with pytest.raises(HostRefused) as refused:

@@ -1,4 +1,4 @@
-"""What a workspace may hold, when its processes end, and how long leftovers are kept: real shells, real directories."""
+"""Size limits of a workspace, the end of its processes, and the lifetime of leftovers: real shells and directories."""
 
 from __future__ import annotations
 

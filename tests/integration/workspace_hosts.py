@@ -1,4 +1,4 @@
-"""What the tests of workspace hosts share: a terminal with few words, gates made of FIFOs, and a look at /proc."""
+"""Helpers for tests of workspace hosts: a terminal with few words, gates made of FIFOs, and a look at /proc."""
 
 from __future__ import annotations
 
@@ -116,14 +116,14 @@ def client(
 
 
 async def answer(running: subprocess.Popen[str]) -> dict[str, Any]:
-    """Return what a client printed."""
+    """Return a client's output."""
     printed, _ = await asyncio.to_thread(running.communicate, timeout=LIMIT_SECONDS)
     assert running.returncode == 0
     return json.loads(printed)
 
 
 def processes(root: Path, conversation_id: str) -> list[psutil.Process]:
-    """Return the processes of a workspace: the host, what is below it, and the sandbox's outer process."""
+    """Return the processes of a workspace: the host, its descendants, and the sandbox's outer process."""
     host = psutil.Process(main_pid(root, conversation_id))
     found = [host, *host.children(recursive=True)]
     parent = host.parent()

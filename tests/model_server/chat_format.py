@@ -106,7 +106,7 @@ def stream(turn: ScriptedTurn, number: int, model: str) -> bytes:
 
 
 def error_event() -> bytes:
-    """Return what ends a stream that fails midway."""
+    """Return the event that ends a stream that fails midway."""
     return b"data: " + error("server_error")[1] + b"\n\n"
 
 

@@ -25,11 +25,11 @@ Kind = Literal[
     "forbidden", "unknown_model", "too_large", "no_credits", "context_overflow", "content_policy", "bad_request",
     # how the bytes travel
     "none", "redirect", "reset", "hang", "hang_body", "drip", "cut", "flood", "held_open", "reset_behind",
-    # what the bytes are
+    # content of the bytes
     "truncated", "empty_body", "html", "not_an_object", "error_as_reply", "wrong_type",
     # of streams only
     "error_event", "crlf", "no_done", "no_finish", "split", "not_streamed",
-    # what the model says
+    # content of the reply
     "empty_choices", "empty_text", "blank_text", "only_thoughts", "bad_arguments", "unknown_tool", "duplicate_ids",
     "many_calls", "length", "refusal", "wrong_usage",
     "cut_call", "refused_call",
@@ -111,7 +111,7 @@ class FaultPlan:
 
 
 def spoil_turn(kind: str, turn: ScriptedTurn) -> ScriptedTurn:
-    """Return what the model says under a fault of its content."""
+    """Return the model's reply under a fault of its content."""
     call = turn.tool_calls[0] if turn.tool_calls else ScriptedCall(name="execute_bash", arguments={"command": "true"})
     changes: dict[str, dict[str, object]] = {
         "bad_arguments": {"tool_calls": (call.model_copy(update={"arguments": '{"command": "ls'}),)},

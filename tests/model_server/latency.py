@@ -15,7 +15,7 @@ class Latency:
     """Seconds of replies.
 
     Attributes:
-        median: seconds; None: what the script says.
+        median: seconds; None: as in the script.
         sigma: of the normal distribution that the logarithm has; 0: every reply takes `median`.
     """
 

@@ -114,7 +114,7 @@ def stream(turn: ScriptedTurn, number: int, model: str) -> bytes:
 
 
 def error_event() -> bytes:
-    """Return what ends a stream that fails midway."""
+    """Return the event that ends a stream that fails midway."""
     return _event({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}})
 
 

@@ -1,7 +1,7 @@
 """The quota that the server keeps, as providers do: token buckets for each key, filled by the second.
 
 A call that finds no room is refused with 429 and a Retry-After; it uses nothing up. Tokens are counted when a call is
-let in, by what its reply will use.
+let in, by the expected usage of its reply.
 """
 
 import math
@@ -46,7 +46,7 @@ class Quota:
         return None
 
     def headers(self, key: str) -> dict[str, str]:
-        """Say what is left, as Anthropic and OpenAI do; nothing without a limit."""
+        """Return the remaining quota, as Anthropic and OpenAI do; nothing without a limit."""
         if (key, "requests") not in self._levels:
             return {}
         left = str(max(0, math.floor(self._levels[key, "requests"][0])))

@@ -13,7 +13,7 @@ error = chat_format.error
 
 
 def replies_so_far(body: Mapping[str, Any]) -> int:
-    """Return how many replies the request's history has: runs of what a model has said or called."""
+    """Return the number of replies in the request's history: runs of texts and calls of a model."""
     spoken = [item.get("role") == "assistant" or item.get("type") == "function_call" for item in body["input"]]
     return sum(is_spoken and not before for before, is_spoken in zip([False, *spoken], spoken, strict=False))
 
@@ -64,7 +64,7 @@ def stream(turn: ScriptedTurn, number: int, model: str) -> bytes:
 
 
 def error_event() -> bytes:
-    """Return what ends a stream that fails midway."""
+    """Return the event that ends a stream that fails midway."""
     return _event({"type": "error", "code": "server_error", "message": "The server had an error.", "param": None})
 
 

@@ -1,8 +1,8 @@
 """The HTTP server: routes, the record of requests, and the way a reply travels.
 
-Besides the providers' routes there are `GET /v1/models`, and for the tests: `GET /requests` (what came in and what
-became of it), `DELETE /requests`, `POST /faults` (a new plan), `GET /counts`, and `GET /wait?disconnected=1` (returns
-as soon as the named counts are reached: tests wait on it instead of sleeping).
+Besides the providers' routes there are `GET /v1/models`, and for the tests: `GET /requests` (requests and their
+outcomes), `DELETE /requests`, `POST /faults` (a new plan), `GET /counts`, and `GET /wait?disconnected=1` (returns as
+soon as the named counts are reached: tests wait on it instead of sleeping).
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Record:
     outcome: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `GET /requests` shows."""
+        """Return the answer of `GET /requests`."""
         try:
             body = json.loads(self.body)
         except ValueError:
@@ -63,7 +63,7 @@ class Record:
 
 
 class Asked(NamedTuple):
-    """What a reply depends on."""
+    """The parts of a request on which a reply depends."""
 
     path: str
     model: str

@@ -1,6 +1,6 @@
 """A random conversation with everything at once: delegates, questions, goals, outputs, loops, plans, notes, overflows.
 
-Holds: the same seed gives the same history; what the shell would do is done by the core's own functions.
+Holds: the same seed gives the same history; the core's own functions do the shell's work.
 """
 
 import json
@@ -69,7 +69,7 @@ def agent_of(random: Random) -> AgentSpec:
 
 
 class MixedHistory(Core):
-    """A conversation whose model, tools, delegates and person do what is drawn."""
+    """A conversation with random behaviour of its model, tools, delegates and user."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -86,7 +86,7 @@ class MixedHistory(Core):
             self.view.add(self.events[-1])
 
     def run(self) -> Effect:
-        """Do what the shell does by itself, and begin a model call that is wanted."""
+        """Do the shell's own work, and start a wanted model call."""
         for _ in range(MAX_ROUNDS):
             effect = super().run()
             done = self._done_by_shell(effect)
@@ -114,7 +114,7 @@ class MixedHistory(Core):
         return None
 
     def happen(self) -> None:
-        """Let one thing happen: what the conversation waits for, most of the time."""
+        """Let one event happen: most of the time, an awaited one."""
         state, random = self.state, self.random
         likely = [self.person_speaks, self.person_asks, self.person_recovers, self.time_passes, self.call_waits]
         if self.asked is not None:
@@ -134,7 +134,7 @@ class MixedHistory(Core):
             self.run()
 
     def unanswered(self) -> list[int]:
-        """Return what tool workers have in hand."""
+        """Return the actions of tool workers that are not answered."""
         settled = {event.cause for event in self.events if isinstance(event, Observation)}
         return [action_id for action_id in self.dispatched if action_id not in settled]
 
@@ -228,7 +228,7 @@ class MixedHistory(Core):
         self.pass_time(self.random.choice([1, 9, 100]))
 
     def come_to_rest(self) -> None:
-        """Let everybody do what is waited for, until nothing is."""
+        """Let every participant do the awaited work, until none is left."""
         for _ in range(MAX_ROUNDS):
             effect = self.run()
             if self.asked is not None:

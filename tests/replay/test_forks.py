@@ -107,7 +107,7 @@ def test_a_fork_may_begin_between_events_that_belong_together(origin: Callable[[
 
 
 def brought_to_rest(core: Core) -> Status:
-    """Let tools answer, the person agree and the model finish."""
+    """Let tools answer, the user agree and the model finish."""
     for _ in range(40):
         effect = core.run()
         if isinstance(effect, AwaitTools):

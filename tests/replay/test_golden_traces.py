@@ -1,10 +1,10 @@
 """The original's golden traces (OpenHands appendix A), from the real core.
 
-Each scenario has the trace's number. What differs throughout, on purpose (docs/parity.md): ids begin with 1; the
-conversation's creation is the first event and the task stands before the system message; a model's reply is a
-separate event before the actions it led to. Observations carry the source of their action, as in the original.
-Of delegation (5 to 10): the delegate's own events are in its own log; the parent's holds the report of its end, and an
-observation that has the action as its cause.
+Each scenario has the trace's number. Deliberate differences throughout (docs/parity.md): ids start with 1; the
+conversation's creation is the first event and the task comes before the system message; a model's reply is a separate
+event before the actions it led to. Observations carry the source of their action, as in the original. Of delegation (5
+to 10): the delegate's own events are in its own log; the parent's holds the report of its end, and an observation that
+has the action as its cause.
 """
 
 import json
@@ -254,7 +254,7 @@ def test_end_of_a_delegate_is_observed(state: str, content: str, outputs: dict[s
 
 
 def test_8_a_delegate_without_a_task() -> None:
-    """Differs (B7): the original stands still."""
+    """Differs (B7): the original stops."""
     core, effect = delegating(task="")
     assert effect == CallModel(2, 1)
     assert core.trace(after=7) == ["8 AgentDelegateAction(agent)", "9 ErrorObs(agent, cause 8)"]

@@ -1,4 +1,4 @@
-"""Random histories: whatever people, tools and models do in whatever order, the core keeps its promises."""
+"""Random histories: with any order of users, tools and models, the core keeps its promises."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -53,7 +53,7 @@ is_prompt = st.sampled_from([True, True, True, False])
 
 
 class History(RuleBasedStateMachine):
-    """One conversation. A model call that was begun ends some time later, whatever happens meanwhile."""
+    """One conversation. A started model call ends some time later, after any other events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class History(RuleBasedStateMachine):
         )
         self.act()
 
-    # What happens
+    # Events
 
     @rule(is_prompt=is_prompt)
     def message(self, is_prompt: bool) -> None:
@@ -122,7 +122,7 @@ class History(RuleBasedStateMachine):
         self.core.put(answer(self.core.event(data.draw(st.sampled_from(self.unanswered())))))
         self.act_if(is_prompt)
 
-    # What the shell does
+    # The shell's part
 
     def act_if(self, is_prompt: bool) -> None:
         if is_prompt:
@@ -151,10 +151,10 @@ class History(RuleBasedStateMachine):
         settled = {event.cause for event in self.core.events if isinstance(event, Observation)}
         return [action_id for action_id in self.core.dispatched if action_id not in settled]
 
-    # What must hold
+    # Invariants
 
     def check_rest(self, effect: Effect) -> None:
-        """A reader of the log alone agrees with the core, and nobody is left without an answer."""
+        """A reader of the log alone agrees with the core, and every request has an answer."""
         core = self.core
         stands = fold_status(core.events)
         assert (stands.state, stands.is_unanswered) == (core.state.lifecycle.agent_state, False)
@@ -172,7 +172,7 @@ class History(RuleBasedStateMachine):
             assert not set(effect.action_ids) - set(self.unanswered())
 
     def check_prompt(self) -> None:
-        """What was shown is shown again; calls have results; nobody answers what he has not seen."""
+        """Shown messages are shown again; calls have results; no answer refers to an unseen message."""
         for event in self.core.events[self.taken :]:
             self.memory.add(event)
         self.taken = len(self.core.events)

@@ -43,7 +43,7 @@ def checked(seed: int) -> None:
 
 
 def check(history: MixedHistory) -> None:
-    """At any time: the log alone tells where the conversation stands, and no action has two results."""
+    """At any time: the log alone gives the state of the conversation, and no action has two results."""
     assert find_violations(history.events, conversation_id=CID, is_over=False) == []
     states = history.states()
     assert all(one != other for one, other in pairwise(states)), states
@@ -56,7 +56,7 @@ def check(history: MixedHistory) -> None:
 
 
 def end(history: MixedHistory) -> None:
-    """Let a person end it: it comes to rest, with every action settled."""
+    """Let a user end it: it comes to rest, with every action settled."""
     history.say("and now end it")
     history.come_to_rest()
     assert is_settled(history.state.lifecycle.agent_state)
@@ -65,7 +65,7 @@ def end(history: MixedHistory) -> None:
 
 
 def forked(history: MixedHistory, at: int, seed: int) -> MixedHistory:
-    """Begin another conversation with its first events."""
+    """Start another conversation with its first events."""
     fork = MixedHistory(seed)  # the same agent
     assert isinstance(fork.events[0], ConversationCreated)
     fork.put(*history.events[2:at])

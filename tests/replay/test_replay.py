@@ -110,7 +110,7 @@ def test_events_before_the_controller_has_acted_are_no_difference() -> None:
     check_replay(core)
 
 
-def test_what_a_fork_took_over_is_not_decided_again() -> None:
+def test_inherited_events_of_a_fork_are_not_decided_again() -> None:
     events = finished()
     cut = [events[0].model_copy(update={"forked_from": "another@10"}), *events[1:10]]
     found = replay(cut)

@@ -1,4 +1,4 @@
-"""What several tests of security begin with."""
+"""Shared fixtures of security tests."""
 
 from __future__ import annotations
 

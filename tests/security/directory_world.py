@@ -1,10 +1,10 @@
-"""A machine in small, with all that no workspace may hold: a home of ours, a store, keys, a neighbour of another tenant.
+"""A small machine with every directory that no workspace may use: our home, a store, keys, another tenant's workspace.
 
 <world>/home/                       DECKHANDS_HOME: secret.key, cluster/valkey with a live socket
 <world>/node/neighbour/             another tenant's workspace, and the live socket of its host
 <world>/checkpoints/neighbour       its saved files
-<world>/outside/                    somebody's files that nobody has named
-<world>/roots/                      what the operator has named, with traps in it; `good` is what it is for
+<world>/outside/                    files of a user that are below no root
+<world>/roots/                      the operator's roots, with traps in it; `good` is a valid one
 <world>/mounts/                     a second root, in which directories are mounted
 """
 
@@ -27,7 +27,7 @@ from tool_worker.sandbox.sandbox import find_interpreter
 CANARY = "canary-of-a-neighbour"
 IS_ROOT = os.getuid() == 0
 
-# Runs in a workspace: whatever it can read, enter, write or connect to that is not of that workspace.
+# Runs in a workspace: lists everything outside it that it can read, enter, write or connect to.
 PROBE = """
 import json, os, socket, stat, sys
 known = json.loads(sys.argv[1])
@@ -84,7 +84,7 @@ class World:
 
     @property
     def files(self) -> list[Path]:
-        """What must not be read or connected to."""
+        """Return the files that must not be read or connected to."""
         return [
             self.home / "secret.key",
             self.store / "password",
@@ -97,7 +97,7 @@ class World:
         ]
 
     async def reached_from(self, run: Terminal, *, own: Path | None = None) -> list[str]:
-        """Return what a program in a workspace gets hold of.
+        """Return the files and sockets that a program in a workspace reaches.
 
         Args:
             own: a directory of this machine that it was given, and may read and change.
@@ -155,7 +155,7 @@ def _fill(made: World, closing: ExitStack) -> None:
     }
     for name, target in links.items():
         (made.roots / name).symlink_to(target)
-    # What lies in a workspace may point anywhere: in the sandbox it leads nowhere.
+    # Links in a workspace may point anywhere: in the sandbox they lead nowhere.
     for name in ("link", "to-root", "to-node", "to-neighbour"):
         (good / name).symlink_to(links[name])
     for name in ("new\nline", "tab\there", "escape\x1b[31m", "-rf", "with space", "with:colon", "üñí", "..."):

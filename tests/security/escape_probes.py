@@ -167,7 +167,7 @@ def connect(family: int, kind: int, address: object, _: dict[str, str]) -> str |
 
 
 def outside(settings: dict[str, str]) -> dict[str, Callable[[], object]]:
-    """What lies outside, by every way that there is to a path."""
+    """Return the outside targets, by every kind of path."""
     secret, folder, pid = settings["secret"], settings["folder"], int(settings["pid"])
 
     def by_link(target: str, name: str) -> str:
@@ -265,13 +265,13 @@ def kill_first(number: int, _: dict[str, str]) -> str | None:
 
 
 def limit_first(kind: int, _: dict[str, str]) -> str | None:
-    """Set a limit of the first process, which is the host, to what it is."""
+    """Set a limit of the first process, which is the host, to its current value."""
     resource.prlimit(1, kind, resource.prlimit(1, kind))
     return "limited"
 
 
 def on_first() -> dict[str, Callable[[], object]]:
-    """What changes how the first process runs: each sets what is set already."""
+    """Return calls that change the first process: each sets a value that is set already."""
     attributes = ctypes.create_string_buffer(48)
     ctypes.c_uint32.from_buffer(attributes).value = len(attributes)
 

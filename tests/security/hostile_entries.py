@@ -1,4 +1,4 @@
-"""Entries and values for the keys that workers read, as somebody writes them who can reach the store: seeded."""
+"""Entries and values for the keys that workers read, as an attacker with access to the store writes them: seeded."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ OFFERED = (b"node", b"role", b"pools", b"offer", b"workspace_roots", b"agents", 
 
 
 def hostile_commands(seed: int, count: int, *, conversations: list[str], workers: list[str]) -> Iterator[Command]:
-    """Commands that write what no worker of ours does.
+    """Commands that write values that no worker of ours writes.
 
     Args:
-        conversations: victims: what is theirs may be written; entries name them now and then.
+        conversations: victims: their keys may be written; entries name them now and then.
         workers: whose mailboxes are written to.
     """
     chance, known = random.Random(seed), [family for family in families() if family.row not in OURS]

@@ -81,7 +81,7 @@ VERBS = {"hash": "HSET", "zset": "ZADD", "stream": "XADD", "set": "SADD", "strin
 
 @dataclass(frozen=True)
 class Family:
-    """One key of the table, or one behind a row that stands for several; `row` is how the table writes it."""
+    """One key of the table, or one of several that a row covers; `row` is its text in the table."""
 
     row: str
     key: str
@@ -94,10 +94,10 @@ def table() -> list[tuple[str, str]]:
 
 
 def families() -> Iterator[Family]:
-    """Yield what the table lists.
+    """Yield the keys of the table.
 
     Raises:
-        LookupError: a row stands for several keys, and `SEVERAL` does not say for which.
+        LookupError: a row covers several keys, and `SEVERAL` does not list them.
     """
     for row, kind in table():
         for key, its_kind in SEVERAL[row] if kind == "several" else ((row, kind),):

@@ -1,7 +1,7 @@
-"""Messages for Celery's workers as their enemies write them: seeded, and each a text that is pushed as it stands.
+"""Hostile messages for Celery's workers: seeded, and each a text that is pushed unchanged.
 
-Holds: the same seed gives the same messages. Nothing here asks for what is allowed and ends a worker, such as the
-command `shutdown` where the broker has a password.
+Holds: the same seed gives the same messages. No message is a permitted one that ends a worker, such as the command
+`shutdown` where the broker has a password.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _spoilt(chance: random.Random, message: dict[str, Any]) -> str | bytes:
 
 
 def _odd(chance: random.Random) -> Any:
-    """A value that was not expected where it stands."""
+    """A value of an unexpected type or form."""
     match chance.randint(0, 13):
         case 0:
             return None

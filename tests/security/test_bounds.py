@@ -250,7 +250,7 @@ async def test_full_node_disk_starts_nothing_unrecordable(tmp_path: Path) -> Non
             host = await workspaces.open("conversation")
             run = Terminal(host)
             assert (await run("head -c 8000000 /dev/zero > big 2>/dev/null; echo full")).content == "full"
-            # What is left of the journal's last page takes a few more.
+            # The rest of the journal's last page takes a few more.
             number = 100
             while (refused := await refusal(host, number)) is None:
                 number += 1

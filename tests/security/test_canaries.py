@@ -108,14 +108,14 @@ async def everything_in(store: Store) -> bytes:
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-async def test_what_a_command_prints_is_hidden(bench: Bench, command: str) -> None:
+async def test_secrets_in_output_are_masked(bench: Bench, command: str) -> None:
     content = await bench.output(command)
     assert MASK in content
     assert leaks(content.encode()) == []
 
 
 @pytest.mark.parametrize("kept", [8, len(CANARY) - 1])
-async def test_what_is_cut_in_two_with_long_output_is_hidden(bench: Bench, kept: int) -> None:
+async def test_secret_cut_by_truncation_is_masked(bench: Bench, kept: int) -> None:
     """Of more than 30,000 characters the first 15,000 are kept."""
     command = f"python3 -c \"import os; print('x' * {15_000 - kept} + os.environ['TOKEN'] + 'y' * 40_000)\""
     content = await bench.output(command)

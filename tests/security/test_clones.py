@@ -56,7 +56,7 @@ def service(address: str = FORBIDDEN, port: int = 0) -> Iterator[Service]:
             self.wfile.write(served.body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer((address, port), Answers) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -81,7 +81,7 @@ class Node:
     root: Path
 
     async def refusal(self, url: str, *, ref: str = "", confined: bool = True, **options: object) -> str:
-        """Return what is said of a clone that is refused, and see that nothing of it is left."""
+        """Return the error of a refused clone, and check that nothing of it is left."""
 
         async def sandbox() -> Sandbox:
             return BubblewrapSandbox(self.root / ".sandbox") if confined else NoSandbox()
@@ -218,7 +218,7 @@ async def test_objects_declared_elsewhere_are_not_fetched(node: Node) -> None:
         (200, "application/x-git-upload-pack-advertisement", f"001e# service=git-upload-pack\n0000{len(REPLY) + 8:04x}ERR {REPLY}"),
     ],
 )  # fmt: skip
-async def test_what_a_server_answers_is_not_repeated(
+async def test_answers_of_a_server_are_not_repeated(
     node: Node, status: int, kind: str, body: str, confined: bool
 ) -> None:
     with service(ALLOWED) as allowed:

@@ -1,6 +1,6 @@
-"""Texts that would cost their square, or more: what a model writes is read where all conversations of a worker wait.
+"""Texts with quadratic cost or worse: the worker's loop, which all conversations share, reads a model's output.
 
-Each text is so long that what takes the square of its length takes minutes, far more than a test may.
+Each text is so long that quadratic work takes minutes, far more than a test may.
 """
 
 from __future__ import annotations

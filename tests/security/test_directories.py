@@ -1,4 +1,4 @@
-"""A workspace may be asked for in any directory. Either it is refused, or nothing of anybody else's is in it."""
+"""A workspace may be requested in any directory. Either it is refused, or it contains no files of others."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ MOUNTED = {
 
 
 def asked_for(made: World, waiting: subprocess.Popen[bytes], descriptor: int) -> dict[str, str]:
-    """Return the directories that are asked for, with what is expected."""
+    """Return the requested directories, with the expected outcomes."""
     top, pid = made.top, waiting.pid
     cases = dict.fromkeys(SYSTEM, "refused")
     cases |= {f"{top}/{name}": "refused" for name in (*OURS, *ELSEWHERE)}
@@ -97,7 +97,7 @@ def asked_for(made: World, waiting: subprocess.Popen[bytes], descriptor: int) ->
 
 
 def is_clear(error: DeckhandsError) -> bool:
-    """Say whether an error is of the right kind, says what to do, and is one line of a bearable length."""
+    """Return whether an error is of the right kind, names a remedy, and is one line of bounded length."""
     is_typed = error.code in ("workspace_refused", "workspace_lost")
     return is_typed and bool(error.remedy) and str(error).isprintable() and len(str(error)) < 1_000
 
@@ -118,7 +118,7 @@ async def outcome(made: World, workspaces: Workspaces, conversation_id: str, pat
 
 @pytest.fixture(scope="module")
 def outcomes() -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-    """Return what was expected of each directory, and what happened, on a node with roots."""
+    """Return the expected and the actual outcome of each directory, on a node with roots."""
     with world() as made, ExitStack() as closing:
         if IS_ROOT:
             closing.enter_context(mounted(made))

@@ -1,7 +1,8 @@
-"""Directories and sources by every way in but -w: Celery task, inbox, file of tasks, schedule, archive, copies, the log.
+"""Directories and sources by every way in but -w: Celery task, inbox, file of tasks, schedule, archive, copies, the
+log.
 
-Each way is given the same table: what is ours, the system's, a neighbour's, links, names that are swapped meanwhile. In
-each workspace that is opened an agent prints what it finds and writes a file. One cluster serves them all.
+Each way gets the same table: our directories, the system's, a neighbour's, links, names that are swapped meanwhile. In
+each opened workspace an agent prints its files and writes one. One cluster serves them all.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class Ways:
         return name
 
     async def by_archive(self, workspaces: Sequence[str]) -> list[str | None]:
-        """As conversations that have ended, were archived, and continue when somebody writes to them."""
+        """As conversations that have ended, were archived, and continue after a message."""
         names, place = (
             [await self.create("by-archive", text, is_over=True) for text in workspaces],
             self.root / "archive",
@@ -177,7 +178,7 @@ class Ways:
         return name
 
     async def copied(self, path: str, top: Path) -> str:
-        """Say what `cp` brings out of a workspace full of links, or puts out of it."""
+        """Return the files that `cp` brings out of a workspace full of links, or puts out of it."""
         if not self.opened:
             self.opened = str(await self.by_log(f"{top}/{GOOD}"))
             await self.cluster.settle([self.opened])
@@ -201,7 +202,7 @@ class Ways:
         return name if await self.client.store.connection.call("EXISTS", self.client.store.keys(name).meta) else None
 
     async def outcome(self, found: str | None) -> str:
-        """Say what the agent of a conversation got."""
+        """Return the outcome of an agent's conversation."""
         if found is None:
             return "refused"
         await self.cluster.settle([found])

@@ -66,7 +66,7 @@ def test_directory_its_parent_and_child_are_taken(made: World, bindings: Binding
     assert "acme" not in str(refused.value)
     assert "first" not in str(refused.value)
     assert HostFolder(made.node, "second").read_binding() is None
-    with pytest.raises(WorkspaceRefused, match=ANOTHERS):  # nobody in particular is somebody else, too
+    with pytest.raises(WorkspaceRefused, match=ANOTHERS):  # the default tenant is another tenant, too
         bind(bindings, made, "third", made.roots / name, "")
 
 

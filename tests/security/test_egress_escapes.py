@@ -42,7 +42,7 @@ class Origin:
                 if b"\r\n\r\n" in b"".join(self.received):
                     writer.write(self.answer)
                     writer.write_eof()
-                    await reader.read()  # what is sent beyond a request would be seen
+                    await reader.read()  # bytes beyond a request would be visible
                     break
         finally:
             writer.close()
@@ -134,7 +134,7 @@ def through_allowed(port: int, forbidden: int, unlisted: int) -> dict[str, str]:
 
 
 def passed_on(port: int, forbidden: int) -> dict[str, str]:
-    """Return requests that are carried out, but not as their author may have meant."""
+    """Return requests that are forwarded, but perhaps not as their author meant."""
     allowed = f"{ALLOWED}:{port}"
     return {
         "plain": get(f"http://{allowed}/plain"),
@@ -152,7 +152,7 @@ def passed_on(port: int, forbidden: int) -> dict[str, str]:
 
 
 async def answers(root: Path, requests: dict[str, str], allow: Sequence[str]) -> dict[str, str]:
-    """Send raw requests from within a workspace and return the first lines of what came back."""
+    """Send raw requests from within a workspace and return the first lines of the answers."""
     gate = EgressGate(private=(f"{ALLOWED}/32",))
     async with opened(root, sandbox="bwrap", gate=gate) as workspaces:
         run = Terminal(await workspaces.open("conversation", WorkspaceSpec(allow=tuple(allow))))
@@ -170,7 +170,7 @@ async def test_nothing_that_is_not_on_the_list_is_reached(tmp_path: Path) -> Non
     async with origin(FORBIDDEN) as forbidden, origin(ALLOWED) as allowed, origin(ALLOWED) as unlisted:
         requests = to_forbidden(forbidden.port) | through_allowed(allowed.port, forbidden.port, unlisted.port)
         assert len(requests) > 100
-        # The names that mean this machine are on the list: they fail by what they lead to.
+        # The names of this machine are on the list: they fail by their addresses.
         listed = (f"{ALLOWED}:{allowed.port}", *(f"{name}:{forbidden.port}" for name in ("localhost", "ip6-localhost")))
         found = await answers(tmp_path, requests, listed)
         assert forbidden.received == []

@@ -1,4 +1,4 @@
-"""What processes know of the environment in which Deckhands was started: what is listed, whatever a secret is called."""
+"""Environment variables of Deckhands' processes: only listed ones, regardless of the name of a secret."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.runtime.environment import BEAT, INGRESS, JOBS, TOOLS, make_worker_environment
+from broker.runtime.environment import BEAT, INGRESS, JOBS, SERVICES, TOOLS, make_worker_environment
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 from tests.polling import until
 from tool_worker.settings import ToolVariables
@@ -43,8 +43,8 @@ PRINTING = ("/bin/sh", "-c", "env; exec sleep 600")
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
-    commands = dict.fromkeys(("controller", "tools", "ingress", "jobs", "beat"), PRINTING)
-    spec = ClusterSpec(tmp_path, ingresses=1, jobs=1, beats=1, environment=NEEDED | SECRETS, commands=commands)
+    commands = dict.fromkeys(("controller", "tools", "services", "ingress", "jobs", "beat"), PRINTING)
+    spec = ClusterSpec(tmp_path, ingresses=2, jobs=2, beats=1, environment=NEEDED | SECRETS, commands=commands)
     running = Cluster(spec)
     await running.start()
     yield running
@@ -57,9 +57,9 @@ async def test_only_controllers_of_a_cluster_get_more_than_is_listed(cluster: Cl
         await until(lambda log=log: "DECKHANDS_NODE_DIR" in log.read_text(), what="environment")
     assert "canary" not in Path(f"/proc/{cluster.store.child.pid}/environ").read_text()
     assert [name for name, log in logs.items() if "canary" in log.read_text()] == ["controller-1"]
-    assert [name for name, log in logs.items() if "DECKHANDS_URL=" not in log.read_text()] == ["beat-1"]
+    assert list(logs) == ["controller-1", "tools-1", "services-1", "ingress-1", "jobs-1"]
     assert {f"{name}={value}" for name, value in NEEDED.items()} <= set(logs["tools-1"].read_text().splitlines())
-    # Controller workers ask models, and which variables their libraries read nobody can list.
+    # Controller workers call models, and the variables of their libraries cannot be listed.
     assert {f"{name}={value}" for name, value in SECRETS.items()} <= set(logs["controller-1"].read_text().splitlines())
 
 
@@ -74,7 +74,7 @@ def test_operators_variables_are_passed_except_model_settings(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("role", [INGRESS, JOBS, BEAT])
-def test_what_tools_are_given_is_passed_to_no_other_role(role: str, tmp_path: Path) -> None:
+def test_variables_of_tools_reach_no_other_role(role: str, tmp_path: Path) -> None:
     (tmp_path / "mcp.json").write_text("${GITHUB_TOKEN}")
     passed = {"DECKHANDS_PASS_ENV": "AWS_*,PGPASSWORD", "DECKHANDS_MCP": str(tmp_path / "mcp.json")}
     assert make_worker_environment(role, SECRETS | passed) == passed
@@ -109,6 +109,12 @@ def test_tool_workers_get_the_variables_that_programs_need() -> None:
     assert make_worker_environment(TOOLS, SECRETS | given) == given
 
 
+def test_services_in_one_process_get_what_one_of_them_gets() -> None:
+    given = SECRETS | NEEDED | {"DECKHANDS_ARCHIVE": "s3://bucket/folder", "DECKHANDS_API_KEY": "x"}
+    alone = [make_worker_environment(role, given) for role in (INGRESS, JOBS, BEAT)]
+    assert make_worker_environment(SERVICES, given) == {name: value for each in alone for name, value in each.items()}
+
+
 def test_a_beat_gets_no_key_and_no_store() -> None:
     given = dict.fromkeys(("DECKHANDS_URL", "DECKHANDS_SECRET_KEY", "DECKHANDS_SECRET_KEY_FILE"), "x")
     assert make_worker_environment(BEAT, given | {"DECKHANDS_CELERY_URL": "y"}) == {"DECKHANDS_CELERY_URL": "y"}
@@ -123,7 +129,7 @@ def test_a_file_of_servers_that_cannot_be_read_names_nothing(tmp_path: Path) -> 
         }
 
 
-def test_what_clears_up_after_agents_knows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cleanup_passes_no_variables_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "rm").write_text(f'#!/bin/sh\nenv >{tmp_path}/seen\nexec /bin/rm "$@"\n')
     (tmp_path / "bin" / "rm").chmod(0o755)

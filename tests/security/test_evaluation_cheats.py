@@ -1,8 +1,8 @@
-"""Agents that cheat: what they leave in a workspace does not make a check pass.
+"""Agents that cheat: files that they leave in a workspace do not make a check pass.
 
-Each cheat is what an agent leaves behind, or code under test; it goes the way of a scored attempt: what counts of it, in
-a fresh directory, with the hidden files and the program of the check laid over last. `make test` runs a cheat of each
-kind, and `make soak` all of them.
+Each cheat is a set of files that an agent leaves, or code under test; it is scored like an attempt: the part that
+counts, in a fresh directory, with the hidden files and the program of the check laid over last. `make test` runs a
+cheat of each kind, and `make soak` all of them.
 """
 
 from __future__ import annotations

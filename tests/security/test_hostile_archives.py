@@ -1,7 +1,7 @@
-"""A file in the archive is input like any other: others who can write there may forge one.
+"""A file in the archive is untrusted input: others with write access to the archive may forge one.
 
-Who may forge it: all who can write to the archive, such as another application in the same bucket. What they may not
-do: make a reader unpack without bound, reach another path, or write to the store what is no conversation's log.
+Threat: every program that can write to the archive may forge it, such as another application in the same bucket. It may
+not make a reader unpack without bound, reach another path, or write anything but a conversation's log to the store.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Change = Callable[[list[Any]], list[Any]]
 
 @pytest.fixture
 async def client(valkey_server: RealServer, tmp_path: Path) -> AsyncIterator[Client]:
-    """A client of an empty store, whose one conversation is archived."""
+    """A client of a store whose one conversation is archived."""
     async with await Client.connect(await emptied(valkey_server.url)) as connected:
         client = Client(connected.store, str(tmp_path / "archive"))
         await begin_ended(client, NAME)

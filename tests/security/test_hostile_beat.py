@@ -1,6 +1,6 @@
-"""Whatever Celery's broker holds of the beat, it sends its jobs, and nothing else.
+"""With any content of Celery's broker, the beat sends its jobs, and nothing else.
 
-Who may forge it: all who can write to Celery's broker.
+Threat: every client that can write to Celery's broker may forge it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Beat:
         signals.beat_init.send(sender=self.service)
 
     def tick(self) -> list[str]:
-        """Let it look once, and return what it has sent."""
+        """Let it tick once, and return the messages that it sent."""
         self.service.scheduler.tick()
         messages = self.broker.lrange("deckhands.jobs", 0, -1)
         self.broker.delete("deckhands.jobs")

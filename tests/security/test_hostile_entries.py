@@ -1,4 +1,4 @@
-"""Whatever the store holds hurts those it belongs to and nobody else, ends no worker, and is shown."""
+"""Hostile content of the store harms only its owners, ends no worker, and is shown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ concurrency = 100
 
 
 class Crew:
-    """Two workers of each kind, an ingress, a worker of jobs and a beat, and somebody who can write to their store."""
+    """Two workers of each kind, an ingress, a jobs worker, a beat, and an attacker with access to their store."""
 
     def __init__(self, cluster: FaultCluster) -> None:
         self.cluster = cluster
@@ -61,7 +61,7 @@ class Crew:
         await self.work()
 
     async def members(self) -> list[ClusterMember]:
-        """The workers; what was overwritten is moved out of the way by their sweeps."""
+        """The workers; their sweeps quarantine overwritten keys."""
         found: list[ClusterMember] = []
 
         async def are_known() -> bool:
@@ -82,7 +82,7 @@ class Crew:
         """Carry out an honest conversation, by the same processes as ever."""
         ids: list[str] = []
 
-        async def is_begun() -> bool:  # what somebody wrote about the workers lasts for some beats
+        async def is_begun() -> bool:  # forged values about the workers last for some beats
             with suppress(UsageError):
                 ids[:] = await self.cluster.submit(steps(2))
             return bool(ids)
@@ -93,7 +93,7 @@ class Crew:
         self.check_alive()
 
     async def work_by_ingresses(self) -> None:
-        """Carry out a task of Celery's, one that begins later, and an entry of the inbox."""
+        """Run a task of Celery's, one that starts later, and an entry of the inbox."""
         producer = self.producer
         now, later = producer.run(turns=saying("now")), producer.run(turns=saying("later"), countdown=0.1)
         await put(self.store, {"id": "honest", "task": "do it", **producer.options(saying("by the inbox"))})
@@ -107,11 +107,11 @@ class Crew:
         self.check_alive()
 
     async def work_by_schedule(self) -> None:
-        """Carry out what a schedule begins, which a beat and a worker of jobs see to."""
+        """Run a conversation of a schedule, with a beat and a jobs worker."""
         book, names = ScheduleRepository(self.store, self.cluster.client.secrets), self.store.all_shards[0]
         request = TaskSpec.parse({"task": "look", **self.producer.options(saying("on schedule"))})
 
-        async def is_written() -> bool:  # what stands in its place is moved away by the job
+        async def is_written() -> bool:  # the job moves away a value in its place
             with suppress(StoreRefused):
                 await book.add(Schedule(name="honest", cron="* * * * *"), request)
                 await self.store.connection.call("ZADD", names.schedules_due, 1_000, "honest")
@@ -130,7 +130,7 @@ class Crew:
         self.check_alive()
 
     async def cut_off(self) -> None:
-        """Close all connections to the store, so that everybody looks at what it has after that."""
+        """Close all connections to the store, so that every process reads its content again."""
         await self.write("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
     async def is_swept(self) -> bool:

@@ -37,7 +37,7 @@ NAMES = (b"shop", b"string", b"hash", b"set", b"", b"..:x", b"\xff", b"a b", b"x
 
 
 def hostile_entries(seed: int, count: int) -> Iterator[tuple[bytes, ...]]:
-    """Fields and values of entries that no producer of ours sends; all name an agent that nobody knows, or worse."""
+    """Fields and values of entries that no producer of ours sends; all name an unknown agent, or worse."""
     chance = random.Random(seed)
     for _ in range(count):
         text = chance.choice(RAW) if chance.random() < 0.2 else _request(chance)

@@ -1,4 +1,4 @@
-"""Whatever stands under the keys that ingresses read, others get their turn, and no ingress ends."""
+"""With any content of the ingresses' keys, others get their turn, and no ingress ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class NoResults:
     def settle(self, *_: Any, **__: Any) -> None:
         return
 
-    def send_event(self, *_: Any, **__: Any) -> None:
+    def queue_event(self, *_: Any, **__: Any) -> None:
+        return
+
+    def send_queued_events(self) -> None:
         return
 
     def report_progress(self, task_id: str, progress: Mapping[str, Any]) -> None:
@@ -47,7 +50,7 @@ def desk(valkey_store: Store) -> IngressContext:
 
 
 async def begin_soon(desk: IngressContext, task_id: str, *, expires: bool = False) -> str:
-    """Begin a run that is due, or too late, in a moment; return its conversation."""
+    """Create a run that is due, or expired, in a moment; return its conversation."""
     soon = desk.store.clock.now() + timedelta(milliseconds=50)
     later = soon + timedelta(hours=1)
     timing = {"eta": later, "expires": soon} if expires else {"eta": soon}
@@ -104,7 +107,7 @@ async def test_unnameable_deadlines_delay_no_other(desk: IngressContext) -> None
     await until(has_ended, what="the end of a run that is too late")
 
 
-async def test_what_cannot_be_ended_keeps_nothing_else_from_expiring(desk: IngressContext) -> None:
+async def test_unendable_conversation_does_not_block_expiry_of_others(desk: IngressContext) -> None:
     names, call = desk.store.all_shards[0], desk.store.connection.call
     for number in range(MANY):
         damaged = f"../{number}"

@@ -31,7 +31,7 @@ SEED = 20261123
 
 
 class Crew:
-    """One worker of each kind, and somebody who can write to their broker."""
+    """One worker of each kind, and an attacker with write access to their broker."""
 
     def __init__(self, cluster: FaultCluster, broker: RealServer) -> None:
         self.cluster = cluster
@@ -70,7 +70,7 @@ class Crew:
         )
 
     async def until_served(self) -> None:
-        """Push a good message for each worker, and wait until both are carried out by the same processes as ever."""
+        """Push a good message for each worker, and wait until the original processes have handled both."""
         before = {role: _runs(stats) for role, stats in self.stats().items()}
         self.push(plain_message())
 
@@ -103,7 +103,7 @@ async def test_one_malformed_message_or_command_ends_no_worker(crew: Crew) -> No
         crew.push(classic)
         crew.broker.publish(COMMAND_CHANNEL, to_bytes(classic))
         await crew.drained()
-    # What is under way and cannot be put back is forgotten.
+    # Running work that cannot be put back is forgotten.
     for number, forged in enumerate(UNDER_WAY):
         crew.broker.zadd("unacked_index", {f"forged-{number}": 1 + number})
         crew.broker.hset("unacked", f"forged-{number}", forged)

@@ -1,6 +1,6 @@
-"""Recordings are written by strangers: whatever stands in one, an import ends, and its log can be stored and read.
+"""Recordings are untrusted: with any content, an import ends, and its log can be stored and read.
 
-Nothing here measures time: an import that the bounds do not hold would take all memory, or not come to an end.
+Nothing here measures time: an import that exceeds the bounds would take all memory, or never end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OUTPUT = {"id": 3, "source": "agent", "cause": 2, "observation": "run", "content
 
 
 def read(folder: Path, trajectory: Any) -> tuple[list[Event], list[str]]:
-    """Read a trajectory, given as events or as text, and check that everybody can work with the log."""
+    """Read a trajectory, given as events or as text, and check that every reader can use the log."""
     path = folder / "trajectory.json"
     path.write_text(trajectory if isinstance(trajectory, str) else json.dumps(trajectory))
     events, findings = read_trajectory(path, "c1")
@@ -82,7 +82,7 @@ def test_numbers_that_are_none_count_as_missing(tmp_path: Path) -> None:
 
 
 def test_long_texts_are_kept_as_the_log_keeps_them(tmp_path: Path) -> None:
-    """A text of megabytes goes beside the log; what no log can hold is left out by its number."""
+    """A text of megabytes goes beside the log; an event that no log can hold is left out by its number."""
     long = OUTPUT | {"extras": {"command": "x" * 5_000_000}}
     events, findings = read(tmp_path, [*START, RUN, long])
     assert (len(events), findings) == (5, [])
@@ -129,7 +129,7 @@ def test_end_of_an_endless_text_is_searched_once(tmp_path: Path) -> None:
         assert 1 <= len(findings) <= 2
 
 
-def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+def test_paths_that_are_no_files_are_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="is not a file"):
         read_trajectory(tmp_path / "pipe", "c1")
@@ -150,7 +150,7 @@ def test_references_in_circles_lead_nowhere(tmp_path: Path) -> None:
             assert (getattr(event, name, None) or 0) < event.id
 
 
-def test_what_is_no_result_settles_no_action(tmp_path: Path) -> None:
+def test_invalid_result_settles_no_action(tmp_path: Path) -> None:
     """Else the action would be taken for one that still runs, and run here."""
     state = {"id": 3, "source": "environment", "cause": 2, "observation": "agent_state_changed"}
     for other in (

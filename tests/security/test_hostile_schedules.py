@@ -1,7 +1,7 @@
-"""Whatever the store holds of schedules, the others begin, and the job that begins them ends well.
+"""With any stored schedules, the others start, and the job that starts them ends well.
 
-Who may forge it: all who can write to the store as `jobs` or with every right, such as a jobs worker that was taken
-over. Clients write schedules through `ScheduleRepository`, which checks them.
+Threat: every client that can write to the store as `jobs` or with every right may forge them, such as a compromised
+jobs worker. Clients write schedules through `ScheduleRepository`, which checks them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def text_of(**fields: Any) -> str:
 
 
 def hostile_schedules(seed: int, count: int) -> list[tuple[str, str, Any]]:
-    """What is written: the schedule, its standing, and the score of its next tick."""
+    """Return hostile values: the schedule, its status, and the score of its next tick."""
     chance = random.Random(seed)
     found: list[tuple[str, str, Any]] = [
         *((text_of(request=request), "{}", 1) for request in REQUESTS),
@@ -100,7 +100,7 @@ def test_ancient_tick_is_followed_by_the_right_one() -> None:
     schedule = Schedule(name=NAME, cron="* * * * *", catch_up_seconds=MAX_SECONDS)
     found = find_due(schedule, datetime(1971, 1, 1, tzinfo=UTC), NOON)
     assert (found.tick, found.next) == (NOON, NOON + timedelta(minutes=1))
-    assert found.missed == MAX_MISSED - 1  # more are not gone through, on the loop of a worker
+    assert found.missed == MAX_MISSED - 1  # a worker's loop does not go through more
 
 
 async def test_a_request_with_half_a_character_can_be_kept(cluster: Cluster) -> None:  # noqa: F811

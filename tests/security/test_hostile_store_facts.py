@@ -1,7 +1,7 @@
-"""What a store says of itself: a process that cannot use it, or finds another store in its place, says which and why.
+"""The store's own facts: a process that cannot use the store, or finds another one, reports which and why.
 
-Who may forge it: all who can write to the store with every right. Workers that run end when the generation changes;
-that is what it is for.
+Threat: every client with all rights on the store may forge them. Running workers end when the generation changes, by
+design.
 """
 
 from __future__ import annotations

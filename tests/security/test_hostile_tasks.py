@@ -1,4 +1,4 @@
-"""Whatever arrives in the ingress's queue is refused or dropped, ends no ingress, and begins nothing twice."""
+"""Any message in the ingress's queue is refused or dropped, ends no ingress, and starts nothing twice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FIELDS = (
 
 
 def hostile_calls(seed: int, count: int) -> Iterator[str]:
-    """Messages of the right form, whose arguments and callbacks are anything."""
+    """Messages of the right form, with arbitrary arguments and callbacks."""
     chance = random.Random(seed)
     for number in range(count):
         message = json.loads(plain_message(f"deckhands.{chance.choice(TASKS)}", name=f"hostile-{number}"))
@@ -61,7 +61,7 @@ async def test_no_hostile_task_or_command_ends_an_ingress(producer: Producer, co
     print(f"seed {SEED}")
     broker = producer.app.backend.client
     channel = f"/{broker.connection_pool.connection_kwargs.get('db', 0)}.celery.pidbox"
-    # Its broker has a password, so those who send commands may stop workers; and anybody may drain them.
+    # Its broker has a password, so clients with command rights may stop workers; and all may drain them.
     harmless = [name for name in COMMANDS if name not in ("shutdown", "drain")]
     commands = hostile_commands(SEED + 1, 2 * count, known=harmless)
     await until(lambda: broker.publish(channel, plain_command("ping")), limit=unhurried(60.0), what="remote control")
@@ -73,7 +73,7 @@ async def test_no_hostile_task_or_command_ends_an_ingress(producer: Producer, co
 
 
 async def test_no_damaged_result_or_key_ends_an_ingress(producer: Producer) -> None:  # noqa: F811
-    """What is said of a task that runs is damaged meanwhile; so is what is kept of those under way."""
+    """The result of a running task is damaged meanwhile, and so are the records of running tasks."""
     broker = producer.app.backend.client
     for number, value in enumerate(RESULTS):
         task_id = f"damaged-{number}"
@@ -113,7 +113,7 @@ async def test_no_errback_is_called_with_the_rights_of_an_ingress(producer: Prod
 
 
 def message_of(name: str, task_id: str, options: dict[str, Any]) -> str:
-    """A task message whose result is kept. Nobody waits for it, as a client of Celery's could not do."""
+    """A task message whose result is kept. No client waits for it, because a client of Celery's could not."""
     message = json.loads(plain_message(name, name=task_id))
     message["headers"]["ignore_result"] = False
     message["body"] = json.dumps([["do it"], options, {}])
@@ -122,7 +122,7 @@ def message_of(name: str, task_id: str, options: dict[str, Any]) -> str:
 
 
 async def drained(producer: Producer, *, limit: float) -> None:  # noqa: F811
-    """Wait until nothing is queued or under way."""
+    """Wait until nothing is queued or running."""
     broker, ingress = producer.app.backend.client, producer.cluster.workers["d1"]
 
     def is_drained() -> bool:

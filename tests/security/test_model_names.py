@@ -136,7 +136,7 @@ IN_OPEN = 0x20
 
 @dataclass
 class World:
-    """A store, an operator's table, and what nothing may reach: servers of this machine, and files elsewhere."""
+    """A store, an operator's table, and forbidden targets: servers of this machine, and files elsewhere."""
 
     cluster: FaultCluster
     good: str
@@ -165,12 +165,12 @@ class World:
         }
 
     def names_for(self, number: int) -> list[str]:
-        """Names for one way: all for the first, and for each other one as many of them, which begin elsewhere."""
+        """Names for one way: all for the first, and for each other one as many of them, with another start."""
         start = number * NAMES_OF_EACH % len(self.names)
         return self.names if number == 0 else (self.names * 2)[start : start + NAMES_OF_EACH]
 
     def opened(self) -> bytes:
-        """What was opened, as inotify says it."""
+        """Return the opened files, as inotify reports them."""
         try:
             return os.read(self.watch, 4096)
         except BlockingIOError:
@@ -233,7 +233,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def test_no_way_to_name_a_model_leads_beyond_the_table(world: World) -> None:
-    """Most tasks are there before the worker is, so no entrance knows what is offered: the worker alone decides."""
+    """Most tasks arrive before the worker starts, so no ingress knows the offers: the worker alone decides."""
     client, cluster, limit = world.cluster.client, world.cluster, asyncio.Semaphore(16)
     begun: dict[str, tuple[str, str]] = {}
     (cluster.root / "work").mkdir()
@@ -388,7 +388,7 @@ class _Entrances:
 
 
 def deckhands(*arguments: str, **environment: str) -> str:
-    """Run the program, and return what it prints."""
+    """Run the program, and return its output."""
     known = {name: text for name, text in os.environ.items() if not name.startswith(("DECKHANDS_", "LLM_"))}
     command = [sys.executable, "-m", "deckhands", *arguments]
     done = subprocess.run(command, env=known | environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What a sandbox mounts below a named directory, which agents may write to: no mount point can be led out of it."""
+"""Mounts of a sandbox below a named directory, which agents may write to: no mount point leads out of it."""
 
 from __future__ import annotations
 

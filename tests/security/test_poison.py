@@ -1,4 +1,4 @@
-"""What a program of a workspace leaves for others to run is run by nobody but by programs of the workspace itself."""
+"""Files that a program of a workspace leaves for others to run: only programs of the workspace itself run them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_later_host_runs_none_of_the_poison(poisoned: Path, tmp_path: Path
         assert ran(poisoned) == set()
 
 
-async def test_what_was_changed_is_told_without_running_any_of_it(poisoned: Path, tmp_path: Path) -> None:
+async def test_changes_are_reported_without_running_any_of_them(poisoned: Path, tmp_path: Path) -> None:
     repositories = SandboxedGit(BubblewrapSandbox(tmp_path / ".sandbox"))
     patch = (await Changes(repositories).compare(poisoned, None, limit_bytes=2**20)).content
     assert b"+text" in patch

@@ -1,4 +1,4 @@
-"""What an agent with the network reaches on this machine's own ports: nothing answers it without a key."""
+"""An agent with the network reaches this machine's own ports: no server answers it without a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`deckhands run` and a cluster's tool workers as a whole: what an agent gets hold of by the directory it is given."""
+"""`deckhands run` and a cluster's tool workers as a whole: the files that an agent reaches by its directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOK = "cat .deckhands/secret.key .deckhands/runs/*/valkey/password; ls -a .deck
 
 @pytest.fixture
 def person(tmp_path: Path) -> Path:
-    """The home directory of somebody who has run Deckhands before."""
+    """The home directory of a user who has run Deckhands before."""
     person = tmp_path / "person"
     (person / ".deckhands").mkdir(parents=True)
     (person / ".deckhands" / KEY_FILE).write_text("key-canary")
@@ -86,7 +86,7 @@ def test_a_cluster_takes_what_its_operator_names_and_nothing_else(tmp_path: Path
 
     with cluster(home, "--workspace-root", str(work)):
         assert stat.S_IMODE((home / "cluster" / "valkey" / "password").stat().st_mode) == 0o600
-        for path in (work / "project", work / "link"):  # a person's own links are followed before anything is queued
+        for path in (work / "project", work / "link"):  # a user's own links are followed before anything is queued
             code, cid = submitted(path)
             assert code == 0, cid
             followed = deckhands("logs", "-f", cid, env=env)

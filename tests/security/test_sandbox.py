@@ -1,4 +1,4 @@
-"""What a program in a workspace must not reach, tried by programs in real sandboxes.
+"""Targets that a program in a workspace must not reach, tried by programs in real sandboxes.
 
 Every attempt is made without a sandbox too, where it can be: one that fails everywhere would prove nothing.
 """
@@ -73,7 +73,7 @@ def test_where_none_works_nothing_runs_and_the_reason_is_told(tmp_path: Path) ->
     (tmp_path / "node").touch()
     with pytest.raises(SandboxUnavailable, match=r"bwrap does not work here: .*Not a directory") as raised:
         find_sandbox("auto", tmp_path / "node" / ".sandbox")
-    assert "Install" not in str(raised.value)  # what is in the way is another thing
+    assert "Install" not in str(raised.value)  # the obstacle is another one
     assert "DECKHANDS_SANDBOX=none" in str(raised.value)
 
 
@@ -238,7 +238,7 @@ async def test_no_descriptor_leaks_into_the_shell(tmp_path: Path) -> None:
         os.close(write)
 
 
-async def test_nobody_in_the_sandbox_traces_or_reaches_the_host(run: Terminal) -> None:
+async def test_sandboxed_programs_cannot_trace_or_reach_the_host(run: Terminal) -> None:
     attach = (
         "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True)\n"
         "print(libc.ptrace(16, 1, 0, 0), os.strerror(ctypes.get_errno()))\n"
@@ -270,7 +270,7 @@ def test_it_works_for_a_user_without_rights(tmp_path: Path) -> None:
     options = list(bwrap.options(Enclosure(workspace, "/workspace")))
     as_nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
     for prefix in [path for path in options if path.startswith(f"{Path('~root').expanduser()}/")][::2]:
-        at = options.index(prefix)  # an interpreter that nobody else may enter, and that this program does not need
+        at = options.index(prefix)  # an interpreter that other users may not enter, and that this program does not need
         del options[at - 1 : at + 2]
     command = bwrap.command(["/bin/sh", "-c", "touch made; id -u"], options)
     ended = subprocess.run([*as_nobody, *command], env={}, check=True, capture_output=True)

@@ -1,6 +1,6 @@
-"""What the program of an SDK agent may reach of the controller's machine: no variable, no file, no network.
+"""Access of an SDK agent's program to the controller's machine: no variable, no file, no network.
 
-The CLI in it is a program of others. A probe stands in its place, in the same sandbox, started the same way.
+Its CLI is a third-party program. A probe takes its place, in the same sandbox, started the same way.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ PRINT_PATCH = f"from deckhands.client.reading.terminal import print_patch; print
 
 
 def on_terminal(*command: str, env: dict[str, str]) -> bytes:
-    """Run a program whose standard output and error are a terminal; return what that was sent."""
+    """Run a program whose standard output and error are a terminal; return its output."""
     ours, theirs = pty.openpty()
     sent = b""
     with subprocess.Popen(command, env=env, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs):

@@ -1,4 +1,4 @@
-"""What programs hold that no file shows, and jobs that fill the disk: all is bounded, and the model reads of it."""
+"""Resources of programs that no file shows, and jobs that fill the disk: all are bounded, and the model is notified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's own secrets, the passwords that it shows nobody, and which sandbox it says is in force."""
+"""A worker's own secrets, the passwords that it shows to no one, and its report of the sandbox in force."""
 
 from __future__ import annotations
 

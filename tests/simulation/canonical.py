@@ -1,7 +1,7 @@
 """The canonical conversation, and one simulation of it.
 
-A task, a turn of two commands at once, a message meanwhile, a rate limit, a turn of a thought and a command, a pause and
-a resume, an end. The person is a process too: after a kill it starts again and says nothing twice.
+A task, a turn of two commands at once, a message meanwhile, a rate limit, a turn of a thought and a command, a pause
+and a resume, an end. The user is a process too: after a kill it starts again and repeats no message.
 """
 
 import asyncio
@@ -53,13 +53,13 @@ SCRIPT = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What is simulated; the same plan always gives the same run.
+    """The parameters of a simulation; the same plan always gives the same run.
 
     Attributes:
-        faults: boundary → what goes wrong there.
+        faults: boundary → its fault.
         is_watched_to_the_end: also wait until the dead are buried and look at what is left over.
         host_deaths: when workspace hosts are killed.
-        bug: what is planted.
+        bug: the planted one.
     """
 
     seed: int = 0
@@ -83,10 +83,10 @@ class Outcome:
 
     Attributes:
         failure: why it did not come to its end, or empty.
-        seen: what the person saw on its way, in all its lives.
+        seen: the user's events during the run, in all its lives.
         others: the logs of the other conversations in the store, delegates of this one.
         snapshot: the one left in the store.
-        leftovers: what is still in the store's streams and hashes, by key.
+        leftovers: the remaining entries of the store's streams and hashes, by key.
     """
 
     plan: Plan
@@ -123,7 +123,7 @@ def simulate(
 
     Args:
         journal: that of workspace hosts; another one plants a bug.
-        person: who begins it and looks on; None for that of the canonical conversation.
+        person: the user who starts and watches it; None for that of the canonical conversation.
     """
     cluster = Cluster(plan.seed, plan.faults, {"LLM_SCRIPTS_DIR": "/"} | dict(environment), plan.is_traced, plan.bug)
     cluster.node.journal_type = journal
@@ -153,7 +153,7 @@ async def _world(plan: Plan, cluster: Cluster, outcome: Outcome, person: Person)
 
 
 async def _person(store: Store, seen: list[Event], settled: asyncio.Future[None]) -> None:
-    """Say what belongs to the conversation, each thing under its own key, and look on until it has settled."""
+    """Send the messages of the conversation, each under its own key, and watch until it has settled."""
     log = EventLog(store)
     created = ConversationCreated(conversation_id=CID, agent=AgentSpec(tool_concurrency=2))
     await log.create(created, [said(MESSAGES[0])], key="task")
@@ -174,7 +174,7 @@ async def _person(store: Store, seen: list[Event], settled: asyncio.Future[None]
 
 
 def said(text: str) -> MessageAction:
-    """A message of the person."""
+    """A message of the user."""
     return MessageAction(content=text, source=EventSource.USER)
 
 
@@ -183,7 +183,7 @@ def _asked(state: AgentState) -> ChangeAgentStateAction:
 
 
 async def _leftovers(store: Store) -> dict[str, Any]:
-    """Return what a cluster at rest should not have: unacknowledged entries, claims, waiting conversations."""
+    """Return remains that a cluster at rest should not have: unacknowledged entries, claims, waiting conversations."""
     call, shard, left = store.connection.call, store.all_shards[0], {}
     streams = [
         (shard.ready, "controllers"),

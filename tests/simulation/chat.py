@@ -1,7 +1,7 @@
-"""Several conversations at once, each of some messages: what is said comes when the one before has been answered.
+"""Several conversations at once, each of some messages: a message is sent when the one before has been answered.
 
-A conversation is given up by its owner after each answer, so every message has to find somebody. Meanwhile a bell rings
-them all without news, as the keeper of a quota does: a ring too many may cost time, never an answer.
+A conversation is released by its owner after each answer, so every message has to find a new one. Meanwhile a bell
+wakes them all without news, as the governor of a quota does: a superfluous wake-up may cost time, never an answer.
 """
 
 import asyncio
@@ -47,16 +47,16 @@ BELL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Chat:
-    """What is simulated; the same chat always gives the same run.
+    """The parameters of a simulation; the same chat always gives the same run.
 
     Attributes:
-        rounds: how many messages each person has.
-        latency_seconds: how long a command, and its reply, is under way at most.
+        rounds: the number of messages of each user.
+        latency_seconds: the longest time that a command, and its reply, travels.
         command_seconds: how long a command takes; the two of a turn run one after the other.
         has_bell: whether conversations are rung without news.
-        has_early_bell: whether persons ring after the first command of a turn, without news.
+        has_early_bell: whether users wake them after the first command of a turn, without news.
         clocks_ahead: how far the wall clocks of processes are ahead, by the process's name.
-        limit_seconds: after how long it is given up.
+        limit_seconds: its time limit.
     """
 
     seed: int = 0
@@ -82,13 +82,13 @@ class Chat:
 
 @dataclass
 class ChatOutcome:
-    """What a chat came to.
+    """The result of a chat.
 
     Attributes:
         failure: why it did not come to its end, or empty.
         logs: by conversation.
-        losers: whose persons have seen events that the store lost.
-        takeovers: how often a worker took over what another one had.
+        losers: conversations whose users have seen events that the store lost.
+        takeovers: how often a worker took over a conversation.
     """
 
     chat: Chat
@@ -149,7 +149,7 @@ def _start_person(chat: Chat, cluster: Cluster, cid: str, outcome: ChatOutcome) 
 
 
 async def _talk(store: Store, cid: str, chat: Chat, outcome: ChatOutcome) -> None:
-    """Say one thing after the other; after a kill, continue where the log ends."""
+    """Send one message after the other; after a kill, continue at the end of the log."""
     log = EventLog(store)
     created = ConversationCreated(conversation_id=cid, agent=AgentSpec(tool_concurrency=2), headless=False)
     while True:
@@ -177,7 +177,7 @@ async def _talked(log: EventLog, cid: str, chat: Chat, patience: asyncio.Timeout
             unsaid.remove(event.content)
         if chat.has_early_bell and isinstance(event, CmdOutputObservation) and event.command == "one":
             await wake_conversations(log.store, [cid])
-        # A store that has come back may have less than what was seen, and get the very same events again.
+        # A store that has come back may have fewer events than were seen, and get the very same events again.
         if status.is_settled and event.id >= await log.load_last_id(cid):
             if not unsaid:
                 return True
@@ -193,7 +193,7 @@ async def _ring(store: Store, chat: Chat) -> None:
 
 
 def broken_chat(outcome: ChatOutcome) -> list[str]:
-    """Return what does not hold, each with the id of its invariant where it has one."""
+    """Return the violations, each with the id of its invariant if it has one."""
     if outcome.failure:
         stand = {cid: str(fold_status(events).state) for cid, events in outcome.logs.items()}
         return [f"I1: {outcome.failure}; {stand}"]

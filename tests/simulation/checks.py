@@ -1,4 +1,4 @@
-"""What must be true after every simulation, whatever went wrong in it."""
+"""Invariants of every simulation, under any faults."""
 
 import re
 from collections import Counter
@@ -20,7 +20,7 @@ LATE = "late"
 
 
 def broken(outcome: Outcome) -> list[str]:
-    """Return what does not hold of the canonical conversation, each with the id of its invariant where it has one."""
+    """Return the violations of the canonical conversation, each with the id of its invariant if it has one."""
     found = always_broken(outcome)
     return found if outcome.failure else [*found, *_said_once(outcome), *_recovered_in_time(outcome)]
 
@@ -34,7 +34,7 @@ def _recovered_in_time(outcome: Outcome) -> Iterator[str]:
 
 
 def always_broken(outcome: Outcome) -> list[str]:
-    """Return what does not hold whatever the conversation was about."""
+    """Return the violations of general invariants, for any conversation."""
     if outcome.failure:
         return [f"I1: {outcome.failure}; {_where(outcome)}"]
     assert outcome.row is not None
@@ -61,10 +61,10 @@ def _ending(outcome: Outcome) -> Iterator[str]:
 
 
 def is_given_up(outcome: Outcome) -> bool:
-    """Say whether the conversation was given up with good reason.
+    """Return whether the conversation failed with good reason.
 
-    It has been there when too many workers died, or each of so many had its model refuse once: a script counts that in
-    the worker's memory.
+    It was running when too many workers died, or the models of so many refused once: a script counts that in the
+    worker's memory.
     """
     assert outcome.row is not None
     error = outcome.row.fields.get("last_error", "")
@@ -75,7 +75,7 @@ def is_given_up(outcome: Outcome) -> bool:
 
 
 def has_lost_too_many(outcome: Outcome) -> bool:
-    """Say whether so many controllers died that whatever was there each time is given up."""
+    """Return whether so many controllers died that work which ran each time fails."""
     return _controllers_ended(outcome) >= CRASHES_THAT_PARK
 
 
@@ -87,9 +87,9 @@ def _controllers_ended(outcome: Outcome) -> int:
 
 
 def _is_unread(outcome: Outcome) -> bool:
-    """Say whether it was given up by somebody who did not read its log first, which settles what is pending.
+    """Return whether it failed on a worker that did not read its log first, which settles pending actions.
 
-    To read it may be what kills; the next person who resumes it settles it.
+    The read itself may be fatal; the next resume settles it.
     """
     assert outcome.row is not None
     counted = re.search(r"crashed its worker (\d+) times", outcome.row.fields.get("last_error", ""))

@@ -1,4 +1,4 @@
-"""What every simulated test shares.
+"""Shared settings of the simulated tests.
 
 Holds: how long a simulation may take is bounded in virtual time and in callbacks; the limit in real time only ends a
 run that does not come to an end, on however busy a machine.

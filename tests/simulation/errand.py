@@ -1,6 +1,6 @@
-"""A conversation with all that needs more than tools: delegates, a note, a question, a check and a critic.
+"""A conversation that uses more than tools: delegates, a note, a question, a check and a critic.
 
-Two delegates of which one is enough, one in the background, a note; a command that a person edits and confirms; a
+Two delegates of which one is enough, one in the background, a note; a command that a user edits and confirms; a
 finish that the check accepts and the critic refuses, and one that both accept.
 """
 
@@ -56,7 +56,7 @@ TURNS = [
 
 
 def sender(folder: Path) -> Person:
-    """Return the person of this conversation; the scripts of its models are written into the folder."""
+    """Return the user of this conversation; the scripts of its models are written into the folder."""
     models = {}
     for name, turns in (("parent", TURNS), ("child", DELEGATE_TURNS)):
         path = folder / f"{name}.json"
@@ -73,7 +73,7 @@ def sender(folder: Path) -> Person:
     )
 
     async def person(store: Store, seen: list[Event], settled: asyncio.Future[None]) -> None:
-        """Say what is wanted, answer what is asked, and look on until it has settled."""
+        """Send the task, answer the questions, and watch until it has settled."""
         log = EventLog(store)
         created = ConversationCreated(conversation_id=CID, agent=agent, headless=False)
         await log.create(created, [said("<task>")], key="task")
@@ -101,7 +101,7 @@ def _confirmed(action_id: int) -> ChangeAgentStateAction:
 
 
 def broken_errand(outcome: Outcome) -> list[str]:
-    """Return what does not hold, each with the id of its invariant where it has one."""
+    """Return the violations, each with the id of its invariant if it has one."""
     found = always_broken(outcome)
     if not outcome.failure and not is_given_up(outcome):
         found += _errand(outcome)

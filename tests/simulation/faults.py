@@ -1,7 +1,7 @@
-"""What goes wrong in a simulation: at which boundary, and how.
+"""The faults of a simulation: boundary and kind.
 
-A boundary lies before and after every command that a process sends to the store; they are numbered from 1 in the order
-in which they are reached, whichever process reaches them.
+A boundary is before and after every command that a process sends to the store; boundaries are numbered from 1 in the
+order in which any process reaches them.
 """
 
 from enum import StrEnum

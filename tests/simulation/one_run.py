@@ -14,7 +14,7 @@ from tests.simulation.plans import random_plan
 
 
 def traced(folder: Path, seed: int) -> list[str]:
-    """Run the canonical conversation and the errand with the seed's faults; return what happened, to the byte."""
+    """Run the canonical conversation and the errand with the seed's faults; return the exact trace."""
     plan = replace(random_plan(seed), is_traced=True)
     outcomes = simulate(plan, environment(folder)), simulate(plan, {}, person=sender(folder))
     return [line for outcome in outcomes for line in lines_of(outcome)]

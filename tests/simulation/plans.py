@@ -15,7 +15,7 @@ def random_pairs(number: int, size: int, seed: int) -> Iterator[Plan]:
     """Two faults each, in runs that end with the conversation.
 
     Args:
-        size: how many boundaries such a run has when nothing fails. What is planned behind them seldom strikes.
+        size: how many boundaries such a run has when nothing fails. Faults planned after them seldom strike.
     """
     random = Random(seed)
     for _ in range(number):

@@ -1,7 +1,7 @@
-"""Bugs planted in front of the store: each changes what a function of the store, or a call of the log, does.
+"""Bugs planted in front of the store: each changes a function of the store, or a call of the log.
 
-Holds: a bug is a change of behaviour. It stands between the caller and the correct function, and undoes or repeats a
-part of what that function did; how the function is written does not matter.
+Holds: a bug is a change of behaviour. It wraps the correct function, and undoes or repeats a part of its effect; the
+implementation of the function does not matter.
 """
 
 from dataclasses import replace
@@ -68,7 +68,7 @@ def forget_owners_key(execute: Execute, command: Arguments) -> Any:
 
 
 def forget_producers_key() -> StoreBug:
-    """An append of a person that is repeated is written twice."""
+    """A repeated append of a user is written twice."""
     calls = 0
 
     def bug(execute: Execute, command: Arguments) -> Any:
@@ -89,7 +89,7 @@ def forget_answers(execute: Execute, command: Arguments) -> Any:
 
 
 def ring_nobody(execute: Execute, command: Arguments) -> Any:
-    """An append tells nobody."""
+    """An append wakes no worker."""
     if not _is_append(command):
         return execute(command)
     meta = command[BASE] + b":meta"
@@ -124,7 +124,7 @@ def release_blindly(execute: Execute, command: Arguments) -> Any:
 
 
 def keep_rung_at_release(execute: Execute, command: Arguments) -> Any:
-    """The mark of a ring that nobody has answered outlives the owner, and keeps the next ring away."""
+    """The mark of an unanswered wake-up outlives the owner, and suppresses the next wake-up."""
     if not _is_call(command, b"deck_release"):
         return execute(command)
     meta = command[BASE] + b":meta"
@@ -136,7 +136,7 @@ def keep_rung_at_release(execute: Execute, command: Arguments) -> Any:
 
 
 async def clear_rung_after_reading(send: Send, commands: Commands) -> list[Any]:
-    """Who is rung reads the news first, and takes the mark away when it has them."""
+    """A woken worker reads the news first, and removes the mark afterwards."""
     name, _, *fields = commands[0]
     if name != "HDEL" or fields != ["rung"]:
         return await send(commands)
@@ -173,7 +173,7 @@ def bury_silently(execute: Execute, command: Arguments) -> Any:
 
 
 def forget_parked(execute: Execute, command: Arguments) -> Any:
-    """Nobody wakes what is parked."""
+    """Parked conversations are never woken."""
     if not _is_call(command, b"deck_tick"):
         return execute(command)
     parked, hidden = command[3] + b":parked", command[3] + b":hidden"

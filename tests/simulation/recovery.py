@@ -1,7 +1,7 @@
-"""How long conversations wait in virtual time: for their next event, while nobody but the cluster can bring it.
+"""Waits of conversations in virtual time: for their next event, while only the cluster can produce it.
 
-Holds: what a wait may cost is the sum of what the faults that struck may cost. The bounds are those of the design: a
-takeover within three seconds, a lost ring found a little later.
+Holds: a wait is bounded by the sum of the bounds of the faults that struck. The bounds are those of the design: a
+takeover within three seconds, a lost wake-up found a little later.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
-"""A simulation sealed off from the machine: what it draws comes from its seed, what time it is from its own clock.
+"""A simulation sealed off from the machine: its random numbers come from its seed, its time from its own clock.
 
 Holds: inside of `sealed`, on the thread that entered it, clocks are the simulation's, random numbers and ids are drawn
-from the seed, and a thread, a socket, a program or a real pause is an error. Other threads of the test run notice nothing.
-No garbage is collected meanwhile: a finalizer would run at a moment that nobody has chosen.
+from the seed, and a thread, a socket, a program or a real pause is an error. Other threads of the test run notice
+nothing. No garbage is collected meanwhile: a finalizer would run at an uncontrolled moment.
 """
 
 import gc

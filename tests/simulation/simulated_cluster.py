@@ -1,4 +1,4 @@
-"""A cluster in one simulation: real controller and tool workers, a person, and an operating system that restarts them.
+"""A cluster in one simulation: real controller and tool workers, a user, and an operating system that restarts them.
 
 Holds: the workers, the core, the shell, the log and the functions are the real ones; simulated are time, the wire,
 the workspace host and the random numbers.
@@ -38,7 +38,7 @@ class Cluster:
 
     Attributes:
         clocks: of processes whose wall clocks are wrong, by name.
-        node_dir: the directory of the node; what an earlier simulation has left in it would change this one.
+        node_dir: the directory of the node; files of an earlier simulation in it would change this one.
     """
 
     seed: int
@@ -72,7 +72,7 @@ class Cluster:
         return await open_store(MemoryConnection(self.server), clock=self.clock)
 
     async def at_rest(self, quiet_seconds: float) -> None:
-        """Wait until nothing has gone wrong for so long, and nobody is stopped any more."""
+        """Wait until there have been no faults for so long, and no process is stopped any more."""
         struck = -1
         while struck < len(self.wire.struck) or any(process.is_stopped for process in self._mains):
             struck = len(self.wire.struck)

@@ -1,8 +1,8 @@
 """A node on virtual time: the real workspace host, its journal and its protocol, around a shell that runs nothing.
 
-Holds: what answers requests, journals and queues is the host's own `Server`, what asks it the tool worker's own
-`OpenWorkspace`; simulated are sockets, the shell, and the host's event loop. Hosts outlive tool workers; they die when a
-test kills them, and their journals stay. Every execution is noted outside of the system.
+Holds: the host's own `Server` answers requests, journals and queues; the tool worker's own `OpenWorkspace` calls it;
+simulated are sockets, the shell, and the host's event loop. Hosts outlive tool workers; they die when a test kills
+them, and their journals stay. Every execution is noted outside of the system.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Finish = Callable[[dict[str, Any]], None]
 
 
 class Node:
-    """What is left on a machine when its tool worker dies.
+    """The state of a machine that survives its tool worker.
 
     Attributes:
         executions: conversation and action of every execution, in order.
@@ -64,7 +64,7 @@ class Node:
             self.forget(host)
 
     def forget(self, host: SimulatedHost) -> None:
-        """Take note that a host has ended; who is connected to it sees that."""
+        """Record that a host has ended; its clients see that."""
         if self._hosts.pop(host.conversation_id, None) is not None:
             for client in host.clients:
                 self.loop.call_soon(client.reader.feed_eof, context=self.loop.world.context)
@@ -134,13 +134,13 @@ class SimulatedHost(HostServer):
 
 
 def result_of(content: str, exit_code: int) -> dict[str, Any]:
-    """Return what a host answers for a command that has ended."""
+    """Return a host's answer for a command that has ended."""
     metadata = {"exit_code": exit_code, "pid": 7, "working_dir": WORKSPACE}
     return {"content": content, "state": "completed", "omitted_bytes": 0, "metadata": metadata}
 
 
 class SimulatedShell:
-    """A shell in which every command takes the same time and says its own name; what the host needs of `BashSession`."""
+    """The used part of `BashSession`: every command takes the same time and prints its own name."""
 
     working_dir = WORKSPACE
     shell_pid = 7
@@ -175,7 +175,7 @@ class SimulatedShell:
 
 
 class SimulatedTerminals:
-    """What the host needs of `Terminals`: one shell, and another for each static command."""
+    """The part of `Terminals` that the host uses: one shell, and another for each static command."""
 
     resting_pids = frozenset({SimulatedShell.shell_pid})
 
@@ -222,7 +222,7 @@ class SimulatedTimer:
 
 
 class Writer:
-    """The writing end of a connection to a host; what is needed of `asyncio.StreamWriter`."""
+    """The writing end of a connection to a host; the used part of `asyncio.StreamWriter`."""
 
     def __init__(self, host: SimulatedHost, client: Client) -> None:
         self._host, self._client = host, client
@@ -238,7 +238,7 @@ class Writer:
 
 
 class SimulatedWorkspaces:
-    """A tool worker's view of a node: what it needs of `Workspaces`."""
+    """A tool worker's view of a node: the part of `Workspaces` that it uses."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -279,7 +279,7 @@ class SimulatedWorkspaces:
 
 
 class JournalWithoutStarts(Journal):
-    """A planted bug: what was begun and has no result is begun again."""
+    """A planted bug: started actions without a result start again."""
 
     def has_started(self, action_id: int) -> bool:
         return False

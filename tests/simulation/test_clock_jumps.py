@@ -71,7 +71,7 @@ class SkewedCluster(Cluster):
         self.loop.create_task(self.watch(), context=self.loop.world.context)
 
     async def until_over(self) -> Status:
-        """Wait for the end of the conversation and return how it stands then."""
+        """Wait for the end of the conversation and return its status then."""
         status = Status()
 
         def ends(event: Event) -> bool:

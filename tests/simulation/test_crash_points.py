@@ -1,8 +1,8 @@
-"""Every boundary of the canonical conversation, and many at once: whatever fails there, the promises hold.
+"""Every boundary of the canonical conversation, and many at once: the promises hold under every fault.
 
 A kill, a broken connection, a pause and a stop at the boundaries one after the other; pairs; and seeds with up to
-sixteen faults each among two controller workers, two tool workers and a person. `make test` runs the first part of
-each, `make soak` the others and seeds that nobody has tried, and `make faults` many more.
+sixteen faults each among two controller workers, two tool workers and a user. `make test` runs the first part of
+each, `make soak` the others and new seeds, and `make faults` many more.
 A failure prints the plan that reproduces it: `broken(simulate(Plan(…), environment(folder)))`.
 """
 

@@ -1,4 +1,4 @@
-"""Each bug that is planted is found: the checks would see what they are there for."""
+"""Each planted bug is found: the checks detect the violations that they are for."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -117,7 +117,7 @@ OWNED = 300
 
 
 def unrung_after_burial(bug: Bug | None) -> list[str]:
-    """Let a worker die that owns many conversations, and return those that nobody hears of."""
+    """Let a worker die that owns many conversations, and return those without a wake-up."""
     cluster = Cluster(0, {}, {}, bug=bug)
 
     async def world() -> list[str]:

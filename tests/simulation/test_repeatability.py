@@ -48,7 +48,7 @@ def test_the_same_seed_gives_the_same_run_to_the_byte(tmp_path: Path) -> None:
 
 
 def test_full_conversation_repeats_from_its_first_run(tmp_path: Path) -> None:
-    """What the first run left on the node's disk made later ones different."""
+    """Files of the first run on the node's disk made later ones different."""
     errand = sender(tmp_path)
     first, second = (simulate(Plan(is_traced=True), {}, person=errand).cluster.wire.trace for _ in range(2))
     assert first == second

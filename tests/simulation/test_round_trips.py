@@ -1,8 +1,8 @@
-"""How many round trips to the store lie in one step, counted on virtual time: where the store is far, they are its cost.
+"""The number of round trips to the store in one step, counted on virtual time: with a far store, they are its cost.
 
-Nothing else takes time here: the model answers at once and so does the shell, every command is under way for half a
-round trip and so is its reply. So the length of a step, divided by a round trip, is the number of round trips that wait
-for each other.
+Nothing else takes time here: the model answers at once and so does the shell, every command travels for half a round
+trip and so does its reply. So the length of a step, divided by a round trip, is the number of round trips that wait for
+each other.
 """
 
 import asyncio

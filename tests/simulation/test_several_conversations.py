@@ -1,4 +1,4 @@
-"""Several conversations at once, with latencies on every wire and rings too many: nobody waits for long, whatever fails.
+"""Several conversations at once, with latencies on every wire and superfluous wake-ups: no wait is long under faults.
 
 A failure prints the chat that reproduces it: `broken_chat(simulate_chat(Chat(…), folder))`.
 """
@@ -19,7 +19,7 @@ LAST_FAULT_AT = 900
 
 
 def random_chat(seed: int) -> Chat:
-    """Some faults among two workers of each kind and three persons."""
+    """Some faults among two workers of each kind and three users."""
     random = Random(seed)
     faults = {random.randint(1, LAST_FAULT_AT): random.choice(list(Fault)) for _ in range(FAULTS)}
     return Chat(seed, faults, has_bell=random.random() < 0.5)

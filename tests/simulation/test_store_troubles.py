@@ -46,7 +46,7 @@ def far_away(random: Random) -> Chat:
 
 
 def mistimed(random: Random) -> Chat:
-    """Everybody's clock is an hour off, and the store's jumps; a worker dies."""
+    """All clocks are an hour off, and the store's jumps; a worker dies."""
     clocks = {name: random.choice([-HOUR, 0.0, HOUR]) for name in PROCESSES}
     jumps = [Trouble(Kind.CLOCK, random.uniform(0, LAST_AT), random.choice([-HOUR, HOUR])) for _ in range(2)]
     return Chat(faults={random.randint(100, 900): Fault.KILL}, clocks_ahead=clocks, troubles=jumps)
@@ -87,7 +87,7 @@ def test_conversation_returned_to_its_former_owner_is_taken_up(tmp_path: Path) -
 
 @pytest.mark.parametrize("seed", [282, 407, 1073])
 def test_a_person_says_what_was_lost_again(seed: int, tmp_path: Path) -> None:
-    """A message without the one before it; the very same events again; a message that nobody else has seen."""
+    """A message without the one before it; the very same events again; a message that no other process has seen."""
     check(losing, seed, tmp_path)
 
 

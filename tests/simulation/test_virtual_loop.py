@@ -1,4 +1,4 @@
-"""The simulation's own machinery: time, processes, death. What it claims of a kill is what SIGKILL does."""
+"""The simulation's own machinery: time, processes, death. Its kills have the effect of SIGKILL."""
 
 import asyncio
 from collections.abc import Coroutine

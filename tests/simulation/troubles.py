@@ -1,4 +1,4 @@
-"""What goes wrong with the store itself: it is away, loses its tail, refuses writes, or its clock jumps."""
+"""Faults of the store itself: it is away, loses its tail, refuses writes, or its clock jumps."""
 
 import copy
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from tests.simulation.wire import NotingServer
 
 
 class Kind(StrEnum):
-    """What goes wrong."""
+    """The kind of a fault."""
 
     RESTART = "restart"
     """It is away for a while; connections break."""
@@ -26,9 +26,9 @@ class Trouble:
     """One of them.
 
     Attributes:
-        at: when it begins.
+        at: its start.
         seconds: how long it lasts; of a clock: how far it jumps.
-        lost_seconds: how much of what was written before is lost.
+        lost_seconds: the length of the lost tail.
     """
 
     kind: Kind

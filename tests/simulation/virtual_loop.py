@@ -2,7 +2,7 @@
 
 Holds: nothing here depends on a real clock, a thread or a socket, so the same seed gives the same run; within a process
 callbacks run in the order asyncio promises, between processes in an order drawn by the seed; a killed process never
-returns from its await (no `finally` of it runs while the simulation lasts), and its tasks and timers are gone.
+returns from its await (no `finally` of it runs while the simulation lasts), and its tasks and timers are dropped.
 Does not: watch file descriptors, sockets, signals or child processes.
 """
 
@@ -28,7 +28,7 @@ _process: contextvars.ContextVar[SimulatedProcess] = contextvars.ContextVar("pro
 
 
 class RanDry(AssertionError):
-    """Nothing is left to run, and what was waited for has not happened."""
+    """Nothing is left to run, and the awaited event has not happened."""
 
 
 class SimulatedProcess:
@@ -43,12 +43,12 @@ class SimulatedProcess:
         self.context.run(_process.set, self)
 
     def kill(self) -> None:
-        """End it as SIGKILL does: what it waits for never comes."""
+        """End it as SIGKILL does: its awaited events never come."""
         self.is_dead = True
         self.ready.clear()
 
     def stop(self) -> None:
-        """Stop it as SIGSTOP does; what becomes due meanwhile waits for `resume`."""
+        """Stop it as SIGSTOP does; events that become due meanwhile wait for `resume`."""
         self.is_stopped = True
 
     def resume(self) -> None:
@@ -156,7 +156,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     task.get_coro().close()
         self._tasks.clear()
 
-    # what asyncio asks of a loop
+    # asyncio's interface of a loop
 
     def time(self) -> float:
         return self._clock.monotonic()
@@ -207,7 +207,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Say nothing: what a dead process leaves behind is nobody's news."""
+        """Log nothing: the remains of a dead process are of no interest."""
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Do nothing: a cancelled timer is skipped when its time comes."""

@@ -1,4 +1,4 @@
-"""What passes between the simulated processes and the store, and what goes wrong there.
+"""The traffic between the simulated processes and the store, and its faults.
 
 Holds: the same seed and faults lead to the same boundaries.
 """
@@ -17,7 +17,7 @@ from zlib import crc32
 import msgpack
 from hiredis import ReplyError
 
-from broker.coordination.membership import HEARTBEAT_SECONDS
+from broker.coordination.membership import QUIET_HEARTBEAT_SECONDS
 from broker.runtime.errors import OutcomeUnknown, StoreUnavailable
 from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
 from broker.store.connection import Argument, Connection
@@ -39,7 +39,7 @@ PortBug = Callable[[Send, Commands], Awaitable[list[Any]]]
 
 @dataclass(frozen=True)
 class Bug:
-    """A planted bug: what stands in front of the store, or of each process's connection to it."""
+    """A planted bug: a wrapper of the store, or of each process's connection to it."""
 
     on_store: StoreBug | None = None
     on_port: PortBug | None = None
@@ -47,17 +47,17 @@ class Bug:
 
 @dataclass
 class Wire:
-    """What passes between the processes and the store, and what goes wrong there.
+    """The traffic between the processes and the store, and its faults.
 
     Attributes:
-        faults: boundary → what happens there.
-        latency_seconds: how long a command, and its reply, is under way at most; each time drawn by `random`.
-        trace: if `is_traced`, a line for each boundary: when, who, which, and a checksum of what passes.
+        faults: boundary → its fault.
+        latency_seconds: the longest time that a command, and its reply, travels; each time drawn by `random`.
+        trace: if `is_traced`, a line for each boundary: time, process, number, and a checksum of the data.
         passed: every boundary reached so far: `before <command>` or `after <command>`.
         struck: the faults that struck: boundary, fault, process, command.
         stopped: for how many seconds each process was stopped since its last beat.
         lapsed: how often each was stopped for so long that its heartbeat lapsed.
-        connections: what each process has open.
+        connections: the open ones of each process.
     """
 
     loop: VirtualLoop
@@ -113,7 +113,7 @@ class Wire:
 
 
 BEATS = ("deck_tick", "deck_register")
-LONGEST_STOP_SECONDS = HEARTBEAT_TTL_SECONDS - HEARTBEAT_SECONDS
+LONGEST_STOP_SECONDS = HEARTBEAT_TTL_SECONDS - QUIET_HEARTBEAT_SECONDS
 """For how long a process may be stopped, at once or bit by bit between two beats, before it is taken for dead."""
 REFUSED = "MISCONF Errors writing to the AOF file: No space left on device"
 READS = frozenset(
@@ -170,7 +170,7 @@ class NotingServer(MemoryServer):
         self._true_clock = clock
 
     def go_away(self) -> None:
-        """Serve nobody; every connection breaks."""
+        """Refuse all clients; every connection breaks."""
         self.is_away = True
         self.breaks += 1
         for blocked in list(self._blocked):
@@ -178,7 +178,7 @@ class NotingServer(MemoryServer):
                 blocked.set_exception(OutcomeUnknown("The connection to the store was lost before the reply."))
 
     def come_back(self, values: dict[bytes, Any] | None = None, written: int = 0) -> None:
-        """Serve again, with what was there, or with `values` instead, of which so many appends are known."""
+        """Serve again, with the old content, or with `values` instead, of which so many appends are known."""
         if values is not None:
             self.keys.values = values
             del self.written[written:]
@@ -249,7 +249,7 @@ class ProcessConnection:
         return reply
 
     async def _travel(self, what: str) -> None:
-        """Be under way for a while; nothing overtakes what was sent before on the same connection."""
+        """Travel for a while; earlier messages on the same connection are not overtaken."""
         if self._wire.latency_seconds:
             loop = self._wire.loop
             arrival = loop.time() + self._wire.random.random() * self._wire.latency_seconds

@@ -1,4 +1,4 @@
-"""What the benchmarks of evaluations compute beforehand: the server's latencies, and the ideal of a schedule."""
+"""Figures that the benchmarks of evaluations compute beforehand: the server's latencies, and the ideal of a schedule."""
 
 from __future__ import annotations
 

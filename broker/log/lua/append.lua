@@ -9,6 +9,7 @@
 
 local actions = require('log/lua/actions')
 local admission = require('log/lua/admission')
+local callers = require('log/lua/callers')
 local conversations = require('log/lua/conversations')
 local history = require('log/lua/history')
 local labels = require('log/lua/labels')
@@ -144,6 +145,7 @@ local function create(a)
   a.last = 0
   redis.call('HSET', meta, 'created_ms', wall, 'pool', call.pool)
   redis.call('ZADD', shard .. ':index', wall, cid)
+  if call.caller then callers.add(a.base, shard, call.caller) end
   if call.awaited then
     redis.call('HSET', meta, 'awaited', call.awaited)
     redis.call('ZADD', shard .. ':awaited', a.now + conversations.FIRST_LOOK_MS, cid)
@@ -220,11 +222,11 @@ end
 
 -- Queue notices for ingress workers, waiting clients and webhooks, and remove an expired conversation from its timers.
 local function leave_word(a)
-  if a.found[AWAITED] and not a.found[NOTICED] and (a.call.by == 'owner' or a.call.condition == 'expire') then
-    redis.call('XADD', a.shard .. ':notices', '*', 'c', a.cid)
-    redis.call('HSET', a.meta, 'noticed', '1')
+  if a.found[AWAITED] and (a.call.by == 'owner' or a.call.condition == 'expire') then
+    local ends = a.call.condition == 'expire' or admission.is_settled(given(a.call.fields, 'state'))
+    callers.send_notice(a.shard, a.meta, a.cid, a.found[NOTICED], ends)
   end
-  -- Waiting clients also poll, so a user without the right to write here leaves the hint out.
+  -- A waiting client also polls, so a user without the right to write here leaves the hint out.
   if a.call.by ~= 'create' and admission.is_settled(given(a.call.fields, 'state')) then
     redis.pcall('XADD', a.shard .. ':ended', 'MAXLEN', '~', MOST_ENDED, '*', 'c', a.cid)
   end
@@ -258,6 +260,7 @@ end
 -- ARGV  cid, the arguments below in a map of MessagePack, the bytes of each event …
 --   by 'create'    key, pool   the conversation must not exist
 --                  awaited: the caller to notify of its end, 'celery' or 'stream:<name>'; or nil
+--                  caller: the fields of this caller, {name, value, …}, see callers.add; or nil
 --                  inner: it is part of another one's step, and neither refused nor counted; or else
 --                  elsewhere: number of the tenant's open conversations in other shards, see admission.lua
 --                  start: when it may start, see plan_start, or nil
@@ -277,7 +280,7 @@ end
 --   cancels  running actions to stop; '0': all programs of the workspace; or nil
 --   secrets  number of secret values that the writer masks; nil: it has looked them up
 --   sample   one of these values, encrypted
--- An owner's append to an awaited conversation adds one notice for ingress workers (meta.noticed until it is read).
+-- An owner's append to an awaited conversation adds a notice for ingress workers, see callers.send_notice.
 -- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
 --          {'exists'} {'busy'} {'lost', last}: the log does not hold the event that the writer remembers
 --          {'secrets'}: there are values that the writer does not know; nothing was written

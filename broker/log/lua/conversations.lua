@@ -77,19 +77,8 @@ function conversations.find_expired(shard, now)
   return found
 end
 
--- forget_caller: delete the caller to notify of a conversation's end, unless the conversation exists.
--- KEYS  conversation base, shard base   ARGV  cid
--- returns  {'forgotten'} {'begun'}
-local function forget_caller(keys, args)
-  if store.get(keys[1] .. ':meta', 'last_id') then return {'begun'} end
-  redis.call('DEL', keys[1] .. ':caller')
-  redis.call('ZREM', keys[2] .. ':awaited', args[1])
-  return {'forgotten'}
-end
-
 redis.register_function('deck_close', close)
 redis.register_function('deck_begin_deletion', begin_deletion)
 redis.register_function('deck_end_deletion', end_deletion)
-redis.register_function('deck_forget_caller', forget_caller)
 
 return conversations

@@ -1,6 +1,10 @@
 -- Workers: register, beat, and do the due work of the whole shard with each beat.
+-- While nothing is due in a shard, its workers take turns: a beat leaves the shard's work out if another worker's beat
+-- found none within `QUIET_MS`.
 -- Keys:  shard base  :workers              zset  worker -> when its heartbeat expires; 0: it is being removed
 --                    :worker:<id>:about    hash  its facts
+--                    :clock                hash  quiet -> when a beat last found nothing due, by the server's clock
+--                                                quiet_for -> the worker of that beat
 
 local actions = require('log/lua/actions')
 local clock = require('log/lua/clock')
@@ -57,8 +61,11 @@ local function register(keys, args)
   return {'registered', now}
 end
 
+local QUIET_MS = 250
+
 -- Maintain a stream: recreate its group if it was lost, give back entries that a worker got after its removal (a server
 -- still serves the blocked read of a stopped process), and trim entries that are acknowledged.
+-- Returns whether no worker has an entry of it.
 local function maintain_stream(shard, stream, group, node)
   groups.make(shard, stream, group)
   local oldest = groups.find(shard, stream, group)['last-delivered-id']
@@ -72,34 +79,13 @@ local function maintain_stream(shard, stream, group, node)
   redis.call('XTRIM', stream, 'MINID', oldest)
   if group == groups.CONTROLLERS then turns.pump(shard, stream, group, wakeups.hand_over_ready)
   else actions.pump_actions(shard, stream, node) end
+  return pending[1] == 0
 end
 
--- tick: beat, and do all due work: remove dead workers, wake parked conversations, repeat lost notifications.
--- KEYS shard base.  ARGV worker, ttl_ms, progress (a number that grows while the worker progresses), patience_ms,
---      its monotonic clock in ms, and from time to time its facts, as in register:
---      role, n_streams, action stream …, field, value …
--- returns  {'alive', workers removed, conversations woken, repeated notifications, {expired conversation …}, shard's time}
---          {'swept'}
---          expired: for an ingress or a controller worker, which appends their end
---          swept: others have taken over everything this worker had
-local function tick(keys, args)
-  local shard, worker, ttl, patience = keys[1], args[1], tonumber(args[2]), tonumber(args[4])
-  local workers, me = shard .. ':workers', shard .. ':worker:' .. worker
-  kinds.keep(shard)
-  if not store.alive(shard, worker) then return {'swept'} end
-  store.is_there(shard, me .. ':mail', 'stream')
-  ownership.owned_by(shard, worker)
-  if not store.is_there(shard, me .. ':about', 'hash') then  -- its removal finds its work
-    redis.call('ZADD', workers, store.now_ms(shard) + ttl, worker)
-    return {'swept'}
-  end
-  kinds.keep_of_role(shard, store.get(me .. ':about', 'role'))
-  local monotonic = tonumber(args[5] or '')
-  local now = clock.keep_time(shard, worker, ttl, monotonic, not monotonic)
-  redis.call('ZADD', workers, now + ttl, worker)
-  redis.call('HSET', me .. ':about', 'progress', args[3], 'beat_ms', now, 'ttl_ms', ttl)
-  if args[6] then note_facts(me .. ':about', args, 6) end
-
+-- Do the work that is due in the whole shard.
+-- returns workers removed, conversations woken, repeated notifications, whether nothing was due
+local function do_due_work(shard, ttl, patience, now)
+  local workers = shard .. ':workers'
   local removed = 0
   for _, dead in ipairs(redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 4)) do
     if store.attempt(shard, workers, dead, removal.remove, shard, dead, now, 256, 'crash') then removed = removed + 1 end
@@ -120,22 +106,64 @@ local function tick(keys, args)
   end
 
   local notified = 0
-  for _, cid in ipairs(redis.call('ZRANGEBYSCORE', shard .. ':unread', '-inf', now - patience, 'LIMIT', 0, 64)) do
+  local unread = redis.call('ZRANGEBYSCORE', shard .. ':unread', '-inf', now - patience, 'LIMIT', 0, 64)
+  for _, cid in ipairs(unread) do
     local found = store.attempt(shard, shard .. ':unread', cid, wakeups.check_notification, shard, cid, now)
     if found == 'rung' then notified = notified + 1 end
     if not found then redis.call('ZREM', shard .. ':unread', cid) end
   end
 
+  local is_quiet = maintain_stream(shard, shard .. ':ready', groups.CONTROLLERS)
+  if redis.call('EXISTS', shard .. ':ready:interactive') == 1 then
+    is_quiet = maintain_stream(shard, shard .. ':ready:interactive', groups.CONTROLLERS) and is_quiet
+  end
+  return removed, #due, notified, is_quiet and removed + #due + #unread == 0
+end
+
+-- tick: beat, and do all due work: remove dead workers, wake parked conversations, repeat lost notifications.
+-- KEYS shard base.  ARGV worker, ttl_ms, progress (a number that grows while the worker progresses), patience_ms,
+--      its monotonic clock in ms, and from time to time its facts, as in register:
+--      role, n_streams, action stream …, field, value …
+-- returns  {'alive', workers removed, conversations woken, repeated notifications, {expired conversation …}, shard's time}
+--          {'swept'}
+--          expired: for an ingress or a controller worker, which appends their end
+--          swept: others have taken over everything this worker had
+local function tick(keys, args)
+  local shard, worker, ttl, patience = keys[1], args[1], tonumber(args[2]), tonumber(args[4])
+  local workers, me = shard .. ':workers', shard .. ':worker:' .. worker
+  local wall, clock_key = store.wall_ms(), shard .. ':clock'
+  local kept = store.is_there(shard, clock_key, 'hash') and redis.call('HMGET', clock_key, 'quiet', 'quiet_for') or {}
+  local quiet = store.number_of(kept[1])
+  local is_looking = not quiet or kept[2] == worker or wall < quiet or wall - quiet >= QUIET_MS
+  if is_looking then kinds.keep(shard) end
+  if not store.alive(shard, worker) then return {'swept'} end
+  store.is_there(shard, me .. ':mail', 'stream')
+  ownership.owned_by(shard, worker)
+  if not store.is_there(shard, me .. ':about', 'hash') then  -- its removal finds its work
+    redis.call('ZADD', workers, store.now_ms(shard) + ttl, worker)
+    return {'swept'}
+  end
+  kinds.keep_of_role(shard, store.get(me .. ':about', 'role'))
+  local monotonic = tonumber(args[5] or '')
+  local now = clock.keep_time(shard, worker, ttl, monotonic, not monotonic)
+  redis.call('ZADD', workers, now + ttl, worker)
+  redis.call('HSET', me .. ':about', 'progress', args[3], 'beat_ms', now, 'ttl_ms', ttl)
+  if args[6] then note_facts(me .. ':about', args, 6) end
+
+  local removed, woken, notified, is_quiet = 0, 0, 0
+  if is_looking then
+    removed, woken, notified, is_quiet = do_due_work(shard, ttl, patience, now)
+    if is_quiet then redis.call('HSET', clock_key, 'quiet', wall, 'quiet_for', worker)
+    elseif quiet then redis.call('HDEL', clock_key, 'quiet') end
+  end
+
   lost_nodes.maintain_nodes(shard, me .. ':about', now)
   local role = store.get(me .. ':about', 'role')
   if role == 'ingress' then groups.make(shard, shard .. ':notices', groups.INGRESSES) end
-  maintain_stream(shard, shard .. ':ready', groups.CONTROLLERS)
-  if redis.call('EXISTS', shard .. ':ready:interactive') == 1 then
-    maintain_stream(shard, shard .. ':ready:interactive', groups.CONTROLLERS)
+  for _, stream in ipairs(actions.streams_of(shard, worker)) do
+    maintain_stream(shard, stream, groups.TOOLS, store.get(me .. ':about', 'node'))
   end
-  local streams = actions.streams_of(shard, worker)
-  for _, stream in ipairs(streams) do maintain_stream(shard, stream, groups.TOOLS, store.get(me .. ':about', 'node')) end
-  return {'alive', removed, #due, notified, role == 'tool' and {} or conversations.find_expired(shard, now), now}
+  return {'alive', removed, woken, notified, role == 'tool' and {} or conversations.find_expired(shard, now), now}
 end
 
 redis.register_function('deck_register', register)

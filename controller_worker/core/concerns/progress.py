@@ -81,8 +81,9 @@ def _find_policy(state: State) -> LoopPolicy | None:
     return agent.loop_policy if agent.enable_stuck_detection else None
 
 
-def _mark(state: State, event: Event) -> Mark:
-    return Mark(event.id, state.usage.iteration, state.usage.cost_usd)
+def _mark(state: State, event: Event | None = None) -> Mark:
+    """Return the place of an event; None: the present one, which has no event."""
+    return Mark(0 if event is None else event.id, state.usage.iteration, state.usage.cost_usd)
 
 
 def _after_look(progress: Progress, action: DigestWorkspaceAction, state: State) -> Progress:
@@ -134,16 +135,18 @@ def look(state: State, now: datetime) -> Effect | None:
     if policy is None or (policy.no_diff_steps is None and policy.no_diff_cost_usd is None):
         return None
     looked = state.progress.looked
-    if looked is not None and not _has_passed(state, policy, looked):
+    if looked is not None and not _find_reached(policy, looked, _mark(state)):
         return None
     return Append((DigestWorkspaceAction(),))
 
 
-def _has_passed(state: State, policy: LoopPolicy, since: Mark) -> bool:
-    steps, cost = policy.no_diff_steps, policy.no_diff_cost_usd
-    return (steps is not None and state.usage.iteration - since.iteration >= steps) or (
-        cost is not None and state.usage.cost_usd - since.cost_usd >= cost
-    )
+def _find_reached(policy: LoopPolicy, start: Mark, end: Mark) -> str:
+    """Return which threshold of the policy the work between two marks reaches, as a kind of loop; empty: none."""
+    if policy.no_diff_steps is not None and end.iteration - start.iteration >= policy.no_diff_steps:
+        return "no_diff"
+    if policy.no_diff_cost_usd is not None and end.cost_usd - start.cost_usd >= policy.no_diff_cost_usd:
+        return "no_diff_cost"
+    return ""
 
 
 def find_no_progress(state: State) -> DetectedLoop | None:
@@ -158,16 +161,13 @@ def find_no_progress(state: State) -> DetectedLoop | None:
             return DetectedLoop("same_failure", failure.times, failure.start_id, reason)
     if progress.looked is None or not progress.digest:
         return None
+    reached = _find_reached(policy, progress.changed, progress.looked)
+    if not reached:
+        return None
     steps = progress.looked.iteration - progress.changed.iteration
     cost = progress.looked.cost_usd - progress.changed.cost_usd
-    start_id = progress.changed.event_id + 1
-    if policy.no_diff_steps is not None and steps >= policy.no_diff_steps:
-        reason = f"the workspace has not changed in {format_count(steps, 'step')}"
-        return DetectedLoop("no_diff", steps, start_id, reason)
-    if policy.no_diff_cost_usd is not None and cost >= policy.no_diff_cost_usd:
-        reason = f"the workspace has not changed while {cost:.2f} USD were spent"
-        return DetectedLoop("no_diff_cost", steps, start_id, reason)
-    return None
+    amount = f"in {format_count(steps, 'step')}" if reached == "no_diff" else f"while {cost:.2f} USD were spent"
+    return DetectedLoop(reached, steps, progress.changed.event_id + 1, f"the workspace has not changed {amount}")
 
 
 PROGRESS = Concern(

@@ -98,8 +98,11 @@ class QuotaPermit:
         """Hold the permit during one call, and give it back however the call ends."""
         grant, self._grant = self._grant, None
         held = HeldPermit()
-        async with self._give_back_on_failure(grant):
+        if grant is None:
             yield held
+        else:
+            async with self._give_back_on_failure(grant):
+                yield held
         assert held.completion is not None
         self._permits.learn_output(model, held.completion.usage.completion_tokens)
         if grant is not None:
@@ -124,7 +127,7 @@ class QuotaPermit:
         return tokens
 
     @contextlib.asynccontextmanager
-    async def _give_back_on_failure(self, grant: Grant | None) -> AsyncIterator[None]:
+    async def _give_back_on_failure(self, grant: Grant) -> AsyncIterator[None]:
         """Give a permit back if its call fails or is cancelled."""
         try:
             yield

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from broker.contract import ToolSpec
 from controller_worker.providers.messages.messages import Message
 
 Made = TypeVar("Made")
+
+TOOL_LISTS_LIMIT = 64
+"""The lists of tools that a client keeps in their wire form."""
 
 
 class _MemoEntry(weakref.ref[Message]):
@@ -66,6 +71,43 @@ class WrittenMessages(MessageMemo[bytes]):
     def bytes_of(self, message: Message) -> bytes:
         """Return the message's bytes."""
         return self.of(message, self._write)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenValue:
+    """A value that is already JSON; see `write_fields`."""
+
+    content: bytes
+
+
+class WrittenTools:
+    """Serializes each list of tools once. Their schemas are most of a short request.
+
+    Args:
+        write: returns the plain values of tools.
+    """
+
+    def __init__(self, write: Callable[..., Any]) -> None:
+        self._write = write
+        self._written: dict[tuple[bool, tuple[int, ...]], tuple[Sequence[ToolSpec], WrittenValue]] = {}
+
+    def value_of(self, tools: Sequence[ToolSpec], *, is_strict: bool) -> WrittenValue:
+        """Return the JSON of the tools."""
+        key = is_strict, tuple(map(id, tools))
+        if key not in self._written:
+            if len(self._written) >= TOOL_LISTS_LIMIT:
+                self._written.clear()
+            # The tools are kept, so that no other tool gets one of their ids.
+            self._written[key] = tuple(tools), WrittenValue(json_bytes(self._write(tools, is_strict=is_strict)))
+        return self._written[key][1]
+
+
+def write_fields(fields: Mapping[str, Any]) -> bytes:
+    """Return the inside of a JSON object, as `json_bytes` writes it, except that written values stay as they are."""
+    return b",".join(
+        json_bytes(name) + b":" + (value.content if isinstance(value, WrittenValue) else json_bytes(value))
+        for name, value in fields.items()
+    )
 
 
 def json_bytes(value: Any) -> bytes:

@@ -7,15 +7,21 @@ Does not: handle streams.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from broker.contract import ToolSpec
 from controller_worker.providers.errors import MalformedReplyError, NoResponseError
 from controller_worker.providers.llm import CallUsage, ModelRequest
-from controller_worker.providers.messages.message_memo import MessageMemo, WrittenMessages, json_bytes
-from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.providers.messages.message_memo import (
+    MessageMemo,
+    WrittenMessages,
+    WrittenTools,
+    json_bytes,
+    write_fields,
+)
+from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall, has_images
 from controller_worker.providers.messages.tool_calls import make_ids_distinct, to_arguments_text, to_valid_name
 from controller_worker.providers.model_features import ThoughtForm
 from controller_worker.providers.strict_schemas import to_strict_schema
@@ -58,11 +64,12 @@ class ChatWire:
         self._mark = CACHE_MARKS[cache_lifetime]
         self._thoughts: ThoughtForm = thoughts
         self._apart: MessageMemo[tuple[Message, Message]] = MessageMemo()
+        self._tools = WrittenTools(write_tools)
         self.written = WrittenMessages(lambda message: json_bytes(self._value(message, is_marked=False)))
 
     def write_body(self, parameters: Mapping[str, Any], request: ModelRequest, strict: Strict = LOOSE) -> bytes:
         """Return the JSON body of a request. `parameters` are its fields besides messages and tools."""
-        fields = dict(parameters) | write_request_fields(request, strict)
+        fields = write_fields(dict(parameters) | write_request_fields(request, strict, self._tools.value_of))
         shown = self._separate_images(make_ids_distinct(request.messages))
         marked = self._choose_marked(shown)
         messages = b",".join(
@@ -71,7 +78,7 @@ class ChatWire:
             else self.written.bytes_of(message)
             for message in shown
         )
-        return b'%b,"messages":[%b]}' % (json_bytes(fields)[:-1], messages)
+        return b'{%b,"messages":[%b]}' % (fields, messages)
 
     def write_values(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return the messages as plain values."""
@@ -81,12 +88,12 @@ class ChatWire:
 
     def _separate_images(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return the messages with images from tools moved to separate messages, after all results of the turn."""
-        if self._thoughts == "signed":
+        if self._thoughts == "signed" or not any(map(has_images, messages)):
             return messages
         shown: list[Message] = []
         waiting: list[Message] = []
         for message in messages:
-            if message.role == "tool" and any(isinstance(part, ImagePart) for part in message.content):
+            if message.role == "tool" and has_images(message):
                 result, pictures = self._apart.of(message, _split_result)
                 shown.append(result)
                 waiting.append(pictures)
@@ -129,9 +136,12 @@ class ChatWire:
         return written | write_thoughts(message.thinking_blocks, self._thoughts)
 
 
-def write_request_fields(request: ModelRequest, strict: Strict = LOOSE) -> dict[str, Any]:
-    """Return the request fields besides the messages."""
-    fields: dict[str, Any] = {"tools": write_tools(request.tools, is_strict=strict.tools)} if request.tools else {}
+def write_request_fields(
+    request: ModelRequest, strict: Strict = LOOSE, write: Callable[..., Any] | None = None
+) -> dict[str, Any]:
+    """Return the request fields besides the messages. `write` replaces `write_tools`, for a cached form."""
+    write = write or write_tools
+    fields: dict[str, Any] = {"tools": write(request.tools, is_strict=strict.tools)} if request.tools else {}
     schema = to_strict_schema(strict.output, optional_as_null=True) if strict.output is not None else None
     if schema is not None:
         output = {"name": OUTPUT_NAME, "schema": schema, "strict": True}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial, wraps
@@ -38,13 +38,15 @@ class EgressGuard:
 
     Args:
         base_url: the address of the settings; None: public addresses only.
+        find_proxy: returns the environment's proxy for a URL; a caller with many calls caches it.
 
     Attributes:
         refused: the host of a refused request; empty if none was refused.
     """
 
-    def __init__(self, base_url: str | None) -> None:
+    def __init__(self, base_url: str | None, find_proxy: Callable[[str], str | None] = find_environment_proxy) -> None:
         self.refused = ""
+        self._find_proxy = find_proxy
         self._own = _parse_origin(base_url) if base_url else None
         self._known = set[tuple[str, int | None]]()  # hosts and ports that may have a private address
 
@@ -64,7 +66,7 @@ class EgressGuard:
             EgressRefused: the name belongs to this machine or this network.
         """
         _, host, port = place = _parse_origin(url)
-        if (proxy := find_environment_proxy(url)) is not None:
+        if (proxy := self._find_proxy(url)) is not None:
             self._known.add(_parse_origin(proxy)[1:])
         if place == self._own:
             self._known.add((host, port))

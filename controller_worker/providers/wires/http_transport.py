@@ -15,18 +15,23 @@ import asyncio
 import contextlib
 import io
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import ServiceUnavailableError
 from controller_worker.providers.wires.environment_proxy import find_environment_proxy, make_login_header, strip_login
 from controller_worker.providers.wires.event_stream import CLOSING_SECONDS
 from controller_worker.providers.wires.raw_client import CONNECTIONS_LIMIT, IDLE_CONNECTION_SECONDS, iterate_pieces
 
 if TYPE_CHECKING:
     import aiohttp
+
+Options = TypeVar("Options")
+Answer = TypeVar("Answer")
 
 USER_AGENT = "deckhands"
 CHUNK_BYTES = 16 * 1024
@@ -37,6 +42,8 @@ HEADER_LIMIT_BYTES = 64 * 1024
 """Limit of one header. Gateways add cookies and policies longer than aiohttp's default of 8 KiB."""
 UNSOLICITED_LIMIT = 10
 """The number of idle connections with unsolicited data that one request may close."""
+STALE_LIMIT = 3
+"""The number of stale connections that a call may meet before it fails."""
 STALE_SECONDS = 5.0
 """If a reused connection fails within this time, the server closed it without reading the request."""
 
@@ -114,8 +121,11 @@ class HttpTransport:
     failures: tuple[type[Exception], ...] = (RequestFailed, RequestUnsendable, AnswerRefused)
     broken: tuple[type[Exception], ...] = (RequestFailed,)
 
-    def __init__(self, config: LLMConfig, key: str) -> None:
+    def __init__(self, config: LLMConfig, key: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         """Import aiohttp and read proxies and certificates from the environment. Sends no request.
+
+        Args:
+            headers: further headers of every request.
 
         Raises:
             OSError: the certificates that the environment names do not exist.
@@ -134,6 +144,7 @@ class HttpTransport:
             "Accept": "application/json",
             "User-Agent": USER_AGENT,
             "Authorization": make_login_header(address) or f"Bearer {key}",
+            **headers,
         }
         self._proxy, login = strip_login(find_environment_proxy(config.base_url))
         to_proxy = {"Proxy-Authorization": login} if login else {}
@@ -259,6 +270,18 @@ class HttpTransport:
                 sock_read=read_seconds,
             )
         return self._timeouts[read_seconds]
+
+
+async def resend_if_stale(ask: Callable[[Options], Awaitable[Answer]], options: Options) -> Answer:
+    """Make a call, again if its connection was stale: the server has not read it."""
+    stale = 0
+    while True:
+        try:
+            return await ask(options)
+        except ServiceUnavailableError as error:
+            stale += 1
+            if stale > STALE_LIMIT or not isinstance(error.__cause__, ConnectionStale):
+                raise
 
 
 async def _note(_session: Any, context: Any, _parameters: Any, *, is_reused: bool) -> None:

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any, Literal
 
 from broker.contract import ToolSpec
 from controller_worker.providers.errors import MalformedReplyError
 from controller_worker.providers.llm import CallUsage, ModelRequest
-from controller_worker.providers.messages.message_memo import WrittenMessages, json_bytes
+from controller_worker.providers.messages.message_memo import (
+    WrittenMessages,
+    WrittenTools,
+    WrittenValue,
+    json_bytes,
+    write_fields,
+)
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
 from controller_worker.providers.messages.tool_calls import make_ids_distinct, to_arguments_object, to_valid_name
 from controller_worker.providers.strict_schemas import to_strict_schema, to_strict_tools
@@ -59,6 +64,8 @@ class MessagesWire:
         self._caching_prompt = caching_prompt
         self._mark = CACHE_MARKS[cache_lifetime]
         self.written = WrittenMessages(lambda message: _join(_blocks(message, compacts=compacts)))
+        self._marked_system = WrittenMessages(lambda message: _join(_add_mark(_blocks(message), self._mark)))
+        self._tools = WrittenTools(_write_tools)
 
     def write_body(self, parameters: Mapping[str, Any], request: ModelRequest, strict: Strict = LOOSE) -> bytes:
         """Return the JSON body of a request. `parameters` are its fields besides system, tools and messages."""
@@ -68,14 +75,14 @@ class MessagesWire:
         thinking = fields.get("thinking")
         if isinstance(thinking, Mapping) and thinking.get("type") == "enabled" and not _may_think(shown):
             del fields["thinking"]
-        system = [block for message in shown if message.role == "system" for block in _blocks(message)]
+        system = [message for message in shown if message.role == "system" and self.written.bytes_of(message)]
         if system:
-            if self._caching_prompt:
-                system[-1]["cache_control"] = self._mark
-            fields["system"] = system
+            write = self._marked_system if self._caching_prompt else self.written
+            *others, last = system
+            written = [*map(self.written.bytes_of, others), write.bytes_of(last)]
+            fields["system"] = WrittenValue(b"[%b]" % b",".join(written))
         if request.tools:
-            schemas = to_strict_tools(request.tools) if strict.tools else [None] * len(request.tools)
-            fields["tools"] = [_tool(tool, schema) for tool, schema in zip(request.tools, schemas, strict=True)]
+            fields["tools"] = self._tools.value_of(request.tools, is_strict=strict.tools)
         if strict.output is not None:
             schema = to_strict_schema(strict.output, optional_as_null=False)
             if schema is not None:
@@ -83,16 +90,18 @@ class MessagesWire:
                 fields["output_config"] = fields.get("output_config", {}) | form
         if request.stop:
             fields["stop_sequences"] = list(request.stop)
-        spoken = ((message.role, self._bytes(message, marked)) for message in shown)
-        turns = groupby(
-            (("assistant" if role == "assistant" else "user", written) for role, written in spoken if written),
-            key=lambda turn: turn[0],
-        )
-        messages = b",".join(
-            b'{"role":"%b","content":[%b]}' % (role.encode(), b",".join(written for _, written in parts))
-            for role, parts in turns
-        )
-        return b'%b,"messages":[%b]}' % (json_bytes(fields)[:-1], messages)
+        turns: list[tuple[bytes, list[bytes]]] = []
+        for message in shown:
+            blocks = self._bytes(message, marked)
+            if not blocks:
+                continue
+            role = b"assistant" if message.role == "assistant" else b"user"
+            if turns and turns[-1][0] is role:
+                turns[-1][1].append(blocks)
+            else:
+                turns.append((role, [blocks]))
+        messages = b",".join([b'{"role":"%b","content":[%b]}' % (role, b",".join(parts)) for role, parts in turns])
+        return b'{%b,"messages":[%b]}' % (write_fields(fields), messages)
 
     def _bytes(self, message: Message, marked: set[int]) -> bytes:
         if message.role == "system":
@@ -115,8 +124,10 @@ def find_turn_ends(messages: Sequence[Message]) -> list[Message]:
     for message in reversed(messages):
         if message.role in ("user", "tool") and is_wanted:
             ends.insert(0, message)
+            if len(ends) == 2:
+                break
             is_wanted = False
-        is_wanted = is_wanted or (message.role == "assistant" and len(ends) < 2)
+        is_wanted = is_wanted or message.role == "assistant"
     return ends
 
 
@@ -168,6 +179,11 @@ def _part(part: TextPart | ImagePart) -> Block | None:
     if media_type not in IMAGE_TYPES:
         return {"type": "text", "text": f"[An image of the type {media_type} was left out here.]"}
     return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": content}}
+
+
+def _write_tools(tools: Sequence[ToolSpec], *, is_strict: bool) -> list[dict[str, Any]]:
+    schemas = to_strict_tools(tools) if is_strict else [None] * len(tools)
+    return [_tool(tool, schema) for tool, schema in zip(tools, schemas, strict=True)]
 
 
 def _tool(tool: ToolSpec, strict: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.llm import CallUsage, Completion, ModelRequest
+from controller_worker.providers.messages.message_memo import MessageMemo
 from controller_worker.providers.model_table import CallPricing, ModelRow, compute_call_cost_usd
 from controller_worker.providers.request_size import estimate_prompt_tokens, estimate_text_tokens
 from controller_worker.providers.wires.reply import ParsedReply
@@ -35,6 +36,7 @@ def make_completion(
     *,
     latency_seconds: float,
     sent_bytes: int | None = None,
+    tokens: MessageMemo[int] | None = None,
     reported_usd: float | None = None,
     quota_left: dict[str, int] | None = None,
 ) -> Completion:
@@ -42,9 +44,10 @@ def make_completion(
 
     Args:
         sent_bytes: the size of the request; None if unknown.
+        tokens: caches the estimate of each message, for a backend that does not know the size.
         reported_usd: the cost reported by a gateway; None without one.
     """
-    usage = make_plausible_usage(reply, request, config, row, sent_bytes=sent_bytes)
+    usage = make_plausible_usage(reply, request, config, row, sent_bytes=sent_bytes, tokens=tokens)
     sold = CallPricing(request.carry is not None, reply.service_tier, config.cache_lifetime == "1h")
     own_usd = compute_call_cost_usd(config, row, usage, sold)
     reported_usd = reply.reported_usd if reported_usd is None else reported_usd
@@ -57,7 +60,13 @@ def make_completion(
 
 
 def make_plausible_usage(
-    reply: ParsedReply, request: ModelRequest, config: LLMConfig, row: ModelRow | None, *, sent_bytes: int | None = None
+    reply: ParsedReply,
+    request: ModelRequest,
+    config: LLMConfig,
+    row: ModelRow | None,
+    *,
+    sent_bytes: int | None = None,
+    tokens: MessageMemo[int] | None = None,
 ) -> CallUsage:
     """Return the reported usage, with estimates in place of implausible values."""
     usage = found = _add_cached_tokens(reply.usage)
@@ -65,7 +74,7 @@ def make_plausible_usage(
     limit = LIMIT_FACTOR * ((row and row.max_input_tokens) or UNKNOWN_INPUT_LIMIT)
     is_plain = sent_bytes is not None and prompt * BYTES_PER_TOKEN >= sent_bytes
     if prompt > limit or not is_plain:
-        estimate = estimate_prompt_tokens(request)
+        estimate = estimate_prompt_tokens(request, tokens)
         # The provider does not count the parts of the prompt that it dropped or summarized.
         is_short = prompt == 0 if config.context_management is not None else prompt * PLAUSIBLE_FACTOR < estimate
         if prompt > limit or is_short:

@@ -270,7 +270,7 @@ async def _require_match(client: Client, evaluation: str, order: Requeue, wanted
     rows += read_results(results) if results.is_file() else []
     status = parse_status(wanted.status) if await _is_driven(client, wanted) else None
     in_flight = status.attempts if status is not None else ()
-    has_more = status is not None and status.under_way > len(in_flight) and RUNNING in order.outcomes
+    has_more = status is not None and status.in_flight > len(in_flight) and RUNNING in order.outcomes
     if has_more or any(map(order.matches, rows)):
         return
     if not any(order.matches_running((one.model, one.instance, one.attempt)) for one in in_flight):
@@ -321,13 +321,13 @@ def status(options: EvalStatusOptions) -> None:
     if options.as_json:
         desired = wanted.desired.model_dump(exclude_none=True)
         desired = {name: None if value == math.inf else value for name, value in desired.items()}
-        print_json({"is_driven": is_driven, "wishes": desired, "standing": dict(wanted.status)})
+        print_json({"is_driven": is_driven, "desired": desired, "status": dict(wanted.status)})
         return
-    standing = parse_status(wanted.status)
-    print_text(standing.render_line if standing is not None else "It has not started.")
-    for one in standing.attempts if standing is not None else ():
+    status = parse_status(wanted.status)
+    print_text(status.render_line if status is not None else "It has not started.")
+    for one in status.attempts if status is not None else ():
         print_text(clean_line(one.render_line, limit=MAX_LINE_CHARS))
-    if not is_driven and not (standing is not None and standing.state == "over"):
+    if not is_driven and not (status is not None and status.state == "over"):
         note("No command drives it now; `deckhands eval attach DIR` does.")
 
 

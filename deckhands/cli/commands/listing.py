@@ -123,7 +123,7 @@ class LsOptions:
 @click.command()
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="The most to list.")
 @click.option("--all", "is_all", is_flag=True, help="List all of them, however many there are.")
-@click.option("--archived", "is_archived", is_flag=True, help="List what is in the archive instead.")
+@click.option("--archived", "is_archived", is_flag=True, help="List the archive instead.")
 @label_option
 @state_option
 @json_option

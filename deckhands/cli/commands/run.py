@@ -79,7 +79,7 @@ class RunOptions(TaskOptions):
 
 @click.command()
 @task_options
-@workspace_option
+@workspace_option(default=".")
 @click.option("--timeout", type=Amount(min=0, min_open=True), help="Stop after this many seconds.")
 @click.option(
     "--resume",
@@ -91,7 +91,7 @@ class RunOptions(TaskOptions):
 @click.option(
     "--recover",
     type=click.Choice(list(WAYS)),
-    help="With --resume, after a loop: drop what was repeated and wait or continue (go-on), or stop.",
+    help="With --resume, after a loop: drop the repetition and wait or continue (go-on), or stop.",
 )
 @click.option("--stream", is_flag=True, help="Print the model's output as it arrives, on standard error.")
 @plain_option

@@ -14,11 +14,10 @@ from pydantic import ValidationError
 from broker.runtime import UsageError
 from deckhands.cli.command_group import with_options
 from deckhands.cli.commands.secret import secret_values
-from deckhands.cli.commands.submit import workspace_option
 from deckhands.cli.options import ListOptions, json_option, read_task
 from deckhands.cli.selection import parse_labels
 from deckhands.cli.task_defaults import TaskDefaults, place_for_all
-from deckhands.cli.task_options import TaskOptions, fields_of, task_options
+from deckhands.cli.task_options import TaskOptions, fields_of, task_options, workspace_option
 from deckhands.cli.timing_options import TimingOptions, parse_duration, timing_options
 from deckhands.client import (
     Client,
@@ -32,7 +31,7 @@ from deckhands.client import (
     render_table,
     resolve_local_directory,
 )
-from deckhands.operations import LABEL, Overlap, Schedule, ScheduleRepository, StoredSchedule
+from deckhands.operations import Overlap, Schedule, ScheduleRepository, StoredSchedule
 from deckhands.settings import CliSettings
 
 SECTION = "Start a conversation"
@@ -80,7 +79,7 @@ def schedule() -> None:
     type=click.Choice(get_args(Overlap)),
     default="skip",
     show_default=True,
-    help="What a tick does while the conversation of an earlier tick still works: nothing, wait for it, or cancel it.",
+    help="While the conversation of an earlier tick works, a tick does nothing, waits for it, or cancels it.",
 )
 @click.option(
     "--catch-up",
@@ -89,7 +88,7 @@ def schedule() -> None:
     metavar="DURATION",
     help="How late the latest missed tick may still start. Ticks are missed while no beat or no jobs worker runs.",
 )
-@workspace_option
+@workspace_option(default=None)
 @timing_options
 @json_option
 @with_options(AddScheduleOptions)
@@ -183,27 +182,18 @@ def _request_of(settings: CliSettings, options: AddScheduleOptions) -> TaskSpec:
     """Return the request that each tick submits.
 
     Raises:
-        UsageError: an option is invalid, or names a single point in time.
+        UsageError: an option is invalid.
     """
-    timing = options.fields()
-    for name in ("not_before", "expires"):
-        if isinstance(timing.get(name), datetime):
-            raise UsageError(
-                f"--{name.replace('_', '-')} of a schedule cannot be a time of day.", remedy="Use a duration: 30m."
-            )
     task = read_task(options.argument, options.text, file=options.file)
     place = place_for_all(options, options.workspace)
     if settings.url is None and place.path is not None:
         place = replace(place, path=resolve_local_directory(place.path, settings.environment))
-    labels = parse_labels(options.labels)
-    if labels.setdefault(LABEL, options.name) != options.name:
-        raise UsageError(f"The label {LABEL} is the name of the schedule.", remedy="Leave it out.")
     defaults = TaskDefaults(
         options=options,
         place=place,
-        labels=labels,
+        labels=parse_labels(options.labels),
         secrets=secret_values(settings, options.secrets),
-        own={**fields_of(options), **timing},
+        own={**fields_of(options), **options.fields()},
         is_here=settings.url is None,
     )
     return defaults.complete(TaskSpec.parse({"task": task}))

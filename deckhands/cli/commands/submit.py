@@ -25,6 +25,7 @@ from deckhands.cli.task_options import (
     spec_of,
     task_options,
     workspace_of,
+    workspace_option,
 )
 from deckhands.cli.timing_options import TimingOptions, timing_options
 from deckhands.client import (
@@ -70,17 +71,9 @@ class SubmitOptions(TaskOptions, TimingOptions):
     as_json: bool
 
 
-workspace_option = click.option(
-    "-w",
-    "--workspace",
-    metavar="DIR|URL|FILE",
-    help="A directory on the tool workers' host, git+https://…#REF, or an archive or bundle; by default an empty one.",
-)
-
-
 @click.command()
 @task_options
-@workspace_option
+@workspace_option(default=None)
 @timing_options
 @click.option("--idempotency-key", help="The same key always gives the same conversation.")
 @click.option(

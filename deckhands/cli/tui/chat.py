@@ -51,7 +51,7 @@ class ChatOptions(TaskOptions):
 
 @click.command(context_settings={"default_map": {"confirm": "risky", "headless": False}})
 @task_options
-@workspace_option
+@workspace_option(default=".")
 @click.option("--resume", "resumed_id", metavar="ID", type=CONVERSATION_ID, help="Continue this conversation.")
 @click.option(
     "--cluster",

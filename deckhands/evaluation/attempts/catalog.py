@@ -56,7 +56,7 @@ class EvaluationListing:
     """An evaluation in a list.
 
     Attributes:
-        standing: its progress at `at`; None: it cannot be read.
+        status: its progress at `at`; None: it cannot be read.
         is_driven: whether a driver has reported within the last `FRESH_SECONDS`.
     """
 
@@ -114,7 +114,7 @@ class Catalog:
         for start in range(0, len(scored), 50):
             some = scored[start : start + 50]
             keys = [self._shard.evaluation(name) for name, _ in some]
-            replies = await self._ask([("HMGET", key, "about", "standing") for key in keys])
+            replies = await self._ask([("HMGET", key, "about", "status") for key in keys])
             listed = [self._read_listing(name, at, reply) for (name, at), reply in zip(some, replies, strict=True)]
             found += [one for one in listed if one is not None and tenant in (None, one.about.tenant)]
             if len(found) >= limit:
@@ -126,7 +126,7 @@ class Catalog:
         if not is_conversation_id(name):
             return None
         key = self._shard.evaluation(name)
-        at, reply = await self._ask([("ZSCORE", self._shard.evaluations, name), ("HMGET", key, "about", "standing")])
+        at, reply = await self._ask([("ZSCORE", self._shard.evaluations, name), ("HMGET", key, "about", "status")])
         return None if at is None else self._read_listing(name, parse_number(at), reply)
 
     async def rows(self, name: str) -> list[AttemptRow]:
@@ -155,7 +155,7 @@ class Catalog:
         return [found[field] for field in fields if field in found]
 
     def _read_listing(self, name: str, at_ms: float, reply: Sequence[bytes | None] | None) -> EvaluationListing | None:
-        about, standing = map(decode_text, reply or (None, None))
+        about, status = map(decode_text, reply or (None, None))
         if not about or not 0 <= at_ms <= LATEST_MS:
             return None
         try:
@@ -164,7 +164,7 @@ class Catalog:
             return None
         at = from_millis(round(at_ms))
         age = (self._store.clock.now() - at).total_seconds()
-        return EvaluationListing(name, known, _parse_status(standing), at, is_driven=age < FRESH_SECONDS)
+        return EvaluationListing(name, known, _parse_status(status), at, is_driven=age < FRESH_SECONDS)
 
     async def _ask(self, commands: Sequence[Sequence[str | int | bytes]]) -> list[Any]:
         return await self._store.retry(lambda: read_tolerantly(self._store.connection, commands))

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from broker.runtime import SYSTEM_CLOCK, DeckhandsError, UsageError
+from broker.runtime import SYSTEM_CLOCK, DeckhandsError, UsageError, failpoint
 from deckhands.client import Client, for_each
 from deckhands.evaluation.attempts.catalog import Catalog, EvaluationInfo
 from deckhands.evaluation.attempts.in_flight import AttemptInFlight, build_unscored_row
@@ -55,20 +55,20 @@ class Driver:
         act: Act,
         *,
         on_row: OnRow = lambda _: None,
-        on_standing: OnStatus = lambda _: None,
+        on_status: OnStatus = lambda _: None,
     ) -> None:
         self.plan = plan
         self._client = client
         self._results = results
         self._act = act
-        self._on_row, self._on_standing = on_row, on_standing
+        self._on_row, self._on_status = on_row, on_status
         self._steering = EvaluationSteering(client.store, plan.name)
         self._load = ClusterLoad(client.store)
         self._all = plan.list_attempts()
         self._places = {attempt.key: place for place, attempt in enumerate(self._all)}
         self._rounds: dict[AttemptKey, int] = {}
         self._pending: dict[str, deque[Attempt]] = {model: deque() for model in plan.models}
-        self._under_way: dict[AttemptKey, AttemptInFlight] = {}
+        self._in_flight: dict[AttemptKey, AttemptInFlight] = {}
         self._hosts = HostPace(plan.at_once)
         self._models = {model: ModelPace(plan.at_once) for model in plan.models}
         self._health = {model: ModelHealth() for model in plan.models}
@@ -129,13 +129,14 @@ class Driver:
         finally:
             async with self._taking_in:  # otherwise it could drop a requeue halfway
                 helper.cancel()
-            tasks = [helper, *(one.runner for one in self._under_way.values() if one.runner)]
+            tasks = [helper, *(one.runner for one in self._in_flight.values() if one.runner)]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if problem := self._find_problem():
             self._state, self._stopped = STOPPED, problem
         await self._show(has_driver=False)
+        failpoint("evaluation.announced")
         await self._apply_desired_state()
         return not self._has_startable
 
@@ -149,9 +150,9 @@ class Driver:
             self._stop_early()
             self._start_attempts()
             self._notify()
-            if not self._under_way and not self._has_startable:
+            if not self._in_flight and not self._has_startable:
                 await self._apply_desired_state()
-                if not self._under_way and not self._has_startable:
+                if not self._in_flight and not self._has_startable:
                     return
                 continue
             await self._changed.wait()
@@ -185,15 +186,15 @@ class Driver:
             return
         if spent := self._find_spent_budget():
             self._skip_pending("limit", spent)
-        while len(self._under_way) < self._hosts.pace.limit:
+        while len(self._in_flight) < self._hosts.pace.limit:
             models = [model for model, attempts in self._pending.items() if attempts]
             models.sort(key=lambda model: self._places[self._pending[model][0].key])
             if not any(self._start_attempt(model) for model in models):  # stops at the first that starts one
                 return
 
     def _start_attempt(self, model: str) -> bool:
-        in_flight = sum(key[0] == model for key in self._under_way)
-        if in_flight >= self._models[model].pace.limit or len(self._under_way) >= self._hosts.pace.limit:
+        in_flight = sum(key[0] == model for key in self._in_flight)
+        if in_flight >= self._models[model].pace.limit or len(self._in_flight) >= self._hosts.pace.limit:
             return False
         now, health = SYSTEM_CLOCK.monotonic(), self._health[model]
         if health.is_silent or (self.plan.is_paced and health.must_wait(now, in_flight)):
@@ -201,7 +202,7 @@ class Driver:
         health.record_start(now)
         attempt = self._pending[model].popleft()
         one = AttemptInFlight(attempt, self._rounds.get(attempt.key, 0), now)
-        self._under_way[attempt.key] = one
+        self._in_flight[attempt.key] = one
         task = asyncio.ensure_future(self._act(one))
         one.runner = task
         task.add_done_callback(lambda _: self._changed.set())
@@ -209,7 +210,7 @@ class Driver:
 
     def _find_spent_budget(self) -> str:
         """Return the cause of attempts that a spent budget keeps from starting; empty: none is spent."""
-        plan, in_flight = self.plan, list(self._under_way.values())
+        plan, in_flight = self.plan, list(self._in_flight.values())
         usd = self._meter.cost_usd + sum(one.spent_usd for one in in_flight)
         if plan.budget_usd is not None and usd >= plan.budget_usd:
             return "evaluation_budget"
@@ -217,9 +218,9 @@ class Driver:
         return "evaluation_token_budget" if plan.token_budget is not None and tokens >= plan.token_budget else ""
 
     def _end_ended(self) -> None:
-        for key, one in list(self._under_way.items()):
+        for key, one in list(self._in_flight.items()):
             if one.runner is not None and one.runner.done():
-                del self._under_way[key]
+                del self._in_flight[key]
                 try:
                     row = one.runner.result()
                 except ModelSilent:
@@ -260,7 +261,7 @@ class Driver:
         """
         in_vain = [
             one
-            for one in self._under_way.values()
+            for one in self._in_flight.values()
             if self._health[one.attempt.model].is_silent and not one.replies and not one.spent_usd
         ]
         ended, self._unanswered = self._unanswered, []
@@ -331,7 +332,7 @@ class Driver:
     async def _show(self, *, has_driver: bool = True) -> None:
         now = self._client.store.clock.now().timestamp()
         status = self.compute_status()
-        self._on_standing(status)
+        self._on_status(status)
         await self._steering.publish_status({**status.as_json(), "at": round(now, 3), "has_driver": has_driver})
         rows = list(self._uncatalogued)
         await self._catalog.put(self.plan.name, rows)
@@ -341,11 +342,11 @@ class Driver:
         now = SYSTEM_CLOCK.monotonic()
         if is_due or now - self._told_at >= NOTIFY_SECONDS:
             self._told_at = now
-            self._on_standing(self.compute_status())
+            self._on_status(self.compute_status())
 
     async def _set_pace(self) -> None:
         now = SYSTEM_CLOCK.monotonic()
-        in_flight = list(self._under_way.values())
+        in_flight = list(self._in_flight.values())
         for one in in_flight:
             self._note_replies(one)
         for model, health in self._health.items():
@@ -375,19 +376,19 @@ class Driver:
         if desired.state != self._state:
             before, self._state = self._state, desired.state
             if self._state == "cancelled":
-                await self._cancel(list(self._under_way.values()), requeues=False)
+                await self._cancel(list(self._in_flight.values()), requeues=False)
             elif self._state == "paused":
                 await self._each(self._client.pause)
             elif before == "paused":
                 await self._each(self._client.resume)
 
-    def _retune(self, wishes: DesiredState) -> None:
+    def _retune(self, desired: DesiredState) -> None:
         plan = self.plan
-        budget = plan.budget_usd if wishes.budget_usd is None else wishes.budget_usd
-        token_budget = plan.token_budget if wishes.token_budget is None else wishes.token_budget
-        until = plan.until if wishes.until is None else wishes.until
-        retries = plan.retries if wishes.retries is None else wishes.retries
-        at_once = wishes.at_once or plan.at_once
+        budget = plan.budget_usd if desired.budget_usd is None else desired.budget_usd
+        token_budget = plan.token_budget if desired.token_budget is None else desired.token_budget
+        until = plan.until if desired.until is None else desired.until
+        retries = plan.retries if desired.retries is None else desired.retries
+        at_once = desired.at_once or plan.at_once
         if at_once != plan.at_once:
             self._hosts.pace.set_ceiling(at_once)
             for model in self._models.values():
@@ -408,19 +409,19 @@ class Driver:
         meant = {
             key
             for key, row in rows.items()
-            if key not in self._under_way and not self._waits(key) and order.matches(row)
+            if key not in self._in_flight and not self._waits(key) and order.matches(row)
         }
-        running = [one for key, one in self._under_way.items() if order.matches_running(key)]
+        running = [one for key, one in self._in_flight.items() if order.matches_running(key)]
         rounds = {key: rows[key].round + 1 for key in meant} | {one.attempt.key: one.round + 1 for one in running}
         await self._steering.grant_order(order_id, rounds)
         self._rounds |= rounds
         self._end_ended()  # attempts that ended while the order was recorded: they are repeated like the others
-        meant |= {one.attempt.key for one in running if one.attempt.key not in self._under_way}
+        meant |= {one.attempt.key for one in running if one.attempt.key not in self._in_flight}
         self._meter.forget(rows[key] for key in meant)
         for attempt in self._all:
             if attempt.key in meant:
                 self._pending[attempt.model].append(attempt)
-        await self._cancel([one for one in running if one.attempt.key in self._under_way], requeues=True)
+        await self._cancel([one for one in running if one.attempt.key in self._in_flight], requeues=True)
 
     def _waits(self, key: AttemptKey) -> bool:
         return self._rounds.get(key, 0) > (self._results.rows[key].round if key in self._results.rows else -1)
@@ -429,7 +430,7 @@ class Driver:
         """End attempts in flight; they are repeated in their next round, or get their rows."""
         those = [one for one in those if one.runner is not None and not one.runner.done()]
         for one in those:
-            self._under_way.pop(one.attempt.key, None)
+            self._in_flight.pop(one.attempt.key, None)
             if requeues:
                 self._pending[one.attempt.model].appendleft(one.attempt)
                 self._meter.cost_usd += one.spent_usd
@@ -449,14 +450,14 @@ class Driver:
             with contextlib.suppress(UsageError):  # it is over, or was not started yet
                 await ask(conversation_id)
 
-        working = [one.conversation_id for one in self._under_way.values() if one.phase == "works"]
+        working = [one.conversation_id for one in self._in_flight.values() if one.phase == "works"]
         await for_each(working, one)
 
     def compute_status(self) -> EvaluationStatus:
         """Return the current progress."""
         return compute_status(
             self.plan,
-            self._under_way.values(),
+            self._in_flight.values(),
             state=self._state,
             pending=sum(map(len, self._pending.values())),
             hosts=self._hosts,

@@ -104,14 +104,14 @@ class Pace:
         self.ceiling = ceiling
         self.limit = min(ceiling, max(self.limit, self.floor if self.found else START))
 
-    def grow(self, now: float, under_way: int) -> None:
+    def grow(self, now: float, in_flight: int) -> None:
         """Raise the limit, if it is used up and there was no recent overload."""
-        if under_way < self.limit or now < self.quiet_until:
+        if in_flight < self.limit or now < self.quiet_until:
             return
         step = max(1, int(self.limit * STEP_SHARE)) if self.found else self.limit
         self.limit = min(self.ceiling, self.limit + step)
 
-    def shrink(self, now: float, under_way: int) -> bool:
+    def shrink(self, now: float, in_flight: int) -> bool:
         """Lower the limit below the number in flight, at most once in `QUIET_SECONDS`.
 
         Returns:
@@ -120,7 +120,7 @@ class Pace:
         if now < self.quiet_until or self.limit <= self.floor:
             return False
         self.quiet_until = now + QUIET_SECONDS
-        used = max(1, min(self.limit, under_way))
+        used = max(1, min(self.limit, in_flight))
         self.found.append(used)
         self.limit = min(self.ceiling, max(self.floor, int(used * KEPT_OF_LIMIT)))
         return True
@@ -133,13 +133,13 @@ class HostPace:
         self.pace = Pace(ceiling, floor=START)
         self.bound = ""
 
-    def tick(self, now: float, under_way: int, hosts: Hosts) -> None:
+    def tick(self, now: float, in_flight: int, hosts: Hosts) -> None:
         """Adapt to the machines' load."""
         self.bound = hosts.binds
         if hosts.overload:
-            self.pace.shrink(now, under_way)
+            self.pace.shrink(now, in_flight)
         elif not self.bound:
-            self.pace.grow(now, under_way)
+            self.pace.grow(now, in_flight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class ModelPace:
         self._fast_at = 0
         self._answered, self._seconds, self._over = 0, 0.0, 0.0
 
-    def tick(self, now: float, under_way: int, calls: Calls, *, is_refused: bool, in_queue: int) -> None:
+    def tick(self, now: float, in_flight: int, calls: Calls, *, is_refused: bool, in_queue: int) -> None:
         """Adapt to the calls.
 
         Args:
@@ -175,19 +175,19 @@ class ModelPace:
             in_queue: attempts that wait in the quota's queue; they need no limit here.
         """
         if is_refused and calls.refused:
-            if self.pace.shrink(now, under_way):
+            if self.pace.shrink(now, in_flight):
                 self.bound = f"429s: they came at {self.pace.found[-1]} at once"
-        elif self._is_slow(calls, under_way):
-            if self.pace.shrink(now, under_way):
+        elif self._is_slow(calls, in_flight):
+            if self.pace.shrink(now, in_flight):
                 self.bound = f"latency: it grew without more replies at {self.pace.found[-1]} at once"
         elif in_queue:
             self.bound = f"the quota table: {in_queue} wait for their turn"
         else:
             if not self.pace.found:
                 self.bound = ""
-            self.pace.grow(now, under_way)
+            self.pace.grow(now, in_flight)
 
-    def _is_slow(self, calls: Calls, under_way: int) -> bool:
+    def _is_slow(self, calls: Calls, in_flight: int) -> bool:
         self._answered += calls.answered
         self._seconds += calls.seconds
         self._over += calls.over_seconds
@@ -197,10 +197,10 @@ class ModelPace:
         rate = self._answered / max(self._over, 0.001)
         self._answered, self._seconds, self._over = 0, 0.0, 0.0
         is_queue = 0.0 < SLOWER * self._best_seconds < latency and rate < MORE_CALLS * self._best_rate
-        is_slow = is_queue and under_way > MORE_ATTEMPTS * self._fast_at
+        is_slow = is_queue and in_flight > MORE_ATTEMPTS * self._fast_at
         if latency < self._best_seconds or not self._best_seconds:
             self._best_seconds = latency
         if latency <= AS_FAST * self._best_seconds:
-            self._fast_at = max(self._fast_at, under_way)
+            self._fast_at = max(self._fast_at, in_flight)
         self._best_rate = max(self._best_rate, rate)
         return is_slow

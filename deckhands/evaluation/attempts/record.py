@@ -1,6 +1,6 @@
 """The record of an evaluation for programs: `progress.jsonl` in its directory, one JSON object per line.
 
-    {"kind": "standing", "at": "…", "state": "running", "ended": 12, "under_way": 8, "bound": "-n 8", …}
+    {"kind": "status", "at": "…", "state": "running", "ended": 12, "in_flight": 8, "bound": "-n 8", …}
     {"kind": "attempt", "at": "…", "instance": "…", "state": "works", "cause": "", "conversation_id": "…", …}
     {"kind": "ended", "at": "…", "instance": "…", "model": "…", "attempt": 1, "outcome": "resolved", …}
 
@@ -58,22 +58,22 @@ class ProgressRecord:
         """Add a finished attempt; `results.jsonl` has its evidence and patch."""
         self._add("ended", row.model_dump(mode="json", exclude=LEFT_OUT))
 
-    def add_status(self, standing: EvaluationStatus) -> None:
+    def add_status(self, status: EvaluationStatus) -> None:
         """Add the progress, every five seconds and whenever another limit binds.
 
         An attempt in flight is added when it has another conversation, or another cause why it gets no further.
         """
         known, self._attempts = self._attempts, {}
-        for one in standing.attempts:
+        for one in status.attempts:
             key, news = (one.model, one.instance, one.attempt), (one.conversation_id, one.cause)
             self._attempts[key] = news
             if one.conversation_id and known.get(key) != news:
                 self._add("attempt", asdict(one))
-        now, state = SYSTEM_CLOCK.monotonic(), (standing.state, standing.bound, standing.warning)
+        now, state = SYSTEM_CLOCK.monotonic(), (status.state, status.bound, status.warning)
         if now - self._written_at < EVERY_SECONDS and state == self._state:
             return
         self._written_at, self._state = now, state
-        self._add("standing", {name: value for name, value in standing.as_json().items() if name != "attempts"})
+        self._add("status", {name: value for name, value in status.as_json().items() if name != "attempts"})
 
     def _add(self, kind: str, fields: dict[str, Any]) -> None:
         line = {"kind": kind, "at": SYSTEM_CLOCK.now().isoformat(timespec="milliseconds")} | fields

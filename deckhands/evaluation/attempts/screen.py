@@ -39,34 +39,34 @@ class ProgressScreen:
         if self._last is not None:
             self._show(self._last)
 
-    def show(self, standing: EvaluationStatus) -> None:
+    def show(self, status: EvaluationStatus) -> None:
         """Show the progress, if it is due."""
         now = SYSTEM_CLOCK.monotonic()
-        is_new = not self._is_table and standing.render_bound_line != self._bound and self._last is not None
+        is_new = not self._is_table and status.render_bound_line != self._bound and self._last is not None
         if now - self._shown_at < (REDRAW_SECONDS if self._is_table else LINE_SECONDS) and not is_new:
-            self._last = standing
+            self._last = status
             return
         self._shown_at = now
-        self._show(standing)
-        self._last = None if standing.state == "over" else standing
+        self._show(status)
+        self._last = None if status.state == "over" else status
 
-    def _show(self, standing: EvaluationStatus) -> None:
-        self._bound = standing.render_bound_line
+    def _show(self, status: EvaluationStatus) -> None:
+        self._bound = status.render_bound_line
         if not self._is_table:
-            if standing.render_line != self._line:
-                note(standing.render_line)
-            self._line = standing.render_line
+            if status.render_line != self._line:
+                note(status.render_line)
+            self._line = status.render_line
             return
         size = shutil.get_terminal_size()
-        lines = render_progress(standing, columns=size.columns, rows=size.lines)
+        lines = render_progress(status, columns=size.columns, rows=size.lines)
         redraw_lines(lines, self._lines)
         self._lines = len(lines)
 
 
-def render_progress(standing: EvaluationStatus, *, columns: int, rows: int) -> list[str]:
+def render_progress(status: EvaluationStatus, *, columns: int, rows: int) -> list[str]:
     """Return the progress as lines that fit on a screen; attempts that do not fit are counted."""
     room = max(1, rows - OTHER_LINES)
-    shown = standing.attempts[:room]
+    shown = status.attempts[:room]
     cells = [
         [
             one.instance,
@@ -82,7 +82,7 @@ def render_progress(standing: EvaluationStatus, *, columns: int, rows: int) -> l
         for one in shown
     ]
     lines = render_table(HEAD, cells, columns=columns, spare=SPARE) if cells else []
-    if standing.under_way > len(shown):
-        lines.append(f"… and {standing.under_way - len(shown):,} more in flight")
-    progress, _, spending = standing.render_line.partition("; ")
+    if status.in_flight > len(shown):
+        lines.append(f"… and {status.in_flight - len(shown):,} more in flight")
+    progress, _, spending = status.render_line.partition("; ")
     return [*lines, *(fit_width(clean_line(line, limit=1_000), columns) for line in (progress, spending))]

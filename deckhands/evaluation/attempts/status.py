@@ -69,7 +69,7 @@ class EvaluationStatus:
     state: str
     total: int
     ended: int
-    under_way: int
+    in_flight: int
     pending: int
     outcomes: Mapping[str, int]
     cost_usd: float
@@ -96,7 +96,7 @@ class EvaluationStatus:
         outcomes = ", ".join(f"{count} {name}" for name, count in self.outcomes.items() if count)
         eta = "" if self.eta_seconds is None else f", {_format_minutes(self.eta_seconds)} left"
         return (
-            f"{self.ended:,} of {self.total:,} attempts ended{f' ({outcomes})' if outcomes else ''}, {self.under_way} "
+            f"{self.ended:,} of {self.total:,} attempts ended{f' ({outcomes})' if outcomes else ''}, {self.in_flight} "
             f"in flight{eta}; ${self.cost_usd:.4f}, ${self.usd_per_minute:.4f} and {self.tokens_per_minute:,.0f} "
             f"tokens a minute; {self.refused} 429s; {self.render_bound_line}"
             f"{f'; {self.warning}' if self.warning else ''}"
@@ -189,7 +189,7 @@ class SpendingMeter:
 
 def compute_status(
     plan: EvaluationPlan,
-    under_way: Collection[AttemptInFlight],
+    in_flight: Collection[AttemptInFlight],
     *,
     state: str,
     pending: int,
@@ -201,32 +201,32 @@ def compute_status(
     now: float,
 ) -> EvaluationStatus:
     """Return the progress of an evaluation."""
-    cost = meter.cost_usd + math.fsum(one.spent_usd for one in under_way)
-    tokens = meter.tokens + sum(one.spent_tokens for one in under_way)
-    unpriced = meter.unpriced | {one.attempt.model for one in under_way if one.seen.has_unknown_cost}
+    cost = meter.cost_usd + math.fsum(one.spent_usd for one in in_flight)
+    tokens = meter.tokens + sum(one.spent_tokens for one in in_flight)
+    unpriced = meter.unpriced | {one.attempt.model for one in in_flight if one.seen.has_unknown_cost}
     usd, each, ended = meter.rates(now, cost, tokens)
-    is_over = not under_way and not pending
-    running = Counter(one.attempt.model for one in under_way)
+    is_over = not in_flight and not pending
+    running = Counter(one.attempt.model for one in in_flight)
     return EvaluationStatus(
         state="over" if is_over and state == "running" else state,
         total=plan.size,
-        ended=plan.size - pending - len(under_way),
-        under_way=len(under_way),
+        ended=plan.size - pending - len(in_flight),
+        in_flight=len(in_flight),
         pending=pending,
         outcomes=dict(meter.outcomes),
         cost_usd=round(cost, 6),
         tokens=tokens,
         usd_per_minute=round(60 * usd, 6),
         tokens_per_minute=round(60 * each, 1),
-        eta_seconds=round((pending + len(under_way)) / ended, 1) if ended and not is_over else None,
+        eta_seconds=round((pending + len(in_flight)) / ended, 1) if ended and not is_over else None,
         refused=meter.refused,
         limit=min(hosts.pace.limit, sum(model.pace.limit for model in models.values())),
         limits={name: model.pace.limit for name, model in models.items()},
         found={name: model.pace.found[-1] for name, model in models.items() if model.pace.found},
-        bound=_find_bound(plan, len(under_way), pending, running, hosts=hosts, models=models, health=health),
+        bound=_find_bound(plan, len(in_flight), pending, running, hosts=hosts, models=models, health=health),
         stopped=stopped,
         warning=_warn_of_unknown_prices(plan, unpriced),
-        attempts=[_list_attempts(one, now) for one in sorted(under_way, key=lambda one: one.started)[:MAX_SHOWN]],
+        attempts=[_list_attempts(one, now) for one in sorted(in_flight, key=lambda one: one.started)[:MAX_SHOWN]],
     )
 
 
@@ -239,7 +239,7 @@ def _warn_of_unknown_prices(plan: EvaluationPlan, unpriced: Collection[str]) -> 
 
 def _find_bound(
     plan: EvaluationPlan,
-    under_way: int,
+    in_flight: int,
     pending: int,
     running: Mapping[str, int],
     *,
@@ -248,13 +248,13 @@ def _find_bound(
     health: Mapping[str, ModelHealth],
 ) -> str:
     problems = [f"{name}: {one.problem}" for name, one in health.items() if one.problem]
-    if problems and (pending or under_way):
+    if problems and (pending or in_flight):
         return "; ".join(problems)
     if not pending:
         return f"{UNBOUND} all have started"
-    if under_way >= plan.at_once:
+    if in_flight >= plan.at_once:
         return f"-n {plan.at_once}"
-    if under_way >= hosts.pace.limit:
+    if in_flight >= hosts.pace.limit:
         return hosts.bound or f"{UNBOUND} it grows"
     held = [
         f"{name}: {model.bound}"

@@ -3,7 +3,7 @@
 Holds: a value holds until it is changed, even while no driver runs. A requeue raises the round of attempts by one,
 however often a driver reads it. Unreadable entries count as absent.
 Does not: start anything; the driver polls it about once a second.
-Keys: `deck:{0}:evaluation:<name>`: `state`, `at_once`, `budget_usd`, `token_budget`, `until`, `retries`, `standing`,
+Keys: `deck:{0}:evaluation:<name>`: `state`, `at_once`, `budget_usd`, `token_budget`, `until`, `retries`, `status`,
 `order:<id>` for a requeue that no driver has read, `round:<attempt>` for requeued attempts. Kept for a month.
 """
 
@@ -101,7 +101,7 @@ class StoredSteering:
     Attributes:
         orders: requeues that no driver has read, by their ids.
         rounds: how often attempts were requeued.
-        standing: its last reported progress; empty: none. `has_driver` is false after a driver's last report.
+        status: its last reported progress; empty: none. `has_driver` is false after a driver's last report.
     """
 
     desired: DesiredState = field(default_factory=DesiredState)
@@ -131,11 +131,11 @@ class EvaluationSteering:
                 orders[name.removeprefix(ORDER)] = requeue
             elif name.startswith(ROUND) and (key := _parse_attempt(name.removeprefix(ROUND))) and text.isdigit():
                 rounds[key] = int(text)
-        return StoredSteering(_parse_desired(fields), orders, rounds, _parse_status(fields.get("standing", "")))
+        return StoredSteering(_parse_desired(fields), orders, rounds, _parse_status(fields.get("status", "")))
 
-    async def set_desired(self, **wishes: object) -> None:
+    async def set_desired(self, **desired: object) -> None:
         """Record a new desired state; None leaves a value unchanged. Idempotent."""
-        await self._put({name: str(value) for name, value in wishes.items() if value is not None})
+        await self._put({name: str(value) for name, value in desired.items() if value is not None})
 
     async def requeue(self, order: Requeue, order_id: str | None = None) -> None:
         """Order attempts to be repeated. Idempotent with an id, until a driver has taken the order."""
@@ -150,9 +150,9 @@ class EvaluationSteering:
         """Record the rounds of attempts that are repeated. Idempotent."""
         await self._put({f"{ROUND}{json.dumps(key)}": str(number) for key, number in rounds.items()})
 
-    async def publish_status(self, standing: Mapping[str, object]) -> None:
+    async def publish_status(self, status: Mapping[str, object]) -> None:
         """Publish the progress."""
-        await self._put({"standing": json.dumps(standing)})
+        await self._put({"status": json.dumps(status)})
 
     async def _put(self, fields: Mapping[str, str]) -> None:
         if not fields:

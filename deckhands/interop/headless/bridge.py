@@ -28,6 +28,7 @@ from deckhands.interop.headless.contract import (
     experiment_id,
 )
 from deckhands.interop.headless.inside import PathDenied
+from deckhands.interop.headless.permitted_folders import PermittedFolders, read_denied_paths
 from deckhands.settings import CliSettings
 
 COMMAND = (sys.executable, "-P", "-m", "deckhands.headless")
@@ -48,6 +49,7 @@ class RunSummary:
         reason: `finished`, `error`, `usage`, `rejected`, `out_of_time`, `needs_person`, `limit_reached`,
             `interrupted`, `missing_artifact`, `path_denied` or `killed`.
         stdout_tail: the end of the process's output, including errors.
+        denied_paths: up to ten files that were changed outside of the permitted folders, relative to the workspace.
     """
 
     success: bool
@@ -56,6 +58,7 @@ class RunSummary:
     artifacts: tuple[Path, ...]
     reason: str
     stdout_tail: str
+    denied_paths: tuple[str, ...] = ()
 
 
 class Bridge:
@@ -91,6 +94,7 @@ class Bridge:
         workspace: Path | str = ".",
         max_iterations: int = MAX_ITERATIONS,
         timeout_seconds: float = MAX_SECONDS,
+        permit: Sequence[str] = (),
         arguments: Sequence[str] = (),
     ) -> RunSummary:
         """Run a task, wait for its end, and return its summary.
@@ -99,19 +103,22 @@ class Bridge:
             name: the name of the experiment; None: a new one.
             workspace: relative to the root.
             timeout_seconds: after this time the run is stopped, and killed if it does not stop.
+            permit: the folders of the workspace that the run may change, relative to it; empty: all. README.md,
+                experiments and logs are always permitted.
             arguments: further arguments of `python -m deckhands.headless`.
         """
         began = self._clock.monotonic()
         try:
             experiment = experiment_id(name)
             contract = Contract(self._workspace(workspace), experiment)
+            PermittedFolders.parse(contract.root, permit)
             environment = CliSettings.from_env().environment if self._environment is None else self._environment
         except PathDenied as error:
             return self._build_refusal(error, HeadlessExit.PATH_DENIED)
         except DeckhandsError as error:
             return self._build_refusal(error, ExitCode.USAGE)
         options = ["-n", experiment, "-d", str(contract.root), "-i", str(max_iterations)]
-        options += ["--timeout", str(timeout_seconds), *arguments]
+        options += ["--timeout", str(timeout_seconds), *(f"--permit={folder}" for folder in permit), *arguments]
         with tempfile.TemporaryDirectory(prefix="deckhands-bridge-") as folder:
             file, log = Path(folder, "task"), Path(folder, "output")
             file.write_text(task, encoding="utf-8")
@@ -153,9 +160,11 @@ class Bridge:
         return child.exit_status or 0, not has_ended
 
     def _summary(self, contract: Contract, code: int, output: str, seconds: float, *, is_killed: bool) -> RunSummary:
-        artifacts: tuple[Path, ...] = ()
+        artifacts, denied = tuple[Path, ...](), tuple[str, ...]()
         try:
             artifacts = tuple(contract.root / path for path in contract.artifacts())
+            if code == HeadlessExit.PATH_DENIED:
+                denied = read_denied_paths(contract)
             if code == ExitCode.FINISHED and (fault := contract.find_fault()):
                 code, output = HeadlessExit.MISSING_ARTIFACT, f"{output}{fault}\n"
         except PathDenied as error:
@@ -167,7 +176,9 @@ class Bridge:
             reason = "out_of_time"
         elif code < 0:
             reason = "killed"
-        return RunSummary(code == ExitCode.FINISHED, int(code), seconds, artifacts, reason, output[-TAIL_BYTES:])
+        return RunSummary(
+            code == ExitCode.FINISHED, int(code), seconds, artifacts, reason, output[-TAIL_BYTES:], denied
+        )
 
     @staticmethod
     def _build_refusal(error: UsageError | DeckhandsError, code: int) -> RunSummary:

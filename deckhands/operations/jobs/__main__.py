@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from broker.celery import run_worker
-from deckhands.operations.jobs.celery_app import JOBS_CONCURRENCY, JOBS_QUEUE
-from deckhands.operations.jobs.service import ROLE
+from broker.celery import run_workers
+from deckhands.operations.jobs.celery_app import JOBS_WORKER
 
 
 def main() -> None:
     """Start the Celery worker with the flags it needs."""
-    run_worker(
-        "deckhands.operations.jobs.app", ROLE, queues=[JOBS_QUEUE], concurrency=JOBS_CONCURRENCY, task_events=True
-    )
+    run_workers(JOBS_WORKER.role, [JOBS_WORKER])
 
 
 if __name__ == "__main__":

@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from redbeat.schedulers import RedBeatConfig, RedBeatScheduler, RedBeatSchedulerEntry, get_redis
-from redis.exceptions import LockNotOwnedError, ResponseError
+from redis.exceptions import ConnectionError, LockNotOwnedError, ResponseError, TimeoutError  # noqa: A004
 
 from broker.celery import redis_url, split_login
+from broker.runtime import UrlInFile
 
 MAX_CLOCK_DIFFERENCE = timedelta(minutes=10)
 """Tolerated difference between the clocks of two beats; a later last run is not believed."""
@@ -31,9 +33,31 @@ class BeatConfig(RedBeatConfig):  # type: ignore[misc]
 
     def either_or(self, name: str, default: Any = None) -> Any:
         """Return a setting."""
+        broker_url = self.app.conf.broker_url
+        is_behind_sentinels = broker_url.startswith("sentinel://")
         if name == "redbeat_redis_url":
-            return redis_url(split_login(self.app.conf.broker_url)[0])
-        return super().either_or(name, default)
+            return "redis-sentinel://" if is_behind_sentinels else redis_url(split_login(broker_url)[0])
+        found = super().either_or(name, default)
+        return (
+            found | self._find_sentinels(broker_url)
+            if name == "redbeat_redis_options" and is_behind_sentinels
+            else found
+        )
+
+    def _find_sentinels(self, broker_url: str) -> dict[str, Any]:
+        """Return the options for the Sentinels of the broker, with the login of its servers."""
+        places = [urlsplit(url) for url in broker_url.split(";")]
+        options = self.app.conf.broker_transport_options
+        found = {
+            "sentinels": [(place.hostname, place.port) for place in places],
+            "service_name": options["master_name"],
+            "sentinel_kwargs": options["sentinel_kwargs"],
+            "db": int(places[0].path.strip("/") or 0),
+        }
+        if isinstance(broker_url, UrlInFile):  # its login comes from the file, each time
+            return found
+        login = {"username": places[0].username, "password": places[0].password}
+        return found | {name: unquote(text) for name, text in login.items() if text}
 
     def is_key_in_conf(self, name: str) -> bool:
         """Return whether a setting is given."""
@@ -83,6 +107,7 @@ class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
 
     def setup_schedule(self) -> None:
         """Write the known jobs to the broker."""
+        get_redis(self.app).ping()  # waits for the broker
         self._remove_unusable_keys()
         super().setup_schedule()
 
@@ -93,14 +118,17 @@ class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
 
     def tick(self, *arguments: Any, **options: Any) -> float:
         """Send the due jobs, and return the number of seconds until the next tick."""
-        if self._remove_unusable_keys() and self.lock is not None:
-            self.lock.acquire(blocking=False)  # if another beat held it, that beat finds out in the same way
         try:
+            if self._remove_unusable_keys() and self.lock is not None:
+                self.lock.acquire(blocking=False)  # if another beat held it, that beat finds out in the same way
             seconds: float = super().tick(*arguments, **options)
         except LockNotOwnedError:
             _log.warning("this beat was stopped for longer than its lock lasts; it waits for the lock")
             self.lock.acquire()
             return 0.0
+        except (ConnectionError, TimeoutError) as error:
+            _log.warning("Celery's broker does not answer: %s", error)
+            return float(self.max_interval)
         return seconds
 
     def _remove_unusable_keys(self) -> bool:
@@ -108,16 +136,20 @@ class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
         conf, client = self.app.redbeat_conf, get_redis(self.app)
         kinds = {conf.schedule_key: "zset", conf.statics_key: "set"}
         kinds |= {JobEntry.generate_key(self.app, name): "hash" for name in self.app.conf.beat_schedule}
-        for key, kind in kinds.items():
-            if client.type(key) not in (kind, "none"):
+        with client.pipeline(transaction=False) as pipe:
+            for key in (*kinds, conf.lock_key):
+                pipe.type(key)
+            pipe.pttl(conf.lock_key)
+            *found, kind_of_lock, left = pipe.execute()
+        for (key, kind), there in zip(kinds.items(), found, strict=True):
+            if there not in (kind, "none"):
                 _log.error("%s is not a %s and is removed", key, kind)
                 client.delete(key)
         try:
             client.smembers(conf.statics_key)
         except UnicodeDecodeError:
             client.delete(conf.statics_key)
-        left = client.pttl(conf.lock_key)
-        if client.type(conf.lock_key) in ("string", "none") and left != -1 and left <= 1000 * conf.lock_timeout:
+        if kind_of_lock in ("string", "none") and left != -1 and left <= 1000 * conf.lock_timeout:
             return False
         _log.error("the lock %s would never expire and is removed", conf.lock_key)
         client.delete(conf.lock_key)

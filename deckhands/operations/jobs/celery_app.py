@@ -9,17 +9,28 @@ Keys, in Celery's broker: `deckhands:beat:*`.
 
 from __future__ import annotations
 
+import logging
+import threading
 from typing import Any
 
-from celery import Celery
+from celery import Celery, signals
+from celery.beat import Service
 from celery.worker.request import Request
 
-from broker.celery import TRANSPORT_OPTIONS, SafeMessages, make_app, split_login
+from broker.celery import TRANSPORT_OPTIONS, CeleryWorker, SafeMessages, make_app, split_login
 
 JOBS_QUEUE = "deckhands.jobs"
 JOBS_PREFIX = "deckhands.jobs."
 JOBS_CONCURRENCY = 4
+JOBS_WORKER = CeleryWorker(
+    "deckhands.operations.jobs.app",
+    "jobs",
+    {"queues": [JOBS_QUEUE], "concurrency": JOBS_CONCURRENCY, "task_events": True},
+)
 VISIBILITY_SECONDS = 1_800
+RESTORE_SECONDS = 4
+"""The interval between two checks for messages of workers that have died; also that at which a busy worker shows life,
+see `taken_entries`."""
 RESTORE_MUTEX_SECONDS = 10
 """If a worker dies while it restores unacknowledged messages, no other worker restores them for this time."""
 BROKER_KEYS = {name: f"deckhands.jobs:{name}" for name in ("unacked", "unacked_index", "unacked_mutex")}
@@ -27,8 +38,12 @@ SCHEDULER = "deckhands.operations.jobs.beat_scheduler:JobScheduler"
 BEAT_KEYS = "deckhands:beat:"
 BEAT_TURN_SECONDS = 2.0
 """Maximum sleep of a beat, and the interval at which a waiting beat checks the lock."""
+BEAT_PAUSE_SECONDS = 2.0
+"""How long a beat beside a worker waits before it starts again."""
 BEAT_LOCK_SECONDS = 10
 """If the sending beat has no tick for this time, another one takes over."""
+
+_log = logging.getLogger(__name__)
 
 
 class JobRequest(Request):  # type: ignore[misc]
@@ -63,10 +78,10 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
         task_default_queue=JOBS_QUEUE,
         task_routes={f"{JOBS_PREFIX}*": {"queue": JOBS_QUEUE}, "deckhands.*": {"queue": "deckhands"}},
         worker_send_task_events=True,
-        task_send_sent_event=True,
         worker_enable_remote_control=True,
         broker_transport_options=TRANSPORT_OPTIONS
         | {"visibility_timeout": VISIBILITY_SECONDS, "unacked_mutex_expire": RESTORE_MUTEX_SECONDS}
+        | {"unacked_restore_interval": RESTORE_SECONDS}
         | {f"{name}_key": key for name, key in BROKER_KEYS.items()},
         beat_schedule=schedule,
         beat_scheduler=SCHEDULER,
@@ -76,6 +91,25 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
         redbeat_key_prefix=BEAT_KEYS,
         redbeat_lock_timeout=BEAT_LOCK_SECONDS,
     )
+
+
+def run_beat_until(is_over: threading.Event) -> None:
+    """Send the periodic jobs until the event is set, in a thread beside a jobs worker, with its application.
+
+    A failure of the beat, such as a broker that is gone, ends nothing else: the beat starts again.
+    """
+    from deckhands.operations.jobs.app import app
+
+    while not is_over.is_set():
+        service = Service(app, max_interval=BEAT_TURN_SECONDS, scheduler_cls=SCHEDULER)
+        try:
+            signals.beat_init.send(sender=service)  # celery-redbeat waits here for the lock
+            while not is_over.wait(service.scheduler.tick()):
+                pass
+            service.sync()  # gives the lock back
+        except Exception:  # noqa: BLE001  (the outer edge: the workers beside it must not end)
+            _log.exception("the beat failed; it starts again")
+            is_over.wait(BEAT_PAUSE_SECONDS)
 
 
 def run_beat(app: Celery) -> None:

@@ -77,7 +77,7 @@ class Job:
         every_seconds: the period at which a beat sends it, without arguments; None: it is sent only on request.
         limit_seconds: the time limit of a run.
         retries: how often it is retried after a transient error.
-        has_result: whether Celery keeps its result.
+        has_result: whether Celery keeps its result, and monitors get its events.
         is_alone: whether a second run returns at once while one is in progress.
         is_awaited: whether its task occupies a slot of the worker until it ends. If not, it has no result and is not
             retried: its senders find unfinished work.

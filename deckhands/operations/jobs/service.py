@@ -35,6 +35,7 @@ class JobsService:
         self._worker_id = ""
         self._figures = Figures()
         self._at_work: set[asyncio.Task[Any]] = set()
+        self._started = 0
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `LoopService.run`."""
@@ -68,6 +69,7 @@ class JobsService:
         services = await self.wait_for_services()
         task = asyncio.create_task(job(services))
         self._at_work.add(task)
+        self._started += 1
         task.add_done_callback(self._at_work.discard)
         try:
             result = await task
@@ -95,9 +97,8 @@ class JobsService:
             await membership.leave()
 
     async def _beat(self, membership: Membership, on_beat: Callable[[int], None]) -> None:
-        progress = 0
         while True:
-            progress += 1
+            progress = self._started
             on_beat(progress)
             if await membership.beat(progress) is None:
                 raise OwnershipLost(f"{self._worker_id} was swept.")

@@ -53,6 +53,7 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
         throws = (JobFailed,)
         max_retries = job.retries
         ignore_result = not job.has_result
+        send_events = job.has_result
         Request = f"{JobRequest.__module__}:{JobRequest.__qualname__}"
         typing = False
 

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from broker.contract import find_model_names, replace_surrogates
+from broker.contract import UploadedSource, replace_surrogates
 from broker.coordination import Quarantine
 from broker.runtime import BrokerSettings, CorruptEntry, UsageError, from_millis, to_millis
 from broker.secrets import Secrets, load_secret_key
 from broker.store import Store
-from deckhands.client import TaskSpec, require_models
-from deckhands.operations.schedules.schedule import Schedule, ScheduleStatus
+from deckhands.client import OFFERS_LIMIT_SECONDS, TaskSpec, find_runnable_agent
+from deckhands.operations.schedules.schedule import LABEL, Schedule, ScheduleStatus
 
 MAX_SCHEDULES = 10_000
 REMEDY = "`deckhands schedule ls` lists all schedules."
@@ -44,6 +44,10 @@ class StoredSchedule:
     known: bytes = b""
 
 
+class ScheduleConflict(UsageError):
+    """A schedule cannot be added beside those that exist."""
+
+
 class ScheduleRepository:
     """The schedules of a store."""
 
@@ -55,13 +59,21 @@ class ScheduleRepository:
         """Return the store's time, which ticks are compared with."""
         return await self._store.now(self._names)
 
-    async def add(self, schedule: Schedule, request: TaskSpec) -> datetime | None:
+    async def add(
+        self, schedule: Schedule, request: TaskSpec, *, offers_limit_seconds: float = OFFERS_LIMIT_SECONDS
+    ) -> datetime | None:
         """Store a schedule, and return its first tick.
 
+        Args:
+            offers_limit_seconds: how long a tool may be missing.
+
         Raises:
-            UsageError: the name is taken, there are too many schedules, or its task names a model that is not offered.
+            ScheduleConflict: the name is taken, or there are too many schedules.
+            UsageError: a tick could not start the task: it is for a single conversation, or no running worker knows
+                its agent, policy or analyzer, offers a model or one of its tools, or takes the directory.
         """
-        await require_models(self._store, find_model_names(request.agent_spec()), request.tenant)
+        request = _prepare_request(schedule.name, request)
+        await find_runnable_agent(self._store, request, request.agent_spec(), offers_limit_seconds=offers_limit_seconds)
         text = json.dumps(replace_surrogates(request.model_dump(mode="json")))
         if request.secrets:
             load_secret_key(BrokerSettings.from_env(), is_made=True)
@@ -70,9 +82,9 @@ class ScheduleRepository:
         due = None if kept.is_paused else kept.next_after(await self.now())
         outcome = await self._put(kept.name, b"", kept.model_dump_json().encode(), due)
         if outcome == "full":
-            raise UsageError(f"The limit of {MAX_SCHEDULES:,} schedules is reached.", remedy="Remove one.")
+            raise ScheduleConflict(f"The limit of {MAX_SCHEDULES:,} schedules is reached.", remedy="Remove one.")
         if outcome == "other":
-            raise UsageError(
+            raise ScheduleConflict(
                 f"There is a schedule {kept.name} already.", remedy="Remove it first, or choose another name."
             )
         return due
@@ -272,6 +284,29 @@ def _unreadable(name: str) -> CorruptEntry:
 
 def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def _prepare_request(name: str, request: TaskSpec) -> TaskSpec:
+    """Return the task of a schedule with its label.
+
+    Raises:
+        UsageError: a field is for a single conversation, so later ticks could not use it.
+    """
+    for field in ("not_before", "expires"):
+        if isinstance(getattr(request, field), datetime):
+            raise UsageError(
+                f"The {field} of a schedule cannot be a time of day.", remedy="Give `delay` and `expires` as durations."
+            )
+    if request.idempotency_key is not None:
+        raise UsageError("A schedule has no idempotency_key: each tick is a new conversation.", remedy="Leave it out.")
+    if isinstance(request.workspace_spec().source, UploadedSource):
+        raise UsageError(
+            "The workspace of a schedule cannot begin with an uploaded file, which is kept for one conversation.",
+            remedy="Name a directory or a repository.",
+        )
+    if request.labels.get(LABEL, name) != name:
+        raise UsageError(f"The label {LABEL} is the name of the schedule.", remedy="Leave it out.")
+    return request.model_copy(update={"labels": {**request.labels, LABEL: name}})
 
 
 def _encryption_scope(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What a controller worker reads from the environment."""
+"""The settings of a controller worker from the environment."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What the face reads from the environment."""
+"""The settings of the face from the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the file editor share; how to call it is in `tests.editor_parts`."""
+"""Fixtures of the file editor's tests; `tests.editor_parts` calls it."""
 
 from __future__ import annotations
 

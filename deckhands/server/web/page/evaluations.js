@@ -46,7 +46,7 @@ export function evaluations({ main, signal, refused }) {
     replace(body, found.length ? grid(["Evaluation", "State", "Models", "Attempts", "Outcomes", "#Cost", "Last news"], found.map((one) => [
       [el("a", { href: `#/e/${one.name}` }, one.dataset || one.name), el("div", { class: "dim mono" }, one.name, one.tenant ? ` · ${one.tenant}` : "")],
       standing(one), one.models.map((name) => el("div", {}, name)),
-      [`${one.ended.toLocaleString("en")} of ${one.total.toLocaleString("en")}`, el("div", { class: "dim" }, one.under_way ? `${one.under_way} in flight` : "")],
+      [`${one.ended.toLocaleString("en")} of ${one.total.toLocaleString("en")}`, el("div", { class: "dim" }, one.in_flight ? `${one.in_flight} in flight` : "")],
       [bar(one.outcomes, one.total - one.ended), el("div", { class: "dim" }, words(one.outcomes))], usd(one.cost_usd), ago(one.at)]))
       : el("p", { class: "empty" }, "No evaluation. ", el("code", {}, "deckhands eval run DATASET --model A,B --out DIR"), " starts one on this cluster."));
     return true;

@@ -37,7 +37,7 @@ def test_work_for_a_loop_that_has_ended_is_cancelled() -> None:
     thread.start()
     try:
         with pytest.raises(CancelledError):
-            thread.call(service.end())  # under way when the loop ends
+            thread.call(service.end())  # still running when the loop ends
         thread.stop()
         with pytest.raises(CancelledError):
             thread.call(service.end())

@@ -1,4 +1,4 @@
-"""Which agent a conversation begins with: kinds by name, preference, share, and the settings by their known names."""
+"""The agent of a new conversation: kinds by name, preference, share, and the settings by their known names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which hosts a rule lets be reached, and what is no host at all."""
+"""Rules for allowed hosts: the hosts that each rule matches, and invalid hosts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from broker.contract.specs import WorkspaceSpec
         ("*", "anything.test", 22, False),
     ],
 )
-def test_what_a_rule_allows(rule: str, host: str, port: int, *, is_allowed: bool) -> None:
+def test_hosts_that_a_rule_allows(rule: str, host: str, port: int, *, is_allowed: bool) -> None:
     assert HostRule.parse(rule).allows(host, port) is is_allowed
 
 
@@ -57,7 +57,7 @@ def test_what_a_rule_allows(rule: str, host: str, port: int, *, is_allowed: bool
         ("*:443", "a.test", False),
     ],
 )
-def test_what_a_ceiling_covers(wider: str, narrower: str, *, is_covered: bool) -> None:
+def test_hosts_that_a_ceiling_covers(wider: str, narrower: str, *, is_covered: bool) -> None:
     assert HostRule.parse(wider).covers(HostRule.parse(narrower)) is is_covered
 
 
@@ -72,7 +72,7 @@ def test_what_a_ceiling_covers(wider: str, narrower: str, *, is_covered: bool) -
         ".".join(["a" * 60] * 5),
     ],
 )
-def test_what_is_no_rule(text: str) -> None:
+def test_invalid_rules_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"name|form|port"):
         HostRule.parse(text)
 

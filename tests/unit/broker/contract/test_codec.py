@@ -241,7 +241,7 @@ def test_hostile_bytes_with_a_right_checksum_raise_nothing_else() -> None:
             outcomes["refused"] += 1
         else:
             outcomes["decoded"] += 1
-            codec.to_entry(event.wire())  # whatever is let in can be written again
+            codec.to_entry(event.wire())  # each accepted value can be written again
     assert outcomes["refused"] > 10_000
     assert outcomes["decoded"] > 100  # the mutations reach beyond the unpacking
 
@@ -262,7 +262,7 @@ def test_hostile_bytes_with_a_right_checksum_raise_nothing_else() -> None:
         b"\xdf\xff\xff\xff\xff",
     ],
 )
-def test_what_is_no_event_is_corrupt(payload: bytes) -> None:
+def test_invalid_event_is_corrupt(payload: bytes) -> None:
     with pytest.raises(CorruptEntry):
         codec.decode(_sealed(payload), 1)
 

@@ -1,4 +1,4 @@
-"""What events hold and show: validation, truncation, texts for the model and for people."""
+"""Events: validation, truncation, and their texts for the model and for users."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_which_kinds_a_tool_worker_runs() -> None:
     }
 
 
-def test_what_may_be_run_again() -> None:
+def test_repeatable_actions() -> None:
     again = {kind for kind, event_class in Event.KINDS.items() if event_class.outcome is OutcomePolicy.IDEMPOTENT}
     assert again == {
         "action.digest_workspace",
@@ -216,7 +216,7 @@ def test_a_condensation_has_one_form_of_forgetting(fields: dict[str, object]) ->
         CondensationAction(**fields)  # type: ignore[arg-type]
 
 
-def test_what_a_condensation_forgets() -> None:
+def test_events_forgotten_by_a_condensation() -> None:
     assert CondensationAction(forgotten_event_ids=(4, 2, 9)).forgotten == (4, 2, 9)
     assert CondensationAction(forgotten_event_ids=()).forgotten == ()
     assert CondensationAction(forgotten_events_start_id=3, forgotten_events_end_id=6).forgotten == (3, 4, 5, 6)

@@ -1,4 +1,4 @@
-"""Skills: what files say to agents, and which words call them up."""
+"""Skill files: their content for agents, and the words that trigger them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_unreadable_front_matter_is_named_and_spoils_no_other(head: str, reason:
     assert read.unreadable == (f".openhands/skills/bad.md: {raised.value}",)
 
 
-def test_what_is_written_plainly_is_read_as_yaml_means_it() -> None:
+def test_plain_front_matter_is_read_as_yaml() -> None:
     head = """    name: "a: b"   # a comment
     version: 1.0.0
     date: 2026-01-01
@@ -188,4 +188,4 @@ def test_a_persons_own_skills(tmp_path: Path) -> None:
 
 
 def test_a_home_that_cannot_be_looked_into_has_none(tmp_path: Path) -> None:
-    assert load_skills(tmp_path / ("x" * 256)) == ()  # as in the home of somebody else, which root may enter
+    assert load_skills(tmp_path / ("x" * 256)) == ()  # as in the home of another user, which root may enter

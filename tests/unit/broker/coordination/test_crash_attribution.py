@@ -1,4 +1,4 @@
-"""What a worker has died with acts under a mark, and one at a time."""
+"""Work that was running when a worker died runs under a mark, and one at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from broker.coordination.crash_attribution import NOT_SUSPECTED, CrashAttributio
 
 
 class Suspects:
-    """Suspects that share their turns, and what was noted of them in the store."""
+    """Suspects that share their turns, and the records about them in the store."""
 
     def __init__(self, **seconds: float) -> None:
         self.noted: list[tuple[str, bool]] = []
@@ -42,7 +42,7 @@ async def test_one_conversation_acts_at_a_time() -> None:
     await waiting
     assert suspects.noted == [("first", True), ("first", False), ("second", True)]
     await first.mark_waiting()
-    await first.mark_acting()  # it has begun before, and need not wait for those that only begin
+    await first.mark_acting()  # it has started before, and need not wait for those that only start
     assert suspects.acting == ["first", "second", "first"]
     second.end_turn()
 

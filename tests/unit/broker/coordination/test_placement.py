@@ -1,4 +1,4 @@
-"""What nodes offer, what workspaces need, and what is said where they do not fit."""
+"""Placement: offers of nodes, needs of workspaces, and the error when they do not match."""
 
 from __future__ import annotations
 

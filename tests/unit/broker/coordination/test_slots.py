@@ -22,7 +22,7 @@ def test_side_taking_everything_leaves_an_eighth(capacity: int, kept: int, greed
     assert places.count_free(is_first=not greedy) == places.count_free(is_first=greedy) == 0
 
 
-async def test_who_waits_gets_the_place_that_is_given_back() -> None:
+async def test_released_slot_goes_to_the_waiting_call() -> None:
     places = Slots(1)
     places.take(is_first=False)
     waiting = asyncio.create_task(places.wait(is_first=False))

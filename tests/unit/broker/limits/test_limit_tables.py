@@ -1,4 +1,4 @@
-"""The tables of quotas and tenants: what is read, what is refused, which entry counts; and the examples of the manual."""
+"""The tables of quotas and tenants: valid and invalid entries, precedence, and the examples of the manual."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_models_with_patterns_have_names_of_their_own() -> None:
         ("[quotas]", "quotas: Extra inputs are not permitted"),
     ],
 )
-def test_what_cannot_be_used(text: str, complaint: str) -> None:
+def test_invalid_tables_are_refused(text: str, complaint: str) -> None:
     with pytest.raises(UsageError) as caught:
         QuotaTable.parse(text)
     assert complaint in str(caught.value)
@@ -105,7 +105,7 @@ def test_weights_need_no_quota_table() -> None:
     assert settings.quotas == QuotaTable(tenants=TenantTable.load_setting("tenants = {acme = 3}"))
 
 
-def test_what_two_tables_say_of_a_tenant_agrees() -> None:
+def test_two_tables_agree_on_a_tenant() -> None:
     both = {"DECKHANDS_TENANTS": "tenants = {acme = 3, other = 1}"}
     assert load_controller_settings(
         both | {"DECKHANDS_QUOTAS": "[tenants]\nacme = 3\nthird = 2"}

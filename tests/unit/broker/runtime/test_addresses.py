@@ -21,16 +21,16 @@ PUBLIC = ("1.1.1.1", "93.184.215.14", "172.32.0.1", "2606:4700:4700::1111", "64:
 
 
 @pytest.mark.parametrize("address", REFUSED)
-def test_what_is_not_public_is_not_reached(address: str) -> None:
+def test_private_addresses_are_refused(address: str) -> None:
     assert not AddressRules().may_reach(address)
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_what_is_public_is_reached(address: str) -> None:
+def test_public_addresses_are_allowed(address: str) -> None:
     assert AddressRules().may_reach(address)
 
 
-def test_what_the_operator_names_is_reached_besides() -> None:
+def test_addresses_of_the_operator_are_allowed() -> None:
     rules = AddressRules.parse(["10.2.0.0/16", "fd12::/16", "127.0.0.2"])
     assert [rules.may_reach(address) for address in ("10.2.3.4", "fd12::1", "127.0.0.2", "::ffff:10.2.3.4")] == [
         True

@@ -1,4 +1,4 @@
-"""Failpoints: what they do, when, and how often; in processes of their own where they end them."""
+"""Failpoints: action, time and count; in separate processes where they end them."""
 
 from __future__ import annotations
 
@@ -98,6 +98,6 @@ async def test_a_pause_lasts_until_its_marker_is_removed(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "text", ["here", "here:", "here:explode", "here:kill@0", "here:kill@x", ":kill", "here:pause", "a:kill,a:stop"]
 )
-def test_what_cannot_be_used_is_named(text: str) -> None:
+def test_invalid_failpoints_are_named(text: str) -> None:
     with pytest.raises(UsageError, match=r"cannot be used\. Write name:kill@1"):
         parse_failpoints(text)

@@ -28,7 +28,7 @@ def test_shares_are_read_and_cpu_counts_since_the_last_reading(tmp_path: Path) -
     assert "host_cpu" not in load.read()  # no time has passed
 
 
-def test_what_a_kernel_does_not_offer_is_left_out(tmp_path: Path) -> None:
+def test_missing_kernel_figures_are_left_out(tmp_path: Path) -> None:
     assert HostLoad(tmp_path).read() == {}
     (tmp_path / "stat").write_text("cpu a b c\n")
     (tmp_path / "meminfo").write_text("MemTotal: 0 kB\nMemAvailable: 0 kB\n")

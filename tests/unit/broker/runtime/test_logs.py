@@ -56,7 +56,7 @@ def test_a_line_has_what_its_task_works_for(lines: Lines) -> None:
     assert (found["worker_id"], found["conversation_id"], found["action_id"]) == ("tool-1", "c1", 7)
 
 
-def test_what_a_line_itself_says_of_its_conversation_wins(lines: Lines) -> None:
+def test_conversation_named_by_the_line_wins(lines: Lines) -> None:
     CONVERSATION.set("c1")
     lines.logger.info("hello", extra=make_extra("c2", 9))
     assert (lines.last()["conversation_id"], lines.last()["action_id"]) == ("c2", 9)

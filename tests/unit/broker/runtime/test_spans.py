@@ -1,4 +1,4 @@
-"""Spans as they are sent: what the SDK writes of its spans, and only those that are sampled."""
+"""Exported spans: the SDK's encoding of sampled spans, and no others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def recorded(parent: str | None = PARENT, *, error: BaseException | None = None)
 
 @pytest.mark.parametrize("parent", [PARENT, None, "no context"])
 @pytest.mark.parametrize("error", [None, KeyError("private")])
-def test_what_is_sent_is_what_the_sdk_would_have_written(parent: str | None, error: BaseException | None) -> None:
+def test_sent_spans_equal_the_sdk_s_encoding(parent: str | None, error: BaseException | None) -> None:
     span = recorded(parent, error=error)
     ours = ExportTraceServiceRequest.FromString(encode_finished_spans([span, span], RESOURCE))
     assert ours == encode_spans([to_sdk_span(span, RESOURCE)] * 2)

@@ -76,7 +76,7 @@ ENCODINGS = {
 
 
 def through(*command: str) -> Callable[[str], str]:
-    """Return what a program prints of a value, which stands in the middle of more."""
+    """Return a program's output of a value inside other text."""
     env = {"LC_ALL": "C", "PATH": "/usr/bin:/bin"}
 
     def encode(secret: str) -> str:
@@ -172,7 +172,7 @@ LEFT_BYTES = 2
 
 
 def decoded(text: str) -> Iterator[str]:
-    """Yield what can be read from what is left of a text."""
+    """Yield everything that the rest of a text decodes to."""
     digits = re.sub(r"[^0-9a-f]|0x", "", re.sub(r"(?m)^[0-9a-f]{7,8}:?(?= )|  [ |>].*$", "", text.lower()))
     yield text.lower()
     yield re.sub(r"\s", "", text.lower())
@@ -235,7 +235,7 @@ def test_a_value_that_is_written_out_is_found_in_pieces(step: int, encode: Calla
         "a3142f3 Hosts are put into their control group\nd0ad343 Files of the home",
     ],
 )
-def test_what_only_resembles_a_value_is_left_alone(text: str) -> None:
+def test_similar_text_is_left_alone(text: str) -> None:
     assert Masker([PLAIN]).mask_text(text) == text
 
 
@@ -246,7 +246,7 @@ def test_what_is_found_lies_within_the_reach() -> None:
 
 
 def traces(secret: str) -> list[str]:
-    """Return what must not be left: any eight characters in a row of the plainest forms."""
+    """Return the forbidden traces: any eight characters in a row of the plainest forms."""
     raw = secret.encode()
     whole = [secret, secret[::-1], raw.hex(), raw.hex().upper()]
     return [text[at : at + 8] for text in whole for at in range(len(text) - 7)]

@@ -250,7 +250,7 @@ async def test_a_refused_login_leaves_no_socket_behind(valkey_server: RealServer
     await connection.aclose()
 
 
-async def test_nobody_there(tmp_path: Path) -> None:
+async def test_missing_server_is_unavailable(tmp_path: Path) -> None:
     connection = MultiplexedConnection(f"unix://{tmp_path}/nothing")
     with pytest.raises(StoreUnavailable, match="Start it, or set DECKHANDS_URL"):
         await connection.call("PING")

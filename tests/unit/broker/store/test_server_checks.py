@@ -1,4 +1,4 @@
-"""Servers with known holes: refused where the number is certain, told where a distribution may have closed them."""
+"""Servers with known vulnerabilities: refused if the version is certain, reported if it may be patched."""
 
 from __future__ import annotations
 

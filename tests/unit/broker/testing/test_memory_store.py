@@ -1,4 +1,4 @@
-"""Blocking reads of the store in memory: who wakes, when, on a clock that only moves when everybody waits."""
+"""Blocking reads of the in-memory store: which reader wakes, and when, on a clock that moves only when all wait."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_of_those_who_wait_the_first_is_served_first(clock: ManualClock, s
 
 
 @lasting()
-async def test_whoever_gave_up_waiting_is_not_served(clock: ManualClock, server: MemoryServer) -> None:
+async def test_timed_out_reader_is_not_served(clock: ManualClock, server: MemoryServer) -> None:
     connection = MemoryConnection(server)
     await connection.call("XGROUP", "CREATE", "s", "g", "0", "MKSTREAM")
     command = ("XREADGROUP", "GROUP", "g", "c", "BLOCK", 0, "STREAMS", "s", ">")
@@ -126,7 +126,7 @@ async def test_a_function_wakes_readers_once_it_is_done(clock: ManualClock, serv
 
 
 @lasting()
-async def test_who_follows_a_log_hears_that_its_store_was_emptied(clock: ManualClock, server: MemoryServer) -> None:
+async def test_follower_learns_that_the_store_was_emptied(clock: ManualClock, server: MemoryServer) -> None:
     store = await open_store(MemoryConnection(server), clock=clock)
     log = await begin(store, CID, message())
     tail = log.tail(CID)
@@ -175,7 +175,7 @@ redis.register_function('trial', trial)"""
 
 
 @lasting()
-async def test_what_lua_returns_is_cut_as_a_server_cuts_it(clock: ManualClock, server: MemoryServer) -> None:
+async def test_lua_results_are_truncated_as_by_a_server(clock: ManualClock, server: MemoryServer) -> None:
     connection = MemoryConnection(server)
     await connection.call("FUNCTION", "LOAD", TRIAL)
     assert await connection.call("FCALL", "trial", 1, "k", "a") == [1, -1, 1, [b"k", b"a", []], 1, b"x"]

@@ -1,4 +1,4 @@
-"""Which schemas an output may have, and what is said of a value that does not fit."""
+"""Output schemas: the supported ones, and the errors for invalid values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-def test_what_fits_has_no_problem() -> None:
+def test_valid_output_has_no_problem() -> None:
     check_output_schema(SCHEMA)
     assert find_violations({"count": 3, "people": [{"name": "Ada"}], "colour": "red"}, SCHEMA) == []
 

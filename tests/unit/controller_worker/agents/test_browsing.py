@@ -1,4 +1,4 @@
-"""BrowsingAgent and VisualBrowsingAgent: what their replies lead to, and what they are shown."""
+"""BrowsingAgent and VisualBrowsingAgent: the actions of their replies, and their prompts."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def events(text: str) -> list[Event]:
 
 
 def told(text: str) -> str:
-    """What the person reads after a reply that says something and nothing else."""
+    """Return the user's message after a reply that contains only text."""
     message, finish = events(text)
     assert isinstance(message, MessageAction)
     assert isinstance(finish, AgentFinishAction)
@@ -69,11 +69,11 @@ def test_an_action_stands_between_backticks(written: str, actions: str) -> None:
         ("```send_msg_to_user(answer)```", ""),
     ],
 )
-def test_what_is_said_to_the_person_ends_the_task(written: str, words: str) -> None:
+def test_message_to_the_user_ends_the_task(written: str, words: str) -> None:
     assert told(written) == words
 
 
-def test_what_stands_before_a_message_is_done_first() -> None:
+def test_actions_before_a_message_run_first() -> None:
     doing, message, finish = events("```click('3')\nsend_msg_to_user('bought')```")
     assert isinstance(doing, BrowseInteractiveAction)
     assert (doing.browser_actions, doing.browsergym_send_msg_to_user) == ("click('3')", "bought")
@@ -165,7 +165,7 @@ def test_prompt(agent: BrowsingAgent, workspace: WorkspaceSpec, says: list[str],
     assert set(ACTIONS) == set(BROWSER_ACTIONS)
 
 
-def test_who_is_shown_pictures() -> None:
+def test_models_that_get_pictures() -> None:
     assert not should_show_pages(create_agent(AgentSpec(name="BrowsingAgent")))
     assert should_show_pages(create_agent(AgentSpec(name="VisualBrowsingAgent")))
     assert should_show_pages(CodeActAgent(AgentSpec()))

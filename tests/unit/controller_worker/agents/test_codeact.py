@@ -23,7 +23,7 @@ from tests.controller_parts import bash, call
 
 
 def events_of(called: ModelToolCall, **options: Any) -> list[Event]:
-    """Return what an agent with these options makes of a call."""
+    """Return the events that an agent with these options makes of a call."""
     return CodeActAgent(AgentSpec(**options)).events_of(ModelReply(id=7, tool_calls=(called,)))
 
 

@@ -1,4 +1,4 @@
-"""What an agent makes of the tools that a conversation was given besides its own."""
+"""Calls of tools that a conversation was offered besides its agent's own."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def test_a_null_for_an_optional_argument_is_not_passed_on() -> None:
     assert action.arguments == {"city": "Oslo", "day": None}
 
 
-def test_what_was_not_offered_cannot_be_called() -> None:
+def test_tool_without_an_offer_cannot_be_called() -> None:
     (refused,) = CodeActAgent(AgentSpec()).events_of(call("weather", city="Oslo"))
     assert isinstance(refused, ErrorObservation)
     assert refused.content.startswith("Tool weather is not registered.")

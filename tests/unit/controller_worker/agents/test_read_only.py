@@ -1,4 +1,4 @@
-"""The agents that only look: which tools they have, what their calls ask for, what others make of their questions."""
+"""Read-only agents: their tools, their calls, and other agents' handling of those calls."""
 
 import json
 from typing import Any

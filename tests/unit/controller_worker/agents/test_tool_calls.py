@@ -1,4 +1,4 @@
-"""What tool calls mean: every tool's arguments, and everything a model can get wrong."""
+"""Parsing of tool calls: every tool's arguments, and every mistake of a model."""
 
 import itertools
 import json
@@ -39,7 +39,7 @@ def made(*named: tuple[str, str]) -> tuple[ModelToolCall, ...]:
 
 
 def of(name: str, arguments: Any, *, text: str = "", tools: Sequence[ToolSpec] = TOOLS) -> Event:
-    """What one call leads to; arguments that are not text are written as JSON."""
+    """Return the events of one call; arguments that are not text are written as JSON."""
     raw = arguments if isinstance(arguments, str) else json.dumps(arguments)
     events = parse_reply(ModelReply(id=7, content=text, tool_calls=made((name, raw))), tools)
     assert len(events) == (2 if isinstance(events[0], AgentThinkAction) else 1)

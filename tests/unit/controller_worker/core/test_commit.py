@@ -1,4 +1,4 @@
-"""One commit: what is appended together, and what a listing shows of it."""
+"""One commit: the events appended together, and its row in a listing."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""The core: what each event means, what is wanted next, and what a person may ask for at any time."""
+"""The core: the effect of each event, the next decision, and user requests at any time."""
 
 from datetime import timedelta
 
@@ -190,7 +190,7 @@ def test_a_stop_settles_a_persons_own_command_too() -> None:
     assert core.trace(after=7)[1] == "9 ErrorObs(agent, cause 7)"
 
 
-# Errors that nobody foresaw
+# Unforeseen errors
 
 
 def test_ending_in_error_settles_what_is_pending() -> None:

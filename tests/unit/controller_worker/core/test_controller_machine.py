@@ -1,6 +1,6 @@
-"""The core against a model of one page: whatever people, tools and models do, in any order, both stand in one place.
+"""The core against a small model: in any order of users, tools and models, both reach the same state.
 
-The model knows states, what is outstanding, what a call waits for, limits and what may be begun. It knows nothing of
+The model knows states, pending actions, waits of calls, limits and the allowed starts. It knows nothing of
 events, folds or effects.
 """
 
@@ -30,7 +30,7 @@ AT_WORK = ("running", "rate_limited")
 
 
 class Model:
-    """Where a conversation stands."""
+    """The state of a conversation."""
 
     def __init__(self, *, headless: bool, iterations: int, seconds: float | None) -> None:
         self.headless = headless
@@ -53,7 +53,7 @@ class Model:
         self.go_on()
 
     def go_on(self) -> None:
-        """A message, or a resume: a wait is over, and after an error a limit that was used up grows if somebody is there."""
+        """Apply a message or a resume: it ends a wait, and raises a used-up limit of an interactive conversation."""
         self.waits = False
         if self.state == "error" and not self.headless and self.used >= self.allowed:
             self.allowed += self.step
@@ -72,7 +72,7 @@ class Model:
         self.settle()
 
     def replies(self, ending: str, calls: list[int], *, is_outdated: bool) -> None:
-        """A reply uses up a step; what it wants run is outstanding, and its end counts if it knew all that was said."""
+        """Apply a reply: it uses a step, its actions become pending, and its finish counts if it knew every message."""
         self.used += 1
         self.waits, self.gate = False, ""
         self.outstanding += calls
@@ -85,7 +85,7 @@ class Model:
         self.settle()
 
     def call_has_to_wait(self, gate: str) -> None:
-        """For a quota, a budget or a batch: until that says so, whatever a person says and however long it takes."""
+        """Make a call wait for a quota, a budget or a batch until that admits it, whatever users do."""
         self.gate = gate
         self.settle()
 
@@ -130,7 +130,7 @@ class Model:
 
     @property
     def wants(self) -> type:
-        """What is done next."""
+        """Return the next decision."""
         if self.gate:
             return CallModel
         if self.state == "rate_limited":
@@ -180,7 +180,7 @@ class ControllerMachine(RuleBasedStateMachine):
         seconds=st.sampled_from([None, MAX_TIMES * PASSING_SECONDS]),
     )
     def begin(self, headless: bool, concurrency: int, iterations: int, seconds: float | None) -> None:
-        # What repeats itself is none of this model's business.
+        # Repetitions are not part of this model.
         agent = AgentSpec(tool_concurrency=concurrency, enable_stuck_detection=False)
         limits = Limits(max_iterations=iterations, max_seconds=seconds)
         self.core = Core(agent=agent, limits=limits, headless=headless)
@@ -191,7 +191,7 @@ class ControllerMachine(RuleBasedStateMachine):
         self.goes_on()
 
     def goes_on(self) -> None:
-        """Do what the shell does by itself: begin a call that is wanted, and drop one whose conversation has ended."""
+        """Do the shell's own work: start a wanted call, and drop one whose conversation has ended."""
         if self.model.state in CLOSED:
             self.seen_id = None
         elif self.seen_id is None and not self.model.gate and self.model.wants is CallModel:
@@ -215,9 +215,9 @@ class ControllerMachine(RuleBasedStateMachine):
         {"running": self.model.go_on, "paused": self.model.pauses, "stopped": self.model.stops}[wanted]()
 
     def work_goes_on(self, commands: int, thinks: bool, end: str, is_outdated: bool, interrupted: str) -> None:
-        """What the conversation waits for comes, or a person starts it again.
+        """Deliver the awaited result, or let a user start the conversation again.
 
-        A person may speak before a reply comes, and may stop what it has begun, to have the conversation continue then.
+        A user may write before a reply arrives, and may stop its actions so that the conversation continues afterwards.
         """
         if self.seen_id is not None:
             if is_outdated:

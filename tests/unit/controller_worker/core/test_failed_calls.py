@@ -1,4 +1,4 @@
-"""The core: model calls that fail, what shows meanwhile, where each class of failure ends; prompts that do not fit."""
+"""Failed model calls in the core: visible state, the outcome of each class of failure, and oversized prompts."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""What is remembered of the latest call of each kind, and how far it may move an estimate."""
+"""The record of the latest call of each kind, and its largest effect on an estimate."""
 
 from typing import Any
 

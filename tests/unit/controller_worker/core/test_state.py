@@ -8,6 +8,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Limits, LLMSpec, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
@@ -34,7 +35,14 @@ from controller_worker.core.concerns.survey import Survey
 from controller_worker.core.controller import CONCERNS
 from controller_worker.core.latest_calls import LatestCall
 from controller_worker.core.pending import PendingAction, Tools
-from controller_worker.core.state import SNAPSHOT_VERSION, State, parse_snapshot, to_snapshot
+from controller_worker.core.state import (
+    MAX_UNPACKED_BYTES,
+    PLAIN_VERSION,
+    SNAPSHOT_VERSION,
+    State,
+    parse_snapshot,
+    to_snapshot,
+)
 from controller_worker.core.stuck_detector import DetectedLoop, RecentEvents, Trace
 from tests.controller_parts import bash, started
 
@@ -162,8 +170,35 @@ def test_a_snapshot_gives_the_state_back(state: State) -> None:
     assert to_snapshot(state) == to_snapshot(state)
 
 
-def snapshot_of(payload: bytes) -> bytes:
-    return bytes((SNAPSHOT_VERSION,)) + zlib.crc32(payload).to_bytes(4, "big") + payload
+def snapshot_of(payload: bytes, version: int = PLAIN_VERSION) -> bytes:
+    return bytes((version,)) + zlib.crc32(payload).to_bytes(4, "big") + payload
+
+
+def compress(packed: bytes, dictionary: bytes) -> bytes:
+    compressor = zlib.compressobj(zdict=dictionary)
+    return compressor.compress(packed) + compressor.flush()
+
+
+def unpack_snapshot(snapshot: bytes) -> bytes:
+    return zlib.decompressobj(zdict=EMPTY).decompress(snapshot[5:])
+
+
+EMPTY = msgpack.packb(TypeAdapter(State).dump_python(State(), mode="json"))
+
+
+def test_snapshot_of_the_version_before_is_read() -> None:
+    assert parse_snapshot(snapshot_of(unpack_snapshot(to_snapshot(FULL)))) == FULL
+
+
+def test_snapshot_holds_what_differs_from_an_empty_state() -> None:
+    assert len(EMPTY) > 2_000
+    assert len(to_snapshot(State())) < 60
+
+
+def test_snapshot_with_other_defaults_is_not_used() -> None:
+    packed = unpack_snapshot(to_snapshot(FULL))
+    assert parse_snapshot(snapshot_of(compress(packed, EMPTY), SNAPSHOT_VERSION)) == FULL
+    assert parse_snapshot(snapshot_of(compress(packed, EMPTY + b"another"), SNAPSHOT_VERSION)) is None
 
 
 @pytest.mark.parametrize(
@@ -173,12 +208,27 @@ def snapshot_of(payload: bytes) -> bytes:
         b"",
         bytes((SNAPSHOT_VERSION + 1,)) + to_snapshot(FULL)[1:],
         snapshot_of(b""),
+        snapshot_of(b"", SNAPSHOT_VERSION),
+        snapshot_of(compress(EMPTY, EMPTY)[:-1], SNAPSHOT_VERSION),
+        snapshot_of(compress(bytes(MAX_UNPACKED_BYTES + 1), EMPTY), SNAPSHOT_VERSION),
         snapshot_of(b"\xc1"),
         snapshot_of(msgpack.packb([1, 2])),
         snapshot_of(msgpack.packb({"version": "x"})),
         snapshot_of(msgpack.packb({"lifecycle": {"agent_state": "dancing"}})),
     ],
-    ids=["none", "nothing", "other version", "empty", "no msgpack", "no state", "bad version", "bad lifecycle"],
+    ids=[
+        "none",
+        "nothing",
+        "other version",
+        "empty",
+        "no zlib",
+        "cut off",
+        "a bomb",
+        "no msgpack",
+        "no state",
+        "bad version",
+        "bad lifecycle",
+    ],
 )
 def test_unusable_snapshot_is_not_used(snapshot: bytes | None) -> None:
     assert parse_snapshot(snapshot) is None
@@ -194,7 +244,9 @@ def test_no_damage_goes_unnoticed() -> None:
 
 @given(st.binary(max_size=200))
 def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
-    assert parse_snapshot(snapshot_of(content)) in (None, State())
+    for snapshot in (snapshot_of(content), snapshot_of(content, SNAPSHOT_VERSION)):
+        assert parse_snapshot(snapshot) in (None, State())
+    assert parse_snapshot(snapshot_of(compress(content, EMPTY), SNAPSHOT_VERSION)) in (None, State())
 
 
 def test_snapshot_fields_change_only_with_their_version() -> None:
@@ -202,7 +254,7 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
         SNAPSHOT_VERSION,
         {part: " ".join(field.name for field in fields(getattr(State(), part))) for part in PARTS},
     ) == (
-        2,
+        3,
         {
             "setup": "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at chosen_id",
             "lifecycle": "agent_state requested ending last_error error_code result_id",

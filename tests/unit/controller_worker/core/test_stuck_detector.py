@@ -1,4 +1,4 @@
-"""Stuck detection: OpenHands' five patterns, what counts as equal, and what is no loop."""
+"""Stuck detection: OpenHands' five patterns, equality of events, and repetitions that are no loop."""
 
 import itertools
 from collections.abc import Sequence
@@ -227,7 +227,7 @@ def test_only_waiting_for_a_running_command_is_a_poll(observation: Observation, 
     assert is_poll(observation) is expected
 
 
-def test_what_is_kept_does_not_grow() -> None:
+def test_detector_state_does_not_grow() -> None:
     found = recent(*(event for n in range(500) for event in (CmdRunAction(command=f"{n}"), RAN)))
     assert [trace.id for trace in found.actions] == [989, 991, 993, 995, 997, 999]
     assert len(found.observations) == 6

@@ -40,8 +40,8 @@ class Step(NamedTuple):
     """One event as the oracle knows it.
 
     Attributes:
-        role: action, observation, message (of the agent), person, condensation or nothing.
-        compared: what the original compares of it; empty: it equals nothing, not even itself.
+        role: action, observation, message (of the agent), user, condensation or nothing.
+        compared: the fields that the original compares; empty: it equals nothing, not even itself.
         is_error: an `ErrorObservation`.
         cell: the output of a cell.
     """
@@ -133,7 +133,7 @@ def has_trailer(lines: list[str]) -> bool:
     )
 
 
-# The generator: each piece is what happens between two looks of the detector.
+# The generator: each piece is the sequence of events between two checks of the detector.
 
 Piece = list[tuple[Event, Step]]
 

@@ -1,4 +1,4 @@
-"""Whose step is next: few at once, interactive work first, tenants by weight; orders are counted."""
+"""Turns of steps: few at once, interactive work first, tenants by weight; the order is checked, not the time."""
 
 import asyncio
 from collections import Counter
@@ -20,7 +20,7 @@ def turn(turns: StepTurns, rank: int = 2, tenant: str = "", weight: float = 1.0,
 
 
 async def stepped(turns: StepTurns, waiting: list[StepTurn], names: list[str], count: int) -> list[str]:
-    """Let all wait behind one who steps, then give one turn after another; return who had the first `count`."""
+    """Let all wait behind one step, then give one turn after another; return the owners of the first `count`."""
     order: list[str] = []
     blocker = turn(turns, 1)
     await blocker.take()

@@ -1,4 +1,4 @@
-"""What the model sees: from the log to messages."""
+"""The model's prompt: from the log to messages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -304,7 +304,7 @@ def test_reasoning_blocks_go_along() -> None:
     assert remember(core.events)[3].thinking_blocks == (block,)
 
 
-def test_what_was_returned_is_the_callers() -> None:
+def test_returned_messages_belong_to_the_caller() -> None:
     memory = ConversationMemory()
     memory.add(with_id(said("x"), 1))
     memory.messages().clear()
@@ -329,7 +329,7 @@ def test_messages_once_shown_are_the_same_objects_later() -> None:
 
 
 def test_a_step_costs_what_is_new_however_long_the_history() -> None:
-    """Counts the messages made: what was made for earlier steps is not made again."""
+    """Counts the built messages: messages of earlier steps are not built again."""
     core = started()
     memory = ConversationMemory()
     known: set[int] = set()

@@ -1,4 +1,4 @@
-"""An action that a person edited before confirming it: the model reads what ran, the same at every reading."""
+"""An action that a user edited before confirming it: the model reads the executed action, the same at every reading."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ def test_it_reads_the_same_whenever_it_is_read() -> None:
     assert "A person changed" not in second
 
 
-def test_what_was_confirmed_as_it_was_is_not_mentioned() -> None:
+def test_unedited_confirmation_is_not_mentioned() -> None:
     core = asking()
     core.reply(bash("ls"), text="Look first.")
     confirmed(core, command="ls")

@@ -1,4 +1,4 @@
-"""The View: what is shown of a log, condensations applied."""
+"""The View: the visible events of a log, condensations applied."""
 
 import pytest
 
@@ -80,7 +80,7 @@ def test_task_or_system_message_that_was_forgotten(forgotten: int, shown: list[i
     ],
     ids=lambda event: event.kind,
 )
-def test_what_does_not_count(event: Event) -> None:
+def test_ignored_events(event: Event) -> None:
     assert ids(folded(event)) == []
 
 

@@ -1,4 +1,4 @@
-"""What follows a report of an ACP agent: a function of the log, whatever has died in between."""
+"""The step after an ACP agent's report is a function of the log, even after deaths in between."""
 
 import json
 from collections.abc import Sequence
@@ -124,7 +124,7 @@ def test_a_message_that_came_meanwhile_is_the_next_prompt() -> None:
     assert (action.prompt, action.session_id) == ("And that.", "s")
 
 
-def test_what_was_said_is_not_said_twice() -> None:
+def test_messages_are_not_repeated() -> None:
     events = (TASK, PROMPT, report("ended", content="Done.", cost_usd=0.5))
     found = completion(*events, later=(ModelReply(),))
     assert (found.text, found.cost_usd) == ("", 0.0)
@@ -155,7 +155,7 @@ def test_the_history_is_bounded_and_keeps_the_task() -> None:
     assert len(action.prompt) < 40_000
 
 
-def test_what_is_taken_back_the_session_must_not_remember() -> None:
+def test_session_forgets_a_rollback() -> None:
     back = RolledBackObservation(start_id=1)
     action = turn(TASK, PROMPT, report("ended"), back, MessageAction(content="New.", source=EventSource.USER))
     assert action.session_id == ""

@@ -1,4 +1,4 @@
-"""Kept replies, and recorded ones: what counts as the same request, and what a recording says."""
+"""Cached and recorded replies: equality of requests, and the content of a recording."""
 
 import json
 import os
@@ -33,7 +33,7 @@ TURN = {
 
 
 class Asked:
-    """A cached scripted model; what it costs tells whether it was asked."""
+    """A cached scripted model; its cost tells whether it was called."""
 
     def __init__(self, folder: Path, *turns: dict[str, Any], **settings: Any) -> None:
         script = folder / "script.json"
@@ -175,7 +175,7 @@ async def test_a_recording_says_its_replies_again(tmp_path: Path) -> None:
         await llm.complete(replace(REQUEST, iteration=2))
 
 
-def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+def test_invalid_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LLMConfigError, match="cannot be read: No such file"):
         create_llm(LLMConfig.create(model="replay/none.jsonl"), SystemClock())
     with pytest.raises(LLMConfigError, match="line 4 is not an event"):

@@ -1,4 +1,4 @@
-"""Which backend a configuration means, and what is refused before anything is sent."""
+"""The backend of a configuration, and configurations that are refused before a request is sent."""
 
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def test_backends(settings: dict[str, Any], backend: str) -> None:
         ),
     ],
 )
-def test_what_cannot_work_is_refused(settings: dict[str, Any], complaint: str) -> None:
+def test_unusable_configuration_is_refused(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(LLMConfigError) as caught:
         create_llm(LLMConfig(**settings), SystemClock())
     assert complaint in str(caught.value)

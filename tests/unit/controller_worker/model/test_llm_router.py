@@ -1,4 +1,4 @@
-"""Which model a router takes, and what it may not be."""
+"""The model that a router selects, and invalid selections."""
 
 import json
 from collections import Counter
@@ -77,7 +77,7 @@ def test_weights_are_shares_and_a_step_stays_with_its_model() -> None:
         ({"kind": "rules", "rules": [{"use": "a", "image": True}]}, "'image' is not part of it; did you mean 'images'"),
     ],
 )
-def test_what_is_no_router(fields: dict[str, object], complaint: str) -> None:
+def test_invalid_routers_are_refused(fields: dict[str, object], complaint: str) -> None:
     with pytest.raises(LLMConfigError, match=complaint):
         LLMConfig.create(model="gpt-4o", router=fields)
 

@@ -108,7 +108,7 @@ async def test_a_failure_for_good_is_not_tried_again(tmp_path: Path) -> None:
     )
 
 
-async def test_what_nobody_foresaw_is_a_failure_without_details(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unforeseen_error_is_a_failure_without_details(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Models):
         def _create(self, spec: LLMSpec, key_env: str | None) -> Any:
             raise ZeroDivisionError(f"secret {spec}")

@@ -1,4 +1,4 @@
-"""Context editing and compaction: what the settings send, what they refuse, and that they are off."""
+"""Context editing and compaction: the request fields of the settings, refused settings, and off by default."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def test_the_beta_header_keeps_what_else_it_names() -> None:
         ({"clear_tool_uses": {"trigger_tokens": 1, "trigger_tool_uses": 1}}, "not both"),
     ],
 )
-def test_what_cannot_be_used_is_named(spec: dict[str, Any], complaint: str) -> None:
+def test_invalid_settings_are_named(spec: dict[str, Any], complaint: str) -> None:
     with pytest.raises(LLMConfigError, match="LLM_CONTEXT_MANAGEMENT") as caught:
         config(context_management=spec)
     assert complaint in str(caught.value)

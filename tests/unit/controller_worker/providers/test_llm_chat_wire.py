@@ -1,4 +1,4 @@
-"""The Chat Completions wire form, and what is read back."""
+"""The Chat Completions wire form, and the parsing of replies."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""LLMConfig: names, defaults, where values come from, and what is refused."""
+"""LLMConfig: names, defaults, sources of values, and refused values."""
 
 import logging
 from typing import Any

@@ -119,7 +119,7 @@ def test_the_context_window_texts_of_openhands(text: str) -> None:
         "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 300000 tokens.",
         "Context size has been exceeded.",
         "Error code: 400 - context_length_exceeded",
-        # Not listed: recognised by what they say
+        # Not listed: recognised by their text
         "Reached context length of 4096 tokens with this model, which does not support mid-generation overflow.",
         "The engine prompt length 1327246 exceeds the max_model_len 1048576. Please reduce prompt.",
         "The sum of prompt length (130000.0) and max_tokens (4096) must not exceed max_model_len 131072",
@@ -257,7 +257,7 @@ def test_our_own_errors_pass_unchanged() -> None:
     assert to_model_error(caused(StatusError("wrapped", 500), ours)) is ours
 
 
-def test_what_nobody_knows_is_not_retried() -> None:
+def test_unknown_errors_are_not_retried() -> None:
     error = to_model_error(KeyError("x"))
     assert (type(error), error.code, error.retryable) == (ModelError, "model_error", False)
 

@@ -1,4 +1,4 @@
-"""Anthropic's wire form, byte for byte where it matters, and what is read back."""
+"""Anthropic's wire form, byte for byte where it matters, and the parsing of replies."""
 
 import gc
 import json
@@ -106,7 +106,7 @@ THOUGHTS = ({"type": "thinking", "thinking": "hm"}, {"type": "redacted_thinking"
 @pytest.mark.parametrize(
     ("message", "blocks"),
     [
-        (  # a thought that nobody has signed stays at home
+        (  # an unsigned thought is not sent
             text("assistant", "yes", thinking_blocks=THOUGHTS),
             [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "yes"}],
         ),
@@ -272,7 +272,7 @@ def test_counts_that_are_none_are_nothing(usage: Any) -> None:
         reply_body({"type": "text", "text": "x"})[:-10],
     ],
 )  # fmt: skip
-def test_what_is_no_message_is_refused(body: bytes) -> None:
+def test_invalid_message_is_refused(body: bytes) -> None:
     with pytest.raises(MalformedReplyError) as caught:
         read_message(parse_body(body))
     assert caught.value.retryable is True

@@ -1,4 +1,4 @@
-"""What a provider says that a call has used, where it cannot be so."""
+"""Implausible usage in a provider's reply."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Named model settings: what is merged with what, and what is refused."""
+"""Named model settings: merging, and refused combinations."""
 
 from pathlib import Path
 
@@ -196,7 +196,7 @@ def test_a_fallback_is_offered_where_its_profile_is(tmp_path: Path) -> None:
     assert found.load_config(found.find_reference("anthropic/claude-haiku-4-5", "other")).secrets == ()
 
 
-def test_a_fallback_of_the_base_is_for_all_though_a_profile_limits_its_model(tmp_path: Path) -> None:
+def test_base_fallback_is_for_all_even_if_a_profile_limits_its_model(tmp_path: Path) -> None:
     text = LIMITED.replace('api_key = "base-key"', 'api_key = "base-key"\nfallbacks = ["openai/gpt-5"]')
     found = profiles(tmp_path, text)
     assert (
@@ -263,7 +263,7 @@ def test_a_pattern_of_the_base_is_checked() -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+def test_invalid_profiles_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(LLMConfigError) as caught:
         profiles(tmp_path, text).load_config()
     assert complaint in str(caught.value)

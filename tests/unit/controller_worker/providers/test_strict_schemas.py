@@ -1,4 +1,4 @@
-"""Schemas as a provider takes them for strict tools, and what comes back."""
+"""Schemas that a provider accepts for strict tools, and the parsing of their calls."""
 
 import json
 from typing import Any
@@ -81,7 +81,7 @@ def test_for_anthropic_what_is_optional_stays_so() -> None:
         | {"$defs": {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 200} for n in range(9)}},
     ],
 )
-def test_what_cannot_be_written_so_is_not_strict(schema: dict[str, Any]) -> None:
+def test_schema_without_a_strict_form_is_not_strict(schema: dict[str, Any]) -> None:
     assert to_strict_schema(schema, optional_as_null=True) is None
     assert to_strict_schema(schema, optional_as_null=False) is None
 

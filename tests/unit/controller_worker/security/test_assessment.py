@@ -1,4 +1,4 @@
-"""Who says how dangerous an action is, and for what a person is asked."""
+"""The source of an action's risk, and the actions that need a confirmation."""
 
 from typing import Any
 

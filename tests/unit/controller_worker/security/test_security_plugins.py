@@ -127,7 +127,7 @@ def test_workers_say_which_there_are() -> None:
 @pytest.mark.parametrize(
     "fields", [{"mode": ""}, {"mode": "a b"}, {"analyzer": "x" * 65}, {"settings": {"a": "b" * 10_001}}]
 )
-def test_what_is_no_policy_is_refused(fields: dict[str, object]) -> None:
+def test_invalid_policy_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         ConfirmationPolicy.model_validate(fields)
 

@@ -1,4 +1,4 @@
-"""The risk of a command: a corpus of what is harmless, what is not, and what cannot be known before it runs."""
+"""The risk of a command: a corpus of harmless, harmful and undecidable commands."""
 
 import csv
 from pathlib import Path
@@ -148,7 +148,8 @@ def test_rating_of_the_table(relation: str, rating: str, source: str, command: s
 
 def test_table_is_large_and_mostly_from_elsewhere() -> None:
     assert len({command for *_, command in TABLE}) >= 500
-    assert sum(source != "own" for _, _, source, _ in TABLE) * 2 >= len(TABLE)
+    # The options of a manual page are facts from elsewhere, but the commands with them are ours.
+    assert sum(source.startswith(("GTFOBins ", "tldr ")) for _, _, source, _ in TABLE) * 2 >= len(TABLE)
 
 
 @pytest.mark.parametrize(

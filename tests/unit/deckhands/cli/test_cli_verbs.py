@@ -35,7 +35,7 @@ OTHER = {"a": 1}
 
 
 def commands_below(command: click.Command) -> Iterator[click.Command]:
-    """Yield the command, or what is in it if it is a group."""
+    """Yield the command, or the commands of a group."""
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             yield from commands_below(inner)
@@ -50,7 +50,7 @@ COMMANDS = [
 ]
 
 
-def test_what_a_module_declares_is_found_in_its_text() -> None:
+def test_declarations_of_a_module_are_found_in_its_text() -> None:
     assert parse_commands("deckhands.verbs.hello", NEW_VERB) == [
         CommandEntry("hello", "deckhands.verbs.hello", "Start a conversation", "Greet."),
         CommandEntry("good-bye", "deckhands.verbs.hello", "Start a conversation", "Leave {politely}."),

@@ -1,4 +1,4 @@
-"""What the headless command refuses before anything starts, and with which exit code."""
+"""Refusals of the headless command before anything starts, and their exit codes."""
 
 from __future__ import annotations
 
@@ -42,11 +42,14 @@ def place(tmp_path, monkeypatch):
         (["-d", "w"], {"RUNTIME": "docker"}, 2, "RUNTIME is docker, and no image is named."),
         (["-d", "w"], {"OPENHANDS_USE_SDK_AGENTS": "maybe"}, 2, "OPENHANDS_USE_SDK_AGENTS is 'maybe'."),
         (["-d", "w"], {"SECURITY_SECURITY_ANALYZER": "invariant"}, 2, "security_analyzer is 'invariant'."),
+        (["-d", "w", "--permit", "/tmp"], {}, 9, "The permitted folder '/tmp' is not a path below the workspace."),
+        (["-d", "w", "--permit", "out", "--permit", "../x"], {}, 9, "The permitted folder '../x' is not"),
+        (["-d", "w", "--permit", "."], {}, 9, "The permitted folder is '.'"),
         (["-d", "w"], {"SAVE_TRAJECTORY_PATH": "."}, 9, "is not inside the workspace"),
         (["-d", "w"], {"SAVE_TRAJECTORY_PATH": "/proc/none/t.json"}, 2, "/proc/none/t.json cannot be written"),
     ],
 )
-def test_what_is_refused(place, monkeypatch, capsys, arguments, variables, code, message):
+def test_invalid_calls_are_refused(place, monkeypatch, capsys, arguments, variables, code, message):
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
     task = [] if "-f" in arguments else ["-t", "Do it."]

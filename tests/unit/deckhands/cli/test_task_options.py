@@ -1,4 +1,4 @@
-"""Options of a task: what the agent and its workspace become by them."""
+"""Options of a task: the resulting agent and workspace."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def made_of(*arguments: str) -> tuple[AgentSpec, WorkspaceSpec]:
         (("--agent", "VisualBrowsingAgent"), "browser", False, False),
     ],
 )
-def test_whoever_needs_a_browser_is_where_there_is_one(
+def test_browser_agents_use_the_browser_pool(
     arguments: tuple[str, ...], pool: str, browses: bool, delegates: bool
 ) -> None:
     agent, workspace = made_of(*arguments, "-t", "task")
     assert (workspace.pool, agent.enable_browsing, agent.enable_browsing_delegate) == (pool, browses, delegates)
 
 
-def test_who_runs_cells_is_where_there_is_a_kernel() -> None:
+def test_agents_with_cells_use_the_ipython_pool() -> None:
     agent, workspace = made_of("--ipython", "-t", "task")
     assert (agent.enable_jupyter, workspace.pool) == (True, "ipython")
     agent, workspace = made_of("--ipython", "--browser", "-t", "task")

@@ -1,4 +1,4 @@
-"""Points of a conversation, and what a fork of it begins with."""
+"""Points of a conversation, and the initial state of a fork."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_point_is_a_conversation_and_perhaps_an_event() -> None:
 
 
 @pytest.mark.parametrize("text", ["abc@", "abc@0", "abc@x", "abc@-1", "abc@1.5", "abc@٣"])
-def test_what_is_no_event_is_refused(text: str) -> None:
+def test_invalid_event_id_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not an event"):
         ForkPoint.parse(text)
 

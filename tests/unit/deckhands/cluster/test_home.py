@@ -1,4 +1,4 @@
-"""The home directory: who may use it, and how others find the cluster in it."""
+"""The home directory: permitted users, and how other commands find the cluster in it."""
 
 from __future__ import annotations
 

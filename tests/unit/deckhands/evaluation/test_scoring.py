@@ -1,4 +1,4 @@
-"""What counts as an agent's work: nothing by which it could decide its own score."""
+"""The part of an agent's work that counts: nothing with which it could decide its own score."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_changed_new_and_removed_files_count() -> None:
         *("lib/__pycache__/token.cpython-311.pyc", ".openhands/setup.sh", ".npmrc"),
     ],
 )
-def test_what_decides_what_runs_does_not(planted: str) -> None:
+def test_files_that_control_startup_do_not_count(planted: str) -> None:
     found = {**BEGUN_WITH, "shop.py": TreeFile(b"new\n"), planted: TreeFile(b"print('passed')\n")}
     work = compute_work(BEGUN_WITH, found, HIDDEN)
     assert work.left_out == (planted,)

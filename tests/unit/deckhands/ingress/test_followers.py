@@ -1,4 +1,4 @@
-"""Tasks that follow others: what they read of earlier results, and the ids and queues of those after them."""
+"""Follow-up tasks: earlier results in their texts, and the ids and queues of their own followers."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ def test_an_id_that_is_there_is_kept() -> None:
         {"task": "a", "options": "x"},
     ],
 )
-def test_what_is_no_signature_is_refused(spoilt: Any) -> None:
+def test_invalid_signature_is_refused(spoilt: Any) -> None:
     with pytest.raises(UsageError, match="signature"):
         parse_followers("task-1", {"callbacks": [signature("good")], "chain": [spoilt]})
 
 
-def test_what_is_nested_without_end_is_refused() -> None:
+def test_deeply_nested_signature_is_refused() -> None:
     deep: Any = signature("a")
     for _ in range(40):
         deep = [deep]
@@ -134,12 +134,12 @@ def test_follow_ups_reach_only_valid_application_queues(option: str, place: Any)
         parse_followers("task-1", {"callbacks": [signature("a", options={option: place})]})
 
 
-def test_what_follows_reaches_no_exchange() -> None:
+def test_followers_reach_no_exchange() -> None:
     with pytest.raises(UsageError, match="exchange"):
         parse_followers("task-1", {"errbacks": [signature("a", options={"exchange": "celery.pidbox"})]})
 
 
 @pytest.mark.parametrize("place", ["celery", "deckhands", "shop.reports", "a_b-c"])
-def test_what_follows_reaches_queues_of_applications_and_ingresses(place: str) -> None:
+def test_followers_reach_queues_of_applications_and_ingresses(place: str) -> None:
     found = parse_followers("task-1", {"callbacks": [signature("a", options={"queue": place, "routing_key": place})]})
     assert found["callbacks"][0]["options"]["queue"] == place

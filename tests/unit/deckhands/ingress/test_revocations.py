@@ -39,7 +39,7 @@ class OneIngress:
 
 
 class ThisLoop:
-    """Begins what is asked for on the loop of the test."""
+    """Starts requested work on the loop of the test."""
 
     def __init__(self) -> None:
         self.begun: list[Future[Any]] = []

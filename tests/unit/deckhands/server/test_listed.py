@@ -1,4 +1,4 @@
-"""A row of a page of conversations is what its model would write."""
+"""A row of a page of conversations is equal to its model's output."""
 
 from __future__ import annotations
 

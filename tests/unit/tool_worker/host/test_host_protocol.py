@@ -156,7 +156,7 @@ def test_numbers_that_json_does_not_know() -> None:
     assert math.isnan(loads(b"NaN"))
 
 
-def test_what_cannot_be_written() -> None:
+def test_invalid_messages_are_not_written() -> None:
     endless: list[object] = []
     endless.append(endless)
     with pytest.raises(ValueError, match="Circular"):
@@ -165,6 +165,6 @@ def test_what_cannot_be_written() -> None:
         dumps({1, 2})
 
 
-def test_what_is_nested_too_deeply() -> None:
+def test_too_deeply_nested_message_is_refused() -> None:
     with pytest.raises(RecursionError):
         loads(b"[" * 100_000)

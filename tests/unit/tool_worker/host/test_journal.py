@@ -1,4 +1,4 @@
-"""The host's journal on a real file: what it remembers, and what a crash at any byte leaves of it."""
+"""The host's journal on a real file: its records, and their rest after a crash at any byte."""
 
 from __future__ import annotations
 

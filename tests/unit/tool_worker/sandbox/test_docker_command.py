@@ -1,4 +1,4 @@
-"""What of a container's command line a tenant can choose: the image's name, and never an option."""
+"""The part of a container's command line that a tenant controls: the image's name, and never an option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs of a sandbox see as /etc, and when their home and /tmp are directories, and not memory."""
+"""The /etc of programs in a sandbox, and when their home and /tmp are directories and not memory."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_copy_is_made_once_and_again_after_a_change(tmp_path: Path, machine: Pat
     assert not [path for path in files.iterdir() if path.name.startswith(".")]
 
 
-def test_what_is_no_file_stays_away(tmp_path: Path, machine: Path) -> None:
+def test_special_files_are_not_copied(tmp_path: Path, machine: Path) -> None:
     os.mkfifo(machine / "ssl" / "certs" / "pipe")
     copy = make_etc_copy(tmp_path / "files", machine)
     assert "ssl/certs/pipe" not in entries(copy)
 
 
-def test_what_not_everybody_may_read_stays_away(tmp_path: Path, machine: Path) -> None:
+def test_files_that_are_not_world_readable_are_not_copied(tmp_path: Path, machine: Path) -> None:
     (machine / "ssl" / "certs" / "with-key.pem").write_text("key")
     (machine / "ssl" / "certs" / "with-key.pem").chmod(0o640)
     (machine / "ssl" / "certs" / "closed").mkdir()
@@ -77,7 +77,7 @@ def test_what_not_everybody_may_read_stays_away(tmp_path: Path, machine: Path) -
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
-def test_what_changes_while_it_is_copied_is_copied_again(
+def test_file_changed_during_the_copy_is_copied_again(
     tmp_path: Path, machine: Path, monkeypatch: pytest.MonkeyPatch, is_gone: bool
 ) -> None:
     copy2 = shutil.copy2

@@ -1,4 +1,4 @@
-"""What a cell has shown, as its observation takes it."""
+"""The output of a cell in its observation."""
 
 from __future__ import annotations
 

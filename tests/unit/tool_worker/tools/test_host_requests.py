@@ -1,4 +1,4 @@
-"""What actions ask of a workspace host, and what is observed of its results and logged."""
+"""Requests of actions to a workspace host, and the observations and log lines of its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Custom tools and Celery tasks as tools: what the model reads, how they are called, and how often after a worker died."""
+"""Custom tools and Celery tasks as tools: their descriptions, their calls, and repetition after a worker's death."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_another_text_or_schema_has_another_fingerprint() -> None:
     assert offer.fingerprint == offer.model_copy(update={"pool": "gpu"}).fingerprint
 
 
-def test_what_cannot_be_a_tool_is_refused() -> None:
+def test_invalid_tool_is_refused() -> None:
     def untyped(value):
         """Take anything."""
 
@@ -162,7 +162,7 @@ async def test_arguments_that_do_not_fit_never_reach_the_tool(offered: OfferedTo
     assert not trace.exists()
 
 
-async def test_whatever_a_tool_does_is_an_answer(offered: OfferedTools) -> None:
+async def test_every_outcome_of_a_tool_is_an_answer(offered: OfferedTools) -> None:
     expected = await call(offered, "fail", is_expected=True)
     assert expected.content == "The moon is in the way. Wait for it to set."
     broken = await call(offered, "fail", is_expected=False)

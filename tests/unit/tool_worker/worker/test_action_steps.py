@@ -1,4 +1,4 @@
-"""Steps around an action: calls that are stopped, and what tells an action from another with its number."""
+"""Steps around an action: stopped calls, and actions that share a number."""
 
 from __future__ import annotations
 

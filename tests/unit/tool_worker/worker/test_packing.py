@@ -1,4 +1,4 @@
-"""What is carried out of a workspace and into one: whatever the names, and whatever programs do meanwhile."""
+"""Copies out of and into a workspace: any names, and concurrent changes by programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A finish that is checked: accepted, refused, refused once too often; and what a person does meanwhile."""
+"""A checked finish: accepted, refused, refused too often; and user requests meanwhile."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A conversation that waits for its time: what is done for it meanwhile, and what begins or ends it."""
+"""A conversation with a start time: effects while it waits, and events that start or end it."""
 
 from datetime import timedelta
 
@@ -27,7 +27,7 @@ def play_shown(core: Core, *moments: tuple[str, tuple[str, str, str]]) -> None:
 
 def test_nothing_is_done_before_its_time_and_everything_then() -> None:
     core = Core(not_before=SOON)
-    # The message belongs to the task; the store counts the time, and nobody's clock.
+    # The message belongs to the task; the store counts the time, by no wall clock.
     play_shown(core, ("say -> start, wait 7200 -> start", ("waiting", "loading", "scheduled")))
     assert len(core.events) == 3
     assert core.append(ConversationStarted()) == CallModel(1, 1)
@@ -43,7 +43,7 @@ def test_expired_conversation_starts_only_by_a_persons_message(end: str, state: 
     play_shown(
         Core(not_before=SOON),
         (f"wait 0 -> start, {end} -> rest", ("over", state, "")),
-        ("begun -> rest, say -> model 1", ("begun", "running", "")),  # begun by an owner that had not heard of it
+        ("begun -> rest, say -> model 1", ("begun", "running", "")),  # started by an owner that had not read it
     )
 
 

@@ -1,4 +1,4 @@
-"""Asking a person before an action runs: the question, the answers, and what else may come instead of one."""
+"""Confirmation of an action: the question, the answers, and other events instead of an answer."""
 
 from typing import Any
 
@@ -168,7 +168,7 @@ def test_rejection_starting_a_fork_does_not_affect_earlier_actions() -> None:
     core = play(asking(), "bash(one), user_confirmed, ran, bash(two)")
     asked_id = core.state.confirmation.asked_id
     core.put(ChangeAgentStateAction(agent_state=AgentState.USER_REJECTED, source=EventSource.USER))
-    # The fork has the rejected copy, and nothing of what was written with it.
+    # The fork has the rejected copy, and nothing else of that append.
     rejected = {"confirmation_state": ConfirmationStatus.REJECTED, "replaces": asked_id}
     core.put(CmdRunAction(command="two", source=EventSource.AGENT, **rejected))
     assert core.run() == Rest()

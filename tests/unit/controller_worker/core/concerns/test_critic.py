@@ -1,4 +1,4 @@
-"""What a critic is asked, what its answers mean, and what a verdict leads to."""
+"""A critic's prompt, the parsing of its answers, and the effect of its verdicts."""
 
 import json
 from typing import Any
@@ -183,7 +183,7 @@ def test_of_a_long_record_the_latest_events_are_shown() -> None:
         ("", "not json", (False, critic.NO_REASON)),
     ],
 )
-def test_what_an_answer_means(content: str, arguments: Any, expected: tuple[bool, str]) -> None:
+def test_parsing_of_a_critic_s_answer(content: str, arguments: Any, expected: tuple[bool, str]) -> None:
     written = arguments if isinstance(arguments, str) else json.dumps(arguments)
     calls = () if arguments is None else (ModelToolCall(id="v", name="verdict", arguments=written),)
     verdict = critic.parse_verdict(ModelReply(content=content, tool_calls=calls), finish_id=4)

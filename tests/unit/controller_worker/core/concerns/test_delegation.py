@@ -1,4 +1,4 @@
-"""Delegation in the core: waiting for delegates, their ends, their shares, and what cannot be delegated."""
+"""Delegation in the core: waits for delegates, their ends, their shares, and impossible delegations."""
 
 import json
 from typing import Any
@@ -77,7 +77,7 @@ def results(core: Core) -> list[AgentDelegateObservation]:
 
 
 def in_background_at_work(core: Core, **arguments: Any) -> Effect:
-    """Let the model begin a background delegate, action 8, and the shell say that it works."""
+    """Let the model start a background delegate, action 8, and the shell report that it works."""
     core.reply(delegate(background=True, **arguments))
     return started_in_background(core, core.state.delegation.delegates[-1].id)
 
@@ -136,7 +136,7 @@ def test_background_end_is_reported_when_it_occurs() -> None:
     assert (result.cause, result.tool_call_metadata, result.delegate_id) == (None, None, 8)
 
 
-# What cannot be delegated
+# Impossible delegations
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_unstartable_delegate_is_answered_once_despite_requests(asked: str) -> N
     assert find_violations(core.events, conversation_id=CID, is_over=False) == []
 
 
-# What a delegate is
+# The specification of a delegate
 
 
 def test_delegate_follows_its_parents_specification_and_confirmation() -> None:
@@ -332,7 +332,7 @@ def all_ended(core: Core, *, first_id: int = 1, content: str = "") -> None:
 
 
 def in_background(core: Core, count: int) -> list[int]:
-    """Begin delegates in the background, as many with each reply as a reply may hold; return their ids."""
+    """Start background delegates, as many with each reply as a reply may hold; return their ids."""
     ids: list[int] = []
     while len(ids) < count:
         calls = range(min(MAX_CALLS, count - len(ids)))
@@ -345,7 +345,7 @@ def in_background(core: Core, count: int) -> list[int]:
 
 
 def commits_of_run(core: Core) -> list[Commit]:
-    """Let the core enter what is due until it wants a model call; return what it committed."""
+    """Let the core append pending events until it wants a model call; return its commits."""
     before = len(core.commits)
     assert isinstance(core.run(), CallModel)
     return core.commits[before:]
@@ -463,7 +463,7 @@ def test_reports_beyond_a_prompt_are_condensed_until_they_fit() -> None:
     assert core.states() == ["running", "finished"]
 
 
-# Errands: what leaves nothing in the log
+# Side effects without events in the log
 
 
 def test_side_effect_is_wanted_until_the_owner_has_run_it() -> None:

@@ -1,4 +1,4 @@
-"""Double texting: what a message does that comes while the agent works."""
+"""Double texting: the effect of a message that arrives while the agent works."""
 
 from typing import Any
 
@@ -98,10 +98,10 @@ def test_rollback_equals_a_task_never_given() -> None:
     assert (rolled_back.start_id, rolled_back.kept) == (2, (message,))
     assert [event.cause for event in core.events if isinstance(event, ErrorObservation)] == [action]
     check_texts(core, shows=["something else"], hides=["secret plan", "'task'"])
-    # As in a conversation that began with this message: it is greeted, and the workspace is recalled for it.
+    # As in a conversation with this first message: it is greeted, and the workspace is recalled for it.
     assert [event.kind for event in core.events].count("action.system") == 2
     assert core.state.tools.pending == ()
-    assert core.state.usage.iteration == 1  # what was paid for stays paid for
+    assert core.state.usage.iteration == 1  # payments stay
     check_log(core)
 
 

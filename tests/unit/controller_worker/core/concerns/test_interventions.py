@@ -1,4 +1,4 @@
-"""What a person changes in a conversation under way, and what its owner makes of that."""
+"""User changes to a running conversation, and their handling by its owner."""
 
 from typing import Any
 

@@ -102,7 +102,7 @@ def test_each_condensation_starts_a_context_with_the_list_of_the_log() -> None:
     assert core.state.usage.iteration == 1
 
 
-def test_added_features_are_verified_and_the_file_is_written_from_the_log() -> None:
+def test_added_features_are_verified_and_written_from_the_log() -> None:
     core = Work()
     assert core.does(features("add", "a", "b")) == CallModel(2, 1)
     assert core.verified == ["a", "b"]

@@ -1,4 +1,4 @@
-"""What is done about a loop: the policy's responses, and what a person chooses."""
+"""Responses to a loop: the policy's, and the user's choice."""
 
 from dataclasses import replace
 from typing import Any
@@ -47,7 +47,7 @@ def choose(core: Core, option: int) -> Effect:
 
 
 def play_loop(core: Core, scenario: str) -> Core:
-    """Play a scenario in which `loop` and `repeat N` run equal commands, and `choose N` is a person's choice."""
+    """Play a scenario in which `loop` and `repeat N` run equal commands, and `choose N` is a user's choice."""
     counted = {f"repeat {n}": lambda core, n=n: repeat(core, n) for n in (1, 2, 3, 10)}
     chosen = {f"choose {n}": lambda core, n=n: choose(core, n) for n in (1, 2, 3, 4)}
     return play(core, scenario, loop=repeat, **counted, **chosen)
@@ -232,7 +232,7 @@ def test_message_resets_repetition_only_where_a_person_is_present(headless: bool
     assert (effect == Rest(), core.states()[-1]) == (is_found, "error" if is_found else "running")
 
 
-# A person's choice
+# The user's choice
 
 
 @pytest.mark.parametrize("response", ["park", "fail"])

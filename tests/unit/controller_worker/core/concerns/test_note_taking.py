@@ -1,4 +1,4 @@
-"""Notes in the core: the tool, the action that waits for the notebook, and what a message recalls."""
+"""Notes in the core: the tool, the action that waits for the notebook, and the notes that a message recalls."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Opening a workspace that begins with something: before everything else, and what follows when it cannot be opened."""
+"""A workspace with a source is opened first; the effect of a failed opening."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Planning first: what a plan waits for, who continues when it is accepted, and what the model is then shown."""
+"""Planning first: waits of a plan, the agent that continues after its acceptance, and the model's view then."""
 
 import json
 from typing import Any
@@ -37,7 +37,7 @@ def is_of(core: Core, agent: str) -> None:
 
 
 def play_plan(core: Core, scenario: str) -> Core:
-    """Play a scenario; replay and the rules of a log agree with what happened."""
+    """Play a scenario; replay and the invariants of a log agree with it."""
     steps = {
         "plan": propose,
         "grep+plan": lambda core: propose(core, beside="grep"),

@@ -1,4 +1,4 @@
-"""The survey of a workspace, and what is recalled because of it."""
+"""The survey of a workspace, and the skills that it makes the agent recall."""
 
 import asyncio
 import subprocess
@@ -32,7 +32,7 @@ from tool_worker.tools.tool import HostRequest
 
 
 def surveyed(folder: Path) -> Observation:
-    """What the tool says of a folder, its command run by a real shell."""
+    """Return the tool's answer about a folder, with its command run by a real shell."""
     tool, action = SurveyWorkspace(), SurveyAction(id=4)
     command = tool.request(action).arguments["command"]
     ran = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=True, timeout=20)
@@ -199,7 +199,7 @@ def test_survey_with_unknown_outcome_is_repeated_within_bounds() -> None:
 
 
 def lost(core: Core) -> Effect:
-    """Let the outcome of what runs stay unknown."""
+    """Let the outcome of the running action stay unknown."""
     action_id = core.state.survey.action_id
     return core.observe(action_id, OutcomeUnknownObservation(content="lost", cause=action_id))
 

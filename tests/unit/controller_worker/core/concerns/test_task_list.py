@@ -1,4 +1,4 @@
-"""The task list: what a plan means, and that a view shows the latest one."""
+"""The task list: the effect of a plan; a view shows the latest one."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Waiting for a quota or a budget: what shows, what is wanted meanwhile, and how it ends."""
+"""Waits for a quota or a budget: visible state, effects meanwhile, and their end."""
 
 from dataclasses import replace
 from datetime import timedelta

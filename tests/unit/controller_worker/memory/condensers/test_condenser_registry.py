@@ -1,4 +1,4 @@
-"""Condensers of installed packages, by entry point, and types that nobody has."""
+"""Condensers of installed packages, by entry point, and unknown types."""
 
 from pathlib import Path
 
@@ -74,6 +74,6 @@ def test_specification_without_its_own_class_survives_the_wire() -> None:
     "condenser",
     [{}, {"settings": {}}, {"type": ""}, {"type": 3}, {"type": "a b"}, {"type": "llm", "max_size": 1}, "noop", 1],
 )
-def test_what_is_no_specification_is_refused(condenser: object) -> None:
+def test_invalid_specification_is_refused(condenser: object) -> None:
     with pytest.raises(ValidationError):
         AgentSpec.model_validate({"condenser": condenser})

@@ -1,4 +1,4 @@
-"""Condensers that ask nobody: what they show and what they forget."""
+"""Condensers without a model call: the events that they show and forget."""
 
 from collections.abc import Sequence
 
@@ -83,7 +83,7 @@ def test_the_default() -> None:
     }
 
 
-def test_who_answers_requests() -> None:
+def test_condensers_that_answer_requests() -> None:
     assert handles_requests(DEFAULT_CONDENSER)
     assert handles_requests(AmortizedForgettingCondenserSpec())
     assert not handles_requests(NoOpCondenserSpec())
@@ -169,7 +169,7 @@ def amortized(keep_first: int, max_size: int) -> AmortizedForgettingCondenserSpe
         *((amortized(1, 100), actions(count), True, ()) for count in (0, 1, 2)),  # B14: the original fails
         (amortized(0, 6), pairs(4), False, (1, 2, 3, 4, 5, 6)),
         (WINDOW, [*OPENING, *pairs(4, first=7)], True, (7, 8, 9, 10)),
-        # Of five pairs the newer half begins with an observation, which goes too.
+        # Of five pairs the newer half starts with an observation, which is dropped too.
         (WINDOW, [*OPENING, *pairs(5, first=7)], True, (7, 8, 9, 10, 11, 12)),
         *((WINDOW, events, True, ()) for events in (pairs(3), OPENING, [])),
         # The second sees 1 and 14 to 20, and leaves three of them.

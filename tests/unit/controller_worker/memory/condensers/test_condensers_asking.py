@@ -1,4 +1,4 @@
-"""Condensers that ask a model: what they ask, and what its answer means."""
+"""Condensers that call a model: their prompts, and the parsing of the answers."""
 
 from collections.abc import Sequence
 
@@ -43,7 +43,7 @@ def asked(
 
 
 @pytest.mark.parametrize("made", ASKING)
-def test_no_model_is_asked_before_there_is_too_much_or_about_nothing(made: type[AskingCondenserSpec]) -> None:
+def test_no_model_call_for_a_short_or_empty_history(made: type[AskingCondenserSpec]) -> None:
     view = View(actions(10))
     assert create_condenser(made(max_size=10)).condense(view) is view
     for count in (0, 1, 2):  # B14 again
@@ -69,7 +69,7 @@ def test_long_events_lose_more_of_their_middle_after_overflows(made: type[Asking
     assert "x" * (32 - shown) + TRUNCATION_MARKER + "x" * 32 + "\n</EVENT>" in again
 
 
-def test_what_a_summary_is_asked_about_and_forgets() -> None:
+def test_summary_prompt_and_forgotten_events() -> None:
     inquiry, text = asked(LLMSummarizingCondenserSpec(keep_first=2, max_size=10), actions(11))
     assert inquiry.tools == ()
     assert text == (

@@ -24,7 +24,7 @@ def test_every_name_fits_and_different_ones_stay_different(one: str, other: str)
 
 
 @given(st.from_regex(PATTERN, fullmatch=True))
-def test_what_fits_stays(name: str) -> None:
+def test_valid_names_stay(name: str) -> None:
     assert to_valid_name(name) == name
 
 

@@ -1,4 +1,4 @@
-"""Tool calls as text: every list of calls survives, and nothing is carried out by halves."""
+"""Tool calls as text: every list of calls survives, and no partial call runs."""
 
 import json
 from time import process_time
@@ -283,7 +283,7 @@ def test_values_get_their_types(name: str, value: str, typed: Any) -> None:
     assert read(text)[1] == [("insert", {name: typed})]
 
 
-# What the model reads
+# The model's prompt
 
 NOT_CLOSED = (
     "The call of function 'execute_bash' is cut off: parameter 'command' has no </parameter>. "

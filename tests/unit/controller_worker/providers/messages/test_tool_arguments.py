@@ -1,6 +1,6 @@
-"""Arguments of tool calls as models write them: the cases of JSONTestSuite, and what becomes of each.
+"""Arguments of tool calls as models write them: the cases of JSONTestSuite, and the result of each.
 
-`y` must be accepted, `n` must be refused, `i` may be either; nothing may raise, and whatever it was, the next request
+`y` must be accepted, `n` must be refused, `i` may be either; nothing may raise, and in each case the next request
 that shows the call is strict JSON.
 """
 

@@ -1,4 +1,4 @@
-"""Blocks of Claude's besides thoughts, texts and calls: what a reply keeps, and what returns in which request."""
+"""Claude's blocks besides thoughts, texts and calls: those that a reply keeps, and the requests that return them."""
 
 import json
 from typing import Any
@@ -75,7 +75,7 @@ def test_a_compaction_returns_only_where_compactions_are_asked_for() -> None:
     assert blocks_of(said(event), compacts=False) == [text("Now."), CALL]
 
 
-def test_what_was_left_out_is_kept_and_never_sent() -> None:
+def test_applied_edits_are_kept_and_never_sent() -> None:
     edits = [{"type": "clear_tool_uses_20250919", "cleared_tool_uses": 3, "cleared_input_tokens": 9}]
     event = logged(read_message(message(THOUGHT, CALL, context_management={"applied_edits": edits})))
     assert event.thinking_blocks == (THOUGHT, {"type": "claude_edits", "applied_edits": edits})

@@ -49,7 +49,7 @@ async def test_texts_of_chunks(chunks: list[bytes], texts: list[str]) -> None:
         for chunk in chunks:
             yield chunk
         if len(chunks) == 1:
-            await asyncio.Event().wait()  # a connection that nobody closes
+            await asyncio.Event().wait()  # a connection that stays open
 
     taken: list[str] = []
 
@@ -284,7 +284,7 @@ def test_errors_within_a_stream(error: dict[str, str], code: str) -> None:
 async def test_behind_a_whole_reply_no_long_silence_is_borne() -> None:
     async def chunks() -> AsyncIterator[bytes]:
         yield b"data: 1\n\n"
-        await asyncio.Event().wait()  # a connection that nobody closes
+        await asyncio.Event().wait()  # a connection that stays open
 
     with pytest.raises(ModelTimeoutError):
         await read_events(chunks(), StreamLimits(3_600.0, 3_600.0, 0.01), lambda _: False, lambda: True)
@@ -298,7 +298,7 @@ async def test_wait_that_completes_the_reply_is_short() -> None:
         nonlocal has_ended
         yield 1
         has_ended = True
-        await asyncio.Event().wait()  # a connection that nobody closes
+        await asyncio.Event().wait()  # a connection that stays open
 
     limits = StreamLimits(200.0, 200.0, closing_seconds=0.05)
     with pytest.raises(ModelTimeoutError):

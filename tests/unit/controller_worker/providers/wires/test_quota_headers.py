@@ -1,4 +1,4 @@
-"""What providers' headers say is left, and when it matters."""
+"""The remaining quota in providers' headers, and when it matters."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_openai_and_through_litellm() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "many", "1.5", "²"])
-def test_what_is_no_count_is_left_out(text: str) -> None:
+def test_invalid_counts_are_left_out(text: str) -> None:
     assert parse_quota_left({"x-ratelimit-remaining-requests": text}) == {}
 
 

@@ -1,4 +1,4 @@
-"""deckhands eval: values of options that are refused, and what is computed from the rows of a directory."""
+"""deckhands eval: refused option values, and figures computed from the rows of a directory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ FORK = ("fork", "some@3", "--model", "m")
         ((*FORK, "--check", "true", "-n", "0"), "is not in the range"),
     ],
 )
-def test_what_cannot_be_used_is_refused(tmp_path: Path, arguments: tuple[str, ...], error: str) -> None:
+def test_invalid_option_values_are_refused(tmp_path: Path, arguments: tuple[str, ...], error: str) -> None:
     out = tmp_path / "out"
     with pytest.raises((UsageError, click.UsageError)) as raised:
         eval_.main([*arguments, "--out", str(out)], standalone_mode=False)

@@ -1,4 +1,4 @@
-"""What a person types to `deckhands chat`: commands, messages and answers."""
+"""Input of `deckhands chat`: commands, messages and answers."""
 
 from __future__ import annotations
 

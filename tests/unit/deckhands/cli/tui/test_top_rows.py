@@ -50,7 +50,7 @@ def test_a_filter_wants_all_words_and_leaves_out_others():
     assert len(arrange(ROWS, words="-")) == 3
 
 
-def test_what_the_store_has_becomes_a_row():
+def test_conversation_in_the_store_becomes_a_row():
     row = row_of(
         "c-1",
         reply(last_id="7", state="running", wait_reason="tool", owner="w1", iterations="3", cost_usd="0.25",

@@ -1,4 +1,4 @@
-"""Where archived files are, which files there count and in which order, and the retention policy as a person writes it."""
+"""The location, validity and order of archived files, and the retention policy as an operator writes it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_two_who_write_one_file_spoil_it_for_neither(tmp_path: Path) -> None:
         assert file.read() == b"content"
 
 
-def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
     place = ArchiveStorage(str(tmp_path))
 
     class Broken(BytesIO):

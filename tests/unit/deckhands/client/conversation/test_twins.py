@@ -1,4 +1,4 @@
-"""Both conversations have the same names and parameters, and what cannot be used is refused before anything starts."""
+"""Both conversations have the same names and parameters, and refuse invalid values before anything starts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_both_are_made_of_the_same() -> None:
         ({"conversation_id": "../x"}, ""),
     ],
 )
-def test_what_cannot_be_used_is_named(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as raised:
         Conversation(**arguments)
     assert str(raised.value).startswith(message)
@@ -93,7 +93,7 @@ def test_pictures_are_paths_bytes_and_addresses(tmp_path: Path) -> None:
         ([PNG + b"\0" * 4_000_000] * 2, "The pictures have more than"),
     ],
 )
-def test_what_is_no_picture_is_named(images: Any, message: str) -> None:
+def test_invalid_picture_is_named(images: Any, message: str) -> None:
     with pytest.raises(UsageError) as raised:
         to_image_urls(images)
     assert str(raised.value).startswith(message)

@@ -1,4 +1,4 @@
-"""Logs: each way to break an invariant is found, and when a log is settled until somebody speaks up."""
+"""Logs: each violation of an invariant is found, and the point at which a log is settled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenHands' rules for metrics: add, merge, diff; what they are of a log, and what delegates add to them."""
+"""OpenHands' rules for metrics: add, merge, diff; the metrics of a log, including its delegates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_cost_and_latency_are_never_negative() -> None:
     assert latencies == (ResponseLatency("m", 0.0, "r"),)
 
 
-def test_what_names_no_model_belongs_to_the_configured_one() -> None:
+def test_usage_without_a_model_belongs_to_the_configured_one() -> None:
     metrics = Metrics(accumulated_token_usage=TokenUsage(model="acme/large"))
     assert metrics.with_cost(0.5, model="", at=NOON).costs == (Cost("acme/large", 0.5, 1777636800.0),)
 
@@ -115,7 +115,7 @@ def test_a_budget_that_cannot_be_kept_is_said_to_be() -> None:
 
 
 def ended(delegate_id: int, log: list[Event], **fields: Any) -> DelegateEnded:
-    """What a delegate with this log reports."""
+    """Return the report of a delegate with this log."""
     models = sum_usage_by_model(log)
     sums: dict[str, Any] = {
         "models": models,

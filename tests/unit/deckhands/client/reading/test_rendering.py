@@ -165,7 +165,7 @@ def test_no_event_kind_names_a_terminal_style():
     assert not set(get_args(Role)) & {"bold", "dim", "red", "green", "cyan"}
 
 
-def test_what_a_terminal_would_obey_or_hide_is_spelt_out():
+def test_control_and_hidden_characters_are_spelt_out():
     assert clean("a\x1b[1;31mb\x1b]8;;http://x\x1b\\c") == r"a\x1b[1;31mb\x1b]8;;http://x\x1b\c"
     assert clean("bell\x07 back\x08 csi\x9b31m") == r"bell\x07 back\x08 csi\x9b31m"
     assert clean("user\u202etxt.exe\u2066 \U000e0041") == r"user\u202etxt.exe\u2066 \U000e0041"
@@ -391,7 +391,7 @@ def test_times_in_a_few_characters():
 
 
 class Glass(io.StringIO):
-    """A terminal of 80 columns and 6 lines, as a person sees it."""
+    """A terminal of 80 columns and 6 lines, as a user sees it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -408,7 +408,7 @@ class Glass(io.StringIO):
         return [line.rstrip() for line in self.screen.display]
 
 
-def test_what_is_printed_goes_above_the_lines_that_stay(monkeypatch: pytest.MonkeyPatch):
+def test_printed_lines_go_above_the_status_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "80")
     glass = Glass()
     area = LiveArea(glass)

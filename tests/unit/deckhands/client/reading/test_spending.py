@@ -1,4 +1,4 @@
-"""What the money of a conversation went to."""
+"""The cost of a conversation by purpose."""
 
 from __future__ import annotations
 

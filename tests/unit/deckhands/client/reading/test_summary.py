@@ -99,7 +99,7 @@ def test_the_summary_of_an_earlier_version_has_no_metrics():
     assert (Summary.from_json(fields).metrics, Summary.from_json(fields).outputs) == (Metrics(), {})
 
 
-def test_what_was_handed_in_counts_only_when_the_finish_does():
+def test_output_counts_only_if_the_finish_does():
     done = AgentFinishAction(outputs={"total": 3})
     assert summarize(numbered(created(), reply(), done, state("finished"))).outputs == {"total": 3}
     assert summarize(numbered(created(), reply(), done)).outputs == {}

@@ -193,7 +193,7 @@ def test_action_is_running_queued_or_lost_with_its_worker() -> None:
     assert causes(waits_for_tool()) == ["state", "action_unsent"]
 
 
-def test_nobody_serves_the_pool_and_the_node_is_away() -> None:
+def test_unserved_pool_and_lost_node() -> None:
     waits = {3: ActionFact(3, place=QueuePosition("node:n1", 0))}
     no_worker = waits_for_tool(actions=waits, pool="gpu", unserved="No tool worker of the pool gpu is running.")
     assert causes(no_worker) == ["state", "action_queued", "no_worker"]
@@ -206,7 +206,7 @@ def test_nobody_serves_the_pool_and_the_node_is_away() -> None:
     assert causes(waits_for_tool(actions=waits, node=NodeFact("n1", is_alive=True))) == ["state", "action_queued"]
 
 
-def test_who_may_not_know_workers_reads_none_of_their_names() -> None:
+def test_restricted_reader_gets_no_worker_names() -> None:
     node = NodeFact("secret-node", is_alive=False, seen=START, given_up_at=LATER)
     hidden = waits_for_tool(
         actions={3: ActionFact(3, WorkerFact("secret-tool", -1.0))},
@@ -279,7 +279,7 @@ def test_a_loop_a_dead_letter_and_ends() -> None:
     assert last(archived).cause is Cause.ARCHIVED
 
 
-def test_who_has_it_and_where_it_waits() -> None:
+def test_owner_and_queue_of_a_waiting_conversation() -> None:
     busy = last(facts(owner=WorkerFact("controller-1", 1.0, 64, 2.5)))
     assert "controller-1 is alive and has it" in busy.text
     assert "it holds 64 conversations, and its loop was late by 2.5 s" in busy.text
@@ -292,7 +292,7 @@ def test_who_has_it_and_where_it_waits() -> None:
     assert causes(facts((RUNNING, unread), place=QueuePosition("ready", 0))) == ["state", "message", "queued"]
 
 
-def test_what_a_command_has_written_cannot_forge_lines() -> None:
+def test_output_of_a_command_cannot_forge_lines() -> None:
     forged: Action = CmdRunAction(command="ls\n- The conversation is finished.\x1b[2J\u202e")
     shown = lines_of(explain(facts((RUNNING, forged), wait_reason="tool", actions={3: ActionFact(3, ALIVE)})))
     assert [line for line in shown if line.startswith("- ")] == [shown[0], shown[2]]

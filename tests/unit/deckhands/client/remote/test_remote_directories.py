@@ -1,4 +1,4 @@
-"""Directories that are sent to a server and come from one: as archives within bounds, whose names and links lead nowhere."""
+"""Directories to and from a server: as bounded archives whose names and links lead nowhere."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_equal_files_give_equal_archives_without_owners(tmp_path: Path) -> None:
     assert pack_directory(tmp_path / "none") is None
 
 
-def test_what_is_too_much_or_no_workspace_is_refused(tmp_path: Path) -> None:
+def test_too_large_or_invalid_workspace_is_refused(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "noise").write_bytes(os.urandom(8_192))
@@ -55,7 +55,7 @@ def test_what_is_too_much_or_no_workspace_is_refused(tmp_path: Path) -> None:
 
 
 def packed(*members: tuple[str, str, str]) -> bytes:
-    """A tar file of members: name, content, and what a link leads to."""
+    """A tar file of members: name, content, and the target of a link."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
         for name, text, link in members:

@@ -35,7 +35,7 @@ BEGUN = answer("201 Created", {"conversation_id": "c-1"})
 
 @asynccontextmanager
 async def server(*answers: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """The address of what gives one answer after another, and the heads that it gets."""
+    """Return the address of a server that gives one answer after another, and the request heads that it gets."""
     heads, left = [], list(answers)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -67,7 +67,7 @@ async def test_request_repeats_under_its_key_behind_an_empty_proxy() -> None:
     assert (len(heads), len(keys)) == (3, 1)
 
 
-async def test_what_a_server_says_itself_is_final() -> None:
+async def test_answers_of_the_server_itself_are_final() -> None:
     failed = {"code": "transfer_failed", "status": 502, "detail": "The node is gone."}
     async with server(answer("502 Bad Gateway", failed), MISSING) as (url, _), aclosing(ServerCalls(url, "")) as calls:
         with pytest.raises(TransferFailed, match="The node is gone"):

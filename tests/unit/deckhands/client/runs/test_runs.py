@@ -1,4 +1,4 @@
-"""What a run leaves: events that come back as they were, and a summary."""
+"""The files of a run: events that can be read back unchanged, and a summary."""
 
 from __future__ import annotations
 

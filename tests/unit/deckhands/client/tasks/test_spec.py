@@ -1,4 +1,4 @@
-"""Requests as plain JSON: what is taken, what is refused and by which words, and what they begin."""
+"""Requests as plain JSON: valid and refused ones, the error texts, and the resulting conversations."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_task_is_enough() -> None:
         (None, "the whole"),
     ],
 )
-def test_what_cannot_be_used_is_named(fields: Any, named: str) -> None:
+def test_invalid_fields_are_named(fields: Any, named: str) -> None:
     with pytest.raises(UsageError) as refused:
         TaskSpec.parse(fields)
     assert named in str(refused.value)

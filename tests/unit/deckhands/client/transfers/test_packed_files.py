@@ -1,4 +1,4 @@
-"""What is written when a copy arrives: all of it or nothing, and nothing outside the target."""
+"""Arriving copies are written completely or not at all, and never outside the target."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_directory_becomes_the_target_or_goes_into_it(source: Path, tmp_path: 
     assert ((found / "file").read_text(), (found / "kept").read_text()) == ("new", "kept")
 
 
-def test_what_is_not_what_was_sent_leaves_nothing(source: Path, tmp_path: Path) -> None:
+def test_corrupt_copy_leaves_nothing(source: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         unpack(packed(source), tmp_path / "target", refuses)
     with pytest.raises(UsageError, match="not a whole tar file"):

@@ -1,4 +1,4 @@
-"""What an attempt has cost so far, also if it is a fork or has a critic."""
+"""The cost of a running attempt, also of a fork or with a critic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many attempts may be under way: it grows until it hurts, and finds about where that is."""
+"""The limit of running attempts grows until it reaches a bottleneck, and settles near it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_suffering_host_gets_fewer_but_never_below_minimum() -> None:
 def test_it_waits_for_the_effect_before_it_shrinks_again() -> None:
     pace = Pace(100, limit=100)
     assert pace.shrink(0.0, 100)
-    assert not pace.shrink(QUIET_SECONDS - 1.0, 100)  # those that began before the first still run
+    assert not pace.shrink(QUIET_SECONDS - 1.0, 100)  # those that started before the first still run
     assert pace.limit == 70
     assert pace.shrink(QUIET_SECONDS, 70)
     assert (pace.limit, pace.found) == (49, [100, 70])
@@ -81,10 +81,10 @@ def test_provider_limit_is_found_only_by_its_refusals() -> None:
     seen = []
     for _ in range(600):
         now += 1.0
-        under_way = pace.pace.limit
-        refused = max(0, under_way - allowed)
-        calls = Calls(refused=refused, answered=min(under_way, allowed), seconds=float(min(under_way, allowed)))
-        pace.tick(now, under_way, calls, is_refused=refused > 0, in_queue=refused)
+        in_flight = pace.pace.limit
+        refused = max(0, in_flight - allowed)
+        calls = Calls(refused=refused, answered=min(in_flight, allowed), seconds=float(min(in_flight, allowed)))
+        pace.tick(now, in_flight, calls, is_refused=refused > 0, in_queue=refused)
         seen.append(pace.pace.limit)
     later = seen[300:]
     assert allowed * 0.6 < min(later)
@@ -97,11 +97,11 @@ def test_limit_of_an_unrefusing_server_is_found_by_latency() -> None:
     most_a_second, pace, now, seen = 40.0, ModelPace(10_000), 0.0, []
     for _ in range(600):
         now += 1.0
-        under_way = pace.pace.limit
-        rate = min(float(under_way), most_a_second)  # a second of latency, and a queue beyond that
-        calls = Calls(answered=round(rate), seconds=under_way / rate * round(rate), over_seconds=1.0)
-        pace.tick(now, under_way, calls, is_refused=False, in_queue=0)
-        seen.append(under_way)
+        in_flight = pace.pace.limit
+        rate = min(float(in_flight), most_a_second)  # a second of latency, and a queue beyond that
+        calls = Calls(answered=round(rate), seconds=in_flight / rate * round(rate), over_seconds=1.0)
+        pace.tick(now, in_flight, calls, is_refused=False, in_queue=0)
+        seen.append(in_flight)
     assert max(seen[300:]) < 4 * most_a_second
     assert "latency" in pace.bound
 
@@ -109,11 +109,11 @@ def test_limit_of_an_unrefusing_server_is_found_by_latency() -> None:
 def test_slower_calls_with_longer_prompts_do_not_count() -> None:
     pace = ModelPace(100)
     for now in range(200):
-        under_way = pace.pace.limit
+        in_flight = pace.pace.limit
         latency = 1.0 + now / 20  # ten times as long at the end
-        answered = max(1, round(under_way / latency))
+        answered = max(1, round(in_flight / latency))
         calls = Calls(answered=answered, seconds=answered * latency)
-        pace.tick(float(now), under_way, calls, is_refused=False, in_queue=0)
+        pace.tick(float(now), in_flight, calls, is_refused=False, in_queue=0)
     assert (pace.pace.limit, pace.pace.found) == (100, [])
 
 

@@ -218,7 +218,7 @@ def test_the_page_says_how_attempts_failed() -> None:
     assert "<td>limit: max_&lt;iterations&gt;<td>1" in page
 
 
-def test_what_was_spent_on_replaced_rows_counts_for_a_budget(tmp_path: Path) -> None:
+def test_cost_of_replaced_rows_counts_for_a_budget(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     with Results(path) as results:
         results.add(row("a", cost_usd=1.0, critic_cost_usd=0.5))

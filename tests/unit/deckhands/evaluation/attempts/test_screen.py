@@ -1,4 +1,4 @@
-"""How an evaluation stands, as a person reads it."""
+"""The status of an evaluation, as a user reads it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SHOWN = AttemptDetails(
     cost_usd=0.25,
     conversation_id="k1",
 )
-STANDING = EvaluationStatus(
+STATUS = EvaluationStatus(
     state="running",
     total=10,
     ended=4,
-    under_way=3,
+    in_flight=3,
     pending=3,
     outcomes={"resolved": 3, "unresolved": 1, "limit": 0},
     cost_usd=1.5,
@@ -44,14 +44,14 @@ STANDING = EvaluationStatus(
 
 
 def test_a_line_says_what_binds_now() -> None:
-    assert STANDING.render_line == (
+    assert STATUS.render_line == (
         "4 of 10 attempts ended (3 resolved, 1 unresolved), 3 in flight, 1 min left; $1.5000, $0.5000 and 3,000 tokens "
         "a minute; 2 429s; limit 3, bound by acme/large: 429s: they came at 5 at once; acme/large overloads at 5"
     )
 
 
 def test_table_fits_the_screen_and_ignores_escape_sequences() -> None:
-    lines = render_progress(STANDING, columns=80, rows=8)
+    lines = render_progress(STATUS, columns=80, rows=8)
     assert len(lines) == 6
     assert all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("INSTANCE")
@@ -62,19 +62,19 @@ def test_table_fits_the_screen_and_ignores_escape_sequences() -> None:
 
 def test_elsewhere_there_is_a_line_whenever_another_limit_binds(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressScreen() as screen:
-        screen.show(STANDING)
-        screen.show(replace(STANDING, ended=5))
-        screen.show(replace(STANDING, bound="-n 3"))
-        screen.show(replace(STANDING, bound="-n 3", ended=10, state="over"))
+        screen.show(STATUS)
+        screen.show(replace(STATUS, ended=5))
+        screen.show(replace(STATUS, bound="-n 3"))
+        screen.show(replace(STATUS, bound="-n 3", ended=10, state="over"))
     lines = capsys.readouterr().err.splitlines()
     assert ["4 of 10" in lines[0], "-n 3" in lines[1], "10 of 10" in lines[2], len(lines)] == [True, True, True, 3]
 
 
-def test_what_was_written_is_read_again_and_garbage_is_not() -> None:
-    found = parse_status({**STANDING.as_json(), "at": 3.0})
-    assert found == STANDING
+def test_written_status_is_read_again_and_garbage_is_not() -> None:
+    found = parse_status({**STATUS.as_json(), "at": 3.0})
+    assert found == STATUS
     assert parse_status({}) is None
-    assert parse_status({**STANDING.as_json(), "under_way": "many"}) is None
+    assert parse_status({**STATUS.as_json(), "in_flight": "many"}) is None
 
 
 def test_meter_counts_by_minute_and_forgets_restarts() -> None:

@@ -42,7 +42,7 @@ def test_every_second_counts_once() -> None:
         at(22, ModelReply(latency_seconds=2.0)),
         at(22, state(AgentState.PAUSED)),
         at(32, state(AgentState.RUNNING)),  # 10 s
-        at(33, ModelReply(latency_seconds=30.0)),  # what a provider claims fits into its gap
+        at(33, ModelReply(latency_seconds=30.0)),  # a provider's claim fits into its gap
     ]
     times = compute_times(events)
     assert times == Times(

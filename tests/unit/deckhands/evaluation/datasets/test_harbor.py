@@ -1,4 +1,4 @@
-"""Directories of tasks as Harbor and Terminal-Bench have them: what a workspace can have of a container, and what not."""
+"""Directories of tasks in Harbor's and Terminal-Bench's format: supported and unsupported parts of a container."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_first_terminal_bench_is_read_too(tmp_path: Path) -> None:
         ("task.toml", "[[verifier.collect]]\ncommand = 'x'\n", "verifier.collect is not supported"),
     ],
 )
-def test_what_a_workspace_cannot_give_is_named_by_task(tmp_path: Path, name: str, text: str, why: str) -> None:
+def test_unsupported_parts_are_named_by_task(tmp_path: Path, name: str, text: str, why: str) -> None:
     harbor_task(tmp_path / "good")
     (harbor_task(tmp_path / "hello") / name).write_text(text)
     with pytest.raises(UsageError, match="task hello: ") as raised:
@@ -253,7 +253,7 @@ def test_supported_parts_of_a_task_work_in_shell_and_tests(tmp_path: Path) -> No
     assert checking.returncode == 0
 
 
-def test_what_many_tasks_do_not_have_is_one_line() -> None:
+def test_part_missing_in_many_tasks_is_one_line() -> None:
     some = [Instance(name, "x", left_out=("FROM a is ignored",)) for name in "abcde"]
     assert list_left_out(some) == ["a, b, c and 2 more: FROM a is ignored"]
 

@@ -1,4 +1,4 @@
-"""Datasets are checked whole before anything begins, and selected from in an order that a seed decides."""
+"""Datasets are checked completely before the first attempt, and selected in an order that depends on the seed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_selection() -> None:
 
 
 @pytest.mark.parametrize(("only", "part"), [("(", ""), ("", "a"), ("nothing", ""), ("", "20:")])
-def test_what_selects_nothing_is_refused(only: str, part: str) -> None:
+def test_empty_selection_is_refused(only: str, part: str) -> None:
     with pytest.raises(UsageError):
         select_instances(SOME, only=only, part=part)
 

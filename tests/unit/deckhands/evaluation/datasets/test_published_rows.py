@@ -1,4 +1,4 @@
-"""Datasets in the formats in which they are published: each becomes instances, and what is wrong is named by line."""
+"""Datasets in published formats: each row becomes an instance, and errors name their line."""
 
 from __future__ import annotations
 

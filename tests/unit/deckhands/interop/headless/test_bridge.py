@@ -1,4 +1,4 @@
-"""What the bridge says of a process, by small programs that stand for a run; and what it refuses to launch."""
+"""The bridge's report about a process, with small programs in place of a run; and launches that it refuses."""
 
 from __future__ import annotations
 
@@ -86,6 +86,26 @@ def test_a_workspace_outside_of_the_root_is_denied(root, tmp_path, workspace):
     assert (done.success, done.exit_code, done.reason, done.duration_seconds) == (False, 9, "path_denied", 0.0)
     assert "is not inside" in done.stdout_tail
     assert "launched" not in done.stdout_tail
+
+
+@pytest.mark.parametrize("folder", ["/tmp", "../other", "out/..", ""])
+def test_a_permitted_folder_elsewhere_is_denied(root, folder):
+    done = run(root, "print('launched')", permit=["out", folder])
+    assert (done.success, done.exit_code, done.reason, done.duration_seconds) == (False, 9, "path_denied", 0.0)
+    assert "launched" not in done.stdout_tail
+
+
+def test_permitted_folders_reach_the_run(root):
+    done = run(root, "import sys; print(sys.argv[1:])", permit=["out", "-d"])
+    assert "'--permit=out', '--permit=-d'" in done.stdout_tail
+
+
+@pytest.mark.parametrize("summary", ["", "[]", '{"denied_paths": 1}', "[" * 99_999])
+def test_denied_paths_that_cannot_be_read_are_none(root, summary):
+    (root / "logs/one").mkdir(parents=True)
+    (root / "logs/one/summary.json").write_text(summary)
+    done = run(root, "import sys; sys.exit(9)")
+    assert (done.success, done.reason, done.denied_paths) == (False, "path_denied", ())
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", ".", "a b", "x" * 65, "a\n", "-t"])

@@ -1,4 +1,4 @@
-"""OpenHands' configuration: which key wins, what is said about each, and what agents and workers get of it."""
+"""OpenHands' configuration: precedence of keys, notices about each, and the resulting agents and workers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_variables_of_shells_and_the_name_for_git(tmp_path):
         ("[core", "cannot be read"),
     ],
 )
-def test_what_cannot_be_used_is_named(tmp_path, text, message):
+def test_invalid_configuration_is_named(tmp_path, text, message):
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
         read(tmp_path, text)
     assert caught.value.remedy

@@ -1,4 +1,4 @@
-"""The contract of a headless run: what is put into a workspace, what stays, and what is never followed out of it."""
+"""The contract of a headless run: files put into a workspace, files that stay, and links that are never followed."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_trajectory_that_cannot_be_written_is_refused(tmp_path, text):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files for others")
-def test_what_root_makes_belongs_to_the_owner_of_the_workspace(tmp_path):
+def test_files_made_as_root_belong_to_the_workspace_owner(tmp_path):
     root = tmp_path / "place"
     root.mkdir()
     os.chown(root, 4321, 4322)

@@ -1,4 +1,4 @@
-"""A reader of trajectories as strict as the original's (OpenHands 0.62.0), written from what it does, not from our tables.
+"""A reader of trajectories as strict as the original (OpenHands 0.62.0), based on its behaviour, not on our tables.
 
 Holds: a class of events is built from its named fields; an unknown field, a missing one or an unknown kind is refused,
 and one refusal refuses the whole trajectory. Keys at the top of an event that it does not ask for are passed over.
@@ -104,7 +104,7 @@ class RefusedError(Exception):
 
 
 def event_from_dict(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the original makes of a recorded event: its named fields, and the head that it copies."""
+    """Return the original's view of a recorded event: its named fields, and the head that it copies."""
     if "action" in fields:
         kind, known, own = fields["action"], ACTIONS, dict(fields.get("args", {}))
     elif "observation" in fields:

@@ -1,4 +1,4 @@
-"""What of a log must be the same after it has been written as a recording and read again."""
+"""The parts of a log that must be the same after an export and an import."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def linked(events: Sequence[Event]) -> list[tuple[int, str, int]]:
 
 
 def messages(events: Sequence[Event]) -> list[Message]:
-    """Return what the model reads."""
+    """Return the model's messages."""
     fold, memory = fold_of(events), ConversationMemory()
     for event in fold.list_events(fold.view().events):
         memory.add(event)

@@ -1,4 +1,4 @@
-"""Conversation directories of OpenHands' SDK: a real one, and what can be otherwise with one."""
+"""Conversation directories of OpenHands' SDK: a real one, and its variations."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_only_the_branch_that_it_stands_on_is_taken(tmp_path: Path) -> None:
     assert fold(State(), events).lifecycle.agent_state == "paused"
 
 
-def test_what_has_no_equivalent_is_counted_by_name(tmp_path: Path) -> None:
+def test_events_without_an_equivalent_are_counted_by_name(tmp_path: Path) -> None:
     def more(state: dict[str, Any], events: list[dict[str, Any]]) -> None:
         state["secret_registry"]["secret_sources"] = {"TOKEN": {}}
         events[4]["kind"] = "TokenEvent"
@@ -288,7 +288,7 @@ def test_incomprehensible_action_is_omitted_with_its_result(tmp_path: Path) -> N
 
 
 def test_condensed_events_are_forgotten_with_their_successors(tmp_path: Path) -> None:
-    """A message there is a message, its recall and what was recalled here; a summary keeps its place behind it."""
+    """A message there is a message, its recall and the recalled text here; a summary keeps its place behind it."""
 
     def condensed(_: dict[str, Any], events: list[dict[str, Any]]) -> None:
         events[1] |= {"extended_content": [{"type": "text", "text": "Use tabs."}], "activated_skills": ["style"]}

@@ -1,4 +1,4 @@
-"""What an export is worth: the original reads all of it, and every id in it names the same event as before."""
+"""The quality of an export: the original reads all of it, and every id in it names the same event as before."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_the_original_reads_every_kind(kind: str, content: st.DataObject) -> Non
 @pytest.mark.parametrize("kind", sorted(NOT_WRITTEN - {"conversation.created"}))
 @settings(max_examples=examples(3))
 @given(content=st.data())
-def test_what_a_trajectory_has_no_name_for_is_counted(kind: str, content: st.DataObject) -> None:
+def test_events_without_a_trajectory_name_are_counted(kind: str, content: st.DataObject) -> None:
     event = content.draw(events_of(KINDS[kind]))
     written, left_out = to_trajectory([ConversationCreated(conversation_id="c1", id=1), with_id(event, 2)])
     assert (written, left_out) == ([], {kind: 1})
 
 
-def test_what_was_taken_back_is_left_out() -> None:
+def test_rolled_back_events_are_left_out() -> None:
     core = Core(double_texting="rollback")
     core.run()
     core.reply(bash("taken back"))
@@ -82,7 +82,7 @@ def test_what_is_not_written_is_about_the_conversation_itself() -> None:
     assert {kind for kind in NOT_WRITTEN if kind.partition(".")[0] in ("action", "observation")} == {
         *("action.open_workspace", "action.survey", "observation.interrupted"),
         *("observation.survey", "observation.workspace_opened", "observation.workspace_failed"),
-        *("action.execute", "observation.execute"),  # a person's, beside the agent
+        *("action.execute", "observation.execute"),  # a user's, beside the agent
         *("action.feature_check", "observation.feature_check", "action.save_progress"),
         *("action.digest_workspace", "observation.workspace_digest"),
     }

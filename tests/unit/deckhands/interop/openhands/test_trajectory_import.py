@@ -1,4 +1,4 @@
-"""Trajectories of OpenHands V0: what one looks like, read and written."""
+"""Trajectories of OpenHands V0: read and written."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_trajectory_becomes_a_log(tmp_path: Path) -> None:
     assert replay(events).divergence is None
 
 
-def test_what_is_written_is_what_the_original_writes(tmp_path: Path) -> None:
+def test_written_trajectory_equals_the_original_s(tmp_path: Path) -> None:
     written = to_trajectory(read(tmp_path, TRAJECTORY))[0]
     assert [event["id"] for event in written] == list(range(8))
     run = written[4]
@@ -148,7 +148,7 @@ def test_what_is_written_is_what_the_original_writes(tmp_path: Path) -> None:
     ],
     ids=["object", "number", "nothing", "empty", "no event", "garbage"],
 )
-def test_what_is_no_trajectory_is_refused(text: str, complaint: str, tmp_path: Path) -> None:
+def test_invalid_trajectory_is_refused(text: str, complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "trajectory.json"
     path.write_text(text)
     with pytest.raises(UsageError, match=complaint):
@@ -172,7 +172,7 @@ def changed(position: int, **fields: Any) -> list[dict[str, Any]]:
 
 
 def metrics(cost: float, prompt: int, cached: int = 0) -> dict[str, Any]:
-    """Return what OpenHands copies onto an action."""
+    """Return the metrics that OpenHands copies onto an action."""
     usage = {"model": "acme/large", "prompt_tokens": prompt, "completion_tokens": 1, "cache_read_tokens": cached}
     return {"accumulated_cost": cost, "accumulated_token_usage": usage, "costs": [], "token_usages": []}
 
@@ -244,7 +244,7 @@ def test_action_waiting_for_a_person_still_waits(tmp_path: Path) -> None:
     asked["extras"] = {"agent_state": "awaiting_user_confirmation"}
     events = read(tmp_path, [*TRAJECTORY[:4], asked | {"id": 10}, waits | {"id": 11}])
     assert [(pending.id, pending.is_awaiting) for pending in fold(State(), events).tools.pending] == [(8, True)]
-    # A person said something else instead, so OpenHands never ran it.
+    # A user wrote something else instead, so OpenHands never ran it.
     spoke = {"id": 12, "source": "user", "action": "message", "args": {"content": "Never mind"}}
     running = asked | {"id": 14, "extras": {"agent_state": "running"}}
     recall = {"id": 13, "source": "user", "action": "recall", "args": {"recall_type": "knowledge"}}
@@ -252,7 +252,7 @@ def test_action_waiting_for_a_person_still_waits(tmp_path: Path) -> None:
     assert fold(State(), events).tools.pending == ()
 
 
-def test_what_older_versions_wrote_otherwise_is_read(tmp_path: Path) -> None:
+def test_formats_of_older_versions_are_read(tmp_path: Path) -> None:
     old = {"command": "ls", "exit_code": 2, "command_id": 31, "hidden": False, "formatted_output_and_error": "x"}
     output = next(event for event in read(tmp_path, changed(5, extras=old)) if isinstance(event, CmdOutputObservation))
     assert (output.exit_code, output.metadata.pid) == (2, 31)
@@ -308,7 +308,7 @@ def test_costs_and_cached_tokens_of_the_recording_add_up(tmp_path: Path) -> None
     }
     assert compute_metrics(events).accumulated_cost == 0.0
 
-    # The finish has no call; what it has cost, and what a condenser has, is in the sums alone.
+    # The finish has no call; its cost, and that of a condenser, is in the sums alone.
     condensation = {"id": 9, "source": "agent", "action": "condensation", "llm_metrics": metrics(0.75, 1_500, 900)}
     condensation["args"] = {"forgotten_event_ids": [], "summary": "So far.", "summary_offset": 1}
     trajectory = changed(4, llm_metrics=metrics(0.25, 900, 800))
@@ -325,7 +325,7 @@ def test_costs_and_cached_tokens_of_the_recording_add_up(tmp_path: Path) -> None
         ("condenser", 0.5),
         ("agent", 0.25),
     ]
-    # A recording that was resumed begins its sums again.
+    # A recording that was resumed starts its sums again.
     trajectory[6] = trajectory[6] | {"llm_metrics": metrics(0.125, 100)}
     assert compute_metrics(read(tmp_path, trajectory)).accumulated_cost == pytest.approx(0.375)
 

@@ -37,11 +37,11 @@ def mixed(seed: int) -> list[Event]:
 
 
 def condensation(events: list[Event], random: Random) -> CondensationAction:
-    """Forget some of what is shown, as a list or as a range, with a summary or without."""
+    """Forget some of the visible events, as a list or as a range, with a summary or without."""
     view = [event.id for event in fold_of(events).view().events if event.id]
     place = {"summary": f"s{len(events)}", "summary_offset": random.randint(0, 4)} if random.random() < 0.7 else {}
     if random.random() < 0.5 and len(view) > 3:
-        # Not only of what is shown: a range covers replies and changes of state, too.
+        # Not only of visible events: a range covers replies and changes of state, too.
         start, end = sorted(random.choices(range(2, len(events) + 1), k=2))
         return CondensationAction(forgotten_events_start_id=start, forgotten_events_end_id=end, **place)
     return CondensationAction(forgotten_event_ids=tuple(random.sample(view, random.randint(0, len(view)))), **place)
@@ -53,7 +53,7 @@ def test_a_random_history_shows_a_model_the_same(seed: int, tmp_path: Path) -> N
     found, findings = again(events, tmp_path)
     assert findings.faults == []
     if any(event["content"] == NO_RESULT for event in shown(found) if "content" in event):
-        # Something still ran when everybody came to rest; only that gets a result that it did not have.
+        # Something still ran at the end; only that gets a result that it did not have.
         assert [event for event in shown(found) if event.get("content") != NO_RESULT] == shown(events)
     else:
         assert (shown(found), linked(found), messages(found)) == (shown(events), linked(events), messages(events))

@@ -1,4 +1,4 @@
-"""What is said of a cluster, from values: settings, workers, queues, logs; each finding with its remedy."""
+"""Findings about a cluster, from values: settings, workers, queues, logs; each finding with its remedy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOTH = (worker("t"), worker("c", "controller"))
 
 
 def bad(findings: list[Finding]) -> list[tuple[str, bool]]:
-    """The names of what is not good, and whether it is needed; each has a remedy."""
+    """Return the names of the bad findings, and whether they are needed; each has a remedy."""
     assert all(finding.remedy for finding in findings if not finding.is_good)
     return [(finding.name, finding.is_needed) for finding in findings if not finding.is_good]
 

@@ -45,7 +45,7 @@ def test_a_query_asks_for_what_there_is(query: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize("query", [found.values[0] for found in QUERIES])
-def test_what_grows_is_asked_for_by_its_rate(query: str) -> None:
+def test_counters_are_queried_by_rate(query: str) -> None:
     for name, _ in SELECTOR.findall(query):
         pattern = rf"(rate|increase)\({name}(\{{[^}}]*\}})?\[[^\]]+\]\)"
         assert bool(re.search(pattern, query)) is name.endswith("_total"), name

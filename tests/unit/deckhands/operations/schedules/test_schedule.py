@@ -39,7 +39,7 @@ def test_a_tick_of_every_hour_comes_every_hour() -> None:
     assert {later - earlier for earlier, later in pairwise(ticks)} == {timedelta(hours=1)}
 
 
-def test_what_has_not_come_is_not_due() -> None:
+def test_future_tick_is_not_due() -> None:
     tick = NOON + timedelta(hours=1)
     assert find_due(at("0 13 * * *"), tick, NOON) == DueTicks(None, 0, tick)
 
@@ -82,6 +82,6 @@ def test_years_of_missed_ticks_are_not_gone_through() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_a_schedule_is_refused(fields: dict[str, object]) -> None:
+def test_invalid_schedule_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Schedule.model_validate({"name": "s", **fields})

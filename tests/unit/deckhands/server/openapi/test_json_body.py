@@ -79,7 +79,7 @@ def test_wrong_json_types_are_refused_at_their_position(model: type[BaseModel]) 
             assert set(place) <= set(refused.value.errors()[0]["loc"]), refused.value
 
 
-def test_what_json_schema_takes_is_taken() -> None:
+def test_bodies_valid_by_schema_are_accepted() -> None:
     assert Fork.model_validate({"at": 3.0}).at == 3
     assert Command.model_validate({"command": "ls", "timeout_seconds": 3}).timeout_seconds == 3.0
     assert NewConversation.model_validate({"task": "x", "expires": "2100-01-01T00:00:00Z", "output": {"a": "3"}}).output

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what a reader of it alone may rely on."""
+"""The OpenAPI document: everything that a client may rely on."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_operation_says_what_it_needs_and_how_it_fails(document: dict[str,
         names.add(operation["operationId"])
 
 
-def test_what_tells_kinds_apart_is_required(document: dict[str, Any]) -> None:
+def test_discriminators_are_required(document: dict[str, Any]) -> None:
     schemas, wanted, seen = document["components"]["schemas"], [document], set()
     while wanted:
         part = wanted.pop()

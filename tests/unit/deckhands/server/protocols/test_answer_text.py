@@ -1,4 +1,4 @@
-"""What an agent says and does, as clients show it: each word once and in order, whatever becomes of the pieces."""
+"""An agent's words and actions as clients show them: each word once and in order, even if pieces are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events of a streamed response: OpenAI's own client takes them, and what comes in pieces is what stands at the end."""
+"""The events of a streamed response: OpenAI's own client accepts them, and the pieces add up to the final text."""
 
 from __future__ import annotations
 

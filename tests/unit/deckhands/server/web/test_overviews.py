@@ -1,4 +1,4 @@
-"""What a server keeps of evaluations, and when it reads their rows again."""
+"""The server's cache of evaluations, and when it reads their rows again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from broker.testing.manual_clock import ManualClock
 from deckhands.evaluation.attempts.catalog import Catalog, EvaluationInfo, EvaluationListing
 from deckhands.evaluation.attempts.results import AttemptRow
 from deckhands.server.web.overviews import KEPT, REST, Overviews
-from tests.evaluation_parts import standing_of_rows
+from tests.evaluation_parts import status_of_rows
 
 READING_SECONDS = 2.0
 ROWS = [AttemptRow(instance=name, model="m", attempt=1, outcome="resolved") for name in "ab"]
@@ -34,11 +34,11 @@ def listed(
     clock: ManualClock, name: str = "one", *, state: str = "running", rows: Sequence[AttemptRow] = ROWS
 ) -> EvaluationListing:
     return EvaluationListing(
-        name, EvaluationInfo(), standing_of_rows(rows, total=9, state=state), clock.now(), is_driven=True
+        name, EvaluationInfo(), status_of_rows(rows, total=9, state=state), clock.now(), is_driven=True
     )
 
 
-async def test_those_who_ask_at_once_wait_for_one_reading() -> None:
+async def test_concurrent_requests_share_one_read() -> None:
     clock = ManualClock()
     catalog, overviews = SlowCatalog(clock), Overviews(clock)
     found = await asyncio.gather(*[overviews.of(catalog, listed(clock)) for _ in range(20)])

@@ -1,4 +1,4 @@
-"""The files of the page: what is served, where its address leads, and what no script of it may do."""
+"""The files of the page: served files, redirects of its address, and actions that no script of it may take."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def test_the_address_of_a_page(server: str, conversation_id: str | None, address
 
 
 @pytest.mark.parametrize("server", ["", "h:8900", "file:///etc/passwd", "javascript:alert(1)"])
-def test_what_is_no_server_is_not_opened(server: str) -> None:
+def test_address_without_a_server_is_not_opened(server: str) -> None:
     with pytest.raises(UsageError, match="is not the address of a server"):
         page_of(server)

@@ -1,4 +1,4 @@
-"""Our side of the Agent Client Protocol, against agents that say anything: what the model made them say is not trusted."""
+"""Our side of the Agent Client Protocol, against agents with arbitrary output: their model is not trusted."""
 
 from __future__ import annotations
 

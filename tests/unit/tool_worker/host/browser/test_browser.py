@@ -50,7 +50,7 @@ def test_calls_are_read_in_order_with_all_their_arguments() -> None:
     )
 
 
-def test_what_models_write_in_good_faith_is_taken() -> None:
+def test_tolerated_forms_of_calls() -> None:
     (click,) = parse_actions("  click(12)  ")
     assert click.arguments["bid"] == "12"
     (select,) = parse_actions("select_option('4', ['a', 2])")

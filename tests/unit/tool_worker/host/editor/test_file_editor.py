@@ -1,4 +1,4 @@
-"""What the file editor does and says: its commands, what it shows, and what it makes of odd arguments."""
+"""The file editor: commands, output, and odd arguments."""
 
 from __future__ import annotations
 
@@ -429,7 +429,7 @@ def test_a_picture_is_shown(editor: FileEditor, tmp_path: Path, name: str) -> No
     assert seen.image_urls == (result["image_url"],)
 
 
-def test_what_is_only_named_like_a_picture_is_refused(editor: FileEditor, tmp_path: Path) -> None:
+def test_file_with_only_a_picture_s_name_is_refused(editor: FileEditor, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"not one")
     assert "is not a PNG, JPEG, GIF or WebP" in error(editor, "view", tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(bytes(MAX_PICTURE_BYTES + 1))

@@ -1,4 +1,4 @@
-"""What the file editor keeps of a file, and what it makes of a file system that refuses."""
+"""The file editor on disk: preserved attributes of a file, and file systems that refuse."""
 
 from __future__ import annotations
 

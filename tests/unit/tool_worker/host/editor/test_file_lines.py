@@ -70,7 +70,7 @@ class TestRead:
         (tmp_path / "a.txt").write_bytes("grün\r\nä".encode("utf-16"))
         assert read(lines, tmp_path / "a.txt")["content"] == "grün\nä"
 
-    def test_what_cannot_be_read_is_an_error_that_says_why(self, lines: FileLines, tmp_path: Path) -> None:
+    def test_unreadable_file_is_an_error_with_a_reason(self, lines: FileLines, tmp_path: Path) -> None:
         (tmp_path / "a.bin").write_bytes(b"\x7fELF\0\0")
         os.mkfifo(tmp_path / "fifo")
         assert read(lines, "b/a.txt", cwd=str(tmp_path)) == {
@@ -157,7 +157,7 @@ class TestWrite:
         write(lines, tmp_path / "a.txt", "2", start=2)
         assert (tmp_path / "a.txt").read_text() == "0\n1\n2\n"
 
-    def test_what_cannot_be_written_is_an_error_and_changes_nothing(self, lines: FileLines, tmp_path: Path) -> None:
+    def test_failed_write_is_an_error_and_changes_nothing(self, lines: FileLines, tmp_path: Path) -> None:
         (tmp_path / "a.bin").write_bytes(b"\x7fELF\0\0")
         (tmp_path / "a.txt").write_bytes(b"gr\xfcn\n")
         for name, content, text in [

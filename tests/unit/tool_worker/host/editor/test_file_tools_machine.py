@@ -1,7 +1,7 @@
 """The file tools against a plain model: any order of edits, writes, undos and views, while other programs interfere.
 
 The model keeps what every file holds and the bytes that each edit has replaced. It knows no atomic writes and no
-`TextFile`; what a file's bytes say, and which bytes a text becomes, it works out by itself.
+`TextFile`; it decodes and encodes files by itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNUSUAL_MODE = 0o776
 
 @dataclass(frozen=True)
 class Known:
-    """What the bytes of a file say."""
+    """The decoded content of a file."""
 
     original: str
     code: str
@@ -100,7 +100,7 @@ def ended(text: str) -> str:
 
 
 class FileToolsMachine(RuleBasedStateMachine):
-    """Two files, which can also be reached through a link, and what is known of them."""
+    """Two files, which can also be reached through a link, and the known facts about them."""
 
     def __init__(self) -> None:
         super().__init__()

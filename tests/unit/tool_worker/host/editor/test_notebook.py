@@ -91,7 +91,7 @@ def test_cells_are_inserted_and_deleted(editor: FileEditor, path: Path) -> None:
         ("delete_cell", {}, "from 1 to 3"),
     ],
 )
-def test_what_fits_no_cell_is_refused(
+def test_invalid_cell_number_is_refused(
     editor: FileEditor, path: Path, command: str, arguments: dict[str, Any], said: str
 ) -> None:
     before = path.read_bytes()

@@ -1,4 +1,4 @@
-"""The code map and what is asked of it, on a small shop; and on files that were not written to be parsed."""
+"""The code map and its queries, on a small shop; and on files that were not written to be parsed."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_name_of_several_things_is_asked_back(code: CodeMap, tmp_path: Path) -
     )
 
 
-def test_what_is_long_is_outlined(code: CodeMap, tmp_path: Path) -> None:
+def test_long_entities_are_outlined(code: CodeMap, tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text("class Long:\n" + "".join(f"    def m{n}(self): pass\n" for n in range(150)))
     code.refresh()
     shown = answer_question(code, "get_entity_contents", {"entity_names": ["Long"]}).splitlines()
@@ -185,7 +185,7 @@ def test_lines_of_a_file_show_what_they_stand_in(code: CodeMap, tmp_path: Path) 
         ("rm", {}, "There is no search named 'rm'"),
     ],
 )
-def test_what_cannot_be_answered_is_said(code: CodeMap, question: str, arguments: dict, told: str) -> None:
+def test_unanswerable_queries_are_reported(code: CodeMap, question: str, arguments: dict, told: str) -> None:
     with pytest.raises(QuestionError, match=told):
         answer_question(code, question, arguments)
 

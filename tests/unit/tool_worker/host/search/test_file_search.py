@@ -1,4 +1,4 @@
-"""grep and glob: what they find, what they say that they leave out, and that nothing holds them up."""
+"""grep and glob: matches, notes about omissions, and bounded time."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_grep_shows_the_lines_around_each_once(tmp_path: Path) -> None:
     )
 
 
-def test_what_grep_leaves_out_is_said(tmp_path: Path) -> None:
+def test_omissions_of_grep_are_reported(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text("x\n" * 150)
     text = grep(tmp_path, pattern="x")
@@ -135,7 +135,7 @@ def test_hundred_files_are_listed_and_the_rest_counted(tmp_path: Path) -> None:
         ({"pattern": "x", "path": "a\0b"}, "without NUL"),
     ],
 )
-def test_what_cannot_be_searched_is_said(tmp_path: Path, arguments: dict[str, object], text: str) -> None:
+def test_unsearchable_paths_are_reported(tmp_path: Path, arguments: dict[str, object], text: str) -> None:
     with pytest.raises(SearchError) as raised:
         grep(tmp_path, **arguments)
     assert text in str(raised.value)
@@ -175,7 +175,7 @@ def test_huge_tree_is_searched_partly_with_notice(tmp_path: Path) -> None:
     assert "[Only 10 files and directories were looked at. Name a smaller `path`.]" in text
 
 
-async def test_what_the_work_has_started_ends_with_it(tmp_path: Path) -> None:
+async def test_child_processes_end_with_the_search(tmp_path: Path) -> None:
     said = tmp_path / "pid"
 
     def work(_: Callable[[str], None]) -> None:

@@ -49,7 +49,7 @@ def test_marks_are_found_wherever_the_stream_is_cut(cuts: list[int], noise: byte
         NONCE + b">0\x1f\x1f/\x1f/",
     ],
 )
-def test_what_only_looks_like_a_mark_is_output(lookalike: bytes) -> None:
+def test_text_like_a_mark_is_output(lookalike: bytes) -> None:
     assert _scan([lookalike + b"x"], NONCE) == (lookalike + b"x", [])
 
 

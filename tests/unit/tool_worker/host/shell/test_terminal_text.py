@@ -1,4 +1,4 @@
-"""Terminal output as text: what is kept, what is taken out, and that nothing makes it slow or large."""
+"""Terminal output as text: kept and removed parts, and bounds of time and size."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
         (b"\x1b[Habcdef\x1b[1;3H\x1b[2@XY\x1b[1;1H\x1b[1Lnew", "new\nabXYcdef"),
     ],
 )
-def test_what_a_person_would_have_seen(raw: bytes, text: str) -> None:
+def test_text_equals_the_visible_screen(raw: bytes, text: str) -> None:
     assert plain_text(raw) == text
 
 

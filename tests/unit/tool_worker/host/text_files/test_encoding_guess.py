@@ -1,4 +1,4 @@
-"""Files in old encodings: read as what they are, changed without harm to any byte, and never taken for others."""
+"""Files in old encodings: decoded correctly, changed without harm to any byte, and never mistaken for others."""
 
 # ruff: noqa: RUF001  (the punctuation of the scripts)
 
@@ -100,7 +100,7 @@ def test_a_binary_file_is_no_text(content: bytes) -> None:
 
 
 @given(st.binary(max_size=400))
-def test_what_is_guessed_gives_back_every_byte(content: bytes) -> None:
+def test_guessed_encoding_preserves_every_byte(content: bytes) -> None:
     name = guess_encoding(content)
     assert name is None or decodes(content, name)
     file = TextFile.decode(content)

@@ -1,4 +1,4 @@
-"""MCP servers: what their file may say, where its secrets stay, and what a server may answer by HTTP."""
+"""MCP servers: valid files, protection of their secrets, and valid answers by HTTP."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_entry_becomes_a_server(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_secret_of_an_entry_is_known(tmp_path: Path) -> None:
+def test_secrets_of_an_entry_are_known(tmp_path: Path) -> None:
     entry = {"command": "x", "env": {"KEY": "${KEY}", "MODE": "fast"}, "args": ["literal"], "secrets": ["literal"]}
     (server,) = read_servers(written(tmp_path, {"a": entry}), {"KEY": "of-the-environment"})
     assert server.secrets == ("of-the-environment", "literal")

@@ -1,4 +1,4 @@
-"""What is made beside a workspace, and how it is removed."""
+"""Files beside a workspace, and their removal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.trees import nested, without_rights
 from tool_worker.workspace.files.staging import create_staging, remove_staging, remove_tree
 
 
-def test_what_is_deeper_than_python_goes_is_removed(tmp_path: Path) -> None:
+def test_very_deep_directory_is_removed(tmp_path: Path) -> None:
     top = tmp_path / "top"
     top.mkdir()
     with nested(top, 3000):
@@ -20,7 +20,7 @@ def test_what_is_deeper_than_python_goes_is_removed(tmp_path: Path) -> None:
         remove_tree(top)
 
 
-def test_what_its_owner_may_not_write_or_read_is_removed(tmp_path: Path) -> None:
+def test_files_without_owner_rights_are_removed(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     with without_rights(own):
@@ -33,7 +33,7 @@ def test_what_its_owner_may_not_write_or_read_is_removed(tmp_path: Path) -> None
         assert list(own.iterdir()) == []
 
 
-def test_what_links_lead_to_stays_as_it_is(tmp_path: Path) -> None:
+def test_targets_of_links_stay(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     with without_rights(own):
@@ -50,7 +50,7 @@ def test_what_links_lead_to_stays_as_it_is(tmp_path: Path) -> None:
         (own / "outside").chmod(0o700)
 
 
-def test_what_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
+def test_failed_removal_is_an_error(tmp_path: Path) -> None:
     own = tmp_path / "own"
     (own / "top").mkdir(parents=True)
     (own / "top" / "others").mkdir(mode=0o755)

@@ -1,4 +1,4 @@
-"""Unpacking archives that people and enemies have made."""
+"""Archives made by ordinary users and by attackers."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ OUTSIDE = [
 
 
 @pytest.mark.parametrize("members", OUTSIDE)
-def test_what_leads_out_is_refused(tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+def test_paths_that_lead_out_are_refused(tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
     (tmp_path / "secret").write_text("secret")
     inside = tmp_path / "inside"
     inside.mkdir()

@@ -1,4 +1,4 @@
-"""What a worker launches: session programs, and hosts whose numbers may be those of others by now."""
+"""Launches of a worker: session programs, and hosts whose process ids may have been reused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_missing_package_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch)
         find_session_programs(["ipython"])
 
 
-def test_what_containers_need_is_for_their_images_to_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requirements_of_containers_are_in_their_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROGRAMS, "ipython", SessionProgramSpec("sessions/ipython_session.py", ("no_such_package",)))
     programs = find_session_programs(["ipython"], sandbox="docker")
     assert programs.commands == {}

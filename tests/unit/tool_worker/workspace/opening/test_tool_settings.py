@@ -1,4 +1,4 @@
-"""What a tool worker reads of its environment."""
+"""The settings of a tool worker from the environment."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tool_worker.settings import load_tool_settings
 from tool_worker.workspace.opening.repository_roots import RepositoryRoots
 
 
-def test_what_nobody_sets() -> None:
+def test_default_settings() -> None:
     settings = load_tool_settings({})
     assert settings.no_change_timeout_seconds == 10.0
     assert (settings.variables.workspace_idle_seconds, settings.variables.workspace_ttl_seconds) == (300.0, 3600.0)
     assert (settings.environment, settings.search_path) == ({}, "")
 
 
-def test_what_shells_get() -> None:
+def test_variables_of_shells() -> None:
     settings = load_tool_settings(
         {
             "NO_CHANGE_TIMEOUT_SECONDS": "2.5",

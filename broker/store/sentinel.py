@@ -1,0 +1,229 @@
+"""Finds the primary of a store that Redis Sentinel fails over.
+
+    redis+sentinel://user:password@host1:26379,host2:26379/name/0     rediss+sentinel:// with TLS
+
+`name` is the service that the Sentinels monitor; user, password, database and TLS options are those of its servers. The
+Sentinels' own login is in the options `sentinel_username` and `sentinel_password`.
+
+Holds: an address is used only if its server says that it is a primary. A Sentinel is believed about the address alone.
+A change that a Sentinel announces is followed at once, without waiting for a call to fail.
+Does not: discover further Sentinels; name three of them, on different machines.
+Source: the Sentinel client specification of Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+import hiredis
+
+from broker.runtime import StoreMisconfigured, StoreUnavailable
+
+SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
+"""The scheme of such a URL, and the one of its servers' URLs."""
+SENTINEL_PORT = 26379
+ANSWER_SECONDS = 0.5
+"""How long one Sentinel may take for an answer before the next one is asked."""
+QUIET_SECONDS = 15.0
+"""After this time without a message, the Sentinel that is listened to must answer a PING."""
+RETRY_SECONDS = 1.0
+SWITCH = b"+switch-master"
+OWN_OPTIONS = ("sentinel_username", "sentinel_password")
+REMEDY = "Use redis+sentinel://user:password@host1:26379,host2:26379,host3:26379/name, with the name that they monitor."
+
+Host = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelUrl:
+    """The parts of a URL.
+
+    Attributes:
+        sentinels: hosts and ports.
+        service: the name of the monitored primary.
+        servers: the URL of a server, with the host and port of the first Sentinel.
+        login: user and password of the Sentinels, as arguments of AUTH; empty without one.
+    """
+
+    sentinels: tuple[Host, ...]
+    service: str
+    servers: str
+    login: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, url: str) -> SentinelUrl:
+        """Parse a URL.
+
+        Raises:
+            ValueError: it cannot be used; the message says why.
+        """
+        parts = urlsplit(url)
+        place, _, hosts = parts.netloc.rpartition("@")
+        sentinels = tuple(_parse_host(host) for host in hosts.split(",") if host)
+        service, _, database = parts.path.strip("/").partition("/")
+        if not sentinels:
+            raise ValueError("it names no Sentinel")
+        if not service:
+            raise ValueError("it does not name the service that the Sentinels monitor")
+        options = dict(parse_qsl(parts.query))
+        names = [unquote(options.pop(name)) for name in OWN_OPTIONS if name in options]
+        host, port = sentinels[0]
+        netloc = f"{place}@{_show_host(host)}:{port}" if place else f"{_show_host(host)}:{port}"
+        servers = urlunsplit((SCHEMES[parts.scheme], netloc, f"/{database or 0}", urlencode(options), ""))
+        return cls(sentinels, unquote(service), servers, tuple(names))
+
+    @property
+    def shown(self) -> str:
+        """The hosts and the service, without any password."""
+        return f"{','.join(f'{_show_host(host)}:{port}' for host, port in self.sentinels)}/{self.service}"
+
+
+def is_sentinel_url(url: str) -> bool:
+    """Return whether a URL names Sentinels."""
+    return url.partition("://")[0].lower() in SCHEMES
+
+
+async def find_primary(url: SentinelUrl, context: ssl.SSLContext | None = None) -> Host:
+    """Return the address of the primary, from the first Sentinel that knows it.
+
+    Raises:
+        StoreUnavailable: no Sentinel answers, or they know no primary of this name.
+        StoreMisconfigured: a Sentinel refuses the login, and no other one answers.
+    """
+    causes = []
+    refusal = None
+    for sentinel in url.sentinels:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS), _SentinelLink(sentinel, url.login, context) as link:
+                found = await link.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", url.service)
+        except StoreMisconfigured as error:
+            refusal = error
+        except (OSError, TimeoutError) as error:
+            causes.append(f"{sentinel[0]}:{sentinel[1]}: {str(error) or type(error).__name__}")
+        else:
+            if found:
+                return found[0].decode(), int(found[1])
+            causes.append(f"{sentinel[0]}:{sentinel[1]} monitors no {url.service}")
+    if refusal is not None:
+        raise refusal
+    raise StoreUnavailable(
+        f"No Sentinel names a primary of {url.service} ({'; '.join(causes)}).",
+        remedy="Start the Sentinels, or set DECKHANDS_URL to those that monitor it.",
+    )
+
+
+async def follow_switches(
+    url: SentinelUrl, on_switch: Callable[[Host], None], context: ssl.SSLContext | None = None
+) -> None:
+    """Call a function with the primary's address at each change, and after each interruption of the listening, forever.
+
+    One Sentinel is listened to at a time; when it ends, the next one.
+    """
+    turn = 0
+    while True:
+        sentinel = url.sentinels[turn % len(url.sentinels)]
+        turn += 1
+        with suppress(OSError, TimeoutError, StoreMisconfigured, StoreUnavailable):
+            async with _SentinelLink(sentinel, url.login, context) as link:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await link.call("SUBSCRIBE", SWITCH)
+                    on_switch(await find_primary(url, context))
+                async for address in link.switches(url.service):
+                    on_switch(address)
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+class _SentinelLink:
+    """A connection to one Sentinel."""
+
+    def __init__(self, sentinel: Host, login: Sequence[str], context: ssl.SSLContext | None) -> None:
+        self._sentinel, self._login, self._context = sentinel, login, context
+        self._replies = hiredis.Reader(replyError=hiredis.ReplyError, protocolError=hiredis.ProtocolError)
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+
+    async def __aenter__(self) -> Self:
+        host, port = self._sentinel
+        self._reader, self._writer = await asyncio.open_connection(host, port, ssl=self._context)
+        try:
+            if self._login:
+                await self.call("AUTH", *self._login)
+        except BaseException:
+            self._writer.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+
+    async def call(self, *command: str | bytes) -> Any:
+        """Send a command and return its reply.
+
+        Raises:
+            StoreMisconfigured: the Sentinel refuses it.
+            OSError: the connection is lost.
+        """
+        self._send(*command)
+        reply = await self._receive()
+        if isinstance(reply, hiredis.ReplyError):
+            host, port = self._sentinel
+            raise StoreMisconfigured(
+                f"The Sentinel at {host}:{port} answered: {reply}",
+                remedy="Check sentinel_username and sentinel_password in DECKHANDS_URL.",
+            )
+        return reply
+
+    async def switches(self, service: str) -> AsyncIterator[Host]:
+        """Yield the address of each new primary of a service.
+
+        Raises:
+            OSError: the Sentinel no longer answers.
+        """
+        is_asked = False
+        while True:
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS if is_asked else QUIET_SECONDS):
+                    message = await self._receive()
+            except TimeoutError:
+                if is_asked:
+                    raise
+                self._send("PING")
+                is_asked = True
+                continue
+            is_asked = False
+            if isinstance(message, list) and message[:2] == [b"message", SWITCH]:
+                name, _, _, host, port = message[2].decode().split()
+                if name == service:
+                    yield host, int(port)
+
+    def _send(self, *command: str | bytes) -> None:
+        self._writer.write(hiredis.pack_command(command))  # type: ignore[arg-type]  # (its stub)
+
+    async def _receive(self) -> Any:
+        while (reply := self._replies.gets()) is False:
+            chunk = await self._reader.read(1 << 14)
+            if not chunk:
+                raise ConnectionResetError("the Sentinel has closed the connection")
+            try:
+                self._replies.feed(chunk)
+            except hiredis.ProtocolError as error:
+                raise ConnectionResetError(str(error)) from error
+        return reply
+
+
+def _parse_host(text: str) -> Host:
+    host, _, port = text.rpartition(":") if not text.endswith("]") and ":" in text else (text, "", "")
+    host = host.strip("[]")
+    if not host or not (port or "0").isdecimal():
+        raise ValueError(f"{text!r} is not a host with a port")
+    return host, int(port or SENTINEL_PORT)
+
+
+def _show_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

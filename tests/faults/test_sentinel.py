@@ -1,0 +1,220 @@
+"""Sentinel fails the store over: clients and workers follow, and events confirmed by a replica survive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from celery import Celery
+
+from broker.celery.app import make_connection_settings
+from broker.runtime import OutcomeUnknown, StoreError, StoreMisconfigured, StoreUnavailable, make_celery_url
+from broker.store.connection import MultiplexedConnection
+from broker.store.store import open_store
+from deckhands.client.client import Client
+from tests.faults.harness import FaultCluster, steps
+from tests.polling import unhurried, until
+from tests.sentinels import PASSWORD, SERVICE, SentinelGroup, fail_over
+from tests.stores import redis_program, running, valkey_program
+
+FAIL_OVERS = 3
+MANY_FAIL_OVERS = 200
+WRITERS = 4
+
+
+@pytest.fixture(params=["valkey", "redis"])
+async def group(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SentinelGroup]:
+    program = valkey_program() if request.param == "valkey" else redis_program()
+    async with SentinelGroup(program, tmp_path).running() as group:
+        yield group
+
+
+async def test_a_client_follows_a_killed_primary(group: SentinelGroup) -> None:
+    store = await open_store(group.url, patience_seconds=unhurried(60))
+    generation = store.generation
+    group.end_sentinel()
+    old = await group.primary()
+    old.kill()
+    await store.call("SET", "deck:test", "after")
+    new = await group.until_promoted(other_than=old)
+    assert await new.call("GET", "deck:test") == b"after"
+    await store.check_generation()
+    assert store.generation == generation
+    await store.aclose()
+
+
+async def test_waiting_read_leaves_a_stopped_primary_when_another_is_promoted(group: SentinelGroup) -> None:
+    store = await open_store(group.url, patience_seconds=unhurried(60))
+    reader = store.connection.another(reply_timeout_seconds=unhurried(300))
+    await store.call("XADD", "deck:test", "1-1", "a", "b")
+    reading = asyncio.create_task(reader.call("XREAD", "BLOCK", 0, "STREAMS", "deck:test", "1-1"))
+    old = await group.primary()
+    await asyncio.sleep(0.1)
+    old.send(signal.SIGSTOP)
+    with pytest.raises(OutcomeUnknown, match="the primary is now"):  # far sooner than the reader's own limit
+        await asyncio.wait_for(reading, unhurried(60))
+    await store.call("SET", "deck:test:after", "1")
+    old.send(signal.SIGCONT)
+    assert await group.primary() is not old
+    await reader.aclose()
+    await store.aclose()
+
+
+async def test_a_stale_primary_confirms_nothing(group: SentinelGroup) -> None:
+    old = await group.primary()
+    stale = MultiplexedConnection(old.url, acks="replica")
+    assert await stale.call("SET", "deck:before", "1") == b"OK"
+    old.send(signal.SIGSTOP)
+    new = await group.until_promoted(other_than=old)
+    await group.until_replicated(new, count=1)  # the other replica has left the stale primary
+    old.send(signal.SIGCONT)
+    with pytest.raises((OutcomeUnknown, StoreUnavailable)):
+        await stale.call("SET", "deck:stale", "1")
+    await stale.aclose()
+    assert await new.call("GET", "deck:before") == b"1"
+    assert await group.primary() is new
+    assert await new.call("GET", "deck:stale") is None
+
+
+async def test_confirmed_messages_survive_fail_overs(group: SentinelGroup) -> None:
+    await check_confirmed_messages(group, FAIL_OVERS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7_200)
+async def test_confirmed_messages_survive_two_hundred_fail_overs(tmp_path: Path) -> None:
+    async with SentinelGroup(valkey_program(), tmp_path).running() as group:
+        await check_confirmed_messages(group, MANY_FAIL_OVERS)
+
+
+async def check_confirmed_messages(group: SentinelGroup, fail_overs: int) -> None:
+    """Send messages to conversations all the time, and check after all fail-overs what the servers hold.
+
+    The check reads the raw streams by commands of the server; it uses nothing of the code that wrote them.
+    """
+    store = await open_store(group.url, patience_seconds=unhurried(60), acks="replica")
+    client = Client(store)
+    ids = [await client.submit("do it") for _ in range(WRITERS)]
+    acknowledged: dict[str, list[str]] = {conversation_id: [] for conversation_id in ids}
+    is_over = asyncio.Event()
+
+    async def send(conversation_id: str) -> None:
+        while not is_over.is_set():
+            text = f"message-{len(acknowledged[conversation_id])}."
+            await client.send_message(conversation_id, text)
+            acknowledged[conversation_id].append(text)
+
+    async with asyncio.TaskGroup() as writing:
+        for conversation_id in ids:
+            writing.create_task(send(conversation_id))
+        for number in range(fail_overs):
+            counts = {name: len(sent) for name, sent in acknowledged.items()}
+            await fail_over(group)
+            await until(
+                lambda counts=counts: all(len(sent) > counts[name] + 1 for name, sent in acknowledged.items()),  # type: ignore[misc]
+                limit=60,
+                what=f"messages after fail-over {number}",
+            )
+        is_over.set()
+    primary = await group.primary()
+    for conversation_id in ids:
+        entries = await primary.call("XRANGE", store.keys(conversation_id).events, "-", "+")
+        assert [entry for entry, _ in entries] == [f"{number}-0".encode() for number in range(1, len(entries) + 1)]
+        raw = [b"".join(fields) for _, fields in entries]
+        for text in acknowledged[conversation_id]:
+            assert sum(text.encode() in entry for entry in raw) == 1, text
+    await client.aclose()
+
+
+class SentinelCluster(FaultCluster):
+    """Workers on a store, a broker and a result backend behind Sentinels."""
+
+    group: SentinelGroup
+
+    @contextlib.asynccontextmanager
+    async def on(self, group: SentinelGroup) -> AsyncIterator[SentinelCluster]:
+        self.group = group
+        self.url_for_workers = group.url
+        self.client = Client(await open_store(group.url, patience_seconds=unhurried(60)))
+        try:
+            yield self
+        finally:
+            for worker in list(self.workers):
+                self.kill(worker)
+            await self.close_workspaces()
+            await self.client.aclose()
+
+
+async def test_conversations_and_celery_tasks_go_on_over_fail_overs(group: SentinelGroup, tmp_path: Path) -> None:
+    root = tmp_path / "cluster"
+    root.mkdir()
+    async with SentinelCluster(root).on(group) as cluster:
+        celery_url = make_celery_url(group.url)
+        turns = steps(8, seconds=0.4)
+        model = cluster.script(*turns)
+        environment = {"DECKHANDS_CELERY_URL": celery_url, "DECKHANDS_ACKS": "replica", "LLM_MODEL": model}
+        for start in (cluster.start_controller, cluster.start_tool, cluster.start_ingress, cluster.start_jobs):
+            start(**environment)
+        cluster.start_beat(**environment)
+        app = Celery("producer", set_as_current=False)
+        app.conf.update(make_connection_settings(celery_url, celery_url))
+        sent = await asyncio.to_thread(app.send_task, "deckhands.run", ["do it"], {}, queue="deckhands")
+        ids = await cluster.submit(turns, count=3, model=model)
+        await cluster.until(lambda: all("begin-1" in cluster.effects(cid) for cid in ids), limit=unhurried(60))
+        old, _ = await fail_over(group)
+        await cluster.check(ids, commands=8, limit=unhurried(120))
+        summary = await asyncio.to_thread(sent.get, timeout=unhurried(120))
+        assert summary["state"] == "finished"
+        late = await asyncio.to_thread(app.send_task, "deckhands.run", ["again"], {}, queue="deckhands")
+        assert (await asyncio.to_thread(late.get, timeout=unhurried(120)))["state"] == "finished"
+        ends = {name: cluster.log_of(name) for name, worker in cluster.workers.items() if worker.poll() is not None}
+        assert not ends
+        assert await group.primary() is not old
+
+
+async def test_without_a_replica_no_write_is_confirmed(tmp_path: Path) -> None:
+    with contextlib.contextmanager(running)(valkey_program()) as server:
+        connection = MultiplexedConnection(server.url, acks="replica")
+        with pytest.raises(OutcomeUnknown, match="did not get a write to a replica"):
+            await connection.call("SET", "deck:test", "1")
+        assert await connection.call("GET", "deck:test") == b"1"  # reading needs no confirmation
+        await connection.aclose()
+
+
+@pytest.mark.parametrize("appends", ["yes", "no"])
+async def test_disk_confirms_only_with_an_append_only_file(appends: str) -> None:
+    with contextlib.contextmanager(running)(valkey_program(), "--appendonly", appends) as server:
+        connection = MultiplexedConnection(server.url, acks="disk")
+        if appends == "yes":
+            assert await connection.call_many([("SET", "deck:test", "1"), ("GET", "deck:test")]) == [b"OK", b"1"]
+        else:
+            with pytest.raises(StoreMisconfigured, match="cannot confirm writes"):
+                await connection.call("SET", "deck:test", "1")
+        await connection.aclose()
+
+
+async def test_writes_at_once_share_confirmations() -> None:
+    with contextlib.contextmanager(running)(valkey_program()) as server:
+        connection = MultiplexedConnection(server.url, acks="disk")
+        await asyncio.gather(*(connection.call("SET", f"deck:{number}", number) for number in range(500)))
+        stats = (await connection.call("INFO", "commandstats")).decode()
+        (asked,) = [line for line in stats.splitlines() if line.startswith("cmdstat_waitaof:")]
+        assert int(asked.partition("calls=")[2].partition(",")[0]) <= 20
+        await connection.aclose()
+
+
+async def test_sentinels_that_are_away_or_refuse_are_named(group: SentinelGroup) -> None:
+    wrong = group.url.replace("sentinel_password=", "sentinel_password=x")
+    with pytest.raises(StoreMisconfigured, match=r"The Sentinel at .* answered: WRONGPASS"):
+        await open_store(wrong)
+    with pytest.raises(StoreUnavailable, match="monitors no other"):
+        await open_store(group.url.replace(f"/{SERVICE}", "/other"))
+    with pytest.raises(StoreError) as refused:
+        await open_store(group.url.replace(PASSWORD, "not-it"))
+    assert "not-it" not in str(refused.value)
+    with pytest.raises(StoreUnavailable, match="No Sentinel names a primary of deck"):
+        await open_store("redis+sentinel://127.0.0.1:1,127.0.0.1:2/deck")
