@@ -34,8 +34,7 @@ def install_shortcuts() -> None:
 
 async def _keep_given(body: Mapping[str, Any], _expected: object) -> dict[str, Any]:
     """Return the given fields of a request, as the SDK's function does."""
-    from openai._utils import is_given
-
+    is_given = importlib.import_module("openai._utils").is_given
     return {name: value for name, value in body.items() if is_given(value)}
 
 
