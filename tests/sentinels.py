@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
 import subprocess
@@ -173,12 +172,11 @@ class SentinelGroup:
             self._sentinels.append(subprocess.Popen(command, stdout=log, stderr=log))
 
 
-async def fail_over(group: SentinelGroup, *, settle_seconds: float = 0.0) -> tuple[Server, Server]:
+async def fail_over(group: SentinelGroup) -> tuple[Server, Server]:
     """Kill the primary, wait for the promotion, and start it again as a replica; return it and the new primary."""
     old = await group.primary()
     old.kill()
     new = await group.until_promoted(other_than=old)
-    await asyncio.sleep(settle_seconds)
     old.start(primary=new.port)
     await group.until_replicated(new)
     return old, new

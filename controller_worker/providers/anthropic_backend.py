@@ -12,7 +12,6 @@ Does not: import a client before a model is created; the import of the SDK costs
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from broker.runtime import Clock
-from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.config import LLMConfig, has_custom_headers
 from controller_worker.providers.context_management import add_betas, is_compacting
 from controller_worker.providers.errors import LLMConfigError
 from controller_worker.providers.llm import CallUsage, Completion, ModelRequest
@@ -49,8 +48,6 @@ PREFIX = "anthropic/"
 URL = "https://api.anthropic.com"
 VERSION = "2026-10-21"
 LAST_VERSION_WITH_SAMPLING = "2023-06-01"
-CUSTOM_HEADERS = "ANTHROPIC_CUSTOM_HEADERS"
-"""The environment variable with further headers, which the SDK reads."""
 PAUSES_LIMIT = 10
 """A turn with more pauses ends after this many; its content so far is used."""
 
@@ -240,7 +237,7 @@ def _create_transport(config: LLMConfig) -> ProviderTransport:
         raise LLMConfigError(f"There is no key for {config.model!r} at its own address.", remedy="Set LLM_API_KEY.")
     # Gateways older than the SDK's second version look for the key here.
     headers = {"X-Api-Key": key} if key and config.base_url else {}
-    if key and not os.environ.get(CUSTOM_HEADERS):
+    if key and not has_custom_headers():
         return HttpTransport(config.model_copy(update={"base_url": url or URL}), key, headers)
     return _create_sdk_transport(config, key, url, headers)
 

@@ -69,6 +69,7 @@ UNSUPPORTED: Mapping[str, str] = {
 }
 """Settings of OpenHands that are not supported, with the reason."""
 
+CUSTOM_HEADERS = "ANTHROPIC_CUSTOM_HEADERS"
 _ADDRESS_VARIABLE = re.compile(r"(?!DECKHANDS_|LLM_|LITELLM_BASE_URL|ANTHROPIC_)[A-Z0-9_]+_(API_BASE|BASE_URL|API_URL)")
 _MADE_OF = "_API_BASE"
 _NAMES_A_SECRET = re.compile(r"key|token|secret|passw|auth|cred|cookie|session|signature", re.IGNORECASE)
@@ -430,6 +431,11 @@ def has_provider_key(provider: str) -> bool:
     return any(
         name.startswith(beginning) and re.search(r"KEY|TOKEN", name) for name, text in os.environ.items() if text
     )
+
+
+def has_custom_headers() -> bool:
+    """Return whether the environment has further headers for Claude, which only Anthropic's SDK reads."""
+    return bool(os.environ.get(CUSTOM_HEADERS))
 
 
 def _find_secrets(value: Any, *, is_secret: bool = False) -> Iterator[str]:

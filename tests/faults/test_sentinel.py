@@ -53,7 +53,11 @@ async def test_waiting_read_leaves_a_stopped_primary_when_another_is_promoted(gr
     await store.call("XADD", "deck:test", "1-1", "a", "b")
     reading = asyncio.create_task(reader.call("XREAD", "BLOCK", 0, "STREAMS", "deck:test", "1-1"))
     old = await group.primary()
-    await asyncio.sleep(0.1)
+
+    async def is_reading() -> bool:
+        return b"blocked_clients:1" in await old.call("INFO", "clients")
+
+    await until(is_reading, limit=60, what="blocked reader")
     old.send(signal.SIGSTOP)
     with pytest.raises(OutcomeUnknown, match="the primary is now"):  # far sooner than the reader's own limit
         await asyncio.wait_for(reading, unhurried(60))

@@ -14,8 +14,8 @@ import pytest
 
 from broker.runtime.clock import SystemClock
 from controller_worker.model.registry import create_llm
-from controller_worker.providers.anthropic_backend import CUSTOM_HEADERS, SdkTransport
-from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.anthropic_backend import SdkTransport
+from controller_worker.providers.config import CUSTOM_HEADERS, LLMConfig
 from controller_worker.providers.errors import BadRequestError, LLMConfigError
 from controller_worker.providers.llm import CallUsage, Completion, ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
