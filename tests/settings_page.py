@@ -112,6 +112,11 @@ OTHERS = (
         "all but workspace hosts",
         "where [traces](observability.md#traces) are sent, under which name, and whether; and the SDK's others",
     ),
+    (
+        "`ANTHROPIC_CUSTOM_HEADERS`",
+        "controller workers",
+        "further headers for Claude, which Anthropic's SDK adds; if it is set, requests go through the SDK",
+    ),
     ("`NO_COLOR`, `TERM`", "commands", "no colours if `NO_COLOR` is set, or if `TERM` is `dumb`"),
     (
         "`DECKHANDS_HOST_ID`",

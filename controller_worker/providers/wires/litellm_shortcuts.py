@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 COMPLETIONS = "openai.resources.chat.completions.completions"
+GIVEN = "openai._utils"
 LOGGING = "litellm.litellm_core_utils.litellm_logging"
 
 
@@ -34,7 +35,7 @@ def install_shortcuts() -> None:
 
 async def _keep_given(body: Mapping[str, Any], _expected: object) -> dict[str, Any]:
     """Return the given fields of a request, as the SDK's function does."""
-    is_given = importlib.import_module("openai._utils").is_given
+    is_given = importlib.import_module(GIVEN).is_given
     return {name: value for name, value in body.items() if is_given(value)}
 
 
