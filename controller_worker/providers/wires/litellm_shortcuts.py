@@ -34,8 +34,8 @@ def install_shortcuts() -> None:
 
 async def _keep_given(body: Mapping[str, Any], _expected: object) -> dict[str, Any]:
     """Return the given fields of a request, as the SDK's function does."""
-    is_given = importlib.import_module("openai._utils").is_given
-    return {name: value for name, value in body.items() if is_given(value)}
+    sdk: Any = importlib.import_module(COMPLETIONS)
+    return {name: value for name, value in body.items() if not isinstance(value, (sdk.Omit, sdk.NotGiven))}
 
 
 async def _record_nothing(*_: object, **__: object) -> None:
