@@ -19,9 +19,9 @@ LOGGING = "litellm.litellm_core_utils.litellm_logging"
 
 def install_shortcuts() -> None:
     """Replace the functions, for the whole process. Call this after the import of litellm. Idempotent."""
-    completions = importlib.import_module(COMPLETIONS)
+    completions: Any = importlib.import_module(COMPLETIONS)
     if hasattr(completions, "async_maybe_transform"):
-        completions.async_maybe_transform = _keep_given  # type: ignore[attr-defined]
+        completions.async_maybe_transform = _keep_given
     record = getattr(importlib.import_module(LOGGING), "Logging", None)
     for name, shortcut in (
         ("dispatch_success_handlers", _record_nothing),
