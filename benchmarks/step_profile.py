@@ -105,8 +105,8 @@ def report(stats: pstats.Stats, steps: int, top: int) -> None:
             layer[0] += own
             layer[1] += calls
     print("\n| layer | share of CPU | calls per step |\n|---|---|---|")
-    for layer, (own, calls) in sorted(layers.items(), key=lambda item: -item[1][0])[: top // 2]:
-        print(f"| {layer} | {own / whole:.1%} | {calls:.1f} |")
+    for name, (own, calls) in sorted(layers.items(), key=lambda item: -item[1][0])[: top // 2]:
+        print(f"| {name} | {own / whole:.1%} | {calls:.1f} |")
     print("\n| function | own share | with what it calls | calls per step |\n|---|---|---|---|")
     for own, cumulative, calls, file, line, name in rows[:top]:
         if "epoll" not in name:

@@ -14,15 +14,14 @@ from collections.abc import Mapping
 from typing import Any
 
 COMPLETIONS = "openai.resources.chat.completions.completions"
-GIVEN = "openai._utils"
 LOGGING = "litellm.litellm_core_utils.litellm_logging"
 
 
 def install_shortcuts() -> None:
     """Replace the functions, for the whole process. Call this after the import of litellm. Idempotent."""
-    completions = importlib.import_module(COMPLETIONS)
+    completions: Any = importlib.import_module(COMPLETIONS)
     if hasattr(completions, "async_maybe_transform"):
-        completions.async_maybe_transform = _keep_given  # type: ignore[attr-defined]
+        completions.async_maybe_transform = _keep_given
     record = getattr(importlib.import_module(LOGGING), "Logging", None)
     for name, shortcut in (
         ("dispatch_success_handlers", _record_nothing),
@@ -35,8 +34,8 @@ def install_shortcuts() -> None:
 
 async def _keep_given(body: Mapping[str, Any], _expected: object) -> dict[str, Any]:
     """Return the given fields of a request, as the SDK's function does."""
-    is_given = importlib.import_module(GIVEN).is_given
-    return {name: value for name, value in body.items() if is_given(value)}
+    sdk: Any = importlib.import_module(COMPLETIONS)
+    return {name: value for name, value in body.items() if not isinstance(value, (sdk.Omit, sdk.NotGiven))}
 
 
 async def _record_nothing(*_: object, **__: object) -> None:
