@@ -294,10 +294,10 @@ def _make_chord_request(message: Any, task_id: str, backend: Any) -> Context | N
         with suppress(Exception):  # the body may be anything
             chord = message.decode()[2].get("chord")
     chord = _parse_chord(task_id, {"chord": chord})["chord"]
-    if not chord and backend.client.get(backend.get_key_for_group(group, ".s")):
-        # The last part to end provides the chord's body, unless that is this one.
-        chord = {"task": UNREADABLE, "options": {"task_id": new_key()}}
-    return Context(id=task_id, group=group, group_index=index, chord=chord) if chord else None
+    # The last part to end provides the chord's body, unless that is this one. Nothing says yet whether the group is a
+    # chord: its producer notes that when it sends the last part. In any other group, nobody counts.
+    chord = chord or {"task": UNREADABLE, "options": {"task_id": new_key()}}
+    return Context(id=task_id, group=group, group_index=index, chord=chord)
 
 
 def find_chord(message: Any) -> Any:

@@ -23,7 +23,7 @@ from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import LLMConfigError, ModelError, ModelTimeoutError
 from controller_worker.providers.llm import LLM, Completion, ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart
-from controller_worker.providers.openai_backend import STALE_LIMIT
+from controller_worker.providers.wires.http_transport import STALE_LIMIT
 from tests.certificates import certificate_in
 from tests.polling import until
 

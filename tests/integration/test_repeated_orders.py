@@ -21,6 +21,7 @@ from deckhands.client.client import Client
 from deckhands.ingress.callers import CELERY, Caller
 from deckhands.ingress.commands import ConversationCommands
 from deckhands.ingress.context import IngressContext, derive_task_conversation_id
+from deckhands.ingress.ingress_results import Ending
 from deckhands.ingress.runs import RunMessage, Runs
 from tests.archive_parts import begin_ended
 from tests.integration.test_inbox_edges import NoResults
@@ -160,21 +161,23 @@ class Completions:
     def __init__(self) -> None:
         self.failures: list[Any] = []
 
-    def settle(self, *_: Any, failure: Any = None, **__: Any) -> None:
-        self.failures.append(failure)
+    def settle(self, ending: Ending) -> None:
+        self.failures.append(ending.failure)
 
-    def send_event(self, *_: Any, **__: Any) -> None:
+    def queue_event(self, *_: Any, **__: Any) -> None:
+        return
+
+    def send_queued_events(self) -> None:
         return
 
     def restore_result(self, *_: Any, **__: Any) -> None:
         return
 
 
-@pytest.mark.parametrize("before", ["deck_append", "deck_admit"])
-async def test_run_revoked_while_it_starts_is_stopped(valkey_store: Store, before: str) -> None:
+async def test_run_revoked_while_it_starts_is_stopped(valkey_store: Store) -> None:
     results = Completions()
     other = Runs(IngressContext(valkey_store, results))  # type: ignore[arg-type]
-    connection = Stalled(valkey_store, before, lambda: other.revoke("t1"))
+    connection = Stalled(valkey_store, "deck_append", lambda: other.revoke("t1"))
     desk = IngressContext(replace(valkey_store, connection=connection), results)  # type: ignore[arg-type]
     await Runs(desk).take(MESSAGE)
     assert await orders_to(desk) == [AgentState.STOPPED]
@@ -189,7 +192,7 @@ async def test_run_revoked_before_its_ingress_dies_is_stopped(valkey_store: Stor
     await desk.callers.add(caller)
     await runs.revoke("t1")
     await desk.callers.mark_answered(conversation_id)
-    await desk.start_conversation(MESSAGE.request()[0], conversation_id, "t1", awaited=CELERY)
+    await desk.start_conversation(MESSAGE.request()[0], conversation_id, "t1", caller=caller)
     for _ in range(2):  # the broker delivers its message again
         await runs.take(MESSAGE)
         await desk.client.log.append(conversation_id, [STOPPED], fields={"state": "stopped"})

@@ -103,8 +103,9 @@ def run_beat_until(is_over: threading.Event) -> None:
     while not is_over.is_set():
         service = Service(app, max_interval=BEAT_TURN_SECONDS, scheduler_cls=SCHEDULER)
         try:
-            signals.beat_init.send(sender=service)  # celery-redbeat waits here for the lock
-            while not is_over.wait(service.scheduler.tick()):
+            scheduler = service.scheduler  # imports celery-redbeat, which then hears the signal
+            signals.beat_init.send(sender=service)  # it waits here for the lock
+            while not is_over.wait(scheduler.tick()):
                 pass
             service.sync()  # gives the lock back
         except Exception:  # noqa: BLE001  (the outer edge: the workers beside it must not end)

@@ -122,7 +122,7 @@ async def test_no_call_goes_to_a_primary_left_while_connecting(tmp_path: Path) -
         received.append(b"")
         served.append(asyncio.current_task())
         number = len(received)
-        await reader.readuntil(b"server\r\n")  # the greeting's last command is INFO server
+        await reader.readuntil(b"replication\r\n")  # the greeting's last command is INFO server replication
         if number == 2:
             greets.set()
             await may_greet.wait()
