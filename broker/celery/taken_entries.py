@@ -73,23 +73,32 @@ class SafeQoS(QoS):
         self._noting = []
         try:
             yield
-            self._record(taken)
+            with self.pipe_or_acquire() as pipe:
+                self._record(pipe)
+                pipe.delete(taken).execute()
         finally:
             self._noting = None
 
-    def _record(self, taken: str) -> None:
+    def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
+        """Drop a message, or return it to its queue. It returns from the record, so it is recorded before."""
+        if self._noting:
+            with self.pipe_or_acquire() as pipe:
+                self._record(pipe)
+                pipe.execute()
+        super().reject(delivery_tag, requeue)
+
+    def _record(self, pipe: Any) -> None:
+        """Record the messages that are being delivered, and that no consumer has acknowledged."""
         now = SYSTEM_CLOCK.now().timestamp()
-        with self.pipe_or_acquire() as pipe:
-            if noted := [message for message in self._noting or () if message.delivery_tag not in self._dirty]:
-                pipe.zadd(self.unacked_index_key, {message.delivery_tag: now for message in noted})
-                routes = ((message, message.delivery_info) for message in noted)
-                kept = {
-                    message.delivery_tag: dumps([message._raw, route["exchange"], route["routing_key"]])  # noqa: SLF001
-                    for message, route in routes
-                }
-                pipe.hset(self.unacked_key, mapping=kept)
-            pipe.delete(taken)
-            pipe.execute()
+        if noted := [message for message in self._noting or () if message.delivery_tag not in self._dirty]:
+            pipe.zadd(self.unacked_index_key, {message.delivery_tag: now for message in noted})
+            routes = ((message, message.delivery_info) for message in noted)
+            kept = {
+                message.delivery_tag: dumps([message._raw, route["exchange"], route["routing_key"]])  # noqa: SLF001
+                for message, route in routes
+            }
+            pipe.hset(self.unacked_key, mapping=kept)
+        self._noting = []
 
     def ack_all(self, messages: Sequence[Any]) -> None:
         """Acknowledge messages together."""
