@@ -218,7 +218,7 @@ class IngressConsumer(WorkerConsumer):
         try:
             backend = self.app.backend
             is_kept = not headers.get("ignore_result")
-            request = _make_chord_request(message, task_id, backend)
+            request = _make_chord_request(message, task_id)
             if backend.get_state(task_id) not in READY_STATES:  # the id may be that of another task, which has ended
                 backend.mark_as_failure(task_id, failure, request=request, store_result=is_kept)
             elif request is not None:  # an earlier delivery may have stored the result, and died before it was counted
@@ -283,7 +283,7 @@ def _restrict_followers(
         return _parse_chord(headers["id"], found), [error.message, error.remedy]
 
 
-def _make_chord_request(message: Any, task_id: str, backend: Any) -> Context | None:
+def _make_chord_request(message: Any, task_id: str) -> Context | None:
     """Return the request that counts an unusable message as a part of its chord; None if it is in none."""
     headers = message.headers
     group, index = headers.get("group"), headers.get("group_index")
