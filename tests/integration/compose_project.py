@@ -124,7 +124,8 @@ def write_scripts(folder: Path) -> None:
     for path in (folder, *folder.parents[:2], scripts):
         path.chmod(path.stat().st_mode | 0o055)
     mount = {"type": "bind", "source": str(scripts), "target": "/scripts", "read_only": True}
-    (folder / "scripts.yaml").write_text(json.dumps({"services": {"controller": {"volumes": [mount]}}}))
+    controller = {"volumes": [mount], "environment": {"LLM_SCRIPTS_DIR": "/scripts"}}
+    (folder / "scripts.yaml").write_text(json.dumps({"services": {"controller": controller}}))
 
 
 def free_port() -> int:
