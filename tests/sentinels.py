@@ -90,7 +90,7 @@ class SentinelGroup:
             await self.until_replicated(self.servers[0])
             for number, port in enumerate(self._ports):
                 self._start_sentinel(number, port, first)
-            await until(self._know_each_other, limit=LIMIT_SECONDS, what="Sentinels that know each other")
+            await self.until_agreed(self.servers[0])
             yield self
         finally:
             processes = [*self._sentinels, *(server.process for server in self.servers if server.process)]
@@ -142,19 +142,41 @@ class SentinelGroup:
         await until(look, limit=LIMIT_SECONDS, what=what)
         return found[0]
 
-    async def _know_each_other(self) -> bool:
-        for port in self._ports:
-            connection = MultiplexedConnection(f"redis://:{SENTINEL_PASSWORD}@127.0.0.1:{port}/0")
+    async def until_agreed(self, primary: Server) -> None:
+        """Wait until all Sentinels know each other, the primary, and two replicas that follow it.
+
+        Without that, they have nothing to promote when this primary dies.
+        """
+
+        async def agree() -> bool:
             try:
-                flat = await connection.call("SENTINEL", "MASTER", SERVICE)
+                return all([await self._knows(port, primary.port) for port in self._ports])
             except DeckhandsError:
                 return False
-            finally:
-                await connection.aclose()
-            facts = dict(zip(flat[::2], flat[1::2], strict=True))
-            if (facts[b"num-other-sentinels"], facts[b"num-slaves"], facts[b"flags"]) != (b"2", b"2", b"master"):
-                return False
-        return True
+
+        await until(agree, limit=LIMIT_SECONDS, what="Sentinels that agree")
+
+    async def _knows(self, port: int, primary: int) -> bool:
+        connection = MultiplexedConnection(f"redis://:{SENTINEL_PASSWORD}@127.0.0.1:{port}/0")
+        try:
+            await connection.call("SENTINEL", "DEBUG", "INFO-PERIOD", 500)  # how often it looks at the servers
+            master, replicas = await connection.call_many(
+                [("SENTINEL", "MASTER", SERVICE), ("SENTINEL", "REPLICAS", SERVICE)]
+            )
+        finally:
+            await connection.aclose()
+        facts = to_facts(master)
+        following = [to_facts(flat) for flat in replicas]
+        return (facts[b"port"], facts[b"num-other-sentinels"], facts[b"flags"], len(following)) == (
+            str(primary).encode(),
+            b"2",
+            b"master",
+            2,
+        ) and all(
+            (found[b"flags"], found[b"master-link-status"], found[b"master-port"])
+            == (b"slave", b"ok", str(primary).encode())
+            for found in following
+        )
 
     def _start_sentinel(self, number: int, port: int, first: int) -> None:
         folder = self.folder / f"sentinel-{number}"
@@ -164,12 +186,16 @@ class SentinelGroup:
             f"port {port}\nbind 127.0.0.1\ndir {folder}\nrequirepass {SENTINEL_PASSWORD}\n"
             f"sentinel sentinel-pass {SENTINEL_PASSWORD}\n"
             f"sentinel monitor {SERVICE} 127.0.0.1 {first} 2\nsentinel auth-pass {SERVICE} {PASSWORD}\n"
-            f"sentinel down-after-milliseconds {SERVICE} 1000\nsentinel failover-timeout {SERVICE} 3000\n"
+            f"sentinel down-after-milliseconds {SERVICE} 3000\nsentinel failover-timeout {SERVICE} 6000\n"
             f"sentinel parallel-syncs {SERVICE} 2\n"
         )
         with (folder / "log").open("ab") as log:
             command = [self.program, str(settings), "--sentinel"]
             self._sentinels.append(subprocess.Popen(command, stdout=log, stderr=log))
+
+
+def to_facts(flat: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 async def fail_over(group: SentinelGroup) -> tuple[Server, Server]:
@@ -179,4 +205,5 @@ async def fail_over(group: SentinelGroup) -> tuple[Server, Server]:
     new = await group.until_promoted(other_than=old)
     old.start(primary=new.port)
     await group.until_replicated(new)
+    await group.until_agreed(new)
     return old, new

@@ -315,6 +315,7 @@ class _Endpoint:
         self._run_id = b""
         self._wires: weakref.WeakSet[_Wire] = weakref.WeakSet()
         self._follower: asyncio.Task[None] | None = None
+        self._turn = 0
         self._address()
 
     async def find_address(self) -> _Address:
@@ -322,7 +323,9 @@ class _Endpoint:
         address = self._address()
         if address.sentinels is not None:
             try:
-                address.host, address.port = await find_primary(address.sentinels, address.ssl_context)
+                found = await find_primary(address.sentinels, address.ssl_context, turn=self._turn)
+                address.host, address.port = found
+                self._turn += 1  # unless it serves
             except StoreMisconfigured as error:
                 raise self.to_outage(error) from error
         return address
@@ -338,6 +341,7 @@ class _Endpoint:
         self.has_served = True
         if address.sentinels is None:
             return
+        self._turn -= 1
         self._wires.add(wire)
         if self._follower is None:
             following = follow_switches(address.sentinels, self._leave_others, address.ssl_context)

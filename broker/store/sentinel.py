@@ -89,8 +89,12 @@ def is_sentinel_url(url: str) -> bool:
     return url.partition("://")[0].lower() in SCHEMES
 
 
-async def find_primary(url: SentinelUrl, context: ssl.SSLContext | None = None) -> Host:
+async def find_primary(url: SentinelUrl, context: ssl.SSLContext | None = None, *, turn: int = 0) -> Host:
     """Return the address of the primary, from the first Sentinel that knows it.
+
+    Args:
+        turn: which Sentinel is asked first. Use another one after an address that did not serve: a Sentinel may have
+            missed a fail-over.
 
     Raises:
         StoreUnavailable: no Sentinel answers, or they know no primary of this name.
@@ -98,7 +102,8 @@ async def find_primary(url: SentinelUrl, context: ssl.SSLContext | None = None) 
     """
     causes = []
     refusal = None
-    for sentinel in url.sentinels:
+    turn %= len(url.sentinels)
+    for sentinel in (*url.sentinels[turn:], *url.sentinels[:turn]):
         try:
             async with asyncio.timeout(ANSWER_SECONDS), _SentinelLink(sentinel, url.login, context) as link:
                 found = await link.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", url.service)
@@ -133,7 +138,7 @@ async def follow_switches(
             async with _SentinelLink(sentinel, url.login, context) as link:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await link.call("SUBSCRIBE", SWITCH)
-                    on_switch(await find_primary(url, context))
+                    on_switch(await find_primary(url, context, turn=turn - 1))
                 async for address in link.switches(url.service):
                     on_switch(address)
         await asyncio.sleep(RETRY_SECONDS)
