@@ -144,7 +144,7 @@ class MultiplexedConnection:
         if self._confirming is not None:
             await self._confirming.aclose()
         if self._is_first:
-            self._endpoint.close()
+            await self._endpoint.stop_following()
 
     def _check_reply(self, wire: _Wire, reply: Any) -> Any:
         if not isinstance(reply, hiredis.ReplyError):
@@ -347,10 +347,11 @@ class _Endpoint:
             following = follow_switches(address.sentinels, self._leave_others, address.ssl_context)
             self._follower = asyncio.get_running_loop().create_task(following)
 
-    def close(self) -> None:
-        """Stop following the Sentinels."""
+    async def stop_following(self) -> None:
+        """Stop listening to the Sentinels."""
         if self._follower is not None:
             self._follower.cancel()
+            await asyncio.wait([self._follower])
 
     def _leave_others(self, primary: tuple[str, int]) -> None:
         for wire in [wire for wire in self._wires if wire.place != primary]:

@@ -71,18 +71,23 @@ async def test_waiting_read_leaves_a_stopped_primary_when_another_is_promoted(gr
 async def test_a_sentinel_that_has_missed_a_fail_over_misleads_only_once(group: SentinelGroup) -> None:
     """The first Sentinel names a server that is gone; then the next one is asked."""
 
+    served: list[asyncio.Task[None] | None] = []
+
     async def mislead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(asyncio.current_task())
         while chunk := await reader.read(4096):
             writer.write(b"+OK\r\n" * chunk.count(b"AUTH"))
             writer.write(b"*2\r\n$9\r\n127.0.0.1\r\n$1\r\n1\r\n" * chunk.count(b"GET-MASTER"))
             writer.write(b"*3\r\n$9\r\nsubscribe\r\n$14\r\n+switch-master\r\n:1\r\n" * chunk.count(b"SUBSCRIBE"))
         writer.close()
+        await writer.wait_closed()
 
     server = await asyncio.start_server(mislead, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     store = await open_store(group.url.replace("@", f"@127.0.0.1:{port},", 1), opening_seconds=unhurried(60))
     assert await store.call("SET", "deck:test", "1") == b"OK"
     await store.aclose()
+    await asyncio.gather(*filter(None, served))
     server.close()
     await server.wait_closed()
 
