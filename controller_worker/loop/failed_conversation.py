@@ -44,7 +44,6 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
     log = services.log
     owners = services.owners
     ownership = owned.ownership
-    state = owned.state if owned.is_restored else None
     try:
         if isinstance(error, FunctionsReplaced):
             # Usually the next heartbeat fails too and the worker starts over, unless the functions are back by then.
@@ -54,18 +53,18 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
             return await _leave_to_newer(log, owners, ownership)
         _log.error("conversation %s failed", ownership.conversation_id, exc_info=error)
         try:
-            return await _rest(log, owners, ownership, state, error=error)
+            return await _rest(log, owners, owned, error=error)
         except SecretsLocked as locked:
             # Masking is not possible here, and this error's own text contains no secrets.
-            return await _rest(EventLog(services.store), owners, ownership, state, error=locked)
+            return await _rest(EventLog(services.store), owners, owned, error=locked)
     except Exception:  # noqa: BLE001  (the outermost edge: a conversation must not end its neighbours)
         _log.exception("conversation %s: its error could not be recorded", ownership.conversation_id)
     return True
 
 
-async def _rest(log: EventLog, owners: Owners, ownership: Ownership, state: State | None, *, error: Exception) -> bool:
+async def _rest(log: EventLog, owners: Owners, owned: OwnedLog, *, error: Exception) -> bool:
     for _ in range(MAX_ROUNDS):
-        if await _try_to_rest(log, owners, ownership, state, error=error):
+        if await _try_to_rest(log, owners, owned, error=error):
             return True
     return False
 
@@ -85,17 +84,30 @@ async def _leave_to_newer(log: EventLog, owners: Owners, ownership: Ownership) -
     return False
 
 
-async def _try_to_rest(
-    log: EventLog, owners: Owners, ownership: Ownership, state: State | None, *, error: Exception
-) -> bool:
+async def _load_state(owned: OwnedLog, last_id: int) -> State | None:
+    """Return the state at the end of the log; None if it is unknown: the log cannot be read, or was not read yet."""
+    if not owned.is_restored:
+        return None
+    if owned.state.version < last_id:
+        owned.has_new_events = True
+        try:
+            await owned.catch_up()
+        except Exception:  # noqa: BLE001  (the log may be what has failed; its error is recorded all the same)
+            _log.warning("conversation %s: its new events cannot be read", owned.ownership.conversation_id, exc_info=True)
+    return owned.state if owned.state.version == last_id else None
+
+
+async def _try_to_rest(log: EventLog, owners: Owners, owned: OwnedLog, *, error: Exception) -> bool:
     """Append the error, release the conversation and report to its parent. Return False if there are new events.
 
     If another worker owns it, return True without a report.
     """
+    ownership = owned.ownership
     (last_id,) = await owners.load_last_ids([ownership.conversation_id])
+    state = await _load_state(owned, last_id)
     reason = render_last_error(error)
     code = find_error_code(error)
-    if state is not None and state.version == last_id:
+    if state is not None:
         wanted = end_in_error(state, reason, code=code)
     else:  # the pending actions are unknown
         wanted = Append((AgentStateChangedObservation(agent_state=AgentState.ERROR, reason=reason, code=code),))

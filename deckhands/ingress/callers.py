@@ -171,13 +171,20 @@ class Callers:
         reply = await self._call_function("deck_take_answer", caller.conversation_id, *arguments)
         return (reply[1].decode(), bool(reply[2])) if reply[0] == "taken" else None
 
-    async def mark_answered(self, conversation_id: str) -> None:
+    async def note_repeat(self, conversation_id: str) -> None:
+        """Note that the message of the task has arrived again, for `mark_answered`."""
+        await self._store.call("HSET", self._store.keys(conversation_id).caller, "again", 1)
+
+    async def mark_answered(self, conversation_id: str) -> bool:
         """Mark the caller as answered; the conversation may continue without it. Idempotent.
+
+        Returns whether the message of the task has arrived again: the answer may have been lost since it was delivered.
 
         If the conversation was never created, nothing else would remove the caller's keys: they expire after
         `CALLER_TTL`.
         """
-        await self._call_function("deck_mark_answered", conversation_id, int(CALLER_TTL.total_seconds() * 1000))
+        ttl_ms = int(CALLER_TTL.total_seconds() * 1000)
+        return bool((await self._call_function("deck_mark_answered", conversation_id, ttl_ms))[1])
 
     async def schedule_check(self, caller: Caller) -> None:
         """Schedule another check of the conversation: soon at first, then less and less often."""

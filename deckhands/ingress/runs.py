@@ -130,7 +130,7 @@ class Runs:
         if caller is not None and (caller.outcome or caller.is_answered or meta):
             if is_revoked:
                 await self._stop_revoked(message.task_id)
-            await (self._repeat(caller, message) if caller.is_answered else self.complete(conversation_id))
+            await self._answer_again(caller, message)
             return
         try:
             request, archive, time_limit = message.request()
@@ -237,11 +237,12 @@ class Runs:
         failpoint("ingress.before_result")
         settled = await self._settle_all(endings)
         failpoint("ingress.before_answered")
-        for conversation_id, error in zip(
-            settled, await asyncio.gather(*map(callers.mark_answered, settled), return_exceptions=True), strict=True
-        ):
-            if error is not None:
-                self._log_failure(conversation_id, error)
+        marked = await asyncio.gather(*map(callers.mark_answered, settled), return_exceptions=True)
+        for conversation_id, found in zip(settled, marked, strict=True):
+            if found is True:
+                [found] = await asyncio.gather(self._repeat(conversation_id), return_exceptions=True)
+            if isinstance(found, BaseException):
+                self._log_failure(conversation_id, found)
 
     async def _settle_all(self, endings: Sequence[Ending]) -> list[str]:
         """Settle tasks, those without followers together, and return the conversations of the settled ones."""
@@ -321,9 +322,21 @@ class Runs:
         self._has_events = False
         self._events.submit(self._context.results.send_queued_events)
 
-    async def _repeat(self, caller: Caller, message: RunMessage) -> None:
-        """Store the result of a completed task again; its producer may have lost it."""
-        if caller.outcome and not message.kept.get("ignore_result"):
+    async def _answer_again(self, caller: Caller, message: RunMessage) -> None:
+        """Answer a repeated message: complete its task, or store the result again if the producer has lost it."""
+        conversation_id = caller.conversation_id
+        is_result_wanted = not message.kept.get("ignore_result")
+        if not caller.is_answered:
+            if is_result_wanted:  # another worker may be completing the task, and have stored its result already
+                await self._context.callers.note_repeat(conversation_id)
+            await self.complete(conversation_id)
+        if is_result_wanted:
+            await self._repeat(conversation_id)
+
+    async def _repeat(self, conversation_id: str) -> None:
+        """Store the result of a completed task again if it is gone; its producer may have lost it."""
+        caller = await self._context.callers.of(conversation_id)
+        if caller is not None and caller.is_answered and caller.outcome:
             value, failure = _parse_outcome(json.loads(caller.outcome))
             await self._in_thread(partial(self._context.results.restore_result, caller.name, value, failure=failure))
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from broker.contract.events import ConversationCreated, DelegateEnded, Parent
+from broker.contract.actions import CmdRunAction, MessageAction
+from broker.contract.events import ConversationCreated, DelegateEnded, EventSource, Parent
+from broker.contract.observations import ErrorObservation
 from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.limits.quotas import QuotaTable
 from broker.log.event_log import EventLog
 from broker.store.store import Store
+from controller_worker.core.effects import Append
 from controller_worker.loop.failed_conversation import rest_in_error
 from controller_worker.loop.owned_log import OwnedLog
 from controller_worker.loop.services import Services
@@ -33,3 +36,15 @@ async def test_a_worker_that_lost_a_delegate_reports_no_failure(memory_store: St
     await memory_store.connection.call("HSET", memory_store.keys(DELEGATE).meta, "owner", "w2")
     assert await rest_in_error(services, owned, RuntimeError("unforeseen"))
     assert not [event for event in await log.read(CID) if isinstance(event, DelegateEnded)]
+
+
+async def test_pending_actions_are_settled_although_an_event_has_arrived(memory_store: Store) -> None:
+    log = await begin(memory_store)
+    services, owned = await owned_by(memory_store, "w1", CID)
+    await owned.restore()
+    await owned.append(Append((CmdRunAction(command="sleep 60"),)))
+    await log.append(CID, [MessageAction(content="Are you there?", source=EventSource.USER)])
+    assert await rest_in_error(services, owned, RuntimeError("unforeseen"))
+    events = await log.read(CID)
+    (action,) = [event for event in events if isinstance(event, CmdRunAction)]
+    assert [event.cause for event in events if isinstance(event, ErrorObservation)] == [action.id]

@@ -92,6 +92,9 @@ class Announced(TaskResults):
     def settle(self, ending: Any) -> None:
         self.events.append(("ended", ending.task_id))
 
+    def restore_result(self, task_id: str, value: Any = None, *, failure: Exception | None = None) -> None:
+        self.events.append(("restored", task_id))
+
 
 def message(task_id: str = "racing") -> RunMessage:
     return RunMessage(task_id, [], {"task": "x"}, {})
@@ -119,6 +122,16 @@ async def test_two_ingresses_with_the_same_message_start_one_run(valkey_store: S
     assert results.events == [("received", "racing")]
     log = IngressContext(valkey_store, results).client.log
     assert len(await log.read(derive_task_conversation_id("racing"))) == 2
+
+
+async def test_a_message_repeated_while_its_task_is_completed_restores_the_result(valkey_store: Store) -> None:
+    """Its producer may have seen the result and deleted it before the worker marks the task as answered."""
+    desk, results = IngressContext(valkey_store, Announced()), Announced()
+    await Runs(desk).take(message())
+    watched = WatchedConnection(valkey_store.connection)
+    watched.before["deck_mark_answered"] = lambda: Runs(desk).take(message())
+    await Runs(IngressContext(replace(valkey_store, connection=watched), results)).revoke("racing")
+    assert results.events == [("ended", "racing"), ("restored", "racing")]
 
 
 async def test_one_worker_takes_an_answer_and_its_outcome_stays(valkey_store: Store) -> None:

@@ -55,9 +55,10 @@ end
 
 -- mark_answered: the caller has its answer, and the conversation may continue without it. Idempotent.
 -- KEYS  conversation base, shard base   ARGV  cid, how long to keep the caller of a conversation that was never created (ms)
--- returns  {'answered'}
+-- returns  {'answered', 1 if the message of the task arrived again meanwhile}
 local function mark_answered(keys, args)
   local caller, meta = keys[1] .. ':caller', keys[1] .. ':meta'
+  local again = redis.call('HDEL', caller, 'again')
   if redis.call('HEXISTS', caller, 'kind') == 1 then  -- otherwise a new hash would never be removed
     redis.call('HSET', caller, 'answered', '1')
     if redis.call('EXISTS', meta) == 0 then redis.call('PEXPIRE', caller, args[2]) end
@@ -65,7 +66,7 @@ local function mark_answered(keys, args)
   redis.call('HDEL', meta, 'awaited', 'noticed')
   redis.call('ZREM', keys[2] .. ':awaited', args[1])
   redis.call('DEL', caller .. ':lock')
-  return {'answered'}
+  return {'answered', again}
 end
 
 redis.register_function('deck_forget_caller', forget_caller)
