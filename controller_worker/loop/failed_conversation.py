@@ -93,7 +93,8 @@ async def _load_state(owned: OwnedLog, last_id: int) -> State | None:
         try:
             await owned.catch_up()
         except Exception:  # noqa: BLE001  (the log may be what has failed; its error is recorded all the same)
-            _log.warning("conversation %s: its new events cannot be read", owned.ownership.conversation_id, exc_info=True)
+            text = "conversation %s: its new events cannot be read"
+            _log.warning(text, owned.ownership.conversation_id, exc_info=True)
     return owned.state if owned.state.version == last_id else None
 
 

@@ -42,8 +42,8 @@ from broker.secrets import MASK
 from broker.store import INBOX, Argument, GroupReader
 from deckhands.client import MAX_KEY_CHARS, TaskSpec, derive_conversation_id
 from deckhands.ingress.callers import STREAM, Caller
-from deckhands.ingress.context import STORE_ERRORS, Answer, IngressContext
-from deckhands.ingress.outcome_watcher import answer_stream
+from deckhands.ingress.context import STORE_ERRORS, IngressContext
+from deckhands.ingress.outcome_watcher import send_outcome
 from deckhands.ingress.replies import NAME, VERSION, Replies
 
 MAX_IN_FLIGHT = 64
@@ -397,7 +397,7 @@ class InboxReader:
         if kept is None:
             await self._context.callers.add(caller)
         elif kept.is_answered:
-            await answer_stream(self._context, self._replies, Answer(kept, kept.outcome, 0), meta)
+            await send_outcome(self._context, self._replies, kept, kept.outcome, meta)
 
     async def _age_seconds(self, entry: str) -> float:
         """Return the age of an entry by the clock of the server, from its id."""

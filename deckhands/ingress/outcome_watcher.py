@@ -218,13 +218,22 @@ class OutcomeWatcher:
 
 
 async def answer_stream(context: IngressContext, replies: Replies, answer: Answer, meta: Mapping[str, str]) -> None:
-    """Send a producer of the inbox the outcome of its conversation.
+    """Send a producer of the inbox the outcome of its conversation, unless another check of it does that now."""
+    taken = await context.callers.take_answer(answer.caller, answer.outcome, answer.started_ms)
+    if taken is not None:
+        outcome, _ = taken
+        await send_outcome(context, replies, answer.caller, outcome, meta)
+        await context.callers.mark_answered(answer.caller.conversation_id)
+
+
+async def send_outcome(
+    context: IngressContext, replies: Replies, caller: Caller, text: str, meta: Mapping[str, str]
+) -> None:
+    """Send a producer of the inbox a decided outcome, as JSON.
 
     If its name now belongs to a producer of another tenant, the outcome is dropped.
     """
-    caller = answer.caller
     conversation_id = caller.conversation_id
-    text = await context.callers.decide(conversation_id, answer.outcome)
     if await Producers(context.store).may_read(caller.name, meta.get("tenant", "")):
         outcome = json.loads(text)
         content = outcome.get("summary") or outcome
@@ -232,4 +241,3 @@ async def answer_stream(context: IngressContext, replies: Replies, answer: Answe
     else:
         warning = "the caller of conversation %s gets no answer: the producer %s now belongs to another tenant"
         _log.warning(warning, conversation_id, caller.name, extra=make_extra(conversation_id))
-    await context.callers.mark_answered(conversation_id)

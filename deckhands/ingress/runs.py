@@ -238,11 +238,11 @@ class Runs:
         settled = await self._settle_all(endings)
         failpoint("ingress.before_answered")
         marked = await asyncio.gather(*map(callers.mark_answered, settled), return_exceptions=True)
-        for conversation_id, found in zip(settled, marked, strict=True):
-            if found is True:
-                [found] = await asyncio.gather(self._repeat(conversation_id), return_exceptions=True)
-            if isinstance(found, BaseException):
-                self._log_failure(conversation_id, found)
+        repeated = [conversation_id for conversation_id, found in zip(settled, marked, strict=True) if found is True]
+        restored = await asyncio.gather(*map(self._repeat, repeated), return_exceptions=True)
+        for conversation_id, error in zip([*settled, *repeated], [*marked, *restored], strict=True):
+            if isinstance(error, BaseException):
+                self._log_failure(conversation_id, error)
 
     async def _settle_all(self, endings: Sequence[Ending]) -> list[str]:
         """Settle tasks, those without followers together, and return the conversations of the settled ones."""

@@ -20,11 +20,13 @@ from broker.store import keys
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import Store, open_store
 from deckhands.client.client import Client
+from deckhands.ingress.callers import STREAM, Caller
 from deckhands.ingress.context import Answer, IngressContext
 from deckhands.ingress.inbox import LAST_ID, InboxReaders
-from deckhands.ingress.outcome_watcher import answer_stream
+from deckhands.ingress.outcome_watcher import answer_stream, send_outcome
 from deckhands.ingress.replies import Replies
 from deckhands.operations.monitoring.queues import read_depths
+from tests.broker_parts import CID
 from tests.inbox_parts import put, replies
 from tests.integration.command_line import deckhands, environment
 from tests.integration.test_inbox_edges import NoResults, serving
@@ -258,12 +260,22 @@ async def test_name_that_is_used_again_shows_nothing_of_before(world: World) -> 
         caller = await world.desk.callers.of(before.conversation_id)
         assert caller is not None
         meta = await world.desk.meta(before.conversation_id)
-        await answer_stream(world.desk, Replies(world.store), Answer(caller, caller.outcome, 0), meta)
+        await send_outcome(world.desk, Replies(world.store), caller, caller.outcome, meta)
         await world.store.call("XADD", late, "*", *entry)
         await world.until_replies("late", "accepted")
     (after,) = await replies(world.store, "late")
     assert after.conversation_id != before.conversation_id
     assert await world.tenant_of(after.conversation_id) == "other"
+
+
+async def test_checks_of_one_conversation_at_the_same_time_send_one_answer(world: World) -> None:
+    await Producers(world.store).add("late", "acme")
+    caller = Caller(CID, STREAM, "late", "1")
+    await world.desk.callers.add(caller)
+    answer, sender = Answer(caller, '{"status": "SUCCESS", "summary": {}}', 0), Replies(world.store)
+    checks = (answer_stream(world.desk, sender, answer, {"tenant": "acme"}) for _ in range(3))
+    await asyncio.gather(*checks)
+    assert [reply.event for reply in await replies(world.store, "late")] == ["settled"]
 
 
 async def test_unreadable_time_of_a_moved_stream_ends_no_ingress(world: World) -> None:
