@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable
-from functools import partial
 
 from broker.contract import AgentState, is_settled
 from broker.coordination import CarriedEvent, ClaimedConversation, CrashAttribution
@@ -59,6 +59,21 @@ class Alarm:
             self._timer.cancel()
 
 
+def make_waker(loop: ConversationLoop) -> Callable[[], None]:
+    """Return a function that lets the loop continue, without keeping it in memory.
+
+    Parts of the loop hold it. If it held the loop, each conversation that is gone would stay in memory until the next
+    full garbage collection, which is rare in a worker.
+    """
+    found = weakref.ref(loop)
+
+    def wake() -> None:
+        if (loop := found()) is not None:
+            loop.wake(has_new_events=False)
+
+    return wake
+
+
 class ConversationLoop:
     """One conversation owned by this worker.
 
@@ -82,7 +97,7 @@ class ConversationLoop:
         self._on_gone = on_gone
         self._is_gone = False
         self._task: asyncio.Task[None] | None = None
-        continue_loop = partial(self.wake, has_new_events=False)
+        continue_loop = make_waker(self)
         self._alarm = Alarm(services.store.clock, continue_loop)
         self._log = OwnedLog(claimed, services)
         self._crash_guard = CrashAttribution(services.turns, self._log.mark, deaths=claimed.crashes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -54,6 +56,19 @@ async def test_a_conversation_runs_to_completion_and_is_given_up(hands: Hands) -
     snapshot = parse_snapshot(await hands.owners.load_snapshot(CID))
     assert snapshot is not None
     assert (snapshot.version, snapshot.lifecycle.agent_state) == (len(events), AgentState.FINISHED)
+
+
+async def test_a_conversation_that_is_gone_leaves_nothing_for_the_garbage_collector(hands: Hands) -> None:
+    """A full collection visits all conversations of a worker, so it is rare: what waits for one would pile up."""
+    await hands.begin(THINK)
+    gc.disable()
+    try:
+        loop = weakref.ref(await hands.go())
+        hands.loops.clear()
+        assert hands.gone == [CID]
+        assert loop() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_ring_between_claim_and_reading_silences_no_later_one(hands: Hands) -> None:
