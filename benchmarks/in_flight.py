@@ -5,8 +5,8 @@
 Each backend runs in a separate process, against the local model server. All calls begin at once, each with its own
 history, as conversations have; memory is what the process holds more than with the client idle (after one call), at
 the most, while all calls wait for their replies. With `--spread 20 --latency 40` they begin over twenty seconds, as
-the calls of a crowd do, and most have waited for long. Then the same calls are made against a server that answers at once,
-200 in flight: calls a second of one process, which shares the machine with the server.
+the calls of a crowd do, and most have waited for long. Then the same calls are made against a server that answers at
+once, 200 in flight: calls a second of one process, which shares the machine with the server.
 """
 
 from __future__ import annotations

@@ -296,7 +296,8 @@ class OwnedLog:
         """
         if self._has_unlisted_end:
             await self._list_delegate_end()
-        await self.save_snapshot(every_events=SHORT_EVENTS)
+        if self.state.version > SHORT_EVENTS:
+            await self.save_snapshot(every_events=1)
         await report_end(self._services.log, self.state)
         failpoint("controller.before_release")
         # The store counts from now. One more millisecond, because rounding must not wake it early.

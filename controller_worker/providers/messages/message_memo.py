@@ -97,9 +97,11 @@ class WrittenMessages(MessageMemo[bytes]):
         return found
 
     @contextlib.contextmanager
-    def forget_if_slow(self, messages: Sequence[Message]) -> Iterator[None]:
+    def forget_if_slow(
+        self, messages: Sequence[Message], *, after_seconds: float = FORGET_AFTER_SECONDS
+    ) -> Iterator[None]:
         """Forget the bytes of a request's messages if its answer takes long; the next request writes them again."""
-        timer = asyncio.get_running_loop().call_later(FORGET_AFTER_SECONDS, self._drop, messages)
+        timer = asyncio.get_running_loop().call_later(after_seconds, self._drop, messages)
         try:
             yield
         finally:

@@ -300,10 +300,11 @@ def _make_content_class(aiohttp: Any) -> Any:
     """Return the class of request bodies that are sent in one piece."""
 
     class Content(aiohttp.BytesPayload):  # type: ignore[misc]
+        _value: bytes
+
         async def write_with_length(self, writer: Any, _content_length: int | None) -> None:
             """Send the body and free it, because the answer takes much longer."""
-            body: bytes = self._value
-            self._value = b""
+            body, self._value = self._value, b""
             await writer.write(body)
 
     return Content
