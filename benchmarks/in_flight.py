@@ -1,11 +1,12 @@
 """What a thousand model calls in flight cost one process: memory, CPU, and how many calls a second it makes.
 
-    python benchmarks/in_flight.py [--calls 1000] [--messages 41] [--latency 5]
+    python benchmarks/in_flight.py [--calls 1000] [--messages 41] [--latency 5] [--spread 0]
 
 Each backend runs in a separate process, against the local model server. All calls begin at once, each with its own
 history, as conversations have; memory is what the process holds more than with the client idle (after one call), at
-the most, while all calls wait for their replies. Then the same calls are made against a server that answers at once,
-200 in flight: calls a second of one process, which shares the machine with the server.
+the most, while all calls wait for their replies. With `--spread 20 --latency 40` they begin over twenty seconds, as
+the calls of a crowd do, and most have waited for long. Then the same calls are made against a server that answers at
+once, 200 in flight: calls a second of one process, which shares the machine with the server.
 """
 
 from __future__ import annotations
@@ -60,11 +61,14 @@ def requests(messages: int, calls: int) -> Sequence[ModelRequest]:
     return [ModelRequest(history(messages), TOOLS, f"c{number}", 0, "/w") for number in range(calls)]
 
 
-async def hold(backend: str, urls: Sequence[str], messages: int, calls: int) -> Mapping[str, float]:
+async def hold(
+    backend: str, urls: Sequence[str], messages: int, calls: int, spread_seconds: float = 0.0
+) -> Mapping[str, float]:
     """Measure one backend in this process.
 
     Args:
         urls: of a server that answers late, and of one that answers at once.
+        spread_seconds: the time over which the calls to the first one begin.
     """
     clock, process = SystemClock(), psutil.Process()
     asked = requests(messages, calls)
@@ -72,7 +76,12 @@ async def hold(backend: str, urls: Sequence[str], messages: int, calls: int) -> 
     await quick.complete(asked[0])
     idle = most = process.memory_info().rss
     began, used = clock.monotonic(), clock.cpu()
-    waiting = asyncio.gather(*(slow.complete(request) for request in asked))
+
+    async def begin(number: int) -> None:
+        await asyncio.sleep(number / calls * spread_seconds)
+        await slow.complete(asked[number])
+
+    waiting = asyncio.gather(*map(begin, range(calls)))
     while not waiting.done():
         await asyncio.wait([waiting], timeout=LOOK_SECONDS)
         most = max(most, process.memory_info().rss)
@@ -100,8 +109,8 @@ async def hold(backend: str, urls: Sequence[str], messages: int, calls: int) -> 
 
 def compare(arguments: argparse.Namespace) -> None:
     """Measure every backend and print the table."""
-    late = RunningModelServer(("--builtin", "bash:3", "--latency", str(arguments.latency), "--records", "0"))
-    prompt = RunningModelServer(("--builtin", "bash:3", "--records", "0"))
+    late = RunningModelServer(("--builtin", "bash:100", "--latency", str(arguments.latency), "--records", "0"))
+    prompt = RunningModelServer(("--builtin", "bash:100", "--records", "0"))
     print(
         f"{arguments.calls} calls in flight, {arguments.messages} messages each, {arguments.latency:g} s of latency\n"
     )
@@ -110,6 +119,7 @@ def compare(arguments: argparse.Namespace) -> None:
         for backend in BACKENDS:
             options = ["--backend", backend, "--urls", late.url, prompt.url, "--calls", str(arguments.calls)]
             command = [sys.executable, __file__, *options, "--messages", str(arguments.messages)]
+            command += ["--spread", str(arguments.spread)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
             shown = (told["idle_megabytes"], told["kilobytes_a_call"], told["cpu_ms_a_call"], told["seconds"])
@@ -124,11 +134,14 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=1_000)
     parser.add_argument("--messages", type=int, default=41)
     parser.add_argument("--latency", type=float, default=5.0, help="seconds")
+    parser.add_argument("--spread", type=float, default=0.0, help="seconds over which the calls begin")
     parser.add_argument("--backend", choices=BACKENDS, help=argparse.SUPPRESS)
     parser.add_argument("--urls", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.backend:
-        found = asyncio.run(hold(arguments.backend, arguments.urls, arguments.messages, arguments.calls))
+        found = asyncio.run(
+            hold(arguments.backend, arguments.urls, arguments.messages, arguments.calls, arguments.spread)
+        )
         print(json.dumps(found))
     else:
         compare(arguments)

@@ -113,7 +113,7 @@ async def cpu_ms(call: Call, calls: int) -> float:
 
 
 async def one_at_a_time(messages: int, calls: int, rounds: int) -> None:
-    server = RunningModelServer(("--builtin", "bash:3", "--records", "1"))
+    server = RunningModelServer(("--builtin", "bash:100", "--records", "1"))
     clients = Clients(server, messages)
     try:
         figures: dict[str, list[float]] = {}
@@ -140,7 +140,7 @@ async def one_at_a_time(messages: int, calls: int, rounds: int) -> None:
 
 
 async def many_in_flight(messages: int) -> None:
-    server = RunningModelServer(("--builtin", "bash:3", "--latency", "1.0", "--records", "0"))
+    server = RunningModelServer(("--builtin", "bash:100", "--latency", "1.0", "--records", "0"))
     clients = Clients(server, messages)
     process, clock = psutil.Process(server.pid), SystemClock()
     calls = IN_FLIGHT * CALLS_IN_FLIGHT_EACH

@@ -1,6 +1,7 @@
 """Where the CPU of a step goes: the controller's functions under cProfile, and how many of them a step enters.
 
     python -m benchmarks.step_profile [--backend scripted|anthropic|openai|litellm] [--steps 300] [--top 40]
+    python -m benchmarks.step_profile --backend runs     # short runs from the inbox instead: all that a run costs
 
 The profiler makes short functions look longer than they are, so use the shares to find what to change, and `stepping`
 and `model` for what it has brought. A function counts as entered by each step if it is called as often as there were
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
+import json
 import os
 import pstats
 import tempfile
@@ -19,12 +21,13 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from benchmarks.cluster import BACKENDS, model_environment, model_server_arguments, running_cluster
+from benchmarks.cluster import BACKENDS, BenchCluster, model_environment, model_server_arguments, running_cluster
 from benchmarks.script import write_script
 from benchmarks.stepping import StepWatch, noop_tool, run_steps
+from broker.store import INBOX
 from tests.model_server.running_server import RunningModelServer
 
-WARM_UP_STEPS = 40
+RUNS = "runs"
 WRITE_TO = "BENCH_PROFILE"
 POLL_SECONDS = 0.01
 ROOT = f"{Path(__file__).parents[1]}/"
@@ -60,7 +63,7 @@ def serve() -> None:
 
 
 async def measure(backend: str, steps: int) -> pstats.Stats:
-    """Return the profile of so many steps."""
+    """Return the profile of so many steps, or runs of one step."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         path = Path(folder) / "profile"
         async with running_cluster(Path(folder) / "c") as cluster:
@@ -71,11 +74,20 @@ async def measure(backend: str, steps: int) -> pstats.Stats:
                 environment |= {WRITE_TO: str(path)}
                 controller = await cluster.start_controller(module="benchmarks.step_profile", **environment)
                 is_scripted = backend not in BACKENDS
+                if backend == RUNS:
+                    await cluster.start_ingress()
                 async with noop_tool(cluster) as tool:
-                    await run_steps(cluster, tool, StepWatch(controller), steps, is_scripted=is_scripted)
+
+                    async def work() -> None:
+                        if backend == RUNS:
+                            await run_short(cluster, steps)
+                        else:
+                            await run_steps(cluster, tool, StepWatch(controller), steps, is_scripted=is_scripted)
+
+                    await work()
                     path.with_suffix(".on").touch()
                     await asyncio.sleep(5 * POLL_SECONDS)
-                    await run_steps(cluster, tool, StepWatch(controller), steps, is_scripted=is_scripted)
+                    await work()
                     path.with_suffix(".on").unlink()
                     while not path.exists():
                         await asyncio.sleep(POLL_SECONDS)
@@ -83,6 +95,15 @@ async def measure(backend: str, steps: int) -> pstats.Stats:
             finally:
                 server.stop()
         return pstats.Stats(str(path))
+
+
+async def run_short(cluster: BenchCluster, count: int) -> None:
+    """Have so many runs of one step taken from the inbox, as `front_door` does."""
+    store, model = cluster.client.store, f"scripted/{write_script(cluster.directory / 'at-once.json', 0)}"
+    for _ in range(count):
+        request = json.dumps({"task": "Do it.", "model": model})
+        await store.call("XADD", INBOX, "*", "v", "1", "request", request, "reply_to", "profile")
+    await cluster.until_finished(count)
 
 
 def report(stats: pstats.Stats, steps: int, top: int) -> None:
@@ -131,7 +152,7 @@ def _layer(file: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--backend", choices=("scripted", *BACKENDS), default="scripted")
+    parser.add_argument("--backend", choices=("scripted", RUNS, *BACKENDS), default="scripted")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--top", type=int, default=40)
     arguments = parser.parse_args()

@@ -24,11 +24,13 @@ class NewEvents:
     Attributes:
         is_watched: a client watches replies as they are written; see `live_text`.
         checksum: checksum of the last event in the log.
+        snapshot: the latest snapshot, if asked for; None without one.
     """
 
     events: list[Event]
     is_watched: bool
     checksum: str
+    snapshot: bytes | None = None
 
 
 def parse_entry(entry_id: bytes, fields: list[Any], expected_id: int, decode: codec.Decoder = codec.decode) -> Event:

@@ -292,11 +292,14 @@ class EventLog:
         if last_id == 0:
             await self.load_last_id(conversation_id)
 
-    async def read_new(self, ownership: Ownership, *, after: int, checksum: str = "") -> NewEvents:
+    async def read_new(
+        self, ownership: Ownership, *, after: int, checksum: str = "", with_snapshot: bool = False
+    ) -> NewEvents:
         """Return the events above `after` for the owner, and enable its next notification.
 
         Args:
             checksum: checksum of the event `after`; empty to accept any event with that id.
+            with_snapshot: also return the latest snapshot, without a further round trip.
 
         Raises:
             EventsLost: the log does not hold that event.
@@ -304,12 +307,14 @@ class EventLog:
         names = self.store.keys(ownership.conversation_id)
         events: list[Event] = []
         last_id = after
+        further = [("GET", names.snapshot)] if with_snapshot else []
         while True:
-            _, batch, is_watched = await self.store.call_many(
+            _, batch, is_watched, *snapshot = await self.store.call_many(
                 [
                     ("HDEL", names.meta, "rung"),
                     ("XRANGE", names.events, f"{max(last_id, 1)}-0", "+", "COUNT", READ_BATCH),
                     ("EXISTS", names.watcher_mark),
+                    *further,
                 ]
             )
             if last_id and not is_first_entry(batch[:1], last_id, checksum):
@@ -320,7 +325,7 @@ class EventLog:
             last_id += len(new)
             checksum = codec.checksum_of(batch[-1][1][-1]) if batch else ""
             if len(batch) < READ_BATCH:
-                return NewEvents(events, bool(is_watched), checksum)
+                return NewEvents(events, bool(is_watched), checksum, *snapshot)
 
     async def tail(
         self, conversation_id: str, *, after: int = 0, decode: codec.Decoder = codec.decode

@@ -21,21 +21,30 @@ AGENTS: Mapping[str, Callable[[AgentSpec], Agent]] = {
 }
 """The classes of this package with a name ending in `Agent` or `AgentSDK`."""
 ENTRY_POINTS = "deckhands.agents"
+AGENTS_KEPT = 128
+
+_kept: dict[int, tuple[AgentSpec, Agent]] = {}
+"""Built-in agents by the identity of their specification, which is kept too, so that no other one gets its identity."""
 
 
 def create_agent(spec: AgentSpec) -> Agent:
-    """Make the agent of a specification.
+    """Return the agent of a specification. Conversations that share it share a built-in agent, which keeps nothing.
 
     Raises:
         UsageError: no agent has this name, or its package, confirmation policy or risk analyzer cannot be loaded.
     """
+    if (kept := _kept.get(id(spec))) is not None:
+        return kept[1]
     if spec.plan is not None:
         check_agent(spec.plan.executor)
     check_agent(spec.name)
     check_plugins(spec.confirmation)
     factory = AGENTS.get(spec.name)
     if factory is not None:
-        return factory(spec)
+        if len(_kept) >= AGENTS_KEPT:
+            _kept.clear()
+        _kept[id(spec)] = spec, factory(spec)
+        return _kept[id(spec)][1]
     try:
         agent: Agent = entry_points(ENTRY_POINTS)[spec.name].load()(spec)
     except Exception as error:

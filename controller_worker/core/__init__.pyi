@@ -22,4 +22,4 @@ from .effects import SideEffect as SideEffect, StartDelegate as StartDelegate, T
 from .failures import find_error_code as find_error_code, render_last_error as render_last_error
 from .latest_calls import LARGEST_RATIO as LARGEST_RATIO, compute_ratio as compute_ratio
 from .latest_calls import correct_estimate as correct_estimate, find_latest_call as find_latest_call
-from .state import State as State, parse_snapshot as parse_snapshot, to_snapshot as to_snapshot
+from .state import EMPTY as EMPTY, State as State, parse_snapshot as parse_snapshot, to_snapshot as to_snapshot

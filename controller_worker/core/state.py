@@ -75,6 +75,9 @@ class State:
     double_texting: DoubleTexting = field(default_factory=DoubleTexting)
 
 
+EMPTY = State()
+"""The state of an empty log. A state is immutable, so all conversations share it."""
+
 _ADAPTER = TypeAdapter(State)
 
 
@@ -115,7 +118,7 @@ def _pack(state: State) -> bytes:
 
 @cache
 def _load_dictionary() -> bytes:
-    return _pack(State())
+    return _pack(EMPTY)
 
 
 def _decompress(payload: bytes) -> bytes:

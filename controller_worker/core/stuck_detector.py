@@ -162,7 +162,7 @@ def make_call_name(observation: Observation) -> str:
 
 def add_action(recent: RecentEvents, action: Action, trace: Trace, policy: LoopPolicy) -> RecentEvents:
     """Add an action that has run. Users' messages and requests, and condensation requests, are ignored."""
-    if not action.counts_for_loops or getattr(action, "hidden", False):
+    if not action.counts_for_loops or action.__dict__.get("hidden"):
         return recent
     if isinstance(action, CondensationAction):
         return _add_condensation(recent, trace)
@@ -192,7 +192,7 @@ def add_poll(recent: RecentEvents) -> RecentEvents:
 
 def add_observation(recent: RecentEvents, observation: Observation, policy: LoopPolicy) -> RecentEvents:
     """Add an observation. Changes of state and empty observations are ignored."""
-    if not observation.counts_for_loops or getattr(observation, "hidden", False):
+    if not observation.counts_for_loops or observation.__dict__.get("hidden"):
         return recent
     if isinstance(observation, AgentCondensationObservation):
         return _add_condensation(recent, trace_event(observation, 0))

@@ -36,13 +36,25 @@ from broker.log import (
 )
 from broker.runtime import DeckhandsError, EventsLost, Value, failpoint, make_traceparent
 from controller_worker.agents import Agent, create_agent
-from controller_worker.core import Append, Commit, State, fold, parse_snapshot, settle, to_index_fields, to_snapshot
+from controller_worker.core import (
+    EMPTY,
+    Append,
+    Commit,
+    State,
+    fold,
+    parse_snapshot,
+    settle,
+    to_index_fields,
+    to_snapshot,
+)
 from controller_worker.loop.answers import read_event
 from controller_worker.loop.delegates import report_end
 from controller_worker.loop.services import Services
 from controller_worker.model import PromptHistory
 
 EVERY_EVENTS = 50
+SHORT_EVENTS = 16
+"""To fold so many events takes less time than to write a snapshot, or to read one."""
 MAX_CRASHES = 3
 NOTICED_BY = "a controller worker"
 ANSWERED = "answered"
@@ -71,10 +83,10 @@ class Snapshots:
         services = self._services
         claimed = self._claimed
         conversation_id = claimed.ownership.conversation_id
-        state = parse_snapshot(await services.owners.load_snapshot(conversation_id)) or State()
+        state = parse_snapshot(await services.owners.load_snapshot(conversation_id)) or EMPTY
         if state.version > claimed.last_id:
             await record_snapshot_gap(services.log, conversation_id, state.version)
-            state = State()
+            state = EMPTY
         self.version = state.version
         return state
 
@@ -114,7 +126,7 @@ class OwnedLog:
 
     def __init__(self, claimed: ClaimedConversation, services: Services) -> None:
         self.ownership = claimed.ownership
-        self.state = State()
+        self.state: State = EMPTY
         self.has_new_events = False
         self.is_watched = False
         self.is_restored = False
@@ -168,10 +180,7 @@ class OwnedLog:
             raise crashes  # reading it may be the cause of the crashes
         failpoint("controller.after_claim")
         begun = services.store.clock.now()
-        state = await self._snapshots.load()
-        # Reset before the read: it covers every wake-up sent since the claim, and the next event sends another one.
-        self.has_new_events = False
-        tail, self._checksum = await self._read(after=state.version)
+        state, tail = await self._load()
         self.state = fold(state, tail)
         if not state.version:
             await self.recollection.start(tail)
@@ -181,6 +190,20 @@ class OwnedLog:
         if claimed.crashes == MAX_CRASHES:
             raise crashes  # now the pending actions to settle are known
         self._agent = create_agent(self.state.setup.agent)
+
+    async def _load(self) -> tuple[State, list[Event]]:
+        """Return the state of the latest snapshot and the events after it. A short log has none, and is read whole."""
+        # Reset before the read: it covers every wake-up sent since the claim, and the next event sends another one.
+        self.has_new_events = False
+        if self._claimed.last_id <= SHORT_EVENTS:
+            new = await self._services.log.read_new(self.ownership, after=0, with_snapshot=True)
+            if not new.snapshot:
+                self.is_watched, self._checksum = new.is_watched, new.checksum
+                return EMPTY, new.events
+        state = await self._snapshots.load()
+        self.has_new_events = False
+        tail, self._checksum = await self._read(after=state.version)
+        return state, tail
 
     async def _trace(self, begun: datetime) -> None:
         """Make the span of the claim, in the trace of the submission."""
@@ -273,7 +296,8 @@ class OwnedLog:
         """
         if self._has_unlisted_end:
             await self._list_delegate_end()
-        await self.save_snapshot(every_events=1)
+        if self.state.version > SHORT_EVENTS:
+            await self.save_snapshot(every_events=1)
         await report_end(self._services.log, self.state)
         failpoint("controller.before_release")
         # The store counts from now. One more millisecond, because rounding must not wake it early.

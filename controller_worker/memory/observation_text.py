@@ -44,7 +44,7 @@ def render_observation(event: Observation, *, max_chars: int, sees_images: bool,
     if isinstance(event, BrowserOutputObservation):
         return _render_page(event, max_chars, is_shown=sees_images and shows_pages)
     text = truncate_content(event.agent_text, max_chars) if event.is_cut else event.agent_text
-    urls: Sequence[str] = getattr(event, "image_urls", None) or ()
+    urls: Sequence[str] = event.__dict__.get("image_urls") or ()
     usable = [url for url in urls if is_inline_image(url)]
     if len(usable) < len(urls) and sees_images:
         text += f"\n\nNote: {len(urls) - len(usable)} of {len(urls)} images cannot be shown."

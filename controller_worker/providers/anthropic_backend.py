@@ -23,6 +23,7 @@ from controller_worker.providers.config import LLMConfig, has_custom_headers
 from controller_worker.providers.context_management import add_betas, is_compacting
 from controller_worker.providers.errors import LLMConfigError
 from controller_worker.providers.llm import CallUsage, Completion, ModelRequest
+from controller_worker.providers.messages.message_memo import MessageMemo
 from controller_worker.providers.model_features import find_features
 from controller_worker.providers.model_table import look_up
 from controller_worker.providers.parameters import make_messages_parameters, may_be_long, split_body_and_headers
@@ -42,7 +43,7 @@ from controller_worker.providers.wires.raw_client import (
     make_timeouts,
     parse_body,
 )
-from controller_worker.providers.wires.reply import parse_token_count
+from controller_worker.providers.wires.reply import ParsedReply, parse_token_count
 
 PREFIX = "anthropic/"
 URL = "https://api.anthropic.com"
@@ -86,6 +87,7 @@ class AnthropicLLM:
         self._strictness = Strictness(config, is_known=find_features(config.base_model or model).strict_schemas)
         self._client = RawClient(_create_transport(config), config, clock)
         self._clock = clock
+        self._tokens: MessageMemo[int] = MessageMemo()  # used if the provider reports no usage
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Call the model once, and again while its turn is paused. See `LLM.complete`."""
@@ -96,14 +98,17 @@ class AnthropicLLM:
         messages: list[Any] = []
         asked: list[Completion] = []
         while True:
-            message, completion = await self._ask(parameters, request)
+            message, part, completion = await self._ask(parameters, request)
             messages.append(message)
             asked.append(completion)
             if not is_paused(message) or len(asked) > PAUSES_LIMIT:
                 break
             request = continue_turn(request, message)
             parameters = parameters | _find_container(message)
-        reply = read_message(join_parts(messages), is_joined=len(messages) > 1)
+        if len(messages) == 1:
+            reply = read_message(message, part=part)
+            return replace(completion, tool_calls=reply.tool_calls, latency_seconds=self._clock.monotonic() - began)
+        reply = read_message(join_parts(messages), is_joined=True)
         return replace(
             asked[-1],
             text=reply.text,
@@ -115,8 +120,8 @@ class AnthropicLLM:
             is_usage_estimated=any(completion.is_usage_estimated for completion in asked),
         )
 
-    async def _ask(self, parameters: Mapping[str, Any], request: ModelRequest) -> tuple[Any, Completion]:
-        """Return a message and its completion, even if it has no content."""
+    async def _ask(self, parameters: Mapping[str, Any], request: ModelRequest) -> tuple[Any, ParsedReply, Completion]:
+        """Return a message, its parts and its completion, even if it has no content."""
         stream = MessagesStream if is_streamed(request, is_long=self._is_long) else None
         if stream is not None:
             parameters = {**parameters, "stream": True}
@@ -128,15 +133,22 @@ class AnthropicLLM:
             del body  # frees the body, which is sent long before the answer arrives
             return *await asking, size
 
-        message, headers, sent_bytes = await self._strictness.ask(request, partial(resend_if_stale, ask))
-        return message, make_completion(
-            read_part(message),
-            request,
-            self._config,
-            self._row,
-            latency_seconds=0.0,
-            sent_bytes=sent_bytes,
-            quota_left=parse_quota_left(headers),
+        with self._wire.written.forget_if_slow(request.messages):
+            message, headers, sent_bytes = await self._strictness.ask(request, partial(resend_if_stale, ask))
+        part = read_part(message)
+        return (
+            message,
+            part,
+            make_completion(
+                part,
+                request,
+                self._config,
+                self._row,
+                latency_seconds=0.0,
+                sent_bytes=sent_bytes,
+                tokens=self._tokens,
+                quota_left=parse_quota_left(headers),
+            ),
         )
 
     async def count_tokens(self, request: ModelRequest) -> int | None:

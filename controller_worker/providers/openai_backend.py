@@ -22,6 +22,7 @@ from broker.runtime import Clock
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import BadRequestError
 from controller_worker.providers.llm import Completion, ModelRequest
+from controller_worker.providers.messages.message_memo import MessageMemo
 from controller_worker.providers.model_features import find_features
 from controller_worker.providers.model_table import look_up
 from controller_worker.providers.parameters import make_chat_parameters, may_be_long, split_body_and_headers
@@ -75,6 +76,7 @@ class OpenAICompatibleLLM:
         self._transport = HttpTransport(config, key)
         self._client = RawClient(self._transport, config, clock)
         self._clock = clock
+        self._tokens: MessageMemo[int] = MessageMemo()  # used if the server reports no usage
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Call the model once. See `LLM.complete`."""
@@ -101,6 +103,7 @@ class OpenAICompatibleLLM:
             self._row,
             latency_seconds=self._clock.monotonic() - began,
             sent_bytes=sent_bytes,
+            tokens=self._tokens,
             reported_usd=parse_reported_usd(headers.get(COST_HEADER)),
             quota_left=parse_quota_left(headers),
         )
@@ -119,7 +122,8 @@ class OpenAICompatibleLLM:
             del body  # frees the body, which is sent long before the answer arrives
             return *await asking, size
 
-        return await self._strictness.ask(request, partial(resend_if_stale, ask))
+        with self._wire.written.forget_if_slow(request.messages):
+            return await self._strictness.ask(request, partial(resend_if_stale, ask))
 
     async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
         """Make a request other than a call, for `batching`. Raises `ModelError`."""

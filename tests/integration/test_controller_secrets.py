@@ -36,8 +36,10 @@ async def guarded(hands: Hands) -> Hands:
 
 
 async def test_repeated_secret_is_masked_before_it_is_folded(guarded: Hands) -> None:
-    thought = {"tool_calls": [{"name": "think", "arguments": {"thought": f"It is {CANARY}."}}]}
-    await guarded.begin(thought, {"text": f"The token: {CANARY}"})
+    thoughts = [
+        {"tool_calls": [{"name": "think", "arguments": {"thought": f"It is {CANARY}, {n}."}}]} for n in range(6)
+    ]
+    await guarded.begin(*thoughts, {"text": f"The token: {CANARY}"})  # long enough for a snapshot
     loop = await guarded.go()
     events = await guarded.events()
     texts = json.dumps([event.wire() for event in events], default=str, ensure_ascii=False)

@@ -30,7 +30,8 @@ from broker.store.function_library import ANNOUNCED_FIELD, FunctionsVersion, dep
 from controller_worker.agents.registry import AGENTS
 from controller_worker.core.state import parse_snapshot
 from controller_worker.loop.conversation_loop import FORGET_HISTORY_AFTER_SECONDS, ConversationLoop
-from controller_worker.loop.owned_log import EVERY_EVENTS
+from controller_worker.loop.owned_log import EVERY_EVENTS, SHORT_EVENTS
+from controller_worker.loop.replay import replay
 from controller_worker.memory.condensers.model_free import NoOpCondenser
 from controller_worker.memory.conversation_memory import PromptOptions
 from controller_worker.model.prompt_history import PromptHistory
@@ -52,10 +53,22 @@ async def test_a_conversation_runs_to_completion_and_is_given_up(hands: Hands) -
     await hands.go()
     assert (await hands.kinds())[-3:] == ["model.reply", "action.finish", "observation.agent_state_changed"]
     assert (hands.gone, await hands.owner()) == ([CID], "")
+
+
+async def test_a_long_log_leaves_a_snapshot_at_its_release_and_a_short_one_none(hands: Hands) -> None:
+    thoughts = [{"tool_calls": [{"name": "think", "arguments": {"thought": f"hm {n}"}}]} for n in range(6)]
+    await hands.begin(FINISH, *thoughts, FINISH)
+    await hands.go()
+    assert len(await hands.events()) <= SHORT_EVENTS
+    assert await hands.owners.load_snapshot(CID) is None
+    await hands.say("again")
+    await hands.go()
     events = await hands.events()
+    assert len(events) > SHORT_EVENTS
     snapshot = parse_snapshot(await hands.owners.load_snapshot(CID))
     assert snapshot is not None
     assert (snapshot.version, snapshot.lifecycle.agent_state) == (len(events), AgentState.FINISHED)
+    assert replay(events).divergence is None
 
 
 async def test_a_conversation_that_is_gone_leaves_nothing_for_the_garbage_collector(hands: Hands) -> None:

@@ -196,7 +196,7 @@ def test_three_lapsed_heartbeats_in_a_row_give_a_conversation_up(model: Mapping[
     while len(faults) < CRASHES_THAT_PARK:
         trace = simulate(Plan(0, faults, is_watched_to_the_end=False, is_traced=True), model).cluster.wire.trace
         behind = max(faults, default=0)
-        reads = (at for at, line in enumerate(trace, 1) if at > behind and " controller-0 after GET " in line)
+        reads = (at for at, line in enumerate(trace, 1) if at > behind and " controller-0 after HDEL " in line)
         faults[next(reads)] = Fault.STOP
     outcome = simulate(Plan(0, faults), model)
     assert broken(outcome) == []

@@ -47,7 +47,7 @@ def is_own_action(state: State, action: Action) -> bool:
 
 def trace_action(state: State, action: Action) -> Trace | None:
     """Return the trace of an action for loop detection; None if detection is off or the action is hidden."""
-    if not state.setup.agent.enable_stuck_detection or getattr(action, "hidden", False):
+    if not state.setup.agent.enable_stuck_detection or action.__dict__.get("hidden"):
         return None
     if action.tool_call_metadata is not None:
         return trace_event(action, action.tool_call_metadata.reply_id)
@@ -65,14 +65,14 @@ def _after_action(tools: Tools, action: Action, state: State) -> Tools:
     if not action.runnable:
         return tools
     pending = _make_pending(action, trace_action(state, action))
-    replaced = getattr(action, "replaces", None)
+    replaced = action.__dict__.get("replaces")
     if replaced is None:
         return Tools((*tools.pending, pending))
     return Tools(tuple(pending if other.id == replaced else other for other in tools.pending))
 
 
 def _make_pending(action: Action, trace: Trace | None) -> PendingAction:
-    status = getattr(action, "confirmation_state", ConfirmationStatus.CONFIRMED)
+    status = action.__dict__.get("confirmation_state", ConfirmationStatus.CONFIRMED)
     is_rejected = status is ConfirmationStatus.REJECTED
     is_awaiting = is_rejected or status is ConfirmationStatus.AWAITING_CONFIRMATION
     return PendingAction(action.id, action.tool_call_metadata, None if is_rejected else trace, is_awaiting)

@@ -8,11 +8,13 @@ Holds: a message is never confused with a later one at the same memory address. 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Generic, TypeVar
 
 from broker.contract import ToolSpec
@@ -20,6 +22,9 @@ from controller_worker.providers.messages.messages import Message
 
 Made = TypeVar("Made")
 
+FORGET_AFTER_SECONDS = 10.0
+"""An answer that has taken so long may take as long again. To write a history again takes milliseconds, and its bytes
+are most of what a waiting call holds."""
 TOOL_LISTS_LIMIT = 64
 """The lists of tools that a client keeps in their wire form."""
 
@@ -72,6 +77,40 @@ class WrittenMessages(MessageMemo[bytes]):
         """Return the message's bytes."""
         return self.of(message, self._write)
 
+    def list_bytes(self, messages: Iterable[Message], *, besides: Collection[int] = ()) -> list[bytes]:
+        """Return the bytes of each message. A request asks this of its whole history.
+
+        Args:
+            besides: ids of messages whose bytes are not needed; theirs are empty.
+        """
+        made = self._made
+        of = self.of
+        write = self._write
+        found = []
+        for message in messages:
+            key = id(message)
+            entry = made.get(key)
+            if entry is not None and entry() is message:
+                found.append(entry.made)
+            else:
+                found.append(b"" if key in besides else of(message, write))
+        return found
+
+    @contextlib.contextmanager
+    def forget_if_slow(
+        self, messages: Sequence[Message], *, after_seconds: float = FORGET_AFTER_SECONDS
+    ) -> Iterator[None]:
+        """Forget the bytes of a request's messages if its answer takes long; the next request writes them again."""
+        timer = asyncio.get_running_loop().call_later(after_seconds, self._drop, messages)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _drop(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self._made.pop(id(message), None)
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenValue:
@@ -105,9 +144,17 @@ class WrittenTools:
 def write_fields(fields: Mapping[str, Any]) -> bytes:
     """Return the inside of a JSON object, as `json_bytes` writes it, except that written values stay as they are."""
     return b",".join(
-        json_bytes(name) + b":" + (value.content if isinstance(value, WrittenValue) else json_bytes(value))
-        for name, value in fields.items()
+        [
+            _write_name(name) + (value.content if isinstance(value, WrittenValue) else json_bytes(value))
+            for name, value in fields.items()
+        ]
     )
+
+
+@cache
+def _write_name(name: str) -> bytes:
+    """Return the name of a request's field as JSON. There are few."""
+    return json_bytes(name) + b":"
 
 
 def json_bytes(value: Any) -> bytes:

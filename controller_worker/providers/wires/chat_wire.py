@@ -72,13 +72,12 @@ class ChatWire:
         fields = write_fields(dict(parameters) | write_request_fields(request, strict, self._tools.value_of))
         shown = self._separate_images(make_ids_distinct(request.messages))
         marked = self._choose_marked(shown)
-        messages = b",".join(
-            json_bytes(self._value(message, is_marked=True))
-            if id(message) in marked
-            else self.written.bytes_of(message)
-            for message in shown
-        )
-        return b'{%b,"messages":[%b]}' % (fields, messages)
+        written = self.written.list_bytes(shown, besides=marked)
+        if marked:
+            for position, message in enumerate(shown):
+                if id(message) in marked:
+                    written[position] = json_bytes(self._value(message, is_marked=True))
+        return b'{%b,"messages":[%b]}' % (fields, b",".join(written))
 
     def write_values(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return the messages as plain values."""

@@ -66,7 +66,12 @@ class EventDecoder:
         if ended and self._line.tell():
             self._hold(ended[0])
             ended[0] = self._take_held_line()
-        events = [event for line in ended if (event := self._take(line)) is not None]
+        events = []
+        for line in ended:
+            if line.startswith("data:"):
+                self._add(line)
+            elif not line and self._texts:
+                events.append(self._end_event())
         if begun:
             self._hold(begun)
         return events
@@ -77,8 +82,10 @@ class EventDecoder:
         Raises:
             MalformedReplyError: the event is too long.
         """
-        events = [self._take(self._take_held_line()), self._take("")]
-        return [event for event in events if event is not None]
+        line = self._take_held_line()
+        if line.startswith("data:"):
+            self._add(line)
+        return [self._end_event()] if self._texts else []
 
     def _hold(self, piece: str) -> None:
         """Append to the current line."""
@@ -90,14 +97,14 @@ class EventDecoder:
         line, self._line = self._line.getvalue(), _make_line_buffer()
         return line
 
-    def _take(self, line: str) -> str | None:
-        """Process a line. Return the event that it completes."""
-        if line.startswith("data:"):
-            self._texts.append(line[5:].removeprefix(" "))
-            self._texts_chars += len(self._texts[-1]) + 1
-            self._check(self._texts_chars)
-        if line or not self._texts:
-            return None
+    def _add(self, line: str) -> None:
+        """Append a line to the text of the current event."""
+        self._texts.append(line[5:].removeprefix(" "))
+        self._texts_chars += len(self._texts[-1]) + 1
+        self._check(self._texts_chars)
+
+    def _end_event(self) -> str:
+        """Return the text of the current event and start another."""
         text = "\n".join(self._texts)
         self._texts.clear()
         self._texts_chars = 0

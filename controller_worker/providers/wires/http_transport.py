@@ -16,16 +16,23 @@ import contextlib
 import io
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import ServiceUnavailableError
 from controller_worker.providers.wires.environment_proxy import find_environment_proxy, make_login_header, strip_login
 from controller_worker.providers.wires.event_stream import CLOSING_SECONDS
-from controller_worker.providers.wires.raw_client import CONNECTIONS_LIMIT, IDLE_CONNECTION_SECONDS, iterate_pieces
+from controller_worker.providers.wires.raw_client import (
+    CONNECTIONS_LIMIT,
+    IDLE_CONNECTION_SECONDS,
+    PIECE_BYTES,
+    iterate_pieces,
+)
 
 if TYPE_CHECKING:
     import aiohttp
@@ -115,6 +122,10 @@ class _Connection:
         self.is_reused = False
 
 
+_CONNECTION: ContextVar[_Connection | None] = ContextVar("deckhands_model_connection", default=None)
+"""What is known about the connection of the current task's request."""
+
+
 class HttpTransport:
     """Connections to the configured server, authenticated with the configured key."""
 
@@ -157,6 +168,8 @@ class HttpTransport:
         self._aiohttp = aiohttp
         self._raised = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError)
         self._closed_by_server = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
+        self._content_class = _make_content_class(aiohttp)
+        self._posted: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})  # the headers of the last call, and all
         self._session: aiohttp.ClientSession | None = None
         self._timeouts: dict[float, aiohttp.ClientTimeout] = {}
 
@@ -168,14 +181,19 @@ class HttpTransport:
         Raises:
             ConnectionStale: the server closed a reused connection without an answer.
         """
-        size = len(body)
-        pieces = iterate_pieces(body)
-        connection = _Connection()
+        if headers is not self._posted[0]:
+            self._posted = headers, self._add_own_headers(headers)
+        _, sent = self._posted
+        if len(body) > PIECE_BYTES:
+            content, sent = iterate_pieces(body), {**sent, "Content-Length": str(len(body))}
+        else:
+            content = self._content_class(body)
         del body
-        sent = self._add_own_headers({**headers, "Content-Length": str(size)})
+        connection = _Connection()
+        _CONNECTION.set(connection)
         began = asyncio.get_running_loop().time()
         try:
-            return await self._ask("POST", path, pieces, sent, read_seconds=read_seconds, connection=connection)
+            return await self._ask("POST", path, content, sent, read_seconds=read_seconds)
         except RequestFailed as error:
             is_early = asyncio.get_running_loop().time() - began < STALE_SECONDS
             if connection.is_reused and is_early and isinstance(error.__cause__, self._closed_by_server):
@@ -215,7 +233,6 @@ class HttpTransport:
         headers: Mapping[str, str],
         *,
         read_seconds: float | None = None,
-        connection: _Connection | None = None,
     ) -> HttpAnswer:
         session = self._session or self._open_session()
         try:
@@ -228,7 +245,6 @@ class HttpTransport:
                 proxy=self._proxy,
                 proxy_headers=self._to_proxy or None,
                 timeout=self._timeout(read_seconds or self._config.read_timeout),
-                trace_request_ctx=connection,
             )
         except self._raised as error:
             # An untrusted certificate raises both errors; it may be replaced soon.
@@ -250,12 +266,8 @@ class HttpTransport:
         connector = _connector_class(self._aiohttp)(
             limit=CONNECTIONS_LIMIT, keepalive_timeout=IDLE_CONNECTION_SECONDS, ssl=self._ssl
         )
-        tracing = self._aiohttp.TraceConfig()
-        tracing.on_connection_reuseconn.append(partial(_note, is_reused=True))
-        tracing.on_connection_create_start.append(partial(_note, is_reused=False))
         self._session = self._aiohttp.ClientSession(
             connector=connector,
-            trace_configs=[tracing],
             max_line_size=HEADER_LIMIT_BYTES,
             max_field_size=HEADER_LIMIT_BYTES,
         )
@@ -284,15 +296,28 @@ async def resend_if_stale(ask: Callable[[Options], Awaitable[Answer]], options: 
                 raise
 
 
-async def _note(_session: Any, context: Any, _parameters: Any, *, is_reused: bool) -> None:
-    if context.trace_request_ctx is not None:
-        context.trace_request_ctx.is_reused = is_reused
+def _make_content_class(aiohttp: Any) -> Any:
+    """Return the class of request bodies that are sent in one piece."""
+
+    class Content(aiohttp.BytesPayload):  # type: ignore[misc]
+        _value: bytes
+
+        async def write_with_length(self, writer: Any, _content_length: int | None) -> None:
+            """Send the body and free it, because the answer takes much longer."""
+            body, self._value = self._value, b""
+            await writer.write(body)
+
+    return Content
 
 
 def _connector_class(aiohttp: Any) -> Any:
     """Return our class of connection pools."""
 
     class Connector(aiohttp.TCPConnector):  # type: ignore[misc]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self._used: WeakSet[Any] = WeakSet()
+
         async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:  # noqa: ASYNC109
             """Connect, but not over a connection with unsolicited data, which would be taken for the answer."""
             connection = await super().connect(req, traces, timeout)
@@ -301,6 +326,9 @@ def _connector_class(aiohttp: Any) -> Any:
                     break
                 connection.close()
                 connection = await super().connect(req, traces, timeout)
+            if (asked := _CONNECTION.get()) is not None:
+                asked.is_reused = connection.protocol in self._used
+            self._used.add(connection.protocol)
             connection.add_callback(partial(asyncio.get_running_loop().call_soon, _abort, connection.transport))
             return connection
 

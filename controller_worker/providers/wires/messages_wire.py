@@ -79,8 +79,8 @@ class MessagesWire:
         if system:
             write = self._marked_system if self._caching_prompt else self.written
             *others, last = system
-            written = [*map(self.written.bytes_of, others), write.bytes_of(last)]
-            fields["system"] = WrittenValue(b"[%b]" % b",".join(written))
+            parts = [*map(self.written.bytes_of, others), write.bytes_of(last)]
+            fields["system"] = WrittenValue(b"[%b]" % b",".join(parts))
         if request.tools:
             fields["tools"] = self._tools.value_of(request.tools, is_strict=strict.tools)
         if strict.output is not None:
@@ -91,25 +91,23 @@ class MessagesWire:
         if request.stop:
             fields["stop_sequences"] = list(request.stop)
         turns: list[tuple[bytes, list[bytes]]] = []
-        for message in shown:
-            blocks = self._bytes(message, marked)
+        latest: bytes | None = None
+        for message, written in zip(shown, self.written.list_bytes(shown, besides=marked), strict=True):
+            role = message.role
+            if role == "system":
+                continue
+            # The mark moves on with the next request, so these bytes are not worth caching.
+            blocks = _join(_add_mark(_blocks(message), self._mark)) if id(message) in marked else written
             if not blocks:
                 continue
-            role = b"assistant" if message.role == "assistant" else b"user"
-            if turns and turns[-1][0] is role:
+            name = b"assistant" if role == "assistant" else b"user"
+            if latest is name:
                 turns[-1][1].append(blocks)
             else:
-                turns.append((role, [blocks]))
-        messages = b",".join([b'{"role":"%b","content":[%b]}' % (role, b",".join(parts)) for role, parts in turns])
+                turns.append((name, [blocks]))
+                latest = name
+        messages = b",".join([b'{"role":"%b","content":[%b]}' % (name, b",".join(parts)) for name, parts in turns])
         return b'{%b,"messages":[%b]}' % (write_fields(fields), messages)
-
-    def _bytes(self, message: Message, marked: set[int]) -> bytes:
-        if message.role == "system":
-            return b""
-        if id(message) in marked:
-            # The mark moves on with the next request, so these bytes are not worth caching.
-            return _join(_add_mark(_blocks(message), self._mark))
-        return self.written.bytes_of(message)
 
 
 def find_turn_ends(messages: Sequence[Message]) -> list[Message]:
@@ -191,18 +189,19 @@ def _tool(tool: ToolSpec, strict: Mapping[str, Any] | None) -> dict[str, Any]:
     return written if strict is None else written | {"input_schema": strict, "strict": True}
 
 
-def read_message(message: Any, *, is_joined: bool = False) -> ParsedReply:
+def read_message(message: Any, *, is_joined: bool = False, part: ParsedReply | None = None) -> ParsedReply:
     """Convert a message, parsed from JSON.
 
     Args:
         is_joined: the message came in several parts.
+        part: the message as `read_part` converts it, if that was done before.
 
     Raises:
         MalformedReplyError: it violates the protocol.
         ContentPolicyError: it is a refusal.
         NoResponseError: it has no content.
     """
-    reply = read_part(message, is_joined=is_joined)
+    reply = part if part is not None else read_part(message, is_joined=is_joined)
     details = message.get("stop_details")
     return require_usable(reply, refusal=str(details.get("explanation") or "") if isinstance(details, Mapping) else "")
 

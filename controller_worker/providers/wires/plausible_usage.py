@@ -44,7 +44,7 @@ def make_completion(
 
     Args:
         sent_bytes: the size of the request; None if unknown.
-        tokens: caches the estimate of each message, for a backend that does not know the size.
+        tokens: caches the estimate of each message; None estimates all messages.
         reported_usd: the cost reported by a gateway; None without one.
     """
     usage = make_plausible_usage(reply, request, config, row, sent_bytes=sent_bytes, tokens=tokens)
@@ -80,13 +80,14 @@ def make_plausible_usage(
         if prompt > limit or is_short:
             found = CallUsage(prompt_tokens=estimate, completion_tokens=usage.completion_tokens)
     asked = max(config.max_output_tokens or 0, (row and row.max_output_tokens) or 0)
-    written = sum(map(estimate_text_tokens, _list_written_texts(reply)))
-    if (
-        not written
-        <= usage.completion_tokens * PLAUSIBLE_FACTOR
-        <= LIMIT_FACTOR * PLAUSIBLE_FACTOR * (asked or UNKNOWN_OUTPUT_LIMIT)
-    ):
-        found = replace(found, completion_tokens=written)
+    most = LIMIT_FACTOR * PLAUSIBLE_FACTOR * (asked or UNKNOWN_OUTPUT_LIMIT)
+    scaled = usage.completion_tokens * PLAUSIBLE_FACTOR
+    texts = _list_written_texts(reply)
+    # No text has more tokens than bytes, so a count above the bytes needs no estimate.
+    if not len(texts) + sum(len(text) if text.isascii() else 4 * len(text) for text in texts) <= scaled <= most:
+        written = sum(map(estimate_text_tokens, texts))
+        if not written <= scaled <= most:
+            found = replace(found, completion_tokens=written)
     return found
 
 
