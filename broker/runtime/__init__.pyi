@@ -38,6 +38,7 @@ from .settings import UrlInFile as UrlInFile
 from .settings import find_agent_variables as find_agent_variables, hide_password as hide_password
 from .settings import join_paths as join_paths, load_current_url as load_current_url, logs_json as logs_json
 from .settings import make_celery_url as make_celery_url, split_paths as split_paths
+from .ticks import wait_for_tick as wait_for_tick
 from .tls import read_tls as read_tls
 from .tracing import OpenSpan as OpenSpan, Tracing as Tracing, Value as Value, make_traceparent as make_traceparent
 from .tracing import open_tracing as open_tracing, parse_traceparent as parse_traceparent

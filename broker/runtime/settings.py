@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from pydantic import Field, TypeAdapter, ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from broker.runtime.errors import UsageError
 
@@ -60,15 +59,13 @@ Acks = Literal["local", "disk", "replica"]
 """When a write to the store counts; see `BrokerSettings.acks`."""
 
 
-class BrokerSettings(BaseSettings):
+class BrokerSettings(BaseModel):
     """Settings that more than one kind of process reads: `DECKHANDS_` and the name of the field in capitals.
 
     The constructor uses defaults and its arguments; `from_env` reads variables.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, str_strip_whitespace=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
 
     url: Annotated[
         str, Field(description="the log's store: `redis://`, `rediss://`, `unix://`, or `redis+sentinel://`")
@@ -195,18 +192,6 @@ class BrokerSettings(BaseSettings):
         return self.celery_name or ("" if place == _find_address(make_celery_url(self.url)) else place)
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003  (the library's signature)
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Use the arguments alone; see `from_env`."""
-        return (init_settings,)
-
-    @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
         """Read the settings from variables. Empty values count as unset.
 
@@ -214,8 +199,11 @@ class BrokerSettings(BaseSettings):
             UsageError: a name is unknown or a value is invalid.
         """
         _check_names(cls, env)
+        given = {name.removeprefix(PREFIX).lower(): text for name, text in env.items() if name.startswith(PREFIX)}
         try:
-            settings = cls(**_Variables(cls, env)())
+            settings = cls.model_validate(
+                {name: text for name in cls.model_fields if (text := given.get(name, "")).strip()}
+            )
         except ValidationError as error:
             raise _make_usage_error(error) from error
         try:
@@ -296,17 +284,6 @@ def _find_url_file(env: Mapping[str, str], name: str, file: str) -> UrlInFile | 
             remedy=f"Unset one; {PREFIX}{name}_FILE can change.",
         )
     return UrlInFile(Path(file).expanduser().absolute())
-
-
-class _Variables(EnvSettingsSource):
-    """A settings source that reads a mapping of variables. Empty values count as unset."""
-
-    def __init__(self, settings: type[BaseSettings], env: Mapping[str, str]) -> None:
-        self._env = {name.lower(): text for name, text in env.items() if name.startswith(PREFIX) and text.strip()}
-        super().__init__(settings)
-
-    def _load_env_vars(self) -> Mapping[str, str | None]:
-        return self._env
 
 
 def _check_names(settings: type[BrokerSettings], env: Mapping[str, str]) -> None:

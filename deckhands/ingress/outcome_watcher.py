@@ -20,7 +20,7 @@ from contextlib import suppress
 from broker.contract import Action
 from broker.coordination import PARSE_ERRORS, Producers, Quarantine, find_conversation_keys
 from broker.log import find_latest_event
-from broker.runtime import DeckhandsError, StoreRefused, make_extra
+from broker.runtime import DeckhandsError, StoreRefused, make_extra, wait_for_tick
 from broker.store import Argument, GroupReader, ShardKeys
 from deckhands.ingress.callers import CELERY, STREAM, Caller
 from deckhands.ingress.context import Answer, IngressContext
@@ -74,7 +74,7 @@ class OutcomeWatcher:
     async def run_maintenance(self) -> None:
         """Run the sweep and claim the notices of dead workers, each second, forever."""
         while True:
-            await asyncio.sleep(MAINTENANCE_SECONDS)
+            await wait_for_tick(MAINTENANCE_SECONDS)
             for part in (self._check_forsaken, self._check_overdue):
                 try:
                     await part()
@@ -93,7 +93,7 @@ class OutcomeWatcher:
     async def report_progress(self) -> None:
         """Report the progress of conversations to their callers, each second, forever."""
         while True:
-            await asyncio.sleep(MAINTENANCE_SECONDS)
+            await wait_for_tick(MAINTENANCE_SECONDS)
             getting_on = self._progressing
             self._progressing = set()
             await asyncio.gather(*map(self._report, getting_on))
