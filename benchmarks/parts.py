@@ -74,6 +74,7 @@ READING = (
 )
 """Commands that read, with their arguments."""
 FIRST_CALL_LIMIT_SECONDS = 60.0
+COMPILED = Path(__file__).parents[1] / "build" / "benchmarks" / "compiled"
 
 
 def main() -> None:
@@ -142,7 +143,8 @@ def _measure_reading(environment: Mapping[str, str], rounds: int) -> None:
 def _time_program(words: Sequence[str], environment: Mapping[str, str]) -> tuple[float, float]:
     """Return the wall seconds and the CPU seconds of a program."""
     used, began = os.times(), time.monotonic()
-    subprocess.run([sys.executable, "-P", *words], env=dict(environment), stdout=subprocess.DEVNULL, check=True)
+    command = [sys.executable, "-P", *words]
+    subprocess.run(command, env=dict(environment), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
     wall, now = time.monotonic() - began, os.times()
     return wall, now.children_user + now.children_system - used.children_user - used.children_system
 
@@ -178,15 +180,18 @@ async def _time_first_call(model: Mapping[str, str], called: asyncio.Queue[float
         try:
             return await asyncio.wait_for(called.get(), FIRST_CALL_LIMIT_SECONDS) - began
         finally:
-            process.terminate()
+            with suppress(ProcessLookupError):  # it has ended
+                process.terminate()
             await process.wait()
             while not called.empty():  # a retry
                 called.get_nowait()
 
 
 def _environment(home: Path, **variables: str) -> dict[str, str]:
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(("DECKHANDS_", "LLM_", "LITELLM_"))}
-    return {**kept, "DECKHANDS_HOME": str(home), **variables}
+    """Return the environment of a command. Compiled modules are kept, as an installed package has them."""
+    ours = ("DECKHANDS_", "LLM_", "LITELLM_", "PYTHONDONTWRITEBYTECODE")
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
+    return {**kept, "PYTHONPYCACHEPREFIX": str(COMPILED), "DECKHANDS_HOME": str(home), **variables}
 
 
 async def _count_commands(store: Store) -> int:
@@ -197,7 +202,9 @@ async def _count_commands(store: Store) -> int:
 
 def _measure_import(modules: str) -> tuple[float, float]:
     """Return the CPU seconds and the KiB of a process that imports modules."""
-    environment = {**os.environ, "DECKHANDS_URL": "unix:///nowhere", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    environment = _environment(
+        Path("/nowhere"), DECKHANDS_URL="unix:///nowhere", LITELLM_LOCAL_MODEL_COST_MAP="True"
+    )
     command = [sys.executable, "-P", "-c", IMPORTING.format(modules=modules)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     seconds, kibibytes = map(float, done.stdout.split())

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from broker.contract.front_matter import parse_front_matter
 from broker.contract.plain_json import replace_surrogates
 from broker.contract.specs import Skill
 
@@ -186,6 +185,8 @@ def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:
     end = text.find("\n---", 3)
     if end < 0:
         return {}, text
+    from broker.contract.front_matter import parse_front_matter  # imports YAML
+
     return parse_front_matter(text[4:end]), text[end + 4 :].partition("\n")[2]
 
 

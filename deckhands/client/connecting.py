@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from broker.contract import Event, codec, decode_any
 from broker.runtime import StoreUnavailable, UnknownConversation, UsageError, check_conversation_id
-from deckhands.client.archive.archive import Archive
-from deckhands.client.client import Client
 from deckhands.client.errors import IsArchived, NoCluster
-from deckhands.client.reading.summary import Summary, summarize
 from deckhands.client.running_cluster import open_cluster
-from deckhands.client.runs.records import RunFolder
 from deckhands.cluster import Home
 from deckhands.settings import CliSettings
+
+if TYPE_CHECKING:
+    from broker.contract import Event
+    from deckhands.client.client import Client
+    from deckhands.client.reading.summary import Summary
 
 T = TypeVar("T")
 
@@ -67,6 +67,8 @@ async def cluster_client(settings: CliSettings) -> AsyncIterator[Client]:
         NoCluster: there is neither.
         StoreError: it cannot be reached or used.
     """
+    from deckhands.client.client import Client  # imports everything that a client can do
+
     async with Client(await open_cluster(settings=settings), settings.archive) as client:
         yield client
 
@@ -126,6 +128,10 @@ async def read_pages(
     settings: CliSettings, conversation_id: str, *, is_lenient: bool = False
 ) -> AsyncGenerator[list[Event], None]:
     """Yield the events of `read_events` in pages of a thousand; raises the same errors."""
+    from broker.contract import codec, decode_any
+    from deckhands.client.archive.archive import Archive
+    from deckhands.client.runs.records import RunFolder
+
     check_conversation_id(conversation_id)
     home = Home(settings.home)
     folder = RunFolder(home.run_folder(conversation_id))
@@ -156,6 +162,9 @@ async def read_pages(
 
 async def read_summary(settings: CliSettings, conversation_id: str) -> Summary:
     """Return the summary of a conversation from the store, a run or the archive; raises the errors of `read_events`."""
+    from deckhands.client.reading.summary import summarize
+    from deckhands.client.runs.records import RunFolder
+
     check_conversation_id(conversation_id)
     home = Home(settings.home)
     folder = RunFolder(home.run_folder(conversation_id))
@@ -177,6 +186,8 @@ async def _open_run_client(home: Home, conversation_id: str) -> Client | None:
     """Connect to the private store of a run in progress; None if it is not in progress."""
     if not home.has_run(conversation_id):
         return None
+    from deckhands.client.client import Client
+
     try:
         return await Client.connect(home.run_url(conversation_id), patience_seconds=1.0)
     except StoreUnavailable:
