@@ -202,9 +202,7 @@ async def _count_commands(store: Store) -> int:
 
 def _measure_import(modules: str) -> tuple[float, float]:
     """Return the CPU seconds and the KiB of a process that imports modules."""
-    environment = _environment(
-        Path("/nowhere"), DECKHANDS_URL="unix:///nowhere", LITELLM_LOCAL_MODEL_COST_MAP="True"
-    )
+    environment = _environment(Path("/nowhere"), DECKHANDS_URL="unix:///nowhere", LITELLM_LOCAL_MODEL_COST_MAP="True")
     command = [sys.executable, "-P", "-c", IMPORTING.format(modules=modules)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     seconds, kibibytes = map(float, done.stdout.split())

@@ -196,5 +196,3 @@ def _latency(metrics: Metrics) -> str:
     if not totals["longest_latency"]:
         return ""
     return f"{totals['mean_latency']:.1f} s a call, {totals['longest_latency']:.1f} s the longest"
-
-
