@@ -21,6 +21,7 @@ from .errors import StoreMisconfigured as StoreMisconfigured, StoreRefused as St
 from .errors import StoreReplaced as StoreReplaced, StoreTooNew as StoreTooNew, StoreUnavailable as StoreUnavailable
 from .errors import UnknownConversation as UnknownConversation, UnknownKind as UnknownKind, UsageError as UsageError
 from .failpoints import arm as arm, failpoint as failpoint
+from .front_matter import parse_front_matter as parse_front_matter
 from .hardening import harden_process as harden_process
 from .host_load import HostLoad as HostLoad
 from .ids import check_conversation_id as check_conversation_id, derive_task_id as derive_task_id
