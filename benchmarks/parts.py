@@ -169,11 +169,11 @@ async def _measure_first_call(rounds: int) -> None:
 
 
 async def _time_first_call(model: Mapping[str, str], called: asyncio.Queue[float]) -> float:
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as name:
         began = time.monotonic()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "deckhands", "run", "-t", "Say hello.", "-w", name, "--timeout", "60"),
-            env=_environment(Path(name) / "home", **model),
+            env=_environment(Path(home), **model),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
