@@ -72,9 +72,12 @@ class OutcomeWatcher:
             await reader.aclose()
 
     async def run_maintenance(self) -> None:
-        """Run the sweep and claim the notices of dead workers, each second, forever."""
+        """Run the sweep and claim the notices of dead workers, each second, forever.
+
+        Not at the ticks of this process: of two ingress workers, the same one would always find a conversation first.
+        """
         while True:
-            await wait_for_tick(MAINTENANCE_SECONDS)
+            await asyncio.sleep(MAINTENANCE_SECONDS)
             for part in (self._check_forsaken, self._check_overdue):
                 try:
                     await part()
