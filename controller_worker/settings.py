@@ -23,6 +23,7 @@ STORE_SECONDS = 30.0
 POLL_SECONDS = 0.05
 
 
+@dataclass(frozen=True, kw_only=True)
 class ControllerVariables(BrokerSettings):
     """The variables that only controller workers read."""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 
 from pydantic.fields import FieldInfo
 
+from broker.runtime.bounds import resolve_setting_types
 from broker.runtime.environment import TOOL_WORKER_VARIABLES
 from broker.runtime.settings import PREFIX, BrokerSettings
 from controller_worker.providers.config import CONFIG_FILE_VARIABLE, ENV_FALLBACK_FIELDS, LITELLM_ENVIRONMENT, LLMConfig
@@ -139,8 +141,13 @@ def settings_page() -> str:
 
 def own_fields(owner: type[BrokerSettings]) -> dict[str, FieldInfo]:
     """Return the settings that a class adds to those of all processes."""
-    shared = set() if owner is BrokerSettings else BrokerSettings.model_fields.keys()
-    return {name: field for name, field in owner.model_fields.items() if name not in shared}
+    shared = set() if owner is BrokerSettings else {field.name for field in fields(BrokerSettings)}
+    types = resolve_setting_types(owner)
+    return {
+        field.name: FieldInfo.from_annotated_attribute(types[field.name], field.default)
+        for field in fields(owner)
+        if field.name not in shared
+    }
 
 
 def _rows_of(owner: type[BrokerSettings]) -> Iterator[tuple[str, ...]]:

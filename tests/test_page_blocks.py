@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -162,7 +163,7 @@ def test_what_cannot_run_names_what_exists(block: Block) -> None:
     for command in commands_in(text):
         check(command)
     names = set(re.findall(rf"\b{PREFIX}(\w+)=", text))
-    assert {name.lower() for name in names} <= WORKER_SETTINGS | BrokerSettings.model_fields.keys()
+    assert {name.lower() for name in names} <= WORKER_SETTINGS | {field.name for field in fields(BrokerSettings)}
     assert {name.lower() for name in re.findall(r"\bLLM_(\w+)=", text)} <= LLMConfig.model_fields.keys()
 
 

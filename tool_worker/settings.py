@@ -31,6 +31,7 @@ SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 DEFAULT_NO_CHANGE_TIMEOUT_SECONDS = 10.0
 
 
+@dataclass(frozen=True, kw_only=True)
 class ToolVariables(BrokerSettings):
     """The variables that only tool workers read."""
 

@@ -37,7 +37,7 @@ from broker.runtime import SYSTEM_CLOCK, failpoint, new_key
 
 TAKERS, TAKEN, TAKING = "deckhands:takers", "deckhands:taken:", "deckhands:taking:"
 ALIVE_SECONDS = 10
-FIRST_BLOCK_SECONDS, LONGEST_BLOCK_SECONDS = 0.25, 1.0
+FIRST_BLOCK_SECONDS, LONGEST_BLOCK_SECONDS = 0.25, 2.0
 """A client can block on one list only. A worker checks the lists of other priorities this often, an idle one less."""
 PUT_BACK_LIMIT = 1_000
 """Number of entries of one list that are put back at once."""

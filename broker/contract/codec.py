@@ -28,9 +28,9 @@ import broker.contract
 from broker.contract.events import Action, Event, JsonObject
 from broker.contract.kinds import Paragraph, share_names
 from broker.contract.plain_json import replace_surrogates
+from broker.contract.schema_version import SCHEMA_VERSION
 from broker.runtime import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind, import_modules
 
-SCHEMA_VERSION = 1
 COMPRESS_ABOVE_BYTES = 1024
 SHORTEN_ABOVE_BYTES = 32 * 1024
 SHORTENED_END_CHARS = 7_500

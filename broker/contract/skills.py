@@ -4,7 +4,7 @@ A file is text after optional YAML front matter: `name`, `triggers` (words), `in
 triggers and inputs is always shown. `AGENTS.md`, `.cursorrules` and `.openhands_instructions` are such files too.
 
 Holds: an invalid skill file is left out and reported with the reason. The cost of reading a file is linear in its
-length, see `broker.contract.front_matter`.
+length, see `broker.runtime.front_matter`.
 Differs: an invalid file does not affect others; the original then loads none. The front matter may name a skill; if
 another file of the folder has that name, the file is named by its path, as all are in the original.
 """
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from broker.contract.front_matter import parse_front_matter
 from broker.contract.plain_json import replace_surrogates
 from broker.contract.specs import Skill
 
@@ -186,6 +185,8 @@ def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:
     end = text.find("\n---", 3)
     if end < 0:
         return {}, text
+    from broker.runtime import parse_front_matter  # imports YAML
+
     return parse_front_matter(text[4:end]), text[end + 4 :].partition("\n")[2]
 
 

@@ -36,6 +36,8 @@ from broker.store import READ_FACTS, WORKER_FIELD, Argument, Store, decode_field
 HEARTBEAT_SECONDS = 0.3
 QUIET_HEARTBEAT_SECONDS = 0.55
 """The interval while the worker makes no progress: a third of the shortest usual time to live."""
+SELDOM_HEARTBEAT_SECONDS = 2.0
+"""The interval of a worker that holds neither conversations nor actions: nothing waits until its death is known."""
 MIN_BEATS_PER_TTL = 3
 """A heartbeat lives for at least this many beats, at their recent speed."""
 SLOWNESS_DECAY = 0.97
@@ -128,10 +130,12 @@ class Membership:
         about: Mapping[str, str] | None = None,
         ttl_seconds: float = HEARTBEAT_TTL_SECONDS,
         figures: Figures | None = None,
+        holds_work: bool = True,
     ) -> None:
         """Describe the worker.
 
         Args:
+            holds_work: whether it holds conversations or actions, which another worker must take over soon.
             streams: for a tool worker, its action streams, for each shard.
             about: facts to show, such as node and pid.
             ttl_seconds: time to live of a heartbeat while beats are fast.
@@ -147,7 +151,10 @@ class Membership:
         self._slowest_seconds = 0.0
         self._beats = 0
         self._progress = -1
-        self._interval_seconds = HEARTBEAT_SECONDS
+        self._intervals = (
+            (HEARTBEAT_SECONDS, QUIET_HEARTBEAT_SECONDS) if holds_work else (SELDOM_HEARTBEAT_SECONDS,) * 2
+        )
+        self._interval_seconds, _ = self._intervals
         self._host_load = HostLoad()
 
     @property
@@ -173,7 +180,7 @@ class Membership:
             StoreMisconfigured: the store is not the one that was opened.
             FunctionsReplaced: its functions do not serve this worker any more, or are about to.
         """
-        self._interval_seconds = QUIET_HEARTBEAT_SECONDS if progress == self._progress else HEARTBEAT_SECONDS
+        self._interval_seconds = self._intervals[progress == self._progress]
         self._progress = progress
         self._beats += 1
         repeats = self._beats % BEATS_PER_FACTS == 0

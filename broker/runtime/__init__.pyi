@@ -1,4 +1,5 @@
 from .addresses import AddressRules as AddressRules
+from .bounds import Count as Count, Seconds as Seconds, resolve_setting_types as resolve_setting_types
 from .chain import Rest as Rest, make_chain as make_chain
 from .child import EXIT_FUNCTIONS as EXIT_FUNCTIONS, EXIT_STORE_REPLACED as EXIT_STORE_REPLACED
 from .child import EXIT_USAGE as EXIT_USAGE, ChildProcess as ChildProcess, read_last_lines as read_last_lines
@@ -20,6 +21,7 @@ from .errors import StoreMisconfigured as StoreMisconfigured, StoreRefused as St
 from .errors import StoreReplaced as StoreReplaced, StoreTooNew as StoreTooNew, StoreUnavailable as StoreUnavailable
 from .errors import UnknownConversation as UnknownConversation, UnknownKind as UnknownKind, UsageError as UsageError
 from .failpoints import arm as arm, failpoint as failpoint
+from .front_matter import parse_front_matter as parse_front_matter
 from .hardening import harden_process as harden_process
 from .host_load import HostLoad as HostLoad
 from .ids import check_conversation_id as check_conversation_id, derive_task_id as derive_task_id
@@ -33,11 +35,12 @@ from .modules import find_classes as find_classes, import_modules as import_modu
 from .opening import open_beneath as open_beneath, read_regular_file as read_regular_file
 from .settings import CONFIG_FILE as CONFIG_FILE, CONFIG_FILES_READ as CONFIG_FILES_READ
 from .settings import HEARTBEAT_TTL_SECONDS as HEARTBEAT_TTL_SECONDS, PREFIX as PREFIX, USE_SDK_AGENTS as USE_SDK_AGENTS
-from .settings import Acks as Acks, BrokerSettings as BrokerSettings, Count as Count, Seconds as Seconds
+from .settings import Acks as Acks, BrokerSettings as BrokerSettings
 from .settings import UrlInFile as UrlInFile
 from .settings import find_agent_variables as find_agent_variables, hide_password as hide_password
 from .settings import join_paths as join_paths, load_current_url as load_current_url, logs_json as logs_json
 from .settings import make_celery_url as make_celery_url, split_paths as split_paths
+from .ticks import wait_for_tick as wait_for_tick
 from .tls import read_tls as read_tls
 from .tracing import OpenSpan as OpenSpan, Tracing as Tracing, Value as Value, make_traceparent as make_traceparent
 from .tracing import open_tracing as open_tracing, parse_traceparent as parse_traceparent

@@ -15,14 +15,16 @@ import os
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field as DataclassField
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from pydantic import Field, TypeAdapter, ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
-
 from broker.runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from pydantic import Field
 
 PREFIX = "DECKHANDS_"
 DEFAULT_URL = "redis://127.0.0.1:6379/0"
@@ -52,23 +54,17 @@ WORKER_SETTINGS = frozenset(
 """The settings that only one kind of worker reads. All other processes accept their names; the worker declares the
 rest."""
 
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
 Acks = Literal["local", "disk", "replica"]
 """When a write to the store counts; see `BrokerSettings.acks`."""
 
 
-class BrokerSettings(BaseSettings):
+@dataclass(frozen=True, kw_only=True)
+class BrokerSettings:
     """Settings that more than one kind of process reads: `DECKHANDS_` and the name of the field in capitals.
 
-    The constructor uses defaults and its arguments; `from_env` reads variables.
+    The constructor uses defaults and its arguments; `from_env` reads variables. Pydantic converts those that are not
+    texts or paths. It is imported only if one of them is set, because its import takes as long as a command that reads.
     """
-
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, str_strip_whitespace=True
-    )
 
     url: Annotated[
         str, Field(description="the log's store: `redis://`, `rediss://`, `unix://`, or `redis+sentinel://`")
@@ -120,8 +116,8 @@ class BrokerSettings(BaseSettings):
     ] = ""
     api_key: Annotated[
         str,
-        Field(repr=False, description='the API key of a server, for `Conversation(cluster="https://…")`; empty: none'),
-    ] = ""
+        Field(description='the API key of a server, for `Conversation(cluster="https://…")`; empty: none'),
+    ] = field(default="", repr=False)
     retention: Annotated[
         str, Field(description="the TOML file with the retention of conversations in the store; empty: for ever")
     ] = ""
@@ -163,9 +159,8 @@ class BrokerSettings(BaseSettings):
         str,
         Field(
             description="key for secrets and archives: 32 bytes in base64, the same for all workers and clients",
-            repr=False,
         ),
-    ] = ""
+    ] = field(default="", repr=False)
     secret_key_file: Annotated[
         str, Field(description="a file that holds the key; neither: `secret.key` in the home, made when needed")
     ] = ""
@@ -195,18 +190,6 @@ class BrokerSettings(BaseSettings):
         return self.celery_name or ("" if place == _find_address(make_celery_url(self.url)) else place)
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003  (the library's signature)
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Use the arguments alone; see `from_env`."""
-        return (init_settings,)
-
-    @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
         """Read the settings from variables. Empty values count as unset.
 
@@ -214,10 +197,11 @@ class BrokerSettings(BaseSettings):
             UsageError: a name is unknown or a value is invalid.
         """
         _check_names(cls, env)
-        try:
-            settings = cls(**_Variables(cls, env)())
-        except ValidationError as error:
-            raise _make_usage_error(error) from error
+        given = {name.removeprefix(PREFIX).lower(): text for name, text in env.items() if name.startswith(PREFIX)}
+        values = {
+            one.name: _convert(cls, one, text) for one in fields(cls) if (text := given.get(one.name, "").strip())
+        }
+        settings = cls(**values)
         try:
             home = settings.home.expanduser()
         except RuntimeError as error:  # an unknown user, or one without a home
@@ -229,8 +213,8 @@ class BrokerSettings(BaseSettings):
         celery_url = _find_url_file(env, "CELERY_URL", settings.celery_url_file) or settings.celery_url or beside
         resolved: dict[str, Any] = {"home": home, "url": url, "celery_url": celery_url}
         if not env.get(f"{PREFIX}PREFER_SDK_AGENTS", "").strip():
-            resolved["prefer_sdk_agents"] = _parse_flag(USE_SDK_AGENTS, env.get(USE_SDK_AGENTS, "").strip() or "0")
-        return settings.model_copy(update=resolved)
+            resolved["prefer_sdk_agents"] = _parse_flag(USE_SDK_AGENTS, env.get(USE_SDK_AGENTS, "").strip())
+        return replace(settings, **resolved)
 
 
 class UrlInFile(str):
@@ -298,19 +282,8 @@ def _find_url_file(env: Mapping[str, str], name: str, file: str) -> UrlInFile | 
     return UrlInFile(Path(file).expanduser().absolute())
 
 
-class _Variables(EnvSettingsSource):
-    """A settings source that reads a mapping of variables. Empty values count as unset."""
-
-    def __init__(self, settings: type[BaseSettings], env: Mapping[str, str]) -> None:
-        self._env = {name.lower(): text for name, text in env.items() if name.startswith(PREFIX) and text.strip()}
-        super().__init__(settings)
-
-    def _load_env_vars(self) -> Mapping[str, str | None]:
-        return self._env
-
-
 def _check_names(settings: type[BrokerSettings], env: Mapping[str, str]) -> None:
-    known = WORKER_SETTINGS | settings.model_fields.keys()
+    known = WORKER_SETTINGS | {one.name for one in fields(settings)}
     for name, text in env.items():
         if name.startswith(PREFIX) and text.strip() and name.removeprefix(PREFIX).lower() not in known:
             near = difflib.get_close_matches(name.removeprefix(PREFIX).lower(), known, n=1)
@@ -318,27 +291,28 @@ def _check_names(settings: type[BrokerSettings], env: Mapping[str, str]) -> None
             raise UsageError(f"The environment variable {name} is not known.", remedy=hint)
 
 
-def _make_usage_error(error: ValidationError) -> UsageError:
-    """Return the error for the first invalid value, with its variable."""
-    first = error.errors()[0]
-    name, found, limits = f"{PREFIX}{first['loc'][0]}".upper(), first["input"], first.get("ctx", {})
-    if first["type"] == "literal_error":
-        return UsageError(f"{name} is {found!r}.", remedy=f"Use {limits['expected'].replace(chr(39), '')}.")
-    if first["type"] == "bool_parsing":
-        return UsageError(f"{name} is {found!r}.", remedy="Use 1 or 0.")
-    if name == f"{PREFIX}SHARDS" and limits.keys() & {"ge", "le"}:
-        return UsageError(f"{name} is {found}.", remedy="Use 1 to 1024.")
-    if "ge" in limits:
-        return UsageError(f"{name} is {found}.", remedy=f"It must be {limits['ge']:g} or more.")
-    return UsageError(f"{name} is {found!r}.", remedy="It must be a number.")
+def _convert(owner: type[BrokerSettings], setting: DataclassField[Any], text: str) -> Any:
+    """Return the value of a setting.
+
+    Raises:
+        UsageError: the text is invalid.
+    """
+    if str(setting.type).startswith("Annotated[str,"):
+        return text.strip()
+    if str(setting.type).startswith("Annotated[Path,"):
+        return Path(text)
+    from broker.runtime.bounds import convert_setting
+
+    return convert_setting(owner, setting.name, text, f"{PREFIX}{setting.name.upper()}")
 
 
 def _parse_flag(name: str, text: str) -> bool:
-    """Return the value of a variable that is not one of our fields."""
-    try:
-        return TypeAdapter(bool).validate_python(text)
-    except ValidationError:
-        raise UsageError(f"{name} is {ascii(text)[:100]}.", remedy="Use 1 or 0.") from None
+    """Return the value of a variable that is not one of our fields; empty: False."""
+    if not text:
+        return False
+    from broker.runtime.bounds import parse_flag
+
+    return parse_flag(name, text)
 
 
 def logs_json(env: Mapping[str, str] = os.environ) -> bool:

@@ -21,7 +21,7 @@ def read_tls(options: Mapping[str, Any]) -> tuple[dict[str, Any], ssl.SSLContext
     """Return the TLS options of a URL in redis-py's format, and an SSL context made of them.
 
     Args:
-        options: the result of redis-py's `parse_url` for a `rediss://` URL.
+        options: those of a `rediss://` URL; `ssl_check_hostname` as a bool.
 
     Raises:
         ValueError: an option is invalid; the message names it.

@@ -20,9 +20,9 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import hiredis
-from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection, parse_url
 
 from broker.runtime import (
     Acks,
@@ -393,23 +393,40 @@ class _Endpoint:
 
 
 class _Address:
-    """The address of a store and its connection handshake; with Sentinels, host and port are theirs to say."""
+    """The address of a store and its connection handshake; with Sentinels, host and port are theirs to say.
 
-    def __init__(self, options: dict[str, Any], shown: str, sentinels: SentinelUrl | None) -> None:
+    Reads a URL as redis-py does, whose import would take longer than a command that reads.
+
+    Raises:
+        ValueError: the URL cannot be used; the message says why.
+    """
+
+    def __init__(self, url: str, shown: str, sentinels: SentinelUrl | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("it does not start with redis://, rediss:// or unix://")
+        options: dict[str, Any] = dict(reversed(parse_qsl(parts.query)))  # of several, the first
         self.shown = shown
         self.sentinels = sentinels
-        self.path: str | None = options.get("path") if options.get("connection_class") in _UNIX else None
-        self.host: str = options.get("host", "localhost")
-        self.port: int = int(options.get("port", 6379))
+        self.path = unquote(parts.path) if parts.scheme == "unix" else None
+        self.host = unquote(parts.hostname or options.get("host", "localhost"))
+        self.port = parts.port or int(options.get("port", 6379))
         self.ssl_context: ssl.SSLContext | None = None
-        if options.get("connection_class") is SSLConnection:
+        if parts.scheme == "rediss":
+            if "ssl_check_hostname" in options:
+                options["ssl_check_hostname"] = options["ssl_check_hostname"].upper() not in _NO
             _, self.ssl_context = read_tls(options)
         self.greetings: list[tuple[Argument, ...]] = []
-        if options.get("password"):
-            user = (options["username"],) if options.get("username") else ()
-            self.greetings.append(("AUTH", *user, options["password"]))
-        if options.get("db"):
-            self.greetings.append(("SELECT", int(options["db"])))
+        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+        if password := password or options.get("password", ""):
+            user = user or options.get("username", "")
+            self.greetings.append(("AUTH", *((user,) if user else ()), password))
+        named = unquote(parts.path).replace("/", "") if self.path is None else ""
+        database = options.get("db", named if named.isdecimal() else "0")
+        if not database.isdecimal():
+            raise ValueError(f"db={database} is not a number")
+        if int(database):
+            self.greetings.append(("SELECT", int(database)))
         self.greetings.append(("CLIENT", "SETNAME", "deckhands"))
 
     def check_role(self, facts: Any) -> None:
@@ -422,7 +439,7 @@ class _Address:
             raise StoreUnavailable(f"The server at {self.host}:{self.port} is not a primary yet.")
 
 
-_UNIX = (UnixDomainSocketConnection,)
+_NO = ("0", "F", "FALSE", "N", "NO")
 
 
 def _find_remedy(error: Exception) -> str:
@@ -469,7 +486,7 @@ def _parse(url: str) -> _Address:
     is_sentinel = is_sentinel_url(url)
     try:
         sentinels = SentinelUrl.parse(url) if is_sentinel else None
-        return _Address(dict(parse_url(sentinels.servers if sentinels else url)), shown, sentinels)
+        return _Address(sentinels.servers if sentinels else url, shown, sentinels)
     except ValueError as error:
         raise StoreMisconfigured(
             f"The store's URL {shown!r} cannot be used: {error}.", remedy=SENTINEL_REMEDY if is_sentinel else URL_REMEDY

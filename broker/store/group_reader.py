@@ -15,7 +15,7 @@ from broker.runtime import OutcomeUnknown, StoreRefused, StoreUnavailable
 from broker.store.connection import Argument
 from broker.store.store import Store
 
-BLOCK_SECONDS = 2.0
+BLOCK_SECONDS = 4.0
 HEARTBEAT_SECONDS = 0.3
 MISSING_STREAM_ERRORS = ("The store answered: WRONGTYPE", "The store answered: NOGROUP")
 """The stream was overwritten or removed. The next sweep moves the wrong key away and creates the stream again."""

@@ -30,7 +30,15 @@ from broker.coordination import (
 )
 from broker.limits import publish_tenants
 from broker.log import EventLog, expire
-from broker.runtime import OwnershipLost, StoreError, StoreRefused, failpoint, make_extra, new_worker_id
+from broker.runtime import (
+    OwnershipLost,
+    StoreError,
+    StoreRefused,
+    failpoint,
+    make_extra,
+    new_worker_id,
+    wait_for_tick,
+)
 from broker.secrets import Secrets
 from broker.store import ShardKeys, Store, open_store
 from controller_worker.agents import list_agents
@@ -307,7 +315,7 @@ class ControllerSession:
         round_number = 0
         checked: dict[str, float] = {}
         while True:
-            await asyncio.sleep(UPKEEP_SECONDS)
+            await wait_for_tick(UPKEEP_SECONDS)
             round_number += 1
             self._log_lost()
             try:

@@ -20,8 +20,6 @@ from deckhands.client import (
     IsArchived,
     NoCluster,
     clean_line,
-    cluster_client,
-    derive_task_conversation_id,
     open_cluster,
 )
 from deckhands.cluster import Home
@@ -75,12 +73,15 @@ def find_full_id(text: str) -> str:
 
 async def _find_on_cluster(settings: CliSettings, text: str) -> dict[str, str]:
     """Return the conversations whose ids start with a prefix, each with its state and title."""
-    async with cluster_client(settings) as client:
-        index = Conversations(client.store)
+    store = await open_cluster(settings=settings)
+    try:
+        index = Conversations(store)
         try:
             return {text: (await index.load_row(text)).title}
         except UnknownConversation:
             rows = await index.find_by_prefix(text, limit=MAX_CANDIDATES + 1)
+    finally:
+        await store.aclose()
     return {row.conversation_id: f"{row.state}  {row.title}" for row in rows}
 
 
@@ -149,6 +150,8 @@ def conversation_or_task(
                 )
             if task is None:
                 return command(task=None, **values)
+            from deckhands.client import derive_task_conversation_id
+
             try:
                 return command(**{**values, "task": task, name: derive_task_conversation_id(task)})
             except UnknownConversation as error:

@@ -6,15 +6,15 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import ValidationError
 
-from broker.contract import MemorySpec
 from broker.runtime import UsageError
-from deckhands.client import check_task
 from deckhands.settings import SANDBOXES
+
+if TYPE_CHECKING:
+    from broker.contract import MemorySpec
 
 NAME_REMEDY = "Use up to 64 letters, digits, '.', '_' and '-'."
 """For a tenant, an experiment, a user or a project."""
@@ -83,6 +83,8 @@ def read_task(*texts: str | None, file: Path | None) -> str:
         if sys.stdin.isatty():
             raise UsageError("No task is given.", remedy="Give one with -t TEXT, with -f FILE or on standard input.")
         task = _standard_input()
+    from deckhands.client import check_task  # imports all that describes a task
+
     check_task(task)
     return task
 
@@ -127,6 +129,10 @@ def parse_memory(project: str, user: str) -> MemorySpec:
     Raises:
         UsageError: the name is invalid.
     """
+    from pydantic import ValidationError
+
+    from broker.contract import MemorySpec
+
     try:
         return MemorySpec(user=user, project=project)
     except ValidationError as error:

@@ -10,29 +10,28 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from broker.contract import AgentState
-from broker.log import SCHEDULED, WAITING, ConversationQuery, ConversationRow, NotDeleted, Selection
+from broker.log import SCHEDULED, WAITING, ConversationQuery, ConversationRow, Selection
 from broker.runtime import DeckhandsError, UnknownConversation, UsageError, format_count
 from deckhands.cli.conversation_ids import CONVERSATION_ID, convert_error_of_task
-from deckhands.cli.progress import ProgressCounter
 from deckhands.client import (
-    Client,
     IsArchived,
     NotStopped,
     ask,
     cluster_client,
     conversation_client,
-    derive_task_conversation_id,
     for_each,
     note,
     print_json,
-    to_labels,
 )
 from deckhands.settings import CliSettings
+
+if TYPE_CHECKING:
+    from deckhands.client import Client
 
 SHOWN_FAILURES = 10
 YES = ("y", "yes")
@@ -69,6 +68,8 @@ def chosen_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def call(*, tasks: tuple[str, ...], conversation_ids: tuple[str, ...], **values: Any) -> Any:
+        from deckhands.client import derive_task_conversation_id
+
         ids = (*conversation_ids, *map(derive_task_conversation_id, tasks))
         return command(tasks=tasks, conversation_ids=ids, **values)
 
@@ -159,6 +160,8 @@ class _BulkOutcomes:
 
     async def do(self, client: Client, conversation_id: str) -> None:
         """Act on one conversation. Errors of the store that concern all of them are raised."""
+        from broker.log import NotDeleted
+
         try:
             await self.action.act(client, conversation_id)
         except (UsageError, NotDeleted, NotStopped) as error:
@@ -195,6 +198,9 @@ async def run_on_chosen(chosen: Chosen, action: BulkAction, *, as_json: bool, is
         click.Abort: the user does not confirm.
         StoreError: the store is unavailable; the printed conversations are done.
     """
+    from deckhands.cli.progress import ProgressCounter
+    from deckhands.client import derive_task_conversation_id
+
     chosen.check()
     settings = CliSettings.from_env()
     outcomes = _BulkOutcomes(action, as_json)
@@ -264,6 +270,10 @@ def parse_labels(texts: tuple[str, ...]) -> dict[str, str]:
         if found.get(name, value) != value:
             raise UsageError(f"--label {ascii(name)[:200]} is given twice.", remedy="A label has one value.")
         found[name] = value
+    if not found:
+        return found
+    from deckhands.client import to_labels  # imports all that describes a task
+
     return dict(to_labels(found))
 
 

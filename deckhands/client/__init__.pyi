@@ -30,9 +30,9 @@ from .reader import load_quoted_texts as load_quoted_texts
 from .reading.live_area import LiveArea as LiveArea
 from .reading.metrics import Metrics as Metrics, MetricsFold as MetricsFold
 from .reading.notebook_file import NotebookFile as NotebookFile, list_notebooks as list_notebooks
-from .reading.output import EventPrinter as EventPrinter, format_time as format_time
-from .reading.output import ignore_closed_output as ignore_closed_output, note as note, print_json as print_json
-from .reading.output import render_cost as render_cost, render_summary as render_summary, render_table as render_table
+from .reading.output import EventPrinter as EventPrinter, render_summary as render_summary
+from .reading.printing import format_time as format_time, ignore_closed_output as ignore_closed_output, note as note
+from .reading.printing import print_json as print_json, render_cost as render_cost, render_table as render_table
 from .reading.rendering import Renderer as Renderer
 from .reading.screen import ScreenRenderer as ScreenRenderer
 from .reading.spending import Spending as Spending, compute_spending as compute_spending

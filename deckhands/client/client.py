@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 from pydantic import BaseModel
 
@@ -23,7 +23,7 @@ from broker.contract import (
     find_model_names,
 )
 from broker.log import LivePiece, LiveText, check_admission, find_creation, make_message_condition
-from broker.runtime import AdmissionRefused, BrokerSettings, UnknownConversation, UsageError
+from broker.runtime import AdmissionRefused, UnknownConversation, UsageError
 from deckhands.client.archive_operations import lend_upload, remove_files, restore
 from deckhands.client.changing import check_note
 from deckhands.client.conversation_secrets import store_secrets
@@ -31,7 +31,6 @@ from deckhands.client.deleting import delete
 from deckhands.client.forking import ForkPoint, build_fork, copy_events
 from deckhands.client.known_agents import require_models
 from deckhands.client.named_directory import require_served
-from deckhands.client.running_cluster import open_cluster
 from deckhands.client.starting import start_conversation
 from deckhands.client.steering import Steering, to_model_switch
 from deckhands.client.tasks import inputs
@@ -79,35 +78,6 @@ class Client(Steering):
             first=[self._act] if self._act is not None else (),
             key=idempotency_key or self._act_key,
         )
-
-    @classmethod
-    async def connect(
-        cls, url: str | None = None, *, shards: int | None = None, patience_seconds: float | None = 30.0
-    ) -> Self:
-        """Connect to a store; `open_store` lists the other errors.
-
-        Args:
-            url: `redis://…`, `rediss://…` or `unix://…`. None: DECKHANDS_URL if set, else the cluster of
-                `deckhands up` on this machine.
-            shards: the number of shards of a new store; None: DECKHANDS_SHARDS.
-            patience_seconds: how long a call is retried while the store does not answer; None: without limit.
-
-        Raises:
-            NoCluster: no URL is given or set, and no cluster is running here.
-        """
-        store = await open_cluster(url, shards=shards, patience_seconds=patience_seconds)
-        return cls(store, BrokerSettings.from_env().archive)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the connection; pending waits raise StoreUnavailable."""
-        await self.watcher.aclose()
-        await self.store.aclose()
 
     async def submit(
         self,

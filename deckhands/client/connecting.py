@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from broker.contract import Event, codec, decode_any
 from broker.runtime import StoreUnavailable, UnknownConversation, UsageError, check_conversation_id
-from deckhands.client.archive.archive import Archive
-from deckhands.client.client import Client
 from deckhands.client.errors import IsArchived, NoCluster
-from deckhands.client.reading.summary import Summary, summarize
 from deckhands.client.running_cluster import open_cluster
-from deckhands.client.runs.records import RunFolder
 from deckhands.cluster import Home
 from deckhands.settings import CliSettings
+
+if TYPE_CHECKING:
+    from broker.contract import Event
+    from deckhands.client.client import Client
+    from deckhands.client.reader import Reader
+    from deckhands.client.reading.summary import Summary
+
+    Source = TypeVar("Source", bound=Reader)
 
 T = TypeVar("T")
 
@@ -67,6 +70,8 @@ async def cluster_client(settings: CliSettings) -> AsyncIterator[Client]:
         NoCluster: there is neither.
         StoreError: it cannot be reached or used.
     """
+    from deckhands.client.client import Client  # imports everything that a client can do
+
     async with Client(await open_cluster(settings=settings), settings.archive) as client:
         yield client
 
@@ -83,7 +88,9 @@ async def conversation_client(settings: CliSettings, conversation_id: str) -> As
     check_conversation_id(conversation_id)
     home = Home(settings.home)
     if home.has_run(conversation_id):
-        client = await _open_run_client(home, conversation_id)
+        from deckhands.client.client import Client
+
+        client = await _open_run(Client, home, conversation_id)
         if client is None:
             raise RunIsOver(conversation_id)
         async with client:
@@ -126,24 +133,30 @@ async def read_pages(
     settings: CliSettings, conversation_id: str, *, is_lenient: bool = False
 ) -> AsyncGenerator[list[Event], None]:
     """Yield the events of `read_events` in pages of a thousand; raises the same errors."""
+    from broker.contract import codec, decode_any
+    from deckhands.client.reader import Reader
+    from deckhands.client.runs.records import RunFolder
+
     check_conversation_id(conversation_id)
     home = Home(settings.home)
     folder = RunFolder(home.run_folder(conversation_id))
-    client = await _open_run_client(home, conversation_id)
-    if client is not None:
-        async with client:
-            async for page in client.pages(conversation_id, is_whole=True, is_lenient=is_lenient):
+    reader = await _open_run(Reader, home, conversation_id)
+    if reader is not None:
+        async with reader:
+            async for page in reader.pages(conversation_id, is_whole=True, is_lenient=is_lenient):
                 yield page
             return
     if folder.has_events:
         yield folder.events()
         return
     try:
-        async with cluster_client(settings) as client:
-            async for page in client.pages(conversation_id, is_whole=True, is_lenient=is_lenient):
+        async with Reader(await open_cluster(settings=settings), settings.archive) as reader:
+            async for page in reader.pages(conversation_id, is_whole=True, is_lenient=is_lenient):
                 yield page
     except NoCluster as error:
         if settings.archive:
+            from deckhands.client.archive.archive import Archive
+
             decode = decode_any if is_lenient else codec.decode
             archived = await Archive(settings.archive).events(conversation_id, is_whole=True, decode=decode)
             if archived is not None:
@@ -156,6 +169,9 @@ async def read_pages(
 
 async def read_summary(settings: CliSettings, conversation_id: str) -> Summary:
     """Return the summary of a conversation from the store, a run or the archive; raises the errors of `read_events`."""
+    from deckhands.client.reading.summary import summarize
+    from deckhands.client.runs.records import RunFolder
+
     check_conversation_id(conversation_id)
     home = Home(settings.home)
     folder = RunFolder(home.run_folder(conversation_id))
@@ -166,18 +182,27 @@ async def read_summary(settings: CliSettings, conversation_id: str) -> Summary:
 
 async def read_wait_reason(settings: CliSettings, conversation_id: str) -> str:
     """Return the reason why a conversation waits; empty if it does not wait or is not in progress."""
+    from deckhands.client.reader import Reader
+
+    home = Home(settings.home)
     try:
-        async with conversation_client(settings, conversation_id) as client:
-            return (await client.row(conversation_id)).wait_reason
+        if home.has_run(conversation_id):
+            reader = await _open_run(Reader, home, conversation_id)
+        else:
+            reader = Reader(await open_cluster(settings=settings))
+        if reader is None:
+            return ""
+        async with reader:
+            return (await reader.row(conversation_id)).wait_reason
     except (UnknownConversation, NoCluster):
         return ""
 
 
-async def _open_run_client(home: Home, conversation_id: str) -> Client | None:
+async def _open_run(kind: type[Source], home: Home, conversation_id: str) -> Source | None:
     """Connect to the private store of a run in progress; None if it is not in progress."""
     if not home.has_run(conversation_id):
         return None
     try:
-        return await Client.connect(home.run_url(conversation_id), patience_seconds=1.0)
+        return await kind.connect(home.run_url(conversation_id), patience_seconds=1.0)
     except StoreUnavailable:
         return None

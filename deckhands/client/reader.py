@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from broker.contract import Event, codec, decode_any
 from broker.log import (
@@ -24,15 +25,17 @@ from broker.log import (
     record_gap,
     tail_recording_gaps,
 )
-from broker.runtime import CorruptEntry, StoreRefused, UnknownConversation
+from broker.runtime import BrokerSettings, CorruptEntry, StoreRefused, UnknownConversation
 from broker.store import Store
-from deckhands.client.archive.archive import Archive
-from deckhands.client.archive.catalog import ArchivedConversation, describe_all
 from deckhands.client.archive.errors import CorruptArchive
 from deckhands.client.reading.summary import Summary, Tally, find_quoted_texts, summarize
-from deckhands.client.reasons.link import Why
-from deckhands.client.reasons.reader import Reasons
+from deckhands.client.running_cluster import open_cluster
 from deckhands.client.watcher import Watcher
+
+if TYPE_CHECKING:
+    from deckhands.client.archive.archive import Archive
+    from deckhands.client.archive.catalog import ArchivedConversation
+    from deckhands.client.reasons.link import Why
 
 _log = logging.getLogger(__name__)
 
@@ -43,10 +46,39 @@ class Reader:
     def __init__(self, store: Store, archive: str = "") -> None:
         self.store = store
         self.log = EventLog(store)
-        self.archive = Archive(archive) if archive else None
+        self.archive = _open_archive(archive) if archive else None
         self._conversations = Conversations(store)
         name_loss = partial(record_gap, self.log, noticed_by="a client that waited for the conversation")
         self.watcher = Watcher(_StoreSource(self), name_loss, make_stream=partial(EndedStream, store))
+
+    @classmethod
+    async def connect(
+        cls, url: str | None = None, *, shards: int | None = None, patience_seconds: float | None = 30.0
+    ) -> Self:
+        """Connect to a store; `open_store` lists the other errors.
+
+        Args:
+            url: `redis://…`, `rediss://…` or `unix://…`. None: DECKHANDS_URL if set, else the cluster of
+                `deckhands up` on this machine.
+            shards: the number of shards of a new store; None: DECKHANDS_SHARDS.
+            patience_seconds: how long a call is retried while the store does not answer; None: without limit.
+
+        Raises:
+            NoCluster: no URL is given or set, and no cluster is running here.
+        """
+        store = await open_cluster(url, shards=shards, patience_seconds=patience_seconds)
+        return cls(store, BrokerSettings.from_env().archive)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection; pending waits raise StoreUnavailable."""
+        await self.watcher.aclose()
+        await self.store.aclose()
 
     async def is_archived(self, conversation_id: str) -> bool:
         """Return whether the archive has a conversation."""
@@ -130,6 +162,8 @@ class Reader:
         async def read(name: str) -> list[Event]:
             return await self.events(name, is_lenient=True)
 
+        from deckhands.client.reasons.reader import Reasons
+
         reasons = Reasons(self.store, read, shows_workers=shows_workers, worker_logs=worker_logs)
         return await reasons.why(conversation_id)
 
@@ -162,6 +196,8 @@ class Reader:
         """
         if self.archive is None:
             return
+        from deckhands.client.archive.catalog import describe_all
+
         selection = Selection(labels or {}, frozenset(states))
         pages = describe_all(self.archive, await self.archive.names(), lambda error: _log.warning("%s", error))
         async for page in pages:
@@ -192,6 +228,12 @@ class Reader:
 
     async def _tally(self, conversation_id: str) -> Tally:
         return Tally.of(await load_quoted_texts(self, conversation_id, await self.events(conversation_id)))
+
+
+def _open_archive(url: str) -> Archive:
+    from deckhands.client.archive.archive import Archive
+
+    return Archive(url)
 
 
 @dataclass(frozen=True, slots=True)

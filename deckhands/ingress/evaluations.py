@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from broker.runtime import SYSTEM_CLOCK, UsageError, new_key
+from broker.runtime import SYSTEM_CLOCK, UsageError, new_key, wait_for_tick
 from deckhands import evaluation as evals
 from deckhands.ingress.failures import TaskExpired, refusal, to_exception
 from deckhands.ingress.waiting_tasks import TASKS, WaitingTask, complete_tasks, list_waiting
@@ -166,9 +166,9 @@ class EvaluationTasks:
         evals.detach(directory, [] if has_begun else tuning.as_arguments(), environment=environment)
 
     async def run_maintenance(self) -> None:
-        """Restart commands that ended before their evaluations, forever."""
-        while True:
-            await asyncio.sleep(MAINTENANCE_SECONDS)
+        """Restart commands that ended before their evaluations, forever; return at once without a directory of them."""
+        while self._root is not None:
+            await wait_for_tick(MAINTENANCE_SECONDS)
             try:
                 await asyncio.to_thread(self.restart_commands)
             except Exception:  # noqa: BLE001  (the outer edge: the next look tries again)

@@ -37,7 +37,16 @@ from broker.coordination import (
     make_moved_key,
     parse_moved_ms,
 )
-from broker.runtime import AdmissionRefused, DeckhandsError, StoreRefused, UsageError, failpoint, new_token, to_millis
+from broker.runtime import (
+    AdmissionRefused,
+    DeckhandsError,
+    StoreRefused,
+    UsageError,
+    failpoint,
+    new_token,
+    to_millis,
+    wait_for_tick,
+)
 from broker.secrets import MASK
 from broker.store import INBOX, Argument, GroupReader
 from deckhands.client import MAX_KEY_CHARS, TaskSpec, derive_conversation_id
@@ -142,7 +151,7 @@ class InboxReaders:
                     inbox = InboxReader(self._context, self._worker_id, source, known=self._known)
                     tasks = [group.create_task(inbox.read()), group.create_task(inbox.run_maintenance())]
                     self._read[source] = (inbox, tasks)
-                await asyncio.sleep(MAINTENANCE_SECONDS)
+                await wait_for_tick(MAINTENANCE_SECONDS)
 
     async def _sources(self) -> set[InboxSource]:
         found = await self._producers.load_all()
@@ -212,7 +221,7 @@ class InboxReader:
         after = "-"
         async with asyncio.TaskGroup() as group:
             while True:
-                await asyncio.sleep(MAINTENANCE_SECONDS)
+                await wait_for_tick(MAINTENANCE_SECONDS)
                 try:
                     if self._source.is_moved:
                         if await self._remove_if_empty():

@@ -73,7 +73,7 @@ PREFETCHED = 8
 """How many messages are held for each task that runs at the same time: runs are taken together."""
 VISIBILITY_SECONDS = 10
 """The two halves of a task take milliseconds. One that is delivered again while it runs does no harm."""
-RESTORE_SECONDS = 2
+RESTORE_SECONDS = 4
 """The interval between two checks for messages of workers that have died."""
 MAX_BODY_CHARS = 16 << 20
 """For a message: the body of a chord gets the results of all its parts."""

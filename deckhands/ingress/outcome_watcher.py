@@ -20,7 +20,7 @@ from contextlib import suppress
 from broker.contract import Action
 from broker.coordination import PARSE_ERRORS, Producers, Quarantine, find_conversation_keys
 from broker.log import find_latest_event
-from broker.runtime import DeckhandsError, StoreRefused, make_extra
+from broker.runtime import DeckhandsError, StoreRefused, make_extra, shorten_randomly, wait_for_tick
 from broker.store import Argument, GroupReader, ShardKeys
 from deckhands.ingress.callers import CELERY, STREAM, Caller
 from deckhands.ingress.context import Answer, IngressContext
@@ -72,9 +72,12 @@ class OutcomeWatcher:
             await reader.aclose()
 
     async def run_maintenance(self) -> None:
-        """Run the sweep and claim the notices of dead workers, each second, forever."""
+        """Run the sweep and claim the notices of dead workers, each second, forever.
+
+        Not at the ticks of this process: of two ingress workers, the same one would always find a conversation first.
+        """
         while True:
-            await asyncio.sleep(MAINTENANCE_SECONDS)
+            await asyncio.sleep(MAINTENANCE_SECONDS * shorten_randomly())
             for part in (self._check_forsaken, self._check_overdue):
                 try:
                     await part()
@@ -93,7 +96,7 @@ class OutcomeWatcher:
     async def report_progress(self) -> None:
         """Report the progress of conversations to their callers, each second, forever."""
         while True:
-            await asyncio.sleep(MAINTENANCE_SECONDS)
+            await wait_for_tick(MAINTENANCE_SECONDS)
             getting_on = self._progressing
             self._progressing = set()
             await asyncio.gather(*map(self._report, getting_on))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from broker.celery import cancel_when
-from broker.coordination import HeartbeatThread, Membership, Quarantine
+from broker.coordination import Membership, Quarantine
 from broker.log import expire
 from broker.runtime import BrokerSettings, OwnershipLost, UsageError, failpoint, new_worker_id
 from broker.store import Store, open_store
@@ -52,9 +52,8 @@ class IngressWorker:
         try:
             while not stop.is_set():
                 self._session = life = _WorkerSession(context, self.runs, settings, self._evaluations)
-                with HeartbeatThread(settings.url, life.membership) as heartbeat_thread:
-                    async with life.membership.handing_back():
-                        await life.run(stop, on_beat=heartbeat_thread.record_turn)
+                async with life.membership.handing_back():
+                    await life.run(stop)
         finally:
             await store.aclose()
 
@@ -91,16 +90,16 @@ class _WorkerSession:
         self._store, self._log = context.store, context.log
         self._evaluations = evaluations
         self.membership = Membership(
-            context.store, self.worker_id, "ingress", ttl_seconds=settings.heartbeat_ttl_seconds
+            context.store, self.worker_id, "ingress", ttl_seconds=settings.heartbeat_ttl_seconds, holds_work=False
         )
 
-    async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
+    async def run(self, stop: asyncio.Event) -> None:
         """Work until stopped or swept."""
         await self.membership.register()
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._beat(on_beat)),
+                    group.create_task(self._beat()),
                     group.create_task(self.watcher.run_maintenance()),
                     group.create_task(self.watcher.report_progress()),
                     group.create_task(self.inbox.run()),
@@ -114,11 +113,10 @@ class _WorkerSession:
         if stop.is_set():
             await self.membership.leave()
 
-    async def _beat(self, on_beat: Callable[[int], None]) -> None:
+    async def _beat(self) -> None:
         while True:
             failpoint("ingress.beat")
             progress = self.watcher.looks + self.inbox.entries
-            on_beat(progress)
             found = await self.membership.beat(progress)
             if found is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")

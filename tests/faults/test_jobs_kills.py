@@ -11,7 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from celery import Celery
 
 from broker.contract.events import Event, Parent
 from broker.contract.specs import Tenancy
@@ -22,7 +21,6 @@ from broker.store.keys import ShardKeys
 from deckhands.client.archive.archive import Archive
 from deckhands.client.client import Client
 from deckhands.client.tasks.spec import TaskSpec
-from deckhands.operations.jobs.celery_app import JOBS_PREFIX, JOBS_QUEUE
 from deckhands.operations.jobs.job import JobServices
 from deckhands.operations.jobs.scheduler import derive_tick_conversation_id
 from deckhands.operations.jobs.webhook_jobs import open_repository
@@ -179,7 +177,6 @@ async def test_a_worker_that_dies_loses_nothing_that_has_settled(
             await begin_worked(client, name, tenancy=Tenancy(tenant="acme"))
         private = {"DECKHANDS_WEBHOOK_PRIVATE": "127.0.0.1", "DECKHANDS_SECRET_KEY": SECRET_KEY}
         cluster.start_jobs("j1", **private, DECKHANDS_FAILPOINTS=f"{place}:kill")
-        cluster.start_beat("b1")
         await cluster.until_ended("j1", limit=LIMIT_SECONDS)
         due = f"{client.store.all_shards[0].webhooks}:due"
         for line in await client.store.connection.call("ZRANGE", due, 0, -1):
@@ -197,10 +194,6 @@ async def test_a_worker_that_dies_loses_nothing_that_has_settled(
 CONVERSATIONS = 24
 SOON_SECONDS = 12.0
 """Shorter than one of the requests takes."""
-
-
-async def is_free(client: Client, place: str) -> bool:
-    return not await client.store.connection.call("EXISTS", place)
 
 
 async def test_silent_receiver_delays_no_schedule_or_other_tenant(
@@ -222,27 +215,21 @@ async def test_silent_receiver_delays_no_schedule_or_other_tenant(
         for number in range(CONVERSATIONS):
             await begin_worked(client, f"slow-{number}", tenancy=Tenancy(tenant="slow"))
         cluster.start_jobs("j1", DECKHANDS_WEBHOOK_PRIVATE="127.0.0.1", DECKHANDS_SECRET_KEY=SECRET_KEY)
-        with Celery(broker=cluster.store.celery_url, set_as_current=False) as app:
-            app.send_task(f"{JOBS_PREFIX}webhooks", queue=JOBS_QUEUE, ignore_result=True)
-            await cluster.until(lambda: len(taken) >= 4, what="requests to the silent receiver")
-            schedules = ScheduleRepository(client.store, client.secrets)
-            await schedules.add(Schedule(name="honest", cron="* * * * *"), TaskSpec(task="look", model="scripted/x"))
-            names = client.store.all_shards[0]
-            now = await schedules.now()
-            due_ms = int(now.replace(second=0, microsecond=0).timestamp() * 1000)
-            await client.store.connection.call("ZADD", names.schedules_due, due_ms, "honest")
-            await begin_worked(client, "quick-1", tenancy=Tenancy(tenant="quick"))
-            app.send_task(f"{JOBS_PREFIX}schedules", queue=JOBS_QUEUE, ignore_result=True)
+        await cluster.until(lambda: len(taken) >= 4, what="requests to the silent receiver")
+        schedules = ScheduleRepository(client.store, client.secrets)
+        await schedules.add(Schedule(name="honest", cron="* * * * *"), TaskSpec(task="look", model="scripted/x"))
+        names = client.store.all_shards[0]
+        now = await schedules.now()
+        due_ms = int(now.replace(second=0, microsecond=0).timestamp() * 1000)
+        await client.store.connection.call("ZADD", names.schedules_due, due_ms, "honest")
+        await begin_worked(client, "quick-1", tenancy=Tenancy(tenant="quick"))
 
-            async def is_looked_at() -> bool:
-                standing = (await schedules.entry("honest")).status
-                return bool(standing.begun or standing.error)
+        async def is_looked_at() -> bool:
+            standing = (await schedules.entry("honest")).status
+            return bool(standing.begun or standing.error)
 
-            await cluster.until(is_looked_at, limit=SOON_SECONDS, what="a look at a schedule")
-            place = client.store.all_shards[0].job_lock("webhooks")
-            await cluster.until(lambda: is_free(client, place), what="the end of the first job")
-            app.send_task(f"{JOBS_PREFIX}webhooks", queue=JOBS_QUEUE, ignore_result=True)
-            await cluster.until(lambda: receiver.states("quick-1"), limit=SOON_SECONDS, what="a delivery")
+        await cluster.until(is_looked_at, limit=SOON_SECONDS, what="a look at a schedule")
+        await cluster.until(lambda: receiver.states("quick-1"), limit=SOON_SECONDS, what="a delivery")
         assert len(taken) <= 16  # of one tenant at once
     for writer in taken:
         writer.close()

@@ -368,7 +368,7 @@ class TestUnexpectedErrors:
             "import builtins, os, signal\n"
             "build = builtins.__build_class__\n"
             "def interrupted(body, name, *rest, **more):\n"
-            "    if name == 'CmdRunAction': os.kill(os.getpid(), signal.SIGINT)\n"
+            "    if name == 'ConversationQuery': os.kill(os.getpid(), signal.SIGINT)\n"
             "    return build(body, name, *rest, **more)\n"
             "builtins.__build_class__ = interrupted\n"
             "from deckhands.cli.main import main\n"

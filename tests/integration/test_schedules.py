@@ -17,7 +17,12 @@ from broker.store.store import Store
 from controller_worker.agents.registry import list_agents
 from deckhands.client.tasks.spec import TaskSpec
 from deckhands.operations.jobs.job import JobServices
-from deckhands.operations.jobs.scheduler import derive_tick_conversation_id, start_due, start_due_schedules
+from deckhands.operations.jobs.scheduler import (
+    derive_tick_conversation_id,
+    has_due_schedules,
+    start_due,
+    start_due_schedules,
+)
 from deckhands.operations.schedules.repository import ScheduleRepository
 from deckhands.operations.schedules.schedule import Schedule, ScheduleStatus
 
@@ -101,6 +106,17 @@ async def test_a_tick_begins_one_conversation_with_all_its_options(cluster: Clus
     standing = await cluster.standing()
     assert (standing.last_tick, standing.begun, standing.error) == (due, 1, "")
     assert (await cluster.book.entry(NAME)).due == due + timedelta(minutes=1)
+
+
+async def test_store_says_whether_a_schedule_has_work(cluster: Cluster) -> None:
+    assert not await has_due_schedules(cluster.services)
+    await cluster.add()
+    assert not await has_due_schedules(cluster.services)
+    await cluster.come_due(cluster.store.clock.now())
+    assert await has_due_schedules(cluster.services)
+    entry = await cluster.book.entry(NAME)
+    await cluster.book.move(entry, entry.status.model_copy(update={"queued": (cluster.now,)}), None)
+    assert await has_due_schedules(cluster.services)
 
 
 async def test_ticks_that_race_begin_one_conversation(cluster: Cluster) -> None:

@@ -19,7 +19,7 @@ from broker.contract.specs import Tenancy
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from deckhands.operations.jobs.job import JobServices
-from deckhands.operations.jobs.webhook_jobs import deliver, notify, open_repository
+from deckhands.operations.jobs.webhook_jobs import deliver, has_news, notify, open_repository
 from deckhands.operations.webhooks.repository import MAX_WAITING
 from deckhands.operations.webhooks.sending import AddressRefused, WebhookResponse, parse_networks, resolve_address, send
 from deckhands.operations.webhooks.webhook import RETRY_SECONDS
@@ -92,7 +92,9 @@ async def begun(server: Served, name: str, tenant: str) -> None:
 
 
 async def test_settled_conversation_is_notified_once_and_signed(server: Served, receiver: Receiver, jobs: Jobs) -> None:
+    assert not await has_news(jobs.bench)
     hook = await added(server, receiver, "one")
+    assert await has_news(jobs.bench)
     await begun(server, "one-a", "one")
     await begun(server, "one-b", "another")
     assert await jobs.work() == 1

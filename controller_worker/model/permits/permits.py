@@ -12,7 +12,7 @@ from typing import Any
 
 from broker.coordination import Figures
 from broker.limits import Batches, Governor, Ledger, QuotaTable
-from broker.runtime import StoreRefused
+from broker.runtime import StoreRefused, wait_for_tick
 from broker.store import Store
 from controller_worker.core import compute_ratio
 from controller_worker.providers import MessageMemo
@@ -89,7 +89,7 @@ class Permits:
 
     async def _keep_sweeping(self) -> None:
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)
+            await wait_for_tick(SWEEP_SECONDS)
             try:
                 if self.keeps_budgets:
                     await self.ledger.sweep()

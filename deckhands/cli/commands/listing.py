@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from datetime import UTC
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,15 +19,11 @@ from deckhands.cli.command_group import with_options
 from deckhands.cli.options import json_option
 from deckhands.cli.selection import label_option, parse_labels, parse_states, state_option
 from deckhands.client import (
-    Archive,
-    ArchivedConversation,
     NoCluster,
-    RunFolder,
-    cluster_client,
     count_columns,
-    describe_all,
     fit_width,
     note,
+    open_cluster,
     print_json,
     print_text,
     render_cost,
@@ -34,6 +31,9 @@ from deckhands.client import (
 )
 from deckhands.cluster import Home
 from deckhands.settings import CliSettings
+
+if TYPE_CHECKING:
+    from deckhands.client import ArchivedConversation, RunFolder
 
 SECTION = "Read conversations"
 SUMMARIES = {"ls": "List conversations and runs."}
@@ -143,7 +143,7 @@ def ls(options: LsOptions) -> None:
 
 async def _list(settings: CliSettings, selection: Selection, options: LsOptions) -> None:
     home = Home(settings.home)
-    folders = [folder for folder in map(RunFolder, home.run_folders()) if folder.has_events]
+    folders = _find_runs(home)
     runs = (
         [] if selection.labels else list(_items_of_runs(folders, None if options.is_all else options.limit, selection))
     )
@@ -152,15 +152,18 @@ async def _list(settings: CliSettings, selection: Selection, options: LsOptions)
     sums = Totals()
     printed = _Printer(sums, as_json=options.as_json)
     try:
-        async with cluster_client(settings) as client:
-            count += await Conversations(client.store).count()
-            rows = ConversationQuery(client.store, selection).iterate_pages()
+        store = await open_cluster(settings=settings)
+        try:
+            count += await Conversations(store).count()
+            rows = ConversationQuery(store, selection).iterate_pages()
             if options.is_all:
                 printed.print(runs)
                 async for page in rows:
                     printed.print([_item_of_row(row) for row in page])
             else:
                 runs += await _first(rows, options.limit)
+        finally:
+            await store.aclose()
     except NoCluster:
         is_whole = not home.has_had_cluster
         if not is_whole:
@@ -175,7 +178,18 @@ async def _list(settings: CliSettings, selection: Selection, options: LsOptions)
         note("There are no conversations and no runs yet. `deckhands run -t TASK` starts one.")
 
 
+def _find_runs(home: Home) -> list[RunFolder]:
+    """Return the runs of this machine that have events. Without any, the events' classes are not imported."""
+    if not (places := home.run_folders()):
+        return []
+    from deckhands.client import RunFolder
+
+    return [folder for folder in map(RunFolder, places) if folder.has_events]
+
+
 async def _list_archived(settings: CliSettings, selection: Selection, options: LsOptions) -> None:
+    from deckhands.client import Archive, describe_all
+
     if not settings.archive:
         raise UsageError("There is no archive.", remedy="Set DECKHANDS_ARCHIVE to where archived conversations are.")
     archive = Archive(settings.archive)

@@ -66,7 +66,7 @@ class ScheduleOptions:
 
 @click.group()
 def schedule() -> None:
-    """Submit a task repeatedly. The cluster needs a jobs worker and a beat, which `deckhands up` starts."""
+    """Submit a task repeatedly. The cluster needs a jobs worker, which `deckhands up` starts."""
 
 
 @schedule.command()
@@ -86,7 +86,7 @@ def schedule() -> None:
     default="1h",
     show_default=True,
     metavar="DURATION",
-    help="How late the latest missed tick may still start. Ticks are missed while no beat or no jobs worker runs.",
+    help="How late the latest missed tick may still start. Ticks are missed while no jobs worker runs.",
 )
 @workspace_option(default=None)
 @timing_options

@@ -61,7 +61,7 @@ class DeliveriesOptions:
 def webhook() -> None:
     """Notify other programs about conversations over HTTP.
 
-    The cluster needs a jobs worker and a beat, which `deckhands up` starts.
+    The cluster needs a jobs worker, which `deckhands up` starts.
     """
 
 

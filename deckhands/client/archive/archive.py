@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import BinaryIO, TypeVar, cast
 
-from broker.contract import ConversationCreated, DelegateEnded, Event, UploadedSource, codec
+from broker.contract import SCHEMA_VERSION, ConversationCreated, DelegateEnded, Event, UploadedSource, codec
 from broker.coordination import StoredFiles
 from broker.log import EventLog
 from broker.runtime import CorruptEntry, UnknownConversation, failpoint
@@ -217,7 +217,7 @@ def _manifest(
     summary = summarize(events)
     writer.add(SUMMARY, json.dumps(summary.as_json(), indent=1).encode())
     return Manifest(
-        schema_version=codec.SCHEMA_VERSION,
+        schema_version=SCHEMA_VERSION,
         conversation_id=created.conversation_id,
         last_event_id=events[-1].id,
         first_sha256=writer.first_sha256,

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Literal, cast
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from broker.contract import Event, codec
+from broker.contract import SCHEMA_VERSION, Event, codec
 from broker.log import render_event_line
 from broker.runtime import CorruptEntry, EventUnfit
 from deckhands.client.archive.errors import CorruptArchive, TooLargeToArchive
@@ -160,7 +160,7 @@ class ArchivedFile:
         manifest = self.manifest
         if manifest.conversation_id != conversation_id:
             raise self._corrupt(f"it is that of {manifest.conversation_id[:80]!r}")
-        if manifest.schema_version > codec.SCHEMA_VERSION:
+        if manifest.schema_version > SCHEMA_VERSION:
             raise self._corrupt("a newer version of Deckhands has written it; upgrade this one")
         stated = {name: member.size_bytes for name, member in manifest.members.items()}
         if stated != {name: info.file_size for name, info in self._infos.items() if name != MANIFEST}:

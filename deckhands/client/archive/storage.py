@@ -19,9 +19,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import fsspec  # type: ignore[import-untyped]
-from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
-
 from broker.runtime import check_conversation_id, is_conversation_id
 from deckhands.client.archive.errors import ArchiveUnavailable
 
@@ -40,9 +37,13 @@ class ArchiveStorage:
     """
 
     def __init__(self, url: str) -> None:
+        import fsspec  # type: ignore[import-untyped]
+        from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+
         self.url = url
         with self._convert_errors():
             self._files, root = fsspec.core.url_to_fs(url)
+        self._is_local = isinstance(self._files, LocalFileSystem)
         self._root = root.rstrip("/")
 
     def path(self, conversation_id: str) -> str:
@@ -80,7 +81,7 @@ class ArchiveStorage:
         """Write a conversation's file, replacing an existing one."""
         path = self.path(conversation_id)
         with self._convert_errors():
-            if isinstance(self._files, LocalFileSystem):
+            if self._is_local:
                 _write_here(Path(path), Path(self._root, DRAFTS), content)
                 return
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -96,7 +97,7 @@ class ArchiveStorage:
 
     def sweep(self, *, before: datetime) -> None:
         """Remove the drafts of killed writers, which have not changed since `before`."""
-        if not isinstance(self._files, LocalFileSystem):
+        if not self._is_local:
             return
         with self._convert_errors(FileNotFoundError):
             for draft in Path(self._root, DRAFTS).iterdir():

@@ -16,7 +16,7 @@ from deckhands.operations.jobs.tasks import make_sender, register
 settings = BrokerSettings.from_env()
 arm(settings)
 app = make_jobs_app(settings.celery_url, settings.result_url, schedule())
-service = JobsService(settings, make_sender(app))
+service = JobsService(settings, make_sender(app), JOBS)
 loop_thread = add_loop(app, service)
 register(app, service, loop_thread, JOBS)
 

@@ -36,8 +36,8 @@ RESTORE_MUTEX_SECONDS = 10
 BROKER_KEYS = {name: f"deckhands.jobs:{name}" for name in ("unacked", "unacked_index", "unacked_mutex")}
 SCHEDULER = "deckhands.operations.jobs.beat_scheduler:JobScheduler"
 BEAT_KEYS = "deckhands:beat:"
-BEAT_TURN_SECONDS = 2.0
-"""Maximum sleep of a beat, and the interval at which a waiting beat checks the lock."""
+BEAT_TURN_SECONDS = 4.0
+"""Maximum sleep of a beat, and the interval at which a waiting beat checks the lock. It outlasts a failed turn."""
 BEAT_PAUSE_SECONDS = 2.0
 """How long a beat beside a worker waits before it starts again."""
 BEAT_LOCK_SECONDS = 10

@@ -13,6 +13,7 @@ from broker.runtime import BrokerSettings, new_key
 from broker.store import ShardKeys, Store
 from deckhands.client import Client
 
+BUSY = {"skipped": "another run is in progress"}
 LOCK_MS = 15_000
 RENEWAL_SECONDS = 4.0
 SLOTS = 64
@@ -75,6 +76,8 @@ class Job:
         name: its Celery task is `deckhands.jobs.<name>`.
         run: the function. Idempotent: it runs again after a crash, and two runs may overlap for a moment.
         every_seconds: the period at which a beat sends it, without arguments; None: it is sent only on request.
+        has_work: asks the store, in one round trip or two, whether a run would find anything. If given, every jobs
+            worker asks at each `poll_seconds` and runs the job without a message; the beat's runs only make sure.
         limit_seconds: the time limit of a run.
         retries: how often it is retried after a transient error.
         has_result: whether Celery keeps its result, and monitors get its events.
@@ -91,6 +94,16 @@ class Job:
     is_alone: bool = True
     has_result: bool = True
     is_awaited: bool = True
+    has_work: Callable[[JobServices], Awaitable[bool]] | None = None
+    poll_seconds: float = 0.0
+
+    async def run_within_limits(self, services: JobServices, *arguments: Any, **options: Any) -> Any:
+        """Run the job, within its time limit, and return its result; `BUSY` if it is alone and another run is there."""
+        async with asyncio.timeout(self.limit_seconds):
+            if not self.is_alone:
+                return await self.run(services, *arguments, **options)
+            async with hold_lock(services.store, self.name) as is_first:
+                return await self.run(services, *arguments, **options) if is_first else BUSY
 
 
 @asynccontextmanager

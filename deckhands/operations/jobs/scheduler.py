@@ -45,6 +45,11 @@ async def start_due_schedules(services: JobServices) -> dict[str, int]:
         return {"looked_at": 0}
 
 
+async def has_due_schedules(services: JobServices) -> bool:
+    """Return whether a schedule is due, or has ticks that wait."""
+    return await ScheduleRepository(services.store, services.client.secrets).has_work()
+
+
 async def start_due(client: Client, book: ScheduleRepository, now: datetime) -> int:
     """Start the runs due at a time, and return how many schedules were processed. Idempotent."""
     waiting, failing = await book.waiting_and_failing()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from broker.celery import cancel_when
-from broker.coordination import Figures, HeartbeatThread, Membership
-from broker.runtime import BrokerSettings, OwnershipLost, new_worker_id
-from broker.store import Store, open_store
-from deckhands.operations.jobs.job import JobServices
+from broker.coordination import Figures, Membership
+from broker.runtime import BrokerSettings, OwnershipLost, StoreRefused, new_worker_id, wait_for_tick
+from broker.store import open_store
+from deckhands.operations.jobs.job import Job, JobServices
 
 ROLE = "jobs"
 THREADS = 256
@@ -26,10 +26,14 @@ class JobsService:
 
     Args:
         send: sends another job.
+        jobs: all jobs; those with `has_work` are run here when they have some.
     """
 
-    def __init__(self, settings: BrokerSettings, send: Callable[[str, tuple[Any, ...]], None]) -> None:
+    def __init__(
+        self, settings: BrokerSettings, send: Callable[[str, tuple[Any, ...]], None], jobs: Sequence[Job]
+    ) -> None:
         self._settings, self._send = settings, send
+        self._polled = [job for job in jobs if job.has_work is not None]
         self._is_open = asyncio.Event()
         self._services: JobServices
         self._worker_id = ""
@@ -48,11 +52,16 @@ class JobsService:
         try:
             while not stop.is_set():
                 self._worker_id = new_worker_id(ROLE)
-                ttl_seconds, figures = settings.heartbeat_ttl_seconds, self._figures
-                membership = Membership(store, self._worker_id, ROLE, ttl_seconds=ttl_seconds, figures=figures)
-                with HeartbeatThread(settings.url, membership) as heartbeat_thread:
-                    async with membership.handing_back():
-                        await self._live(store, membership, stop, heartbeat_thread.record_turn)
+                membership = Membership(
+                    store,
+                    self._worker_id,
+                    ROLE,
+                    ttl_seconds=settings.heartbeat_ttl_seconds,
+                    figures=self._figures,
+                    holds_work=False,
+                )
+                async with membership.handing_back():
+                    await self._live(membership, stop)
         finally:
             for job in self._at_work:
                 job.cancel()
@@ -83,24 +92,39 @@ class JobsService:
         """See `LoopService.report`."""
         return {"role": ROLE, "worker_id": self._worker_id}
 
-    async def _live(
-        self, _store: Store, membership: Membership, stop: asyncio.Event, on_beat: Callable[[int], None]
-    ) -> None:
+    async def _live(self, membership: Membership, stop: asyncio.Event) -> None:
         await membership.register()
         try:
             async with asyncio.TaskGroup() as group:
-                beating = group.create_task(self._beat(membership, on_beat))
-                group.create_task(cancel_when(stop, [beating]))
+                tasks = [group.create_task(self._beat(membership))]
+                tasks += [group.create_task(self._poll(job)) for job in self._polled]
+                group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:
             _log.warning("%s was presumed dead; starting over", self._worker_id)
         if stop.is_set():
             await membership.leave()
 
-    async def _beat(self, membership: Membership, on_beat: Callable[[int], None]) -> None:
+    async def _poll(self, job: Job) -> None:
+        """Run a job whenever it has work, forever. Several workers may see the work; the job's lock lets one run."""
+        assert job.has_work is not None
         while True:
-            progress = self._started
-            on_beat(progress)
-            if await membership.beat(progress) is None:
+            await wait_for_tick(job.poll_seconds)
+            try:
+                if await self._has_work(job):
+                    await self.run_job(job.name, job.run_within_limits)
+            except Exception as error:  # noqa: BLE001  (the outer edge: the next poll tries again)
+                _log.warning("the job %s failed: %s: %s", job.name, type(error).__name__, error)
+
+    async def _has_work(self, job: Job) -> bool:
+        assert job.has_work is not None
+        try:
+            return await job.has_work(self._services)
+        except StoreRefused:  # a key of another type, which the job moves away
+            return True
+
+    async def _beat(self, membership: Membership) -> None:
+        while True:
+            if await membership.beat(self._started) is None:
                 raise OwnershipLost(f"{self._worker_id} was swept.")
             membership.figures.set(running=len(self._at_work))
             await membership.wait_for_next_beat()

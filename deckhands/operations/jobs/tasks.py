@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
@@ -15,7 +14,7 @@ from celery.exceptions import Reject
 from broker.celery import LoopThread
 from broker.runtime import DeckhandsError
 from deckhands.operations.jobs.celery_app import JOBS_PREFIX, JOBS_QUEUE, JobRequest
-from deckhands.operations.jobs.job import Job, JobServices, hold_lock
+from deckhands.operations.jobs.job import Job
 from deckhands.operations.jobs.service import JobsService
 
 EXPIRES_SECONDS = 60.0
@@ -23,7 +22,6 @@ FIRST_RETRY_SECONDS = 5.0
 LONGEST_RETRY_SECONDS = 300.0
 
 _log = logging.getLogger(__name__)
-BUSY = {"skipped": "another run is in progress"}
 
 
 class JobFailed(Exception):
@@ -64,7 +62,7 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
             except TypeError as error:
                 raise JobFailed(f"The arguments do not fit: {error}.", "usage") from None
             done = loop.start_coroutine(
-                service.run_job(job.name, lambda services: _run_job(job, services, arguments, options))
+                service.run_job(job.name, lambda services: job.run_within_limits(services, *arguments, **options))
             )
             if not job.is_awaited:
                 done.add_done_callback(lambda ended: _log_failure(job, ended))
@@ -91,14 +89,6 @@ def _log_failure(job: Job, ended: Future[Any]) -> None:
     """Log the failure of a job that is not awaited."""
     if not ended.cancelled() and (error := ended.exception()) is not None:
         _log.warning("the job %s failed: %s: %s", job.name, type(error).__name__, error)
-
-
-async def _run_job(job: Job, services: JobServices, arguments: Any, options: Any) -> Any:
-    async with asyncio.timeout(job.limit_seconds):
-        if not job.is_alone:
-            return await job.run(services, *arguments, **options)
-        async with hold_lock(services.store, job.name) as is_first:
-            return await job.run(services, *arguments, **options) if is_first else BUSY
 
 
 def _pause(tried: int) -> float:

@@ -55,6 +55,11 @@ FULL = "too many deliveries are waiting"
 _log = logging.getLogger(__name__)
 
 
+async def has_news(services: JobServices) -> bool:
+    """Return whether there are webhooks, or remains of removed ones."""
+    return await open_repository(services).has_work()
+
+
 async def notify(services: JobServices) -> dict[str, int]:
     """Plan deliveries and send due ones. Returns how many conversations had news, and how many lines were sent."""
     repository = open_repository(services)

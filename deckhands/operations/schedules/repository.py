@@ -162,6 +162,14 @@ class ScheduleRepository:
         found = await self._store.call(*command)
         return [name.decode(errors="backslashreplace") for name in found]
 
+    async def has_work(self) -> bool:
+        """Return whether a schedule is due by this process' idea of the store's time, or has queued ticks."""
+        names, now_ms = self._names, to_millis(self._store.clock.now())
+        due, known = await self._store.call_many(
+            [("ZRANGEBYSCORE", names.schedules_due, "-inf", now_ms, "LIMIT", 0, 1), ("HLEN", names.schedules_status)]
+        )
+        return bool(due or (known and (await self.waiting_and_failing())[0]))
+
     async def waiting_and_failing(self) -> tuple[list[str], set[str]]:
         """Return the names of schedules with queued ticks, and of those that could not start one."""
         flat = await self._store.call("HGETALL", self._names.schedules_status)

@@ -191,6 +191,12 @@ class WebhookRepository:
         (outcome,) = await self._store.call_function("deck_plan_delivery", (self._names.root,), *arguments)
         return str(outcome)
 
+    async def has_work(self) -> bool:
+        """Return whether there is a webhook, or news or a delivery that a removed one has left."""
+        names = self._names
+        news = [("ZCARD", shard.webhook_news) for shard in self._store.all_shards]
+        return any(await self._store.call_many([("HLEN", names.webhooks), ("ZCARD", f"{names.webhooks}:due"), *news]))
+
     async def due(self, limit: int) -> list[DeliveryLine]:
         """Claim due lines; they must be processed within `LEASE_MS`."""
         _, *flat = await self._store.call_function("deck_send_due", (self._names.root,), limit, LEASE_MS)

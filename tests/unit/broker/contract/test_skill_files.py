@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.front_matter import Unquoted, parse_front_matter
 from broker.contract.skills import MAX_SKILL_BYTES, find_trigger, load_skills, parse_skill, parse_skills
 from broker.contract.specs import Skill
+from broker.runtime.front_matter import Unquoted, parse_front_matter
 
 
 def test_a_text_without_front_matter_always_counts() -> None:

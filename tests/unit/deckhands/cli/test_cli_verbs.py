@@ -110,6 +110,27 @@ def test_help_imports_no_verb() -> None:
     assert done.stdout.splitlines()[-1] == "['deckhands.cli.command_group', 'deckhands.cli.main']"
 
 
+@pytest.mark.parametrize(
+    ("verb", "heavy"),
+    [
+        ("ls", {"pydantic", "redis", "opentelemetry", "celery", "litellm", "yaml", "fsspec", "broker.contract.codec"}),
+        ("show", {"redis", "opentelemetry", "celery", "litellm", "yaml", "fsspec", "deckhands.client.client"}),
+        ("logs", {"redis", "opentelemetry", "celery", "litellm", "yaml", "fsspec", "deckhands.client.client"}),
+        ("why", {"redis", "opentelemetry", "celery", "litellm", "fsspec", "pydantic_settings"}),
+        ("dead", {"redis", "opentelemetry", "celery", "litellm", "fsspec", "pydantic_settings"}),
+    ],
+)
+def test_verb_that_reads_does_without_heavy_modules(verb: str, heavy: set[str], tmp_path: Path) -> None:
+    words = [verb, "abc"] if verb in ("show", "logs", "why") else [verb, "ls"] if verb == "dead" else [verb]
+    program = (
+        f"import sys\nfrom deckhands.cli.main import main\nsys.argv[1:] = {words}\n"
+        f"try:\n    main()\nexcept SystemExit:\n    print(sorted({heavy} & sys.modules.keys()))"
+    )
+    environment = {"PATH": "/usr/bin:/bin", "DECKHANDS_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 PAGE = (Path(__file__).parents[4] / "docs" / "cli.md").read_text()
 
 
