@@ -1,7 +1,9 @@
 """The codec: events to bytes and back.
 
-An entry is one byte of schema version, one byte of flags (1: zstd), four bytes of CRC-32 over the rest of the entry,
-and the payload: the event's wire form in msgpack, compressed if larger than 1 KiB.
+An entry is one byte of schema version, one byte of flags (1: zstd, 2: zstd with the dictionary `events.zdict`), four
+bytes of CRC-32 over the rest of the entry, and the payload: the event's wire form in msgpack, compressed unless it is
+tiny. Most of a small event are the names of its fields and a prompt that many conversations share, which the dictionary
+contains. `benchmarks/entry_dictionary.py` has trained it.
 
 Holds: every later version decodes the output of `encode`. A flipped bit is detected. Hostile bytes raise
 `CorruptEntry`, `StoreTooNew` or `UnknownKind` and cost at most 16 MiB. Lone surrogates are replaced once, here, at the
@@ -17,7 +19,8 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgpack
@@ -31,7 +34,7 @@ from broker.contract.plain_json import replace_surrogates
 from broker.contract.schema_version import SCHEMA_VERSION
 from broker.runtime import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind, import_modules
 
-COMPRESS_ABOVE_BYTES = 1024
+COMPRESS_ABOVE_BYTES = 64
 SHORTEN_ABOVE_BYTES = 32 * 1024
 SHORTENED_END_CHARS = 7_500
 MAX_ENTRY_BYTES = 1 << 20
@@ -44,6 +47,8 @@ packed."""
 _TIME: pydantic.TypeAdapter[datetime] = pydantic.TypeAdapter(datetime)
 _HEADER_BYTES = 6
 _ZSTD = 1
+_ZSTD_DICTIONARY = 2
+_LEVEL = 1
 
 Wire = dict[str, Any]
 Upcaster = Callable[[Wire], Wire]
@@ -85,8 +90,20 @@ class _Zstd(threading.local):
     """The compressors of a thread. They are not thread-safe and too expensive to create for each event."""
 
     def __init__(self) -> None:
-        self.compressor = zstandard.ZstdCompressor(level=1)
-        self.decompressor = zstandard.ZstdDecompressor()
+        dictionary = load_dictionary()
+        self.compressor = zstandard.ZstdCompressor(level=_LEVEL, dict_data=dictionary, write_dict_id=False)
+        self.decompressors = {
+            _ZSTD: zstandard.ZstdDecompressor(),
+            _ZSTD_DICTIONARY: zstandard.ZstdDecompressor(dict_data=dictionary),
+        }
+
+
+@cache
+def load_dictionary() -> zstandard.ZstdCompressionDict:
+    """Return the dictionary of small events."""
+    found = zstandard.ZstdCompressionDict(Path(__file__).with_name("events.zdict").read_bytes())
+    found.precompute_compress(level=_LEVEL)
+    return found
 
 
 _zstd = _Zstd()
@@ -131,7 +148,7 @@ def pack(wire: Wire) -> bytes:
 def _seal(payload: bytes, schema_version: int) -> bytes:
     flags = 0
     if len(payload) > COMPRESS_ABOVE_BYTES:
-        flags = _ZSTD
+        flags = _ZSTD_DICTIONARY
         payload = _zstd.compressor.compress(payload)
     if len(payload) > MAX_ENTRY_BYTES:
         raise EventUnfit(f"An event has {len(payload)} bytes even when compressed; the limit is 1 MiB.")
@@ -162,7 +179,7 @@ def decode_wire(entry: bytes, *, upcasters: Mapping[int, Upcaster] = UPCASTERS, 
             f"An event was written with schema version {version}; this version of Deckhands reads up to {current}.",
             remedy="Upgrade Deckhands on this machine.",
         )
-    if version < 1 or flags & ~_ZSTD:
+    if version < 1 or flags not in (0, _ZSTD, _ZSTD_DICTIONARY):
         raise CorruptEntry(f"An entry claims schema version {version} and flags {flags}, which never existed.")
     try:
         wire: Any = _unpack(payload, flags)
@@ -177,11 +194,11 @@ def decode_wire(entry: bytes, *, upcasters: Mapping[int, Upcaster] = UPCASTERS, 
 
 
 def _unpack(payload: bytes, flags: int) -> Any:
-    if flags & _ZSTD:
+    if flags:
         # The frame declares its own size. Without this check, a few bytes could allocate all memory.
         if not 0 <= zstandard.frame_content_size(payload) <= MAX_UNPACKED_BYTES:
             raise CorruptEntry("An entry claims to be larger than any event.")
-        payload = _zstd.decompressor.decompress(payload)
+        payload = _zstd.decompressors[flags].decompress(payload)
     return msgpack.unpackb(payload, ext_hook=_refuse_extension)
 
 

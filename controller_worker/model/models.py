@@ -41,6 +41,9 @@ CREATION_SECONDS = 120.0
 
 CLIENTS_LIMIT = 128
 """Per worker; clients in use may exceed it. A client holds about 1 MB of certificates, and its connections."""
+UNUSED_KEPT_SECONDS = 60.0
+"""How long a new client is kept for the call that it was created for. Otherwise, when conversations use more clients in
+turn than the limit, each would lose its client before its call begins, and none would get on."""
 SIGHTS_LIMIT = 1_000
 
 
@@ -49,10 +52,12 @@ class _Client:
     """A client, or the task that creates it.
 
     Attributes:
+        kept_until: by the monotonic clock; it is not closed before, because its first call has not begun.
         users: the number of calls in progress.
     """
 
     made: asyncio.Task[tuple[LLM, LLMConfig]]
+    kept_until: float
     users: int = 0
 
     @property
@@ -118,7 +123,7 @@ class Models:
         Raises:
             LLMConfigError: no model is configured, or a setting cannot be used.
         """
-        async with self.use_client(spec) as found:
+        async with self._hold(self._client(spec, None)) as found:
             return found
 
     @contextlib.asynccontextmanager
@@ -132,6 +137,12 @@ class Models:
             LLMConfigError: no model is configured, or a setting cannot be used.
         """
         client = self._client(spec, key_env)
+        async with self._hold(client) as found:
+            client.kept_until = 0.0
+            yield found
+
+    @contextlib.asynccontextmanager
+    async def _hold(self, client: _Client) -> AsyncIterator[tuple[LLM, LLMConfig]]:
         client.users += 1
         try:
             yield client.made.result() if client.made.done() else await asyncio.shield(client.made)
@@ -145,13 +156,18 @@ class Models:
             # The first client imports its provider's library, which takes longer than a heartbeat may be late.
             what = f"The client of the model {ascii(spec.model or 'by default')[:100]}"
             making = self._threads.run(self._create, spec, key_env, what=what, limit_seconds=CREATION_SECONDS)
-            client = _Client(asyncio.create_task(making))
+            client = _Client(asyncio.create_task(making), self._clock.monotonic() + UNUSED_KEPT_SECONDS)
         self._clients[spec, key_env] = client
         return client
 
     def _close_idle_clients(self) -> None:
         """Close unused clients above the limit, least recently used first."""
-        idle = [key for key, client in self._clients.items() if client.made.done() and not client.users]
+        now = self._clock.monotonic()
+        idle = [
+            key
+            for key, client in self._clients.items()
+            if client.made.done() and not client.users and (client.kept_until <= now or not client.is_ready)
+        ]
         for key in idle[: max(0, len(self._clients) - CLIENTS_LIMIT)]:
             client = self._clients.pop(key)
             if client.is_ready:

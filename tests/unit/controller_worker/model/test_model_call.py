@@ -15,9 +15,9 @@ from broker.runtime.errors import StoreUnavailable
 from broker.testing.manual_clock import ManualClock
 from controller_worker.core.failures import render_last_error
 from controller_worker.model.model_call import ask_model, to_model_reply
-from controller_worker.model.models import CLIENTS_LIMIT, ClientMissing, Models
+from controller_worker.model.models import CLIENTS_LIMIT, UNUSED_KEPT_SECONDS, ClientMissing, Models
 from controller_worker.providers.errors import HookVeto, LLMConfigError
-from controller_worker.providers.llm import CallUsage, Completion, Delta, ModelRequest
+from controller_worker.providers.llm import LLM, CallUsage, Completion, Delta, ModelRequest
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
 from tests.controller_parts import free_permit
 
@@ -409,11 +409,30 @@ async def test_an_agent_without_a_model_works_whatever_model_is_configured(env: 
 async def test_clients_have_a_bound_and_one_in_use_is_not_closed(tmp_path: Path) -> None:
     """A task chooses its temperature, and each one takes another client."""
     of = Models({"LLM_MODEL": "openai/x", "LLM_BASE_URL": "http://127.0.0.1:9/v1"}, SystemClock())
+
+    async def call(temperature: float) -> LLM:
+        async with of.use_client(LLMSpec(temperature=temperature)) as (client, _):
+            return client
+
     async with of.use_client(LLMSpec(temperature=0.5)) as (used, _):
-        first, _ = await of.get_client(LLMSpec(temperature=1.0))
+        first = await call(1.0)
         for number in range(CLIENTS_LIMIT):
-            await of.get_client(LLMSpec(temperature=2.0 + number))
+            await call(2.0 + number)
         assert len(of._clients) == CLIENTS_LIMIT
-        assert (await of.get_client(LLMSpec(temperature=0.5)))[0] is used
-        assert (await of.get_client(LLMSpec(temperature=1.0)))[0] is not first
+        assert await call(0.5) is used
+        assert await call(1.0) is not first
+    await of.aclose()
+
+
+async def test_a_new_client_is_kept_for_the_call_that_waits_for_it() -> None:
+    """Conversations with more models than the limit would otherwise close each other's clients before any call."""
+    clock = ManualClock()
+    of = Models({"LLM_MODEL": "openai/x", "LLM_BASE_URL": "http://127.0.0.1:9/v1"}, clock)
+    specs = [LLMSpec(temperature=float(number)) for number in range(CLIENTS_LIMIT + 8)]
+    for spec in specs:
+        await of.get_client(spec)
+    assert all(map(of.is_ready, specs))
+    clock.advance(UNUSED_KEPT_SECONDS)
+    await of.get_client(LLMSpec(temperature=0.5))  # no call has used them
+    assert sum(map(of.is_ready, specs)) < CLIENTS_LIMIT
     await of.aclose()
