@@ -15,8 +15,9 @@ from typing import Any, Self
 from broker.contract import DelegateEnded, Event
 from broker.log import ConversationRow, LogViolation, check_log
 from broker.runtime import UsageError, format_count
+from broker.store import parse_number
 
-MAX_FILE_BYTES = 1 << 30
+MAX_FILE_BYTES = 256 << 20
 MAX_LINE_BYTES = 32 << 20
 """An event has at most 16 MiB; JSON escapes what is not ASCII."""
 MAX_NESTING = 200
@@ -69,7 +70,11 @@ def verify_log(
         index = {"last_event_id": row.last_event_id}
         # Until its owner has read the end of a delegate, the index does not count it.
         if events and not isinstance(events[-1], DelegateEnded) and "iterations" in row.fields:
-            index |= {"state": row.state, "iterations": int(row.fields["iterations"]), "cost_usd": row.cost_usd}
+            index |= {
+                "state": row.state,
+                "iterations": parse_number(row.fields["iterations"]),
+                "cost_usd": row.cost_usd,
+            }
     return Verification(source, len(events), tuple(check_log(wires, conversation_id=conversation_id, index=index)))
 
 

@@ -14,7 +14,7 @@ from broker.runtime.errors import UnknownConversation, UsageError
 from broker.store.store import Store
 from deckhands.client.client import Client
 from deckhands.client.remote.remote_client import RemoteClient
-from deckhands.client.verification import MAX_NESTING, read_log_file, verify_file
+from deckhands.client.verification import MAX_FILE_BYTES, MAX_LINE_BYTES, MAX_NESTING, read_log_file, verify_file
 from tests.archive_parts import retired
 from tests.integration.command_line import CommandLine, deckhands, environment
 from tests.replay.log_mutations import changed, renumbered
@@ -163,13 +163,14 @@ def test_a_hostile_file_is_refused_by_line(tmp_path: Path, line: bytes, reason: 
     assert reason in refused.value.message
 
 
-def test_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = exported(tmp_path, recorded())
-    monkeypatch.setattr("deckhands.client.verification.MAX_LINE_BYTES", 1_000)
-    with pytest.raises(UsageError, match="more than 1,000 bytes"):
+def test_a_file_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"a": "' + b"x" * MAX_LINE_BYTES + b'"}\n')
+    with pytest.raises(UsageError, match="it has more than 33,554,432 bytes"):
         verify_file(path)
-    monkeypatch.setattr("deckhands.client.verification.MAX_FILE_BYTES", 1_000)
-    with pytest.raises(UsageError, match="the limit is 1,000"):
+    with path.open("r+b") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(UsageError, match="the limit is 268,435,456"):
         verify_file(path)
     with pytest.raises(UsageError, match="is not a file"):
         verify_file(tmp_path)

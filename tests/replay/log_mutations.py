@@ -33,7 +33,7 @@ def mutate(log: Log, mutation: Mutation) -> Iterator[Log]:
 
 
 def renumbered(log: Sequence[dict[str, Any]]) -> Log:
-    """Number the events anew and let every reference follow, as a forger who hides a change would."""
+    """Number the events from 1 on and let every reference follow, as a forger who hides a change would."""
     places = {event["id"]: number for number, event in reversed(list(enumerate(log, 1)))}
     found = [copy.deepcopy(event) for event in log]  # an event may be there twice
     for number, event in enumerate(found, 1):
