@@ -125,10 +125,9 @@ class Conversation:
         self.ending: str | None = None  # how the agent's turn ends
         self.has_system_message = self.is_waiting_for_call = self.has_deferral = False
         self.recovery, self.is_at_rest = 0, False
-        # messages and replies, by their events; `calls` has the calls of the latest reply that led to nothing yet
         self.unread = self.last_message = self.turn = self.cancelled_at = 0
         self.is_turn_open = False
-        self.calls: dict[str, list[str]] = {}
+        self.calls: dict[str, list[str]] = {}  # of the latest reply, without those that led to something
         self.answered: dict[int, int] = {}
         self.open_tools: dict[int, JsonEvent] = {}  # the next step waits for these, and for the others
         self.open_others: dict[int, JsonEvent] = {}
@@ -166,6 +165,8 @@ class Conversation:
             self._read_call(event, kind)
         else:
             self._read_change(event, kind)
+        if self.number == self.forked_at:  # what was to follow in the same append stays in the origin
+            self.open_others = {one: action for one, action in self.open_others.items() if one in self.delegates}
         open_action = next(iter(self.open_tools), 0) or next(iter(self.open_others), 0)
         self.moments.append((self.state, open_action, self._find_reached_limits()))
 
@@ -478,7 +479,7 @@ class Conversation:
         reasons = {
             "error": True,  # a worker may fail at any time
             "running": is_asked_for or has_run or was in ("rate_limited", "user_rejected"),
-            "paused": is_asked_for,
+            "paused": is_asked_for or _text(self.events[-2:][0], "kind") == "observation.loop_detection",
             "stopped": is_asked_for or self.recovery == 3,
             "finished": self.ending == now and was in ("running", "paused"),
             "rejected": self.ending == now and was in ("running", "paused"),
