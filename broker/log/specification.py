@@ -125,7 +125,7 @@ class Conversation:
         self.ending: str | None = None  # how the agent's turn ends
         self.has_system_message = self.is_waiting_for_call = self.has_deferral = False
         self.recovery, self.is_at_rest = 0, False
-        self.unread = self.last_message = self.turn = self.cancelled_at = 0
+        self.unread = self.last_message = self.turn = self.cancelled_at = self.changed_at = 0
         self.is_turn_open = False
         self.calls: dict[str, list[str]] = {}  # of the latest reply, without those that led to something
         self.answered: dict[int, int] = {}
@@ -451,7 +451,7 @@ class Conversation:
     # --- The agent's state -------------------------------------------------------------------------------------------
     def _read_state(self, change: JsonEvent) -> None:
         now, was = _text(change, "agent_state"), self.state
-        self.is_turn_open = False
+        self.is_turn_open, self.changed_at = False, self.number
         if not self._may_become(now, change):
             wanted = f", and was asked to be {self.requested}" if self.requested else ""
             self.refuse("state", f"says {now[:SHOWN_CHARS]}, which does not follow: the agent was {was}{wanted}")
@@ -522,7 +522,7 @@ class Conversation:
     # --- The end of the log ------------------------------------------------------------------------------------------
     def check_end(self, index: Mapping[str, Any], *, must_be_over: bool) -> None:
         """Check the end of the log, and that the index says the same."""
-        is_unanswered = self.unread > 0 or self.requested is not None
+        is_unanswered = self.unread > self.changed_at or self.requested is not None
         is_settled = self.state in TERMINAL | WAITING and not is_unanswered
         if self.state not in TERMINAL | KEEPS_ACTIONS and (is_settled or must_be_over):
             self.check_settled()
