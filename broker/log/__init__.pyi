@@ -20,6 +20,7 @@ from .lost_tails import record_gap as record_gap, record_snapshot_gap as record_
 from .lost_tails import tail_recording_gaps as tail_recording_gaps
 from .selection import SCHEDULED as SCHEDULED, WAITING as WAITING, ConversationQuery as ConversationQuery
 from .selection import IndexPosition as IndexPosition, Selection as Selection, is_any_of as is_any_of
+from .specification import LogViolation as LogViolation, check_log as check_log
 from .status import ANSWERS as ANSWERS, REQUESTABLE_STATES as REQUESTABLE_STATES, Status as Status
 from .status import find_copied_ids as find_copied_ids, find_latest_model as find_latest_model
 from .status import fold_status as fold_status, make_changed_fields as make_changed_fields

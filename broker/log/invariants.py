@@ -1,4 +1,6 @@
-"""Checks the invariants of a log. They hold after any crash; the fault tests and the demo use these checks.
+"""Check the invariants of a log that hold after any crash, whatever the agent does.
+
+`specification` checks them and everything else that a log must hold. This module takes decoded events.
 
 Holds: pure functions of a log's events. A complete log gives no violations.
 Does not: read the store, the workspaces or the workers. Their facts are passed in.
@@ -10,24 +12,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from broker.contract import (
-    Action,
-    AgentDelegateAction,
-    AgentState,
-    AgentStateChangedObservation,
-    ConfirmationStatus,
-    ConversationCreated,
-    Event,
-    Observation,
-)
-from broker.log.status import Status, fold_status
+from broker.contract import AgentStateChangedObservation, Event, Observation
+from broker.log.specification import check_log
 
 TERMINAL = "I1"
 GAPLESS = "I2"
 DURABLE = "I3"
 ONE_OBSERVATION = "I4"
 
-_STATES_WITH_UNFINISHED_ACTIONS = frozenset({AgentState.PAUSED, AgentState.AWAITING_USER_CONFIRMATION})
+INVARIANTS = {"end": TERMINAL, "append": GAPLESS, "observation": ONE_OBSERVATION, "settled": ONE_OBSERVATION}
+"""The rules of the specification that are invariants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +45,7 @@ def find_violations(
     last_event_id: int | None = None,
     seen: Sequence[Event] = (),
     is_over: bool = True,
+    is_strict: bool = False,
 ) -> list[Violation]:
     """Check a log.
 
@@ -59,41 +54,36 @@ def find_violations(
         last_event_id: the last id in the index; None skips this check.
         seen: events that a writer had acknowledged, or that a reader has read.
         is_over: the conversation should have ended; False for a log that is still being written.
+        is_strict: return the violations of all rules of the specification; the other ones have the rule as invariant.
     """
-    stands = fold_status(events)
-    found = [*_check_gapless(events, conversation_id, last_event_id), *_check_durable(events, seen)]
-    found += _check_one_observation(
-        events, must_be_settled=is_over and stands.state not in _STATES_WITH_UNFINISHED_ACTIONS
+    found = check_log(
+        [event.export() for event in events],
+        conversation_id=conversation_id,
+        index={"last_event_id": last_event_id},
+        must_be_over=is_over,
     )
-    if is_over:
-        found += _check_terminal(stands)
-    return found
+    broken = [
+        Violation(INVARIANTS.get(one.rule, one.rule), one.event_id, one.text)
+        for one in found
+        if is_strict or one.rule in INVARIANTS
+    ]
+    return [*broken, *_check_durable(events, seen)]
 
 
 def count_duplicate_observations(events: Sequence[Event]) -> int:
     """Return the number of observations beyond the first of each action."""
-    return sum(count - 1 for count in _count_observations_by_cause(events).values())
+    counts = Counter(
+        event.cause
+        for event in events
+        if isinstance(event, Observation) and event.cause and not isinstance(event, AgentStateChangedObservation)
+    )
+    return sum(count - 1 for count in counts.values())
 
 
 def count_lost_events(events: Sequence[Event], seen: Sequence[Event]) -> int:
     """Return how many ids are missing below the last one, and how many seen events are not in the log."""
     ids = {event.id for event in events}
     return max(ids, default=0) - len(ids) + sum(1 for _ in _check_durable(events, seen))
-
-
-def _check_gapless(events: Sequence[Event], conversation_id: str, last_event_id: int | None) -> Iterator[Violation]:
-    for expected, event in enumerate(events, 1):
-        if event.id != expected:
-            yield Violation(GAPLESS, event.id, f"event {event.id} is where event {expected} belongs")
-            return
-    first = events[0] if events else None
-    if not isinstance(first, ConversationCreated) or first.conversation_id != conversation_id:
-        yield Violation(GAPLESS, 1, f"the log does not begin with the creation of {conversation_id}")
-    for event in events[1:]:
-        if isinstance(event, ConversationCreated):
-            yield Violation(GAPLESS, event.id, "the conversation is created a second time")
-    if last_event_id is not None and last_event_id != len(events):
-        yield Violation(GAPLESS, 0, f"the log has {len(events)} events, the index says {last_event_id}")
 
 
 def _check_durable(events: Sequence[Event], seen: Sequence[Event]) -> Iterator[Violation]:
@@ -103,41 +93,3 @@ def _check_durable(events: Sequence[Event], seen: Sequence[Event]) -> Iterator[V
             yield Violation(DURABLE, event.id, f"event {event.id} ({event.kind}) was seen and is missing")
         elif there[event.id] != event:
             yield Violation(DURABLE, event.id, f"event {event.id} has changed since it was seen")
-
-
-def _check_one_observation(events: Sequence[Event], *, must_be_settled: bool) -> Iterator[Violation]:
-    actions = {event.id: event for event in events if isinstance(event, Action)}
-    counts = _count_observations_by_cause(events)
-    for event in events:
-        cause = event.cause
-        if isinstance(event, Observation) and cause and (cause not in actions or cause > event.id):
-            yield Violation(ONE_OBSERVATION, event.id, f"event {event.id} answers {cause}, not an earlier action")
-    for action_id, count in counts.items():
-        if count > 1:
-            yield Violation(ONE_OBSERVATION, action_id, f"action {action_id} has {count} observations")
-    if must_be_settled:
-        for action in actions.values():
-            if _needs_observation(action) and action.id not in counts:
-                yield Violation(ONE_OBSERVATION, action.id, f"action {action.id} ({action.kind}) has no observation")
-
-
-def _count_observations_by_cause(events: Sequence[Event]) -> Counter[int]:
-    return Counter(
-        event.cause
-        for event in events
-        if isinstance(event, Observation) and event.cause and not isinstance(event, AgentStateChangedObservation)
-    )
-
-
-def _needs_observation(action: Action) -> bool:
-    status = getattr(action, "confirmation_state", ConfirmationStatus.CONFIRMED)
-    # After a confirmation is given or refused, the action is written again with another id.
-    waits = status == ConfirmationStatus.AWAITING_CONFIRMATION
-    return isinstance(action, AgentDelegateAction) or (action.runnable and not waits)
-
-
-def _check_terminal(stands: Status) -> Iterator[Violation]:
-    if stands.is_unanswered:
-        yield Violation(TERMINAL, 0, f"a message or request got no answer (the agent is {stands.state})")
-    elif not stands.is_settled and stands.state != AgentState.RATE_LIMITED:
-        yield Violation(TERMINAL, 0, f"the conversation ended in the state {stands.state}")

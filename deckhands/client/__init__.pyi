@@ -50,6 +50,7 @@ from .reasons.chain import explain as explain
 from .reasons.facts import ConversationFacts as ConversationFacts
 from .reasons.history import fold_history as fold_history
 from .reasons.link import Cause as Cause, Link as Link, Why as Why
+from .verification import Verification as Verification, verify_file as verify_file, verify_log as verify_log
 from .running_cluster import open_cluster as open_cluster
 from .runs.cluster_notices import warn_of_ignored_settings as warn_of_ignored_settings
 from .runs.cluster_notices import warn_of_missing_workers as warn_of_missing_workers

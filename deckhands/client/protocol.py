@@ -18,6 +18,7 @@ from deckhands.client.tasks.images import Image
 from deckhands.client.tasks.spec import TaskSpec
 from deckhands.client.transfers.commands import CommandResult
 from deckhands.client.transfers.files import WorkspaceFiles
+from deckhands.client.verification import Verification
 
 
 class ConversationClient(Protocol):
@@ -64,6 +65,10 @@ class ConversationClient(Protocol):
 
     async def why(self, conversation_id: str) -> Why:
         """Return the reasons for its current state."""
+        ...
+
+    async def verify(self, conversation_id: str) -> Verification:
+        """Check its log against the specification of a log."""
         ...
 
     async def send_message(

@@ -6,6 +6,7 @@ archive.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
@@ -21,6 +22,7 @@ from broker.log import (
     Conversations,
     EndedStream,
     EventLog,
+    LogViolation,
     Selection,
     record_gap,
     tail_recording_gaps,
@@ -30,6 +32,7 @@ from broker.store import Store
 from deckhands.client.archive.errors import CorruptArchive
 from deckhands.client.reading.summary import Summary, Tally, find_quoted_texts, summarize
 from deckhands.client.running_cluster import open_cluster
+from deckhands.client.verification import Verification, verify_log
 from deckhands.client.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -166,6 +169,32 @@ class Reader:
 
         reasons = Reasons(self.store, read, shows_workers=shows_workers, worker_logs=worker_logs)
         return await reasons.why(conversation_id)
+
+    async def verify(self, conversation_id: str) -> Verification:
+        """Check a log, in the store or the archive, against the specification of a log.
+
+        A conversation in progress is checked up to its last event, and with what the index says unless it grows
+        meanwhile.
+
+        Raises:
+            UnknownConversation: no such conversation.
+        """
+        try:
+            row = await self.row(conversation_id)
+        except UnknownConversation:
+            row = None  # archived
+        try:
+            events = await self.events(conversation_id, is_lenient=True)
+            is_still = row is not None and await self.row(conversation_id) == row
+        except CorruptEntry as error:
+            return Verification(conversation_id, 0, (LogViolation("append", 0, error.message),))
+        except UnknownConversation:
+            if row is None:
+                raise
+            return await self.verify(conversation_id)  # archived meanwhile
+        return await asyncio.to_thread(
+            verify_log, conversation_id, events, conversation_id=conversation_id, row=row if is_still else None
+        )
 
     async def wait_until_settled(self, conversation_id: str, *, timeout_seconds: float | None = None) -> Summary:
         """Wait until nothing more happens without input, and return the summary; `watcher` defines when that is.

@@ -23,6 +23,7 @@ from deckhands.server import (
     runs,
     schedules,
     steering,
+    verification,
     webhooks,
 )
 from deckhands.server.dependencies import Needs
@@ -41,6 +42,7 @@ ROUTERS = (
     conversations.routes,
     steering.routes,
     reasons.routes,
+    verification.routes,
     events.routes,
     live.routes,
     runs.routes,

@@ -67,7 +67,7 @@ async def settled(cluster: FaultCluster, cid: str, state: str = "finished") -> l
     await cluster.settle([cid], limit=LIMIT_SECONDS)
     row, events = await cluster.client.row(cid), await cluster.client.events(cid)
     assert row.state == state, [event.sentence for event in events[-6:]]
-    assert not find_violations(events, conversation_id=cid, last_event_id=row.last_event_id)
+    assert not find_violations(events, conversation_id=cid, is_strict=True, last_event_id=row.last_event_id)
     return events
 
 

@@ -82,7 +82,7 @@ class Bench(FaultCluster):
     async def check_log(self, cid: str) -> list[Event]:
         events = await self.client.events(cid)
         row = await self.client.row(cid)
-        assert find_violations(events, conversation_id=cid, last_event_id=row.last_event_id) == []
+        assert find_violations(events, conversation_id=cid, is_strict=True, last_event_id=row.last_event_id) == []
         return events
 
     async def celery(self, worker: Worker, *arguments: str) -> Any:

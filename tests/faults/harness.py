@@ -185,8 +185,10 @@ class FaultCluster:
         for conversation_id in ids:
             events = await self.client.events(conversation_id)
             row = await self.client.row(conversation_id)
-            found = find_violations(events, conversation_id=conversation_id, last_event_id=row.last_event_id)
-            assert not found, [f"{item.invariant} {item.text}" for item in found]
+            known = {"conversation_id": conversation_id, "last_event_id": row.last_event_id}
+            found = find_violations(events, **known, is_strict=True)
+            found += (await self.client.verify(conversation_id)).violations
+            assert not found, [item.text for item in found]
             assert row.state == state, (row, [event.sentence for event in events[-5:]])
             await self._check_fold(conversation_id, events)
             here = sum(isinstance(event, OutcomeUnknownObservation) for event in events)

@@ -92,7 +92,7 @@ async def test_each_conversation_starts_in_time_after_kills(cluster: FaultCluste
         await client.wait_until_settled(conversation_id, timeout_seconds=LIMIT_SECONDS)
         events = await client.events(conversation_id)
         assert [event.kind for event in events][2] == "conversation.begun"
-        assert find_violations(events, conversation_id=conversation_id) == []
+        assert find_violations(events, conversation_id=conversation_id, is_strict=True) == []
         assert replay(events).divergence is None
     assert (await producer.value(task))["state"] == "finished"
     await cluster.until(lambda: has_replies(cluster, 2), limit=LIMIT_SECONDS)

@@ -65,7 +65,7 @@ async def check(cluster: FaultCluster, ids: Sequence[str], *, is_told: bool = Tr
         events = await cluster.client.events(cid)
         row = await cluster.client.row(cid)
         shown = [f"{event.id} {event.cause} {event.sentence}" for event in events]
-        found = find_violations(events, conversation_id=cid, last_event_id=row.last_event_id)
+        found = find_violations(events, conversation_id=cid, is_strict=True, last_event_id=row.last_event_id)
         assert not found, ([item.text for item in found], shown)
         assert row.state == "finished", shown
         gaps = [event.id for event in events if event.kind == "observation.events_lost"]
@@ -203,7 +203,7 @@ async def test_delegates_and_their_parents_go_on(cluster: FaultCluster) -> None:
         events = await cluster.client.events(cid)
         gaps += sum(event.kind == "observation.events_lost" for event in events)
         row = await cluster.client.row(cid)
-        assert not find_violations(events, conversation_id=cid, last_event_id=row.last_event_id)
+        assert not find_violations(events, conversation_id=cid, is_strict=True, last_event_id=row.last_event_id)
         assert row.state == "finished", [event.sentence for event in events]
     for cid in ids:
         events = await cluster.client.events(cid)

@@ -46,7 +46,7 @@ async def condensations(hands: Hands) -> list[CondensationAction]:
 
 async def ended(hands: Hands) -> AgentState | None:
     events = await hands.events()
-    assert find_violations(events, conversation_id=CID) == []
+    assert find_violations(events, conversation_id=CID, is_strict=True) == []
     return fold_status(events).state
 
 

@@ -174,7 +174,7 @@ async def test_idle_conversation_is_released_and_returns_where_it_was(hands: Han
     assert await notified(hands.store) == [CID, CID]
     second = await hands.go()
     assert second.state.lifecycle.agent_state is AgentState.FINISHED
-    assert find_violations(await hands.events(), conversation_id=CID) == []
+    assert find_violations(await hands.events(), conversation_id=CID, is_strict=True) == []
 
 
 async def test_looking_after_a_long_action_does_not_count_as_news(hands: Hands) -> None:
@@ -406,7 +406,7 @@ async def test_an_error_settles_what_was_pending(hands: Hands) -> None:
     assert (error.cause, error.error_id) == (action, "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_ERROR")
     assert isinstance(change, AgentStateChangedObservation)
     assert "ZeroDivisionError" in change.reason
-    assert find_violations(await hands.events(), conversation_id=CID) == []
+    assert find_violations(await hands.events(), conversation_id=CID, is_strict=True) == []
 
 
 async def test_an_error_that_cannot_be_recorded_ends_nothing_else(
@@ -428,7 +428,7 @@ async def test_thousands_of_messages_at_once_are_answered_together(hands: Hands)
     await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
     events = await hands.events()
     assert sum(event.kind == "action.recall" for event in events) == 1
-    assert find_violations(events, conversation_id=CID) == []
+    assert find_violations(events, conversation_id=CID, is_strict=True) == []
 
 
 async def test_many_notes_of_one_reply_are_all_taken(hands: Hands) -> None:
@@ -464,7 +464,7 @@ async def test_an_error_among_ever_more_news_loses_no_conversation(hands: Hands)
     await hands.at_rest(again)
     row = await Conversations(hands.store).load_row(CID)
     assert (row.state, row.owner, said) == ("finished", "", 20)
-    assert find_violations(await hands.events(), conversation_id=CID) == []
+    assert find_violations(await hands.events(), conversation_id=CID, is_strict=True) == []
 
 
 async def test_a_conversation_survives_functions_that_are_replaced_and_come_back(hands: Hands) -> None:

@@ -33,7 +33,7 @@ async def test_a_finish_is_refused_mended_and_accepted(hands: Hands) -> None:
     await hands.begin(FINISH | {"critic": NO}, THINK, FINISH | {"critic": YES}, agent=agent_with(hands))
     await hands.go()
     events = await hands.events()
-    assert find_violations(events, conversation_id=CID) == []
+    assert find_violations(events, conversation_id=CID, is_strict=True) == []
     assert fold_status(events).state is AgentState.FINISHED
     verdicts = [(e.is_accepted, e.content) for e in events if isinstance(e, FinishVerdictObservation)]
     assert verdicts == [(False, "There is no test."), (True, "Tested.")]

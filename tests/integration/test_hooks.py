@@ -66,7 +66,7 @@ def confirmed(action_id: int, **edited: str) -> ChangeAgentStateAction:
 
 async def logged(hands: Hands) -> list[Event]:
     events = await hands.events()
-    assert find_violations(events, conversation_id=CID, last_event_id=len(events)) == []
+    assert find_violations(events, conversation_id=CID, is_strict=True, last_event_id=len(events)) == []
     return events
 
 

@@ -59,7 +59,7 @@ async def test_failed_recall_is_an_error_retried_with_next_message(hands: Hands)
     await hands.go()
     events = await hands.events()
     assert events[-1].wire()["agent_state"] == "finished"
-    assert find_violations(events, conversation_id=CID) == []
+    assert find_violations(events, conversation_id=CID, is_strict=True) == []
 
 
 async def test_next_conversation_recalls_notes(hands: Hands) -> None:

@@ -41,7 +41,7 @@ def of(events: list[Event], kind: type[Event]) -> list[Event]:
 async def check(hands: Hands, loop: ConversationLoop) -> str:
     """Check the log, and return the prompt of its end as the loop and as a reader of the whole log make it."""
     events = await hands.events()
-    assert find_violations(events, conversation_id=CID) == []
+    assert find_violations(events, conversation_id=CID, is_strict=True) == []
     assert replay(events).divergence is None
     show_all = (NoOpCondenser(NoOpCondenserSpec()), PromptOptions(max_message_chars=1_000))
     read = str(await PromptHistory(hands.log, CID).build_prompt(len(events), *show_all))
@@ -145,7 +145,7 @@ async def test_a_worker_that_dies_in_between_is_continued(hands: Hands, policy: 
         other.wake(has_new_events=False)
         await hands.at_rest(other)
     events = await hands.events()
-    assert find_violations(events, conversation_id=CID) == []
+    assert find_violations(events, conversation_id=CID, is_strict=True) == []
     assert replay(events).divergence is None
     assert fold_status(events).state is AgentState.FINISHED
     number = {"enqueue": 0, "interrupt": 1, "rollback": 1}[policy]

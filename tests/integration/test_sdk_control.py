@@ -105,7 +105,7 @@ class Trial:
         """Return the log, which is whole and has no trace of another agent's help."""
         events = await self.hands.events()
         if fold_status(events).is_settled:
-            assert find_violations(events, conversation_id=CID, last_event_id=len(events)) == []
+            assert find_violations(events, conversation_id=CID, is_strict=True, last_event_id=len(events)) == []
         assert replay(events).divergence is None
         assert "conversation.changed" not in [event.kind for event in events]
         return events

@@ -206,7 +206,9 @@ def broken_chat(outcome: ChatOutcome) -> list[str]:
 
 
 def _broken_log(outcome: ChatOutcome, cid: str, events: list[Event]) -> Iterator[str]:
-    yield from (f"{each.invariant}: {cid}: {each.text}" for each in find_violations(events, conversation_id=cid))
+    yield from (
+        f"{each.invariant}: {cid}: {each.text}" for each in find_violations(events, conversation_id=cid, is_strict=True)
+    )
     texts = Counter(e.content for e in events if isinstance(e, MessageAction) and e.source is EventSource.USER)
     expected = Counter(f"message {number + 1}" for number in range(outcome.chat.rounds))
     has_gap = any(isinstance(event, EventsLostObservation) for event in events)

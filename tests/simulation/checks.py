@@ -1,6 +1,5 @@
 """Invariants of every simulation, under any faults."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -39,10 +38,12 @@ def always_broken(outcome: Outcome) -> list[str]:
         return [f"I1: {outcome.failure}; {_where(outcome)}"]
     assert outcome.row is not None
     found = find_violations(
-        outcome.events, conversation_id=CID, last_event_id=outcome.row.last_event_id, seen=outcome.seen
+        outcome.events,
+        conversation_id=CID,
+        last_event_id=outcome.row.last_event_id,
+        seen=outcome.seen,
+        is_strict=True,
     )
-    if is_given_up(outcome) and _is_unread(outcome):
-        found = [violation for violation in found if violation.invariant != "I4"]
     return [
         *(f"{violation.invariant}: {violation.text}" for violation in found),
         *_ending(outcome),
@@ -84,16 +85,6 @@ def _controllers_ended(outcome: Outcome) -> int:
     wire = outcome.cluster.wire
     ended = Counter(name for _, fault, name, _ in wire.struck if fault is Fault.KILL) + wire.lapsed
     return sum(times for name, times in ended.items() if name.startswith("controller"))
-
-
-def _is_unread(outcome: Outcome) -> bool:
-    """Return whether it failed on a worker that did not read its log first, which settles pending actions.
-
-    The read itself may be fatal; the next resume settles it.
-    """
-    assert outcome.row is not None
-    counted = re.search(r"crashed its worker (\d+) times", outcome.row.fields.get("last_error", ""))
-    return counted is not None and int(counted[1]) > CRASHES_THAT_PARK
 
 
 def _said_once(outcome: Outcome) -> Iterator[str]:

@@ -122,7 +122,8 @@ def _errand(outcome: Outcome) -> Iterator[str]:
             yield f"I7: {conversation_id} would be decided otherwise: {divergence.to_diff()}"
     for conversation_id, events in outcome.others.items():
         yield from (
-            f"{broken.invariant}: {broken.text}" for broken in find_violations(events, conversation_id=conversation_id)
+            f"{broken.invariant}: {broken.text}"
+            for broken in find_violations(events, conversation_id=conversation_id, is_strict=True)
         )
         state = fold(State(), events)
         is_lost = "crashed its worker" in state.lifecycle.last_error and has_lost_too_many(outcome)

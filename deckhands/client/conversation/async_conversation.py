@@ -43,6 +43,7 @@ from deckhands.client.tasks.images import Image, to_image_urls
 from deckhands.client.tasks.spec import UNNAMED_TASK, TaskFields
 from deckhands.client.tasks.tasks import check_task
 from deckhands.client.transfers.commands import CommandResult
+from deckhands.client.verification import Verification
 
 
 class AsyncConversation(Generic[OutputT]):
@@ -250,6 +251,10 @@ class AsyncConversation(Generic[OutputT]):
     async def why(self) -> Why:
         """Return the chain of reasons for its state, down to the cause, with the remedies."""
         return await (await self._get_client()).why(self.id)
+
+    async def verify(self) -> Verification:
+        """Check its log against the specification of a log, and return what does not hold."""
+        return await (await self._get_client()).verify(self.id)
 
     async def metrics(self) -> Metrics:
         """Return cost, tokens and latency of every model call."""

@@ -112,6 +112,7 @@ class Conversation(Blocking[AsyncConversation[OutputT]], Generic[OutputT]):
     events = blocking(AsyncConversation.events)
     state = blocking(AsyncConversation.state)
     why = blocking(AsyncConversation.why)
+    verify = blocking(AsyncConversation.verify)
     metrics = blocking(AsyncConversation.metrics)
     pause = blocking(AsyncConversation.pause)
     resume = blocking(AsyncConversation.resume)

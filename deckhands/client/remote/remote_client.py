@@ -31,6 +31,7 @@ from deckhands.client.tasks.images import Image, to_image_urls
 from deckhands.client.tasks.spec import TaskSpec
 from deckhands.client.tasks.tasks import check_task
 from deckhands.client.transfers.commands import CommandResult
+from deckhands.client.verification import Verification
 from deckhands.client.watcher import Until, Watcher
 
 LOOKED_UP_AT_ONCE = 100
@@ -187,6 +188,11 @@ class RemoteClient:
         """Return the reasons for a conversation's state; see `Client.why`."""
         answer = await self._calls.ask("GET", f"/conversations/{conversation_id}/why")
         return Why.from_json(answer.json())
+
+    async def verify(self, conversation_id: str) -> Verification:
+        """Check the log of a conversation; see `Client.verify`."""
+        answer = await self._calls.ask("GET", f"/conversations/{conversation_id}/verification")
+        return Verification.from_json(answer.json())
 
     async def last_id(self, conversation_id: str) -> int:
         """Return the id of its last event."""

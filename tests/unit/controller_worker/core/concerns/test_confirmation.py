@@ -60,7 +60,7 @@ def confirmation(core: Core, event_id: int) -> tuple[ConfirmationStatus, int | N
 )
 def test_asked_action(scenario: str) -> None:
     core = play(asking(), scenario)
-    assert find_violations(core.events, conversation_id=CID, is_over=False) == []
+    assert find_violations(core.events, conversation_id=CID, is_strict=True, is_over=False) == []
 
 
 def test_nothing_is_asked_without_a_policy() -> None:

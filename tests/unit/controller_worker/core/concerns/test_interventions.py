@@ -157,7 +157,7 @@ def test_agent_reads_a_rejection_reason_and_continues() -> None:
     answers = [event for event in core.events if isinstance(event, UserRejectObservation)]
     assert len(answers) == 2
     core.reply(finish())
-    assert find_violations(core.events, conversation_id=CID) == []
+    assert find_violations(core.events, conversation_id=CID, is_strict=True) == []
     check(core)
 
 
@@ -177,7 +177,7 @@ def test_fork_within_a_rejection_continues_like_the_origin() -> None:
     for event in [created, *core.events[1:first]]:
         fork.put(event.model_copy(update={"id": 0}))
     assert fork.run() == CallModel(2, 1)
-    assert find_violations(fork.events, conversation_id=CID, is_over=False) == []
+    assert find_violations(fork.events, conversation_id=CID, is_strict=True, is_over=False) == []
 
 
 def interrupted(core: Core, *events: Event) -> Any:

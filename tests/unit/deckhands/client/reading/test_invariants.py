@@ -41,7 +41,7 @@ def test_a_gap():
 
 
 def test_a_log_that_is_longer_in_the_index():
-    assert found(finished_log(), last_event_id=12) == [("I2", 0, "the log has 11 events, the index says 12")]
+    assert found(finished_log(), last_event_id=12) == [("I2", 0, "the index says last_event_id 12, the log 11")]
 
 
 def test_a_log_that_begins_with_something_else():
@@ -83,9 +83,11 @@ def test_an_action_may_still_be_open_while_the_agent_waits(name):
     assert found(numbered(created(), command("ls"), state(name))) == []
 
 
-def test_an_action_that_waits_for_its_confirmation_wants_no_observation():
+def test_an_action_that_waits_for_its_confirmation_is_settled_at_the_end():
     waiting = command("ls").model_copy(update={"confirmation_state": ConfirmationStatus.AWAITING_CONFIRMATION})
-    assert found(numbered(created(), waiting, state("stopped"))) == []
+    assert found(numbered(created(), waiting, state("awaiting_user_confirmation"))) == []
+    broken = ("I4", 2, "action 2 (action.run) has no observation")
+    assert found(numbered(created(), waiting, state("stopped"))) == [broken]
 
 
 def test_action_may_be_open_in_a_growing_log():
@@ -95,14 +97,15 @@ def test_action_may_be_open_in_a_growing_log():
 
 def test_two_observations_of_one_action():
     log = numbered(created(), command("ls"), output(2), output(2), state("finished"))
-    assert found(log) == [("I4", 2, "action 2 has 2 observations")]
+    text = "event 4 (observation.run) answers action 2, which event 3 has answered"
+    assert found(log) == [("I4", 4, text)]
     assert count_duplicate_observations(log) == 1
 
 
 @pytest.mark.parametrize(("cause", "event_id"), [(99, 3), (1, 3), (4, 3)])
 def test_an_observation_of_nothing(cause, event_id):
     log = numbered(created(), user("go"), output(cause), command("ls"), output(4), state("finished"))
-    assert ("I4", event_id, f"event 3 answers {cause}, not an earlier action") in found(log)
+    assert ("I4", event_id, f"event 3 (observation.run) answers {cause}, not an earlier action") in found(log)
 
 
 def test_a_conversation_that_never_came_to_rest():

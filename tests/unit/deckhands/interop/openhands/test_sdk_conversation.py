@@ -53,7 +53,7 @@ def read(path: Path, *, faults: int = 0) -> tuple[list[Event], dict[str, int]]:
     """Read a directory; check that the log is sound, and that every call that is shown to a model has a result."""
     events, findings = read_sdk_directory(path, "c1")
     assert findings.fault_count == faults, findings.faults
-    assert find_violations(events, conversation_id="c1", is_over=False) == []
+    assert find_violations(events, conversation_id="c1", is_strict=True, is_over=False) == []
     assert replay(events).divergence is None
     view, memory = ViewFold(), ConversationMemory()
     for event in events:
