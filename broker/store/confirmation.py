@@ -1,5 +1,8 @@
 """Confirms writes: after the reply of a write, waits until the store's disk or a replica has it, many writes at a time.
 
+The store demands confirmations of all writes of a process (DECKHANDS_ACKS), a conversation those of its events and of
+the claims of its actions: the functions that write these end their reply with its demand. Both hold.
+
 Holds: a confirmation asks the server that has replied, after it has replied. A primary that was replaced meanwhile, and
 a stale one without its replicas, confirm nothing: the caller does not know the outcome, and repeats its call.
 Keys: `deck:acked`, written before each confirmation. A server confirms only what the asking connection has written; all
@@ -9,7 +12,7 @@ earlier writes, of any connection, come before this one in its stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from broker.runtime import Acks, OutcomeUnknown, StoreError, StoreMisconfigured, StoreRefused
@@ -38,6 +41,16 @@ READING = frozenset(
     }
 )
 """Commands that need no confirmation. A group's deliveries may be lost with a primary: they are made again."""
+DEMANDS: Mapping[Any, Acks] = {b"acks:disk": "disk", b"acks:replica": "replica"}
+DEMANDING_FUNCTIONS = frozenset(("deck_append", "deck_claim_action", "deck_close"))
+NO_REPLICA_REMEDY = "Start a replica of it, or use `local` or `disk` in DECKHANDS_ACKS and in the task's field `acks`."
+
+
+def find_demand(command: Sequence[Any], reply: Any) -> Acks | None:
+    """Return the demand that ends a function's reply, see `store.with_acks` in prelude.lua; None if there is none."""
+    if command[0] != "FCALL" or command[1] not in DEMANDING_FUNCTIONS:
+        return None
+    return DEMANDS.get(reply[-1]) if isinstance(reply[-1], bytes) else None
 
 
 class Confirmations:
@@ -87,6 +100,15 @@ class Confirmations:
         except StoreError as error:
             raise OutcomeUnknown(f"A write was not confirmed: {error.message}") from error
         if (confirmed[0] if self._acks == "disk" else confirmed) < 1:
+            if self._acks == "replica" and await self._has_no_replica():
+                raise OutcomeUnknown("The store has no replica that could confirm a write.", remedy=NO_REPLICA_REMEDY)
             whom = "its disk" if self._acks == "disk" else "a replica"
             raise OutcomeUnknown(f"The store did not get a write to {whom} within {CONFIRM_SECONDS:g} s.")
         return epoch
+
+    async def _has_no_replica(self) -> bool:
+        try:
+            (facts,), _ = await self._send([("INFO", "replication")])
+        except StoreError:  # lost meanwhile, or a user that may not ask
+            return False
+        return b"connected_slaves:0" in facts

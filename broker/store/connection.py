@@ -36,7 +36,7 @@ from broker.runtime import (
     load_current_url,
     read_tls,
 )
-from broker.store.confirmation import READING, Confirmations
+from broker.store.confirmation import READING, Confirmations, find_demand
 from broker.store.sentinel import REMEDY as SENTINEL_REMEDY
 from broker.store.sentinel import SentinelUrl, find_primary, follow_switches, is_sentinel_url
 
@@ -101,26 +101,34 @@ class MultiplexedConnection:
         self.connects = 0
         self._wire: _Wire | None = None
         self._connecting: asyncio.Task[_Wire] | None = None
-        self._confirming: MultiplexedConnection | None = None
-        self._confirmations: Confirmations | None = None
-        if acks != "local":
-            self._confirming = self.another(reply_timeout_seconds=reply_timeout_seconds)
-            self._confirmations = Confirmations(acks, self._confirming.call_with_epoch)
+        self._acks = acks
+        self._confirming: dict[Acks, tuple[Confirmations, MultiplexedConnection]] = {}
 
     async def call(self, *command: Argument) -> Any:
         """See `Connection.call`."""
         wire = await self._usable_wire()
         reply = self._check_reply(wire, await wire.send(command)[0])
-        if self._confirmations is not None and command[0] not in READING:
-            await self._confirmations.confirm(wire.epoch)
+        if self._acks != "local" or find_demand(command, reply) is not None:
+            await self._confirm(wire.epoch, [command], [reply])
         return reply
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """See `Connection.call_many`."""
         replies, epoch = await self.call_with_epoch(commands)
-        if self._confirmations is not None and any(command[0] not in READING for command in commands):
-            await self._confirmations.confirm(epoch)
+        await self._confirm(epoch, commands, replies)
         return replies
+
+    async def _confirm(self, epoch: int, commands: Sequence[Sequence[Argument]], replies: Sequence[Any]) -> None:
+        """Wait for the confirmations that the store and the conversations demand of these calls, if any."""
+        demands = {find_demand(command, reply) for command, reply in zip(commands, replies, strict=True)} - {None}
+        if self._acks != "local" and any(command[0] not in READING for command in commands):
+            demands.add(self._acks)
+        for acks in demands:
+            assert acks is not None
+            if acks not in self._confirming:
+                connection = self.another(reply_timeout_seconds=self._reply_timeout_seconds)
+                self._confirming[acks] = (Confirmations(acks, connection.call_with_epoch), connection)
+            await self._confirming[acks][0].confirm(epoch)
 
     async def call_with_epoch(self, commands: Sequence[Sequence[Argument]]) -> tuple[list[Any], int]:
         """Do what `call_many` does, without a confirmation; return the server's epoch with the replies."""
@@ -141,8 +149,8 @@ class MultiplexedConnection:
         if self._wire is not None:
             self._wire.abort(None)
             self._wire = None
-        if self._confirming is not None:
-            await self._confirming.aclose()
+        for _, connection in self._confirming.values():
+            await connection.aclose()
         if self._is_first:
             await self._endpoint.stop_following()
 
@@ -336,6 +344,12 @@ class _Endpoint:
         except (StoreMisconfigured, UsageError) as error:
             raise self.to_outage(error) from error
 
+    def _load_sentinels(self) -> tuple[SentinelUrl, ssl.SSLContext | None]:
+        address = self._address()
+        if address.sentinels is None:
+            raise StoreUnavailable("The store's URL names no Sentinels any more.")
+        return address.sentinels, address.ssl_context
+
     def add_wire(self, wire: _Wire, address: _Address) -> None:
         """Record a connection that works; with Sentinels, it ends when they announce another primary."""
         self.has_served = True
@@ -344,7 +358,7 @@ class _Endpoint:
         self._turn -= 1
         self._wires.add(wire)
         if self._follower is None:
-            following = follow_switches(address.sentinels, self._leave_others, address.ssl_context)
+            following = follow_switches(self._load_sentinels, self._leave_others)
             self._follower = asyncio.get_running_loop().create_task(following)
 
     async def stop_following(self) -> None:

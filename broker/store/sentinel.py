@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import hiredis
 
-from broker.runtime import StoreMisconfigured, StoreUnavailable
+from broker.runtime import StoreMisconfigured, StoreUnavailable, UsageError
 
 SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 """The scheme of such a URL, and the one of its servers' URLs."""
@@ -124,17 +124,21 @@ async def find_primary(url: SentinelUrl, context: ssl.SSLContext | None = None, 
 
 
 async def follow_switches(
-    url: SentinelUrl, on_switch: Callable[[Host], None], context: ssl.SSLContext | None = None
+    load: Callable[[], tuple[SentinelUrl, ssl.SSLContext | None]], on_switch: Callable[[Host], None]
 ) -> None:
     """Call a function with the primary's address at each change, and after each interruption of the listening, forever.
 
     One Sentinel is listened to at a time; when it ends, the next one.
+
+    Args:
+        load: returns the URL and the TLS context, which may have changed since the last attempt.
     """
     turn = 0
     while True:
-        sentinel = url.sentinels[turn % len(url.sentinels)]
-        turn += 1
-        with suppress(OSError, TimeoutError, StoreMisconfigured, StoreUnavailable):
+        with suppress(OSError, TimeoutError, UsageError, StoreMisconfigured, StoreUnavailable):
+            url, context = load()
+            sentinel = url.sentinels[turn % len(url.sentinels)]
+            turn += 1
             async with _SentinelLink(sentinel, url.login, context) as link:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await link.call("SUBSCRIBE", SWITCH)

@@ -22,7 +22,6 @@ from tests.sentinels import PASSWORD, SERVICE, SentinelGroup, fail_over
 from tests.stores import redis_program, running, valkey_program
 
 FAIL_OVERS = 2
-MANY_FAIL_OVERS = 200
 WRITERS = 4
 
 
@@ -110,13 +109,6 @@ async def test_a_stale_primary_confirms_nothing(group: SentinelGroup) -> None:
 
 async def test_confirmed_messages_survive_fail_overs(group: SentinelGroup) -> None:
     await check_confirmed_messages(group, FAIL_OVERS)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(7_200)
-async def test_confirmed_messages_survive_two_hundred_fail_overs(tmp_path: Path) -> None:
-    async with SentinelGroup(valkey_program(), tmp_path).running() as group:
-        await check_confirmed_messages(group, MANY_FAIL_OVERS)
 
 
 async def check_confirmed_messages(group: SentinelGroup, fail_overs: int) -> None:
