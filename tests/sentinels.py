@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from broker.runtime import DeckhandsError
+from broker.runtime import DeckhandsError, StoreRefused
 from broker.store.connection import MultiplexedConnection
 from tests.faults.server_process import free_port
 from tests.polling import until
@@ -19,6 +19,7 @@ PASSWORD, SENTINEL_PASSWORD = "correct-horse", "battery-staple"
 SERVICE = "deck"
 LIMIT_SECONDS = 60.0
 DOWN_AFTER_MS = 3_000
+ORDER_SECONDS = 10.0
 
 Fault = Literal["kill", "stop", "cut", "order"]
 """What makes a primary fail over: it is killed and returns as a replica; it is stopped, or its link is cut, and it
@@ -258,17 +259,40 @@ class SentinelGroup:
         Without that, they have nothing to promote when this primary dies.
         """
 
-        async def agree() -> bool:
-            try:
-                return all([await self._knows(port, primary.known_port) for port in self._ports])
-            except DeckhandsError:
-                return False
+        await until(lambda: self._agree(primary), limit=LIMIT_SECONDS, what="Sentinels that agree")
 
-        await until(agree, limit=LIMIT_SECONDS, what="Sentinels that agree")
+    async def _agree(self, primary: Server) -> bool:
+        try:
+            return all([await self._knows(port, primary.known_port) for port in self._ports])
+        except DeckhandsError:
+            return False
 
-    async def order(self) -> None:
-        """Order a Sentinel to replace the primary, which lets the replica catch up first."""
-        await self.call_sentinel(self._ports[-1], "SENTINEL", "FAILOVER", SERVICE, "COORDINATED")
+    async def until_whole(self) -> Server:
+        """Wait until all Sentinels agree on one primary with two replicas, and return it.
+
+        On a busy machine, the Sentinels may have replaced the one that was promoted first.
+        """
+        found: list[Server] = []
+
+        async def is_whole() -> bool:
+            primaries = await self._find_primaries()
+            found[:] = primaries
+            return len(primaries) == 1 and await primaries[0].replicas() == 2 and await self._agree(primaries[0])
+
+        await until(is_whole, limit=LIMIT_SECONDS, what="group that is whole")
+        return found[0]
+
+    async def order(self, old: Server) -> Server:
+        """Order a Sentinel to replace the primary, which lets the replica catch up first; return the new one.
+
+        A Sentinel may give the order up; then it is given again.
+        """
+        while True:
+            with contextlib.suppress(StoreRefused):
+                await self.call_sentinel(self._ports[-1], "SENTINEL", "FAILOVER", SERVICE, "COORDINATED")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ORDER_SECONDS):
+                    return await self.until_promoted(other_than=old)
 
     async def call_sentinel(self, port: int, *command: str | int) -> Any:
         connection = self._open_sentinel(port)
@@ -353,8 +377,7 @@ async def fail_over(group: SentinelGroup, fault: Fault = "kill") -> tuple[Server
     """Let the primary fail over by a fault, and wait until the group is whole again; return it and the new primary."""
     old = await group.primary()
     new = await begin_fail_over(group, old, fault)
-    await end_fail_over(group, old, new, fault)
-    return old, new
+    return old, await end_fail_over(group, old, new, fault)
 
 
 async def begin_fail_over(group: SentinelGroup, old: Server, fault: Fault) -> Server:
@@ -367,12 +390,12 @@ async def begin_fail_over(group: SentinelGroup, old: Server, fault: Fault) -> Se
         assert old.link is not None
         old.link.cut()
     else:
-        await group.order()
+        return await group.order(old)
     return await group.until_promoted(other_than=old)
 
 
-async def end_fail_over(group: SentinelGroup, old: Server, new: Server, fault: Fault) -> None:
-    """Let the old primary return, and wait until the group is whole again."""
+async def end_fail_over(group: SentinelGroup, old: Server, new: Server, fault: Fault) -> Server:
+    """Let the old primary return, wait until the group is whole again, and return its primary."""
     if fault == "kill":
         old.start(primary=new.known_port)
     elif fault == "stop":
@@ -380,5 +403,4 @@ async def end_fail_over(group: SentinelGroup, old: Server, new: Server, fault: F
     elif fault == "cut":
         assert old.link is not None
         old.link.mend()
-    await group.until_replicated(new)
-    await group.until_agreed(new)
+    return await group.until_whole()

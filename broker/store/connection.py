@@ -38,7 +38,7 @@ from broker.runtime import (
 )
 from broker.store.confirmation import READING, Confirmations, find_demand
 from broker.store.sentinel import REMEDY as SENTINEL_REMEDY
-from broker.store.sentinel import SentinelUrl, find_primary, follow_switches, is_sentinel_url
+from broker.store.sentinel import Primary, SentinelUrl, find_primary, follow_switches, is_sentinel_url
 
 Argument = bytes | str | int | float
 
@@ -127,7 +127,13 @@ class MultiplexedConnection:
             assert acks is not None
             if acks not in self._confirming:
                 connection = self.another(reply_timeout_seconds=self._reply_timeout_seconds)
-                self._confirming[acks] = (Confirmations(acks, connection.call_with_epoch), connection)
+                confirmations = Confirmations(
+                    acks,
+                    connection.call_with_epoch,
+                    lambda: self._endpoint.replicas,
+                    connection.count_connected_replicas,
+                )
+                self._confirming[acks] = (confirmations, connection)
             await self._confirming[acks][0].confirm(epoch)
 
     async def call_with_epoch(self, commands: Sequence[Sequence[Argument]]) -> tuple[list[Any], int]:
@@ -137,6 +143,19 @@ class MultiplexedConnection:
         if replies:
             await replies[-1]  # replies arrive in order, so the others are done
         return [self._check_reply(wire, reply.result()) for reply in replies], wire.epoch
+
+    async def count_connected_replicas(self) -> int:
+        """Return how many replicas of this connection's server can be promoted now; at least one.
+
+        Raises:
+            StoreUnavailable: no Sentinel answers, or the server is not the primary any more.
+        """
+        wire, found = self._wire, await self._endpoint.find_now()
+        if found is None:
+            return 1
+        if wire is None or wire.is_lost or wire.place != (found.host, found.port):
+            raise StoreUnavailable("The store's primary was replaced.")
+        return max(1, found.connected)
 
     def another(self, *, reply_timeout_seconds: float) -> MultiplexedConnection:
         """See `Connection.another`."""
@@ -314,12 +333,14 @@ class _Endpoint:
         epoch: increases when the server turns out not to be a primary, or the name leads to another server. Connections
             of an earlier epoch are replaced, because the earlier server may keep answering from stale data.
         has_served: whether a login has succeeded. A later refusal is then treated as temporary.
+        replicas: how many replicas have to confirm a write: each that a Sentinel may promote; one without Sentinels.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.epoch = 0
         self.has_served = False
+        self.replicas = 1
         self._run_id = b""
         self._wires: weakref.WeakSet[_Wire] = weakref.WeakSet()
         self._follower: asyncio.Task[None] | None = None
@@ -332,7 +353,8 @@ class _Endpoint:
         if address.sentinels is not None:
             try:
                 found = await find_primary(address.sentinels, address.ssl_context, turn=self._turn)
-                address.host, address.port = found
+                address.host, address.port = found.host, found.port
+                self._count_replicas(found)
                 self._turn += 1  # unless it serves
             except StoreMisconfigured as error:
                 raise self.to_outage(error) from error
@@ -358,7 +380,7 @@ class _Endpoint:
         self._turn -= 1
         self._wires.add(wire)
         if self._follower is None:
-            following = follow_switches(self._load_sentinels, self._leave_others)
+            following = follow_switches(self._load_sentinels, self._leave_others, self._follow)
             self._follower = asyncio.get_running_loop().create_task(following)
 
     async def stop_following(self) -> None:
@@ -366,6 +388,22 @@ class _Endpoint:
         if self._follower is not None:
             self._follower.cancel()
             await asyncio.wait([self._follower])
+
+    async def find_now(self) -> Primary | None:
+        """Return the primary as a Sentinel sees it now; None without Sentinels."""
+        address = self._address()
+        if address.sentinels is None:
+            return None
+        found = await find_primary(address.sentinels, address.ssl_context, turn=self._turn)
+        self._count_replicas(found)
+        return found
+
+    def _follow(self, primary: Primary) -> None:
+        self._leave_others((primary.host, primary.port))
+        self._count_replicas(primary)
+
+    def _count_replicas(self, primary: Primary) -> None:
+        self.replicas = max(1, primary.replicas)
 
     def _leave_others(self, primary: tuple[str, int]) -> None:
         for wire in [wire for wire in self._wires if wire.place != primary]:

@@ -103,7 +103,7 @@ async def test_a_partitioned_primary_confirms_nothing_and_returns_as_a_replica(l
         with pytest.raises((OutcomeUnknown, StoreUnavailable)):
             await deaf.call("SET", "deck:deaf", "1")
         await grow(written)
-        await end_fail_over(linked, old, new, "cut")
+        new = await end_fail_over(linked, old, new, "cut")
         with pytest.raises(StoreError):
             await near.call("SET", "deck:near:after", "1")  # it is a replica now
         await grow(written)
@@ -137,7 +137,7 @@ async def test_a_lost_tail_is_named_and_all_conversations_end(group: SentinelGro
         new = await begin_fail_over(group, old, "kill")
         for server in replicas:
             await server.call("CONFIG", "SET", "masterauth", PASSWORD)
-        await end_fail_over(group, old, new, "kill")
+        new = await end_fail_over(group, old, new, "kill")
         await cluster.settle(ids, limit=unhurried(120))
         await check_gaps(cluster, ids)
 
@@ -152,12 +152,10 @@ async def test_a_rolling_restart_is_not_noticed(group: SentinelGroup, tmp_path: 
         first = await group.primary()
         for server in [server for server in group.servers if server is not first]:
             await restart(server, primary=first)
-            await group.until_replicated(first)
-        await group.until_agreed(first)
+            first = await group.until_whole()
         first.send(signal.SIGTERM)
-        new = await group.until_promoted(other_than=first)
-        await restart(first, primary=new)
-        await group.until_replicated(new)
+        await restart(first, primary=await group.until_promoted(other_than=first))
+        await group.until_whole()
         await cluster.check(ids, commands=12, limit=unhurried(120))
         assert all(worker.poll() is None for worker in cluster.workers.values())
 
@@ -198,7 +196,7 @@ async def test_an_ordered_fail_over_loses_nothing(tmp_path: Path) -> None:
             await grow(written)
             new = await begin_fail_over(group, old, "order")
             await grow(written)
-            await end_fail_over(group, old, new, "order")
+            new = await end_fail_over(group, old, new, "order")
         await check_written(new, written)
         await check_written(old, written)
 
@@ -286,9 +284,7 @@ async def test_a_rotated_password_is_read_again(group: SentinelGroup, tmp_path: 
         await group.call_sentinels("SENTINEL", "SET", SERVICE, "auth-pass", "rotated")
         file.write(group.url_of(login=":rotated"))
         await grow(written)
-        primary = await group.primary()
-        await group.until_replicated(primary)
-        await group.until_agreed(primary)
+        await group.until_whole()
         old, new = await fail_over(group)
         await grow(written)
     await check_written(new, written)
