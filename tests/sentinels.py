@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import os
 import signal
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -12,7 +15,6 @@ from typing import Any, Literal, Self
 
 from broker.runtime import DeckhandsError, StoreRefused
 from broker.store.connection import MultiplexedConnection
-from tests.faults.server_process import free_port
 from tests.polling import until
 
 PASSWORD, SENTINEL_PASSWORD = "correct-horse", "battery-staple"
@@ -24,6 +26,19 @@ ORDER_SECONDS = 10.0
 Fault = Literal["kill", "stop", "cut", "order"]
 """What makes a primary fail over: it is killed and returns as a replica; it is stopped, or its link is cut, and it
 returns as a stale primary; a Sentinel is ordered to replace it in agreement with it (Valkey 9)."""
+
+
+FIRST_PORT, PORTS_PER_PROCESS, PROCESSES = 10_000, 20, 1_000
+_numbers = itertools.count()
+
+
+def find_port() -> int:
+    """Return a port that is free and stays so: below those of outgoing connections, and of this process alone."""
+    block = FIRST_PORT + os.getpid() % PROCESSES * PORTS_PER_PROCESS
+    while True:
+        port = block + next(_numbers) % PORTS_PER_PROCESS
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Link:
@@ -168,11 +183,11 @@ class SentinelGroup:
         folder.mkdir(exist_ok=True)
         self.program, self.folder, self._down_after_ms, self.tls = program, folder, down_after_ms, tls
         self.servers = [
-            Server(program, folder / f"server-{number}", free_port(), *options, tls=tls) for number in range(3)
+            Server(program, folder / f"server-{number}", find_port(), *options, tls=tls) for number in range(3)
         ]
         for server in self.servers if is_linked else ():
-            server.link = Link(free_port(), server.port)
-        self._ports = [free_port() for _ in range(3)]
+            server.link = Link(find_port(), server.port)
+        self._ports = [find_port() for _ in range(3)]
         self._sentinels: list[subprocess.Popen[bytes]] = []
 
     @property

@@ -18,7 +18,7 @@ from deckhands.client.client import Client
 from deckhands.operations.diagnosis.diagnostics import examine_store
 from tests.broker_parts import act, enter, message, queue, take
 from tests.polling import until
-from tests.sentinels import Server, free_port
+from tests.sentinels import Server, find_port
 from tests.stores import redis_program, valkey_program
 
 CONVERSATIONS = 100
@@ -28,7 +28,7 @@ CONVERSATIONS = 100
 async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Server, Server]]:
     """A primary and a replica that has not been started."""
     program = valkey_program() if request.param == "valkey" else redis_program()
-    primary, replica = (Server(program, tmp_path / name, free_port()) for name in ("primary", "replica"))
+    primary, replica = (Server(program, tmp_path / name, find_port()) for name in ("primary", "replica"))
     primary.start()
 
     async def answers() -> bool:
