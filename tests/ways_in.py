@@ -87,6 +87,7 @@ CONVERSATION = (
     Feature("delay", "delay", "producing-work.md#when-it-begins", ("delay", "not_before")),
     Feature("expiry", "expiry", "producing-work.md#when-it-begins", ("expires",)),
     Feature("key", "idempotency key", "tasks.md", ("idempotency_key",)),
+    Feature("acks", "when a write counts", "deployment.md#when-a-write-counts", ("acks",)),
     Feature("messages", "messages at work", "producing-work.md#messages-while-the-agent-works", ("double_texting",)),
 )
 TABLES: Mapping[str, tuple[Feature, ...]] = {
@@ -131,6 +132,7 @@ MISSING: Mapping[tuple[str, str], str] = {
     ("eval", "priority"): "Attempts are always `batch`.",
     ("eval", "delay"): QUEUED,
     ("eval", "expiry"): QUEUED,
+    ("eval", "acks"): "An attempt can be repeated; set DECKHANDS_ACKS for its whole cluster.",
     ("eval", "messages"): ALONE,
     ("acp", "delay"): AT_ONCE,
     ("acp", "expiry"): AT_ONCE,

@@ -218,7 +218,10 @@ def options_of(world: World, fields: Fields, *, pictures: bool = True) -> list[s
     return found
 
 
-PLAIN = ("model", "title", "tenant", "experiment", "priority", "delay", "expires", "idempotency_key", "double_texting")
+PLAIN = (
+    *("model", "title", "tenant", "experiment", "priority", "delay", "expires", "idempotency_key", "double_texting"),
+    "acks",
+)
 """Fields whose options take their value as it is."""
 
 

@@ -34,6 +34,7 @@ from broker.contract.kinds import (
 from broker.contract.plain_json import JsonObject, replace_surrogates
 from broker.contract.specs import AgentSpec, EventValue, Limits, LLMSpec, Tenancy, WorkspaceSpec
 from broker.contract.timing import DoubleTexting
+from broker.runtime import Acks
 
 __all__ = [
     "Action",
@@ -123,6 +124,7 @@ class ConversationCreated(Event):
         not_before: the earliest start that the producer requested; None to start at once. The store counts the delay.
         expires: the latest time at which the conversation may start; None for no limit.
         double_texting: the effect of a message that arrives while the agent works; None: it waits for the next step.
+        acks: when an event of it counts as written, unless the store demands more; None: as the store demands.
         headless: no user can be asked.
         title: a title for listings.
         forked_from: `ID@EVENT` of the conversation that it was forked from; None if it is no fork.
@@ -146,6 +148,7 @@ class ConversationCreated(Event):
     not_before: datetime | None = None
     expires: datetime | None = None
     double_texting: DoubleTexting | None = None
+    acks: Acks | None = None
     traceparent: Traceparent = None
 
     @property

@@ -277,6 +277,7 @@ _INTERNAL = {
     "open_in",
     "busy",
     "double_texting",
+    "acks",
     "planned",
     "due_ms",
     "expires_ms",

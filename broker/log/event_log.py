@@ -38,6 +38,7 @@ from broker.log.entries import NewEvents, is_first_entry, parse_entry
 from broker.log.follower import LogFollower
 from broker.log.status import make_copied_fields, make_initial_fields
 from broker.runtime import (
+    Acks,
     ConversationMoved,
     CorruptEntry,
     EventsLost,
@@ -151,6 +152,7 @@ class EventLog:
         creator = creator._replace(elsewhere=await count_open_elsewhere(self.store, created))
         shown = make_initial_fields(created, node)
         shown |= {"double_texting": created.double_texting} if created.double_texting else {}
+        shown |= {"acks": created.acks} if created.acks in ("disk", "replica") else {}
         shown |= {} if creator.start else {"busy": "1"}
         outcome = await self._append(cid, creator, events, answers=answers, fields={**shown, **(fields or {})})
         if outcome is None:
@@ -357,6 +359,12 @@ class EventLog:
         if found is None:
             raise UnknownConversation(conversation_id)
         return int(found)
+
+    async def load_acks(self, conversation_id: str) -> Acks | None:
+        """Return when an event of a conversation counts as written; None: as its store demands."""
+        found = await self.store.call("HGET", self.store.keys(conversation_id).meta, "acks")
+        levels: dict[bytes | None, Acks] = {b"disk": "disk", b"replica": "replica"}
+        return levels.get(found)
 
     async def count_moves(self, conversation_id: str) -> int:
         """Return how often the workspace was moved away from a lost node."""

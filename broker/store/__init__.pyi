@@ -7,7 +7,9 @@ from .connection import MultiplexedConnection as MultiplexedConnection, check_re
 from .connection import decode_fields as decode_fields
 from .sentinel import SentinelUrl as SentinelUrl, is_sentinel_url as is_sentinel_url
 from .server_checks import APPEND_ONLY_REMEDY as APPEND_ONLY_REMEDY, describe_volatility as describe_volatility
+from .server_checks import describe_missing_replica as describe_missing_replica
 from .server_checks import find_vulnerability as find_vulnerability
+from .confirmation import NO_REPLICA_REMEDY as NO_REPLICA_REMEDY
 from .embedded import SPACE_FOR_LOG_BYTES as SPACE_FOR_LOG_BYTES, EmbeddedValkey as EmbeddedValkey
 from .function_library import ANNOUNCED_FIELD as ANNOUNCED_FIELD, LIBRARY as LIBRARY, READ_FACTS as READ_FACTS
 from .function_library import VERSION_FIELD as VERSION_FIELD, WORKER_FIELD as WORKER_FIELD

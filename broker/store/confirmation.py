@@ -1,7 +1,12 @@
 """Confirms writes: after the reply of a write, waits until the store's disk or a replica has it, many writes at a time.
 
+The store demands confirmations of all writes of a process (DECKHANDS_ACKS), a conversation those of its events and of
+the claims of its actions: the functions that write these end their reply with its demand. Both hold.
+
 Holds: a confirmation asks the server that has replied, after it has replied. A primary that was replaced meanwhile, and
-a stale one without its replicas, confirm nothing: the caller does not know the outcome, and repeats its call.
+a stale one without its replicas, confirm nothing: the caller does not know the outcome, and repeats its call. With
+Sentinels, every replica that they may promote has to confirm: a primary that is replaced while it lives can still have
+another one.
 Keys: `deck:acked`, written before each confirmation. A server confirms only what the asking connection has written; all
 earlier writes, of any connection, come before this one in its stream.
 """
@@ -9,14 +14,18 @@ earlier writes, of any connection, come before this one in its stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from broker.runtime import Acks, OutcomeUnknown, StoreError, StoreMisconfigured, StoreRefused
 
 ACKED_KEY = "deck:acked"
-CONFIRM_SECONDS = 2.0
-"""How long a confirmation may take; a longer one is an unknown outcome."""
+CONFIRM_SECONDS = 1.0
+"""How long a confirmation may take; a longer one is an unknown outcome.
+
+After a fail-over, a Sentinel needs up to as long to connect to a replica again.
+"""
 READING = frozenset(
     {
         *(
@@ -38,6 +47,16 @@ READING = frozenset(
     }
 )
 """Commands that need no confirmation. A group's deliveries may be lost with a primary: they are made again."""
+DEMANDS: Mapping[Any, Acks] = {b"acks:disk": "disk", b"acks:replica": "replica"}
+DEMANDING_FUNCTIONS = frozenset(("deck_append", "deck_claim_action", "deck_close"))
+NO_REPLICA_REMEDY = "Start a replica of it, or use `local` or `disk` in DECKHANDS_ACKS and in the task's field `acks`."
+
+
+def find_demand(command: Sequence[Any], reply: Any) -> Acks | None:
+    """Return the demand that ends a function's reply, see `store.with_acks` in prelude.lua; None if there is none."""
+    if command[0] != "FCALL" or command[1] not in DEMANDING_FUNCTIONS:
+        return None
+    return DEMANDS.get(reply[-1]) if isinstance(reply[-1], bytes) else None
 
 
 class Confirmations:
@@ -45,15 +64,21 @@ class Confirmations:
 
     Args:
         send: sends commands to the store; returns their replies, and the epoch of the server.
+        count_replicas: returns how many replicas have to confirm.
+        count_connected: asks how many of these can be promoted now, after fewer have confirmed.
     """
 
     def __init__(
-        self, acks: Acks, send: Callable[[Sequence[Sequence[str | int]]], Awaitable[tuple[list[Any], int]]]
+        self,
+        acks: Acks,
+        send: Callable[[Sequence[Sequence[str | int]]], Awaitable[tuple[list[Any], int]]],
+        count_replicas: Callable[[], int],
+        count_connected: Callable[[], Awaitable[int]],
     ) -> None:
-        timeout_ms = int(CONFIRM_SECONDS * 1000)
         self._acks = acks
         self._send = send
-        self._asks = ("WAITAOF", 1, 0, timeout_ms) if acks == "disk" else ("WAIT", 1, timeout_ms)
+        self._count_replicas = count_replicas
+        self._count_connected = count_connected
         self._running: asyncio.Task[int] | None = None
         self._next: asyncio.Task[int] | None = None
 
@@ -74,8 +99,10 @@ class Confirmations:
         if previous is not None:
             await asyncio.wait([previous])
         self._running, self._next = self._next, None
+        timeout_ms, needed = int(CONFIRM_SECONDS * 1000), 1 if self._acks == "disk" else self._count_replicas()
+        asks = ("WAITAOF", 1, 0, timeout_ms) if self._acks == "disk" else ("WAIT", needed, timeout_ms)
         try:
-            (_, confirmed), epoch = await self._send([("SET", ACKED_KEY, 1), self._asks])
+            (_, confirmed), epoch = await self._send([("SET", ACKED_KEY, 1), asks])
         except StoreRefused as error:
             raise StoreMisconfigured(
                 f"The store cannot confirm writes: {error.message}",
@@ -86,7 +113,21 @@ class Confirmations:
             raise
         except StoreError as error:
             raise OutcomeUnknown(f"A write was not confirmed: {error.message}") from error
-        if (confirmed[0] if self._acks == "disk" else confirmed) < 1:
-            whom = "its disk" if self._acks == "disk" else "a replica"
+        count = confirmed[0] if self._acks == "disk" else confirmed
+        if 1 <= count < needed:  # one that died since is left out
+            with suppress(StoreError):
+                needed = await self._count_connected()
+        if count < needed:
+            if self._acks == "replica" and await self._has_no_replica():
+                raise OutcomeUnknown("The store has no replica that could confirm a write.", remedy=NO_REPLICA_REMEDY)
+            many = f"its {needed} replicas" if needed > 1 else "a replica"
+            whom = "its disk" if self._acks == "disk" else many
             raise OutcomeUnknown(f"The store did not get a write to {whom} within {CONFIRM_SECONDS:g} s.")
         return epoch
+
+    async def _has_no_replica(self) -> bool:
+        try:
+            (facts,), _ = await self._send([("INFO", "replication")])
+        except StoreError:  # lost meanwhile, or a user that may not ask
+            return False
+        return b"connected_slaves:0" in facts

@@ -36,9 +36,9 @@ from broker.runtime import (
     load_current_url,
     read_tls,
 )
-from broker.store.confirmation import READING, Confirmations
+from broker.store.confirmation import READING, Confirmations, find_demand
 from broker.store.sentinel import REMEDY as SENTINEL_REMEDY
-from broker.store.sentinel import SentinelUrl, find_primary, follow_switches, is_sentinel_url
+from broker.store.sentinel import Primary, SentinelUrl, find_primary, follow_switches, is_sentinel_url
 
 Argument = bytes | str | int | float
 
@@ -101,26 +101,40 @@ class MultiplexedConnection:
         self.connects = 0
         self._wire: _Wire | None = None
         self._connecting: asyncio.Task[_Wire] | None = None
-        self._confirming: MultiplexedConnection | None = None
-        self._confirmations: Confirmations | None = None
-        if acks != "local":
-            self._confirming = self.another(reply_timeout_seconds=reply_timeout_seconds)
-            self._confirmations = Confirmations(acks, self._confirming.call_with_epoch)
+        self._acks = acks
+        self._confirming: dict[Acks, tuple[Confirmations, MultiplexedConnection]] = {}
 
     async def call(self, *command: Argument) -> Any:
         """See `Connection.call`."""
         wire = await self._usable_wire()
         reply = self._check_reply(wire, await wire.send(command)[0])
-        if self._confirmations is not None and command[0] not in READING:
-            await self._confirmations.confirm(wire.epoch)
+        if self._acks != "local" or find_demand(command, reply) is not None:
+            await self._confirm(wire.epoch, [command], [reply])
         return reply
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """See `Connection.call_many`."""
         replies, epoch = await self.call_with_epoch(commands)
-        if self._confirmations is not None and any(command[0] not in READING for command in commands):
-            await self._confirmations.confirm(epoch)
+        await self._confirm(epoch, commands, replies)
         return replies
+
+    async def _confirm(self, epoch: int, commands: Sequence[Sequence[Argument]], replies: Sequence[Any]) -> None:
+        """Wait for the confirmations that the store and the conversations demand of these calls, if any."""
+        demands = {find_demand(command, reply) for command, reply in zip(commands, replies, strict=True)} - {None}
+        if self._acks != "local" and any(command[0] not in READING for command in commands):
+            demands.add(self._acks)
+        for acks in demands:
+            assert acks is not None
+            if acks not in self._confirming:
+                connection = self.another(reply_timeout_seconds=self._reply_timeout_seconds)
+                confirmations = Confirmations(
+                    acks,
+                    connection.call_with_epoch,
+                    lambda: self._endpoint.replicas,
+                    connection.count_connected_replicas,
+                )
+                self._confirming[acks] = (confirmations, connection)
+            await self._confirming[acks][0].confirm(epoch)
 
     async def call_with_epoch(self, commands: Sequence[Sequence[Argument]]) -> tuple[list[Any], int]:
         """Do what `call_many` does, without a confirmation; return the server's epoch with the replies."""
@@ -129,6 +143,19 @@ class MultiplexedConnection:
         if replies:
             await replies[-1]  # replies arrive in order, so the others are done
         return [self._check_reply(wire, reply.result()) for reply in replies], wire.epoch
+
+    async def count_connected_replicas(self) -> int:
+        """Return how many replicas of this connection's server can be promoted now; at least one.
+
+        Raises:
+            StoreUnavailable: no Sentinel answers, or the server is not the primary any more.
+        """
+        wire, found = self._wire, await self._endpoint.find_now()
+        if found is None:
+            return 1
+        if wire is None or wire.is_lost or wire.place != (found.host, found.port):
+            raise StoreUnavailable("The store's primary was replaced.")
+        return max(1, found.connected)
 
     def another(self, *, reply_timeout_seconds: float) -> MultiplexedConnection:
         """See `Connection.another`."""
@@ -141,8 +168,8 @@ class MultiplexedConnection:
         if self._wire is not None:
             self._wire.abort(None)
             self._wire = None
-        if self._confirming is not None:
-            await self._confirming.aclose()
+        for _, connection in self._confirming.values():
+            await connection.aclose()
         if self._is_first:
             await self._endpoint.stop_following()
 
@@ -306,12 +333,14 @@ class _Endpoint:
         epoch: increases when the server turns out not to be a primary, or the name leads to another server. Connections
             of an earlier epoch are replaced, because the earlier server may keep answering from stale data.
         has_served: whether a login has succeeded. A later refusal is then treated as temporary.
+        replicas: how many replicas have to confirm a write: each that a Sentinel may promote; one without Sentinels.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.epoch = 0
         self.has_served = False
+        self.replicas = 1
         self._run_id = b""
         self._wires: weakref.WeakSet[_Wire] = weakref.WeakSet()
         self._follower: asyncio.Task[None] | None = None
@@ -324,7 +353,8 @@ class _Endpoint:
         if address.sentinels is not None:
             try:
                 found = await find_primary(address.sentinels, address.ssl_context, turn=self._turn)
-                address.host, address.port = found
+                address.host, address.port = found.host, found.port
+                self._count_replicas(found)
                 self._turn += 1  # unless it serves
             except StoreMisconfigured as error:
                 raise self.to_outage(error) from error
@@ -336,6 +366,12 @@ class _Endpoint:
         except (StoreMisconfigured, UsageError) as error:
             raise self.to_outage(error) from error
 
+    def _load_sentinels(self) -> tuple[SentinelUrl, ssl.SSLContext | None]:
+        address = self._address()
+        if address.sentinels is None:
+            raise StoreUnavailable("The store's URL names no Sentinels any more.")
+        return address.sentinels, address.ssl_context
+
     def add_wire(self, wire: _Wire, address: _Address) -> None:
         """Record a connection that works; with Sentinels, it ends when they announce another primary."""
         self.has_served = True
@@ -344,7 +380,7 @@ class _Endpoint:
         self._turn -= 1
         self._wires.add(wire)
         if self._follower is None:
-            following = follow_switches(address.sentinels, self._leave_others, address.ssl_context)
+            following = follow_switches(self._load_sentinels, self._leave_others, self._follow)
             self._follower = asyncio.get_running_loop().create_task(following)
 
     async def stop_following(self) -> None:
@@ -352,6 +388,22 @@ class _Endpoint:
         if self._follower is not None:
             self._follower.cancel()
             await asyncio.wait([self._follower])
+
+    async def find_now(self) -> Primary | None:
+        """Return the primary as a Sentinel sees it now; None without Sentinels."""
+        address = self._address()
+        if address.sentinels is None:
+            return None
+        found = await find_primary(address.sentinels, address.ssl_context, turn=self._turn)
+        self._count_replicas(found)
+        return found
+
+    def _follow(self, primary: Primary) -> None:
+        self._leave_others((primary.host, primary.port))
+        self._count_replicas(primary)
+
+    def _count_replicas(self, primary: Primary) -> None:
+        self.replicas = max(1, primary.replicas)
 
     def _leave_others(self, primary: tuple[str, int]) -> None:
         for wire in [wire for wire in self._wires if wire.place != primary]:

@@ -40,6 +40,13 @@ function store.get(key, field)
   return value
 end
 
+-- Returns a reply with the demand of its conversation as the last element, 'acks:disk' or 'acks:replica', if it has one
+-- (the field `acks` of its meta). The caller's connection confirms the write before the reply counts, see confirmation.py.
+function store.with_acks(reply, acks)
+  if acks == 'disk' or acks == 'replica' then reply[#reply + 1] = 'acks:' .. acks end
+  return reply
+end
+
 -- A deadline of 0 means that the worker is being removed. This is final: it must not return without some of its work.
 function store.alive(shard, worker)
   local deadline = redis.call('ZSCORE', shard .. ':workers', worker)

@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import hiredis
 
-from broker.runtime import StoreMisconfigured, StoreUnavailable
+from broker.runtime import StoreMisconfigured, StoreUnavailable, UsageError
 
 SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 """The scheme of such a URL, and the one of its servers' URLs."""
@@ -34,10 +34,32 @@ QUIET_SECONDS = 15.0
 """After this time without a message, the Sentinel that is listened to must answer a PING."""
 RETRY_SECONDS = 1.0
 SWITCH = b"+switch-master"
+CHANNELS = ("+switch-master", "+slave", "+sdown", "-sdown", "+reboot")
+"""What a Sentinel announces when the primary changes, or the replicas that it may promote."""
+DOWN = {b"s_down", b"o_down"}
+"""Flags of a replica that a Sentinel does not promote.
+
+Nor does it promote one that is `disconnected`; but for a second after each fail-over, one that is well is so, too.
+"""
 OWN_OPTIONS = ("sentinel_username", "sentinel_password")
 REMEDY = "Use redis+sentinel://user:password@host1:26379,host2:26379,host3:26379/name, with the name that they monitor."
 
 Host = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Primary:
+    """The primary as a Sentinel sees it.
+
+    Attributes:
+        replicas: how many replicas it may promote now or soon.
+        connected: how many of them it is connected to.
+    """
+
+    host: str
+    port: int
+    replicas: int
+    connected: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +111,8 @@ def is_sentinel_url(url: str) -> bool:
     return url.partition("://")[0].lower() in SCHEMES
 
 
-async def find_primary(url: SentinelUrl, context: ssl.SSLContext | None = None, *, turn: int = 0) -> Host:
-    """Return the address of the primary, from the first Sentinel that knows it.
+async def find_primary(url: SentinelUrl, context: ssl.SSLContext | None = None, *, turn: int = 0) -> Primary:
+    """Return the primary, from the first Sentinel that knows it.
 
     Args:
         turn: which Sentinel is asked first. Use another one after an address that did not serve: a Sentinel may have
@@ -107,13 +129,16 @@ async def find_primary(url: SentinelUrl, context: ssl.SSLContext | None = None, 
         try:
             async with asyncio.timeout(ANSWER_SECONDS), _SentinelLink(sentinel, url.login, context) as link:
                 found = await link.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", url.service)
+                replicas = await link.call("SENTINEL", "REPLICAS", url.service) if found else []
         except StoreMisconfigured as error:
             refusal = error
         except (OSError, TimeoutError) as error:
             causes.append(f"{sentinel[0]}:{sentinel[1]}: {str(error) or type(error).__name__}")
         else:
             if found:
-                return found[0].decode(), int(found[1])
+                up = [flags for flags in map(_read_flags, replicas) if flags.isdisjoint(DOWN)]
+                connected = sum(b"disconnected" not in flags for flags in up)
+                return Primary(found[0].decode(), int(found[1]), len(up), connected)
             causes.append(f"{sentinel[0]}:{sentinel[1]} monitors no {url.service}")
     if refusal is not None:
         raise refusal
@@ -124,23 +149,34 @@ async def find_primary(url: SentinelUrl, context: ssl.SSLContext | None = None, 
 
 
 async def follow_switches(
-    url: SentinelUrl, on_switch: Callable[[Host], None], context: ssl.SSLContext | None = None
+    load: Callable[[], tuple[SentinelUrl, ssl.SSLContext | None]],
+    on_switch: Callable[[Host], None],
+    on_change: Callable[[Primary], None],
 ) -> None:
-    """Call a function with the primary's address at each change, and after each interruption of the listening, forever.
+    """Call functions at each change of the primary or its replicas, and after each interruption, forever.
 
     One Sentinel is listened to at a time; when it ends, the next one.
+
+    Args:
+        load: returns the URL and the TLS context, which may have changed since the last attempt.
+        on_switch: gets the address of another primary at once.
+        on_change: gets what a Sentinel says after any change.
     """
     turn = 0
     while True:
-        sentinel = url.sentinels[turn % len(url.sentinels)]
-        turn += 1
-        with suppress(OSError, TimeoutError, StoreMisconfigured, StoreUnavailable):
+        with suppress(OSError, TimeoutError, UsageError, StoreMisconfigured, StoreUnavailable):
+            url, context = load()
+            sentinel = url.sentinels[turn % len(url.sentinels)]
+            turn += 1
             async with _SentinelLink(sentinel, url.login, context) as link:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    await link.call("SUBSCRIBE", SWITCH)
-                    on_switch(await find_primary(url, context, turn=turn - 1))
-                async for address in link.switches(url.service):
-                    on_switch(address)
+                    for channel in CHANNELS:
+                        await link.call("SUBSCRIBE", channel)
+                    on_change(await find_primary(url, context, turn=turn - 1))
+                async for address in link.changes(url.service):
+                    if address is not None:
+                        on_switch(address)
+                    on_change(await find_primary(url, context, turn=turn - 1))
         await asyncio.sleep(RETRY_SECONDS)
 
 
@@ -184,8 +220,8 @@ class _SentinelLink:
             )
         return reply
 
-    async def switches(self, service: str) -> AsyncIterator[Host]:
-        """Yield the address of each new primary of a service.
+    async def changes(self, service: str) -> AsyncIterator[Host | None]:
+        """Yield the address of each new primary of a service, and None for each change of a server.
 
         Raises:
             OSError: the Sentinel no longer answers.
@@ -202,10 +238,14 @@ class _SentinelLink:
                 is_asked = True
                 continue
             is_asked = False
-            if isinstance(message, list) and message[:2] == [b"message", SWITCH]:
-                name, _, _, host, port = message[2].decode().split()
-                if name == service:
-                    yield host, int(port)
+            if not isinstance(message, list) or message[0] != b"message":
+                continue
+            if message[1] != SWITCH:
+                yield None
+                continue
+            name, _, _, host, port = message[2].decode().split()
+            if name == service:
+                yield host, int(port)
 
     def _send(self, *command: str | bytes) -> None:
         self._writer.write(hiredis.pack_command(command))  # type: ignore[arg-type]  # (its stub)
@@ -220,6 +260,11 @@ class _SentinelLink:
             except hiredis.ProtocolError as error:
                 raise ConnectionResetError(str(error)) from error
         return reply
+
+
+def _read_flags(replica: list[bytes]) -> set[bytes]:
+    facts = dict(zip(replica[::2], replica[1::2], strict=False))
+    return set(facts.get(b"flags", b"").split(b","))
 
 
 def _parse_host(text: str) -> Host:

@@ -33,6 +33,7 @@ from broker.runtime import (
     new_key,
 )
 from broker.store import keys
+from broker.store.confirmation import NO_REPLICA_REMEDY, find_demand
 from broker.store.connection import (
     CLUSTER,
     PRIMARY_REMEDY,
@@ -45,7 +46,12 @@ from broker.store.connection import (
 from broker.store.function_library import UNCHANGING_FUNCTIONS, StoreFunctions, deploy
 from broker.store.keys import ConversationKeys, ShardKeys
 from broker.store.sentinel import REMEDY as SENTINEL_REMEDY
-from broker.store.server_checks import APPEND_ONLY_REMEDY, describe_volatility, find_vulnerability
+from broker.store.server_checks import (
+    APPEND_ONLY_REMEDY,
+    describe_missing_replica,
+    describe_volatility,
+    find_vulnerability,
+)
 
 MINIMUM_SERVER_VERSION = (7, 0)
 MAX_SHARDS = 1_024
@@ -101,7 +107,8 @@ class Store:
         patience_seconds: how long to repeat an idempotent call while the store does not answer; None for no limit.
         outage: logs outages.
         functions: the functions in the store, and whether this process may call them.
-        warnings: problems of a working server, each with a remedy: a possible vulnerability, no append-only file.
+        warnings: problems of a working server, each with a remedy: a possible vulnerability, no append-only file, no
+            replica although DECKHANDS_ACKS waits for one.
     """
 
     connection: Connection
@@ -136,7 +143,10 @@ class Store:
         """
 
         async def call() -> list[Any]:
-            reply: list[Any] = await self.connection.call("FCALL", name, len(key_names), *key_names, *arguments)
+            command = ("FCALL", name, len(key_names), *key_names, *arguments)
+            reply: list[Any] = await self.connection.call(*command)
+            if find_demand(command, reply) is not None:
+                reply.pop()  # the connection has met it
             reply[0] = reply[0].decode()
             return reply
 
@@ -224,14 +234,12 @@ async def open_store(
         StoreTooNew: a newer version of Deckhands wrote the store, or its functions no longer serve this version.
         FunctionsTooOld: its functions are older and are kept for now, see `deploy`.
     """
-    if isinstance(url, str):
-        connection: Connection = MultiplexedConnection(url, acks=acks or BrokerSettings.from_env().acks)
-    else:
-        connection = url
+    acks = acks or BrokerSettings.from_env().acks
+    connection: Connection = MultiplexedConnection(url, acks=acks) if isinstance(url, str) else url
     clock = SharedClock(clock)
 
     async def open_it() -> tuple[tuple[str, ...], dict[str, str]]:
-        warnings = await _check_server(connection)
+        warnings = await _check_server(connection, acks)
         try:
             if deploys:
                 await deploy(connection)
@@ -290,7 +298,7 @@ async def _retry(call: Callable[[], Awaitable[T]], clock: Clock, patience_second
         outage.end(clock)
 
 
-async def _check_server(connection: Connection) -> tuple[str, ...]:
+async def _check_server(connection: Connection, acks: Acks) -> tuple[str, ...]:
     """Raise if the server cannot be used; else return warnings."""
     facts = await load_server_facts(connection)
     mode = facts.get("server_mode") or facts.get("redis_mode")
@@ -310,7 +318,10 @@ async def _check_server(connection: Connection) -> tuple[str, ...]:
         )
     weakness = find_vulnerability(facts)
     lost = describe_volatility(facts)
-    warnings = (f"{lost} {APPEND_ONLY_REMEDY}",) if lost else ()
+    alone = describe_missing_replica(facts) if acks == "replica" else ""
+    warnings = ((f"{lost} {APPEND_ONLY_REMEDY}",) if lost else ()) + (
+        (f"{alone} {NO_REPLICA_REMEDY}",) if alone else ()
+    )
     if weakness is None or BrokerSettings.from_env().store_patched:
         return warnings
     if weakness.is_certain:

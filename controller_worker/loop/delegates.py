@@ -143,6 +143,7 @@ class Delegates:
             headless=state.setup.headless,
             title=task[:80].partition("\n")[0],
             tenancy=state.setup.tenancy,
+            acks=await self._log.load_acks(state.setup.conversation_id),
             traceparent=action.traceparent,
             parent=Parent(
                 conversation_id=state.setup.conversation_id,

@@ -131,6 +131,7 @@ TRIALS: Mapping[str, Trial] = {
     "key": Trial(
         lambda ended: ended.summary.state == AgentState.FINISHED, {"idempotency_key": "key of a way"}, "keyed"
     ),
+    "acks": Trial(lambda ended: ended.created.acks == "local", {"acks": "local"}),
     "messages": Trial(lambda ended: ended.created.double_texting == "reject", {"double_texting": "reject"}),
 }
 

@@ -13,7 +13,7 @@ from broker.contract.observations import AgentDelegateObservation
 from broker.log.conversations import Conversations
 from broker.log.delegates import make_delegate_id
 from broker.log.status import fold_status
-from tests.faults.harness import FaultCluster
+from tests.faults.harness import FaultCluster, steps
 from tests.turns import bash, call, finish
 
 ONE_EACH = {"DECKHANDS_MAX_CONVERSATIONS": "1"}
@@ -186,3 +186,14 @@ async def test_two_hundred_delegates_of_a_killed_parent_report_once(cluster: Fau
     delegates = [make_delegate_id(cid, action_id) for action_id in asked]
     await cluster.settle(delegates)
     assert len([event for event in events if isinstance(event, DelegateEnded)]) == 200
+
+
+async def test_a_delegate_has_the_demand_of_its_parent(cluster: FaultCluster) -> None:
+    helper = AgentSpec(llm=LLMSpec(model=cluster.script(*steps(1))))
+    cluster.start()
+    turns = [call("delegate", agent="helper", task="count"), finish()]
+    (parent,) = await cluster.submit(turns, enable_delegation=True, delegates={"helper": helper}, task={"acks": "disk"})
+    await cluster.settle([parent])
+    ids = [row.conversation_id for row in await cluster.client.recent()]
+    assert len(ids) == 2
+    assert [await cluster.client.log.load_acks(conversation_id) for conversation_id in ids] == ["disk", "disk"]

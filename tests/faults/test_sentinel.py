@@ -22,7 +22,6 @@ from tests.sentinels import PASSWORD, SERVICE, SentinelGroup, fail_over
 from tests.stores import redis_program, running, valkey_program
 
 FAIL_OVERS = 2
-MANY_FAIL_OVERS = 200
 WRITERS = 4
 
 
@@ -78,6 +77,7 @@ async def test_a_sentinel_that_has_missed_a_fail_over_misleads_only_once(group: 
         while chunk := await reader.read(4096):
             writer.write(b"+OK\r\n" * chunk.count(b"AUTH"))
             writer.write(b"*2\r\n$9\r\n127.0.0.1\r\n$1\r\n1\r\n" * chunk.count(b"GET-MASTER"))
+            writer.write(b"*0\r\n" * chunk.count(b"REPLICAS"))
             writer.write(b"*3\r\n$9\r\nsubscribe\r\n$14\r\n+switch-master\r\n:1\r\n" * chunk.count(b"SUBSCRIBE"))
         writer.close()
         await writer.wait_closed()
@@ -110,13 +110,6 @@ async def test_a_stale_primary_confirms_nothing(group: SentinelGroup) -> None:
 
 async def test_confirmed_messages_survive_fail_overs(group: SentinelGroup) -> None:
     await check_confirmed_messages(group, FAIL_OVERS)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(7_200)
-async def test_confirmed_messages_survive_two_hundred_fail_overs(tmp_path: Path) -> None:
-    async with SentinelGroup(valkey_program(), tmp_path).running() as group:
-        await check_confirmed_messages(group, MANY_FAIL_OVERS)
 
 
 async def check_confirmed_messages(group: SentinelGroup, fail_overs: int) -> None:
@@ -207,7 +200,7 @@ async def test_conversations_and_celery_tasks_go_on_over_fail_overs(group: Senti
 async def test_without_a_replica_no_write_is_confirmed(tmp_path: Path) -> None:
     with contextlib.contextmanager(running)(valkey_program()) as server:
         connection = MultiplexedConnection(server.url, acks="replica")
-        with pytest.raises(OutcomeUnknown, match="did not get a write to a replica"):
+        with pytest.raises(OutcomeUnknown, match="has no replica that could confirm a write"):
             await connection.call("SET", "deck:test", "1")
         assert await connection.call("GET", "deck:test") == b"1"  # reading needs no confirmation
         await connection.aclose()

@@ -143,6 +143,7 @@ end
 -- returns  {'claimed', attempt, moves}                     run it
 --          {'reclaimed', attempt, previous worker, moves}  ask the journal first
 --          moves: how often the workspace was moved away from a lost node
+--          both end with the conversation's demand, see store.with_acks
 --          (a worker that repeats its claim, because a reply or its entry came twice, is its own previous worker)
 --          {'settled'} {'busy', worker} {'forwarded', node} {'missing'} {'closed'}   acknowledged; nothing to do
 --          {'lost', last}   acknowledged: the log does not hold the action
@@ -181,16 +182,22 @@ local function claim_action(keys, args)
   if before == worker and copy and copy ~= place then actions.acknowledge(copy) end
   if not bound and anywhere ~= '1' then redis.call('HSET', meta, 'node', node) end
   redis.call('HSET', once, 'w:' .. action, worker, 'q:' .. action, place)
-  local moves = tonumber(store.get(meta, 'moves')) or 0
-  if before == worker then return {'reclaimed', tonumber(store.get(once, 'n:' .. action)) or 1, worker, moves, hidden} end
-  if not before then return {'claimed', redis.call('HINCRBY', once, 'n:' .. action, 1), moves, hidden} end
+  local about = redis.call('HMGET', meta, 'moves', 'acks')
+  local moves, acks = tonumber(about[1] or '') or 0, about[2]
+  if before == worker then
+    local attempts = tonumber(store.get(once, 'n:' .. action)) or 1
+    return store.with_acks({'reclaimed', attempts, worker, moves, hidden}, acks)
+  end
+  if not before then
+    return store.with_acks({'claimed', redis.call('HINCRBY', once, 'n:' .. action, 1), moves, hidden}, acks)
+  end
   -- The first worker that dies with an action counts against it; after that, only one that died while it acted.
   local attempts = tonumber(store.get(once, 'n:' .. action)) or 0
   if attempts < 2 or store.get(once, 'm:' .. action) then attempts = redis.call('HINCRBY', once, 'n:' .. action, 1) end
   redis.call('HDEL', once, 'm:' .. action)
   redis.call('XADD', shard .. ':takeovers', 'MAXLEN', '~', 10000, '*', 'c', cid, 'a', action, 'from', before,
     'to', worker, 'at', store.now_ms(shard))
-  return {'reclaimed', attempts, before, moves, hidden}
+  return store.with_acks({'reclaimed', attempts, before, moves, hidden}, acks)
 end
 
 -- mark_action: record that an action that workers have died with acts ('1') or only waits ('0'). If its worker dies while

@@ -23,7 +23,7 @@ local MOST_CARRIED_BYTES = 16384  -- of an observation that the owner gets with 
 local MOST_ENDED = 1000
 
 -- Fields that are set at creation only: no later append changes the tenant of a conversation.
-local FIXED = {class = true, tenant = true, open_in = true}
+local FIXED = {class = true, tenant = true, open_in = true, acks = true}
 
 -- The value of a field of the call's `fields`, {name, value, …}.
 local function given(fields, name)
@@ -52,9 +52,9 @@ local NO_FIELDS = {}
 
 -- The fields read from the conversation, in one command: a call into the server costs more than all other work here.
 local READ = {'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key', 'append_ids', 'crashes', 'mark',
-  'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned', 'tenant'}
+  'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned', 'tenant', 'acks'}
 local CLOSED, NODE, OWNER, TOKEN, RUNG, APPEND_KEY, APPEND_IDS, CRASHES, MARK, AWAITED, NOTICED, OPEN_IN, CREATED,
-  DOUBLE_TEXTING, BUSY, PLANNED, TENANT = 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18
+  DOUBLE_TEXTING, BUSY, PLANNED, TENANT, ACKS = 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19
 
 -- The context of one append: keys, call, times, and the conversation's fields by their positions in READ. Its steps add
 -- `key`, which identifies a repetition, `whole` (see admission.decide) and `first`, and change `last`, `open_in` and
@@ -285,11 +285,12 @@ end
 --          {'exists'} {'busy'} {'lost', last}: the log does not hold the event that the writer remembers
 --          {'secrets'}: there are values that the writer does not know; nothing was written
 --          {'refused', 'memory' | 'open' | 'pace', tenant, amount in use, bound, when to try again in ms}
+--          'appended' and 'duplicate' end with the conversation's demand, see store.with_acks
 local function append(keys, args)
   local a = start(keys, args)
   if a.call.secrets and not secrets.are_known(a.base, a.call.secrets, a.call.sample) then return {'secrets'} end
   local reply = check[a.call.by](a)
-  if reply then return reply end
+  if reply then return reply[1] == 'duplicate' and store.with_acks(reply, a.found[ACKS]) or reply end
   if a.call.by == 'create' then create(a) end
   local update, relabels = fields_of(a)
   cancel_actions(a)
@@ -297,7 +298,7 @@ local function append(keys, args)
   write_fields(a, update, relabels)
   leave_word(a)
   notify(a)
-  return {'appended', a.first, a.last}
+  return store.with_acks({'appended', a.first, a.last}, a.found[ACKS] or given(a.call.fields, 'acks'))
 end
 
 redis.register_function('deck_append', append)

@@ -19,7 +19,7 @@ local function close(keys, args)
   local node, open_in = store.get(meta, 'node'), store.get(meta, 'open_in')
   if open_in then admission.count_open(shard, open_in, cid, 'finished') end
   if node then redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', '0', 'x', 'close') end
-  return {'closed'}
+  return store.with_acks({'closed'}, store.get(meta, 'acks'))
 end
 
 -- begin_deletion: refuse all further events permanently. The conversation is listed until `end_deletion` deletes it.

@@ -30,7 +30,7 @@ from broker.contract import (
     WorkspaceSpec,
     parse_git_source,
 )
-from broker.runtime import UsageError
+from broker.runtime import Acks, UsageError
 from broker.tools import check_output_schema
 from deckhands.client.tasks.images import MAX_IMAGES, Image, ImageUrl, to_image_urls
 from deckhands.client.tasks.tasks import MAX_TASK_CHARS, to_output_spec
@@ -120,6 +120,11 @@ class TaskSpec(BaseModel):
     double_texting: DoubleTexting | None = Field(
         default=None,
         description="How a message is handled while the agent works; by default it waits for the next step.",
+    )
+    acks: Acks | None = Field(
+        default=None,
+        description="When an event of it counts as written: local, disk or replica; the store's own demand, "
+        "DECKHANDS_ACKS, always holds too.",
     )
     traceparent: Annotated[str, Field(max_length=55)] | None = Field(
         default=None, description="The span that the task belongs to, in the format of W3C Trace Context."
@@ -250,6 +255,7 @@ class TaskFields(TypedDict, total=False):
     delay: timedelta | float | None
     expires: datetime | timedelta | float | None
     double_texting: DoubleTexting | None
+    acks: Acks | None
     traceparent: str | None
 
 

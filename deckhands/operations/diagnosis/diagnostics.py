@@ -13,11 +13,13 @@ from broker.health import HEALTHY, STORE_ROLE, check
 from broker.runtime import TOOLS, BrokerSettings, StoreError, UsageError, make_worker_environment
 from broker.store import (
     APPEND_ONLY_REMEDY,
+    NO_REPLICA_REMEDY,
     STORE,
     TOOLS_FAILED,
     Connection,
     MultiplexedConnection,
     ShardKeys,
+    describe_missing_replica,
     describe_volatility,
     find_vulnerability,
     load_server_facts,
@@ -70,7 +72,7 @@ async def examine_store(url: str) -> list[Finding]:
         connection = MultiplexedConnection(url)
         try:
             facts = await load_server_facts(connection)
-            found += [*_weakness(facts), *_volatility(facts)]
+            found += [*_weakness(facts), *_volatility(facts), *_missing_replica(facts)]
             found += await _dead_letters(connection)
             found += await _failing_tools(connection, url)
         except (StoreError, ValueError) as error:
@@ -95,6 +97,11 @@ def _volatility(facts: Mapping[str, str]) -> list[Finding]:
         if lost
         else []
     )
+
+
+def _missing_replica(facts: Mapping[str, str]) -> list[Finding]:
+    alone = describe_missing_replica(facts) if BrokerSettings.from_env().acks == "replica" else ""
+    return [Finding("replica", is_good=False, is_needed=True, detail=f"{alone} {NO_REPLICA_REMEDY}")] if alone else []
 
 
 async def _dead_letters(connection: Connection) -> list[Finding]:

@@ -1,0 +1,252 @@
+"""A program that fails a group of servers over again and again while owners and producers append to its conversations.
+
+`python -m tests.fail_over_run PROGRAM FOLDER COUNT SEED store|conversation [linked]` writes FOLDER/history.json and
+FOLDER/logs.json, and prints a line for each fail-over. `run_side_by_side` runs several of them and checks them all.
+
+Holds: whether an event was acknowledged is recorded from the replies of the public calls, before anything is checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import random
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.contract import ConversationCreated
+from broker.coordination.ownership import ClaimedConversation, Owners
+from broker.log.append_call import Appended, Conflict, Duplicate
+from broker.log.event_log import EventLog
+from broker.runtime import Acks, EventsLost
+from broker.store.store import Store, open_store
+from tests.broker_parts import enter, message
+from tests.fail_over_history import PRODUCER, History, describe_times, find_faults
+from tests.polling import unhurried, until
+from tests.sentinels import Fault, SentinelGroup, Server, begin_fail_over, end_fail_over
+
+CONVERSATIONS = 6
+EVENTS_PER_OWNER = 40
+PAUSE_SECONDS = 0.05
+DOWN_AFTER_MS = 1_000
+LIMIT_SECONDS = 120.0
+RARE: tuple[Fault, ...] = ("stop", "cut")
+"""Faults after which Sentinel takes ten seconds to turn the stale primary into a replica."""
+RARE_SHARE = 0.1
+
+
+class Workload:
+    """Owners that follow each other in every conversation, and a producer for each."""
+
+    def __init__(self, store: Store, history: History, acks: Acks | None) -> None:
+        self.store, self.history, self.acks = store, history, acks
+        self.log = EventLog(store)
+        self.ids = [f"conv-{number}" for number in range(CONVERSATIONS)]
+        self.is_over = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    async def create(self) -> None:
+        for conversation_id in self.ids:
+            created = ConversationCreated(conversation_id=conversation_id, acks=self.acks)
+            await self.log.create(created, [message("start")], key="create")
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for conversation_id in self.ids:
+                group.create_task(self._own(conversation_id))
+                group.create_task(self._produce(conversation_id))
+
+    async def pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.is_over.wait(), PAUSE_SECONDS)
+
+    async def _own(self, conversation_id: str) -> None:
+        number = 0
+        while not self.is_over.is_set():
+            number += 1
+            worker = f"{conversation_id}-w{number}"
+            membership = await enter(self.store, worker)
+            await self._work(conversation_id, worker)
+            await membership.leave()
+
+    async def _work(self, conversation_id: str, worker: str) -> None:
+        """Append as one owner, until another one is to follow or the conversation has slipped away."""
+        claimed = await Owners(self.store).claim(conversation_id, worker)
+        if not isinstance(claimed, ClaimedConversation):
+            await self.pause()
+            return
+        last, checksum = claimed.last_id, ""
+        for _ in range(EVENTS_PER_OWNER):
+            number, mark = self.history.call(conversation_id, worker, int(claimed.ownership.token))
+            try:
+                outcome = await self.log.append_as_owner(
+                    claimed.ownership, [message(mark)], expected_last_id=last, checksum=checksum
+                )
+                while isinstance(outcome, Conflict):
+                    last, checksum = outcome.last_id, ""
+                    outcome = await self.log.append_as_owner(claimed.ownership, [message(mark)], expected_last_id=last)
+            except EventsLost:  # it has seen an event that had not been acknowledged yet; the checker knows if it had
+                return
+            if not isinstance(outcome, Appended | Duplicate):  # another primary does not know the claim
+                return
+            self.history.acknowledge(number, outcome.first_id, self._loop.time())
+            last, checksum = outcome.last_id, outcome.checksum
+            await self.pause()
+            if self.is_over.is_set():
+                return
+
+    async def _produce(self, conversation_id: str) -> None:
+        while not self.is_over.is_set():
+            number, mark = self.history.call(conversation_id, PRODUCER, 0)
+            outcome = await self.log.append(conversation_id, [message(mark)], quiet=True)
+            assert isinstance(outcome, Appended | Duplicate), outcome
+            self.history.acknowledge(number, outcome.first_id, self._loop.time())
+            for _ in range(4):
+                await self.pause()
+
+
+async def run(
+    program: str, folder: Path, *, count: int, seed: int, of_conversation: bool = False, is_linked: bool = False
+) -> None:
+    """Fail a group over `count` times under load, and save the history and the logs.
+
+    Args:
+        of_conversation: the conversations demand the confirmation by a replica; otherwise the store does.
+    """
+    chance, history, loop = random.Random(seed), History(), asyncio.get_running_loop()
+    async with SentinelGroup(
+        program, folder / "group", down_after_ms=DOWN_AFTER_MS, is_linked=is_linked
+    ).running() as group:
+        store = await open_store(
+            group.url, patience_seconds=unhurried(LIMIT_SECONDS), acks="local" if of_conversation else "replica"
+        )
+        workload = Workload(store, history, "replica" if of_conversation else None)
+        await workload.create()
+        working = asyncio.create_task(workload.run())
+        for number in range(count):
+            fault = choose_fault(chance, is_linked=is_linked, is_valkey="valkey" in program)
+            old = await group.primary()
+            new = await begin_fail_over(group, old, fault)
+            history.promotions.append(loop.time())
+            await until_all_continue(workload, history.promotions[-1])
+            await end_fail_over(group, old, new, fault)
+            sys.stdout.write(f"{number + 1} {fault} {history.count_acknowledged()}\n")
+            sys.stdout.flush()
+            if working.done():
+                break
+        workload.is_over.set()
+        await working
+        await store.aclose()
+        await save(folder, history, await group.primary(), workload)
+
+
+def choose_fault(chance: random.Random, *, is_linked: bool, is_valkey: bool) -> Fault:
+    """Choose a fault: a rare one seldom, because the group needs long to be whole after it."""
+    if chance.random() < RARE_SHARE:
+        return chance.choice(RARE) if is_linked else "stop"
+    return chance.choice(("kill", "kill", "order")) if is_valkey else "kill"
+
+
+async def until_all_continue(workload: Workload, promoted: float) -> None:
+    """Wait until each conversation has an event that was acknowledged after a promotion."""
+
+    def all_have() -> bool:
+        return all(workload.history.latest.get(conversation_id, 0.0) >= promoted for conversation_id in workload.ids)
+
+    await until(all_have, limit=LIMIT_SECONDS, what="event of each conversation after the promotion")
+
+
+async def save(folder: Path, history: History, primary: Server, workload: Workload) -> None:
+    logs = {}
+    for conversation_id in workload.ids:
+        entries = await primary.call("XRANGE", workload.store.keys(conversation_id).events, "-", "+")
+        logs[conversation_id] = [
+            [entry.decode(), base64.b64encode(b"".join(fields)).decode()] for entry, fields in entries
+        ]
+    (folder / "logs.json").write_text(json.dumps(logs))
+    history.save(folder / "history.json")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What several runs have shown together."""
+
+    fail_overs: int
+    acknowledged: int
+    unknown: int
+    faults: list[str]
+    takeover_seconds: list[float]
+    kinds: dict[str, int]
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kinds.items()))
+        return (
+            f"{self.fail_overs} fail-overs ({kinds}), {self.acknowledged} events acknowledged, {self.unknown} not, "
+            f"{len(self.faults)} contradictions; from the promotion to the next event of each conversation: "
+            f"{describe_times(self.takeover_seconds)}"
+        )
+
+
+async def run_side_by_side(programs: Sequence[str], folder: Path, *, count: int, seed: int) -> Result:
+    """Run one group of servers for each program at the same time, `count` fail-overs together, and check all of them."""
+    each = -(-count // len(programs))
+    runs = [
+        asyncio.create_task(_run_one(program, folder / str(number), each, seed + number, number))
+        for number, program in enumerate(programs)
+    ]
+    outputs = await asyncio.gather(*runs)
+    histories = [History.load(folder / str(number) / "history.json") for number in range(len(programs))]
+    kinds: dict[str, int] = {}
+    for line in "".join(outputs).splitlines():
+        kinds[line.split()[1]] = kinds.get(line.split()[1], 0) + 1
+    faults = []
+    for number, history in enumerate(histories):
+        raw = json.loads((folder / str(number) / "logs.json").read_text())
+        logs = {name: [(entry.encode(), base64.b64decode(text)) for entry, text in log] for name, log in raw.items()}
+        faults += [f"group {number}: {fault}" for fault in find_faults(history, logs)]
+    acknowledged = sum(history.count_acknowledged() for history in histories)
+    return Result(
+        fail_overs=sum(len(history.promotions) for history in histories),
+        acknowledged=acknowledged,
+        unknown=sum(len(history.calls) for history in histories) - acknowledged,
+        faults=faults,
+        takeover_seconds=[seconds for history in histories for seconds in history.takeover_seconds()],
+        kinds=kinds,
+    )
+
+
+async def _run_one(program: str, folder: Path, count: int, seed: int, number: int) -> str:
+    """Run one group in a separate process, half of them with the demand of the conversations, one with links."""
+    folder.mkdir(parents=True)
+    demand = ("store", "conversation")[number % 2]
+    command = [sys.executable, "-m", "tests.fail_over_run", program, str(folder), str(count), str(seed), demand]
+    command += ["linked"] if number == 0 else []
+    with (folder / "errors").open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=errors)
+        try:
+            output, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.send_signal(signal.SIGINT)  # it ends its servers
+                await process.wait()
+    assert process.returncode == 0, f"group {number}: {(folder / 'errors').read_text()[-2_000:]}"
+    return output.decode()
+
+
+if __name__ == "__main__":
+    name, place, times, start, demand, *others = sys.argv[1:]
+    asyncio.run(
+        run(
+            name,
+            Path(place),
+            count=int(times),
+            seed=int(start),
+            of_conversation=demand == "conversation",
+            is_linked="linked" in others,
+        )
+    )
