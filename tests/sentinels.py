@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ LIMIT_SECONDS = 60.0
 class Server:
     """A server of the group, which can be killed, paused and resumed."""
 
-    def __init__(self, program: str, folder: Path, port: int) -> None:
-        self.program, self.folder, self.port = program, folder, port
+    def __init__(self, program: str, folder: Path, port: int, options: Sequence[str] = ()) -> None:
+        self.program, self.folder, self.port, self.options = program, folder, port, options
         self.process: subprocess.Popen[bytes] | None = None
         folder.mkdir()
 
@@ -37,6 +37,7 @@ class Server:
         command += ["--requirepass", PASSWORD, "--masterauth", PASSWORD, "--appendonly", "yes", "--save", ""]
         command += ["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]
         command += [] if primary is None else ["--replicaof", "127.0.0.1", str(primary)]
+        command += self.options
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 

@@ -31,7 +31,7 @@ from broker.runtime import (
     read_version,
     to_millis,
 )
-from broker.store import READ_FACTS, WORKER_FIELD, Argument, Store, decode_fields, own_version
+from broker.store import READ_FACTS, WORKER_FIELD, Argument, ShardKeys, Store, decode_fields, own_version
 
 HEARTBEAT_SECONDS = 0.3
 QUIET_HEARTBEAT_SECONDS = 0.55
@@ -209,9 +209,12 @@ class Membership:
 
     async def leave(self) -> None:
         """Hand everything back at once. Idempotent."""
-        for names in self._store.all_shards:
+
+        async def leave_shard(names: ShardKeys) -> None:
             while await self._store.call_function("deck_leave", (names.root,), self._worker_id) != ["left"]:
                 pass  # each call hands back up to a thousand items
+
+        await asyncio.gather(*map(leave_shard, self._store.all_shards))
 
     def _make_register_commands(self) -> list[tuple[Argument, ...]]:
         facts = self._make_facts({**self._about, "clock_ms": str(to_millis(self._store.clock.machine_now()))})

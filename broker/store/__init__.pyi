@@ -6,8 +6,10 @@ from .connection import WRONG_TYPE_PREFIX as WRONG_TYPE_PREFIX, Argument as Argu
 from .connection import MultiplexedConnection as MultiplexedConnection, check_reply as check_reply
 from .connection import decode_fields as decode_fields
 from .sentinel import SentinelUrl as SentinelUrl, is_sentinel_url as is_sentinel_url
+from .routing import find_command_slot as find_command_slot, find_slot as find_slot, is_cluster_url as is_cluster_url
 from .server_checks import APPEND_ONLY_REMEDY as APPEND_ONLY_REMEDY, describe_volatility as describe_volatility
 from .server_checks import find_vulnerability as find_vulnerability
+from .cluster import ClusterConnection as ClusterConnection, connect as connect
 from .embedded import SPACE_FOR_LOG_BYTES as SPACE_FOR_LOG_BYTES, EmbeddedValkey as EmbeddedValkey
 from .function_library import ANNOUNCED_FIELD as ANNOUNCED_FIELD, LIBRARY as LIBRARY, READ_FACTS as READ_FACTS
 from .function_library import VERSION_FIELD as VERSION_FIELD, WORKER_FIELD as WORKER_FIELD

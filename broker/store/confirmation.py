@@ -2,8 +2,8 @@
 
 Holds: a confirmation asks the server that has replied, after it has replied. A primary that was replaced meanwhile, and
 a stale one without its replicas, confirm nothing: the caller does not know the outcome, and repeats its call.
-Keys: `deck:acked`, written before each confirmation. A server confirms only what the asking connection has written; all
-earlier writes, of any connection, come before this one in its stream.
+Keys: `deck:acked`, or `deck:{k}:acked` for a node of a cluster, written before each confirmation. A server confirms
+only what the asking connection has written; all earlier writes, of any connection, come before this one in its stream.
 """
 
 from __future__ import annotations
@@ -45,14 +45,19 @@ class Confirmations:
 
     Args:
         send: sends commands to the store; returns their replies, and the epoch of the server.
+        find_key: returns the key to write before a confirmation.
     """
 
     def __init__(
-        self, acks: Acks, send: Callable[[Sequence[Sequence[str | int]]], Awaitable[tuple[list[Any], int]]]
+        self,
+        acks: Acks,
+        send: Callable[[Sequence[Sequence[str | int]]], Awaitable[tuple[list[Any], int]]],
+        find_key: Callable[[], str],
     ) -> None:
         timeout_ms = int(CONFIRM_SECONDS * 1000)
         self._acks = acks
         self._send = send
+        self._find_key = find_key
         self._asks = ("WAITAOF", 1, 0, timeout_ms) if acks == "disk" else ("WAIT", 1, timeout_ms)
         self._running: asyncio.Task[int] | None = None
         self._next: asyncio.Task[int] | None = None
@@ -75,7 +80,7 @@ class Confirmations:
             await asyncio.wait([previous])
         self._running, self._next = self._next, None
         try:
-            (_, confirmed), epoch = await self._send([("SET", ACKED_KEY, 1), self._asks])
+            (_, confirmed), epoch = await self._send([("SET", self._find_key(), 1), self._asks])
         except StoreRefused as error:
             raise StoreMisconfigured(
                 f"The store cannot confirm writes: {error.message}",

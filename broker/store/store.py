@@ -33,22 +33,18 @@ from broker.runtime import (
     new_key,
 )
 from broker.store import keys
-from broker.store.connection import (
-    CLUSTER,
-    PRIMARY_REMEDY,
-    WRONG_TYPE_PREFIX,
-    Argument,
-    Connection,
-    MultiplexedConnection,
-    decode_fields,
-)
+from broker.store.cluster import ClusterConnection, connect
+from broker.store.connection import CLUSTER, WRONG_TYPE_PREFIX, Argument, Connection, decode_fields
 from broker.store.function_library import UNCHANGING_FUNCTIONS, StoreFunctions, deploy
 from broker.store.keys import ConversationKeys, ShardKeys
+from broker.store.routing import CLUSTER_REMEDY
 from broker.store.sentinel import REMEDY as SENTINEL_REMEDY
 from broker.store.server_checks import APPEND_ONLY_REMEDY, describe_volatility, find_vulnerability
 
 MINIMUM_SERVER_VERSION = (7, 0)
 MAX_SHARDS = 1_024
+DEFAULT_SHARDS, DEFAULT_CLUSTER_SHARDS = 1, 64
+"""The number of shards of a new store on a server, and on a cluster."""
 NUMBER = re.compile("[0-9]{1,9}")
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
@@ -200,7 +196,7 @@ class Store:
 async def open_store(
     url: str | Connection,
     *,
-    shards: int = 1,
+    shards: int | None = None,
     clock: Clock = SYSTEM_CLOCK,
     patience_seconds: float | None = 30.0,
     opening_seconds: float | None = 0.0,
@@ -210,8 +206,8 @@ async def open_store(
     """Connect to a store, deploy missing or older functions, and check the store.
 
     Args:
-        url: `redis://…`, `rediss://…`, `unix://…`, `redis+sentinel://…`, or an existing connection.
-        shards: the number for a new store; an existing store keeps its number.
+        url: `redis://…`, `rediss://…`, `unix://…`, `redis+sentinel://…`, `redis+cluster://…`, or a connection.
+        shards: the number for a new store; None for 1, and for 64 on a cluster. An existing store keeps its number.
         patience_seconds: see `Store`.
         opening_seconds: how long to retry while the store does not answer; 0 for one attempt, None for no limit.
         deploys: False for clients, which read with any version of the functions. Before a write, a client checks the
@@ -224,10 +220,7 @@ async def open_store(
         StoreTooNew: a newer version of Deckhands wrote the store, or its functions no longer serve this version.
         FunctionsTooOld: its functions are older and are kept for now, see `deploy`.
     """
-    if isinstance(url, str):
-        connection: Connection = MultiplexedConnection(url, acks=acks or BrokerSettings.from_env().acks)
-    else:
-        connection = url
+    connection = connect(url, acks=acks or BrokerSettings.from_env().acks) if isinstance(url, str) else url
     clock = SharedClock(clock)
 
     async def open_it() -> tuple[tuple[str, ...], dict[str, str]]:
@@ -235,7 +228,8 @@ async def open_store(
         try:
             if deploys:
                 await deploy(connection)
-            return warnings, await _load_or_create_facts(connection, shards)
+            number = shards or (DEFAULT_CLUSTER_SHARDS if connection.is_cluster else DEFAULT_SHARDS)
+            return warnings, await _load_or_create_facts(connection, number)
         except StoreRefused as error:
             if WRONG_TYPE_PREFIX not in error.message:
                 raise
@@ -261,9 +255,12 @@ async def open_store(
 
 
 async def load_server_facts(connection: Connection) -> dict[str, str]:
-    """Return the fields of the server's INFO."""
-    text = (await connection.call("INFO")).decode()
-    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    """Return the fields of the server's INFO; of a cluster, those of one node."""
+    return _parse_facts(await connection.call("INFO"))
+
+
+def _parse_facts(reply: bytes) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
 
 
 async def _retry(call: Callable[[], Awaitable[T]], clock: Clock, patience_seconds: float | None, outage: Outage) -> T:
@@ -291,13 +288,21 @@ async def _retry(call: Callable[[], Awaitable[T]], clock: Clock, patience_second
 
 
 async def _check_server(connection: Connection) -> tuple[str, ...]:
-    """Raise if the server cannot be used; else return warnings."""
-    facts = await load_server_facts(connection)
+    """Raise if the server, or a primary of the cluster, cannot be used; else return warnings, each once."""
+    if isinstance(connection, ClusterConnection):
+        replies = list((await connection.call_each("INFO")).values())
+    else:
+        replies = [await connection.call("INFO")]
+    warnings = [one for reply in replies for one in _check_facts(_parse_facts(reply), connection.is_cluster)]
+    return tuple(dict.fromkeys(warnings))
+
+
+def _check_facts(facts: dict[str, str], is_cluster: bool) -> tuple[str, ...]:
     mode = facts.get("server_mode") or facts.get("redis_mode")
     if mode == "sentinel":
         raise StoreMisconfigured("DECKHANDS_URL names a Sentinel as if it were a store.", remedy=SENTINEL_REMEDY)
-    if mode == "cluster" or facts.get("cluster_enabled") == "1":
-        raise StoreMisconfigured(f"The store is a node of a cluster. {CLUSTER}", remedy=PRIMARY_REMEDY)
+    if not is_cluster and (mode == "cluster" or facts.get("cluster_enabled") == "1"):
+        raise StoreMisconfigured(CLUSTER, remedy=CLUSTER_REMEDY)
     version = facts.get("valkey_version") or facts.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM_SERVER_VERSION:
         raise StoreMisconfigured(

@@ -16,8 +16,8 @@ from broker.store import (
     STORE,
     TOOLS_FAILED,
     Connection,
-    MultiplexedConnection,
     ShardKeys,
+    connect,
     describe_volatility,
     find_vulnerability,
     load_server_facts,
@@ -67,7 +67,7 @@ async def examine_store(url: str) -> list[Finding]:
     verdict = await check(STORE_ROLE, url)
     found = [Finding("store", is_good=verdict.exit_status == HEALTHY, is_needed=True, detail=verdict.reason)]
     if verdict.exit_status == HEALTHY:
-        connection = MultiplexedConnection(url)
+        connection = connect(url)
         try:
             facts = await load_server_facts(connection)
             found += [*_weakness(facts), *_volatility(facts)]
