@@ -120,9 +120,8 @@ class ClusterConnection:
                 replies[at] = await self._scan(command)
             else:
                 others.append(at)
-        parts: dict[Host, list[int]] = {}
-        for at, slot in zip(others, _find_slots([commands[at] for at in others]), strict=True):
-            parts.setdefault(await self._find_node(slot), []).append(at)
+        grouped = await self.group_by_node([commands[at] for at in others])
+        parts = {node: [others[number] for number in numbers] for node, numbers in grouped.items()}
         if len(parts) == 1:
             ((node, places),) = parts.items()
             answers: list[Any] = [await self._exchange(node, [commands[at] for at in places])]
@@ -142,6 +141,17 @@ class ClusterConnection:
             elif isinstance(reply, Exception):
                 raise reply
         return replies
+
+    async def group_by_node(self, commands: Sequence[Command]) -> dict[Host, list[int]]:
+        """Return the places of commands in a batch, by the node that each goes to.
+
+        Raises:
+            StoreUnavailable: no node serves a slot.
+        """
+        parts: dict[Host, list[int]] = {}
+        for at, slot in enumerate(_find_slots(commands)):
+            parts.setdefault(await self._find_node(slot), []).append(at)
+        return parts
 
     async def call_each(self, *command: Argument) -> dict[Host, Any]:
         """Send a command to all primaries, and return the reply of each."""
@@ -389,7 +399,7 @@ class _Topology:
                 connection.leave(left, error)
 
     def _choose_acked_keys(self) -> None:
-        """Give each node a key of its own slots for confirmations."""
+        """Give each node a key that it serves, for confirmations."""
         missing = {node for node in self.primaries if node in self._endpoints}
         for number in range(MAX_TAGS):
             if not missing:

@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from broker.celery.app import make_connection_settings
@@ -23,8 +24,9 @@ from broker.store.store import Store, open_store
 from deckhands.client.client import Client
 from tests.clusters import PRIMARIES, Cluster
 from tests.faults.harness import FaultCluster, steps
-from tests.faults.server_process import free_port
+from tests.faults.server_process import free_port, server
 from tests.polling import unhurried, until
+from tests.server_parts import add_key
 from tests.stores import redis_program, running, valkey_program
 from tests.turns import finish
 
@@ -246,6 +248,40 @@ async def test_tasks_of_the_inbox_are_answered(workers: WorkersOnCluster) -> Non
         return len(settled) == 4
 
     await until(is_answered, limit=unhurried(60), what="answers")
+    workers.check_that_all_live()
+
+
+async def test_server_runs_a_task_and_shows_the_queues(workers: WorkersOnCluster, tmp_path: Path) -> None:
+    model = workers.script(*steps(1))
+    workers.start(LLM_MODEL=model)
+    key = await add_key(workers.client.store)
+    port = free_port()
+    environment = {"DECKHANDS_CELERY_URL": workers.store.celery_url, "LLM_MODEL": model}
+    base = {"base_url": f"http://127.0.0.1:{port}", "headers": {"Authorization": f"Bearer {key}"}}
+    async with (
+        server(workers.url_for_workers, tmp_path / "home", port, environment=environment),
+        httpx2.AsyncClient(**base, timeout=unhurried(120)) as client,
+    ):
+        task = {"task": "do it", "agent": {"llm": {"model": model}, "enable_workspace_skills": False}}
+        result = await client.post("/runs/wait?timeout_seconds=100", json=task)
+        assert (result.status_code, result.json()["summary"]["state"]) == (200, "finished"), result.text
+        queues = (await client.get("/queues")).json()["queues"]
+        assert {queue["shard"] for queue in queues} == set(range(SHARDS))
+        listed = (await client.get("/conversations")).json()
+        assert len(listed["conversations"]) == 1
+        assert "deckhands_conversations" in (await client.get("/metrics")).text
+
+
+async def test_a_stopped_primary_stops_no_worker_elsewhere(cluster: Cluster, workers: WorkersOnCluster) -> None:
+    workers.start()
+    store = workers.client.store
+    old = await cluster.find_node(find_slot(store.all_shards[0].root))
+    ids = await workers.submit(steps(6, seconds=0.4), count=3 * SHARDS)
+    await workers.until(lambda: all("begin-0" in workers.effects(cid) for cid in ids), limit=unhurried(60))
+    old.send(signal.SIGSTOP)
+    await cluster.until_promoted(find_slot(store.all_shards[0].root), other_than=old)
+    await workers.check(ids, commands=6, limit=unhurried(120))
+    assert not [takeover.conversation_id for takeover in await Conversations(store).list_takeovers()]
     workers.check_that_all_live()
 
 
