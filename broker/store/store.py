@@ -256,11 +256,16 @@ async def open_store(
 
 async def load_server_facts(connection: Connection) -> dict[str, str]:
     """Return the fields of the server's INFO; of a cluster, those of one node."""
-    return _parse_facts(await connection.call("INFO"))
+    return (await load_all_server_facts(connection))[0]
 
 
-def _parse_facts(reply: bytes) -> dict[str, str]:
-    return dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
+async def load_all_server_facts(connection: Connection, *sections: str) -> list[dict[str, str]]:
+    """Return the fields of INFO of the server, or of each primary of a cluster."""
+    if isinstance(connection, ClusterConnection):
+        replies = list((await connection.call_each("INFO", *sections)).values())
+    else:
+        replies = [await connection.call("INFO", *sections)]
+    return [dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line) for reply in replies]
 
 
 async def _retry(call: Callable[[], Awaitable[T]], clock: Clock, patience_seconds: float | None, outage: Outage) -> T:
@@ -289,11 +294,8 @@ async def _retry(call: Callable[[], Awaitable[T]], clock: Clock, patience_second
 
 async def _check_server(connection: Connection) -> tuple[str, ...]:
     """Raise if the server, or a primary of the cluster, cannot be used; else return warnings, each once."""
-    if isinstance(connection, ClusterConnection):
-        replies = list((await connection.call_each("INFO")).values())
-    else:
-        replies = [await connection.call("INFO")]
-    warnings = [one for reply in replies for one in _check_facts(_parse_facts(reply), connection.is_cluster)]
+    each = await load_all_server_facts(connection)
+    warnings = [one for facts in each for one in _check_facts(facts, connection.is_cluster)]
     return tuple(dict.fromkeys(warnings))
 
 
