@@ -154,6 +154,25 @@ async def test_a_function_waits_until_its_slot_has_moved(cluster: Cluster, store
     assert (await waiting).year > 2000
 
 
+@pytest.mark.parametrize("cluster", ["valkey"], indirect=True)
+async def test_a_slot_that_moves_atomically_delays_no_function(cluster: Cluster, store: Store) -> None:
+    names = store.all_shards[1]
+    slot = find_slot(names.root)
+    source = await cluster.find_node(slot)
+    target = next(node for node in cluster.nodes[:PRIMARIES] if node is not source)
+    await store.call_many([("SET", f"{names.root}:test:{number}", "x" * 1_000) for number in range(1_000)])
+    await source.call(
+        *("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", (await target.call("CLUSTER", "MYID")).decode())
+    )
+
+    async def has_moved() -> bool:
+        await store.connection.call("FCALL", "deck_now", 1, names.root)  # without a repetition
+        return await cluster.find_node(slot) is target
+
+    await until(has_moved, limit=60, what="moved slot")
+    assert await store.call("GET", f"{names.root}:test:999") == b"x" * 1_000
+
+
 async def test_a_new_primary_gets_the_functions_with_its_first_call(cluster: Cluster, store: Store) -> None:
     names = store.all_shards[2]
     node = await cluster.add_node()
