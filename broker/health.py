@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.runtime import BrokerSettings, DeckhandsError, make_worker_id_prefix
-from broker.store import Connection, MultiplexedConnection, ShardKeys
+from broker.store import Connection, ShardKeys, connect
 
 HEALTHY, LAPSED, UNKNOWN = 0, 1, 3
 WORKER_ROLES = ("controller", "tool", "ingress", "jobs")
@@ -92,9 +92,9 @@ async def check(role: str, url: str) -> HealthStatus:
         url: the store, as in `DECKHANDS_URL`; for a beat, Celery's broker.
     """
     assert role in ROLES
-    connection: MultiplexedConnection | None = None
+    connection: Connection | None = None
     try:
-        connection = MultiplexedConnection(url, reply_timeout_seconds=REPLY_LIMIT_SECONDS)
+        connection = connect(url, reply_timeout_seconds=REPLY_LIMIT_SECONDS)
         if role == STORE_ROLE:
             return await check_store(connection)
         return await (check_beat(connection) if role == BEAT_ROLE else check_worker(connection, role))

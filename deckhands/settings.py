@@ -65,7 +65,7 @@ class CliSettings:
     url: str | None
     archive: str
     api_key: str = field(repr=False)
-    shards: int
+    shards: int | None
     home: Path
     model: str | None
     has_profiles: bool

@@ -180,6 +180,8 @@ class LosingConnection:
         self._loses = loses
         self.lost = 0
 
+    is_cluster = False
+
     @property
     def connects(self) -> int:
         return self._inner.connects

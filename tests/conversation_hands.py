@@ -54,6 +54,8 @@ class WatchedConnection:
         self.before: dict[str, Callable[[], Awaitable[Any]]] = {}
         self.after: dict[str, Callable[[], Awaitable[Any]]] = {}
 
+    is_cluster = False
+
     @property
     def connects(self) -> int:
         return self._inner.connects

@@ -1,4 +1,5 @@
 from .app import TRANSPORT_OPTIONS as TRANSPORT_OPTIONS, make_app as make_app
+from .app import make_connection_settings as make_connection_settings
 from .bootstep import LoopThread as LoopThread, add_loop as add_loop, cancel_when as cancel_when
 from .dispatch import SentTaskState as SentTaskState, TaskSender as TaskSender
 from .logins import redis_url as redis_url, split_login as split_login

@@ -30,7 +30,7 @@ from redis.asyncio.connection import parse_url
 from broker.celery.messages import Messages, WorkerConsumer
 from broker.celery.remote_control import RemoteControl
 from broker.runtime import UrlInFile, UsageError, hide_password, logs_json, read_tls, use_json
-from broker.store import SentinelUrl, is_sentinel_url
+from broker.store import SentinelUrl, is_cluster_url, is_sentinel_url
 
 LOADER = "celery.loaders.app:AppLoader"
 SOCKET_TIMEOUT_SECONDS = 5.0
@@ -133,8 +133,15 @@ def make_connection_settings(broker_url: str, result_url: str = "") -> dict[str,
     without TLS options. Here, as with the store, the certificate is verified unless the URL has `ssl_cert_reqs=none`.
 
     Raises:
-        UsageError: a TLS option of a URL is invalid.
+        UsageError: there is no broker, a URL names a cluster, or a TLS option of a URL is invalid.
     """
+    for name, url in (("DECKHANDS_CELERY_URL", broker_url), ("DECKHANDS_CELERY_RESULT_URL", result_url)):
+        if is_cluster_url(url) or (url == "" and url is broker_url):
+            what = f"{name} names a Redis Cluster" if url else f"{name} is not set, and the store is a Redis Cluster"
+            raise UsageError(
+                f"{what}, which Celery's transport does not support.",
+                remedy=f"Set {name} to a single server, or to one with Sentinels: redis://host:6379/0.",
+            )
     address, tls = _split_tls_options(broker_url)
     found: dict[str, Any] = {"broker_url": address} | ({"broker_use_ssl": tls} if tls else {})
     if is_sentinel_url(broker_url):

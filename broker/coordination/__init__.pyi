@@ -16,6 +16,7 @@ from .placement import find_placement as find_placement, has_needs as has_needs,
 from .slots import Slots as Slots
 from .producers import ANY_TENANT as ANY_TENANT, GROUP as GROUP, Producer as Producer, Producers as Producers
 from .producers import list_moved_streams as list_moved_streams, make_moved_key as make_moved_key
+from .producers import make_moved_prefix as make_moved_prefix
 from .producers import parse_moved_ms as parse_moved_ms
 from .stored_files import MAX_STORED_FILE_BYTES as MAX_STORED_FILE_BYTES, StoredFiles as StoredFiles
 from .stored_files import check_size as check_size, make_content_name as make_content_name

@@ -12,14 +12,16 @@ Does not: notify the loop. A worker that was declared dead learns it from its ow
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-import redis
-
 from broker.coordination.membership import HEARTBEAT_SECONDS, QUIET_HEARTBEAT_SECONDS, Membership
-from broker.runtime import SYSTEM_CLOCK, Clock, UsageError, load_current_url
+from broker.runtime import SYSTEM_CLOCK, Clock, DeckhandsError
+from broker.store import Argument, Connection, connect
 
 LATE_AFTER_SECONDS = QUIET_HEARTBEAT_SECONDS + HEARTBEAT_SECONDS
 STUCK_AFTER_SECONDS = 10.0
@@ -59,22 +61,20 @@ class HeartbeatThread:
         self._turned, self._progress = self._clock.monotonic(), progress
 
     def _watch(self) -> None:
-        store: redis.Redis | None = None
         silent = 0.0
-        while not self._over.wait(max(HEARTBEAT_SECONDS, LATE_AFTER_SECONDS - silent)):
-            silent = self._clock.monotonic() - self._turned
-            if not LATE_AFTER_SECONDS < silent < STUCK_AFTER_SECONDS:
-                continue
-            # The store may be unavailable, or have a new primary or password. Then the loop waits for it too, and the
-            # next round connects again.
-            try:
-                url = load_current_url(self._store_url)
-                store = store or redis.Redis.from_url(url, socket_timeout=REPLY_TIMEOUT_SECONDS)
-                for command in self._membership.make_beat_commands(self._progress):
-                    store.execute_command(*command)  # type: ignore[no-untyped-call]
-            except (redis.RedisError, OSError, ValueError, UsageError):
-                if store is not None:
-                    store.close()
-                store = None
-        if store is not None:
-            store.close()
+        connection: Connection | None = None
+        with asyncio.Runner() as runner:
+            while not self._over.wait(max(HEARTBEAT_SECONDS, LATE_AFTER_SECONDS - silent)):
+                silent = self._clock.monotonic() - self._turned
+                if not LATE_AFTER_SECONDS < silent < STUCK_AFTER_SECONDS:
+                    continue
+                # The store may be unavailable. Then the loop waits for it too.
+                with suppress(DeckhandsError):
+                    connection = connection or connect(self._store_url, reply_timeout_seconds=REPLY_TIMEOUT_SECONDS)
+                    runner.run(_send(connection, self._membership.make_beat_commands(self._progress)))
+            if connection is not None:
+                runner.run(connection.aclose())
+
+
+async def _send(connection: Connection, commands: Sequence[Sequence[Argument]]) -> None:
+    await connection.call_many(commands)

@@ -2,10 +2,11 @@
 
 Holds: any worker declares another one dead whose heartbeat has expired. Its conversations go back to the ready stream,
 and its deliveries to their streams. A worker that was declared dead learns it from its next beat and starts over. A
-beat is one round trip; a worker to which the store answers slowly announces a longer time to live. A worker that was
-stopped itself does not, because its later death would be detected later. The beats keep the store's time by the
-workers' monotonic clocks, and return it to the workers: see clock.lua and `SharedClock`. Every few beats repeat the
-worker's facts, because others rely on them; a foreign write to them lasts only until then.
+beat is one round trip, on a cluster one to each node; a node that does not answer delays no beat elsewhere. A worker to
+which the store answers slowly announces a longer time to live. A worker that was stopped itself does not, because its
+later death would be detected later. The beats keep the store's time by the workers' monotonic clocks, and return it to
+the workers: see clock.lua and `SharedClock`. Every few beats repeat the worker's facts, because others rely on them; a
+foreign write to them lasts only until then.
 Keys: `deck:{k}:workers`, `deck:{k}:clock`, `deck:{k}:worker:<w>:about`.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -26,12 +27,23 @@ from broker.runtime import (
     Clock,
     FunctionsReplaced,
     HostLoad,
+    OutcomeUnknown,
     StoreError,
     StoreRefused,
+    StoreUnavailable,
     read_version,
     to_millis,
 )
-from broker.store import READ_FACTS, WORKER_FIELD, Argument, Store, decode_fields, own_version
+from broker.store import (
+    READ_FACTS,
+    WORKER_FIELD,
+    Argument,
+    ClusterConnection,
+    ShardKeys,
+    Store,
+    decode_fields,
+    own_version,
+)
 
 HEARTBEAT_SECONDS = 0.3
 QUIET_HEARTBEAT_SECONDS = 0.55
@@ -117,6 +129,10 @@ class LoopStopwatch:
         self._turned = now
 
 
+_STORE = "store"
+"""Instead of a node: the check that the store is still the same."""
+
+
 class Membership:
     """One worker session."""
 
@@ -156,6 +172,7 @@ class Membership:
         )
         self._interval_seconds, _ = self._intervals
         self._host_load = HostLoad()
+        self._pending: dict[Any, asyncio.Task[list[Any]]] = {}
 
     @property
     def ttl_seconds(self) -> float:
@@ -186,8 +203,15 @@ class Membership:
         repeats = self._beats % BEATS_PER_FACTS == 0
         if repeats:
             self.figures.set(**self._host_load.read())
+        connection = self._store.connection
         try:
-            replies = await self._ask(lambda: self.make_beat_commands(progress, repeats_facts=repeats))
+            if isinstance(connection, ClusterConnection):
+                commands = self.make_beat_commands(progress, repeats_facts=repeats)
+                replies = await self._beat_nodes(connection, commands)
+                if not replies:
+                    return BeatResult(0, 0, 0)
+            else:
+                replies = await self._ask(lambda: self.make_beat_commands(progress, repeats_facts=repeats))
         except StoreRefused as error:
             # The sweep found damaged data. Log it and continue: if this worker ended, the next one would find the same.
             _log.error("a sweep failed: %s", error)
@@ -208,6 +232,45 @@ class Membership:
             for names, said in zip(self._store.all_shards, facts, strict=True)
         ]
 
+    async def _beat_nodes(self, connection: ClusterConnection, commands: list[tuple[Argument, ...]]) -> list[Any]:
+        """Beat in the shards of each node of a cluster, and return the replies of those that answer in time.
+
+        A node that does not answer delays its own shards alone; it is asked again when its last beat has ended.
+        """
+        parts: dict[Any, list[int]] = {}
+        with suppress(StoreUnavailable):
+            parts = await connection.group_by_node(commands)
+        for node, places in parts.items():
+            if node not in self._pending:
+                self._start(node, self._beat_node([commands[at] for at in places], has_first=0 in places))
+        if _STORE not in self._pending:
+            self._start(_STORE, self._check_store())
+        await asyncio.wait(self._pending.values(), timeout=self._interval_seconds)
+        done = [node for node, beat in self._pending.items() if beat.done()]
+        return [reply for node in done for reply in self._pending.pop(node).result()]
+
+    def _start(self, node: Any, beat: Coroutine[Any, Any, list[Any]]) -> None:
+        self._pending[node] = task = asyncio.create_task(beat)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # this worker may have ended
+
+    async def _beat_node(self, commands: list[tuple[Argument, ...]], *, has_first: bool) -> list[Any]:
+        clock = self._store.clock
+        sent = clock.monotonic()
+        with LoopStopwatch(clock) as waited:
+            try:
+                replies = await self._store.connection.call_many(commands)
+            except (StoreUnavailable, OutcomeUnknown):
+                return []
+        self._slowest_seconds = max(waited.seconds, SLOWNESS_DECAY * self._slowest_seconds)
+        if has_first and isinstance(replies[0][-1], int):
+            clock.apply_store_time(replies[0][-1], sent=sent)
+        return replies
+
+    async def _check_store(self) -> list[Any]:
+        with suppress(StoreUnavailable, OutcomeUnknown):
+            self._compare(*await self._store.connection.call_many([READ_FACTS, ("TIME",)]))
+        return []
+
     async def wait_for_next_beat(self) -> None:
         """Wait until the next beat is due, and record how late the loop is."""
         began = self._store.clock.monotonic()
@@ -216,9 +279,12 @@ class Membership:
 
     async def leave(self) -> None:
         """Hand everything back at once. Idempotent."""
-        for names in self._store.all_shards:
+
+        async def leave_shard(names: ShardKeys) -> None:
             while await self._store.call_function("deck_leave", (names.root,), self._worker_id) != ["left"]:
                 pass  # each call hands back up to a thousand items
+
+        await asyncio.gather(*map(leave_shard, self._store.all_shards))
 
     def _make_register_commands(self) -> list[tuple[Argument, ...]]:
         facts = self._make_facts({**self._about, "clock_ms": str(to_millis(self._store.clock.machine_now()))})

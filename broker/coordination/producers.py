@@ -185,7 +185,10 @@ class Producers:
                 remedy=f"Disable its user and wait (ACL SETUSER {name} off), or lose them: --discard.",
             )
         await self._store.call_many(
-            [("HDEL", PRODUCERS, name), ("DEL", make_moved_key(inbox_key(name)), replies_key(name), *streams)]
+            [
+                ("HDEL", PRODUCERS, name),
+                *(("DEL", key) for key in (make_moved_key(inbox_key(name)), replies_key(name), *streams)),
+            ]
         )
 
 
@@ -194,13 +197,18 @@ def make_moved_key(stream: str) -> str:
     return f"{stream}:moved"
 
 
+def make_moved_prefix(stream: str) -> str:
+    """Return what the names of streams that were moved away from a key start with: its hash tag is the key."""
+    return f"{{{stream}}}:moved:"
+
+
 async def list_moved_streams(store: Store, stream: str) -> list[str]:
     """Return the streams that were moved away from a key and are still read, oldest first.
 
     A field that names another key is skipped.
     """
     flat = await _read_hash(store, "HGETALL", make_moved_key(stream))
-    prefix = f"{make_moved_key(stream)}:".encode()
+    prefix = make_moved_prefix(stream).encode()
     found = [(parse_moved_ms(time), name) for name, time in zip(flat[::2], flat[1::2], strict=True)]
     return [name.decode() for _, name in sorted(found) if name.startswith(prefix) and name.isascii()]
 

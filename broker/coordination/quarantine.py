@@ -1,7 +1,7 @@
 """Quarantine for unreadable data: entries without their fields, bytes that are not text, and keys of another type.
 
 Every reader of a stream quarantines an unusable entry here and reads the next one. The store's functions do the same;
-they also move a key of another type away, to `<key>:unreadable`.
+they also move a key of another type away, to `<key>:unreadable`, or to `{<key>}:unreadable` if it has no hash tag.
 
 Holds: an entry is recorded with its first bytes before it is acknowledged. About a thousand of the latest are kept.
 Keys: `deck:{k}:unreadable`.
@@ -82,10 +82,19 @@ class Quarantine:
     async def move_away(self, key: str, kind: str, error: Exception) -> None:
         """Move a key that is not of type `kind` to `<key>:unreadable`, and record it. Other keys stay.
 
-        Atomic: a second call must not move the key that has replaced it.
+        Atomic: a second call must not move the key that has replaced it. A key without a hash tag is moved first, and
+        recorded afterwards in the first shard.
         """
         _log.warning("%s has the wrong type and is moved away: %s", key, error)
-        await self._store.call_function("deck_keep_kind", (key, self._store.all_shards[0].root), kind)
+        root, is_tagged, _ = key.partition("}:")
+        if is_tagged:
+            await self._store.call_function("deck_keep_kind", (key, f"{root}}}"), kind)
+            return
+        outcome, *why = await self._store.call_function("deck_keep_kind", (key,), kind)
+        if outcome == "moved":
+            note = ("key", key, "id", "", "why", why[0], "held", "")
+            quarantine = self._store.all_shards[0].quarantine
+            await self._store.call("XADD", quarantine, "MAXLEN", "~", MAX_RECORDS, "*", *note)
 
     async def list_items(self) -> list[QuarantinedItem]:
         """Return the quarantined items, oldest first within a shard."""

@@ -8,6 +8,7 @@ Keys: `deck:{k}:tenants`, see turns.lua and admission.lua.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import tomllib
@@ -152,5 +153,5 @@ async def publish_tenants(store: Store, table: TenantTable, memory: float | None
         fields += [name, f"{rule.weight:.6f} {rule.max_open or 0} {math.floor(pace * 1e6) / 1e6:.6f}"]
     if memory is not None:
         fields += [MEMORY, f"{memory:.6f}"]
-    for names in store.all_shards:
-        await store.call_function("deck_set_tenants", (names.root,), *fields)
+    shards = store.all_shards
+    await asyncio.gather(*(store.call_function("deck_set_tenants", (names.root,), *fields) for names in shards))

@@ -7,6 +7,7 @@ Does not: hold anything that is not in the log. `append` writes the index togeth
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from broker.runtime import StoreRefused, UnknownConversation, from_millis
-from broker.store import WRONG_TYPE_PREFIX, Argument, Store, decode_fields
+from broker.store import WRONG_TYPE_PREFIX, Argument, ShardKeys, Store, decode_fields
 
 SCAN_BATCH = 1_000
 MAX_DIGITS = 18
@@ -147,14 +148,17 @@ class Conversations:
             prefix: letters, digits, `-` and `_`.
         """
         found: set[str] = set()
-        for names in self._store.all_shards:
+
+        async def scan_shard(names: ShardKeys) -> None:
             cursor = b"0"
             while True:
                 scan = ("ZSCAN", names.index, cursor, "MATCH", f"{prefix}*", "COUNT", SCAN_BATCH)
                 cursor, flat = await self._store.call(*scan)
                 found.update(cid.decode(errors="backslashreplace") for cid in flat[::2])
                 if cursor == b"0":
-                    break
+                    return
+
+        await asyncio.gather(*map(scan_shard, self._store.all_shards))
         return await self.load_rows(sorted(found)[:limit])
 
     async def load_rows(self, conversation_ids: Sequence[str]) -> list[ConversationRow]:
@@ -204,9 +208,8 @@ class Conversations:
     async def list_takeovers(self) -> list[Takeover]:
         """Return the latest takeovers, at most about 10,000 per shard, in order within a shard."""
         found = []
-        for names in self._store.all_shards:
-            key = names.takeovers
-            entries = await self._store.call("XRANGE", key, "-", "+")
+        commands = [("XRANGE", names.takeovers, "-", "+") for names in self._store.all_shards]
+        for entries in await self._store.call_many(commands):
             for _, flat in entries:
                 fields = decode_fields(flat)
                 action = fields.get("a")

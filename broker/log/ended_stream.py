@@ -7,14 +7,19 @@ Keys: `deck:{k}:ended`.
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 from broker.store import Argument, Store
 
 BLOCK_SECONDS = 5.0
 BATCH = 500
+FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 0.5
+"""How long a reader pauses on a cluster before it asks again."""
 
 
 class EndedStream:
-    """A reader of all shards, on one connection."""
+    """A reader of all shards, on one connection; on a cluster, one to each of its nodes."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -31,8 +36,7 @@ class EndedStream:
 
     async def read(self) -> list[str]:
         """Wait up to five seconds and return the ids of conversations that have settled. Any writer may forge them."""
-        command = ("XREAD", "COUNT", BATCH, "BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS")
-        found = await self._store.retry(lambda: self._connection.call(*command, *self._after, *self._after.values()))
+        found = await self._store.retry(self._poll if self._connection.is_cluster else self._wait)
         for key, entries in found or ():
             self._after[key.decode()] = entries[-1][0]
         return [
@@ -41,6 +45,23 @@ class EndedStream:
             for _, fields in entries
             for value in fields[1::2]
         ]
+
+    async def _wait(self) -> Any:
+        command = ("XREAD", "COUNT", BATCH, "BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS")
+        return await self._connection.call(*command, *self._after, *self._after.values())
+
+    async def _poll(self) -> Any:
+        """Read again and again: a cluster does not wait for streams of several slots in one command."""
+        pause = FIRST_POLL_SECONDS
+        until = self._store.clock.monotonic() + BLOCK_SECONDS
+        while True:
+            commands = [("XREAD", "COUNT", BATCH, "STREAMS", key, after) for key, after in self._after.items()]
+            replies = await self._connection.call_many(commands)
+            found = [stream for reply in replies for stream in reply or ()]
+            if found or self._store.clock.monotonic() >= until:
+                return found
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_POLL_SECONDS)
 
     async def aclose(self) -> None:
         """Close the connection."""

@@ -7,6 +7,7 @@ Keys: reads `deck:{k}:index`, `deck:{k}:label:<name>=<value>` and `deck:{k}:labe
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
@@ -87,7 +88,7 @@ class ConversationQuery:
 
     async def iterate_pages(self) -> AsyncIterator[list[ConversationRow]]:
         """Yield the conversations, newest first, in pages of 1 to 500."""
-        indexes = [await self._find_smallest_index(names) for names in self._store.all_shards]
+        indexes = await asyncio.gather(*map(self._find_smallest_index, self._store.all_shards))
         before: IndexPosition | None = None
         while places := await self._find_positions(indexes, before):
             before = places[-1]
@@ -105,7 +106,7 @@ class ConversationQuery:
         Args:
             before: the position at which an earlier page ended; None for the first page.
         """
-        indexes = [await self._find_smallest_index(names) for names in self._store.all_shards]
+        indexes = await asyncio.gather(*map(self._find_smallest_index, self._store.all_shards))
         chosen: list[str] = []
         scanned = 0
         at_once = min(limit + 1, PAGE_SIZE)
@@ -164,8 +165,8 @@ class ConversationQuery:
         self, indexes: list[str], before: IndexPosition | None, *, limit: int = PAGE_SIZE
     ) -> list[IndexPosition]:
         """Return the positions of the next conversations of all shards."""
-        found = [place for index in indexes for place in await self._find_positions_in(index, before, limit)]
-        return sorted(found, reverse=True)[:limit]
+        each = await asyncio.gather(*(self._find_positions_in(index, before, limit) for index in indexes))
+        return sorted((place for places in each for place in places), reverse=True)[:limit]
 
     async def _find_positions_in(self, index: str, before: IndexPosition | None, limit: int) -> list[IndexPosition]:
         high: str = "+inf" if before is None else f"{before[0]:.0f}"

@@ -67,7 +67,10 @@ class BrokerSettings:
     """
 
     url: Annotated[
-        str, Field(description="the log's store: `redis://`, `rediss://`, `unix://`, or `redis+sentinel://`")
+        str,
+        Field(
+            description="the log's store: `redis://`, `rediss://`, `unix://`, `redis+sentinel://` or `redis+cluster://`"
+        ),
     ] = DEFAULT_URL
     url_file: Annotated[
         str,
@@ -75,7 +78,9 @@ class BrokerSettings:
             description="a file that holds the store's URL, instead of `DECKHANDS_URL`; read again at each connection"
         ),
     ] = ""
-    celery_url: Annotated[str, Field(description="Celery's broker; empty: database 1 of the store's server")] = ""
+    celery_url: Annotated[
+        str, Field(description="Celery's broker; empty: database 1 of the store's server, unless it is a cluster")
+    ] = ""
     celery_url_file: Annotated[
         str, Field(description="a file that holds the URL of Celery's broker; read again at each connection")
     ] = ""
@@ -93,7 +98,10 @@ class BrokerSettings:
             "synchronized; `replica`, when one replica has it"
         ),
     ] = "local"
-    shards: Annotated[int, Field(ge=1, le=1024, description="number of shards of a new store")] = 1
+    shards: Annotated[
+        int | None,
+        Field(ge=1, le=1024, description="number of shards of a new store; empty: 1, and 64 on a Redis Cluster"),
+    ] = None
     home: Annotated[Path, Field(description="the directory of embedded clusters and runs")] = Path("~/.deckhands")
     node_dir: Annotated[
         str, Field(description="the directory of workspaces, host sockets and journals; empty: `node` in the home")
@@ -331,10 +339,15 @@ def find_otel_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def make_celery_url(url: str) -> str:
-    """Return kombu's URL of database 1 of a store's server; of Sentinels, our own form with database 1."""
+    """Return kombu's URL of database 1 of a store's server; of Sentinels, our own form with database 1.
+
+    Empty for a cluster: it has no other database, and kombu has no support for clusters.
+    """
     if url.startswith("unix://"):
         return f"redis+socket://{url.removeprefix('unix://').partition('?')[0]}?virtual_host=1"
     parts = urlsplit(url)
+    if parts.scheme.endswith("+cluster"):
+        return ""
     if parts.scheme.endswith("+sentinel"):
         return urlunsplit(parts._replace(path=f"/{parts.path.strip('/').partition('/')[0]}/1"))
     kept = [(name, value) for name, value in parse_qsl(parts.query) if name != "db"]

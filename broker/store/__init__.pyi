@@ -6,10 +6,12 @@ from .connection import WRONG_TYPE_PREFIX as WRONG_TYPE_PREFIX, Argument as Argu
 from .connection import MultiplexedConnection as MultiplexedConnection, check_reply as check_reply
 from .connection import decode_fields as decode_fields
 from .sentinel import SentinelUrl as SentinelUrl, is_sentinel_url as is_sentinel_url
+from .routing import find_command_slot as find_command_slot, find_slot as find_slot, is_cluster_url as is_cluster_url
 from .server_checks import APPEND_ONLY_REMEDY as APPEND_ONLY_REMEDY, describe_volatility as describe_volatility
 from .server_checks import describe_missing_replica as describe_missing_replica
 from .server_checks import find_vulnerability as find_vulnerability
 from .confirmation import NO_REPLICA_REMEDY as NO_REPLICA_REMEDY
+from .cluster import ClusterConnection as ClusterConnection, connect as connect
 from .embedded import SPACE_FOR_LOG_BYTES as SPACE_FOR_LOG_BYTES, EmbeddedValkey as EmbeddedValkey
 from .function_library import ANNOUNCED_FIELD as ANNOUNCED_FIELD, LIBRARY as LIBRARY, READ_FACTS as READ_FACTS
 from .function_library import VERSION_FIELD as VERSION_FIELD, WORKER_FIELD as WORKER_FIELD
@@ -18,4 +20,5 @@ from .group_reader import BLOCK_SECONDS as BLOCK_SECONDS, HEARTBEAT_SECONDS as H
 from .group_reader import MISSING_STREAM_ERRORS as MISSING_STREAM_ERRORS, GroupReader as GroupReader
 from .tolerant_reads import LARGEST as LARGEST, decode_text as decode_text, parse_number as parse_number
 from .tolerant_reads import read_tolerantly as read_tolerantly, to_pairs as to_pairs
-from .store import Store as Store, load_server_facts as load_server_facts, open_store as open_store
+from .store import Store as Store, load_all_server_facts as load_all_server_facts
+from .store import load_server_facts as load_server_facts, open_store as open_store

@@ -7,8 +7,8 @@ Holds: a confirmation asks the server that has replied, after it has replied. A 
 a stale one without its replicas, confirm nothing: the caller does not know the outcome, and repeats its call. With
 Sentinels, every replica that they may promote has to confirm: a primary that is replaced while it lives can still have
 another one.
-Keys: `deck:acked`, written before each confirmation. A server confirms only what the asking connection has written; all
-earlier writes, of any connection, come before this one in its stream.
+Keys: `deck:acked`, or `deck:{k}:acked` for a node of a cluster, written before each confirmation. A server confirms
+only what the asking connection has written; all earlier writes, of any connection, come before this one in its stream.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Confirmations:
         send: sends commands to the store; returns their replies, and the epoch of the server.
         count_replicas: returns how many replicas have to confirm.
         count_connected: asks how many of these can be promoted now, after fewer have confirmed.
+        find_key: returns the key to write before a confirmation.
     """
 
     def __init__(
@@ -74,11 +75,13 @@ class Confirmations:
         send: Callable[[Sequence[Sequence[str | int]]], Awaitable[tuple[list[Any], int]]],
         count_replicas: Callable[[], int],
         count_connected: Callable[[], Awaitable[int]],
+        find_key: Callable[[], str],
     ) -> None:
         self._acks = acks
         self._send = send
         self._count_replicas = count_replicas
         self._count_connected = count_connected
+        self._find_key = find_key
         self._running: asyncio.Task[int] | None = None
         self._next: asyncio.Task[int] | None = None
 
@@ -102,7 +105,7 @@ class Confirmations:
         timeout_ms, needed = int(CONFIRM_SECONDS * 1000), 1 if self._acks == "disk" else self._count_replicas()
         asks = ("WAITAOF", 1, 0, timeout_ms) if self._acks == "disk" else ("WAIT", needed, timeout_ms)
         try:
-            (_, confirmed), epoch = await self._send([("SET", ACKED_KEY, 1), asks])
+            (_, confirmed), epoch = await self._send([("SET", self._find_key(), 1), asks])
         except StoreRefused as error:
             raise StoreMisconfigured(
                 f"The store cannot confirm writes: {error.message}",

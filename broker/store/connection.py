@@ -8,7 +8,8 @@ would append twice. A lost reply raises `OutcomeUnknown`: the caller repeats its
 that it is no longer a primary, the connection and all made from it (`another`) resolve the name again and reconnect.
 They also reconnect after a refused login, and then read URL, password and certificates again from their files. With
 Sentinels, they reconnect as soon as these announce another primary.
-Does not: follow redirections of Redis Cluster, subscribe, or decode: strings are returned as bytes.
+Does not: follow redirections of Redis Cluster (`broker.store.cluster` does, with one such connection to each node),
+subscribe, or decode: strings are returned as bytes.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ from broker.runtime import (
     load_current_url,
     read_tls,
 )
-from broker.store.confirmation import READING, Confirmations, find_demand
+from broker.store.confirmation import ACKED_KEY, READING, Confirmations, find_demand
+from broker.store.routing import CLUSTER_REMEDY, ClusterUrl, is_cluster_url
 from broker.store.sentinel import REMEDY as SENTINEL_REMEDY
-from broker.store.sentinel import Primary, SentinelUrl, find_primary, follow_switches, is_sentinel_url
+from broker.store.sentinel import Host, Primary, SentinelUrl, find_primary, follow_switches, is_sentinel_url, show_host
 
 Argument = bytes | str | int | float
 
@@ -52,6 +54,8 @@ _DEMOTED = ("READONLY", "UNBLOCKED force unblock", "MASTERDOWN")
 _UNAVAILABLE = (*_DEMOTED, "UNBLOCKED", "LOADING", "MISCONF", "OOM", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY ")
 _LOGIN_REFUSED = ("NOAUTH", "WRONGPASS", "ERR invalid password", "ERR AUTH")
 _REFUSED = (*_LOGIN_REFUSED, "NOPERM")
+_UNSUPPORTED = re.compile(r"ERR unknown command [`']?(FUNCTION|FCALL|INFO|X[A-Z]+)\b", re.IGNORECASE)
+"""The reply of a server without functions or streams."""
 _ELSEWHERE = ("MOVED ", "ASK ", "CROSSSLOT")
 
 WRONG_TYPE_PREFIX = "WRONGTYPE"
@@ -60,6 +64,11 @@ WRONG_TYPE_PREFIX = "WRONGTYPE"
 
 class Connection(Protocol):
     """The interface to a store."""
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether the store is a Redis Cluster: one command then reaches keys of one slot only."""
+        ...
 
     @property
     def connects(self) -> int:
@@ -92,11 +101,13 @@ class Connection(Protocol):
 class MultiplexedConnection:
     """A `Connection` over a socket. It connects on the first call and reconnects after a loss."""
 
+    is_cluster = False
+
     def __init__(
-        self, store: str | _Endpoint, *, reply_timeout_seconds: float = REPLY_TIMEOUT_SECONDS, acks: Acks = "local"
+        self, store: str | Endpoint, *, reply_timeout_seconds: float = REPLY_TIMEOUT_SECONDS, acks: Acks = "local"
     ) -> None:
         self._is_first = isinstance(store, str)
-        self._endpoint = _Endpoint(store) if isinstance(store, str) else store
+        self._endpoint = Endpoint(store) if isinstance(store, str) else store
         self._reply_timeout_seconds = reply_timeout_seconds
         self.connects = 0
         self._wire: _Wire | None = None
@@ -132,6 +143,7 @@ class MultiplexedConnection:
                     connection.call_with_epoch,
                     lambda: self._endpoint.replicas,
                     connection.count_connected_replicas,
+                    lambda: self._endpoint.acked_key,
                 )
                 self._confirming[acks] = (confirmations, connection)
             await self._confirming[acks][0].confirm(epoch)
@@ -143,6 +155,19 @@ class MultiplexedConnection:
         if replies:
             await replies[-1]  # replies arrive in order, so the others are done
         return [self._check_reply(wire, reply.result()) for reply in replies], wire.epoch
+
+    async def exchange(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        """Do what `call_many` does for one node of a cluster: errors are returned in place of replies, not raised."""
+        wire = await self._usable_wire()
+        waiting = wire.send(*commands)
+        await waiting[-1]
+        replies = [reply.result() for reply in waiting]
+        done = [at for at, reply in enumerate(replies) if not isinstance(reply, hiredis.ReplyError)]
+        for reply in replies:
+            if isinstance(reply, hiredis.ReplyError):
+                self._leave_if_unusable(wire, reply)
+        await self._confirm(wire.epoch, [commands[at] for at in done], [replies[at] for at in done])
+        return replies
 
     async def count_connected_replicas(self) -> int:
         """Return how many replicas of this connection's server can be promoted now; at least one.
@@ -156,6 +181,13 @@ class MultiplexedConnection:
         if wire is None or wire.is_lost or wire.place != (found.host, found.port):
             raise StoreUnavailable("The store's primary was replaced.")
         return max(1, found.connected)
+
+    def abort(self, error: Exception) -> None:
+        """End the socket: pending calls raise `OutcomeUnknown`, later ones connect again."""
+        if self._wire is not None:
+            self._wire.abort(error)
+        for _, connection in self._confirming.values():
+            connection.abort(error)
 
     def another(self, *, reply_timeout_seconds: float) -> MultiplexedConnection:
         """See `Connection.another`."""
@@ -176,14 +208,19 @@ class MultiplexedConnection:
     def _check_reply(self, wire: _Wire, reply: Any) -> Any:
         if not isinstance(reply, hiredis.ReplyError):
             return reply
-        is_logged_out = str(reply).startswith("NOAUTH")
-        if is_logged_out or str(reply).startswith(_DEMOTED):
-            self._endpoint.abandon(wire.epoch)
-            wire.abort(reply)
+        is_logged_out = self._leave_if_unusable(wire, reply)
         try:
             return check_reply(reply)
         except StoreMisconfigured as error:
             raise (self._endpoint.to_outage(error) if is_logged_out else error) from None
+
+    def _leave_if_unusable(self, wire: _Wire, reply: hiredis.ReplyError) -> bool:
+        """End a connection to a server that is no primary, or that has logged it out; return whether the latter."""
+        is_logged_out = str(reply).startswith("NOAUTH")
+        if is_logged_out or str(reply).startswith(_DEMOTED):
+            self._endpoint.abandon(wire.epoch)
+            wire.abort(reply)
+        return is_logged_out
 
     async def _usable_wire(self) -> _Wire:
         wire = self._wire
@@ -326,7 +363,7 @@ class _Wire(asyncio.Protocol):
             self._watch = self._loop.call_later(left, self._check_replies)
 
 
-class _Endpoint:
+class Endpoint:
     """The state that the connections of one process to one store share.
 
     Attributes:
@@ -334,10 +371,16 @@ class _Endpoint:
             of an earlier epoch are replaced, because the earlier server may keep answering from stale data.
         has_served: whether a login has succeeded. A later refusal is then treated as temporary.
         replicas: how many replicas have to confirm a write: each that a Sentinel may promote; one without Sentinels.
+        acked_key: the key written before each confirmation; in a cluster, one that the node serves.
+
+    Args:
+        node: for the URL of a cluster, the node to connect to.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, node: Host | None = None) -> None:
         self.url = url
+        self.acked_key = ACKED_KEY
+        self._node = node
         self.epoch = 0
         self.has_served = False
         self.replicas = 1
@@ -362,7 +405,7 @@ class _Endpoint:
 
     def _address(self) -> _Address:
         try:
-            return _parse(load_current_url(self.url))
+            return _parse(load_current_url(self.url), self._node)
         except (StoreMisconfigured, UsageError) as error:
             raise self.to_outage(error) from error
 
@@ -518,10 +561,10 @@ _REMEDIES = {
     "UNKNOWN_CA": "The server does not trust this client's certificate: have one signed by an authority it trusts.",
 }
 """Remedies by a part of the error's text; the first match counts."""
-CLUSTER = "Redis Cluster is not supported yet."
+CLUSTER = "The store is a node of a Redis Cluster, and its URL does not say so."
 URL_REMEDY = (
     "Use redis://host:6379/0, rediss://user:password@host:6379/0, unix:///path/to/socket or "
-    "redis+sentinel://host:26379,host:26379/name."
+    "redis+sentinel://host:26379,host:26379/name. For a cluster: redis+cluster://host:6379,host:6379."
 )
 PRIMARY_REMEDY = (
     "Set DECKHANDS_URL to one primary, to a name or proxy that leads to it, or to Sentinels; after a failover, workers "
@@ -529,20 +572,23 @@ PRIMARY_REMEDY = (
 )
 
 
-def _parse(url: str) -> _Address:
-    scheme = url.partition("://")[0].lower()
-    if "cluster" in scheme:
-        raise StoreMisconfigured(f"The store's URL starts with {scheme}://. {CLUSTER}", remedy=PRIMARY_REMEDY)
+def _parse(url: str, node: Host | None) -> _Address:
     shown = url.rpartition("@")[2] if "@" in url else url.partition("://")[2] or url
     shown = shown.partition("?")[0]  # an option may be the password of a key
-    is_sentinel = is_sentinel_url(url)
+    is_sentinel, is_cluster = is_sentinel_url(url), is_cluster_url(url)
     try:
         sentinels = SentinelUrl.parse(url) if is_sentinel else None
-        return _Address(sentinels.servers if sentinels else url, shown, sentinels)
+        servers = sentinels.servers if sentinels else ClusterUrl.parse(url).servers if is_cluster else url
+        address = _Address(servers, shown, sentinels)
     except ValueError as error:
         raise StoreMisconfigured(
-            f"The store's URL {shown!r} cannot be used: {error}.", remedy=SENTINEL_REMEDY if is_sentinel else URL_REMEDY
+            f"The store's URL {shown!r} cannot be used: {error}.",
+            remedy=SENTINEL_REMEDY if is_sentinel else CLUSTER_REMEDY if is_cluster else URL_REMEDY,
         ) from error
+    if node is not None:
+        address.host, address.port = node
+        address.shown = f"{show_host(node[0])}:{node[1]}"
+    return address
 
 
 def decode_fields(flat: Sequence[bytes]) -> dict[str, str]:
@@ -570,7 +616,13 @@ def check_reply(reply: Any) -> Any:
     if text.startswith(_UNAVAILABLE):
         raise StoreUnavailable(f"The store temporarily refuses commands: {text}")
     if text.startswith(_ELSEWHERE):
-        raise StoreMisconfigured(f"The store is a node of a cluster. {CLUSTER}", remedy=PRIMARY_REMEDY)
+        raise StoreMisconfigured(CLUSTER, remedy=CLUSTER_REMEDY)
     if text.startswith(_REFUSED):
         raise StoreMisconfigured(f"The store refused the login or a permission: {text}", remedy="Check DECKHANDS_URL.")
+    if found := _UNSUPPORTED.match(text):
+        raise StoreMisconfigured(
+            f"The store's server does not know the command {found[1].upper()}.",
+            remedy="Use Valkey, or Redis 7.0 or newer, itself. Deckhands needs functions and streams, which proxies "
+            "and managed services may lack.",
+        )
     raise StoreRefused(f"The store answered: {text}")

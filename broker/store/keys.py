@@ -6,7 +6,7 @@
     deck:inbox                     stream   until done     tasks of trusted producers that do not use Celery
     deck:inbox:<name>              stream   until removed  the same, of one producer
     deck:inbox:moved               hash     until read     stream that ran out of ids → when it was moved (ms)
-    deck:inbox:moved:<id>          stream   until read     such a stream; likewise for `deck:inbox:<name>`
+    {deck:inbox}:moved:<id>        stream   until read     such a stream; likewise for `deck:inbox:<name>`
     deck:producers                 hash     until removed  producer with its own stream → its tenant (JSON)
     deck:replies:<name>            stream   seven days     results of tasks, for the producer of that name
     deck:{k}:index                 zset     forever        conversation → created (ms)

@@ -78,16 +78,17 @@ function store.attempt(shard, key, id, work, ...)
   return nil
 end
 
--- Return whether a key exists with the expected type. A key of another type is moved to '<key>:unreadable'.
+-- Return whether a key exists with the expected type. A key of another type is moved to '<key>:unreadable', or without a
+-- hash tag to '{<key>}:unreadable', which has the same slot. Without a shard, the reason is returned and not recorded.
 function store.is_there(shard, key, kind)
   local found = redis.call('TYPE', key)['ok']
   if found == kind then return true end
-  if found ~= 'none' then
-    redis.call('RENAME', key, key .. ':unreadable')
-    local why = 'it was a ' .. found .. ', not a ' .. kind .. '; it is kept as ' .. key .. ':unreadable'
-    store.note_unreadable(shard, key, '', why)
-  end
-  return false
+  if found == 'none' then return false end
+  local aside = (string.find(key, '{', 1, true) and key or '{' .. key .. '}') .. ':unreadable'
+  redis.call('RENAME', key, aside)
+  local why = 'it was a ' .. found .. ', not a ' .. kind .. '; it is kept as ' .. aside
+  if shard then store.note_unreadable(shard, key, '', why) end
+  return false, why
 end
 
 return store

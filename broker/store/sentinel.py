@@ -87,7 +87,7 @@ class SentinelUrl:
         """
         parts = urlsplit(url)
         place, _, hosts = parts.netloc.rpartition("@")
-        sentinels = tuple(_parse_host(host) for host in hosts.split(",") if host)
+        sentinels = tuple(parse_host(host, SENTINEL_PORT) for host in hosts.split(",") if host)
         service, _, database = parts.path.strip("/").partition("/")
         if not sentinels:
             raise ValueError("it names no Sentinel")
@@ -96,14 +96,14 @@ class SentinelUrl:
         options = dict(parse_qsl(parts.query))
         names = [unquote(options.pop(name)) for name in OWN_OPTIONS if name in options]
         host, port = sentinels[0]
-        netloc = f"{place}@{_show_host(host)}:{port}" if place else f"{_show_host(host)}:{port}"
+        netloc = f"{place}@{show_host(host)}:{port}" if place else f"{show_host(host)}:{port}"
         servers = urlunsplit((SCHEMES[parts.scheme], netloc, f"/{database or 0}", urlencode(options), ""))
         return cls(sentinels, unquote(service), servers, tuple(names))
 
     @property
     def shown(self) -> str:
         """The hosts and the service, without any password."""
-        return f"{','.join(f'{_show_host(host)}:{port}' for host, port in self.sentinels)}/{self.service}"
+        return f"{','.join(f'{show_host(host)}:{port}' for host, port in self.sentinels)}/{self.service}"
 
 
 def is_sentinel_url(url: str) -> bool:
@@ -267,13 +267,19 @@ def _read_flags(replica: list[bytes]) -> set[bytes]:
     return set(facts.get(b"flags", b"").split(b","))
 
 
-def _parse_host(text: str) -> Host:
+def parse_host(text: str, default_port: int) -> Host:
+    """Return a host and its port.
+
+    Raises:
+        ValueError: the text is not a host, with or without a port.
+    """
     host, _, port = text.rpartition(":") if not text.endswith("]") and ":" in text else (text, "", "")
     host = host.strip("[]")
     if not host or not (port or "0").isdecimal():
         raise ValueError(f"{text!r} is not a host with a port")
-    return host, int(port or SENTINEL_PORT)
+    return host, int(port or default_port)
 
 
-def _show_host(host: str) -> str:
+def show_host(host: str) -> str:
+    """Return a host as a URL contains it."""
     return f"[{host}]" if ":" in host else host

@@ -33,18 +33,12 @@ from broker.runtime import (
     new_key,
 )
 from broker.store import keys
+from broker.store.cluster import ClusterConnection, connect
 from broker.store.confirmation import NO_REPLICA_REMEDY, find_demand
-from broker.store.connection import (
-    CLUSTER,
-    PRIMARY_REMEDY,
-    WRONG_TYPE_PREFIX,
-    Argument,
-    Connection,
-    MultiplexedConnection,
-    decode_fields,
-)
+from broker.store.connection import CLUSTER, WRONG_TYPE_PREFIX, Argument, Connection, decode_fields
 from broker.store.function_library import UNCHANGING_FUNCTIONS, StoreFunctions, deploy
 from broker.store.keys import ConversationKeys, ShardKeys
+from broker.store.routing import CLUSTER_REMEDY
 from broker.store.sentinel import REMEDY as SENTINEL_REMEDY
 from broker.store.server_checks import (
     APPEND_ONLY_REMEDY,
@@ -55,6 +49,8 @@ from broker.store.server_checks import (
 
 MINIMUM_SERVER_VERSION = (7, 0)
 MAX_SHARDS = 1_024
+DEFAULT_SHARDS, DEFAULT_CLUSTER_SHARDS = 1, 64
+"""The number of shards of a new store on a server, and on a cluster."""
 NUMBER = re.compile("[0-9]{1,9}")
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
@@ -210,7 +206,7 @@ class Store:
 async def open_store(
     url: str | Connection,
     *,
-    shards: int = 1,
+    shards: int | None = None,
     clock: Clock = SYSTEM_CLOCK,
     patience_seconds: float | None = 30.0,
     opening_seconds: float | None = 0.0,
@@ -220,8 +216,8 @@ async def open_store(
     """Connect to a store, deploy missing or older functions, and check the store.
 
     Args:
-        url: `redis://…`, `rediss://…`, `unix://…`, `redis+sentinel://…`, or an existing connection.
-        shards: the number for a new store; an existing store keeps its number.
+        url: `redis://…`, `rediss://…`, `unix://…`, `redis+sentinel://…`, `redis+cluster://…`, or a connection.
+        shards: the number for a new store; None for 1, and for 64 on a cluster. An existing store keeps its number.
         patience_seconds: see `Store`.
         opening_seconds: how long to retry while the store does not answer; 0 for one attempt, None for no limit.
         deploys: False for clients, which read with any version of the functions. Before a write, a client checks the
@@ -235,7 +231,7 @@ async def open_store(
         FunctionsTooOld: its functions are older and are kept for now, see `deploy`.
     """
     acks = acks or BrokerSettings.from_env().acks
-    connection: Connection = MultiplexedConnection(url, acks=acks) if isinstance(url, str) else url
+    connection = connect(url, acks=acks) if isinstance(url, str) else url
     clock = SharedClock(clock)
 
     async def open_it() -> tuple[tuple[str, ...], dict[str, str]]:
@@ -243,7 +239,8 @@ async def open_store(
         try:
             if deploys:
                 await deploy(connection)
-            return warnings, await _load_or_create_facts(connection, shards)
+            number = shards or (DEFAULT_CLUSTER_SHARDS if connection.is_cluster else DEFAULT_SHARDS)
+            return warnings, await _load_or_create_facts(connection, number)
         except StoreRefused as error:
             if WRONG_TYPE_PREFIX not in error.message:
                 raise
@@ -269,9 +266,17 @@ async def open_store(
 
 
 async def load_server_facts(connection: Connection) -> dict[str, str]:
-    """Return the fields of the server's INFO."""
-    text = (await connection.call("INFO")).decode()
-    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    """Return the fields of the server's INFO; of a cluster, those of one node."""
+    return (await load_all_server_facts(connection))[0]
+
+
+async def load_all_server_facts(connection: Connection, *sections: str) -> list[dict[str, str]]:
+    """Return the fields of INFO of the server, or of each primary of a cluster."""
+    if isinstance(connection, ClusterConnection):
+        replies = list((await connection.call_each("INFO", *sections)).values())
+    else:
+        replies = [await connection.call("INFO", *sections)]
+    return [dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line) for reply in replies]
 
 
 async def _retry(call: Callable[[], Awaitable[T]], clock: Clock, patience_seconds: float | None, outage: Outage) -> T:
@@ -299,13 +304,18 @@ async def _retry(call: Callable[[], Awaitable[T]], clock: Clock, patience_second
 
 
 async def _check_server(connection: Connection, acks: Acks) -> tuple[str, ...]:
-    """Raise if the server cannot be used; else return warnings."""
-    facts = await load_server_facts(connection)
+    """Raise if the server, or a primary of the cluster, cannot be used; else return warnings, each once."""
+    each = await load_all_server_facts(connection)
+    warnings = [one for facts in each for one in _check_facts(facts, acks, is_cluster=connection.is_cluster)]
+    return tuple(dict.fromkeys(warnings))
+
+
+def _check_facts(facts: dict[str, str], acks: Acks, *, is_cluster: bool) -> tuple[str, ...]:
     mode = facts.get("server_mode") or facts.get("redis_mode")
     if mode == "sentinel":
         raise StoreMisconfigured("DECKHANDS_URL names a Sentinel as if it were a store.", remedy=SENTINEL_REMEDY)
-    if mode == "cluster" or facts.get("cluster_enabled") == "1":
-        raise StoreMisconfigured(f"The store is a node of a cluster. {CLUSTER}", remedy=PRIMARY_REMEDY)
+    if not is_cluster and (mode == "cluster" or facts.get("cluster_enabled") == "1"):
+        raise StoreMisconfigured(CLUSTER, remedy=CLUSTER_REMEDY)
     version = facts.get("valkey_version") or facts.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM_SERVER_VERSION:
         raise StoreMisconfigured(

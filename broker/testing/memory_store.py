@@ -1,7 +1,8 @@
 """An in-memory store behind a `Connection`, for tests and simulations, with any event loop and clock.
 
 Holds: commands and functions reply and write like a real server; tests compare the two. A blocked read is answered in
-the same step in which its entry arrives, the longest waiting first. It times out by the loop's clock.
+the same step in which its entry arrives, the longest waiting first. It times out by the loop's clock. A function that
+touches keys of more than one slot fails, because a cluster refuses it.
 Does not: survive the process; enforce limits, permissions and configuration of a server.
 """
 
@@ -15,7 +16,7 @@ import msgpack
 from hiredis import ReplyError
 
 from broker.runtime import Clock, OutcomeUnknown, SystemClock
-from broker.store import Argument, check_reply
+from broker.store import Argument, check_reply, find_command_slot, find_slot
 from broker.testing import keyspace, streams
 from broker.testing.keyspace import Arguments, Keyspace, StatusReply
 from broker.testing.streams import StreamRead
@@ -35,6 +36,7 @@ class MemoryServer:
         self.keys = Keyspace(clock or SystemClock())
         self._libraries: dict[bytes, LuaLibrary] = {}
         self._blocked: dict[asyncio.Future[Any], StreamRead] = {}
+        self._slots_in_function: set[int] = set()
         self._commands = {**keyspace.COMMANDS, **streams.COMMANDS}
 
     def execute(self, command: Arguments) -> Any:
@@ -81,17 +83,31 @@ class MemoryServer:
     def _call_function(self, args: Arguments) -> Any:
         name = args[0]
         number = int(args[1])
+        key_names = args[2 : 2 + number]
         for library in self._libraries.values():
             if name in library.functions:
-                return library.run(name, args[2 : 2 + number], args[2 + number :])
+                self._slots_in_function = {find_slot(key) for key in key_names}
+                try:
+                    return library.run(name, key_names, args[2 + number :])
+                finally:
+                    is_crossing = len(self._slots_in_function) > 1
+                    assert not is_crossing, f"{name.decode()} touches keys of several slots, which a cluster refuses"
         raise ReplyError("ERR Function not found")
+
+    def _perform_in_function(self, command: Arguments) -> Any:
+        slot = find_command_slot([command[0].decode(), *command[1:]])
+        if slot is not None:
+            self._slots_in_function.add(slot)
+        if command[0] in (b"RENAME", b"DEL", b"UNLINK"):
+            self._slots_in_function.update(map(find_slot, command[1:]))
+        return self._perform(command)
 
     def _administer_functions(self, args: Arguments) -> Any:
         if args[0].upper() == b"LIST":
             wanted = args[2] if len(args) > 1 else None
             return [[b"library_name", name] for name in self._libraries if wanted in (None, name)]
         assert args[0].upper() == b"LOAD"
-        library = LuaLibrary(args[-1], self._perform)
+        library = LuaLibrary(args[-1], self._perform_in_function)
         if library.name in self._libraries and args[1].upper() != b"REPLACE":
             raise ReplyError(f"ERR Library '{library.name.decode()}' already exists")
         self._libraries[library.name] = library
@@ -189,6 +205,8 @@ class LuaLibrary:
 
 class MemoryConnection:
     """A `Connection` to a `MemoryServer`."""
+
+    is_cluster = False
 
     def __init__(self, server: MemoryServer | None = None) -> None:
         self.server = server or MemoryServer()

@@ -35,6 +35,7 @@ from broker.coordination import (
     Quarantine,
     list_moved_streams,
     make_moved_key,
+    make_moved_prefix,
     parse_moved_ms,
 )
 from broker.runtime import (
@@ -247,7 +248,7 @@ class InboxReader:
         registry = make_moved_key(self._key)
         if await self._store.call("HLEN", registry) >= MAX_MOVED:
             return
-        place = f"{registry}:{new_token()}"
+        place = f"{make_moved_prefix(self._key)}{new_token()}"
         name_it = ("HSET", registry, place, to_millis(self._store.clock.now()))
         await self._store.call(*name_it)
         with suppress(StoreRefused):  # another worker was faster
@@ -262,7 +263,7 @@ class InboxReader:
 
     async def _remove_if_empty(self) -> bool:
         """Remove a moved stream once all its entries are done, and return whether it is gone."""
-        registry = f"{self._key.rpartition(':moved:')[0]}:moved"
+        registry = make_moved_key(self._key[1:].partition("}")[0])
         length, named_ms = await self._store.call_many([("XLEN", self._key), ("HGET", registry, self._key)])
         if length:
             return False

@@ -85,13 +85,17 @@ class OutcomeWatcher:
                     _log.exception("a sweep over callers failed")
 
     async def _check_forsaken(self) -> None:
-        for names in self._store.all_shards:
+        async def check(names: ShardKeys) -> None:
             await self._check_entries(names, await self._claim_forsaken(names))
 
+        await asyncio.gather(*map(check, self._store.all_shards))
+
     async def _check_overdue(self) -> None:
-        for names in self._store.all_shards:
+        async def check(names: ShardKeys) -> None:
             overdue = await self._context.callers.overdue(names, limit=BATCH)
             await self._check_all(overdue, is_sweep=True)
+
+        await asyncio.gather(*map(check, self._store.all_shards))
 
     async def report_progress(self) -> None:
         """Report the progress of conversations to their callers, each second, forever."""

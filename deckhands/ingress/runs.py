@@ -282,8 +282,10 @@ class Runs:
         """
         found = list[Caller]()
         others = 0
-        for names in self._context.store.all_shards:
-            waiting, more = await self._context.callers.waiting(names, limit=MAX_READ)
+        shards = self._context.store.all_shards
+        for waiting, more in await asyncio.gather(
+            *(self._context.callers.waiting(names, limit=MAX_READ) for names in shards)
+        ):
             found += [caller for caller in waiting if self._is_shown(caller) and bool(caller.started_ms) == has_started]
             others += more
         if len(found) > MAX_SHOWN or others:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from broker.coordination import list_members
 from broker.limits import BudgetAccount, Ledger, make_experiment_account, make_tenant_account, parse_account
 from broker.runtime import DeckhandsError
-from broker.store import decode_fields
+from broker.store import ShardKeys, decode_fields
 from broker.tools import ToolOffers
 from deckhands.client import parse_offers
 from deckhands.operations import CONTENT_TYPE, read_quotas
@@ -240,22 +240,21 @@ async def metrics(gateway: GatewayOf, _principal: AdminOfAll) -> Response:
 async def queues(gateway: GatewayOf, _principal: AdminOfAll) -> Queues:
     """Show the backlog for controller workers in each shard."""
     store = gateway.store
-    found = []
-    parked = 0
-    dead = 0
-    for names in store.all_shards:
-        for name, group in STREAMS.items():
-            stream, line = f"{names.root}:{name}", f"{names.root}:turns:{name}"
-            commands = [("EXISTS", stream), *(("ZCARD", f"{line}:{number}") for number in CLASSES)]
-            is_there, *in_line = await store.call_many(commands)
-            groups = await store.connection.call("XINFO", "GROUPS", stream) if is_there else []
-            facts = next((fact for flat in groups if (fact := _facts(flat))["name"] == group), {})
-            waiting, pending = int(facts.get("lag") or 0), int(facts.get("pending") or 0)
-            found.append(Queue(shard=names.shard, name=name, waiting=waiting, pending=pending, in_line=sum(in_line)))
-        counts = [("ZCARD", names.parked), ("ZCARD", names.dead)]
-        counted = await store.call_many(counts)
-        parked, dead = parked + counted[0], dead + counted[1]
-    return Queues(queues=found, parked=parked, dead=dead)
+
+    async def read(names: ShardKeys, name: str, group: str) -> Queue:
+        stream, line = f"{names.root}:{name}", f"{names.root}:turns:{name}"
+        commands = [("EXISTS", stream), *(("ZCARD", f"{line}:{number}") for number in CLASSES)]
+        is_there, *in_line = await store.call_many(commands)
+        groups = await store.connection.call("XINFO", "GROUPS", stream) if is_there else []
+        facts = next((fact for flat in groups if (fact := _facts(flat))["name"] == group), {})
+        waiting, pending = int(facts.get("lag") or 0), int(facts.get("pending") or 0)
+        return Queue(shard=names.shard, name=name, waiting=waiting, pending=pending, in_line=sum(in_line))
+
+    shards = store.all_shards
+    found = await asyncio.gather(*(read(names, *stream) for names in shards for stream in STREAMS.items()))
+    counts = [("ZCARD", key) for names in shards for key in (names.parked, names.dead)]
+    counted = await store.call_many(counts)
+    return Queues(queues=found, parked=sum(counted[::2]), dead=sum(counted[1::2]))
 
 
 def _facts(flat: list[Any]) -> dict[str, str]:

@@ -47,7 +47,7 @@ async def test_key_of_another_type_is_moved_aside(store: Store) -> None:
     await asyncio.sleep(0)
     await offers.restore([offer("a")])
     assert await choosing == (offer("a"),)
-    assert await call("GET", "deck:tools:unreadable") == b"a string again"
+    assert await call("GET", "{deck:tools}:unreadable") == b"a string again"
     assert [entry.key for entry in await Quarantine(store).list_items()] == ["deck:tools"] * 2
 
 

@@ -137,7 +137,7 @@ async def test_reply_stream_of_another_type_is_moved_aside(desk: IngressContext,
         await put(desk.store, {"id": "a", "task": "x"})
         await until_empty(desk.store)
     assert [reply.event for reply in await replies(desk.store)] == ["accepted"]
-    assert await desk.store.connection.call("EXISTS", f"{key}:unreadable") == 1
+    assert await desk.store.connection.call("EXISTS", f"{{{key}}}:unreadable") == 1
     assert [kept.key for kept in await Quarantine(desk.store).list_items()] == [key]
 
 

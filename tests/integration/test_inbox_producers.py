@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from broker.coordination.producers import MAX_PRODUCERS, RESERVED, Producers, make_moved_key
+from broker.coordination.producers import MAX_PRODUCERS, RESERVED, Producers, make_moved_key, make_moved_prefix
 from broker.coordination.quarantine import Quarantine
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.store import keys
@@ -282,7 +282,7 @@ async def test_unreadable_time_of_a_moved_stream_ends_no_ingress(world: World) -
     bad = (
         "HSET",
         make_moved_key(keys.inbox_key("mill")),
-        f"{make_moved_key(keys.inbox_key('mill'))}:x",
+        f"{make_moved_prefix(keys.inbox_key('mill'))}x",
         "no number",
         b"\xff",
         "1",

@@ -93,7 +93,7 @@ async def test_no_hostile_entry_ends_an_ingress(producer: Producer, count: int) 
         await until(is_settled, limit=unhurried(60.0), what=f"both answers to {name}")
     assert cluster.workers["d1"].poll() is None
     with pytest.raises(StoreRefused, match="WRONGTYPE"):
-        await call("XLEN", f"{keys.replies_key('string')}:unreadable")
+        await call("XLEN", f"{{{keys.replies_key('string')}}}:unreadable")
 
 
 CANARY = "c4n4ry-of-the-inbox"

@@ -223,6 +223,8 @@ class ProcessConnection:
         self._arrivals = {"command": 0.0, "reply": 0.0}
         wire.connections.setdefault(process, []).append(self._inner)
 
+    is_cluster = False
+
     @property
     def connects(self) -> int:
         return self._inner.connects

@@ -23,9 +23,12 @@ function kinds.keep_of_role(shard, role)
 end
 
 -- keep_kind: move a key of another type away, see is_there.
--- KEYS key, base of the shard that records it.  ARGV kind.  returns {'there'} {'absent'}
+-- KEYS key; if it is of a shard, the base of that, which records it.  ARGV kind.
+-- returns {'there'} {'absent'} {'moved', why: the caller records it}
 local function keep_kind(keys, args)
-  return {store.is_there(keys[2], keys[1], args[1]) and 'there' or 'absent'}
+  local is_there, why = store.is_there(keys[2], keys[1], args[1])
+  if why and not keys[2] then return {'moved', why} end
+  return {is_there and 'there' or 'absent'}
 end
 
 redis.register_function('deck_keep_kind', keep_kind)

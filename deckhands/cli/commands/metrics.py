@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from broker.celery import redis_url
+from broker.celery import make_connection_settings, redis_url
 from broker.runtime import BrokerSettings, UsageError, make_celery_url
 from broker.store import MultiplexedConnection, open_store
 from deckhands.cli.command_group import with_options
@@ -72,6 +72,7 @@ async def _serve(options: MetricsOptions, settings: CliSettings) -> None:
     url = store_url(settings)
     is_named = settings.url is not None
     celery_url = BrokerSettings.from_env(settings.environment).celery_url if is_named else make_celery_url(url)
+    make_connection_settings(celery_url)  # a clear error if there is no broker
     celery = MultiplexedConnection(redis_url(celery_url), reply_timeout_seconds=CELERY_LIMIT_SECONDS)
     store = await open_store(url, patience_seconds=0.0, deploys=False)
     try:

@@ -17,8 +17,8 @@ from broker.store import (
     STORE,
     TOOLS_FAILED,
     Connection,
-    MultiplexedConnection,
     ShardKeys,
+    connect,
     describe_missing_replica,
     describe_volatility,
     find_vulnerability,
@@ -69,7 +69,7 @@ async def examine_store(url: str) -> list[Finding]:
     verdict = await check(STORE_ROLE, url)
     found = [Finding("store", is_good=verdict.exit_status == HEALTHY, is_needed=True, detail=verdict.reason)]
     if verdict.exit_status == HEALTHY:
-        connection = MultiplexedConnection(url)
+        connection = connect(url)
         try:
             facts = await load_server_facts(connection)
             found += [*_weakness(facts), *_volatility(facts), *_missing_replica(facts)]

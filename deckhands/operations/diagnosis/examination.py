@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.runtime import StoreError
-from broker.store import MultiplexedConnection, load_server_facts
+from broker.store import connect, load_server_facts
 from deckhands.operations.diagnosis import log_findings, store_findings, worker_findings
 from deckhands.operations.diagnosis.checks import OVERWRITTEN, failed_finding, find_store, run_check
 from deckhands.operations.diagnosis.diagnostics import Finding
@@ -21,7 +21,7 @@ async def examine_cluster(url: str, *, sample: int | None) -> list[Finding]:
     Args:
         sample: how many logs to check; None: all, 0: none.
     """
-    connection = MultiplexedConnection(url)
+    connection = connect(url)
     findings: list[Finding] = []
     try:
         store = await find_store(connection)

@@ -75,9 +75,9 @@ async def notify(services: JobServices) -> dict[str, int]:
 async def _notify(services: JobServices, book: WebhookRepository) -> dict[str, int]:
     hooks = await book.all()
     await book.mark_tenants(sorted({hook.tenant for hook in hooks}))
-    looked_at = 0
-    for names in services.store.all_shards:
-        looked_at += await _plan_shard(services, book, hooks, names)
+    free = asyncio.Semaphore(PLANNED_AT_ONCE)
+    shards = services.store.all_shards
+    looked_at = sum(await asyncio.gather(*(_plan_shard(services, book, hooks, names, free) for names in shards)))
     lines = await book.due(LINES_AT_ONCE)
     for line in lines:
         await services.send_job("deliver", line.webhook_id, line.conversation_id, line.due)
@@ -121,9 +121,10 @@ def open_repository(services: JobServices) -> WebhookRepository:
     return WebhookRepository(services.store, services.client.secrets)
 
 
-async def _plan_shard(services: JobServices, book: WebhookRepository, hooks: list[Webhook], names: ShardKeys) -> int:
+async def _plan_shard(
+    services: JobServices, book: WebhookRepository, hooks: list[Webhook], names: ShardKeys, free: asyncio.Semaphore
+) -> int:
     """Plan the deliveries for conversations of a shard, and return how many had news."""
-    free = asyncio.Semaphore(PLANNED_AT_ONCE)
     cursor = b"0"
     looked_at = 0
     store = services.store

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from broker.coordination import LabeledValues
 from broker.health import BEAT_LOCK
 from broker.runtime import StoreError, StoreRefused
-from broker.store import Connection, Store, decode_text, parse_number, read_tolerantly, to_pairs
+from broker.store import Connection, Store, load_all_server_facts, parse_number, read_tolerantly, to_pairs
 from broker.tools import ToolOffers
 from deckhands.operations.monitoring import families
 from deckhands.operations.monitoring.census import Census
@@ -131,9 +131,7 @@ class Exposition:
                 ("HMGET", names.refused, *REFUSAL_REASONS),
             )
         ]
-        *replies, facts, server_time = await read_tolerantly(
-            self._store.connection, [*commands, ("INFO", "memory"), ("TIME",)]
-        )
+        *replies, server_time = await read_tolerantly(self._store.connection, [*commands, ("TIME",)])
         size = len(commands) // len(shards)
         each = list(zip(*(replies[at : at + size] for at in range(0, len(replies), size)), strict=True))
         counted = (families.PARKED, families.DEAD, families.UNCLAIMED)
@@ -148,9 +146,9 @@ class Exposition:
             (reason,): sum(parse_number(counts[at]) for counts in each[6] if counts)
             for at, reason in enumerate(REFUSAL_REASONS)
         }
-        lines = dict(line.split(":", 1) for line in decode_text(facts).splitlines() if ":" in line)
-        found[families.MEMORY] = {(): parse_number(lines.get("used_memory"))}
-        found[families.MEMORY_LIMIT] = {(): parse_number(lines.get("maxmemory"))}
+        memory = await load_all_server_facts(self._store.connection, "memory")
+        found[families.MEMORY] = {(): sum(parse_number(facts.get("used_memory")) for facts in memory)}
+        found[families.MEMORY_LIMIT] = {(): sum(parse_number(facts.get("maxmemory")) for facts in memory)}
 
     async def _of_workers(self, found: Samples) -> None:
         present = await read_workers(self._store)

@@ -285,8 +285,8 @@ class WebhookRepository:
         places += [(shard.webhook_tenants, "hash") for shard in self._store.all_shards]
         places += [(shard.webhook_news, "zset") for shard in self._store.all_shards]
         places += [(shard.clock, "hash") for shard in self._store.all_shards]
-        for key, kind in places:
-            found = await self._store.call("TYPE", key)
+        kinds = await self._store.call_many([("TYPE", key) for key, _ in places])
+        for (key, kind), found in zip(places, kinds, strict=True):
             if _text(found) not in (kind, "none"):
                 await unreadable.move_away(key, kind, ValueError(f"it was a {_text(found)}, not a {kind}"))
 

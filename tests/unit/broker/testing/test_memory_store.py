@@ -169,7 +169,7 @@ async def test_an_unknown_command_is_refused(clock: ManualClock, server: MemoryS
 
 TRIAL = """#!lua name=trial
 local function trial(keys, args)
-  return {1.9, -1.9, true, {keys[1], args[1], {}}, redis.call('GET', 'absent') == false, 'x', nil, 'unseen'}
+  return {1.9, -1.9, true, {keys[1], args[1], {}}, redis.call('GET', keys[1]) == false, 'x', nil, 'unseen'}
 end
 redis.register_function('trial', trial)"""
 
@@ -179,3 +179,16 @@ async def test_lua_results_are_truncated_as_by_a_server(clock: ManualClock, serv
     connection = MemoryConnection(server)
     await connection.call("FUNCTION", "LOAD", TRIAL)
     assert await connection.call("FCALL", "trial", 1, "k", "a") == [1, -1, 1, [b"k", b"a", []], 1, b"x"]
+
+
+CROSSING = """#!lua name=crossing
+redis.register_function('cross', function(keys, args) redis.pcall('SET', '{a}:1', 'x') return {'done'} end)"""
+
+
+@lasting()
+async def test_function_with_keys_of_two_slots_fails(clock: ManualClock, server: MemoryServer) -> None:
+    connection = MemoryConnection(server)
+    await connection.call("FUNCTION", "LOAD", CROSSING)
+    assert await connection.call("FCALL", "cross", 1, "{a}") == [b"done"]
+    with pytest.raises(AssertionError, match="cross touches keys of several slots"):
+        await connection.call("FCALL", "cross", 1, "{b}")

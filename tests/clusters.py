@@ -1,0 +1,190 @@
+"""A Redis Cluster of three primaries with a replica each: real servers on ports of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from broker.runtime import DeckhandsError
+from broker.store.routing import SLOTS
+from tests.polling import until
+from tests.sentinels import PASSWORD, Server
+
+PRIMARIES = 3
+NODE_TIMEOUT_MS = 2_000
+LIMIT_SECONDS = 60.0
+MOVED_AT_ONCE = 10
+
+
+def lasting_port() -> int:
+    """Return a free port that is not given to outgoing connections of other processes, before its server uses it."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+class Cluster:
+    """The nodes of a cluster. Nodes 0 to 2 are the first primaries, 3 to 5 their replicas."""
+
+    def __init__(self, program: str, folder: Path, *, primaries: int = PRIMARIES) -> None:
+        self.program, self.folder = program, folder
+        self.nodes = [self._make_node(number) for number in range(2 * primaries)]
+        self._primaries = primaries
+
+    @property
+    def url(self) -> str:
+        """The store's URL; it names two of the nodes."""
+        return f"redis+cluster://:{PASSWORD}@127.0.0.1:{self.nodes[0].port},127.0.0.1:{self.nodes[1].port}"
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Cluster]:
+        try:
+            for node in self.nodes:
+                node.start()
+            await self._form()
+            yield self
+        finally:
+            processes = [node.process for node in self.nodes if node.process]
+            for process in processes:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            for process in processes:
+                process.wait()
+
+    async def add_node(self) -> Server:
+        """Add a primary without slots, functions and replicas."""
+        node = self._make_node(len(self.nodes))
+        self.nodes.append(node)
+        node.start()
+        await self._until_answers(node)
+        await self.nodes[0].call("CLUSTER", "MEET", "127.0.0.1", node.port, *self._bus_port(node))
+        await self._until_known()
+
+        async def serves() -> bool:
+            return b"cluster_state:ok" in await node.call("CLUSTER", "INFO")
+
+        await until(serves, limit=LIMIT_SECONDS, what="new node that serves")
+        return node
+
+    async def find_node(self, slot: int) -> Server:
+        """Return the primary that serves a slot, as the first node that answers knows it."""
+        for node in self.nodes:
+            try:
+                ranges = await node.call("CLUSTER", "SLOTS")
+            except DeckhandsError:
+                continue
+            port = next(int(at[1]) for first, last, at, *_ in ranges if first <= slot <= last)
+            return next(node for node in self.nodes if node.port == port)
+        raise AssertionError("no node answers")
+
+    async def move_slot(self, slot: int, target: Server) -> None:
+        """Move a slot to another primary, key by key, as redis-cli does."""
+        source = await self.find_node(slot)
+        if source is target:
+            return
+        await self.start_move(slot, source, target)
+        while keys := await source.call("CLUSTER", "GETKEYSINSLOT", slot, MOVED_AT_ONCE):
+            await source.call(
+                *("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "AUTH", PASSWORD, "KEYS"),
+                *(key.decode() for key in keys),
+            )
+        await self.end_move(slot, source, target)
+
+    async def start_move(self, slot: int, source: Server, target: Server) -> None:
+        """Let both nodes know that a slot is being moved."""
+        await target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", await self._id(source))
+        await source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", await self._id(target))
+
+    async def end_move(self, slot: int, source: Server, target: Server) -> None:
+        """Give a slot to the node that has its keys."""
+        node_id = await self._id(target)
+        for node in (target, source):
+            await node.call("CLUSTER", "SETSLOT", slot, "NODE", node_id)
+
+    async def until_promoted(self, slot: int, *, other_than: Server) -> Server:
+        """Wait until all live nodes agree that another node serves a slot, and return it."""
+        found: list[Server] = []
+
+        async def is_promoted() -> bool:
+            nodes = set()
+            for node in self.nodes:
+                if node is other_than or node.process is None or node.process.poll() is not None:
+                    continue
+                try:
+                    ranges = await node.call("CLUSTER", "SLOTS")
+                    if b"cluster_state:ok" not in await node.call("CLUSTER", "INFO"):
+                        return False
+                except DeckhandsError:
+                    return False
+                nodes |= {int(at[1]) for first, last, at, *_ in ranges if first <= slot <= last}
+            if len(nodes) != 1 or other_than.port in nodes:
+                return False
+            found.append(next(node for node in self.nodes if node.port in nodes))
+            return True
+
+        await until(is_promoted, limit=LIMIT_SECONDS, what="promotion")
+        return found[0]
+
+    def _make_node(self, number: int) -> Server:
+        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT_MS))
+        options += ("--cluster-port", str(lasting_port()), "--cluster-replica-validity-factor", "0")
+        options += ("--cluster-allow-replica-migration", "no")
+        return Server(self.program, self.folder / f"node-{number}", lasting_port(), *options)
+
+    async def _form(self) -> None:
+        size = -(-SLOTS // self._primaries)
+        for number, node in enumerate(self.nodes):
+            await self._until_answers(node)
+            await node.call("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            if number < self._primaries:
+                last = min((number + 1) * size, SLOTS) - 1
+                await node.call("CLUSTER", "ADDSLOTSRANGE", number * size, last)
+        for node in self.nodes[1:]:
+            await self.nodes[0].call("CLUSTER", "MEET", "127.0.0.1", node.port, *self._bus_port(node))
+        await self._until_known()
+        for number, node in enumerate(self.nodes[self._primaries :]):
+            await node.call("CLUSTER", "REPLICATE", await self._id(self.nodes[number]))
+        await until(self._is_whole, limit=LIMIT_SECONDS, what="whole cluster")
+
+    async def _until_answers(self, node: Server) -> None:
+        async def answers() -> bool:
+            try:
+                return bool(await node.call("PING") == b"PONG")
+            except DeckhandsError:
+                return False
+
+        await until(answers, limit=LIMIT_SECONDS, what="node")
+
+    async def _until_known(self) -> None:
+        async def all_known() -> bool:
+            lists = [await node.call("CLUSTER", "NODES") for node in self.nodes]
+            return all(
+                text.count(b"\n") == len(self.nodes) and b"handshake" not in text and b"disconnected" not in text
+                for text in lists
+            )
+
+        await until(all_known, limit=LIMIT_SECONDS, what="nodes that know each other")
+
+    async def _is_whole(self) -> bool:
+        for node in self.nodes:
+            ranges = await node.call("CLUSTER", "SLOTS")
+            if len(ranges) != self._primaries or any(len(found) != 4 for found in ranges):
+                return False
+            if b"cluster_state:ok" not in await node.call("CLUSTER", "INFO"):
+                return False
+        return all([await node.replicas() == 1 for node in self.nodes[: self._primaries]])
+
+    @staticmethod
+    async def _id(node: Server) -> str:
+        found: Any = await node.call("CLUSTER", "MYID")
+        return str(found.decode())
+
+    @staticmethod
+    def _bus_port(node: Server) -> tuple[str]:
+        return (node.options[node.options.index("--cluster-port") + 1],)

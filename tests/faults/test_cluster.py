@@ -1,0 +1,332 @@
+"""A Redis Cluster as the store: commands find their node, and follow moved slots and promoted replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from broker.celery.app import make_connection_settings
+from broker.log.conversations import Conversations
+from broker.runtime import BrokerSettings, OutcomeUnknown, StoreMisconfigured, StoreUnavailable, UsageError
+from broker.store.cluster import ClusterConnection
+from broker.store.function_library import LIBRARY, VERSION_FIELD
+from broker.store.keys import INBOX, STORE, ShardKeys, replies_key
+from broker.store.routing import find_slot
+from broker.store.store import Store, open_store
+from deckhands.client.client import Client
+from tests.clusters import PRIMARIES, Cluster
+from tests.faults.harness import FaultCluster, steps
+from tests.faults.server_process import free_port, server
+from tests.polling import unhurried, until
+from tests.server_parts import add_key
+from tests.stores import redis_program, running, valkey_program
+from tests.turns import finish
+
+SHARDS = 6
+
+
+@pytest.fixture(params=["valkey", "redis"])
+async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
+    program = valkey_program() if request.param == "valkey" else redis_program()
+    async with Cluster(program, tmp_path).running() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def store(cluster: Cluster) -> AsyncIterator[Store]:
+    opened = await open_store(cluster.url, shards=SHARDS, patience_seconds=unhurried(60))
+    yield opened
+    await opened.aclose()
+
+
+class WorkersOnCluster(FaultCluster):
+    """Workers on a cluster; Celery's broker is a server beside it."""
+
+    @contextlib.asynccontextmanager
+    async def on(self, cluster: Cluster) -> AsyncIterator[WorkersOnCluster]:
+        await self.store.start()
+        self.url_for_workers = cluster.url
+        self.client = Client(await open_store(cluster.url, shards=SHARDS, patience_seconds=unhurried(60)))
+        try:
+            yield self
+        finally:
+            for worker in list(self.workers):
+                self.kill(worker)
+            await self.close_workspaces()
+            await self.client.aclose()
+            await self.store.stop()
+
+    def check_that_all_live(self) -> None:
+        ends = {name: self.log_of(name) for name, worker in self.workers.items() if worker.poll() is not None}
+        assert not ends
+
+
+@pytest.fixture
+async def workers(cluster: Cluster, tmp_path: Path) -> AsyncIterator[WorkersOnCluster]:
+    root = tmp_path / "workers"
+    root.mkdir()
+    async with WorkersOnCluster(root).on(cluster) as workers:
+        yield workers
+
+
+def keys_of_all_nodes(count: int) -> list[str]:
+    return [f"deck:test:{number}" for number in range(count)]
+
+
+async def test_a_new_store_has_functions_everywhere_and_64_shards(cluster: Cluster) -> None:
+    store = await open_store(cluster.url)
+    assert store.shards == 64
+    for node in cluster.nodes[:PRIMARIES]:
+        (library,) = await node.call("FUNCTION", "LIST")
+        assert LIBRARY.encode() in library
+    times = [await store.now(names) for names in store.all_shards]
+    assert (max(times) - min(times)).total_seconds() < unhurried(60)
+    again = await open_store(cluster.url, shards=3)
+    assert (again.shards, again.generation) == (64, store.generation)
+    for opened in (store, again):
+        await opened.aclose()
+
+
+async def test_a_batch_is_split_by_node_and_answered_in_order(store: Store) -> None:
+    keys = keys_of_all_nodes(60)
+    connection = store.connection
+    assert isinstance(connection, ClusterConnection)
+    assert await connection.call_many([("SET", key, number) for number, key in enumerate(keys)]) == [b"OK"] * 60
+    found = await connection.call_many([*(("GET", key) for key in keys), ("TIME",), ("HGET", STORE, "shards")])
+    assert [int(value) for value in found[:60]] == list(range(60))
+    assert found[-1] == b"6"
+    sizes = await connection.call_each("DBSIZE")
+    assert len(sizes) == PRIMARIES
+    assert min(sizes.values()) > 5
+    assert connection.connects == PRIMARIES
+
+
+async def test_a_scan_finds_the_keys_of_all_nodes(store: Store) -> None:
+    keys = keys_of_all_nodes(60)
+    await store.call_many([("SET", key, "x") for key in keys])
+    cursor, found = b"0", set[bytes]()
+    for turn in itertools.count():
+        cursor, some = await store.call("SCAN", cursor, "MATCH", "deck:test:*", "COUNT", 10)
+        found |= set(some)
+        if cursor == b"0":
+            break
+        assert turn < 1_000
+    assert found == {key.encode() for key in keys}
+
+
+async def test_moved_and_ask_are_followed(cluster: Cluster, store: Store) -> None:
+    key, missing = "deck:{moving}:a", "deck:{moving}:b"
+    await store.call("SET", key, "before")
+    source = await cluster.find_node(find_slot(key))
+    target = next(node for node in cluster.nodes[:PRIMARIES] if node is not source)
+    await cluster.start_move(find_slot(key), source, target)
+    assert await store.call_many([("GET", key), ("SET", missing, "new"), ("GET", missing)]) == [
+        b"before",
+        b"OK",
+        b"new",
+    ]
+    await source.call(*("MIGRATE", "127.0.0.1", target.port, key, 0, 5000, "AUTH", "correct-horse"))
+    assert await store.connection.call("APPEND", key, "+after") == 12
+    await cluster.end_move(find_slot(key), source, target)
+    assert await store.connection.call("GET", key) == b"before+after"
+    assert await cluster.find_node(find_slot(key)) is target
+
+
+async def test_a_function_waits_until_its_slot_has_moved(cluster: Cluster, store: Store) -> None:
+    names = store.all_shards[3]
+    slot = find_slot(names.root)
+    await store.now(names)
+    source = await cluster.find_node(slot)
+    target = next(node for node in cluster.nodes[:PRIMARIES] if node is not source)
+    await cluster.start_move(slot, source, target)
+    with pytest.raises(StoreUnavailable, match="being moved"):
+        await store.connection.call("FCALL", "deck_now", 1, names.root)
+    waiting = asyncio.create_task(store.now(names))
+    await cluster.end_move(slot, source, target)
+    assert (await waiting).year > 2000
+
+
+@pytest.mark.parametrize("cluster", ["valkey"], indirect=True)
+async def test_a_slot_that_moves_atomically_delays_no_function(cluster: Cluster, store: Store) -> None:
+    names = store.all_shards[1]
+    slot = find_slot(names.root)
+    source = await cluster.find_node(slot)
+    target = next(node for node in cluster.nodes[:PRIMARIES] if node is not source)
+    await store.call_many([("SET", f"{names.root}:test:{number}", "x" * 1_000) for number in range(1_000)])
+    await source.call(
+        *("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", (await target.call("CLUSTER", "MYID")).decode())
+    )
+
+    async def has_moved() -> bool:
+        await store.connection.call("FCALL", "deck_now", 1, names.root)  # without a repetition
+        return await cluster.find_node(slot) is target
+
+    await until(has_moved, limit=60, what="moved slot")
+    assert await store.call("GET", f"{names.root}:test:999") == b"x" * 1_000
+
+
+async def test_a_new_primary_gets_the_functions_with_its_first_call(cluster: Cluster, store: Store) -> None:
+    names = store.all_shards[2]
+    node = await cluster.add_node()
+    assert await node.call("FUNCTION", "LIST") == []
+    await cluster.move_slot(find_slot(names.root), node)
+    assert (await store.now(names)).year > 2000
+    assert len(await node.call("FUNCTION", "LIST")) == 1
+    assert await store.call("HEXISTS", STORE, VERSION_FIELD) == 1
+
+
+async def test_a_promoted_replica_is_found(cluster: Cluster, store: Store) -> None:
+    names = store.all_shards[0]
+    slot = find_slot(names.root)
+    reader = store.connection.another(reply_timeout_seconds=unhurried(300))
+    await store.call("XADD", f"{names.root}:test", "1-1", "a", "b")
+    reading = asyncio.create_task(reader.call("XREAD", "BLOCK", 0, "STREAMS", f"{names.root}:test", "1-1"))
+    old = await cluster.find_node(slot)
+
+    async def is_reading() -> bool:
+        return b"blocked_clients:1" in await old.call("INFO", "clients")
+
+    await until(is_reading, limit=60, what="blocked reader")
+    connects = store.connection.connects
+    old.send(signal.SIGSTOP)
+    await store.call_many([("SET", f"{one.root}:test2", "x") for one in store.all_shards])
+    new = await cluster.until_promoted(slot, other_than=old)
+    assert store.connection.connects > connects
+    assert await new.call("GET", f"{names.root}:test2") == b"x"
+    with pytest.raises(OutcomeUnknown, match="not a primary"):
+        await asyncio.wait_for(reading, unhurried(60))
+    assert len(await reader.call("XREAD", "BLOCK", 100, "STREAMS", f"{names.root}:test", "0")) == 1
+    await reader.aclose()
+
+
+async def test_a_write_is_confirmed_on_each_node(cluster: Cluster) -> None:
+    store = await open_store(cluster.url, shards=SHARDS, acks="replica", patience_seconds=unhurried(60))
+    await store.call_many([("SET", key, "x") for key in keys_of_all_nodes(30)])
+    for node in cluster.nodes[PRIMARIES:]:
+        found = await node.call("INFO", "keyspace")
+        assert b"db0:keys=" in found
+    await store.aclose()
+
+
+async def test_a_single_server_and_an_unusable_url_are_refused_with_a_remedy() -> None:
+    port = free_port()
+    with (
+        contextlib.contextmanager(running)(valkey_program(), "--port", str(port)),
+        pytest.raises(StoreMisconfigured, match=r"is not a node of a cluster\. Use redis://host"),
+    ):
+        await open_store(f"redis+cluster://127.0.0.1:{port}")
+    for url, text in {"redis+cluster://": "names no node", "redis+cluster://h:1/3": "no database other than 0"}.items():
+        with pytest.raises(StoreMisconfigured, match=text):
+            await open_store(url)
+    with pytest.raises(StoreUnavailable, match="No node of the store's cluster"):
+        await open_store(f"redis+cluster://127.0.0.1:{free_port()}")
+
+
+def test_celery_needs_a_broker_beside_a_cluster() -> None:
+    for url in ("", "redis+cluster://h:1"):
+        with pytest.raises(UsageError, match="Set DECKHANDS_CELERY_URL to a single server"):
+            make_connection_settings(url)
+    settings = BrokerSettings.from_env({"DECKHANDS_URL": "redis+cluster://:secret@h:1,i:2"})
+    assert settings.celery_url == ""
+
+
+def test_shards_spread_over_slots() -> None:
+    assert len({find_slot(ShardKeys(shard).root) for shard in range(1_024)}) > 1_000
+
+
+async def test_conversations_run_whole(workers: WorkersOnCluster) -> None:
+    workers.start()
+    ids = await workers.submit(steps(3), count=2 * SHARDS)
+    await workers.check(ids, commands=3, limit=unhurried(120))
+    assert await Conversations(workers.client.store).count() == len(ids)
+    workers.check_that_all_live()
+
+
+async def test_tasks_of_the_inbox_are_answered(workers: WorkersOnCluster) -> None:
+    model = workers.script(finish("all done"))
+    workers.start(LLM_MODEL=model)
+    workers.start_ingress(LLM_MODEL=model)
+    store = workers.client.store
+    for number in range(4):
+        request = json.dumps({"id": str(number), "task": "do it"})
+        await store.call("XADD", INBOX, "*", "v", "1", "request", request, "reply_to", "shop")
+    settled: set[bytes] = set()
+
+    async def is_answered() -> bool:
+        for _, fields in await store.call("XRANGE", replies_key("shop"), "-", "+"):
+            about = dict(zip(fields[::2], fields[1::2], strict=True))
+            settled.update([about[b"id"]] if about[b"event"] == b"settled" else [])
+        return len(settled) == 4
+
+    await until(is_answered, limit=unhurried(60), what="answers")
+    workers.check_that_all_live()
+
+
+async def test_server_runs_a_task_and_shows_the_queues(workers: WorkersOnCluster, tmp_path: Path) -> None:
+    model = workers.script(*steps(1))
+    workers.start(LLM_MODEL=model)
+    key = await add_key(workers.client.store)
+    port = free_port()
+    environment = {"DECKHANDS_CELERY_URL": workers.store.celery_url, "LLM_MODEL": model}
+    base = {"base_url": f"http://127.0.0.1:{port}", "headers": {"Authorization": f"Bearer {key}"}}
+    async with (
+        server(workers.url_for_workers, tmp_path / "home", port, environment=environment),
+        httpx2.AsyncClient(**base, timeout=unhurried(120)) as client,
+    ):
+        task = {"task": "do it", "agent": {"llm": {"model": model}, "enable_workspace_skills": False}}
+        result = await client.post("/runs/wait?timeout_seconds=100", json=task)
+        assert (result.status_code, result.json()["summary"]["state"]) == (200, "finished"), result.text
+        queues = (await client.get("/queues")).json()["queues"]
+        assert {queue["shard"] for queue in queues} == set(range(SHARDS))
+        listed = (await client.get("/conversations")).json()
+        assert len(listed["conversations"]) == 1
+        assert "deckhands_conversations" in (await client.get("/metrics")).text
+
+
+async def test_a_stopped_primary_stops_no_worker_elsewhere(cluster: Cluster, workers: WorkersOnCluster) -> None:
+    workers.start()
+    store = workers.client.store
+    old = await cluster.find_node(find_slot(store.all_shards[0].root))
+    ids = await workers.submit(steps(6, seconds=0.4), count=3 * SHARDS)
+    await workers.until(lambda: all("begin-0" in workers.effects(cid) for cid in ids), limit=unhurried(60))
+    old.send(signal.SIGSTOP)
+    await cluster.until_promoted(find_slot(store.all_shards[0].root), other_than=old)
+    await workers.check(ids, commands=6, limit=unhurried(120))
+    assert not [takeover.conversation_id for takeover in await Conversations(store).list_takeovers()]
+    workers.check_that_all_live()
+
+
+async def test_conversations_survive_a_killed_primary(cluster: Cluster, workers: WorkersOnCluster) -> None:
+    workers.start(DECKHANDS_ACKS="replica")
+    ids = await workers.submit(steps(8, seconds=0.4), count=SHARDS)
+    await workers.until(lambda: all("begin-1" in workers.effects(cid) for cid in ids), limit=unhurried(60))
+    slot = find_slot(workers.client.store.keys(ids[0]).events)
+    old = await cluster.find_node(slot)
+    old.kill()
+    await cluster.until_promoted(slot, other_than=old)
+    old.start()  # as a replica: until then, nothing confirms what the promoted one writes
+    await workers.check(ids, commands=8, limit=unhurried(120))
+    workers.check_that_all_live()
+
+
+async def test_conversations_survive_moved_slots(cluster: Cluster, workers: WorkersOnCluster) -> None:
+    workers.start()
+    ids = await workers.submit(steps(8, seconds=0.4), count=2 * SHARDS)
+    await workers.until(lambda: all("begin-0" in workers.effects(cid) for cid in ids), limit=unhurried(60))
+    node = await cluster.add_node()
+    for names in workers.client.store.all_shards[::2]:
+        await cluster.move_slot(find_slot(names.root), node)
+    await cluster.move_slot(find_slot(STORE), node)
+    await workers.check(ids, commands=8, limit=unhurried(120))
+    for conversation_id in ids[:2]:
+        assert len(await workers.client.events(conversation_id)) > 16
+    assert await node.call("DBSIZE") > len(ids)
+    workers.check_that_all_live()
