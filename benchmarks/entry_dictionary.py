@@ -35,7 +35,6 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 TOOLS: dict[str, tuple[str, ...]] = {
     "execute_bash": ("command",),
     "think": ("thought",),
-    "str_replace_editor": ("path",),
 }
 
 
@@ -50,8 +49,6 @@ def write_script(path: Path, draw: random.Random) -> Path:
     for number in range(draw.randint(1, 6)):
         name = draw.choice(list(TOOLS))
         arguments = {field: random_text(draw, 2) for field in TOOLS[name]}
-        if name == "str_replace_editor":
-            arguments["command"] = "view"
         usage = {"prompt_tokens": draw.randint(1_000, 90_000), "completion_tokens": draw.randint(5, 900)}
         call = {"name": name, "arguments": arguments}
         turns.append({"text": random_text(draw, 2) if number % 2 else "", "tool_calls": [call], "usage": usage})

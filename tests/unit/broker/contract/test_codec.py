@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import msgpack
@@ -180,18 +182,33 @@ def test_an_export_is_the_wire_form_under_its_id(event: Event) -> None:
     assert "cause" not in exported
 
 
+DICTIONARY = "039e7ffa3d23320597053fbf45f2c4e15f93000b24ba8ecf6f963c3431d7daec"
+TINY = codec.encode({"kind": "action.message", "content": "Hello"})
 SMALL = codec.encode(MessageAction(content="Hello").wire())
 LARGE = codec.encode(CmdOutputObservation(content="line of output\n" * 200, command="ls", cause=2).wire())
 
 
-def test_small_entries_are_plain_and_large_ones_compressed() -> None:
-    assert SMALL[:2] == b"\x01\x00"
-    assert LARGE[:2] == b"\x01\x01"
-    assert len(LARGE) < 300
-    assert msgpack.unpackb(SMALL[6:])["content"] == "Hello"
+def test_tiny_entries_are_plain_and_all_others_compressed() -> None:
+    assert TINY[:2] == b"\x01\x00"
+    assert msgpack.unpackb(TINY[6:]) == {"kind": "action.message", "content": "Hello"}
+    assert SMALL[:2] == LARGE[:2] == b"\x01\x02"
+    assert len(SMALL) < 60
+    assert len(LARGE) < 150
 
 
-@pytest.mark.parametrize("entry", [SMALL, LARGE], ids=["plain", "compressed"])
+def test_an_entry_of_an_earlier_version_without_the_dictionary_is_read() -> None:
+    event = MessageAction(content="Hello" * 300)
+    packed = zstandard.ZstdCompressor(level=1).compress(codec.pack(event.wire()))
+    assert codec.decode(_sealed(packed, flags=1), 1).content == event.content  # type: ignore[attr-defined]
+
+
+def test_the_dictionary_never_changes() -> None:
+    """Entries in stores can be read with this one only."""
+    path = Path(codec.__file__).with_name("events.zdict")
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == DICTIONARY
+
+
+@pytest.mark.parametrize("entry", [TINY, LARGE], ids=["plain", "compressed"])
 def test_every_flipped_bit_is_found(entry: bytes) -> None:
     for position in range(len(entry)):
         for bit in range(8):
@@ -291,7 +308,7 @@ def test_a_field_of_tomorrow_is_ignored() -> None:
     assert event == MessageAction(content="x", id=3)
 
 
-@pytest.mark.parametrize("flags", [2, 3, 128])
+@pytest.mark.parametrize("flags", [3, 4, 128])
 def test_unknown_flags_are_refused_though_the_checksum_is_right(flags: int) -> None:
     payload = msgpack.packb({"kind": "action.message", "content": "x"})
     with pytest.raises(CorruptEntry, match=f"schema version 1 and flags {flags}, which never existed"):
