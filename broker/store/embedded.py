@@ -181,6 +181,7 @@ class EmbeddedValkey:
             "save": "",
             "hz": CRON_HZ,
             "maxmemory-policy": "noeviction",
+            "stream-node-max-bytes": "1024",  # a short log would take 4 KiB
             "maxmemory-clients": "0",  # no client is evicted: see CVE-2026-23479 in `server_versions`
             "requirepass": self._password,
         }

@@ -162,6 +162,7 @@ async def test_the_server_keeps_its_log_and_evicts_nothing(log: Server) -> None:
         "appendfsync": "everysec",
         "maxmemory-policy": "noeviction",
         "maxmemory-clients": "0",
+        "stream-node-max-bytes": "1024",
         "protected-mode": "yes",
     }
     for name, value in expected.items():

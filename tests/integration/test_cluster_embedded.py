@@ -90,7 +90,13 @@ async def test_it_keeps_what_it_acknowledged_when_it_is_killed(tmp_path, start):
 
 async def test_it_evicts_nothing_and_writes_no_dumps(tmp_path, start):
     server = await start(tmp_path, append_fsync="always")
-    expected = {"maxmemory-policy": b"noeviction", "maxmemory-clients": b"0", "save": b"", "appendfsync": b"always"}
+    expected = {
+        "maxmemory-policy": b"noeviction",
+        "maxmemory-clients": b"0",
+        "stream-node-max-bytes": b"1024",
+        "save": b"",
+        "appendfsync": b"always",
+    }
     for name, value in expected.items():
         assert await call(server.url, "CONFIG", "GET", name) == [name.encode(), value]
 
