@@ -54,7 +54,7 @@ Wire = dict[str, Any]
 Upcaster = Callable[[Wire], Wire]
 Decoder = Callable[[bytes, int], Event]
 
-UPCASTERS: Mapping[int, Upcaster] = {}
+UPCASTERS: Mapping[int, Upcaster] = {1: lambda wire: wire}
 """Functions from schema version n to n + 1, by n."""
 
 

@@ -501,7 +501,7 @@ class Conversation:
     # --- Delegation --------------------------------------------------------------------------------------------------
     def _read_delegate_end(self, ended: JsonEvent) -> None:
         asked, name = _integer(ended, "delegate_id"), _text(ended, "conversation_id")
-        own = "d" + sha256(f"{self.conversation_id}:{asked}".encode()).hexdigest()[:24]
+        own = "d" + sha256(f"{self.conversation_id}:{asked}".encode(errors="surrogatepass")).hexdigest()[:24]
         status, _ = self.delegates.get(asked, ("", ""))
         if status in ("", "refused"):
             self.refuse("delegation", f"ends a delegate that no action {asked} has started")

@@ -301,7 +301,10 @@ class _Topology:
     def find_endpoint(self, node: Host) -> Endpoint:
         """Return what the connections to a node share."""
         if node not in self._endpoints:
-            self._endpoints[node] = Endpoint(self._url, node)
+            endpoint = Endpoint(self._url, node)
+            # A node that is new may lack the users or the password of the others for a while.
+            endpoint.has_served = any(other.has_served for other in self._endpoints.values())
+            self._endpoints[node] = endpoint
             self._choose_acked_keys()
         return self._endpoints[node]
 
@@ -383,15 +386,19 @@ class _Topology:
         slots: list[Host | None] = [None] * SLOTS
         primaries: dict[Host, None] = {}
         replicas: dict[Host, None] = {}
+        counts: dict[Host, int] = {}
         for first, last, primary, *others in ranges:
             node = _parse_node(primary, asked)
             primaries[node] = None
+            counts[node] = len(others)  # those that have not failed
             replicas |= dict.fromkeys(_parse_node(other, asked) for other in others)
             slots[first : last + 1] = [node] * (last + 1 - first)
         if not primaries:
             raise StoreUnavailable(f"The node {asked[0]}:{asked[1]} knows no slots yet.")
         left = set(self.primaries) - set(primaries)
         self._slots, self.primaries, self._replicas = slots, tuple(primaries), tuple(replicas)
+        for node, endpoint in self._endpoints.items():
+            endpoint.replicas = max(1, counts.get(node, 1))
         self._choose_acked_keys()
         if left:
             error = ConnectionResetError("it is not a primary of the store's cluster any more")

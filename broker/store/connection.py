@@ -177,7 +177,7 @@ class MultiplexedConnection:
         """
         wire, found = self._wire, await self._endpoint.find_now()
         if found is None:
-            return 1
+            return self._endpoint.replicas
         if wire is None or wire.is_lost or wire.place != (found.host, found.port):
             raise StoreUnavailable("The store's primary was replaced.")
         return max(1, found.connected)
@@ -209,6 +209,8 @@ class MultiplexedConnection:
         if not isinstance(reply, hiredis.ReplyError):
             return reply
         is_logged_out = self._leave_if_unusable(wire, reply)
+        if self._endpoint.is_node and str(reply).startswith(_ELSEWHERE):
+            raise StoreUnavailable("Another node of the store's cluster serves the slot now.")
         try:
             return check_reply(reply)
         except StoreMisconfigured as error:
@@ -372,6 +374,7 @@ class Endpoint:
         has_served: whether a login has succeeded. A later refusal is then treated as temporary.
         replicas: how many replicas have to confirm a write: each that a Sentinel may promote; one without Sentinels.
         acked_key: the key written before each confirmation; in a cluster, one that the node serves.
+        is_node: whether it is a node of a cluster.
 
     Args:
         node: for the URL of a cluster, the node to connect to.
@@ -380,6 +383,7 @@ class Endpoint:
     def __init__(self, url: str, node: Host | None = None) -> None:
         self.url = url
         self.acked_key = ACKED_KEY
+        self.is_node = node is not None
         self._node = node
         self.epoch = 0
         self.has_served = False

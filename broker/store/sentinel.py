@@ -36,7 +36,7 @@ RETRY_SECONDS = 1.0
 SWITCH = b"+switch-master"
 CHANNELS = ("+switch-master", "+slave", "+sdown", "-sdown", "+reboot")
 """What a Sentinel announces when the primary changes, or the replicas that it may promote."""
-DOWN = {b"s_down", b"o_down"}
+NEVER_PROMOTED = {b"s_down", b"o_down", b"priority-0"}
 """Flags of a replica that a Sentinel does not promote.
 
 Nor does it promote one that is `disconnected`; but for a second after each fail-over, one that is well is so, too.
@@ -136,7 +136,7 @@ async def find_primary(url: SentinelUrl, context: ssl.SSLContext | None = None, 
             causes.append(f"{sentinel[0]}:{sentinel[1]}: {str(error) or type(error).__name__}")
         else:
             if found:
-                up = [flags for flags in map(_read_flags, replicas) if flags.isdisjoint(DOWN)]
+                up = [flags for flags in map(_read_flags, replicas) if flags.isdisjoint(NEVER_PROMOTED)]
                 connected = sum(b"disconnected" not in flags for flags in up)
                 return Primary(found[0].decode(), int(found[1]), len(up), connected)
             causes.append(f"{sentinel[0]}:{sentinel[1]} monitors no {url.service}")
@@ -264,7 +264,8 @@ class _SentinelLink:
 
 def _read_flags(replica: list[bytes]) -> set[bytes]:
     facts = dict(zip(replica[::2], replica[1::2], strict=False))
-    return set(facts.get(b"flags", b"").split(b","))
+    flags = set(facts.get(b"flags", b"").split(b","))
+    return flags | {b"priority-0"} if facts.get(b"slave-priority") == b"0" else flags
 
 
 def parse_host(text: str, default_port: int) -> Host:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from pydantic import SecretStr
 
@@ -40,7 +42,11 @@ CREATION_SECONDS = 120.0
 
 
 CLIENTS_LIMIT = 128
-"""Per worker; clients in use may exceed it. A client holds about 1 MB of certificates, and its connections."""
+"""Per worker; clients in use, and new ones that wait for their first call, may exceed it. A client holds about 1 MB of
+certificates, and its connections.
+"""
+MOST_CLIENTS = 4 * CLIENTS_LIMIT
+"""Above it, new clients are closed like others."""
 UNUSED_KEPT_SECONDS = 60.0
 """How long a new client is kept for the call that it was created for. Otherwise, when conversations use more clients in
 turn than the limit, each would lose its client before its call begins, and none would get on."""
@@ -57,7 +63,7 @@ class _Client:
     """
 
     made: asyncio.Task[tuple[LLM, LLMConfig]]
-    kept_until: float
+    kept_until: float = 0.0
     users: int = 0
 
     @property
@@ -156,17 +162,22 @@ class Models:
             # The first client imports its provider's library, which takes longer than a heartbeat may be late.
             what = f"The client of the model {ascii(spec.model or 'by default')[:100]}"
             making = self._threads.run(self._create, spec, key_env, what=what, limit_seconds=CREATION_SECONDS)
-            client = _Client(asyncio.create_task(making), self._clock.monotonic() + UNUSED_KEPT_SECONDS)
+            client = _Client(asyncio.create_task(making))
+            client.made.add_done_callback(partial(self._keep_until_used, client))
         self._clients[spec, key_env] = client
         return client
 
+    def _keep_until_used(self, client: _Client, _: object) -> None:
+        if client.is_ready:
+            client.kept_until = self._clock.monotonic() + UNUSED_KEPT_SECONDS
+
     def _close_idle_clients(self) -> None:
         """Close unused clients above the limit, least recently used first."""
-        now = self._clock.monotonic()
+        now = self._clock.monotonic() if len(self._clients) <= MOST_CLIENTS else math.inf
         idle = [
             key
             for key, client in self._clients.items()
-            if client.made.done() and not client.users and (client.kept_until <= now or not client.is_ready)
+            if client.made.done() and not client.users and client.kept_until <= now
         ]
         for key in idle[: max(0, len(self._clients) - CLIENTS_LIMIT)]:
             client = self._clients.pop(key)

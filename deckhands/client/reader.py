@@ -186,7 +186,7 @@ class Reader:
         try:
             events = await self.events(conversation_id, is_lenient=True)
             is_still = row is not None and await self.row(conversation_id) == row
-        except CorruptEntry as error:
+        except (CorruptEntry, CorruptArchive) as error:
             return Verification(conversation_id, 0, (LogViolation("append", 0, error.message),))
         except UnknownConversation:
             if row is None:

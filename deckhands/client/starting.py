@@ -21,9 +21,9 @@ from broker.contract import (
 )
 from broker.coordination import StoredFiles
 from broker.log import Appended, Duplicate, EventLog, check_admission, find_creation
-from broker.runtime import AdmissionRefused, UsageError, open_tracing
+from broker.runtime import Acks, AdmissionRefused, UsageError, open_tracing
 from broker.secrets import Secrets
-from broker.store import Argument, Store
+from broker.store import NO_REPLICA_REMEDY, Argument, Store, load_all_server_facts
 from broker.tools import ToolOffers
 from deckhands.client.conversation_secrets import store_secrets
 from deckhands.client.known_agents import RecentOffers, require_agent, require_models
@@ -65,7 +65,7 @@ async def start_conversation(
 
     Raises:
         UsageError: the id is taken, or no running worker knows the agent, offers a model or one of the tools, or takes
-            the directory.
+            the directory; or the store cannot confirm what the task demands.
         AdmissionRefused: no conversation may start now; carries the time to retry after.
     """
     agent = spec.agent_spec()
@@ -78,6 +78,7 @@ async def start_conversation(
         try:
             if upload is not None or spec.secrets:  # otherwise the append, which decides, is the first write
                 await check_admission(store, conversation_id, spec.tenant)
+            await _require_confirmations(store, spec.acks)
             agent = await find_runnable_agent(
                 store, spec, agent, offers_limit_seconds=offers_limit_seconds, recent=recent
             )
@@ -134,6 +135,27 @@ async def find_runnable_agent(
         return agent
     offers = await ToolOffers(store).choose(spec.tools, limit_seconds=offers_limit_seconds)
     return agent.model_copy(update={"tools": (*agent.tools, *offers)})
+
+
+async def _require_confirmations(store: Store, acks: Acks | None) -> None:
+    """Refuse a task whose events the store could not confirm now: the workers that have it would wait for it.
+
+    Raises:
+        UsageError: the store has no replica, or no append-only file.
+    """
+    if acks in (None, "local"):
+        return
+    for facts in await load_all_server_facts(store.connection):
+        if acks == "replica" and facts.get("connected_slaves") == "0":
+            raise UsageError(
+                "The task's `acks` is replica, but the store has no replica that could confirm its events.",
+                remedy=NO_REPLICA_REMEDY,
+            )
+        if acks == "disk" and facts.get("aof_enabled") == "0":
+            raise UsageError(
+                "The task's `acks` is disk, but the store keeps no append-only file.",
+                remedy="Set `appendonly yes` on the server, or leave the field out.",
+            )
 
 
 async def _read_now(store: Store, conversation_id: str, timing: Timing) -> datetime:

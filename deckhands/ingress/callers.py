@@ -171,6 +171,10 @@ class Callers:
         reply = await self._call_function("deck_take_answer", caller.conversation_id, *arguments)
         return (reply[1].decode(), bool(reply[2])) if reply[0] == "taken" else None
 
+    async def give_back_answer(self, caller: Caller) -> None:
+        """Give up the right to deliver an answer: it could not be delivered, and the next check tries again."""
+        await self._store.call("DEL", f"{self._store.keys(caller.conversation_id).caller}:lock")
+
     async def note_repeat(self, conversation_id: str) -> None:
         """Note that the message of the task has arrived again, for `mark_answered`."""
         await self._store.call("HSET", self._store.keys(conversation_id).caller, "again", 1)

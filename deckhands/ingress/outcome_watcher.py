@@ -229,7 +229,11 @@ async def answer_stream(context: IngressContext, replies: Replies, answer: Answe
     taken = await context.callers.take_answer(answer.caller, answer.outcome, answer.started_ms)
     if taken is not None:
         outcome, _ = taken
-        await send_outcome(context, replies, answer.caller, outcome, meta)
+        try:
+            await send_outcome(context, replies, answer.caller, outcome, meta)
+        except DeckhandsError:
+            await context.callers.give_back_answer(answer.caller)
+            raise
         await context.callers.mark_answered(answer.caller.conversation_id)
 
 

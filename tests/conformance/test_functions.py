@@ -310,7 +310,7 @@ async def test_an_emptied_store_is_another_store(store: Store, connect: Callable
 async def test_a_store_of_a_newer_schema_is_refused(connect: Callable[[], Connection]) -> None:
     connection = connect()
     await connection.call("HSET", keys.STORE, "schema", 99)
-    with pytest.raises(StoreTooNew, match="The store has schema version 99; this version of Deckhands reads up to 1"):
+    with pytest.raises(StoreTooNew, match="The store has schema version 99; this version of Deckhands reads up to 2"):
         await open_store(connection)
 
 

@@ -11,7 +11,7 @@ import pytest
 from broker.contract.events import ConversationCreated
 from broker.log.append_call import Appended, Duplicate
 from broker.log.event_log import EventLog
-from broker.runtime.errors import OutcomeUnknown
+from broker.runtime.errors import OutcomeUnknown, UsageError
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import Store, open_store
 from deckhands.client.client import Client
@@ -71,8 +71,11 @@ async def test_only_the_conversation_that_demands_a_replica_waits_for_one(
 ) -> None:
     client, log, hasty = Client(store), EventLog(store), await open_store(pair[0].url, patience_seconds=0.0)
     with pytest.raises(OutcomeUnknown, match=r"has no replica that could confirm a write\. Start a replica"):
-        await Client(hasty).submit("do it", acks="replica", idempotency_key="k")
+        await EventLog(hasty).create(ConversationCreated(conversation_id="hasty", acks="replica"), [message()], key="k")
     await hasty.aclose()
+    with pytest.raises(UsageError, match="`acks` is replica, but the store has no replica") as refused:
+        await client.submit("do it", acks="replica", idempotency_key="k")
+    assert "Start a replica" in refused.value.remedy
     other = await client.submit("do it", acks="local")
     await client.send_message(other, "and this")
     assert await count_waits(pair[0]) == 1

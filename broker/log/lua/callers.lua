@@ -58,8 +58,10 @@ end
 -- returns  {'answered', 1 if the message of the task arrived again meanwhile}
 local function mark_answered(keys, args)
   local caller, meta = keys[1] .. ':caller', keys[1] .. ':meta'
-  local again = redis.call('HDEL', caller, 'again')
-  if redis.call('HEXISTS', caller, 'kind') == 1 then  -- otherwise a new hash would never be removed
+  local again = redis.call('HEXISTS', caller, 'again')
+  if redis.call('HEXISTS', caller, 'kind') == 0 then
+    redis.call('DEL', caller)  -- only `again` of a conversation that is deleted: nothing else would remove it
+  else
     redis.call('HSET', caller, 'answered', '1')
     if redis.call('EXISTS', meta) == 0 then redis.call('PEXPIRE', caller, args[2]) end
   end

@@ -189,9 +189,9 @@ LARGE = codec.encode(CmdOutputObservation(content="line of output\n" * 200, comm
 
 
 def test_tiny_entries_are_plain_and_all_others_compressed() -> None:
-    assert TINY[:2] == b"\x01\x00"
+    assert TINY[:2] == b"\x02\x00"
     assert msgpack.unpackb(TINY[6:]) == {"kind": "action.message", "content": "Hello"}
-    assert SMALL[:2] == LARGE[:2] == b"\x01\x02"
+    assert SMALL[:2] == LARGE[:2] == b"\x02\x02"
     assert len(SMALL) < 60
     assert len(LARGE) < 150
 
@@ -316,8 +316,8 @@ def test_unknown_flags_are_refused_though_the_checksum_is_right(flags: int) -> N
 
 
 def test_a_schema_of_tomorrow_is_refused() -> None:
-    with pytest.raises(StoreTooNew, match="schema version 2; this version of Deckhands reads up to 1"):
-        codec.decode(codec.encode(MessageAction(content="x").wire(), schema_version=2), 1)
+    with pytest.raises(StoreTooNew, match="schema version 3; this version of Deckhands reads up to 2"):
+        codec.decode(codec.encode(MessageAction(content="x").wire(), schema_version=3), 1)
 
 
 def test_old_events_are_brought_up_to_date_step_by_step() -> None:
@@ -334,7 +334,7 @@ def test_old_events_are_brought_up_to_date_step_by_step() -> None:
     for entry in (oldest, older, newest):
         assert codec.decode_wire(entry, upcasters=upcasters, current=3) == {"kind": "action.message", "content": "x"}
     with pytest.raises(CorruptEntry):
-        codec.decode_wire(codec.encode({"text": "x"}), upcasters=upcasters, current=3)
+        codec.decode_wire(codec.encode({"text": "x"}, schema_version=1), upcasters=upcasters, current=3)
 
 
 def test_lone_surrogates_are_replaced_once() -> None:
