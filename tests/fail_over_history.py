@@ -1,7 +1,8 @@
 """The history of appends and acknowledgements of a run with fail-overs, and its checker.
 
-Holds: the checker uses nothing of the code under test. It compares what was acknowledged with the raw entries that the
-servers hold at the end: their ids, and a mark in each that names its call, its owner and the owner's token.
+Holds: the checker uses nothing of the code under test but the dictionary of its compression. It compares what was
+acknowledged with the raw entries that the servers hold at the end: their ids, and a mark in each that names its call,
+its owner and the owner's token.
 """
 
 from __future__ import annotations
@@ -14,11 +15,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import zstandard
+
+DICTIONARY = Path(__file__).parents[1] / "broker" / "contract" / "events.zdict"
 PRODUCER = "producer"
 MARK = re.compile(rb"<n=([0-9]{1,9}) w=([A-Za-z0-9_.-]{1,64}) t=([0-9]{1,20})>")
 
 Log = Sequence[tuple[bytes, bytes]]
 """The id of each entry of a stream, and all its bytes, in order."""
+
+
+def unpack(fields: Sequence[bytes]) -> bytes:
+    """Return the bytes of an entry of a stream, with the event in it decompressed."""
+    (event,) = [value for name, value in zip(fields[::2], fields[1::2], strict=True) if name == b"e"]
+    if event[1] != 2:  # plain
+        return event
+    dictionary = zstandard.ZstdCompressionDict(DICTIONARY.read_bytes())
+    return zstandard.ZstdDecompressor(dict_data=dictionary).decompress(event[6:])
 
 
 @dataclass(frozen=True, slots=True)

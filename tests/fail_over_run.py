@@ -26,7 +26,7 @@ from broker.log.event_log import EventLog
 from broker.runtime import Acks, EventsLost
 from broker.store.store import Store, open_store
 from tests.broker_parts import enter, message
-from tests.fail_over_history import PRODUCER, History, describe_times, find_faults
+from tests.fail_over_history import PRODUCER, History, describe_times, find_faults, unpack
 from tests.polling import unhurried, until
 from tests.sentinels import Fault, SentinelGroup, Server, begin_fail_over, end_fail_over
 
@@ -166,7 +166,7 @@ async def save(folder: Path, history: History, primary: Server, workload: Worklo
     for conversation_id in workload.ids:
         entries = await primary.call("XRANGE", workload.store.keys(conversation_id).events, "-", "+")
         logs[conversation_id] = [
-            [entry.decode(), base64.b64encode(b"".join(fields)).decode()] for entry, fields in entries
+            [entry.decode(), base64.b64encode(unpack(fields)).decode()] for entry, fields in entries
         ]
     (folder / "logs.json").write_text(json.dumps(logs))
     history.save(folder / "history.json")

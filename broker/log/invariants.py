@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from broker.contract import AgentStateChangedObservation, Event, Observation
-from broker.log.specification import check_log
+from broker.contract import Action, AgentDelegateAction, AgentStateChangedObservation, Event, Observation
+from broker.log.specification import LogViolation, check_log
 
 TERMINAL = "I1"
 GAPLESS = "I2"
@@ -65,9 +65,20 @@ def find_violations(
     broken = [
         Violation(INVARIANTS.get(one.rule, one.rule), one.event_id, one.text)
         for one in found
-        if is_strict or one.rule in INVARIANTS
+        if is_strict or (one.rule in INVARIANTS and _concerns_a_tool(one, events))
     ]
     return [*broken, *_check_durable(events, seen)]
+
+
+def _concerns_a_tool(found: LogViolation, events: Sequence[Event]) -> bool:
+    """Return whether a violation about actions and observations is one of I4: what an import leaves out is not.
+
+    An imported observation may answer nothing, and only what a tool or another conversation does needs an observation.
+    """
+    event = events[found.event_id - 1] if 0 < found.event_id <= len(events) else None
+    if isinstance(event, Action) and found.rule == "settled":
+        return event.runnable or isinstance(event, AgentDelegateAction)
+    return not (isinstance(event, Observation) and found.rule == "observation" and not event.cause)
 
 
 def count_duplicate_observations(events: Sequence[Event]) -> int:

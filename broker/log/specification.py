@@ -85,6 +85,7 @@ KINDS = frozenset(ANSWERS) | UNANSWERED | REPORTS | MODEL_CALLS | OTHERS | froze
 SOURCES = frozenset({"agent", "user", "environment"})
 
 # --- The agent's states ----------------------------------------------------------------------------------------------
+AT_REST = {"action.system", "action.condensation"}  # asked for by a user
 TERMINAL = frozenset({"finished", "rejected", "error", "stopped"})
 WAITING = frozenset({"awaiting_user_input", "awaiting_user_confirmation", "paused"})
 REQUESTABLE = frozenset({"running", "paused", "stopped"})
@@ -279,7 +280,7 @@ class Conversation:
     # --- Actions -----------------------------------------------------------------------------------------------------
     def _read_action(self, action: JsonEvent, kind: str, source: str) -> None:
         is_copy, is_request = action.get("replaces") is not None, kind == "action.change_agent_state"
-        if self.is_at_rest and source != "user" and not is_request and kind != "action.system":
+        if self.is_at_rest and source != "user" and not is_request and kind not in AT_REST:
             self.refuse("end", f"follows the end of the conversation ({self.state})")
         if is_copy:
             self._read_copy(action)

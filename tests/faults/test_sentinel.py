@@ -16,6 +16,7 @@ from broker.runtime import OutcomeUnknown, StoreError, StoreMisconfigured, Store
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
 from deckhands.client.client import Client
+from tests.fail_over_history import unpack
 from tests.faults.harness import FaultCluster, steps
 from tests.polling import unhurried, until
 from tests.sentinels import PASSWORD, SERVICE, SentinelGroup, fail_over
@@ -145,7 +146,7 @@ async def check_confirmed_messages(group: SentinelGroup, fail_overs: int) -> Non
     for conversation_id in ids:
         entries = await primary.call("XRANGE", store.keys(conversation_id).events, "-", "+")
         assert [entry for entry, _ in entries] == [f"{number}-0".encode() for number in range(1, len(entries) + 1)]
-        raw = [b"".join(fields) for _, fields in entries]
+        raw = [unpack(fields) for _, fields in entries]
         for text in acknowledged[conversation_id]:
             assert sum(text.encode() in entry for entry in raw) == 1, text
     await client.aclose()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from broker.contract.codec import encode
+from broker.contract.codec import pack
 from broker.contract.events import AgentSpec, ConversationCreated, LLMSpec, WorkspaceSpec
 from broker.contract.specs import Tenancy
 from broker.runtime.errors import DeckhandsError
@@ -206,7 +206,7 @@ class Ways:
         if found is None:
             return "refused"
         await self.cluster.settle([found])
-        texts = b"".join(encode(event.wire()) for event in (await self.client.events(found))[1:])
+        texts = b"".join(pack(event.wire()) for event in (await self.client.events(found))[1:])
         if CANARY.encode() in texts or b"root:" in texts:
             return "read what is not its own"
         ran = b"observation.run" in texts and b"inner" in texts

@@ -14,7 +14,7 @@ def test_defaults() -> None:
     settings = BrokerSettings.from_env({"HOME": "/elsewhere", "PATH": "/bin"})
     assert settings.url == "redis://127.0.0.1:6379/0"
     assert settings.celery_url == "redis://127.0.0.1:6379/1"
-    assert (settings.shards, settings.sandbox, settings.debug) == (1, "auto", False)
+    assert (settings.shards, settings.sandbox, settings.debug) == (None, "auto", False)
     assert settings.home == Path.home() / ".deckhands"
 
 
@@ -72,8 +72,8 @@ def test_worker_settings_are_known_to_all_and_read_by_workers() -> None:
 
 def test_arguments_are_not_mixed_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DECKHANDS_SHARDS", "7")
-    assert BrokerSettings(home=Path("/srv")).shards == 1
-    assert BrokerSettings.from_env({}).shards == 1
+    assert BrokerSettings(home=Path("/srv")).shards is None
+    assert BrokerSettings.from_env({}).shards is None
 
 
 def test_the_key_of_the_secrets_is_not_shown() -> None:

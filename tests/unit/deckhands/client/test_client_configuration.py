@@ -160,5 +160,5 @@ def test_workers_read_no_files(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     written(folder, ".env", "DECKHANDS_SHARDS=9\n")
     written(folder, "deckhands.toml", "shards = 9\n")
     monkeypatch.chdir(folder)
-    assert BrokerSettings.from_env({}).shards == 1
-    assert BrokerSettings().shards == 1
+    assert BrokerSettings.from_env({}).shards is None
+    assert BrokerSettings().shards is None

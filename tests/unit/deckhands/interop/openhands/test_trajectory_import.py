@@ -79,7 +79,7 @@ def read_with_findings(tmp_path: Path, trajectory: Any) -> tuple[list[Event], li
     path = tmp_path / "trajectory.json"
     path.write_text(trajectory if isinstance(trajectory, str) else json.dumps(trajectory))
     events, findings = read_trajectory(path, "imported-1")
-    assert find_violations(events, conversation_id="imported-1", is_strict=True, is_over=False) == []
+    assert find_violations(events, conversation_id="imported-1", is_over=False) == []
     assert replay(events).divergence is None
     assert messages(events)
     return events, list(findings.lines())
