@@ -12,8 +12,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from broker.contract import Action, AgentDelegateAction, AgentStateChangedObservation, Event, Observation
+from broker.contract import (
+    Action,
+    AgentDelegateAction,
+    AgentState,
+    AgentStateChangedObservation,
+    ConfirmationStatus,
+    Event,
+    Observation,
+)
 from broker.log.specification import LogViolation, check_log
+from broker.log.status import fold_status
 
 TERMINAL = "I1"
 GAPLESS = "I2"
@@ -22,6 +31,9 @@ ONE_OBSERVATION = "I4"
 
 INVARIANTS = {"end": TERMINAL, "append": GAPLESS, "observation": ONE_OBSERVATION, "settled": ONE_OBSERVATION}
 """The rules of the specification that are invariants."""
+ALWAYS = frozenset(("append", "observation"))
+"""Those that a log meets while it is being written."""
+STATES_WITH_UNFINISHED_ACTIONS = frozenset({AgentState.PAUSED, AgentState.AWAITING_USER_CONFIRMATION})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +77,7 @@ def find_violations(
     broken = [
         Violation(INVARIANTS.get(one.rule, one.rule), one.event_id, one.text)
         for one in found
-        if is_strict or (one.rule in INVARIANTS and _concerns_a_tool(one, events))
+        if is_strict or (one.rule in (INVARIANTS if is_over else ALWAYS) and _concerns_a_tool(one, events))
     ]
     return [*broken, *_check_durable(events, seen)]
 
@@ -77,7 +89,9 @@ def _concerns_a_tool(found: LogViolation, events: Sequence[Event]) -> bool:
     """
     event = events[found.event_id - 1] if 0 < found.event_id <= len(events) else None
     if isinstance(event, Action) and found.rule == "settled":
-        return event.runnable or isinstance(event, AgentDelegateAction)
+        waits = getattr(event, "confirmation_state", None) == ConfirmationStatus.AWAITING_CONFIRMATION
+        is_by_another = isinstance(event, AgentDelegateAction) or (event.runnable and not waits)
+        return is_by_another and fold_status(events).state not in STATES_WITH_UNFINISHED_ACTIONS
     return not (isinstance(event, Observation) and found.rule == "observation" and not event.cause)
 
 

@@ -252,6 +252,7 @@ async def test_impossible_actions_are_reported(surf: Surfer, site: Site) -> None
 
 
 async def test_page_that_never_loads_is_limited_in_time(surf: Surfer, site: Site) -> None:
+    await surf(f"goto({site.page('/first', 'Chromium has started')!r})")  # which may take longer than two seconds
     told = await surf.failing(f"goto({site.url('/never')!r})", timeout=2.0)
     assert told == "The action did not end within 2 seconds and was given up."
     await surf(f"goto({site.page('/way', '<a href=/never>there</a>')!r})")
