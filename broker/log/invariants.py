@@ -17,7 +17,6 @@ from broker.contract import (
     AgentDelegateAction,
     AgentState,
     AgentStateChangedObservation,
-    ConfirmationStatus,
     Event,
     Observation,
 )
@@ -89,8 +88,7 @@ def _concerns_a_tool(found: LogViolation, events: Sequence[Event]) -> bool:
     """
     event = events[found.event_id - 1] if 0 < found.event_id <= len(events) else None
     if isinstance(event, Action) and found.rule == "settled":
-        waits = getattr(event, "confirmation_state", None) == ConfirmationStatus.AWAITING_CONFIRMATION
-        is_by_another = isinstance(event, AgentDelegateAction) or (event.runnable and not waits)
+        is_by_another = event.runnable or isinstance(event, AgentDelegateAction)
         return is_by_another and fold_status(events).state not in STATES_WITH_UNFINISHED_ACTIONS
     return not (isinstance(event, Observation) and found.rule == "observation" and not event.cause)
 

@@ -91,9 +91,8 @@ WAITING = frozenset({"awaiting_user_input", "awaiting_user_confirmation", "pause
 REQUESTABLE = frozenset({"running", "paused", "stopped"})
 CONFIRMATIONS = frozenset({"user_confirmed", "user_rejected"})
 KEEPS_ACTIONS = frozenset({"paused", "awaiting_user_confirmation"})  # settled, but the actions of a turn wait
-# These errors keep an owner from reading the log, so its last actions stay without an observation.
 UNREAD = re.compile(r"crashed its worker (?:[4-9]|\d\d+) times", re.ASCII)
-UNREAD_CODES = frozenset({"secrets_locked", "corrupt_entry", "events_lost"})
+UNREAD_CODES = frozenset({"secrets_locked", "corrupt_entry", "events_lost"})  # no owner can read it to settle actions
 NOT_STARTED = "AGENT_ERROR$DELEGATE_NOT_STARTED"
 # Fields in which a confirmed action differs from the one that was shown.
 FREE_IN_A_COPY = frozenset(
