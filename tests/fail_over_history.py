@@ -17,7 +17,8 @@ from pathlib import Path
 
 import zstandard
 
-DICTIONARY = Path(__file__).parents[1] / "broker" / "contract" / "events.zdict"
+DICTIONARY = zstandard.ZstdCompressionDict((Path(__file__).parents[1] / "broker/contract/events.zdict").read_bytes())
+DECOMPRESSOR = zstandard.ZstdDecompressor(dict_data=DICTIONARY)
 PRODUCER = "producer"
 MARK = re.compile(rb"<n=([0-9]{1,9}) w=([A-Za-z0-9_.-]{1,64}) t=([0-9]{1,20})>")
 
@@ -28,10 +29,7 @@ Log = Sequence[tuple[bytes, bytes]]
 def unpack(fields: Sequence[bytes]) -> bytes:
     """Return the bytes of an entry of a stream, with the event in it decompressed."""
     (event,) = [value for name, value in zip(fields[::2], fields[1::2], strict=True) if name == b"e"]
-    if event[1] != 2:  # plain
-        return event
-    dictionary = zstandard.ZstdCompressionDict(DICTIONARY.read_bytes())
-    return zstandard.ZstdDecompressor(dict_data=dictionary).decompress(event[6:])
+    return DECOMPRESSOR.decompress(event[6:]) if event[1] == 2 else event  # plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,11 @@ def redis_program() -> str:
     return found
 
 
+def server_program(name: str) -> str:
+    """Return the program of `valkey` or `redis`."""
+    return {"valkey": valkey_program, "redis": redis_program}[name]()
+
+
 def running(program: str, *options: str) -> Iterator[RealServer]:
     """Run a server in a new directory, and remove both at the end."""
     folder = Path(tempfile.mkdtemp(prefix="deck-"))  # short: a unix socket's path has 107 bytes at most

@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from broker.contract import (
     Action,
     AgentDelegateAction,
-    AgentState,
     AgentStateChangedObservation,
     Event,
     Observation,
 )
 from broker.log.specification import LogViolation, check_log
-from broker.log.status import fold_status
 
 TERMINAL = "I1"
 GAPLESS = "I2"
@@ -32,7 +30,6 @@ INVARIANTS = {"end": TERMINAL, "append": GAPLESS, "observation": ONE_OBSERVATION
 """The rules of the specification that are invariants."""
 ALWAYS = frozenset(("append", "observation"))
 """Those that a log meets while it is being written."""
-STATES_WITH_UNFINISHED_ACTIONS = frozenset({AgentState.PAUSED, AgentState.AWAITING_USER_CONFIRMATION})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +85,7 @@ def _concerns_a_tool(found: LogViolation, events: Sequence[Event]) -> bool:
     """
     event = events[found.event_id - 1] if 0 < found.event_id <= len(events) else None
     if isinstance(event, Action) and found.rule == "settled":
-        is_by_another = event.runnable or isinstance(event, AgentDelegateAction)
-        return is_by_another and fold_status(events).state not in STATES_WITH_UNFINISHED_ACTIONS
+        return event.runnable or isinstance(event, AgentDelegateAction)
     return not (isinstance(event, Observation) and found.rule == "observation" and not event.cause)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
-from broker.store.sentinel import Host, parse_host, show_host
+from broker.store.sentinel import Host, parse_hosts
 
 SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
 """The scheme of such a URL, and the one of its nodes' URLs."""
@@ -56,14 +56,11 @@ class ClusterUrl:
             ValueError: it cannot be used; the message says why.
         """
         parts = urlsplit(url)
-        login, _, hosts = parts.netloc.rpartition("@")
-        seeds = tuple(parse_host(host, NODE_PORT) for host in hosts.split(",") if host)
+        seeds, netloc = parse_hosts(parts.netloc, NODE_PORT)
         if not seeds:
             raise ValueError("it names no node")
         if parts.path.strip("/") not in ("", "0"):
             raise ValueError("a cluster has no database other than 0")
-        host, port = seeds[0]
-        netloc = f"{login}@{show_host(host)}:{port}" if login else f"{show_host(host)}:{port}"
         return cls(seeds, urlunsplit((SCHEMES[parts.scheme.lower()], netloc, "", parts.query, "")))
 
 

@@ -86,8 +86,7 @@ class SentinelUrl:
             ValueError: it cannot be used; the message says why.
         """
         parts = urlsplit(url)
-        place, _, hosts = parts.netloc.rpartition("@")
-        sentinels = tuple(parse_host(host, SENTINEL_PORT) for host in hosts.split(",") if host)
+        sentinels, netloc = parse_hosts(parts.netloc, SENTINEL_PORT)
         service, _, database = parts.path.strip("/").partition("/")
         if not sentinels:
             raise ValueError("it names no Sentinel")
@@ -95,8 +94,6 @@ class SentinelUrl:
             raise ValueError("it does not name the service that the Sentinels monitor")
         options = dict(parse_qsl(parts.query))
         names = [unquote(options.pop(name)) for name in OWN_OPTIONS if name in options]
-        host, port = sentinels[0]
-        netloc = f"{place}@{show_host(host)}:{port}" if place else f"{show_host(host)}:{port}"
         servers = urlunsplit((SCHEMES[parts.scheme], netloc, f"/{database or 0}", urlencode(options), ""))
         return cls(sentinels, unquote(service), servers, tuple(names))
 
@@ -266,6 +263,17 @@ def _read_flags(replica: list[bytes]) -> set[bytes]:
     facts = dict(zip(replica[::2], replica[1::2], strict=False))
     flags = set(facts.get(b"flags", b"").split(b","))
     return flags | {b"priority-0"} if facts.get(b"slave-priority") == b"0" else flags
+
+
+def parse_hosts(netloc: str, default_port: int) -> tuple[tuple[Host, ...], str]:
+    """Return the hosts of a URL that names several, and its login with the first one; none and empty without a host.
+
+    Raises:
+        ValueError: one of them is not a host, with or without a port.
+    """
+    login, at, hosts = netloc.rpartition("@")
+    found = tuple(parse_host(host, default_port) for host in hosts.split(",") if host)
+    return found, f"{login}{at}{show_host(found[0][0])}:{found[0][1]}" if found else ""
 
 
 def parse_host(text: str, default_port: int) -> Host:

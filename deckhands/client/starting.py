@@ -23,7 +23,14 @@ from broker.coordination import StoredFiles
 from broker.log import Appended, Duplicate, EventLog, check_admission, find_creation
 from broker.runtime import Acks, AdmissionRefused, UsageError, open_tracing
 from broker.secrets import Secrets
-from broker.store import NO_REPLICA_REMEDY, Argument, Store, load_all_server_facts
+from broker.store import (
+    NO_REPLICA_REMEDY,
+    Argument,
+    Store,
+    describe_missing_replica,
+    describe_volatility,
+    load_all_server_facts,
+)
 from broker.tools import ToolOffers
 from deckhands.client.conversation_secrets import store_secrets
 from deckhands.client.known_agents import RecentOffers, require_agent, require_models
@@ -146,12 +153,12 @@ async def _require_confirmations(store: Store, acks: Acks | None) -> None:
     if acks in (None, "local"):
         return
     for facts in await load_all_server_facts(store.connection):
-        if acks == "replica" and facts.get("connected_slaves") == "0":
+        if acks == "replica" and describe_missing_replica(facts):
             raise UsageError(
                 "The task's `acks` is replica, but the store has no replica that could confirm its events.",
                 remedy=NO_REPLICA_REMEDY,
             )
-        if acks == "disk" and facts.get("aof_enabled") == "0":
+        if acks == "disk" and describe_volatility(facts):
             raise UsageError(
                 "The task's `acks` is disk, but the store keeps no append-only file.",
                 remedy="Set `appendonly yes` on the server, or leave the field out.",

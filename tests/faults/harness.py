@@ -61,12 +61,20 @@ class FaultCluster:
         try:
             yield self
         finally:
-            for name in list(self.workers):
-                self.signal(name, signal.SIGCONT)
-                self.kill(name)
-            await self.close_workspaces()
-            await self.client.aclose()
+            await self.end()
             await self.store.stop()
+
+    async def end(self) -> None:
+        """Kill the workers, close their workspaces, and close the client."""
+        for name in list(self.workers):
+            self.signal(name, signal.SIGCONT)
+            self.kill(name)
+        await self.close_workspaces()
+        await self.client.aclose()
+
+    def check_that_all_live(self) -> None:
+        ends = {name: self.log_of(name) for name, worker in self.workers.items() if worker.poll() is not None}
+        assert not ends
 
     def start(self, **environment: str) -> None:
         self.start_controller(**environment)

@@ -27,7 +27,7 @@ from tests.faults.harness import FaultCluster, steps
 from tests.faults.server_process import free_port, server
 from tests.polling import unhurried, until
 from tests.server_parts import add_key
-from tests.stores import redis_program, running, valkey_program
+from tests.stores import running, server_program, valkey_program
 from tests.turns import finish
 
 SHARDS = 6
@@ -35,7 +35,7 @@ SHARDS = 6
 
 @pytest.fixture(params=["valkey", "redis"])
 async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
-    program = valkey_program() if request.param == "valkey" else redis_program()
+    program = server_program(request.param)
     async with Cluster(program, tmp_path).running() as cluster:
         yield cluster
 
@@ -58,15 +58,8 @@ class WorkersOnCluster(FaultCluster):
         try:
             yield self
         finally:
-            for worker in list(self.workers):
-                self.kill(worker)
-            await self.close_workspaces()
-            await self.client.aclose()
+            await self.end()
             await self.store.stop()
-
-    def check_that_all_live(self) -> None:
-        ends = {name: self.log_of(name) for name, worker in self.workers.items() if worker.poll() is not None}
-        assert not ends
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.faults.proxy import Name
 from tests.faults.server_process import free_port
 from tests.faults.test_lost_tail import check
 from tests.polling import unhurried
-from tests.stores import RealServer, redis_program, running, valkey_program
+from tests.stores import RealServer, running, server_program, valkey_program
 
 
 class Pair(FaultCluster):
@@ -50,10 +50,7 @@ class Pair(FaultCluster):
                 try:
                     yield self
                 finally:
-                    for worker in list(self.workers):
-                        self.kill(worker)
-                    await self.close_workspaces()
-                    await self.client.aclose()
+                    await self.end()
         finally:
             for server in servers:
                 server.stop()
@@ -89,7 +86,7 @@ class Pair(FaultCluster):
 
 @pytest.fixture(params=["valkey", "redis"])
 async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
-    async with Pair(tmp_path).on(valkey_program() if request.param == "valkey" else redis_program()) as pair:
+    async with Pair(tmp_path).on(server_program(request.param)) as pair:
         yield pair
 
 

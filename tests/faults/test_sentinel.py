@@ -20,7 +20,7 @@ from tests.fail_over_history import unpack
 from tests.faults.harness import FaultCluster, steps
 from tests.polling import unhurried, until
 from tests.sentinels import PASSWORD, SERVICE, SentinelGroup, fail_over
-from tests.stores import redis_program, running, valkey_program
+from tests.stores import running, server_program, valkey_program
 
 FAIL_OVERS = 2
 WRITERS = 4
@@ -28,7 +28,7 @@ WRITERS = 4
 
 @pytest.fixture(params=["valkey", "redis"])
 async def group(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SentinelGroup]:
-    program = valkey_program() if request.param == "valkey" else redis_program()
+    program = server_program(request.param)
     async with SentinelGroup(program, tmp_path).running() as group:
         yield group
 
@@ -165,10 +165,7 @@ class SentinelCluster(FaultCluster):
         try:
             yield self
         finally:
-            for worker in list(self.workers):
-                self.kill(worker)
-            await self.close_workspaces()
-            await self.client.aclose()
+            await self.end()
 
 
 async def test_conversations_and_celery_tasks_go_on_over_fail_overs(group: SentinelGroup, tmp_path: Path) -> None:
@@ -193,8 +190,7 @@ async def test_conversations_and_celery_tasks_go_on_over_fail_overs(group: Senti
         assert summary["state"] == "finished"
         late = await asyncio.to_thread(app.send_task, "deckhands.run", ["again"], {}, queue="deckhands")
         assert (await asyncio.to_thread(late.get, timeout=unhurried(120)))["state"] == "finished"
-        ends = {name: cluster.log_of(name) for name, worker in cluster.workers.items() if worker.poll() is not None}
-        assert not ends
+        cluster.check_that_all_live()
         assert await group.primary() is not old
 
 

@@ -17,31 +17,27 @@ from broker.store.connection import MultiplexedConnection
 from broker.store.store import Store, open_store
 from deckhands.client.client import Client
 from tests.certificates import Authority
-from tests.faults.harness import FaultCluster, steps
+from tests.faults.harness import steps
 from tests.faults.test_lost_tail import check as check_gaps
 from tests.faults.test_sentinel import SentinelCluster
 from tests.polling import unhurried, until
 from tests.sentinels import PASSWORD, SERVICE, SentinelGroup, Server, begin_fail_over, end_fail_over, fail_over
-from tests.stores import redis_program, valkey_program
+from tests.stores import redis_program, server_program, valkey_program
 
 USER, TOKENS = "worker", 8
 LOADED_KEYS = 8_000
 LOAD_DELAY_MICROSECONDS = 400
 
 
-def program_of(request: pytest.FixtureRequest) -> str:
-    return valkey_program() if request.param == "valkey" else redis_program()
-
-
 @pytest.fixture(params=["valkey", "redis"])
 async def group(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SentinelGroup]:
-    async with SentinelGroup(program_of(request), tmp_path / "group").running() as group:
+    async with SentinelGroup(server_program(request.param), tmp_path / "group").running() as group:
         yield group
 
 
 @pytest.fixture(params=["valkey", "redis"])
 async def linked(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SentinelGroup]:
-    async with SentinelGroup(program_of(request), tmp_path / "group", is_linked=True).running() as group:
+    async with SentinelGroup(server_program(request.param), tmp_path / "group", is_linked=True).running() as group:
         yield group
 
 
@@ -117,12 +113,7 @@ async def test_a_partitioned_primary_confirms_nothing_and_returns_as_a_replica(l
 
 async def test_a_lost_tail_is_named_and_all_conversations_end(group: SentinelGroup, tmp_path: Path) -> None:
     """With `acks` local, the replicas lose their link before the primary dies: what was acknowledged since is lost."""
-    root = tmp_path / "cluster"
-    root.mkdir()
-    async with SentinelCluster(root).on(group) as cluster:
-        start_all(cluster, group, acks="local")
-        ids = await cluster.submit(steps(8, seconds=0.3), count=4)
-        await cluster.until(lambda: all("begin-1" in cluster.effects(cid) for cid in ids), limit=unhurried(60))
+    async with at_work(group, tmp_path, steps(8, seconds=0.3), count=4, acks="local") as (cluster, ids):
         old = await group.primary()
         replicas = [server for server in group.servers if server is not old]
         for server in replicas:
@@ -143,12 +134,7 @@ async def test_a_lost_tail_is_named_and_all_conversations_end(group: SentinelGro
 
 
 async def test_a_rolling_restart_is_not_noticed(group: SentinelGroup, tmp_path: Path) -> None:
-    root = tmp_path / "cluster"
-    root.mkdir()
-    async with SentinelCluster(root).on(group) as cluster:
-        start_all(cluster, group, acks="replica")
-        ids = await cluster.submit(steps(12, seconds=0.4), count=3)
-        await cluster.until(lambda: all("begin-1" in cluster.effects(cid) for cid in ids), limit=unhurried(60))
+    async with at_work(group, tmp_path, steps(12, seconds=0.4), count=3, acks="replica") as (cluster, ids):
         first = await group.primary()
         for server in [server for server in group.servers if server is not first]:
             await restart(server, primary=first)
@@ -157,7 +143,7 @@ async def test_a_rolling_restart_is_not_noticed(group: SentinelGroup, tmp_path: 
         await restart(first, primary=await group.until_promoted(other_than=first))
         await group.until_whole()
         await cluster.check(ids, commands=12, limit=unhurried(120))
-        assert all(worker.poll() is None for worker in cluster.workers.values())
+        cluster.check_that_all_live()
 
 
 async def restart(server: Server, *, primary: Server) -> None:
@@ -167,8 +153,18 @@ async def restart(server: Server, *, primary: Server) -> None:
     server.start(primary=primary.known_port)
 
 
-def start_all(cluster: FaultCluster, group: SentinelGroup, *, acks: str) -> None:
-    cluster.start(DECKHANDS_CELERY_URL=make_celery_url(group.url), DECKHANDS_ACKS=acks)
+@contextlib.asynccontextmanager
+async def at_work(
+    group: SentinelGroup, folder: Path, turns: list[dict[str, Any]], *, count: int, acks: str
+) -> AsyncIterator[tuple[SentinelCluster, list[str]]]:
+    """Start workers, and yield them and their conversations once each has begun its first command."""
+    root = folder / "cluster"
+    root.mkdir()
+    async with SentinelCluster(root).on(group) as cluster:
+        cluster.start(DECKHANDS_CELERY_URL=make_celery_url(group.url), DECKHANDS_ACKS=acks)
+        ids = await cluster.submit(turns, count=count)
+        await cluster.until(lambda: all("begin-1" in cluster.effects(cid) for cid in ids), limit=unhurried(60))
+        yield cluster, ids
 
 
 async def test_a_primary_that_loads_is_waited_for(group: SentinelGroup) -> None:

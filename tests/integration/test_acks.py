@@ -19,7 +19,7 @@ from deckhands.operations.diagnosis.diagnostics import examine_store
 from tests.broker_parts import act, enter, message, queue, take
 from tests.polling import until
 from tests.sentinels import Server, find_port
-from tests.stores import redis_program, valkey_program
+from tests.stores import server_program
 
 CONVERSATIONS = 100
 
@@ -27,7 +27,7 @@ CONVERSATIONS = 100
 @pytest.fixture(params=["valkey", "redis"])
 async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Server, Server]]:
     """A primary and a replica that has not been started."""
-    program = valkey_program() if request.param == "valkey" else redis_program()
+    program = server_program(request.param)
     primary, replica = (Server(program, tmp_path / name, find_port()) for name in ("primary", "replica"))
     primary.start()
 

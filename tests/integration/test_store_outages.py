@@ -20,7 +20,7 @@ from broker.store.connection import MultiplexedConnection
 from broker.store.store import Store, open_store
 from tests.broker_parts import CID, begin, command, dispatch_one, enter, message, output, queue
 from tests.certificates import certificate_in
-from tests.stores import LossyWire, RealServer, redis_program, running, valkey_program
+from tests.stores import LossyWire, RealServer, redis_program, running, server_program
 
 APPENDS = 300
 ACTIONS = 60
@@ -99,7 +99,7 @@ async def _next(reader: ActionQueue, action_id: int) -> ActionDelivery:
 @pytest.fixture(params=["valkey", "redis"])
 def own_server(request: pytest.FixtureRequest) -> Iterator[RealServer]:
     """A server of this test alone, which writes every command to disk before it answers."""
-    program = valkey_program() if request.param == "valkey" else redis_program()
+    program = server_program(request.param)
     yield from running(program, "--appendfsync", "always")
 
 
