@@ -11,7 +11,7 @@ import pytest
 from broker.contract.events import ConversationCreated
 from broker.log.append_call import Appended, Duplicate
 from broker.log.event_log import EventLog
-from broker.runtime.errors import OutcomeUnknown, UsageError
+from broker.runtime.errors import OutcomeUnknown, StoreError, UsageError
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import Store, open_store
 from deckhands.client.client import Client
@@ -55,7 +55,12 @@ async def replicate(pair: tuple[Server, Server]) -> None:
     replica.start(primary=primary.port)
 
     async def has_replica() -> bool:
-        return await primary.replicas() == 1
+        if await primary.replicas() != 1:
+            return False
+        try:
+            return b"master_link_status:up" in await replica.call("INFO", "replication")
+        except StoreError:  # it loads what it was sent, and confirms nothing so far
+            return False
 
     await until(has_replica, limit=60, what="replica")
 
