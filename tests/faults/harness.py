@@ -61,10 +61,10 @@ class FaultCluster:
         try:
             yield self
         finally:
-            await self.end()
+            await self.end_workers()
             await self.store.stop()
 
-    async def end(self) -> None:
+    async def end_workers(self) -> None:
         """Kill the workers, close their workspaces, and close the client."""
         for name in list(self.workers):
             self.signal(name, signal.SIGCONT)

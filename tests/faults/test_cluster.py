@@ -58,7 +58,7 @@ class WorkersOnCluster(FaultCluster):
         try:
             yield self
         finally:
-            await self.end()
+            await self.end_workers()
             await self.store.stop()
 
 

@@ -50,7 +50,7 @@ class Pair(FaultCluster):
                 try:
                     yield self
                 finally:
-                    await self.end()
+                    await self.end_workers()
         finally:
             for server in servers:
                 server.stop()

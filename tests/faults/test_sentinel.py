@@ -165,7 +165,7 @@ class SentinelCluster(FaultCluster):
         try:
             yield self
         finally:
-            await self.end()
+            await self.end_workers()
 
 
 async def test_conversations_and_celery_tasks_go_on_over_fail_overs(group: SentinelGroup, tmp_path: Path) -> None:
