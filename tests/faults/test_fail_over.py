@@ -79,10 +79,6 @@ class Pair(FaultCluster):
     async def says(self, server: RealServer, line: bytes) -> bool:
         return line in await self.to(server, "INFO", "replication")
 
-    def check_that_all_live(self) -> None:
-        ends = {name: self.log_of(name) for name, worker in self.workers.items() if worker.poll() is not None}
-        assert not ends
-
 
 @pytest.fixture(params=["valkey", "redis"])
 async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
