@@ -243,11 +243,11 @@ async def queues(gateway: GatewayOf, _principal: AdminOfAll) -> Queues:
 
     async def read(names: ShardKeys, name: str, group: str) -> Queue:
         stream, line = f"{names.root}:{name}", f"{names.root}:turns:{name}"
-        commands = [("EXISTS", stream), *(("ZCARD", f"{line}:{number}") for number in CLASSES)]
-        is_there, *in_line = await store.call_many(commands)
+        commands = [("EXISTS", stream), ("XLEN", stream), *(("ZCARD", f"{line}:{number}") for number in CLASSES)]
+        is_there, length, *in_line = await store.call_many(commands)
         groups = await store.connection.call("XINFO", "GROUPS", stream) if is_there else []
         facts = next((fact for flat in groups if (fact := _facts(flat))["name"] == group), {})
-        waiting, pending = int(facts.get("lag") or 0), int(facts.get("pending") or 0)
+        waiting, pending = min(int(facts.get("lag") or 0), length), int(facts.get("pending") or 0)
         return Queue(shard=names.shard, name=name, waiting=waiting, pending=pending, in_line=sum(in_line))
 
     shards = store.all_shards

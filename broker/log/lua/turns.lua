@@ -32,8 +32,9 @@ end
 local function room_in(shard, stream, group)
   local window, found = window_of(shard), groups.find(shard, stream, group)
   if not found then return window - redis.call('XLEN', stream) end
-  local waiting = found['lag']  -- the server does not always know it
-  if not waiting then
+  local waiting = found['lag']
+  -- The server does not always know it. Redis 7.0 reports too much once a replica was promoted.
+  if not waiting or waiting >= window then
     waiting = #redis.call('XRANGE', stream, '(' .. found['last-delivered-id'], '+', 'COUNT', window)
   end
   return window - waiting

@@ -242,13 +242,12 @@ async def find_position(
     if not stream.startswith(names.root):
         return None, None
     name = stream.removeprefix(f"{names.root}:").removeprefix("act:")
-    groups = (await read_tolerantly(store.connection, [("XINFO", "GROUPS", stream)]))[0]
+    groups, length = await read_tolerantly(store.connection, [("XINFO", "GROUPS", stream), ("XLEN", stream)])
     found = [to_pairs(each) for each in groups] if isinstance(groups, list) else []
     about = next((each for each in found if decode_text(each.get("name")) == group), {})
     if entry in IN_LINE:
-        return QueuePosition(
-            name, await _count_before(store, names, stream, member, parse_number(about.get("lag")))
-        ), None
+        in_stream = min(parse_number(about.get("lag")), parse_number(length))
+        return QueuePosition(name, await _count_before(store, names, stream, member, in_stream)), None
     if not ENTRY.fullmatch(entry):
         return None, None
     delivered = decode_text(about.get("last-delivered-id")) or "0-0"

@@ -96,8 +96,8 @@ async def read_depths(store: Store, routes: Iterable[str], *, sees_inbox: bool =
         depth = Depth(parse_number(group.get("lag")), held=parse_number(group.get("pending")))
         if stream.turns:
             depth.in_line = sum(in_line[f"{stream.turns}:{rank}"] for rank in CLASSES)
+        depth.waiting = max(depth.waiting, 1.0) if first else 0.0  # the server does not always know the number
         if first:
-            depth.waiting = max(depth.waiting, 1.0)  # the server does not always know the number
             depth.oldest_seconds = max(0.0, now_ms - parse_number(decode_text(first[0][0]).partition("-")[0])) / 1000
         found[stream.queue].add(depth)
     return dict(found)
