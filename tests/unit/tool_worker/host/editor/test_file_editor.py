@@ -117,6 +117,11 @@ class TestStrReplace:
             ("    f()\n", "        f()\n", "        g()\n", "    g()\n"),
             ("f()", "f()\n", "f()\n\n    g()\n", "f()\n\n    g()"),
             ("a\nb", "  a\n", "", "b"),
+            ("f:\n    a\n    b\n", "  \n    a\n", "    a\n    c\n", "f:\n    a\n    c\n    b\n"),
+            ("f:\n    a\n    b\n", "  \n    a\n", "  \n      a\n", "f:\n      a\n    b\n"),
+            ("f:\n    a\n    b\n", "    a\n  \n", "    a\n    c\n", "f:\n    a\n    c\n    b\n"),
+            ("f:\n    a\n    b\n", "    a\n  \n", "    c\n  \n", "f:\n    c\n    b\n"),
+            ("f:\n    a\n    b\n", "\n\n    a\n\n", "    a\n    c\n", "f:\n    a\n    c\n    b\n"),
         ],
     )
     def test_keeps_blanks_of_the_new_text_that_the_old_lacks(
