@@ -207,6 +207,8 @@ def test_a_call_without_an_id_gets_one_later(given: dict[str, Any]) -> None:
         ({"choices": []}, NoResponseError, "The reply has no choices."),
         ({"choices": None}, NoResponseError, "The reply has no choices."),
         (reply(), NoResponseError, "The reply has no content."),
+        (reply(" \t\n"), NoResponseError, "The reply has no content."),
+        (reply("\u00a0\u200b\ufeff\u2060"), NoResponseError, "The reply has no content."),
         (reply(refusal="I must not."), ContentPolicyError, "I must not."),
         (reply(finish_reason="content_filter"), ContentPolicyError, "The model refused to answer."),
         ({}, MalformedReplyError, "The reply is not a chat completion"),
