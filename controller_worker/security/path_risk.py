@@ -34,20 +34,35 @@ class Rating(IntEnum):
 LOW, MEDIUM, UNCLEAR, HIGH = Rating.LOW, Rating.MEDIUM, Rating.UNCLEAR, Rating.HIGH
 
 SECRETS = re.compile(
-    r"/etc/(g?shadow|sudoers|ssl/private)|/proc/[^/]+/(environ|mem|maps)|(^|/)\.(ssh|aws|gnupg|kube|docker|netrc|pgpass"
-    r"|git-credentials|env)(/|$|\.)|(^|/)id_(rsa|dsa|ecdsa|ed25519)|credentials|/dev/(mem|kmem|sd|nvme|tcp|udp)"
+    r"/etc/(g?shadow|sudoers|ssl/private)|/run/secrets/|/proc/[^/]+/(environ|mem|maps)|(^|/)\.(ssh|aws|gnupg|kube|docker|netrc|pgpass"
+    r"|git-credentials|npmrc|pypirc|bash_history|env)(/|$|\.)|(^|/)id_(rsa|dsa|ecdsa|ed25519)|credentials|/dev/(mem|kmem|sd|nvme|tcp|udp)"
 )
 OUTSIDE = re.compile(r"(^|^-\w|[^\w.*])[/~]")
 """A text that holds an absolute path or one of a home: `/a`, `-f/a`, `--file=~/a`, `@/a` or `file:///a`."""
 RUNS_LATER = re.compile(
-    r"(^|/)(\.git(/?$|/(hooks|config|modules|worktrees)(/|$|\.))|\.gitconfig|\.bash(rc|_profile|_login)|\.profile"
-    r"|\.zshrc|authorized_keys|sitecustomize\.py|usercustomize\.py)|\.pth$"
+    r"(^|/)(\.git(/?$|/(hooks|info|config|modules|worktrees)(/|$|\.))|\.gitconfig|\.bash(rc|_profile|_login)|\.profile"
+    r"|\.zshrc|\.envrc|\.husky/|authorized_keys|sitecustomize\.py|usercustomize\.py)|\.pth$"
 )
 """Files that other programs run later."""
 HIDDEN_SECRETS = frozenset(
-    (".ssh", ".aws", ".gnupg", ".kube", ".docker", ".netrc", ".pgpass", ".git-credentials", ".env")
+    [
+        ".ssh",
+        ".aws",
+        ".gnupg",
+        ".kube",
+        ".docker",
+        ".netrc",
+        ".pgpass",
+        ".git-credentials",
+        ".npmrc",
+        ".pypirc",
+        ".bash_history",
+        ".env",
+    ]
 )
-HIDDEN_RUNS_LATER = frozenset((".git", ".gitconfig", ".bashrc", ".bash_profile", ".bash_login", ".profile", ".zshrc"))
+HIDDEN_RUNS_LATER = frozenset(
+    [".git", ".gitconfig", ".bashrc", ".bash_profile", ".bash_login", ".profile", ".zshrc", ".envrc", ".husky"]
+)
 GLOB = re.compile(r"[*?\[]")
 WORKSPACE = "/workspace"
 SCRATCH = ("/tmp/", "/var/tmp/")  # noqa: S108  (what commands write there, not we)

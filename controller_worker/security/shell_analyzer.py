@@ -81,6 +81,10 @@ ARRAY_ASSIGNMENT = re.compile(r"\+?=.*", re.DOTALL)
 FIND_RUNS = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
 MAX_FIND_RUNS = 20
 FIND_WRITES = frozenset(("-delete", "-fprint", "-fprintf", "-fls", "-fprint0"))
+RUNS_VALUE = re.compile(r"@P\s*\}$")
+"""`${x@P}` expands a value as a prompt: bash runs the substitutions in it."""
+INDIRECT = re.compile(r"\$\{!(?!\w+(?:\[[@*]\]|[@*])\}$)")
+"""`${!x}` evaluates the value of a variable as a name; the lists of names `${!x[@]}` and `${!x*}` do not."""
 ESCAPED = re.compile(r"\\([$`\"\\])")
 UNKNOWN_TEXT = frozenset(
     ("simple_expansion", "expansion", "command_substitution", "process_substitution", "arithmetic_expansion")
@@ -144,6 +148,8 @@ class _SyntaxWalk:
                 own = LOW if is_plain_variable(_to_text(node.child_by_field_name("variable"))) else HIGH
             case "unary_expression":
                 own = _rate_variable_test(node)
+            case "expansion":
+                own = max(own, _rate_expansion(_to_text(node)))
             case "file_redirect":
                 own = self._rate_redirect(node)
             case "function_definition":
@@ -365,6 +371,8 @@ class _SyntaxWalk:
             roots.append(left.pop(0))
         found = [None if root is None else f"{root}/found" for root in roots or ["."]]
         risk = max(self.paths.rate_reading(root) for root in roots or ["."])
+        if "-files0-from" in left:
+            return HIGH
         if sum(word in FIND_RUNS for word in left) > MAX_FIND_RUNS or len(found) > MAX_FIND_RUNS:
             return HIGH
         for position, word in enumerate(left):
@@ -405,6 +413,12 @@ class _SyntaxWalk:
         path = _find_known_text(destination)
         is_written = any(child.type in WRITES for child in node.children)
         return self.paths.rate_writing(path) if is_written else self.paths.rate_reading(path)
+
+
+def _rate_expansion(text: str) -> Rating:
+    if RUNS_VALUE.search(text):
+        return HIGH
+    return UNCLEAR if INDIRECT.match(text) else LOW
 
 
 def _put_found(argument: str | None, found: str | None) -> str | None:
