@@ -45,23 +45,16 @@ RUNS_LATER = re.compile(
 )
 """Files that other programs run later."""
 HIDDEN_SECRETS = frozenset(
-    [
-        ".ssh",
-        ".aws",
-        ".gnupg",
-        ".kube",
-        ".docker",
-        ".netrc",
-        ".pgpass",
-        ".git-credentials",
-        ".npmrc",
-        ".pypirc",
-        ".bash_history",
-        ".env",
-    ]
+    (
+        *(".ssh", ".aws", ".gnupg", ".kube", ".docker", ".netrc", ".pgpass", ".git-credentials"),
+        *(".npmrc", ".pypirc", ".bash_history", ".env"),
+    )
 )
 HIDDEN_RUNS_LATER = frozenset(
-    [".git", ".gitconfig", ".bashrc", ".bash_profile", ".bash_login", ".profile", ".zshrc", ".envrc", ".husky"]
+    (
+        *(".git", ".gitconfig", ".bashrc", ".bash_profile", ".bash_login", ".profile", ".zshrc"),
+        *(".envrc", ".husky"),
+    )
 )
 GLOB = re.compile(r"[*?\[]")
 WORKSPACE = "/workspace"
