@@ -573,6 +573,25 @@ def test_a_patch_that_compares_too_much_is_refused(tmp_path: Path) -> None:
     assert (done["is_error"], "several patches" in str(done["content"])) == (True, True)
 
 
+@pytest.mark.parametrize(
+    ("text", "chunk", "after"),
+    [
+        ("    a\n    b\n", " a\n-b\n+if x:\n+    b\n+\n+c", "    a\n    if x:\n        b\n\n    c\n"),
+        ("\ta\n\tb\n", " a\n-b\n+c", "\ta\n\tc\n"),
+        ("      a\n        b\n", "   a\n-    b\n+    c", "      a\n        c\n"),
+        ("    a\nb\n", " a\n-b\n+c", "    a\nc\n"),
+        ("\ta\n\tb\n", "     a\n-    b\n+    c", "\ta\n    c\n"),
+        ("a  \nb\n", " a\n-b\n+ c", "a  \n c\n"),
+    ],
+)
+def test_added_lines_of_a_patch_are_indented_like_the_lines_of_the_file(
+    tmp_path: Path, text: str, chunk: str, after: str
+) -> None:
+    (tmp_path / "a").write_text(text)
+    done = patched(tmp_path, f"*** Begin Patch\n*** Update File: a\n@@\n{chunk}\n*** End Patch\n")
+    assert (done["is_error"], (tmp_path / "a").read_text()) == (False, after)
+
+
 LINE_BREAKS = st.sampled_from(["\n", "\r\n", "\r"])
 CODES = st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1"])
 LINES = st.lists(st.text("aé€", max_size=3), max_size=8)
