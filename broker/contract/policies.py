@@ -85,7 +85,8 @@ class ConfirmationPolicy(BaseModel):
     Attributes:
         mode: `never`, `always`, `risky` (if the risk reaches the threshold), or the name of a plug-in.
         threshold: for `risky`: the lowest risk that needs a confirmation.
-        confirm_unknown: for `risky`: whether an unknown risk needs a confirmation.
+        confirm_unknown: for `risky`: whether an unknown risk, or a command that is not understood, needs a
+            confirmation.
         analyzer: the source of the risk: `llm` (the model's estimate), `shell` (parsing the action), `ensemble` (the
             higher of the two), `none` (unknown), or the name of a plug-in.
         settings: for plug-ins; no secrets.

@@ -33,7 +33,7 @@ from broker.contract import (
     RiskyAction,
     WorkspaceSpec,
 )
-from controller_worker.security.path_risk import WORKSPACE, rate_reading, rate_writing
+from controller_worker.security.path_risk import WORKSPACE, Rating, rate_reading, rate_writing
 from controller_worker.security.plugins import load_analyzer, load_policy
 from controller_worker.security.shell_analyzer import rate_shell
 
@@ -62,37 +62,37 @@ def _is_examined(event: Event) -> TypeGuard[RiskyAction]:
     return isinstance(event, RiskyAction) and not isinstance(event, PlanAction | AcpTurnAction)
 
 
-def find_risk(action: RiskyAction, policy: ConfirmationPolicy, workspace: WorkspaceSpec) -> ActionSecurityRisk:
+def find_risk(action: RiskyAction, policy: ConfirmationPolicy, workspace: WorkspaceSpec) -> Rating:
     """Return the risk of an action according to the policy's analyzer."""
     if policy.analyzer == "none":
-        return ActionSecurityRisk.UNKNOWN
+        return Rating.UNKNOWN
     if policy.analyzer == "llm":
-        return action.security_risk
+        return Rating[action.security_risk.name]
     plugin = load_analyzer(policy)
     try:
         if plugin is not None:
-            return ActionSecurityRisk(plugin.risk(action, workspace.path or WORKSPACE))
+            return Rating[ActionSecurityRisk(plugin.risk(action, workspace.path or WORKSPACE)).name]
         parsed = parse_risk(action, workspace.path or WORKSPACE)
     except Exception:  # noqa: BLE001  (what an analyzer cannot take is dangerous)
         _log.exception("an action of the kind %s could not be analyzed", action.kind)
-        return ActionSecurityRisk.HIGH
+        return Rating.HIGH
     # UNKNOWN is the lowest number: any real estimate counts.
-    return parsed if policy.analyzer == "shell" else max(parsed, action.security_risk)
+    return parsed if policy.analyzer == "shell" else max(parsed, Rating[action.security_risk.name])
 
 
-def parse_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
+def parse_risk(action: RiskyAction, workspace: str) -> Rating:
     """Return the risk derived from the action itself; never UNKNOWN."""
     match action:
         case CmdRunAction(is_input=True, command=command):
             # The effect of any other input depends on the running program.
-            return ActionSecurityRisk.LOW if command.strip() in KEYS or not command.strip() else ActionSecurityRisk.HIGH
+            return Rating.LOW if command.strip() in KEYS or not command.strip() else Rating.HIGH
         case CmdRunAction(control="list" | "kill" | "reset"):
-            return ActionSecurityRisk.LOW
+            return Rating.LOW
         case CmdRunAction():
             return rate_shell(action.command, workspace, action.cwd)
         case CodeSearchAction():
             path = action.arguments.get("path") or "."
-            return rate_reading(path, workspace) if isinstance(path, str) else ActionSecurityRisk.LOW
+            return rate_reading(path, workspace) if isinstance(path, str) else Rating.LOW
         case FileReadAction():
             return rate_reading(action.path, workspace)
         case FileEditAction() | FileWriteAction():
@@ -100,19 +100,19 @@ def parse_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
         case ApplyPatchAction():
             # The editor finds no path that this pattern misses: both read the same header lines.
             paths = [path.strip() for path in PATCHED_PATHS.findall(action.patch)]
-            return max((rate_writing(path, workspace) for path in paths), default=ActionSecurityRisk.HIGH)
+            return max((rate_writing(path, workspace) for path in paths), default=Rating.HIGH)
         case FeatureListAction():
             # The environment runs the checks of an accepted list without asking again.
             checks = (rate_shell(feature.check, workspace) for feature in action.features)
-            return max(checks, default=ActionSecurityRisk.LOW)
+            return max(checks, default=Rating.LOW)
         case BrowseURLAction() | BrowseInteractiveAction():
-            return ActionSecurityRisk.MEDIUM
+            return Rating.MEDIUM
         case AcpPermissionAction():
             return _find_call_risk(action.call, workspace)
-    return ActionSecurityRisk.HIGH
+    return Rating.HIGH
 
 
-def _find_call_risk(call: AcpCall, workspace: str) -> ActionSecurityRisk:
+def _find_call_risk(call: AcpCall, workspace: str) -> Rating:
     """Return the risk of an ACP agent's announced action; an incomplete announcement is HIGH."""
     paths = [*call.paths, *(diff.path for diff in call.diffs)]
     if call.command:
@@ -121,18 +121,19 @@ def _find_call_risk(call: AcpCall, workspace: str) -> ActionSecurityRisk:
         return max(rate_writing(path, workspace) for path in paths)
     if call.tool_kind in ("read", "search") and paths:
         return max(rate_reading(path, workspace) for path in paths)
-    return ActionSecurityRisk.HIGH
+    return Rating.HIGH
 
 
-def needs_confirmation(action: RiskyAction, risk: ActionSecurityRisk, policy: ConfirmationPolicy) -> bool:
-    """Return whether a user must confirm an action of this risk."""
+def needs_confirmation(action: RiskyAction, rating: Rating, policy: ConfirmationPolicy) -> bool:
+    """Return whether a user must confirm an action of this rating."""
     if policy.mode in ("never", "always"):
         return policy.mode == "always"
     if policy.mode != "risky":
-        return _ask_policy_plugin(action, risk, policy)
-    if risk is ActionSecurityRisk.UNKNOWN:
+        return _ask_policy_plugin(action, rating.risk, policy)
+    if rating is Rating.UNKNOWN:
         return policy.confirm_unknown
-    return risk >= ActionSecurityRisk[policy.threshold]
+    is_unclear = rating is Rating.UNCLEAR and policy.confirm_unknown
+    return is_unclear or rating.risk >= ActionSecurityRisk[policy.threshold]
 
 
 def _ask_policy_plugin(action: RiskyAction, risk: ActionSecurityRisk, policy: ConfirmationPolicy) -> bool:
@@ -146,8 +147,8 @@ def _ask_policy_plugin(action: RiskyAction, risk: ActionSecurityRisk, policy: Co
 
 
 def _assess_action(action: RiskyAction, policy: ConfirmationPolicy, workspace: WorkspaceSpec) -> Event:
-    risk = find_risk(action, policy, workspace)
+    rating = find_risk(action, policy, workspace)
     is_waiting = action.confirmation_state is ConfirmationStatus.AWAITING_CONFIRMATION
-    waits = is_waiting or needs_confirmation(action, risk, policy)
+    waits = is_waiting or needs_confirmation(action, rating, policy)
     status = ConfirmationStatus.AWAITING_CONFIRMATION if waits else ConfirmationStatus.CONFIRMED
-    return action.model_copy(update={"security_risk": risk, "confirmation_state": status})
+    return action.model_copy(update={"security_risk": rating.risk, "confirmation_state": status})

@@ -15,6 +15,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from controller_worker.security.path_risk import LOW, MEDIUM, UNCLEAR, Rating
+
 Arguments = Sequence[str | None]
 """The words after the program's name; None for a word that is unknown before it runs."""
 
@@ -44,7 +46,7 @@ class Program:
         is_capable: it can start, write or send something beside what it is for.
         starts_operand: an operand names a program that it starts.
         is_opaque: it starts programs or sends data, and no option tells when.
-        is_medium: its risk is never lower than MEDIUM.
+        least: its lowest rating.
     """
 
     options: Mapping[str, Use]
@@ -54,7 +56,7 @@ class Program:
     is_capable: bool = False
     starts_operand: bool = False
     is_opaque: bool = False
-    is_medium: bool = True
+    least: Rating = UNCLEAR
 
 
 DANGEROUS_USES = (Use.RUNS, Use.SENDS, Use.WRITES)
@@ -79,7 +81,7 @@ def load_programs() -> tuple[Mapping[str, Program], Mapping[str, Program]]:
                 is_listed=fields.get("rest") != "harmless",
                 here=fields.get("here", ""),
                 is_capable=name in known or any(use in DANGEROUS_USES for use in options.values()),
-                is_medium=fields.get("least") == "MEDIUM",
+                least=MEDIUM if fields.get("least") == "MEDIUM" else LOW,
             )
     return understood, known
 

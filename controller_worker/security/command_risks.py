@@ -1,7 +1,7 @@
 """The risk of each program: what its options and operands mean for the workspace, and rules for little languages.
 
-Holds: a program without an entry is MEDIUM: its name is known, its effect is not. An option that is not understood
-counts as the worst that its program can do.
+Holds: a program without an entry is UNCLEAR: its name is known, its effect is not. So is a script. An option that is
+not understood counts as the worst that its program can do.
 Does not: contain anything; the sandbox does. The risk is a hint for the user who confirms.
 """
 
@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from broker.contract import ActionSecurityRisk
 from controller_worker.security.command_options import (
     Arguments,
     Program,
@@ -20,9 +19,7 @@ from controller_worker.security.command_options import (
     parse_arguments,
     split_bundle,
 )
-from controller_worker.security.path_risk import Paths, names_secret
-
-LOW, MEDIUM, HIGH = ActionSecurityRisk.LOW, ActionSecurityRisk.MEDIUM, ActionSecurityRisk.HIGH
+from controller_worker.security.path_risk import HIGH, LOW, MEDIUM, UNCLEAR, Paths, Rating, names_secret
 
 
 def _split_words(text: str) -> frozenset[str]:
@@ -36,7 +33,7 @@ DANGEROUS = _split_words(
     "iptables ip6tables nft ufw ssh scp sftp rsync ftp telnet nc ncat netcat socat nmap tcpdump gdb strace ltrace "
     "docker podman kubectl helm terraform aws gcloud az gpg ssh-add ssh-keygen twine script screen tmux expect "
     "parallel watch csh tcsh elvish systemd-run setcap wipefs blkdiscard mosh autossh sshpass sshfs pssh nerdctl mailx "
-    "sendmail mutt swaks croc wormhole"
+    "sendmail mutt swaks croc wormhole coproc"
 )
 POISONED_VARIABLES = re.compile(
     r"(PATH|HOME|IFS|ENV|BASH_ENV|BASH_FUNC_.*|BASHOPTS|SHELLOPTS|INPUTRC|PS[0-4]|PROMPT_COMMAND|EDITOR|.*_EDITOR|VISUAL"
@@ -70,9 +67,19 @@ SIMPLE_START = re.compile(r"\+(\d*[gG%]?|F|/[^\n\r\x1b!|]*)")
 """Where a pager or an editor starts; any other `+` is a command."""
 GIT_QUIET = _split_words("--no-pager -P --no-optional-locks --literal-pathspecs --no-replace-objects")
 GIT_READS = _split_words("status diff log show branch blame rev-parse ls-files describe shortlog grep remote tag")
+GIT_CHANGES = _split_words(
+    "add am apply archive branch bundle checkout checkout-index cherry cherry-pick clean clone commit commit-tree "
+    "count-objects diff-files diff-index diff-tree fast-export fast-import fetch format-patch fsck gc hash-object "
+    "init lfs log ls-remote ls-tree cat-file merge merge-base merge-file merge-tree mktree mv name-rev notes "
+    "pack-refs prune pull range-diff read-tree rebase reflog remote repack replace reset restore rev-list revert "
+    "rm sparse-checkout stash stripspace switch symbolic-ref tag update-index update-ref var verify-commit "
+    "version help whatchanged worktree write-tree check-ignore check-attr for-each-ref show-ref"
+)
+"""Commands of git; any other word may be an alias, which can be any program."""
 GIT_SENDS = _split_words(
-    "push send-email imap-send request-pull config filter-branch daemon credential submodule difftool mergetool p4 svn "
-    "instaweb web--browse gui citool hook for-each-repo maintenance http-backend shell bisect remote-ext remote-fd"
+    "push send-email imap-send request-pull config filter-branch daemon credential submodule difftool mergetool "
+    "p4 svn send-pack instaweb web--browse gui citool hook for-each-repo maintenance http-backend shell bisect "
+    "remote-ext remote-fd"
 )
 GIT_RUNS = [
     "--ext-diff",
@@ -104,7 +111,7 @@ PACKAGER_RUNS: Mapping[str, re.Pattern[str]] = {
 """Options of package managers that name a program."""
 
 
-def rate_command(name: str, arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
+def rate_command(name: str, arguments: Arguments, paths: Paths) -> Rating:
     """Return the risk of one program with its arguments.
 
     Args:
@@ -116,10 +123,10 @@ def rate_command(name: str, arguments: Arguments, paths: Paths) -> ActionSecurit
     risk = _rate_by_program(name, arguments, paths)
     # What the program does with a path may be unknown; that it gets one of a secret is not.
     is_given_secret = any(word is not None and names_secret(word) for word in arguments)
-    return HIGH if risk is MEDIUM and is_given_secret else risk
+    return HIGH if risk in (MEDIUM, UNCLEAR) and is_given_secret else risk
 
 
-def _rate_by_program(name: str, arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
+def _rate_by_program(name: str, arguments: Arguments, paths: Paths) -> Rating:
     rule = _RULES.get(name)
     if rule is not None:
         return rule(arguments, paths)
@@ -129,7 +136,7 @@ def _rate_by_program(name: str, arguments: Arguments, paths: Paths) -> ActionSec
     interpreter = INTERPRETERS.fullmatch(name)
     if interpreter:
         return _rate_interpreter(interpreter[1], arguments, paths)
-    return _rate_arguments(known[name], arguments, paths) if name in known else MEDIUM
+    return _rate_arguments(known[name], arguments, paths) if name in known else UNCLEAR
 
 
 def starts_operand(name: str) -> bool:
@@ -138,16 +145,16 @@ def starts_operand(name: str) -> bool:
     return name in known and known[name].starts_operand and not (name in understood or name in _RULES)
 
 
-def _rate_arguments(program: Program, arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
+def _rate_arguments(program: Program, arguments: Arguments, paths: Paths) -> Rating:
     if program.is_opaque:
         return HIGH
-    risks, operands = [MEDIUM if program.is_medium else LOW], 0
+    risks, operands = [program.least], 0
     for use, value in parse_arguments(program, arguments):
         match use:
             case Use.RUNS | Use.SENDS:
                 return HIGH
             case Use.UNKNOWN:
-                risks.append(HIGH if program.is_capable else MEDIUM)
+                risks.append(HIGH if program.is_capable else UNCLEAR)
             case Use.READS:
                 risks.append(paths.rate_reading(value))
             case Use.WRITES:
@@ -160,7 +167,9 @@ def _rate_arguments(program: Program, arguments: Arguments, paths: Paths) -> Act
     return max(risks)
 
 
-def _rate_operand(program: Program, value: str | None, position: int, paths: Paths) -> ActionSecurityRisk:
+def _rate_operand(program: Program, value: str | None, position: int, paths: Paths) -> Rating:
+    if value is not None and program.options.get(value.partition("=")[0]) is Use.RUNS:
+        return HIGH  # a setting of make, or a command of ip
     if value is not None and value.startswith("+") and program.operands in ("reads", "editor"):
         return LOW if SIMPLE_START.fullmatch(value) else HIGH
     match program.operands:
@@ -170,6 +179,8 @@ def _rate_operand(program: Program, value: str | None, position: int, paths: Pat
             return HIGH
         case "reads":
             return paths.rate_reading(value)
+        case "edits":
+            return paths.rate_writing(None if value is None else f"{value}/file")
         case "output" if position == 0:
             return paths.rate_reading(value)
     return paths.rate_writing(value)
@@ -179,7 +190,7 @@ def _find_operands(arguments: Arguments) -> list[str | None]:
     return [word for word in arguments if word is None or not word.startswith("-")]
 
 
-def _rate_interpreter(language: str, arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
+def _rate_interpreter(language: str, arguments: Arguments, paths: Paths) -> Rating:
     """Rate an interpreter. Neither a script nor a program in its arguments or standard input is examined."""
     if not arguments:
         return HIGH
@@ -197,22 +208,21 @@ def _rate_interpreter(language: str, arguments: Arguments, paths: Paths) -> Acti
         if INLINE_FLAG.fullmatch(word) or (loading and loading.fullmatch(word)):
             return HIGH
         if not word.startswith("-"):
-            return HIGH if word.startswith(("/dev/", "/proc/", "data:", "http:", "https:")) else MEDIUM
+            return HIGH if word.startswith(("/dev/", "/proc/", "data:", "http:", "https:")) else UNCLEAR
         if len(word) > 1 and word[-1] in takes_value and not word.startswith("--"):
             left = left[1:]
     return HIGH
 
 
-def _rate_module(words: Arguments, paths: Paths) -> ActionSecurityRisk:
+def _rate_module(words: Arguments, paths: Paths) -> Rating:
     """Rate `python -m`: a module that is a program on its own counts as that program."""
     module = words[0] if words else None
     if module is None or module in MODULES_THAT_RUN:
         return HIGH
-    known = module in DANGEROUS or module in PACKAGERS
-    return max(MEDIUM, rate_command(module, words[1:], paths)) if known else MEDIUM
+    return max(MEDIUM, rate_command(module, words[1:], paths))
 
 
-def _rate_awk(arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
+def _rate_awk(arguments: Arguments, paths: Paths) -> Rating:
     uses = list(parse_arguments(load_programs()[0]["awk"], arguments))
     if any(use in (Use.RUNS, Use.UNKNOWN) for use, _ in uses):
         return HIGH
@@ -225,7 +235,7 @@ def _rate_awk(arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
     return max([writes, *(paths.rate_reading(value) for value in (".", *operands[1:]))])
 
 
-def _rate_sed(arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
+def _rate_sed(arguments: Arguments, paths: Paths) -> Rating:
     words, is_in_place = list[str | None](), False
     for word in arguments:
         in_place = re.fullmatch(r"-([nErsuz]*)i(.*)|--in-(?:p|pl|pla|plac|place)(?:=(.*))?", word or "", re.DOTALL)
@@ -259,7 +269,7 @@ SED_COMMAND = re.compile(
 )
 
 
-def _rate_sed_script(script: str, paths: Paths) -> ActionSecurityRisk:
+def _rate_sed_script(script: str, paths: Paths) -> Rating:
     """Rate a script of sed: `e` and `w`, as a command or a flag, and all that is not understood, are HIGH."""
     position, risk = 0, LOW
     while position < len(script):
@@ -276,7 +286,7 @@ def _rate_sed_script(script: str, paths: Paths) -> ActionSecurityRisk:
     return risk
 
 
-def _rate_git(arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
+def _rate_git(arguments: Arguments, paths: Paths) -> Rating:
     words = [word for word in arguments if word is not None]
     if not words or len(words) < len(arguments):
         return HIGH
@@ -293,7 +303,8 @@ def _rate_git(arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
         words = [word for word in rest if not re.fullmatch(r"-[MCB][\d%/]+", word)]
         return _rate_arguments(load_programs()[0]["git-read"], words, paths)
     written = [word.partition("=")[2] if word.startswith("--") else word.removeprefix("-o") for word in rest]
-    return max([MEDIUM, *(paths.rate_writing(word) for word in written if word.startswith(("/", "~")))])
+    known = MEDIUM if verb in GIT_READS | GIT_CHANGES else UNCLEAR
+    return max([known, *(paths.rate_writing(word) for word in written if word.startswith(("/", "~")))])
 
 
 def _starts_programs(verb: str, word: str) -> bool:
@@ -307,18 +318,25 @@ def _starts_programs(verb: str, word: str) -> bool:
     return len(name) > 4 and any(option.startswith(name) for option in GIT_RUNS)
 
 
-def _rate_packager(name: str) -> Callable[[Arguments, Paths], ActionSecurityRisk]:
+def _rate_packager(name: str) -> Callable[[Arguments, Paths], Rating]:
     runs = PACKAGER_RUNS.get(name)
 
-    def rate(arguments: Arguments, _: Paths) -> ActionSecurityRisk:
-        if any(word is None or word in PUBLISHES for word in arguments):
+    def rate(arguments: Arguments, paths: Paths) -> Rating:
+        words = [word for word in arguments if word is not None]
+        if len(words) < len(arguments) or not PUBLISHES.isdisjoint(words):
             return HIGH
-        return HIGH if runs and any(runs.fullmatch(word or "") for word in arguments) else MEDIUM
+        if runs and any(runs.fullmatch(word) for word in words):
+            return HIGH
+        # A directory is where it installs to, or what it installs from.
+        places = [word.rpartition("=")[2] for word in words]
+        return max(
+            [MEDIUM, *(paths.rate_writing(f"{place}/file") for place in places if place.startswith(("/", "~", "..")))]
+        )
 
     return rate
 
 
-def _rate_kill(arguments: Arguments, _: Paths) -> ActionSecurityRisk:
+def _rate_kill(arguments: Arguments, _: Paths) -> Rating:
     return HIGH if any(word is None or word in ("1", "-1", "0") for word in arguments[-1:]) else MEDIUM
 
 
@@ -327,11 +345,11 @@ def is_plain_variable(name: str | None) -> bool:
     return name is not None and VARIABLE.fullmatch(name) is not None and not POISONED_VARIABLES.fullmatch(name)
 
 
-def _rate_names(names: Sequence[str | None]) -> ActionSecurityRisk:
+def _rate_names(names: Sequence[str | None]) -> Rating:
     return LOW if all(is_plain_variable(name) for name in names) else HIGH
 
 
-def _rate_let(arguments: Arguments, _: Paths) -> ActionSecurityRisk:
+def _rate_let(arguments: Arguments, _: Paths) -> Rating:
     is_plain = all(
         word is not None
         and ARITHMETIC.fullmatch(word)
@@ -341,12 +359,12 @@ def _rate_let(arguments: Arguments, _: Paths) -> ActionSecurityRisk:
     return LOW if is_plain else HIGH
 
 
-def _rate_test(arguments: Arguments, _: Paths) -> ActionSecurityRisk:
+def _rate_test(arguments: Arguments, _: Paths) -> Rating:
     follow = [after for before, after in pairwise(arguments) if before in ("-v", "-R")]
     return LOW if all(name is not None and VARIABLE.fullmatch(name) for name in follow) else HIGH
 
 
-def _rate_printf(arguments: Arguments, _: Paths) -> ActionSecurityRisk:
+def _rate_printf(arguments: Arguments, _: Paths) -> Rating:
     first = arguments[0] if arguments else ""
     if first is None or not first.startswith("-v"):
         return LOW
@@ -356,7 +374,7 @@ def _rate_printf(arguments: Arguments, _: Paths) -> ActionSecurityRisk:
 def _name_options(values: str, names: str = "") -> Program:
     """Return a built-in whose operands are names of variables, as are the values of the options `names`."""
     options = {f"-{letter}": Use.VALUE for letter in values} | {f"-{letter}": Use.OPERAND for letter in names}
-    return Program(options=options, is_medium=False)
+    return Program(options=options, least=LOW)
 
 
 _NAMING_BUILTINS: Mapping[str, Program] = {
@@ -368,8 +386,8 @@ _NAMING_BUILTINS: Mapping[str, Program] = {
 }
 
 
-def _rate_naming(name: str) -> Callable[[Arguments, Paths], ActionSecurityRisk]:
-    def rate(arguments: Arguments, _: Paths) -> ActionSecurityRisk:
+def _rate_naming(name: str) -> Callable[[Arguments, Paths], Rating]:
+    def rate(arguments: Arguments, _: Paths) -> Rating:
         uses = list(parse_arguments(_NAMING_BUILTINS[name], arguments))
         is_array = name in ("mapfile", "readarray")
         if is_array and any(word is None or word.startswith("-C") for word in arguments):
@@ -383,11 +401,11 @@ def _rate_naming(name: str) -> Callable[[Arguments, Paths], ActionSecurityRisk]:
     return rate
 
 
-def _rate_getopts(arguments: Arguments, _: Paths) -> ActionSecurityRisk:
+def _rate_getopts(arguments: Arguments, _: Paths) -> Rating:
     return _rate_names(arguments[1:2])
 
 
-def _rate_tar(arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
+def _rate_tar(arguments: Arguments, paths: Paths) -> Rating:
     program = load_programs()[0]["tar"]
     words = split_bundle(program, arguments)
     # An archive on another machine is reached by a program: `host:path`.
@@ -397,23 +415,23 @@ def _rate_tar(arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
     return HIGH if is_remote and "--force-local" not in words else _rate_arguments(program, words, paths)
 
 
-def _rate_curl(arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
+def _rate_curl(arguments: Arguments, paths: Paths) -> Rating:
     if any(word is None or "%output" in word for word in arguments):
         return HIGH
     return _rate_arguments(load_programs()[0]["curl"], arguments, paths)
 
 
-def _rate_wget(arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
+def _rate_wget(arguments: Arguments, paths: Paths) -> Rating:
     return HIGH if None in arguments else _rate_arguments(load_programs()[0]["wget"], arguments, paths)
 
 
-def _rate_yq(arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
+def _rate_yq(arguments: Arguments, paths: Paths) -> Rating:
     if any(word is not None and re.fullmatch(r"-[CMNPejnrvcS0]*i.*|--in-?place", word) for word in arguments):
         return max((paths.rate_writing(word) for word in _find_operands(arguments)[1:]), default=HIGH)
     return _rate_arguments(load_programs()[0]["yq"], arguments, paths)
 
 
-def _rate_database(arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
+def _rate_database(arguments: Arguments, paths: Paths) -> Rating:
     """Rate a client of a database, whose commands can start a shell."""
     shell = re.compile(
         r"(^|[\n;])\s*(\.(shell|system|output|once|import|load|read|save|backup|excel)|\\[!ogw]|system\b)"
@@ -423,7 +441,7 @@ def _rate_database(arguments: Arguments, paths: Paths) -> ActionSecurityRisk:
     return max([MEDIUM, *(paths.rate_writing(word) for word in arguments if word and word.startswith(("/", "~")))])
 
 
-_RULES: Mapping[str, Callable[[Arguments, Paths], ActionSecurityRisk]] = {
+_RULES: Mapping[str, Callable[[Arguments, Paths], Rating]] = {
     **dict.fromkeys(("awk", "gawk", "mawk", "nawk"), _rate_awk),
     **dict.fromkeys(("kill", "pkill", "killall"), _rate_kill),
     **dict.fromkeys(("sqlite3", "psql", "mysql", "mariadb"), _rate_database),

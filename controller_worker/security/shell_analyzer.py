@@ -14,20 +14,16 @@ from itertools import takewhile
 
 import tree_sitter
 
-from broker.contract import ActionSecurityRisk
 from broker.tools import parse_bash
 from controller_worker.security.command_options import Arguments
 from controller_worker.security.command_risks import (
-    HIGH,
     INTERPRETERS,
-    LOW,
-    MEDIUM,
     POISONED_VARIABLES,
     is_plain_variable,
     rate_command,
     starts_operand,
 )
-from controller_worker.security.path_risk import Paths
+from controller_worker.security.path_risk import HIGH, LOW, MEDIUM, UNCLEAR, Paths, Rating
 
 MAX_COMMAND_CHARS = 100_000
 MAX_DEPTH = 40
@@ -56,7 +52,12 @@ WRAPPERS: dict[str, tuple[str, str]] = {
 }
 """Programs that run the program in their arguments: their options without and with a value."""
 RUNNERS = frozenset(("poetry", "uv", "pipenv", "bundle", "hatch", "rye", "pdm", "pixi", "conda", "npm", "yarn", "pnpm"))
+SCRIPT_RUNNERS = frozenset(("npm", "yarn", "pnpm"))
+"""Runners whose `run` starts a script of the project."""
 MAX_STARTED_WORDS = 8
+BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
+MAX_BRACE_WORDS = 64
+PLAIN_WORD = re.compile(r"[\w./{},*?=:@%+-]+", re.ASCII)
 CHANGES_DIRECTORY = frozenset(("cd", "chdir", "pushd", "popd"))
 LOOPS = frozenset(("for_statement", "c_style_for_statement", "while_statement", "function_definition"))
 OWN_PROCESS = frozenset(("subshell", "command_substitution", "process_substitution"))
@@ -80,13 +81,18 @@ ARRAY_ASSIGNMENT = re.compile(r"\+?=.*", re.DOTALL)
 FIND_RUNS = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
 MAX_FIND_RUNS = 20
 FIND_WRITES = frozenset(("-delete", "-fprint", "-fprintf", "-fls", "-fprint0"))
+RUNS_VALUE = re.compile(r"@P\s*\}$")
+"""`${x@P}` expands a value as a prompt: bash runs the substitutions in it."""
+INDIRECT = re.compile(r"\$\{!(?!\w+(?:\[[@*]\]|[@*])\}$)")
+"""`${!x}` evaluates the value of a variable as a name; the lists of names `${!x[@]}` and `${!x*}` do not."""
+ESCAPED = re.compile(r"\\([$`\"\\])")
 UNKNOWN_TEXT = frozenset(
     ("simple_expansion", "expansion", "command_substitution", "process_substitution", "arithmetic_expansion")
 )
 WRITES = frozenset((">", ">>", "&>", "&>>", ">|", "<>"))
 
 
-def rate_shell(command: str, workspace: str, directory: str | None = None) -> ActionSecurityRisk:
+def rate_shell(command: str, workspace: str, directory: str | None = None) -> Rating:
     """Return the risk of a command line or script; never UNKNOWN.
 
     Args:
@@ -112,7 +118,7 @@ class _SyntaxWalk:
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
 
-    def rate(self, node: tree_sitter.Node, depth: int, *, is_fed: bool = False) -> ActionSecurityRisk:
+    def rate(self, node: tree_sitter.Node, depth: int, *, is_fed: bool = False) -> Rating:
         """Return the highest risk of a node and all nodes below it.
 
         Args:
@@ -131,7 +137,7 @@ class _SyntaxWalk:
             self.paths = self.paths.join(before)
         return risk
 
-    def _rate_node(self, node: tree_sitter.Node, depth: int, *, is_fed: bool) -> ActionSecurityRisk:
+    def _rate_node(self, node: tree_sitter.Node, depth: int, *, is_fed: bool) -> Rating:
         own = HIGH if node.type in EVALUATING and _hides_substitution(node) else LOW
         match node.type:
             case "command":
@@ -142,6 +148,8 @@ class _SyntaxWalk:
                 own = LOW if is_plain_variable(_to_text(node.child_by_field_name("variable"))) else HIGH
             case "unary_expression":
                 own = _rate_variable_test(node)
+            case "expansion":
+                own = max(own, _rate_expansion(_to_text(node)))
             case "file_redirect":
                 own = self._rate_redirect(node)
             case "function_definition":
@@ -162,7 +170,7 @@ class _SyntaxWalk:
                 return max(self.rate(child, depth + 1, is_fed=is_fed) for child in (*redirects, *others, *after))
         return max([own, *(self.rate(child, depth + 1, is_fed=is_fed) for child in node.named_children)])
 
-    def _rate_pipeline(self, node: tree_sitter.Node, depth: int, *, is_fed: bool) -> ActionSecurityRisk:
+    def _rate_pipeline(self, node: tree_sitter.Node, depth: int, *, is_fed: bool) -> Rating:
         before, risks = self.paths, [LOW]
         for position, child in enumerate(node.named_children):
             self.paths = before  # each part is a separate process
@@ -170,7 +178,7 @@ class _SyntaxWalk:
         self.paths = before
         return max(risks)
 
-    def _rate_list(self, node: tree_sitter.Node, depth: int, *, is_fed: bool) -> ActionSecurityRisk:
+    def _rate_list(self, node: tree_sitter.Node, depth: int, *, is_fed: bool) -> Rating:
         before, risks = self.paths, [LOW]
         for child in node.children:
             if child.type == "||":
@@ -179,7 +187,7 @@ class _SyntaxWalk:
                 risks.append(self.rate(child, depth + 1, is_fed=is_fed))
         return max(risks)
 
-    def _rate_branches(self, node: tree_sitter.Node, depth: int, *, is_fed: bool) -> ActionSecurityRisk:
+    def _rate_branches(self, node: tree_sitter.Node, depth: int, *, is_fed: bool) -> Rating:
         risks, reached = [LOW], self.paths
         for child in node.named_children:
             if child.type in ("elif_clause", "else_clause", "case_item"):
@@ -189,7 +197,7 @@ class _SyntaxWalk:
         self.paths = reached
         return max(risks)
 
-    def _rate_command(self, node: tree_sitter.Node, *, is_fed: bool, depth: int) -> ActionSecurityRisk:
+    def _rate_command(self, node: tree_sitter.Node, *, is_fed: bool, depth: int) -> Rating:
         # Substitutions in the arguments, and redirections, come before the command itself.
         below = max([LOW, *(self.rate(child, depth + 1, is_fed=is_fed) for child in node.named_children)])
         name_node = node.child_by_field_name("name")
@@ -201,14 +209,14 @@ class _SyntaxWalk:
         if name_node is None or name is None:
             return HIGH
         is_fed = is_fed or any(child.type.startswith("here") for child in node.children)
-        arguments = [_find_known_text(child) for child in node.children_by_field_name("argument")]
+        arguments = [word for child in node.children_by_field_name("argument") for word in _find_known_words(child)]
         before = self.paths
         risk = max(below, self._rate_program(name, arguments, is_fed=is_fed, depth=depth))
         if self.paths != before and not _is_joined_by_and(node):
             self.paths = self.paths.join(before)  # the change may fail
         return risk
 
-    def _rate_program(self, name: str, arguments: Arguments, *, is_fed: bool, depth: int) -> ActionSecurityRisk:
+    def _rate_program(self, name: str, arguments: Arguments, *, is_fed: bool, depth: int) -> Rating:
         if depth > MAX_DEPTH:
             return HIGH
         name = BIN_DIRECTORIES.sub("", name) if BIN_DIRECTORIES.match(name) else name
@@ -229,15 +237,20 @@ class _SyntaxWalk:
         if name in CHANGES_DIRECTORY:
             return self._change_directory(name, arguments)
         risk = rate_command(name, arguments, self.paths)
+        if name in SCRIPT_RUNNERS and arguments[:1] == ["run"]:
+            return max(risk, MEDIUM)
         if name in RUNNERS and arguments[:1] in (["run"], ["exec"], ["x"]):
-            return max(risk, MEDIUM, self._rate_started(arguments[1:], depth))
+            program, *rest = arguments[1:] or [None]
+            if program is None or program.startswith("-"):
+                return max(risk, self._rate_started(arguments[1:], depth))
+            return max(risk, MEDIUM, self._rate_program(program, rest, is_fed=is_fed, depth=depth + 1))
         if starts_operand(name):
             return max(risk, self._rate_started(arguments, depth))
         is_interpreter = risk is not LOW and INTERPRETERS.fullmatch(name) is not None
         has_script = any(word is not None and not word.startswith("-") for word in arguments)
         return HIGH if is_fed and is_interpreter and not has_script else risk
 
-    def _change_directory(self, name: str, arguments: Arguments) -> ActionSecurityRisk:
+    def _change_directory(self, name: str, arguments: Arguments) -> Rating:
         options = ("-L", "-P", "-e", "-@", "--", "-n")
         words = [word for word in arguments if word not in options]
         home = None if name in ("pushd", "popd") else "~"
@@ -247,9 +260,9 @@ class _SyntaxWalk:
         self.paths = self.paths.change(target)
         return LOW
 
-    def _rate_started(self, arguments: Arguments, depth: int) -> ActionSecurityRisk:
+    def _rate_started(self, arguments: Arguments, depth: int) -> Rating:
         """Rate a program that another one starts; any word may be its name, because the options are not known."""
-        risks = [MEDIUM]
+        risks = [UNCLEAR]
         for position, word in enumerate(arguments[:MAX_STARTED_WORDS]):
             if word is None or (word in WRAPPERS or word in RUNNERS or starts_operand(word)):
                 return HIGH
@@ -257,7 +270,7 @@ class _SyntaxWalk:
                 risks.append(self._rate_program(word, arguments[position + 1 :], is_fed=False, depth=depth + 1))
         return max(risks)
 
-    def _rate_shell(self, arguments: Arguments, depth: int) -> ActionSecurityRisk:
+    def _rate_shell(self, arguments: Arguments, depth: int) -> Rating:
         if any(word is None for word in arguments):
             return HIGH
         left = [word for word in arguments if word is not None]
@@ -269,7 +282,7 @@ class _SyntaxWalk:
             if word == "--":
                 break
             if word in ("--rcfile", "--init-file"):
-                own, left = MEDIUM, left[1:]  # a script in a file
+                own, left = UNCLEAR, left[1:]  # a script in a file
             elif word.startswith("--"):
                 if word not in ("--login", "--norc", "--noprofile", "--posix", "--verbose", "--restricted"):
                     return HIGH
@@ -284,15 +297,15 @@ class _SyntaxWalk:
             return HIGH
         if is_command:
             return max(own, self._rate_script(left[0], depth))
-        return HIGH if left[0].startswith(("-", "/dev/", "/proc/")) else max(MEDIUM, self.paths.rate_reading(left[0]))
+        return HIGH if left[0].startswith(("-", "/dev/", "/proc/")) else max(UNCLEAR, self.paths.rate_reading(left[0]))
 
-    def _rate_script(self, script: str, depth: int) -> ActionSecurityRisk:
+    def _rate_script(self, script: str, depth: int) -> Rating:
         root = parse_bash(script)
         if root is None or root.has_error or not script.strip():
             return HIGH
         return _SyntaxWalk(self.paths).rate(root, depth + 1)
 
-    def _rate_wrapped(self, name: str, arguments: Arguments, *, is_fed: bool, depth: int) -> ActionSecurityRisk:
+    def _rate_wrapped(self, name: str, arguments: Arguments, *, is_fed: bool, depth: int) -> Rating:
         """Return the risk of a program that another one runs."""
         flags, values = (options.split() for options in WRAPPERS[name])
         left, before, read = list(arguments), self.paths, LOW
@@ -349,7 +362,7 @@ class _SyntaxWalk:
             self.paths = before
         return risk
 
-    def _rate_find(self, arguments: Arguments, depth: int) -> ActionSecurityRisk:
+    def _rate_find(self, arguments: Arguments, depth: int) -> Rating:
         risk, left = LOW, list(arguments)
         while left and left[0] is not None and re.match(r"-[HLP]$|-O|-D$", left[0]):
             left = left[2 if left[0] == "-D" else 1 :]
@@ -358,6 +371,8 @@ class _SyntaxWalk:
             roots.append(left.pop(0))
         found = [None if root is None else f"{root}/found" for root in roots or ["."]]
         risk = max(self.paths.rate_reading(root) for root in roots or ["."])
+        if "-files0-from" in left:
+            return HIGH
         if sum(word in FIND_RUNS for word in left) > MAX_FIND_RUNS or len(found) > MAX_FIND_RUNS:
             return HIGH
         for position, word in enumerate(left):
@@ -378,7 +393,7 @@ class _SyntaxWalk:
                     risk = max(risk, self._rate_program(program, words, is_fed=False, depth=depth + 1))
         return risk
 
-    def _rate_variables(self, node: tree_sitter.Node) -> ActionSecurityRisk:
+    def _rate_variables(self, node: tree_sitter.Node) -> Rating:
         names = [child for child in (node, *node.named_children) if child.type == "variable_assignment"]
         texts = [_to_text(name.child_by_field_name("name")) for name in names]
         texts += [_to_text(child) for child in node.named_children if child.type in ("variable_name", "word")]
@@ -391,13 +406,19 @@ class _SyntaxWalk:
             return LOW if all(is_plain_variable(name) for name in names_in_text) else HIGH
         return LOW
 
-    def _rate_redirect(self, node: tree_sitter.Node) -> ActionSecurityRisk:
+    def _rate_redirect(self, node: tree_sitter.Node) -> Rating:
         destination = node.child_by_field_name("destination")
         if destination is None or re.fullmatch(r"\d+|-", _to_text(destination)):
             return LOW
         path = _find_known_text(destination)
         is_written = any(child.type in WRITES for child in node.children)
         return self.paths.rate_writing(path) if is_written else self.paths.rate_reading(path)
+
+
+def _rate_expansion(text: str) -> Rating:
+    if RUNS_VALUE.search(text):
+        return HIGH
+    return UNCLEAR if INDIRECT.match(text) else LOW
 
 
 def _put_found(argument: str | None, found: str | None) -> str | None:
@@ -430,7 +451,7 @@ def _hides_substitution(node: tree_sitter.Node) -> bool:
     )
 
 
-def _rate_variable_test(node: tree_sitter.Node) -> ActionSecurityRisk:
+def _rate_variable_test(node: tree_sitter.Node) -> Rating:
     words = [child for child in node.children if child.type not in ("!", "(", ")")]
     if len(words) != 2 or _to_text(words[0]) not in ("-v", "-R"):
         return LOW
@@ -447,10 +468,12 @@ def _find_known_text(node: tree_sitter.Node) -> str | None:
         case "raw_string":
             return _to_text(node)[1:-1]
         case "string":
-            if any(child.type in UNKNOWN_TEXT for child in node.named_children) or "\\" in _to_text(node):
+            if any(child.type in UNKNOWN_TEXT for child in node.named_children):
                 return None
-            return _to_text(node)[1:-1]
+            return ESCAPED.sub(r"\1", _to_text(node)[1:-1].replace("\\\n", ""))
         case "concatenation":
+            if PLAIN_WORD.fullmatch(_to_text(node)):
+                return _to_text(node)
             parts = [_find_known_text(child) for child in node.named_children]
             whole = "".join(part or "" for part in parts)
             # Text between the parts, such as a brace, is no named node.
@@ -459,6 +482,27 @@ def _find_known_text(node: tree_sitter.Node) -> str | None:
             )
             return whole if is_whole and None not in parts else None
     return None
+
+
+def _find_known_words(node: tree_sitter.Node) -> list[str | None]:
+    """Return the values of a word with `{a,b}` in it; None for a range of letters, and where there are too many."""
+    left, words = [_find_known_text(node)], list[str | None]()
+    if node.type not in ("word", "concatenation"):
+        return [*left]
+    while left:
+        text = left.pop(0)
+        found = BRACES.search(text) if text is not None else None
+        if text is None or found is None:
+            words.append(text)
+        elif "," in found[1]:
+            left[:0] = [text[: found.start()] + part + text[found.end() :] for part in found[1].split(",")]
+        elif re.fullmatch(r"-?\d+(\.\.-?\d+)+", found[1]):
+            left.insert(0, text[: found.start()] + "1" + text[found.end() :])
+        else:
+            return [None]
+        if len(left) + len(words) > MAX_BRACE_WORDS:
+            return [None]
+    return words
 
 
 def _to_text(node: tree_sitter.Node | None) -> str:

@@ -33,7 +33,7 @@ def test_blank_lines_of_a_command_that_may_sleep(text: str) -> None:
     ],
 )
 def test_the_risk_of_a_command(command: str, risk: ActionSecurityRisk) -> None:
-    assert rate_shell(command, "/workspace") == risk
+    assert rate_shell(command, "/workspace").risk is risk
 
 
 @pytest.mark.parametrize("text", ["<function=" * 100_000, "<function=a" * 90_000 + ">"])

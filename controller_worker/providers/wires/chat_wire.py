@@ -42,6 +42,9 @@ STOP_REASONS: Mapping[str, str] = {
 }
 """Stop reasons that some servers and gateways pass on in the words of Claude, Mistral, GLM and Gemini."""
 OUTPUT_NAME = "output"
+DESCRIPTION_LIMIT_CHARS = 1_024
+"""OpenAI, Azure and servers that imitate them refuse a request with a longer description of a tool."""
+CUT_DESCRIPTION = " […]"
 SEE_BELOW = "The result is the picture below."
 
 
@@ -149,15 +152,22 @@ def write_request_fields(
 
 
 def write_tools(tools: Sequence[ToolSpec], *, is_strict: bool = False) -> list[dict[str, Any]]:
-    """Return the tools in wire format. Tools whose schemas allow it are strict."""
+    """Return the tools in wire format. Tools whose schemas allow it are strict; long descriptions are cut."""
     written = []
     for tool in tools:
-        function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        description = _shorten_description(tool.description)
+        function: dict[str, Any] = {"name": tool.name, "description": description, "parameters": tool.parameters}
         schema = to_strict_schema(tool.parameters, optional_as_null=True) if is_strict else None
         if schema is not None:
             function |= {"parameters": schema, "strict": True}
         written.append({"type": "function", "function": function})
     return written
+
+
+def _shorten_description(text: str) -> str:
+    if len(text) <= DESCRIPTION_LIMIT_CHARS:
+        return text
+    return text[: DESCRIPTION_LIMIT_CHARS - len(CUT_DESCRIPTION)].rstrip() + CUT_DESCRIPTION
 
 
 def _split_result(result: Message) -> tuple[Message, Message]:

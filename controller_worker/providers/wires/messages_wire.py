@@ -8,7 +8,9 @@ Does not: handle streams.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from broker.contract import ToolSpec
@@ -34,6 +36,8 @@ CACHE_MARKS: Mapping[CacheLifetime, Mapping[str, str]] = {
     "5m": {"type": "ephemeral"},
     "1h": {"type": "ephemeral", "ttl": "1h"},
 }
+PARAMETER_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+"""Anthropic refuses a request if a parameter of any tool has another name."""
 IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
 _STOP_REASONS: Mapping[str, str] = {
@@ -180,8 +184,25 @@ def _part(part: TextPart | ImagePart) -> Block | None:
 
 
 def _write_tools(tools: Sequence[ToolSpec], *, is_strict: bool) -> list[dict[str, Any]]:
-    schemas = to_strict_tools(tools) if is_strict else [None] * len(tools)
-    return [_tool(tool, schema) for tool, schema in zip(tools, schemas, strict=True)]
+    fitted = [_describe_odd_parameters(tool) for tool in tools]
+    schemas = to_strict_tools(fitted) if is_strict else [None] * len(fitted)
+    return [_tool(tool, schema) for tool, schema in zip(fitted, schemas, strict=True)]
+
+
+def _describe_odd_parameters(tool: ToolSpec) -> ToolSpec:
+    """Return a tool with the parameters whose names are refused in its description instead of its schema."""
+    properties = tool.parameters.get("properties")
+    names = properties if isinstance(properties, Mapping) else {}
+    odd = {name: schema for name, schema in names.items() if not PARAMETER_NAME.fullmatch(name)}
+    if not odd:
+        return tool
+    # The tool worker checks the arguments by the whole schema.
+    parameters = tool.parameters | {"properties": {name: names[name] for name in names if name not in odd}}
+    parameters.pop("additionalProperties", None)
+    if "required" in parameters:
+        parameters["required"] = [name for name in parameters["required"] if name not in odd]
+    note = f"Further arguments, with their JSON Schemas: {json.dumps(odd)}"
+    return replace(tool, description=f"{tool.description}\n\n{note}".strip(), parameters=parameters)
 
 
 def _tool(tool: ToolSpec, strict: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -78,7 +78,8 @@ def require_usable(reply: ParsedReply, *, refusal: str = "") -> ParsedReply:
         ContentPolicyError: the answer was refused.
         NoResponseError: the reply is empty or blank.
     """
-    has_text = bool(reply.text.strip())
+    # A zero-width space is neither white space nor printable.
+    has_text = any(character.isprintable() and not character.isspace() for character in reply.text)
     if reply.stop_reason == "content_filter" or (not has_text and refusal):
         raise ContentPolicyError(refusal or "The model refused to answer.", provider_text=refusal)
     if not has_text and not reply.tool_calls:

@@ -59,13 +59,23 @@ class Chunk:
     def render(self, found: list[str]) -> list[str]:
         """Return the new lines; context lines are those of the file, which may have other white space.
 
+        Added lines get the indentation that all lines of the file have before that of the patch.
+
         Args:
             found: The lines of the file that match `old`.
         """
-        lines = self.new.copy()
+        margins = {_find_margin(old, line) for old, line in zip(self.old, found) if old.strip()}  # noqa: B905  (equally many)
+        margin = margins.pop() if len(margins) == 1 else None
+        lines = [margin + line if margin and line.strip() else line for line in self.new]
         for new, old in self.context:
             lines[new] = found[old]
         return lines
+
+
+def _find_margin(old: str, line: str) -> str | None:
+    """Return the white space of a file's line before the indentation of the patch; None: they do not fit."""
+    there, written = (text[: len(text) - len(text.lstrip())] for text in (line, old))
+    return there[: len(there) - len(written)] if there.endswith(written) else None
 
 
 class FileChange:

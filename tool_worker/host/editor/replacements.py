@@ -111,13 +111,26 @@ def _without_lacking_margins(text: str, old: str, new: str) -> tuple[str, str]:
     end = start + len(core)
     first = bisect_left(range(start), True, key=lambda place: text.count(old[place:end]) == count)
     last = end + bisect_left(range(1, len(old) - end + 1), True, key=lambda n: text.count(old[first : end + n]) < count)
-    return old[first:last], _without_common_ends(new, old[:first], old[last:])
+    # A blank line that the file lacks is left out as a whole: its last part is not an indentation.
+    first += bool(first) and old[first] == "\n"
+    if last < len(old):
+        last = old.rfind("\n", end, last) + 1 or last
+    new = _without_common_start(new, old[:first])
+    return old[first:last], _without_common_end(new, old[last:], is_of_lines=old[last - 1] == "\n")
 
 
-def _without_common_ends(text: str, start: str, end: str) -> str:
-    """Return a text without what its start has in common with `start`, and its end with `end`."""
-    text = text[_count_common(text, start) :]
-    return text[: len(text) - _count_common(reversed(text), reversed(end))]
+def _without_common_start(text: str, start: str) -> str:
+    """Return a text without what its start has in common with `start`; whole lines if `start` consists of lines."""
+    count = _count_common(text, start)
+    return text[text.rfind("\n", 0, count) + 1 if start.endswith("\n") else count :]
+
+
+def _without_common_end(text: str, end: str, *, is_of_lines: bool) -> str:
+    """Return a text without what its end has in common with `end`; whole lines if `end` consists of lines."""
+    kept = len(text) - _count_common(reversed(text), reversed(end))
+    if is_of_lines and kept and text[kept - 1] != "\n":
+        kept = text.find("\n", kept) + 1 or len(text)
+    return text[:kept]
 
 
 def _count_common(characters: Iterable[str], others: Iterable[str]) -> int:

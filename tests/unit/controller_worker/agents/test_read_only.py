@@ -56,7 +56,7 @@ def test_a_call_becomes_a_question(agent: Agent, name: str, arguments: dict[str,
     action = called(agent, name, **arguments)
     assert isinstance(action, CodeSearchAction)
     assert (action.question, action.arguments, action.outcome) == (name, arguments, OutcomePolicy.IDEMPOTENT)
-    assert find_risk(action, ConfirmationPolicy(mode="risky"), WorkspaceSpec()) is ActionSecurityRisk.LOW
+    assert find_risk(action, ConfirmationPolicy(mode="risky"), WorkspaceSpec()).risk is ActionSecurityRisk.LOW
 
 
 def test_view_reads() -> None:

@@ -126,6 +126,14 @@ def test_messages_with_pictures_are_written_once() -> None:
     assert len(wire.written) == made
 
 
+@pytest.mark.parametrize(("written", "chars"), [("a" * 1_024, 1_024), ("a" * 1_025, 1_024), ("a " * 4_000, 1_023)])
+def test_description_of_a_tool_fits_every_provider(written: str, chars: int) -> None:
+    """Tools of MCP servers and packages may describe themselves in 8,000 characters; OpenAI takes 1,024."""
+    [tool] = write_tools([ToolSpec("think", written, {"type": "object", "properties": {}})])
+    description = tool["function"]["description"]
+    assert (len(description), description.endswith("[…]")) == (chars, len(written) > 1_024)
+
+
 def test_tools() -> None:
     parameters = {"type": "object", "properties": {}}
     assert write_tools([ToolSpec("think", "Think.", parameters)]) == [
@@ -199,6 +207,8 @@ def test_a_call_without_an_id_gets_one_later(given: dict[str, Any]) -> None:
         ({"choices": []}, NoResponseError, "The reply has no choices."),
         ({"choices": None}, NoResponseError, "The reply has no choices."),
         (reply(), NoResponseError, "The reply has no content."),
+        (reply(" \t\n"), NoResponseError, "The reply has no content."),
+        (reply("\u00a0\u200b\ufeff\u2060"), NoResponseError, "The reply has no content."),
         (reply(refusal="I must not."), ContentPolicyError, "I must not."),
         (reply(finish_reason="content_filter"), ContentPolicyError, "The model refused to answer."),
         ({}, MalformedReplyError, "The reply is not a chat completion"),

@@ -94,6 +94,20 @@ def test_a_whole_step_with_marks() -> None:
     }
 
 
+def test_parameter_whose_name_claude_refuses_is_in_the_description() -> None:
+    """Anthropic answers a whole request with 400 if one parameter of one MCP tool is called `$filter`."""
+    names = {"a.b-c": {"type": "string"}, "$filter": {"type": "string"}, "x" * 65: {"type": "integer"}}
+    schema = {"type": "object", "properties": names, "required": ["a.b-c", "$filter"], "additionalProperties": False}
+    [tool] = written(text("user", "go"), tools=(ToolSpec("list", "List.", schema),))["tools"]
+    assert tool["input_schema"] == {
+        "type": "object",
+        "properties": {"a.b-c": {"type": "string"}},
+        "required": ["a.b-c"],
+    }
+    further = json.dumps({"$filter": {"type": "string"}, "x" * 65: {"type": "integer"}})
+    assert tool["description"] == f"List.\n\nFurther arguments, with their JSON Schemas: {further}"
+
+
 def test_neighbours_become_one_and_empty_messages_vanish() -> None:
     said = [text("user", "one"), text("user", " \n"), text("user", "two"), text("assistant", ""), text("user", "three")]
     blocks = [{"type": "text", "text": each} for each in ("one", "two", "three")]

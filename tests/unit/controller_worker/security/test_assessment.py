@@ -12,6 +12,7 @@ from broker.contract.file_events import ApplyPatchAction, FileEditAction, FileRe
 from broker.contract.policies import ConfirmationPolicy
 from broker.contract.session_events import IPythonRunCellAction
 from controller_worker.security.assessment import assess, find_risk, needs_confirmation, parse_risk
+from controller_worker.security.path_risk import Rating
 
 LOW, MEDIUM, HIGH = ActionSecurityRisk.LOW, ActionSecurityRisk.MEDIUM, ActionSecurityRisk.HIGH
 UNKNOWN = ActionSecurityRisk.UNKNOWN
@@ -52,7 +53,7 @@ HERE = WorkspaceSpec(path="/srv/project")
     ],
 )
 def test_what_an_action_shows(action: RiskyAction, risk: ActionSecurityRisk) -> None:
-    assert parse_risk(action, "/srv/project") is risk
+    assert parse_risk(action, "/srv/project").risk is risk
 
 
 @pytest.mark.parametrize(
@@ -69,30 +70,91 @@ def test_what_an_action_shows(action: RiskyAction, risk: ActionSecurityRisk) -> 
 )
 def test_who_is_heard(analyzer: Any, says: ActionSecurityRisk, risk: ActionSecurityRisk) -> None:
     policy = ConfirmationPolicy(mode="risky", analyzer=analyzer)
-    assert find_risk(CmdRunAction(command="ls", security_risk=says), policy, HERE) is risk
+    assert find_risk(CmdRunAction(command="ls", security_risk=says), policy, HERE).risk is risk
 
 
 def test_the_model_cannot_talk_a_risk_down() -> None:
     policy = ConfirmationPolicy(mode="risky")
-    assert find_risk(CmdRunAction(command="rm -rf /", security_risk=LOW), policy, HERE) is HIGH
+    assert find_risk(CmdRunAction(command="rm -rf /", security_risk=LOW), policy, HERE).risk is HIGH
 
 
 @pytest.mark.parametrize(
     ("fields", "asked_for"),
     [
         ({"mode": "never"}, []),
-        ({"mode": "always"}, [UNKNOWN, LOW, MEDIUM, HIGH]),
-        ({"mode": "risky"}, [UNKNOWN, HIGH]),
-        ({"mode": "risky", "confirm_unknown": False}, [HIGH]),
-        ({"mode": "risky", "threshold": "MEDIUM"}, [UNKNOWN, MEDIUM, HIGH]),
-        ({"mode": "risky", "threshold": "LOW", "confirm_unknown": False}, [LOW, MEDIUM, HIGH]),
+        ({"mode": "always"}, ["UNKNOWN", "LOW", "MEDIUM", "UNCLEAR", "HIGH"]),
+        ({"mode": "risky"}, ["UNKNOWN", "UNCLEAR", "HIGH"]),
+        ({"mode": "risky", "confirm_unknown": False}, ["HIGH"]),
+        ({"mode": "risky", "threshold": "MEDIUM"}, ["UNKNOWN", "MEDIUM", "UNCLEAR", "HIGH"]),
+        ({"mode": "risky", "threshold": "LOW", "confirm_unknown": False}, ["LOW", "MEDIUM", "UNCLEAR", "HIGH"]),
     ],
 )
-def test_for_what_a_person_is_asked(fields: dict[str, Any], asked_for: list[ActionSecurityRisk]) -> None:
+def test_for_what_a_person_is_asked(fields: dict[str, Any], asked_for: list[str]) -> None:
     policy = ConfirmationPolicy(**fields)
-    assert [
-        risk for risk in ActionSecurityRisk if needs_confirmation(CmdRunAction(command="ls"), risk, policy)
-    ] == asked_for
+    asked = [rating.name for rating in Rating if needs_confirmation(CmdRunAction(command="ls"), rating, policy)]
+    assert asked == asked_for
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "frobnicate --x",
+        "./run.sh",
+        "python script.py",
+        "python -m frobnicate",
+        "bash build.sh",
+        "bash --rcfile f -c ls",
+        "git frobnicate",
+        "ls --frobnicate-unlisted | tree --frobnicate",
+        "cat $FILE",
+        "cat /usr/share/*",
+        "ls | xargs cat",
+        "cd ..",
+        "valgrind ls",
+        "uv run frobnicate",
+        "ffmpeg -i a b",
+        "fd -x rm",
+        "fakeroot ls",
+        "/lib64/ld-linux-x86-64.so.2 /bin/ls",
+    ],
+)
+def test_what_is_not_understood_is_medium_and_asked(command: str) -> None:
+    risky, quiet = ConfirmationPolicy(mode="risky"), ConfirmationPolicy(mode="risky", confirm_unknown=False)
+    for policy, status in (
+        (risky, ConfirmationStatus.AWAITING_CONFIRMATION),
+        (quiet, ConfirmationStatus.CONFIRMED if find(command) is MEDIUM else ConfirmationStatus.AWAITING_CONFIRMATION),
+    ):
+        [action] = assess([CmdRunAction(command=command)], policy, HERE)
+        assert isinstance(action, CmdRunAction)
+        assert (action.security_risk >= MEDIUM, action.confirmation_state) == (True, status)
+
+
+def find(command: str) -> ActionSecurityRisk:
+    return find_risk(CmdRunAction(command=command), ConfirmationPolicy(mode="risky"), HERE).risk
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pytest -q",
+        "make test",
+        "npm test",
+        "npm run build",
+        "uv run pytest -q",
+        "python -m pytest",
+        "git commit -m x",
+        "black .",
+        "ruff check --fix src",
+        "cat /etc/os-release",
+        "rm -rf build",
+        "pip install x",
+        "curl https://a.org",
+    ],
+)
+def test_what_is_understood_as_medium_is_not_asked(command: str) -> None:
+    [action] = assess([CmdRunAction(command=command)], ConfirmationPolicy(mode="risky"), HERE)
+    assert isinstance(action, CmdRunAction)
+    assert (action.security_risk, action.confirmation_state) == (MEDIUM, ConfirmationStatus.CONFIRMED)
 
 
 def test_the_risk_is_written_into_the_action() -> None:

@@ -142,7 +142,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("relation", "rating", "source", "command"), TABLE)
 def test_rating_of_the_table(relation: str, rating: str, source: str, command: str) -> None:
-    risk, expected = rate_shell(command, "/workspace"), ActionSecurityRisk[rating]
+    risk, expected = rate_shell(command, "/workspace").risk, ActionSecurityRisk[rating]
     assert risk is expected or (relation == "at least" and risk > expected), source
 
 
@@ -161,12 +161,12 @@ def test_table_is_large_and_mostly_from_elsewhere() -> None:
     ],
 )
 def test_rating_of_a_command(risk: str, command: str) -> None:
-    assert rate_shell(command, "/workspace") is ActionSecurityRisk[risk]
+    assert rate_shell(command, "/workspace").risk is ActionSecurityRisk[risk]
 
 
 @pytest.mark.parametrize("command", HARMLESS)
 def test_nothing_hides_behind_a_harmless_command(command: str) -> None:
-    assert rate_shell(f"{command}\nsudo id", "/workspace") is ActionSecurityRisk.HIGH
+    assert rate_shell(f"{command}\nsudo id", "/workspace").risk is ActionSecurityRisk.HIGH
 
 
 @pytest.mark.parametrize(
@@ -178,23 +178,25 @@ def test_nothing_hides_behind_a_harmless_command(command: str) -> None:
     ],
 )
 def test_characters_of_high_planes_do_not_end_the_process(command: str, risk: ActionSecurityRisk) -> None:
-    assert rate_shell(command, "/workspace") is risk
+    assert rate_shell(command, "/workspace").risk is risk
 
 
 def test_non_ascii_letters_do_not_imitate_known_programs() -> None:
-    assert rate_shell("l\u0455 -la", "/workspace") is ActionSecurityRisk.MEDIUM
-    assert rate_shell("cat gr\u00fcn.txt > gr\u00fc\u00dfe.txt", "/workspace") is ActionSecurityRisk.LOW
-    assert rate_shell("echo x > /etc/gr\u00fcn", "/workspace") is ActionSecurityRisk.HIGH
+    assert rate_shell("l\u0455 -la", "/workspace").risk is ActionSecurityRisk.MEDIUM
+    assert rate_shell("cat gr\u00fcn.txt > gr\u00fc\u00dfe.txt", "/workspace").risk is ActionSecurityRisk.LOW
+    assert rate_shell("echo x > /etc/gr\u00fcn", "/workspace").risk is ActionSecurityRisk.HIGH
 
 
 @given(st.text(max_size=60))
 def test_any_text_has_a_risk(command: str) -> None:
-    assert rate_shell(command, "/workspace") is not ActionSecurityRisk.UNKNOWN
+    assert rate_shell(command, "/workspace").risk is not ActionSecurityRisk.UNKNOWN
 
 
 def test_a_deeply_nested_text_is_rated() -> None:
-    assert rate_shell("x=" + "a[" * 5_000 + "1" + "]" * 5_000, "/workspace") is not ActionSecurityRisk.UNKNOWN
-    assert rate_shell("while a; do " * 2_000 + "cd ..; " + "done; " * 2_000, "/workspace") is ActionSecurityRisk.HIGH
+    assert rate_shell("x=" + "a[" * 5_000 + "1" + "]" * 5_000, "/workspace").risk is not ActionSecurityRisk.UNKNOWN
+    assert (
+        rate_shell("while a; do " * 2_000 + "cd ..; " + "done; " * 2_000, "/workspace").risk is ActionSecurityRisk.HIGH
+    )
 
 
 def test_understood_and_gtfobins_programs_are_in_the_table() -> None:

@@ -117,6 +117,11 @@ class TestStrReplace:
             ("    f()\n", "        f()\n", "        g()\n", "    g()\n"),
             ("f()", "f()\n", "f()\n\n    g()\n", "f()\n\n    g()"),
             ("a\nb", "  a\n", "", "b"),
+            ("f:\n    a\n    b\n", "  \n    a\n", "    a\n    c\n", "f:\n    a\n    c\n    b\n"),
+            ("f:\n    a\n    b\n", "  \n    a\n", "  \n      a\n", "f:\n      a\n    b\n"),
+            ("f:\n    a\n    b\n", "    a\n  \n", "    a\n    c\n", "f:\n    a\n    c\n    b\n"),
+            ("f:\n    a\n    b\n", "    a\n  \n", "    c\n  \n", "f:\n    c\n    b\n"),
+            ("f:\n    a\n    b\n", "\n\n    a\n\n", "    a\n    c\n", "f:\n    a\n    c\n    b\n"),
         ],
     )
     def test_keeps_blanks_of_the_new_text_that_the_old_lacks(
@@ -566,6 +571,25 @@ def test_a_patch_that_compares_too_much_is_refused(tmp_path: Path) -> None:
     chunks = "@@\n line\n+x\n" * (COMPARED_LINES_LIMIT // lines + 2)
     done = patched(tmp_path, f"*** Begin Patch\n*** Update File: long\n{chunks}*** End Patch\n")
     assert (done["is_error"], "several patches" in str(done["content"])) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "chunk", "after"),
+    [
+        ("    a\n    b\n", " a\n-b\n+if x:\n+    b\n+\n+c", "    a\n    if x:\n        b\n\n    c\n"),
+        ("\ta\n\tb\n", " a\n-b\n+c", "\ta\n\tc\n"),
+        ("      a\n        b\n", "   a\n-    b\n+    c", "      a\n        c\n"),
+        ("    a\nb\n", " a\n-b\n+c", "    a\nc\n"),
+        ("\ta\n\tb\n", "     a\n-    b\n+    c", "\ta\n    c\n"),
+        ("a  \nb\n", " a\n-b\n+ c", "a  \n c\n"),
+    ],
+)
+def test_added_lines_of_a_patch_are_indented_like_the_lines_of_the_file(
+    tmp_path: Path, text: str, chunk: str, after: str
+) -> None:
+    (tmp_path / "a").write_text(text)
+    done = patched(tmp_path, f"*** Begin Patch\n*** Update File: a\n@@\n{chunk}\n*** End Patch\n")
+    assert (done["is_error"], (tmp_path / "a").read_text()) == (False, after)
 
 
 LINE_BREAKS = st.sampled_from(["\n", "\r\n", "\r"])
