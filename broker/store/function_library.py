@@ -114,6 +114,7 @@ VERSIONS = (
     FunctionsVersion(2, "93c86933d3db1848", 1),
     FunctionsVersion(3, "195ffe544531924f", 1),
     FunctionsVersion(4, "0b43adbde550698c", 1),
+    FunctionsVersion(5, "ed18fccb9fdc7326", 1),
 )
 """All versions there have been. Add a line at the end with the next order; never change or remove one."""
 

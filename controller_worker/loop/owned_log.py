@@ -363,7 +363,9 @@ class OwnedLog:
         self.is_watched = carried.is_watched
         if carried.event_id == self.state.version + 1 and carried.before == self._checksum:
             try:
-                event = codec.decode(carried.entry, carried.event_id)
+                event = await self._services.log.decode_entry(
+                    self.ownership.conversation_id, carried.entry, carried.event_id
+                )
             except DeckhandsError:
                 pass  # `_read` decodes it again and reports the error
             else:
