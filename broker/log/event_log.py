@@ -477,7 +477,7 @@ class EventLog:
         # The position of a producer's or a tool's event is assigned by the store.
         first_id = 1 if is_new else writer.seen_id + 1 if isinstance(writer, Owner) else None
         for _ in range(MAX_LOOK_UPS):
-            if not is_new:
+            if not is_new and (events or (fields and "last_error" in fields)):
                 cipher = await self.store.encryption.find_cipher(conversation_id)
             masker, known = await self._load_checked_masker(conversation_id)
             if isinstance(writer, Owner) and masked.events and masked.masker.values != masker.values:

@@ -18,6 +18,7 @@ import pytest
 
 import broker
 from broker.runtime.child import EXIT_FUNCTIONS
+from broker.runtime.version import read_version
 from broker.store.function_library import LIBRARY, FunctionsVersion, own_version
 from tests.faults.harness import FaultCluster, steps
 
@@ -32,6 +33,7 @@ ANOTHER_NAME = (
 )
 """What makes functions that workers of this build cannot call."""
 A_COMMENT = (("log/lua/append.lua", "-- Append: ", "-- Another version of append: "),)
+ANOTHER_RELEASE = (*A_COMMENT, ("runtime/version.py", 'return metadata.version("deckhands")', 'return "9.9.9"'))
 
 
 class Build:
@@ -288,3 +290,27 @@ async def test_a_check_of_an_upgrade_names_what_it_would_do(cluster: FaultCluste
     assert (status, "they serve this version" in output) == (0, True), output
     status, output = await newer.run(cluster, "upgrade", "--check")
     assert (status, "the store has the functions of this version" in output) == (0, True), output
+
+
+async def test_a_pinned_conversation_is_continued_by_its_version_alone(processes: FaultCluster, tmp_path: Path) -> None:
+    cluster = processes
+    newer = await Build(tmp_path / "newer", ANOTHER_RELEASE, order=OWN.order + 1, oldest=OWN.order).made()
+    assert (await newer.run(cluster, "upgrade"))[0] == 0
+    cluster.start()
+    (pinned,) = await cluster.submit(steps(6, seconds=0.5), task={"pinned_version": "current"})
+    (free,) = await cluster.submit(steps(6, seconds=0.5))
+    await cluster.until(lambda: all("begin-0" in cluster.effects(cid) for cid in (pinned, free)))
+    cluster.kill("c1")
+    cluster.start_controller("c2", **newer.environment)
+
+    async def waits() -> bool:
+        return (await cluster.client.row(pinned)).wait_reason == "pinned_version"
+
+    await cluster.until(waits, what="a conversation that the newer worker leaves")
+    await cluster.check([free], commands=6)
+    status, output = await newer.run(cluster, "upgrade", "--check")
+    assert (status, "1 conversation for a worker of the version" in output) == (0, True), output
+    status, output = await newer.run(cluster, "why", pinned)
+    assert (status, f"pinned to version {read_version()}" in output) == (0, True), output
+    cluster.start_controller("c3")
+    await cluster.check([pinned], commands=6)

@@ -44,11 +44,13 @@ class Forecast:
 
     Attributes:
         waiting: conversations that wait for a worker of a newer version.
+        pinned: conversations that wait for a worker of the version that they are pinned to.
         is_locked: the store encrypts conversations, and this process has no master key.
     """
 
     plan: UpgradePlan
     waiting: int
+    pinned: int
     is_locked: bool
 
     @property
@@ -103,8 +105,8 @@ async def forecast(store: Store, *, rolls_back: bool = False) -> Forecast:
     commands = [("ZRANGE", names.parked, 0, -1) for names in store.all_shards]
     ids = [cid.decode(errors="backslashreplace") for reply in await store.call_many(commands) for cid in reply]
     reasons = await store.call_many([("HGET", store.keys(cid).meta, "wait_reason") for cid in ids])
-    waiting = sum(reason == WaitReason.NEWER_WORKER.value.encode() for reason in reasons)
-    return Forecast(plan, waiting, store.is_encrypted and not store.encryption.is_on)
+    newer, pinned = (reasons.count(one.value.encode()) for one in (WaitReason.NEWER_WORKER, WaitReason.PINNED_VERSION))
+    return Forecast(plan, newer, pinned, store.is_encrypted and not store.encryption.is_on)
 
 
 def _render(found: Forecast) -> list[str]:
@@ -121,6 +123,9 @@ def _render(found: Forecast) -> list[str]:
     if found.waiting:
         count = format_count(found.waiting, "conversation")
         lines.append(f"waiting       {count} for a worker of a newer version")
+    if found.pinned:
+        count = format_count(found.pinned, "conversation")
+        lines.append(f"waiting       {count} for a worker of the version that they are pinned to")
     if found.is_locked:
         lines.append("encryption    workers would not start: the store encrypts, and this process has no master key")
     return lines
@@ -134,6 +139,7 @@ def _as_json(found: Forecast) -> dict[str, object]:
         "has_to_stop": list(plan.stopping),
         "is_held": plan.is_held,
         "waiting_for_newer": found.waiting,
+        "waiting_for_pinned": found.pinned,
         "is_locked": found.is_locked,
         "is_possible": found.is_possible,
     }
