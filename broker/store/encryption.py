@@ -60,7 +60,8 @@ class MasterKeys:
 
     Args:
         text: `ID:KEY`, separated by commas or line breaks.
-        path: a file with such a text, which is read again for an unknown id.
+        path: a file with such a text. It is read again when it has changed and a new data key is encrypted, and for an
+            unknown id.
 
     Raises:
         UsageError: the text or the file cannot be used. The message contains no key.
@@ -68,6 +69,7 @@ class MasterKeys:
 
     def __init__(self, text: str = "", path: Path | None = None) -> None:
         self._path = path
+        self._changed_ns = 0
         self._keys = self._read() if path is not None else _parse_master_keys(text, "DECKHANDS_MASTER_KEYS")
 
     @classmethod
@@ -87,6 +89,8 @@ class MasterKeys:
 
     def wrap(self, key_id: str, tenant: str, data_key: bytes) -> str:
         """Encrypt a data key; return the record for the store."""
+        if self._has_changed():
+            self._keys = self._read()
         master_id, master = next(iter(self._keys.items()))
         nonce = os.urandom(NONCE_BYTES)
         sealed = nonce + _make_aead(master).encrypt(nonce, data_key, _describe_data_key(key_id, tenant))
@@ -127,9 +131,16 @@ class MasterKeys:
             self._keys = self._read()
         return self._keys.get(master_id)
 
+    def _has_changed(self) -> bool:
+        try:
+            return self._path is not None and self._path.stat().st_mtime_ns != self._changed_ns
+        except OSError:  # it is being replaced, or is gone: what was read is still right
+            return False
+
     def _read(self) -> dict[str, bytes]:
         assert self._path is not None
         try:
+            self._changed_ns = self._path.stat().st_mtime_ns
             text = self._path.read_text()
         except (OSError, UnicodeError) as error:
             raise UsageError(
@@ -280,7 +291,10 @@ class Encryption:
         await self._refresh()
         if conversation_id in self._ciphers:
             return self._remember(conversation_id, self._ciphers[conversation_id])
-        key_id = await self._store.call("HGET", self._store.keys(conversation_id).meta, "data_key")
+        meta = self._store.keys(conversation_id).meta
+        last_id, key_id = await self._store.call("HMGET", meta, "last_id", "data_key")
+        if last_id is None:  # there is no such conversation yet
+            return None
         if key_id is None:
             return self._remember(conversation_id, None)
         return await self.load_cipher(conversation_id, key_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -266,6 +267,12 @@ def test_a_file_of_master_keys_is_read_again_for_an_unknown_one(tmp_path: Path) 
         masters.unwrap("k", record)
     path.write_text(f"{NEW}\n{OLD}\n")
     assert masters.unwrap("k", record) == ("acme", b"x" * 32)
+    third = OLD.replace("old", "third")
+    path.write_text(f"{third}\n{NEW}\n{OLD}\n")
+    os.utime(path, ns=(1, 1))
+    assert MasterKeys(third).unwrap("k", masters.wrap("k", "acme", b"y" * 32).encode()) == ("acme", b"y" * 32)
     path.unlink()
+    assert masters.ids == ["third", "new", "old"]
+    assert '"master": "third"' in masters.wrap("k", "acme", b"y" * 32)
     with pytest.raises(UsageError, match="DECKHANDS_MASTER_KEYS_FILE"):
         MasterKeys(path=path)

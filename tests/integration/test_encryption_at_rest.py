@@ -11,7 +11,8 @@ import pytest
 
 from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
 from broker.contract.specs import Tenancy
-from tests.faults.harness import FaultCluster
+from broker.runtime.errors import DataLocked
+from tests.faults.harness import FaultCluster, steps
 from tests.integration.command_line import deckhands
 from tests.server_parts import served_with_workers
 from tests.turns import bash, finish, script
@@ -131,8 +132,10 @@ async def test_keys_are_listed_rotated_and_deleted_by_commands(tmp_path: Path, m
         assert (code, "acme" in text, "one" in text) == (0, True, True), text
         new = KEYS.replace("one:A", "two:B")
         file.write_text(f"{new}\n{KEYS}\n")
+        code, text = await command("doctor")
+        assert "1 data key of 1 not under the first master key" in " ".join(text.split()), text
         code, text = await command("encryption", "rotate")
-        assert (code, "1 data keys are now encrypted with the master key two" in text) == (0, True), text
+        assert (code, "1 data key changed to the master key two" in text) == (0, True), text
         code, text = await command("logs", cid)
         assert (code, "Hello." in text) == (0, True), text
         code, text = await command("encryption", "forget", "acme", "--yes")
@@ -141,6 +144,36 @@ async def test_keys_are_listed_rotated_and_deleted_by_commands(tmp_path: Path, m
         assert (code, "was deleted" in text) == (1, True), text
         code, text = await command("encryption", "forget", "acme", "--yes")
         assert (code, "no data key of the tenant acme" in text) == (2, True), text
+        await cluster.client.submit("Again.", tenancy=Tenancy(tenant="acme"), agent=AgentSpec())
         env.pop("DECKHANDS_MASTER_KEYS_FILE")
+        code, text = await command("doctor")
+        assert "1 data key of 1 under master keys that are not set here: two" in " ".join(text.split()), text
         code, text = await command("submit", "-t", "more", "--model", "scripted/x")
         assert (code, "DECKHANDS_MASTER_KEYS_FILE" in text) == (1, True), text
+
+
+async def test_a_deleted_key_stops_a_conversation_at_work_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECKHANDS_MASTER_KEYS", KEYS)
+    async with FaultCluster(tmp_path).running() as cluster:
+        cluster.start(DECKHANDS_MASTER_KEYS=KEYS)
+        (doomed,) = await cluster.submit(steps(40, seconds=0.2), tenancy=Tenancy(tenant="acme"))
+        (other,) = await cluster.submit(steps(6, seconds=0.2), tenancy=Tenancy(tenant="shop"))
+        await cluster.until(lambda: all("end-1" in cluster.effects(cid) for cid in (doomed, other)))
+        last_id = await cluster.client.log.load_last_id(doomed)
+        assert await cluster.client.store.encryption.delete_key("acme")
+        await cluster.check([other], commands=6)
+
+        async def is_left() -> bool:
+            row = await cluster.client.row(doomed)
+            return (row.wait_reason, row.owner) == ("locked", "")
+
+        cluster.kill("c1")  # the next owner finds a log that it cannot read
+        cluster.start_controller("c2", DECKHANDS_MASTER_KEYS=KEYS)
+        await cluster.until(is_left, what="a conversation that is left")
+        assert await cluster.client.log.load_last_id(doomed) <= last_id + 10
+        with pytest.raises(DataLocked, match="was deleted"):
+            await cluster.client.events(doomed)
+        assert (await cluster.client.row(doomed)).title == ""
+        cluster.check_that_all_live()

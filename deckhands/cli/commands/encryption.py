@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import click
 
-from broker.runtime import BrokerSettings, StoreMisconfigured, StoreRefused, UsageError
+from broker.runtime import BrokerSettings, StoreMisconfigured, StoreRefused, UsageError, format_count
 from broker.store import ClusterConnection, DataKeyRecord, MasterKeys
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import ListOptions, json_option
@@ -55,7 +55,7 @@ def rotate() -> None:
     """Encrypt the data keys with the first master key. Conversations stay as they are."""
     changed = on_cluster(lambda client: client.store.encryption.rotate())
     first = MasterKeys.load(BrokerSettings.from_env()).ids[0]
-    note(f"{changed} data keys are now encrypted with the master key {first}; the others were before.")
+    note(f"{format_count(changed, 'data key')} changed to the master key {first}; all others had it before.")
 
 
 @encryption.command()
@@ -92,4 +92,4 @@ def _note_missing(found: list[DataKeyRecord]) -> None:
     known = MasterKeys.load(BrokerSettings.from_env()).ids
     for master_id, count in Counter(record.master_id for record in found).items():
         if master_id not in known:
-            note(f"{count} of them are encrypted with the master key {master_id}, which this process does not have.")
+            note(f"This process does not have the master key {master_id} of {format_count(count, 'data key')}.")
