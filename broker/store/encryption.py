@@ -13,6 +13,8 @@ Holds:
     - A deleted data key is unknown to every process within `FRESH_SECONDS`: each keeps a bounded number of them, and
       asks the store for the number of deletions before it uses one.
     - A new master key changes the encrypted data keys alone, and never one that was deleted meanwhile.
+    - A record is authenticated with its id and its tenant. Who may write to the store can delete a data key, but cannot
+      exchange it for that of another tenant or for a known one.
 Does not: hide ids, times, sizes, states, tenants, labels and counts, which the functions and listings need; keep who
 may write to the store from removing events. A decrypted event stays in the memory of a process that has read it.
 Keys: `deck:{0}:data_keys` (hash): `key:<id>` → an encrypted data key (JSON), `tenant:<name>` → the id of its key,
@@ -275,8 +277,11 @@ class Encryption:
         reply = await self._store.call_function("deck_data_key", (self._name,), tenant, proposed, record)
         if reply[0] == "taken":  # another tenant's key has the proposed id
             return await self.create_cipher(conversation_id, tenant)
-        key_id = reply[1].decode()
-        return self._remember(conversation_id, Cipher(key_id, self._unwrap(key_id, reply[2]), conversation_id))
+        key_id = reply[1].decode(errors="backslashreplace")
+        owner, data_key = self._unwrap(key_id, reply[2])
+        if owner != tenant:
+            raise CorruptEntry(f"The store names the data key {key_id} of another tenant for {tenant!r}.")
+        return self._remember(conversation_id, Cipher(key_id, data_key, conversation_id))
 
     async def find_cipher(self, conversation_id: str) -> Cipher | None:
         """Return the cipher of an existing conversation; None if it is not encrypted.
@@ -412,13 +417,13 @@ class Encryption:
                 f"The data key {ascii(key_id)[1:-1]} was deleted: what it encrypted cannot be read any more.",
                 remedy="Only a backup of the store from before, and its master key, can bring it back.",
             )
-        return self._unwrap(key_id, record)
+        return self._unwrap(key_id, record)[1]
 
-    def _unwrap(self, key_id: str, record: bytes) -> bytes:
-        _, self._keys[key_id] = self._masters.unwrap(key_id, record)
+    def _unwrap(self, key_id: str, record: bytes) -> tuple[str, bytes]:
+        tenant, self._keys[key_id] = self._masters.unwrap(key_id, record)
         while len(self._keys) > CACHED_KEYS:
             self._keys.popitem(last=False)
-        return self._keys[key_id]
+        return tenant, self._keys[key_id]
 
     def _remember(self, conversation_id: str, cipher: _CipherOrNone) -> _CipherOrNone:
         self._ciphers[conversation_id] = cipher

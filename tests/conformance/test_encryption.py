@@ -217,6 +217,26 @@ async def test_a_key_deleted_during_a_rotation_stays_deleted(opened: Open) -> No
     assert await store.encryption.list_keys() == []
 
 
+async def test_forged_records_of_data_keys_are_refused(opened: Open) -> None:
+    store = await opened()
+    await begin(store, CID, "acme", "hello")
+    await begin(store, "other", "shop", "hello")
+    acme, shop = await store.encryption.list_keys()
+    key, call = store.all_shards[0].data_keys, store.connection.call
+    records = {one.key_id: await call("HGET", key, f"key:{one.key_id}") for one in (acme, shop)}
+    known = MasterKeys("evil:" + OLD.partition(":")[2][:-2] + "A=").wrap(acme.key_id, "acme", b"k" * 32)
+    forged = [b"", b"{}", b"[]", b"\xff", records[shop.key_id], records[acme.key_id].replace(b"acme", b"shop"), known]
+    for record in forged:
+        await call("HSET", key, f"key:{acme.key_id}", record)
+        reader = await opened()
+        with pytest.raises((CorruptEntry, DataLocked)):
+            await EventLog(reader).read(CID)
+        assert len(await EventLog(reader).read("other")) == 2
+    await call("HSET", key, f"key:{acme.key_id}", records[acme.key_id], "tenant:acme", shop.key_id)
+    with pytest.raises(CorruptEntry, match="another tenant"):
+        await begin(await opened(), "new", "acme")
+
+
 async def test_a_fork_for_another_tenant_has_its_own_key(opened: Open) -> None:
     store = await opened()
     log = await begin(store, CID, "acme", "one")
