@@ -13,10 +13,11 @@ Holds:
     - A deleted data key is unknown to every process within `FRESH_SECONDS`: each keeps a bounded number of them, and
       asks the store for the number of deletions before it uses one.
     - A new master key changes the encrypted data keys alone, and never one that was deleted meanwhile.
-    - A record is authenticated with its id and its tenant. Who may write to the store can delete a data key, but cannot
-      exchange it for that of another tenant or for a known one.
-Does not: hide ids, times, sizes, states, tenants, labels and counts, which the functions and listings need; keep who
-may write to the store from removing events. A decrypted event stays in the memory of a process that has read it.
+    - A record is authenticated with its id and its tenant. A program with write access to the store can delete a data
+      key, but cannot exchange it for that of another tenant or for a known one.
+Does not: hide ids, times, sizes, states, tenants, labels and counts, which the functions and listings need; stop a
+program with write access to the store from removing events. A decrypted event stays in the memory of a process that has
+read it.
 Keys: `deck:{0}:data_keys` (hash): `key:<id>` → an encrypted data key (JSON), `tenant:<name>` → the id of its key,
 `revision` → number of deletions. See data_keys.lua.
 """

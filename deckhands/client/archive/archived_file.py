@@ -108,7 +108,7 @@ class FileWriter:
     """Writes the members of a file, and records their sizes and checksums.
 
     Args:
-        cipher: encrypts all members but the manifest; None for a file that everybody can read.
+        cipher: encrypts all members but the manifest; None for a plain file.
     """
 
     def __init__(self, file: BinaryIO, cipher: Cipher | None = None) -> None:
