@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks import (
     agent_server,
     crowd,
+    encrypting,
     fairness,
     far_store,
     gateway,
@@ -49,6 +50,7 @@ BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
     "ingress_backlog": ingress_backlog.measure,
     "fairness": fairness.measure,
     "tracing": tracing.measure,
+    "encrypting": encrypting.measure,
     "streams": gateway.measure_streams,
     "listing": gateway.measure_listing,
     "top": top.measure,

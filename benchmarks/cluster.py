@@ -24,6 +24,7 @@ from broker.coordination.membership import list_members
 from broker.log.conversations import Conversations
 from broker.runtime.child import ChildProcess
 from broker.store.embedded import EmbeddedValkey
+from broker.store.encryption import MasterKeys
 from broker.store.store import open_store
 from deckhands.client.client import Client
 
@@ -44,10 +45,11 @@ class BenchCluster:
         client: speaks to the store, from this process.
     """
 
-    def __init__(self, directory: Path, store: EmbeddedValkey, client: Client) -> None:
+    def __init__(self, directory: Path, store: EmbeddedValkey, client: Client, *, masters: str = "") -> None:
         self.directory = directory
         self.store = store
         self.client = client
+        self._masters = masters
         self._children: list[ChildProcess] = []
         self._logs: dict[int, Path] = {}
 
@@ -164,6 +166,7 @@ class BenchCluster:
                 "DECKHANDS_NODE": "benchmark",
                 "DECKHANDS_NODE_DIR": str(self.directory / "n"),
                 "DECKHANDS_WORKSPACE_ROOTS": str(self.directory.parent.resolve()),
+                "DECKHANDS_MASTER_KEYS": self._masters,
                 "PYTHONPATH": str(ROOT),
             }
             | environment,
@@ -174,12 +177,19 @@ class BenchCluster:
 
 
 @contextlib.asynccontextmanager
-async def running_cluster(directory: Path, *, append_fsync: str = "everysec") -> AsyncIterator[BenchCluster]:
-    """Run a cluster without workers in a new directory."""
+async def running_cluster(
+    directory: Path, *, append_fsync: str = "everysec", masters: str = ""
+) -> AsyncIterator[BenchCluster]:
+    """Run a cluster without workers in a new directory.
+
+    Args:
+        masters: the master keys that its processes encrypt with; empty for none.
+    """
     directory.mkdir(parents=True)
     store = EmbeddedValkey(directory / "v", append_fsync="always" if append_fsync == "always" else "everysec")
     await store.start()
-    cluster = BenchCluster(directory, store, Client(await open_store(store.url)))
+    client = Client(await open_store(store.url, masters=MasterKeys(masters)))
+    cluster = BenchCluster(directory, store, client, masters=masters)
     try:
         yield cluster
     finally:

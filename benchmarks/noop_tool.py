@@ -12,7 +12,6 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from broker.contract import codec
 from broker.contract.actions import CmdRunAction
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, ActionReclaimed
@@ -63,7 +62,7 @@ class NoopTool:
     async def _answer(self, delivery: ActionDelivery) -> None:
         if not isinstance(await self._queue.claim(delivery), ActionClaimed | ActionReclaimed):
             return
-        action = codec.decode(delivery.entry, delivery.action_id)
+        action = await self._log.decode_entry(delivery.conversation_id, delivery.entry, delivery.action_id)
         assert isinstance(action, CmdRunAction), action.kind
         observation = CmdOutputObservation(
             command=action.command,

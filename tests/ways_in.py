@@ -88,6 +88,7 @@ CONVERSATION = (
     Feature("expiry", "expiry", "producing-work.md#when-it-begins", ("expires",)),
     Feature("key", "idempotency key", "tasks.md", ("idempotency_key",)),
     Feature("acks", "when a write counts", "deployment.md#when-a-write-counts", ("acks",)),
+    Feature("pinned", "version of its workers", "deployment.md#pin-a-conversation", ("pinned_version",)),
     Feature("messages", "messages at work", "producing-work.md#messages-while-the-agent-works", ("double_texting",)),
 )
 TABLES: Mapping[str, tuple[Feature, ...]] = {
@@ -133,6 +134,7 @@ MISSING: Mapping[tuple[str, str], str] = {
     ("eval", "delay"): QUEUED,
     ("eval", "expiry"): QUEUED,
     ("eval", "acks"): "An attempt can be repeated; set DECKHANDS_ACKS for its whole cluster.",
+    ("eval", "pinned"): "Attempts are compared with one another; run them on workers of one version.",
     ("eval", "messages"): ALONE,
     ("acp", "delay"): AT_ONCE,
     ("acp", "expiry"): AT_ONCE,

@@ -221,6 +221,7 @@ def options_of(world: World, fields: Fields, *, pictures: bool = True) -> list[s
 PLAIN = (
     *("model", "title", "tenant", "experiment", "priority", "delay", "expires", "idempotency_key", "double_texting"),
     "acks",
+    "pinned_version",
 )
 """Fields whose options take their value as it is."""
 

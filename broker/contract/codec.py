@@ -2,7 +2,8 @@
 
 An entry is one byte of schema version, one byte of flags (1: zstd, 2: zstd with the dictionary `events.zdict`), four
 bytes of CRC-32 over the rest of the entry, and the payload: the event's wire form in msgpack, compressed unless it is
-tiny. Most of a small event are the names of its fields and a prompt that many conversations share, which the dictionary
+tiny. An entry of the version 255 is encrypted: its payload is a whole entry, encrypted by a cipher of its conversation.
+Most of a small event are the names of its fields and a prompt that many conversations share, which the dictionary
 contains. `benchmarks/entry_dictionary.py` has trained it.
 
 Holds: every later version decodes the output of `encode`. A flipped bit is detected. Hostile bytes raise
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import msgpack
 import pydantic
@@ -32,7 +33,7 @@ from broker.contract.events import Action, Event, JsonObject
 from broker.contract.kinds import Paragraph, share_names
 from broker.contract.plain_json import replace_surrogates
 from broker.contract.schema_version import SCHEMA_VERSION
-from broker.runtime import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind, import_modules
+from broker.runtime import CorruptEntry, DataLocked, EventUnfit, StoreTooNew, UnknownKind, import_modules
 
 COMPRESS_ABOVE_BYTES = 64
 SHORTEN_ABOVE_BYTES = 32 * 1024
@@ -46,11 +47,29 @@ packed."""
 
 _TIME: pydantic.TypeAdapter[datetime] = pydantic.TypeAdapter(datetime)
 _HEADER_BYTES = 6
+ENCRYPTED_VERSION = 255
+"""Marks an encrypted entry where others have their schema version. Earlier versions of Deckhands take it for a newer
+one, and leave the conversation to another worker."""
+_AT_POSITION = 1
+"""Flag of an encrypted entry: the id of the event is authenticated with it. A writer that does not know the id, because
+the store assigns it, leaves this out."""
 _ZSTD = 1
 _ZSTD_DICTIONARY = 2
 _LEVEL = 1
 
 Wire = dict[str, Any]
+
+
+class EntryCipher(Protocol):
+    """Encrypts the entries of one conversation; see `broker.store.Cipher`."""
+
+    def encrypt(self, content: bytes, about: str) -> bytes:
+        """Encrypt content as what `about` says."""
+
+    def decrypt(self, sealed: bytes, about: str) -> bytes:
+        """Decrypt content; raises CorruptEntry."""
+
+
 Upcaster = Callable[[Wire], Wire]
 Decoder = Callable[[bytes, int], Event]
 
@@ -152,8 +171,54 @@ def _seal(payload: bytes, schema_version: int) -> bytes:
         payload = _zstd.compressor.compress(payload)
     if len(payload) > MAX_ENTRY_BYTES:
         raise EventUnfit(f"An event has {len(payload)} bytes even when compressed; the limit is 1 MiB.")
-    head = bytes((schema_version, flags))
+    return _add_head(payload, schema_version, flags)
+
+
+def _add_head(payload: bytes, version: int, flags: int) -> bytes:
+    head = bytes((version, flags))
     return head + zlib.crc32(payload, zlib.crc32(head)).to_bytes(4, "big") + payload
+
+
+def is_encrypted(entry: bytes) -> bool:
+    """Return whether an entry is encrypted."""
+    return entry[:1] == b"\xff"
+
+
+def sealed_part(entry: bytes) -> bytes:
+    """Return what the cipher made of an encrypted entry; it starts with the id of the key."""
+    return entry[_HEADER_BYTES:]
+
+
+def encrypt_entry(entry: bytes, cipher: EntryCipher, event_id: int | None) -> bytes:
+    """Encrypt an entry.
+
+    Args:
+        event_id: the id that the event will have; None if the store assigns it.
+    """
+    flags = 0 if event_id is None else _AT_POSITION
+    return _add_head(cipher.encrypt(entry, _describe_entry(flags, event_id)), ENCRYPTED_VERSION, flags)
+
+
+def decrypt_entry(entry: bytes, cipher: EntryCipher | None, event_id: int) -> bytes:
+    """Return the entry in an encrypted one. Another entry is returned as it is, unless the conversation has a cipher.
+
+    Raises:
+        CorruptEntry: it was changed or moved, or is not encrypted although its conversation is.
+        DataLocked: it is encrypted, and there is no cipher.
+    """
+    if not is_encrypted(entry):
+        if cipher is not None:
+            raise CorruptEntry("An entry of an encrypted conversation is not encrypted.")
+        return entry
+    if cipher is None:
+        raise DataLocked("An entry is encrypted.", remedy="Set DECKHANDS_MASTER_KEYS or DECKHANDS_MASTER_KEYS_FILE.")
+    if len(entry) < _HEADER_BYTES or entry[1] not in (0, _AT_POSITION):
+        raise CorruptEntry("An encrypted entry has a damaged head.")
+    return cipher.decrypt(entry[_HEADER_BYTES:], _describe_entry(entry[1], event_id))
+
+
+def _describe_entry(flags: int, event_id: int | None) -> str:
+    return f"event {event_id}" if flags & _AT_POSITION else "an event"
 
 
 def checksum_of(entry: bytes) -> str:
@@ -174,6 +239,8 @@ def decode_wire(entry: bytes, *, upcasters: Mapping[int, Upcaster] = UPCASTERS, 
     payload = entry[_HEADER_BYTES:]
     if zlib.crc32(payload, zlib.crc32(entry[:2])) != int.from_bytes(entry[2:_HEADER_BYTES], "big"):
         raise CorruptEntry("An entry does not match its checksum.")
+    if version == ENCRYPTED_VERSION:
+        raise DataLocked("An entry is encrypted.", remedy="Set DECKHANDS_MASTER_KEYS or DECKHANDS_MASTER_KEYS_FILE.")
     if version > current:
         raise StoreTooNew(
             f"An event was written with schema version {version}; this version of Deckhands reads up to {current}.",

@@ -125,6 +125,7 @@ class ConversationCreated(Event):
         expires: the latest time at which the conversation may start; None for no limit.
         double_texting: the effect of a message that arrives while the agent works; None: it waits for the next step.
         acks: when an event of it counts as written, unless the store demands more; None: as the store demands.
+        pinned_version: the only version of controller workers that may continue it; None: any.
         headless: no user can be asked.
         title: a title for listings.
         forked_from: `ID@EVENT` of the conversation that it was forked from; None if it is no fork.
@@ -149,6 +150,7 @@ class ConversationCreated(Event):
     expires: datetime | None = None
     double_texting: DoubleTexting | None = None
     acks: Acks | None = None
+    pinned_version: str | None = None
     traceparent: Traceparent = None
 
     @property

@@ -153,7 +153,7 @@ class ActionQueue:
                 raise ValueError(f"there is no order {order!r}")
             return ControlDelivery(cid, action_id, order, place, token)
         workspace = WorkspaceSpec.model_validate_json(fields.get(b"w") or b"{}")
-        with suppress(StoreTooNew):  # the executor answers it
+        with suppress(StoreTooNew):  # the executor answers it; an encrypted one is checked when it is decrypted
             codec.decode_wire(fields[b"e"])
         return ActionDelivery(cid, action_id, fields[b"e"], workspace, place, is_anywhere=b"p" in fields)
 

@@ -14,8 +14,10 @@ from enum import StrEnum
 from typing import Any
 
 from broker.contract import Ownership
-from broker.runtime import EventsLost, OwnershipLost, StoreError, StoreRefused
+from broker.runtime import CorruptEntry, EventsLost, OwnershipLost, StoreError, StoreRefused
 from broker.store import Store
+
+SNAPSHOT = "snapshot"
 
 _log = logging.getLogger(__name__)
 
@@ -185,6 +187,9 @@ class Owners:
             EventsLost: the log does not hold that event with that checksum.
         """
         names = self._store.keys(ownership.conversation_id)
+        cipher = await self._store.encryption.find_cipher(ownership.conversation_id)
+        if cipher is not None:
+            snapshot = cipher.encrypt(snapshot, SNAPSHOT)
         arguments = (ownership.worker_id, ownership.token, snapshot, seen_id, checksum)
         reply = await self._store.call_function("deck_snapshot", (names.root, names.shard.root), *arguments)
         if reply[0] == "lost":
@@ -198,10 +203,15 @@ class Owners:
         return sorted(cid.decode(errors="backslashreplace") for reply in replies for cid in reply)
 
     async def load_snapshot(self, conversation_id: str) -> bytes | None:
-        """Return the latest snapshot; None if there is none."""
+        """Return the latest snapshot; None if there is none, or if it is not one of this conversation and its key."""
         key = self._store.keys(conversation_id).snapshot
         found: bytes | None = await self._store.call("GET", key)
-        return found
+        cipher = await self._store.encryption.find_cipher(conversation_id) if found else None
+        try:
+            return found if found is None or cipher is None else cipher.decrypt(found, SNAPSHOT)
+        except CorruptEntry as error:  # a snapshot only saves time
+            _log.warning("the snapshot of %s cannot be used: %s", conversation_id, error)
+            return None
 
     async def load_last_ids(self, conversation_ids: list[str]) -> list[int]:
         """Return the id of the last event of each conversation; 0 if it does not exist or is unreadable.

@@ -7,7 +7,7 @@ from .conversations import Conversations as Conversations, Takeover as Takeover
 from .delegates import make_delegate_id as make_delegate_id
 from .deletion import RELEASE_LIMIT_SECONDS as RELEASE_LIMIT_SECONDS, Deletion as Deletion, NotDeleted as NotDeleted
 from .ended_stream import EndedStream as EndedStream
-from .entries import find_latest_event as find_latest_event, parse_entry as parse_entry
+from .entries import find_latest_event as find_latest_event, find_reader as find_reader, parse_entry as parse_entry
 from .event_log import EventLog as EventLog, MaskedEvents as MaskedEvents
 from .expiry import EXPIRED_CODE as EXPIRED_CODE, NOT_STARTED as NOT_STARTED, expire as expire
 from .export import parse_exported_event as parse_exported_event, parse_lines as parse_lines

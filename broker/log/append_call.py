@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgpack
 
 from broker.contract import MessagePolicy, Ownership, StartWindow
-from broker.runtime import ConversationBusy, StoreError, UnknownConversation
+from broker.runtime import ConversationBusy, DataLocked, StoreError, UnknownConversation
 from broker.secrets import SecretsProof
 from broker.store import Argument, Store
 
@@ -246,6 +246,7 @@ def parse_outcome(reply: Any, conversation_id: str, checksum: str = "") -> Appen
     Raises:
         UnknownConversation: there is no such conversation.
         ConversationBusy: it takes no message now.
+        DataLocked: it is encrypted, and the events are not.
         StoreError: the reply is not one of the function's.
     """
     match reply:
@@ -255,6 +256,11 @@ def parse_outcome(reply: Any, conversation_id: str, checksum: str = "") -> Appen
             raise ConversationBusy(conversation_id)
         case ["exists"]:
             return None
+        case ["locked"]:
+            raise DataLocked(
+                f"The conversation {conversation_id} is encrypted, and this process has no master key.",
+                remedy="Set DECKHANDS_MASTER_KEYS or DECKHANDS_MASTER_KEYS_FILE.",
+            )
         case ["appended", first, last]:
             return Appended(first, last, checksum)
         case ["duplicate", first, last]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from broker.contract import EventT, codec
-from broker.store import Store
+from broker.store import Cipher, Store
 
 CHUNK_BYTES = 4 << 20
 """Approximate size of one request: its reply must arrive in time."""
@@ -34,17 +34,30 @@ class Blobs:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def put(self, conversation_id: str, contents: Mapping[str, bytes]) -> None:
-        """Store texts under their addresses. Idempotent."""
+    async def put(self, conversation_id: str, contents: Mapping[str, bytes], cipher: Cipher | None = None) -> None:
+        """Store texts under their addresses, encrypted with a cipher. Idempotent."""
         names = self._store.keys(conversation_id)
-        commands = [("SET", names.blob(sha256), content) for sha256, content in contents.items()]
+        commands = [
+            ("SET", names.blob(sha256), content if cipher is None else cipher.encrypt(content, _describe(sha256)))
+            for sha256, content in contents.items()
+        ]
         await self._store.call_many(commands)
 
     async def fetch(self, conversation_id: str, addresses: list[str]) -> dict[str, bytes]:
-        """Return the blobs that exist, by address."""
+        """Return the blobs that exist, by address.
+
+        Raises:
+            CorruptEntry: one of an encrypted conversation was changed.
+            DataLocked: its key was deleted, or is under another master key.
+        """
+        cipher = await self._store.encryption.find_cipher(conversation_id)
         names = self._store.keys(conversation_id)
         found = await self._store.call_many([("GET", names.blob(sha256)) for sha256 in addresses])
-        return {sha256: content for sha256, content in zip(addresses, found, strict=True) if content is not None}
+        return {
+            sha256: content if cipher is None else cipher.decrypt(content, _describe(sha256))
+            for sha256, content in zip(addresses, found, strict=True)
+            if content is not None
+        }
 
     async def restore_event(self, conversation_id: str, event: EventT) -> EventT:
         """Return the event with the full text of its shortened fields.
@@ -59,3 +72,7 @@ class Blobs:
         whole = codec.event_from_wire(wire, event.id)
         assert isinstance(whole, type(event))
         return whole
+
+
+def _describe(sha256: str) -> str:
+    return f"blob {sha256}"

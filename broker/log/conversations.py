@@ -232,7 +232,9 @@ class Conversations:
 
     async def _rows(self, ids: Sequence[str]) -> list[ConversationRow | None]:
         replies = await self._call_each([("HGETALL", self._store.keys(cid).meta) for cid in ids])
-        return [_parse_row(cid, flat) for cid, flat in zip(ids, replies, strict=True)]
+        rows = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in replies]
+        await self._store.encryption.decrypt_fields(ids, rows)
+        return [_parse_row(cid, row) for cid, row in zip(ids, rows, strict=True)]
 
     async def _call_each(self, commands: Sequence[tuple[Argument, ...]]) -> list[list[Any]]:
         """Return the replies to commands; an empty list where a key has another type."""
@@ -286,6 +288,7 @@ _INTERNAL = {
     "expires_ms",
     "not_before_ms",
     "copied",
+    "data_key",
 }
 _PLAN = frozenset({b"planned", b"not_before_ms"})
 _HIDDEN_FIELDS = frozenset(name.encode() for name in _ROW_FIELDS | _INTERNAL)
@@ -345,9 +348,8 @@ def _parse_usd(text: str) -> float:
     return cost if math.isfinite(cost) else 0.0
 
 
-def _parse_row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:
+def _parse_row(conversation_id: str, found: Mapping[bytes, bytes]) -> ConversationRow | None:
     # Decode only the fields that are shown: a page has hundreds of rows, each with a dozen fields that are not.
-    found = dict(zip(flat[::2], flat[1::2], strict=True))
     if b"last_id" not in found:
         return None
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from broker.contract import codec
 from broker.limits import Ledger
-from broker.runtime import CorruptEntry, DeckhandsError, StoreTooNew, UnknownConversation, failpoint
-from broker.store import Store
+from broker.log.entries import find_reader
+from broker.runtime import CorruptEntry, DataLocked, DeckhandsError, StoreTooNew, UnknownConversation, failpoint
+from broker.store import Cipher, Store
 
 READ_BATCH = 500
 KEYS_PER_CALL = 200
@@ -59,8 +60,16 @@ class Deletion:
             if not batch:
                 break
             after += len(batch)
+            try:
+                cipher = await find_reader(self._store, conversation_id, batch)
+            except DataLocked:  # the job `orphans` finds the texts of a conversation whose key was deleted
+                cipher = None
             doomed = sorted(
-                {key for _, fields in batch for key in self._find_referenced_keys(conversation_id, fields[-1])}
+                {
+                    key
+                    for entry_id, fields in batch
+                    for key in self._find_referenced_keys(conversation_id, entry_id, fields[-1], cipher)
+                }
             )
             for at in range(0, len(doomed), KEYS_PER_CALL):
                 commands = [("UNLINK", key) for key in doomed[at : at + KEYS_PER_CALL]]
@@ -89,11 +98,13 @@ class Deletion:
                 )
             await asyncio.sleep(POLL_SECONDS)
 
-    def _find_referenced_keys(self, conversation_id: str, entry: bytes) -> list[str]:
+    def _find_referenced_keys(
+        self, conversation_id: str, entry_id: bytes, entry: bytes, cipher: Cipher | None
+    ) -> list[str]:
         """Return the keys that an event refers to: its large texts, and the file that its workspace is filled from."""
         names = self._store.keys(conversation_id)
         try:
-            wire = codec.decode_wire(entry)
+            wire = codec.decode_wire(codec.decrypt_entry(entry, cipher, int(entry_id.partition(b"-")[0])))
         except (CorruptEntry, StoreTooNew):  # the references of an unreadable event are unknown; delete the rest
             return []
         blobs, workspace = wire.get("blobs"), wire.get("workspace")

@@ -5,12 +5,13 @@ Holds: an error about a missing or unreadable entry names the event that was exp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from broker.contract import Event, codec
 from broker.runtime import CorruptEntry, StoreTooNew
-from broker.store import Store
+from broker.store import Cipher, Store
 
 BATCH = 32
 
@@ -33,11 +34,18 @@ class NewEvents:
     snapshot: bytes | None = None
 
 
-def parse_entry(entry_id: bytes, fields: list[Any], expected_id: int, decode: codec.Decoder = codec.decode) -> Event:
+def parse_entry(
+    entry_id: bytes,
+    fields: list[Any],
+    expected_id: int,
+    decode: codec.Decoder = codec.decode,
+    cipher: Cipher | None = None,
+) -> Event:
     """Parse the entry that must hold the event with the expected id.
 
     Args:
         decode: pass `codec.decode_any` if events are only displayed.
+        cipher: that of an encrypted conversation, see `find_reader`.
 
     Raises:
         CorruptEntry, StoreTooNew: the entry has another id, or cannot be read. The message names the event.
@@ -46,13 +54,34 @@ def parse_entry(entry_id: bytes, fields: list[Any], expected_id: int, decode: co
         found = entry_id.partition(b"-")[0].decode()
         raise CorruptEntry(f"Event {expected_id} is missing from the log; the next one is {found}.")
     try:
-        return decode(_only_field(fields), expected_id)
+        return decode(codec.decrypt_entry(_only_field(fields), cipher, expected_id), expected_id)
     except CorruptEntry as error:
         raise CorruptEntry(
             f"Event {expected_id} cannot be read: {error.message}", remedy="Restore the store from its last good copy."
         ) from error
     except StoreTooNew as error:
-        raise StoreTooNew(f"Event {expected_id} cannot be read: {error.message}", remedy=error.remedy) from error
+        raise type(error)(f"Event {expected_id} cannot be read: {error.message}", remedy=error.remedy) from error
+
+
+async def find_reader(store: Store, conversation_id: str, entries: Sequence[Any]) -> Cipher | None:
+    """Return the cipher that decrypts entries of a log; None if they are not encrypted.
+
+    Raises:
+        DataLocked: they are, and this process has no key for them.
+    """
+    if not entries:
+        return None
+    entry = _last_value(entries[-1][1])
+    return await find_cipher_of(store, conversation_id, entry) if codec.is_encrypted(entry) else None
+
+
+async def find_cipher_of(store: Store, conversation_id: str, entry: bytes) -> Cipher:
+    """Return the cipher that decrypts an encrypted entry; raises DataLocked."""
+    return await store.encryption.load_cipher(conversation_id, codec.sealed_part(entry))
+
+
+def _last_value(fields: list[Any]) -> bytes:
+    return fields[-1] if fields else b""
 
 
 def _only_field(fields: list[Any]) -> bytes:
@@ -78,10 +107,10 @@ async def find_latest_event(store: Store, conversation_id: str, kind: type[E]) -
     stream, end = store.keys(conversation_id).events, "+"
     while True:
         batch = await store.call("XREVRANGE", stream, end, "-", "COUNT", BATCH)
-        event_id = 0
+        event_id, cipher = 0, await find_reader(store, conversation_id, batch)
         for entry_id, fields in batch:
             event_id = int(entry_id.partition(b"-")[0])
-            event = parse_entry(entry_id, fields, event_id, codec.decode_any)
+            event = parse_entry(entry_id, fields, event_id, codec.decode_any, cipher)
             if isinstance(event, kind):
                 return event
         if len(batch) < BATCH or event_id == 1:

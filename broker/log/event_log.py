@@ -34,7 +34,7 @@ from broker.log.append_call import (
     parse_outcome,
 )
 from broker.log.blobs import Blobs, split_into_chunks
-from broker.log.entries import NewEvents, is_first_entry, parse_entry
+from broker.log.entries import NewEvents, find_cipher_of, find_reader, is_first_entry, parse_entry
 from broker.log.follower import LogFollower
 from broker.log.status import make_copied_fields, make_initial_fields
 from broker.runtime import (
@@ -49,7 +49,7 @@ from broker.runtime import (
     new_key,
 )
 from broker.secrets import Masker, Secrets, SecretsProof
-from broker.store import Argument, Store
+from broker.store import Argument, Cipher, Store, encrypt_fields
 
 READ_BATCH = 1_000
 MAX_LOOK_UPS = 8
@@ -154,7 +154,12 @@ class EventLog:
         shown |= {"double_texting": created.double_texting} if created.double_texting else {}
         shown |= {"acks": created.acks} if created.acks in ("disk", "replica") else {}
         shown |= {} if creator.start else {"busy": "1"}
-        outcome = await self._append(cid, creator, events, answers=answers, fields={**shown, **(fields or {})})
+        tenant = created.tenancy.tenant if created.tenancy is not None else ""
+        cipher = await self.store.encryption.create_cipher(cid, tenant)
+        shown |= {"data_key": cipher.key_id.decode()} if cipher is not None else {}
+        outcome = await self._append(
+            cid, creator, events, answers=answers, fields={**shown, **(fields or {})}, cipher=cipher
+        )
         if outcome is None:
             raise UsageError(f"There is a conversation with the id {cid!r} already.", remedy="Choose another id.")
         assert isinstance(outcome, Appended | Duplicate)
@@ -284,8 +289,10 @@ class EventLog:
         while True:
             batch = await self.store.call("XRANGE", stream, f"{last_id + 1}-0", end, "COUNT", READ_BATCH)
             if batch:
+                cipher = await find_reader(self.store, conversation_id, batch)
                 page = [
-                    parse_entry(entry_id, fields, last_id + n, decode) for n, (entry_id, fields) in enumerate(batch, 1)
+                    parse_entry(entry_id, fields, last_id + n, decode, cipher)
+                    for n, (entry_id, fields) in enumerate(batch, 1)
                 ]
                 last_id += len(page)
                 yield page
@@ -323,7 +330,10 @@ class EventLog:
                 found = await self.load_last_id(ownership.conversation_id)
                 raise EventsLost(ownership.conversation_id, found, last_id, checksum)
             new = batch[1:] if last_id else batch
-            events += [parse_entry(entry_id, fields, last_id + n) for n, (entry_id, fields) in enumerate(new, 1)]
+            cipher = await find_reader(self.store, ownership.conversation_id, new)
+            events += [
+                parse_entry(entry_id, fields, last_id + n, cipher=cipher) for n, (entry_id, fields) in enumerate(new, 1)
+            ]
             last_id += len(new)
             checksum = codec.checksum_of(batch[-1][1][-1]) if batch else ""
             if len(batch) < READ_BATCH:
@@ -342,9 +352,11 @@ class EventLog:
         try:
             await follower.check_start()
             while True:
-                for entry_id, fields in await follower.read():
+                batch = await follower.read()
+                cipher = await find_reader(self.store, conversation_id, batch)
+                for entry_id, fields in batch:
                     after += 1
-                    yield parse_entry(entry_id, fields, after, decode)
+                    yield parse_entry(entry_id, fields, after, decode, cipher)
         finally:
             await follower.aclose()
 
@@ -391,6 +403,21 @@ class EventLog:
             raise CorruptEntry(f"Event {event_id} is missing from the log.")
         entry: bytes = found[0][1][1]
         return entry
+
+    async def decode_entry(self, conversation_id: str, entry: bytes, event_id: int) -> Event:
+        """Decode the stored bytes of an event, as `load_entry` returns them or an action stream delivers them.
+
+        Raises:
+            CorruptEntry, UnknownKind, StoreTooNew: see `codec.decode`.
+            DataLocked: it is encrypted, and this process has no key for it.
+        """
+        return codec.decode(await self.decrypt_entry(conversation_id, entry, event_id), event_id)
+
+    async def decrypt_entry(self, conversation_id: str, entry: bytes, event_id: int) -> bytes:
+        """Return the stored bytes of an event without their encryption, if any; raises CorruptEntry or DataLocked."""
+        if not codec.is_encrypted(entry):
+            return entry
+        return codec.decrypt_entry(entry, await find_cipher_of(self.store, conversation_id, entry), event_id)
 
     async def fork(self, source_id: str, target: ConversationCreated, *, at: int) -> Appended | Duplicate:
         """Create a conversation with events 2 to `at` of another one. `target` replaces event 1.
@@ -443,9 +470,15 @@ class EventLog:
         answers: Mapping[int, int] | None = None,
         cancels: Sequence[int] = (),
         fields: Mapping[str, str | int | float] | None = None,
+        cipher: Cipher | None = None,
     ) -> AppendOutcome | None:
         names = self.store.keys(conversation_id)
+        is_new = isinstance(writer, Creator)
+        # The position of a producer's or a tool's event is assigned by the store.
+        first_id = 1 if is_new else writer.seen_id + 1 if isinstance(writer, Owner) else None
         for _ in range(MAX_LOOK_UPS):
+            if not is_new and (events or (fields and "last_error" in fields)):
+                cipher = await self.store.encryption.find_cipher(conversation_id)
             masker, known = await self._load_checked_masker(conversation_id)
             if isinstance(writer, Owner) and masked.events and masked.masker.values != masker.values:
                 if self.secrets is None or self.secrets.is_cached(conversation_id):
@@ -458,6 +491,8 @@ class EventLog:
             for position, event in enumerate(events):
                 own_masker = NO_MASKER if masker is NO_MASKER or masked.is_masked(position, masker) else masker
                 data, texts = await self._encode(event, own_masker)
+                if cipher is not None:
+                    data = codec.encrypt_entry(data, cipher, None if first_id is None else first_id + position)
                 contents |= texts
                 answered = answers.get(position) if answers else None
                 route = ""
@@ -469,20 +504,24 @@ class EventLog:
                 if (await self.load_masker(conversation_id)).values != masker.values:
                     is_masked = False
                     break
-                await self.blobs.put(conversation_id, chunk)
+                await self.blobs.put(conversation_id, chunk, cipher)
             if not is_masked:
                 continue
             shown = (
                 {name: replace_surrogates(masker.mask_wire(value)) for name, value in fields.items()} if fields else {}
             )
+            shown = encrypt_fields(cipher, shown) if cipher is not None else shown
             arguments = make_append_arguments(conversation_id, writer, entries, cancels, shown, secrets=known)
             reply = await self.store.call_function("deck_append", (names.root, names.shard.root), *arguments)
+            if reply[0] == "locked" and self.store.encryption.is_on:
+                self.store.encryption.forget_cipher(conversation_id)
+                continue
             if reply[0] != "secrets":
                 raise_refusal(reply)
                 return parse_outcome(reply, conversation_id, codec.checksum_of(entries[-1].data if entries else b""))
             assert self.secrets is not None
             await self.secrets.look_up(conversation_id)
-        raise StoreError(f"The secrets of {conversation_id} change faster than they can be read.")
+        raise StoreError(f"The secrets or the key of {conversation_id} change faster than they can be read.")
 
     async def _encode(self, event: Event, masker: Masker) -> tuple[bytes, dict[str, bytes]]:
         """Return the bytes of an event, and its long texts by their blob addresses."""

@@ -16,14 +16,15 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from broker.runtime import StoreError
-from broker.store import Argument, Store
+from broker.runtime import CorruptEntry, StoreError
+from broker.store import Argument, Cipher, Store
 
 WATCH_TTL_SECONDS = 30.0
 PIECE_TTL_SECONDS = 60.0
 MAX_PIECES = 512
 MAX_PIECE_CHARS = 16_384
 BLOCK_SECONDS = 5.0
+LIVE = "live text"
 
 _READ = ("XREAD", "COUNT", MAX_PIECES)
 _BLOCK_MS = int(BLOCK_SECONDS * 1000)
@@ -54,6 +55,7 @@ class LiveText:
     def __init__(self, store: Store, conversation_id: str) -> None:
         keys = store.keys(conversation_id)
         self._store = store
+        self._conversation_id = conversation_id
         self._live = keys.live
         self._watched = keys.watcher_mark
         self._seen = b"0-0"
@@ -65,10 +67,15 @@ class LiveText:
     async def add(self, pieces: list[LivePiece]) -> None:
         """Add pieces. If the store refuses them, they are lost."""
         commands: list[tuple[Argument, ...]] = []
+        try:
+            cipher = await self._store.encryption.find_cipher(self._conversation_id)
+        except StoreError:
+            return
         for piece in pieces:
             text = piece.text[-MAX_PIECE_CHARS:]
             at = None if piece.at is None else piece.at + len(piece.text) - len(text)
             data = json.dumps({"call": piece.call, "kind": piece.kind, "text": text, "at": at}).encode()
+            data = data if cipher is None else cipher.encrypt(data, LIVE)
             commands.append(("XADD", self._live, "MAXLEN", "~", MAX_PIECES, "*", "p", data))
         with contextlib.suppress(StoreError):
             await self._store.connection.call_many([*commands, ("PEXPIRE", self._live, int(PIECE_TTL_SECONDS * 1000))])
@@ -83,7 +90,8 @@ class LiveText:
         try:
             while True:
                 await self.register_watcher()
-                for piece in self._parse_new(await reader.call(*_READ, "BLOCK", _BLOCK_MS, *self._unseen)):
+                found = await reader.call(*_READ, "BLOCK", _BLOCK_MS, *self._unseen)
+                for piece in self._parse_new(found, await self._find_cipher(found)):
                     yield piece
         finally:
             await reader.aclose()
@@ -96,17 +104,22 @@ class LiveText:
         Raises:
             StoreUnavailable, OutcomeUnknown: the store cannot be reached.
         """
-        return list(self._parse_new(await self._store.connection.call(*_READ, *self._unseen)))
+        found = await self._store.connection.call(*_READ, *self._unseen)
+        return list(self._parse_new(found, await self._find_cipher(found)))
+
+    async def _find_cipher(self, found: Any) -> Cipher | None:
+        """Return the cipher of the conversation, if there is anything to decrypt; raises DataLocked."""
+        return await self._store.encryption.find_cipher(self._conversation_id) if found else None
 
     @property
     def _unseen(self) -> tuple[str, str, bytes]:
         return "STREAMS", self._live, self._seen
 
-    def _parse_new(self, found: Any) -> Iterator[LivePiece]:
+    def _parse_new(self, found: Any, cipher: Cipher | None) -> Iterator[LivePiece]:
         for entry_id, fields in found[0][1] if found else ():
             if _parse_id(entry_id) > _parse_id(self._seen):  # `watch` and `rest` may both have read them
                 self._seen = entry_id
-                if (piece := _parse_piece(fields[1])) is not None:
+                if (piece := _parse_piece(fields[1], cipher)) is not None:
                     yield piece
 
 
@@ -114,12 +127,12 @@ def _parse_id(entry_id: bytes) -> tuple[int, ...]:
     return tuple(map(int, entry_id.split(b"-")))
 
 
-def _parse_piece(written: bytes) -> LivePiece | None:
+def _parse_piece(written: bytes, cipher: Cipher | None) -> LivePiece | None:
     """Parse a piece; None if the bytes are not a piece."""
     try:
-        found = json.loads(written)
+        found = json.loads(written if cipher is None else cipher.decrypt(written, LIVE))
         piece = LivePiece(found["call"], found["kind"], found["text"], found.get("at"))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (CorruptEntry, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     is_text = all(isinstance(part, str) for part in (piece.call, piece.kind, piece.text))
     is_place = piece.at is None or (type(piece.at) is int and piece.at >= 0)

@@ -11,6 +11,7 @@
     │   ├── OutcomeUnknown         the connection was lost between command and reply                  [retryable]
     │   ├── StoreRefused           the server refused one command: usually a key of another type
     │   ├── StoreTooNew            written by a newer version of Deckhands
+    │   │   └── DataLocked         encrypted, and this process has not its key
     │   ├── FunctionsReplaced      the new functions do not serve this worker: it hands back its work and stops
     │   ├── StoreMisconfigured     evicts keys, lacks the functions
     │   │   └── StoreReplaced      another store than before, or the same one emptied
@@ -148,6 +149,15 @@ class StoreTooNew(StoreError):
     """The store or an entry was written by a newer version."""
 
     code = "store_too_new"
+
+
+class DataLocked(StoreTooNew):
+    """What the store or the archive holds is encrypted, and this process does not have the key, or it was deleted.
+
+    A worker leaves such a conversation to one that has the key, as it does with an event of a newer version.
+    """
+
+    code = "data_locked"
 
 
 class FunctionsReplaced(StoreError):

@@ -172,6 +172,16 @@ class BrokerSettings:
     secret_key_file: Annotated[
         str, Field(description="a file that holds the key; neither: `secret.key` in the home, made when needed")
     ] = ""
+    master_keys: Annotated[
+        str,
+        Field(
+            description="keys that encrypt conversations at rest: `ID:KEY`, separated by `,`; the first one encrypts; "
+            "empty: no encryption",
+        ),
+    ] = field(default="", repr=False)
+    master_keys_file: Annotated[
+        str, Field(description="a file that holds them, instead of `DECKHANDS_MASTER_KEYS`")
+    ] = ""
     config: Annotated[
         str, Field(description="the TOML file that commands read; empty: `deckhands.toml` in the working directory")
     ] = ""

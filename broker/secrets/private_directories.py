@@ -114,7 +114,8 @@ class Mounts:
 
 def find_private_paths(settings: BrokerSettings) -> tuple[Path, ...]:
     """Return the private paths of Deckhands (directories, files and sockets), as far as the settings show."""
-    files = (settings.node_dir, settings.secret_key_file, settings.url_file, settings.celery_url_file)
+    files = [settings.node_dir, settings.secret_key_file, settings.master_keys_file]
+    files += [settings.url_file, settings.celery_url_file]
     names = [settings.home, settings.home / KEY_FILE]
     names += [Path(name).expanduser() for name in files if name]
     names += [Path(name) for name in split_paths(settings.config_files)]

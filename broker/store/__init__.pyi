@@ -12,10 +12,13 @@ from .server_checks import describe_missing_replica as describe_missing_replica
 from .server_checks import find_vulnerability as find_vulnerability
 from .confirmation import NO_REPLICA_REMEDY as NO_REPLICA_REMEDY
 from .cluster import ClusterConnection as ClusterConnection, connect as connect
+from .encryption import Cipher as Cipher, DataKeyRecord as DataKeyRecord, Encryption as Encryption
+from .encryption import MasterKeys as MasterKeys, encrypt_fields as encrypt_fields
 from .embedded import SPACE_FOR_LOG_BYTES as SPACE_FOR_LOG_BYTES, EmbeddedValkey as EmbeddedValkey
 from .function_library import ANNOUNCED_FIELD as ANNOUNCED_FIELD, LIBRARY as LIBRARY, READ_FACTS as READ_FACTS
 from .function_library import VERSION_FIELD as VERSION_FIELD, WORKER_FIELD as WORKER_FIELD
-from .function_library import FunctionsVersion as FunctionsVersion, deploy as deploy, own_version as own_version
+from .function_library import FunctionsVersion as FunctionsVersion, UpgradePlan as UpgradePlan, deploy as deploy
+from .function_library import own_version as own_version, plan_upgrade as plan_upgrade
 from .group_reader import BLOCK_SECONDS as BLOCK_SECONDS, HEARTBEAT_SECONDS as HEARTBEAT_SECONDS
 from .group_reader import MISSING_STREAM_ERRORS as MISSING_STREAM_ERRORS, GroupReader as GroupReader
 from .tolerant_reads import LARGEST as LARGEST, decode_text as decode_text, parse_number as parse_number

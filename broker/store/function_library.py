@@ -7,10 +7,11 @@ Holds: functions are replaced only by a version that is known and newer, and not
 ones do not serve. Only workers and `deckhands setup` deploy; a client deploys into a store that has no functions at
 all, with its first write. A worker whose functions are replaced by ones that do not serve it hands back and stops;
 `deck_now` and `deck_leave` keep their arguments for ever, so it always can.
-An announcement ends by itself: a setup that is killed stops workers for a limited time only.
+An announcement ends by itself: a setup that is killed stops workers for a limited time only. After a rollback, newer
+workers wait instead of loading their functions again, until a person runs `setup` or `upgrade` of their version.
 Does not: deploy twice in the same millisecond: start two versions one after the other.
-Keys: the fields `functions`, `functions:announced` and `functions:announced_until` (seconds of
-the server's clock) of `deck:store`; reads the workers of shard 0.
+Keys: the fields `functions`, `functions:announced`, `functions:announced_until` (seconds of
+the server's clock) and `functions:held` (the version of a rollback) of `deck:store`; reads the workers of shard 0.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Self
+from typing import Literal, Self
 
 from broker.runtime import Clock, FunctionsReplaced, FunctionsTooOld, StoreMisconfigured, StoreTooNew
 from broker.store import keys
@@ -34,6 +35,7 @@ LIBRARY = "deckhands"
 FOLDERS = ("store", "limits", "log/lua")
 """Where the Lua of the library is, in the package `broker`: each file is a module, which registers its functions."""
 VERSION_FIELD, ANNOUNCED_FIELD, ANNOUNCED_UNTIL_FIELD = "functions", "functions:announced", "functions:announced_until"
+HELD_FIELD = "functions:held"
 READ_FACTS = ("HMGET", keys.STORE, "generation", VERSION_FIELD, ANNOUNCED_FIELD, ANNOUNCED_UNTIL_FIELD)
 """Asks for what `compare` needs, but for the server's time."""
 UNCHANGING_FUNCTIONS = frozenset(("deck_now", "deck_leave"))
@@ -115,6 +117,7 @@ VERSIONS = (
     FunctionsVersion(3, "195ffe544531924f", 1),
     FunctionsVersion(4, "0b43adbde550698c", 1),
     FunctionsVersion(5, "a86db397f360f32c", 1),
+    FunctionsVersion(6, "2fc4539b68bf6148", 1),
 )
 """All versions there have been. Add a line at the end with the next order; never change or remove one."""
 
@@ -209,7 +212,52 @@ class StoreFunctions:
             raise FunctionsReplaced(refused.message, remedy=refused.remedy) if self._is_worker else refused
 
 
-async def deploy(connection: Connection, *, stop_seconds: float = 0.0, is_setup: bool = False) -> FunctionsVersion:
+@dataclass(frozen=True, slots=True)
+class UpgradePlan:
+    """What `deploy` of a person would do.
+
+    Attributes:
+        effect: `none`: the store has these functions; `load`: it has none; `upgrade`: they replace older ones;
+            `roll_back`: they replace newer ones; `use_newer`: the newer ones stay, and serve this version; `refuse`:
+            they stay, and do not serve it, or one of the two versions is in no table.
+        there: the version in the store.
+        stopping: the live workers that would have to stop, each with its version.
+        is_held: newer workers do not load their functions, because the store was rolled back.
+    """
+
+    effect: Literal["none", "load", "upgrade", "roll_back", "use_newer", "refuse"]
+    there: FunctionsVersion
+    own: FunctionsVersion
+    stopping: tuple[str, ...] = ()
+    is_held: bool = False
+
+
+async def plan_upgrade(connection: Connection, *, rolls_back: bool = False) -> UpgradePlan:
+    """Return what `deploy` would do now, without changing anything.
+
+    Args:
+        rolls_back: as for `deploy`.
+    """
+    own = own_version()
+    facts = decode_fields(await connection.call("HGETALL", keys.STORE))
+    there, is_held = FunctionsVersion.parse(facts.get(VERSION_FIELD, "")), HELD_FIELD in facts
+    if VERSION_FIELD not in facts:
+        return UpgradePlan("load", there, own, is_held=is_held)
+    if there.code == own.code:
+        return UpgradePlan("none", there, own, is_held=is_held)
+    if _is_older(there, own) or (rolls_back and 0 < own.order < there.order):
+        stopping = tuple(await _find_unserved_workers(connection, own))
+        return UpgradePlan("upgrade" if _is_older(there, own) else "roll_back", there, own, stopping, is_held)
+    return UpgradePlan("use_newer" if there.serves(own) else "refuse", there, own, is_held=is_held)
+
+
+def _is_older(there: FunctionsVersion, own: FunctionsVersion) -> bool:
+    return there.order < own.order or there.order == own.order == UNKNOWN_ORDER
+
+
+async def deploy(
+    connection: Connection, *, stop_seconds: float = 0.0, is_setup: bool = False, rolls_back: bool = False
+) -> FunctionsVersion:
     """Load the functions if the store has none, or has older ones that no live worker needs.
 
     Idempotent.
@@ -218,6 +266,7 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0, is_setup:
         stop_seconds: ask the workers that the new functions do not serve to hand back and stop, and wait so long; 0:
             do not ask them.
         is_setup: a person wants this version: if the store has it, withdraw the announcement of any other.
+        rolls_back: a person wants this version in place of a newer one, which is then held back.
 
     Returns:
         The version that the store has now.
@@ -231,11 +280,18 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0, is_setup:
     there = FunctionsVersion.parse(facts.get(VERSION_FIELD, ""))
     is_loaded = await _are_loaded(connection)
     if there.code == own.code and is_loaded:
+        if rolls_back or (is_setup and HELD_FIELD in facts):
+            await connection.call(*_hold(own, is_held=rolls_back))
         if ANNOUNCED_FIELD in facts and (is_setup or facts[ANNOUNCED_FIELD] == own.stamp):
             await connection.call("HDEL", keys.STORE, ANNOUNCED_FIELD, ANNOUNCED_UNTIL_FIELD)
         return own
-    is_older = there.order < own.order or there.order == own.order == UNKNOWN_ORDER
-    if VERSION_FIELD in facts and there.code != own.code and not is_older:
+    is_replaced = _is_older(there, own) or (rolls_back and 0 < own.order < there.order)
+    if HELD_FIELD in facts and VERSION_FIELD in facts and _is_older(there, own) and not is_setup:
+        raise FunctionsTooOld(
+            f"The functions in the store were rolled back to version {there}; this build needs version {own}.",
+            remedy="Use the older version of Deckhands, or run `deckhands upgrade` of this version.",
+        )
+    if VERSION_FIELD in facts and there.code != own.code and not is_replaced:
         if (refused := find_refusal(facts[VERSION_FIELD])) is not None:
             raise refused
         if not is_loaded:
@@ -253,7 +309,8 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0, is_setup:
         raise FunctionsTooOld(
             f"The functions in the store have version {there}, and running workers need them: "
             f"{', '.join(users[:SHOWN_WORKERS])}{more}. Version {own} of this build does not serve these workers.",
-            remedy="Stop them, or run `deckhands setup --stop-older` of this version, which asks them to stop.",
+            remedy="Stop them, or run `deckhands setup --stop-older` or `deckhands upgrade` of this version, which ask "
+            "them to stop.",
         )
     try:
         # In one go, so that hardly a call can come between. The server replaces all functions at once, or none.
@@ -262,6 +319,7 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0, is_setup:
                 ("FUNCTION", "LOAD", "REPLACE", build_source()),
                 ("HSET", keys.STORE, VERSION_FIELD, own.stamp),
                 ("HDEL", keys.STORE, ANNOUNCED_FIELD, ANNOUNCED_UNTIL_FIELD),
+                _hold(own, is_held=rolls_back),
             ]
         )
     except StoreMisconfigured as error:
@@ -272,6 +330,10 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0, is_setup:
         ) from error
     logger.info("loaded the functions of version %s into the store", own)
     return own
+
+
+def _hold(version: FunctionsVersion, *, is_held: bool) -> tuple[str, ...]:
+    return ("HSET", keys.STORE, HELD_FIELD, version.stamp) if is_held else ("HDEL", keys.STORE, HELD_FIELD)
 
 
 async def _stop_workers(connection: Connection, own: FunctionsVersion, stop_seconds: float) -> list[str]:

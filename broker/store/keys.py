@@ -51,6 +51,7 @@
     deck:{0}:keys:ticket:<sha256>  string   half a minute  the key whose ticket opens one stream
     deck:{0}:keys:once:<sha256>    string   a day          request with an idempotency key, and its response (JSON)
     deck:{0}:keys:uploads:<sha256> zset     an hour        uploaded files of a tenant without a conversation
+    deck:{0}:data_keys             hash     forever        id → the data key of a tenant, encrypted; see encryption
     deck:{0}:operations            stream   about 100,000  operations through the server: author and reason
     deck:{0}:revoked               zset     a week         revoked Celery task → when (ms)
     deck:{0}:job:<name>            string   while running  the worker that runs an exclusive job
@@ -164,6 +165,11 @@ class ShardKeys:
     def api_keys(self) -> str:
         """The permissions of the API keys, and the prefix of their other keys. All are in the first shard."""
         return f"{self.root}:keys"
+
+    @property
+    def data_keys(self) -> str:
+        """The encrypted data keys of tenants; all of them are in the first shard."""
+        return f"{self.root}:data_keys"
 
     @property
     def operations(self) -> str:

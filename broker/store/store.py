@@ -13,6 +13,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any, TypeVar
 
 from broker.contract import SCHEMA_VERSION
@@ -36,6 +37,7 @@ from broker.store import keys
 from broker.store.cluster import ClusterConnection, connect
 from broker.store.confirmation import NO_REPLICA_REMEDY, find_demand
 from broker.store.connection import CLUSTER, WRONG_TYPE_PREFIX, Argument, Connection, decode_fields
+from broker.store.encryption import NO_MASTER_KEYS, SETTINGS, Encryption, MasterKeys
 from broker.store.function_library import UNCHANGING_FUNCTIONS, StoreFunctions, deploy
 from broker.store.keys import ConversationKeys, ShardKeys
 from broker.store.routing import CLUSTER_REMEDY
@@ -105,6 +107,8 @@ class Store:
         functions: the functions in the store, and whether this process may call them.
         warnings: problems of a working server, each with a remedy: a possible vulnerability, no append-only file, no
             replica although DECKHANDS_ACKS waits for one.
+        masters: the master keys of this process.
+        is_encrypted: it has data keys, so new conversations are encrypted.
     """
 
     connection: Connection
@@ -115,11 +119,18 @@ class Store:
     outage: Outage = field(default_factory=Outage)
     functions: StoreFunctions = field(default_factory=StoreFunctions)
     warnings: tuple[str, ...] = ()
+    masters: MasterKeys = NO_MASTER_KEYS
+    is_encrypted: bool = False
 
     @property
     def all_shards(self) -> list[ShardKeys]:
         """The keys of each shard."""
         return [ShardKeys(shard) for shard in range(self.shards)]
+
+    @cached_property
+    def encryption(self) -> Encryption:
+        """The ciphers of its conversations."""
+        return Encryption(self, self.masters, is_required=self.is_encrypted)
 
     def keys(self, conversation_id: str) -> ConversationKeys:
         """The keys of a conversation."""
@@ -212,6 +223,7 @@ async def open_store(
     opening_seconds: float | None = 0.0,
     deploys: bool = True,
     acks: Acks | None = None,
+    masters: MasterKeys | None = None,
 ) -> Store:
     """Connect to a store, deploy missing or older functions, and check the store.
 
@@ -223,24 +235,29 @@ async def open_store(
         deploys: False for clients, which read with any version of the functions. Before a write, a client checks the
             version, and deploys only if the store has no functions.
         acks: when a write counts; by default, as DECKHANDS_ACKS says.
+        masters: the master keys; by default, those of the settings.
 
     Raises:
         StoreUnavailable: cannot connect.
-        StoreMisconfigured: the server is too old, vulnerable or evicts keys, or it refuses the login.
+        StoreMisconfigured: the server is too old, vulnerable or evicts keys, or it refuses the login; or the store
+            encrypts conversations, and this worker has no master key.
         StoreTooNew: a newer version of Deckhands wrote the store, or its functions no longer serve this version.
         FunctionsTooOld: its functions are older and are kept for now, see `deploy`.
     """
-    acks = acks or BrokerSettings.from_env().acks
+    settings = BrokerSettings.from_env()
+    acks = acks or settings.acks
+    masters = MasterKeys.load(settings) if masters is None else masters
     connection = connect(url, acks=acks) if isinstance(url, str) else url
     clock = SharedClock(clock)
 
-    async def open_it() -> tuple[tuple[str, ...], dict[str, str]]:
+    async def open_it() -> tuple[tuple[str, ...], dict[str, str], bool]:
         warnings = await _check_server(connection, acks)
         try:
             if deploys:
                 await deploy(connection)
             number = shards or (DEFAULT_CLUSTER_SHARDS if connection.is_cluster else DEFAULT_SHARDS)
-            return warnings, await _load_or_create_facts(connection, number)
+            about = await _load_or_create_facts(connection, number)
+            is_encrypted = await _is_encrypted(connection)
         except StoreRefused as error:
             if WRONG_TYPE_PREFIX not in error.message:
                 raise
@@ -248,9 +265,11 @@ async def open_store(
                 f"The key {keys.STORE} is not a hash of the facts about a store.",
                 remedy="Another program overwrote it. Restore the store's append-only file, or use an empty store.",
             ) from error
+        _require_masters(masters, is_required=is_encrypted and deploys)
+        return warnings, about, is_encrypted
 
     try:
-        warnings, about = await _retry(open_it, clock, opening_seconds, Outage())
+        warnings, about, is_encrypted = await _retry(open_it, clock, opening_seconds, Outage())
     except BaseException:
         await connection.aclose()
         raise
@@ -262,6 +281,8 @@ async def open_store(
         patience_seconds=patience_seconds,
         functions=StoreFunctions(about, is_worker=deploys, now=clock.monotonic()),
         warnings=warnings,
+        masters=masters,
+        is_encrypted=is_encrypted,
     )
 
 
@@ -364,6 +385,24 @@ async def _load_or_create_facts(connection: Connection, shards: int) -> dict[str
             remedy="Upgrade Deckhands on this machine.",
         )
     return about
+
+
+def _require_masters(masters: MasterKeys, *, is_required: bool) -> None:
+    if is_required and not masters:
+        raise StoreMisconfigured(
+            "The store encrypts conversations, and this worker has no master key.",
+            remedy=f"Set {SETTINGS}, as for the other workers.",
+        )
+
+
+async def _is_encrypted(connection: Connection) -> bool:
+    """Return whether the store has data keys. A store user of an older version has no right to ask."""
+    try:
+        return bool(await connection.call("EXISTS", ShardKeys(0).data_keys))
+    except StoreMisconfigured as error:
+        if "NOPERM" not in error.message:
+            raise
+        return False
 
 
 async def _load_facts(connection: Connection) -> dict[str, str]:

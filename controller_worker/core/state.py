@@ -34,9 +34,9 @@ from controller_worker.core.concerns.start import ScheduledStart
 from controller_worker.core.concerns.survey import Survey
 from controller_worker.core.pending import Tools
 
-SNAPSHOT_VERSION = 3
+SNAPSHOT_VERSION = 4
 PLAIN_VERSION = 2
-"""The version before, which is still read: its payload is not compressed."""
+"""An earlier version, which is still read: its payload is not compressed."""
 COMPRESSION_LEVEL = 1
 MAX_UNPACKED_BYTES = 16 << 20
 """A limit for damaged or forged bytes. A state has some kilobytes."""

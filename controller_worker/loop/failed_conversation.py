@@ -1,6 +1,7 @@
 """The end of a conversation's work after an unforeseen error: record the error in the log and release the conversation.
 
-A log with an event that only a newer version can read is no failure: it is left to a newer worker.
+A log with an event that only a newer version can read is no failure: it is left to a newer worker. So is one that is
+encrypted with a key that this worker does not have, and one that is pinned to another version.
 
 Holds: an error of one conversation becomes an event of it. Nothing is written under an outdated token.
 """
@@ -12,19 +13,17 @@ import logging
 from broker.contract import AgentState, AgentStateChangedObservation, Ownership
 from broker.coordination import Owners
 from broker.log import Closed, Conflict, EventLog, Fenced, WaitReason
-from broker.runtime import FunctionsReplaced, StoreTooNew, UnknownKind
+from broker.runtime import DataLocked, FunctionsReplaced, StoreTooNew, UnknownKind
 from broker.secrets import SecretsLocked
 from controller_worker.core import Append, State, end_in_error, find_error_code, render_last_error
 from controller_worker.loop.delegates import report_failure
-from controller_worker.loop.owned_log import OwnedLog
+from controller_worker.loop.owned_log import OwnedLog, PinnedElsewhere
 from controller_worker.loop.services import Services
 
 MAX_ROUNDS = 16
 """Attempts while new events keep arriving; each records the same error. After the last one the conversation is claimed
 again.
 """
-NEWER_WORKER = WaitReason.NEWER_WORKER.value
-"""The wait reason of a conversation that this version cannot read."""
 LEFT_SECONDS = 10.0
 """Time before a worker checks again whether there is a newer one."""
 
@@ -35,7 +34,7 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
     """Record an error and release the conversation until a user resumes it. Raises nothing.
 
     Args:
-        error: if it is about an event that only a newer version knows, nothing is recorded: see `_leave_to_newer`.
+        error: if another worker can continue the conversation, nothing is recorded: see `_leave_to_others`.
 
     Returns:
         False if the conversation is still owned, because new events kept arriving or because the store refuses this
@@ -48,9 +47,10 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
         if isinstance(error, FunctionsReplaced):
             # Usually the next heartbeat fails too and the worker starts over, unless the functions are back by then.
             return False
-        if isinstance(error, UnknownKind | StoreTooNew):
-            _log.warning("conversation %s is left to a newer worker: %s", ownership.conversation_id, error)
-            return await _leave_to_newer(log, owners, ownership)
+        if (reason := _find_reason_to_leave(error)) is not None:
+            text = "conversation %s is left to another worker (%s): %s"
+            _log.warning(text, ownership.conversation_id, reason.value, error)
+            return await _leave_to_others(log, owners, ownership, reason)
         _log.error("conversation %s failed", ownership.conversation_id, exc_info=error)
         try:
             return await _rest(log, owners, owned, error=error)
@@ -69,12 +69,21 @@ async def _rest(log: EventLog, owners: Owners, owned: OwnedLog, *, error: Except
     return False
 
 
-async def _leave_to_newer(log: EventLog, owners: Owners, ownership: Ownership) -> bool:
-    """Release the conversation unchanged; after a while it comes back, here or at a newer worker."""
+def _find_reason_to_leave(error: Exception) -> WaitReason | None:
+    """Return why only another worker can continue the conversation; None: the error is one of the conversation."""
+    if isinstance(error, DataLocked):
+        return WaitReason.LOCKED
+    if isinstance(error, PinnedElsewhere):
+        return WaitReason.PINNED_VERSION
+    return WaitReason.NEWER_WORKER if isinstance(error, UnknownKind | StoreTooNew) else None
+
+
+async def _leave_to_others(log: EventLog, owners: Owners, ownership: Ownership, reason: WaitReason) -> bool:
+    """Release the conversation unchanged; after a while it comes back, here or at another worker."""
     for _ in range(MAX_ROUNDS):
         (last_id,) = await owners.load_last_ids([ownership.conversation_id])
         outcome = await log.append_as_owner(
-            ownership, (), expected_last_id=last_id, fields={"wait_reason": NEWER_WORKER}
+            ownership, (), expected_last_id=last_id, fields={"wait_reason": reason.value}
         )
         if isinstance(outcome, Fenced):
             return True

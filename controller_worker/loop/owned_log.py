@@ -34,7 +34,7 @@ from broker.log import (
     record_gap,
     record_snapshot_gap,
 )
-from broker.runtime import DeckhandsError, EventsLost, Value, failpoint, make_traceparent
+from broker.runtime import DeckhandsError, EventsLost, Value, failpoint, make_traceparent, read_version
 from controller_worker.agents import Agent, create_agent
 from controller_worker.core import (
     EMPTY,
@@ -68,6 +68,12 @@ class Gone(Exception):
 
 class TakenOver(Gone):
     """The conversation has another owner."""
+
+
+class PinnedElsewhere(DeckhandsError):
+    """The conversation is pinned to another version of Deckhands."""
+
+    code = "pinned_version"
 
 
 class Snapshots:
@@ -169,6 +175,7 @@ class OwnedLog:
 
         Raises:
             DeckhandsError: the conversation has crashed its workers too often.
+            PinnedElsewhere: only workers of another version may continue it.
         """
         services = self._services
         claimed = self._claimed
@@ -185,6 +192,8 @@ class OwnedLog:
         if not state.version:
             await self.recollection.start(tail)
         self._has_unlisted_end = _has_delegate_end(tail)
+        if self.state.setup.pinned_version not in ("", read_version()):
+            raise PinnedElsewhere(f"It is pinned to version {self.state.setup.pinned_version}.")
         self.is_restored = True
         await self._trace(begun)
         if claimed.crashes == MAX_CRASHES:
@@ -363,7 +372,9 @@ class OwnedLog:
         self.is_watched = carried.is_watched
         if carried.event_id == self.state.version + 1 and carried.before == self._checksum:
             try:
-                event = codec.decode(carried.entry, carried.event_id)
+                event = await self._services.log.decode_entry(
+                    self.ownership.conversation_id, carried.entry, carried.event_id
+                )
             except DeckhandsError:
                 pass  # `_read` decodes it again and reports the error
             else:

@@ -13,7 +13,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, ClassVar
 
-from broker.contract import AgentState, ConversationStarted, Observation, Ownership, codec
+from broker.contract import AgentState, ConversationStarted, Observation, Ownership
 from broker.coordination import CrashAttribution, DispatchOutcome, Owners, StartStatus
 from broker.log import EXPIRED_CODE, NOT_STARTED, EventLog
 from broker.runtime import OwnershipLost
@@ -84,7 +84,7 @@ class Dispatches:
             if action_id in self._known:
                 continue
             entry = await self._log.load_entry(conversation_id, action_id)
-            pool = codec.decode(entry, action_id).required_pool
+            pool = (await self._log.decode_entry(conversation_id, entry, action_id)).required_pool
             outcome = await self._owners.dispatch(self._ownership, action_id, entry, pool=pool)
             if outcome is DispatchOutcome.FENCED:
                 raise OwnershipLost(f"The conversation {conversation_id} has another owner.")

@@ -95,6 +95,7 @@ def build_fork(
         "forked_from": f"{created.conversation_id}@{len(events)}",
         "not_before": None,
         "expires": None,
+        "pinned_version": None,  # the way out if no worker of that version is left
         **({} if labels is None else {"labels": dict(labels)}),
         **({} if tenancy is None else {"tenancy": tenancy}),
         "parent": None,  # a fork of a delegate reports to no parent

@@ -49,7 +49,7 @@ class Reader:
     def __init__(self, store: Store, archive: str = "") -> None:
         self.store = store
         self.log = EventLog(store)
-        self.archive = _open_archive(archive) if archive else None
+        self.archive = _open_archive(archive, store) if archive else None
         self._conversations = Conversations(store)
         name_loss = partial(record_gap, self.log, noticed_by="a client that waited for the conversation")
         self.watcher = Watcher(_StoreSource(self), name_loss, make_stream=partial(EndedStream, store))
@@ -259,10 +259,10 @@ class Reader:
         return Tally.of(await load_quoted_texts(self, conversation_id, await self.events(conversation_id)))
 
 
-def _open_archive(url: str) -> Archive:
+def _open_archive(url: str, store: Store) -> Archive:
     from deckhands.client.archive.archive import Archive
 
-    return Archive(url)
+    return Archive(url, store.encryption)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from broker.contract import (
 )
 from broker.coordination import StoredFiles
 from broker.log import Appended, Duplicate, EventLog, check_admission, find_creation
-from broker.runtime import Acks, AdmissionRefused, UsageError, open_tracing
+from broker.runtime import Acks, AdmissionRefused, UsageError, open_tracing, read_version
 from broker.secrets import Secrets
 from broker.store import (
     NO_REPLICA_REMEDY,
@@ -40,6 +40,8 @@ from deckhands.client.tasks.tasks import derive_title
 
 OFFERS_LIMIT_SECONDS = 20.0
 """How long a tool may be missing because its worker is still starting."""
+CURRENT = "current"
+"""The value of `pinned_version` for the version of the process that starts the conversation."""
 COPIED_FIELDS = tuple(TaskSpec.model_fields.keys() & ConversationCreated.model_fields.keys())
 """The fields of a task that the first event of its conversation has under the same name."""
 
@@ -108,6 +110,7 @@ async def start_conversation(
             "not_before": timing.earliest_start(now),
             "expires": timing.latest_start(now),
             "traceparent": span.traceparent,
+            "pinned_version": read_version() if spec.pinned_version == CURRENT else spec.pinned_version,
         }
         created = ConversationCreated(conversation_id=conversation_id, source=EventSource.USER, **{**same, **resolved})
         message = MessageAction(content=spec.task, source=EventSource.USER, image_urls=spec.images or None)

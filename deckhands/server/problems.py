@@ -22,6 +22,7 @@ from broker.runtime import (
     AdmissionRefused,
     ConversationBusy,
     ConversationMoved,
+    DataLocked,
     DeckhandsError,
     EventsLost,
     EventUnfit,
@@ -60,6 +61,7 @@ STATUS: tuple[tuple[type[DeckhandsError], int], ...] = (
     (StoreUnavailable, 503),
     (OutcomeUnknown, 503),
     (SecretsLocked, 503),
+    (DataLocked, 503),
     (TransferFailed, 502),
     (CommandFailed, 502),
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
 from celery import Celery
 
 from broker.contract.fencing import Ownership
@@ -37,7 +39,11 @@ def test_health_check_reads_the_beats_lock() -> None:
     assert f"{BEAT_KEYS}:lock" == BEAT_LOCK
 
 
-async def test_jobs_and_beat_work_with_their_rights(tmp_path: Path, programs) -> None:
+@pytest.mark.parametrize("masters", ["", f"one:{base64.b64encode(bytes(32)).decode()}"])
+async def test_jobs_and_beat_work_with_their_rights(
+    tmp_path: Path, programs, monkeypatch: pytest.MonkeyPatch, masters: str
+) -> None:
+    monkeypatch.setenv("DECKHANDS_MASTER_KEYS", masters)
     place, rules = tmp_path / "archive", tmp_path / "retention.toml"
     rules.write_text('[[rule]]\nage = "0s"\n')
     async with AsyncExitStack() as stack:
@@ -48,6 +54,7 @@ async def test_jobs_and_beat_work_with_their_rights(tmp_path: Path, programs) ->
             "PATH": os.environ["PATH"],
             "DECKHANDS_CELERY_URL": queue.queue,
             "DECKHANDS_HOME": str(tmp_path / "home"),
+            "DECKHANDS_MASTER_KEYS": masters,
         }
         assert (await check("beat", queue.queue)).exit_status == LAPSED
         await stack.enter_async_context(worker("deckhands.operations.jobs.beat", environment))

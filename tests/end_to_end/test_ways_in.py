@@ -15,6 +15,7 @@ from anyio.from_thread import start_blocking_portal
 from broker.contract.agent_state import AgentState
 from broker.contract.events import ModelReply
 from broker.contract.observations import AgentDelegateObservation
+from broker.runtime.version import read_version
 from deckhands.client.tasks.spec import TaskSpec
 from tests.integration.command_line import finish, run_command, script
 from tests.model_server.running_server import RunningModelServer
@@ -132,6 +133,7 @@ TRIALS: Mapping[str, Trial] = {
         lambda ended: ended.summary.state == AgentState.FINISHED, {"idempotency_key": "key of a way"}, "keyed"
     ),
     "acks": Trial(lambda ended: ended.created.acks == "local", {"acks": "local"}),
+    "pinned": Trial(lambda ended: ended.created.pinned_version == read_version(), {"pinned_version": "current"}),
     "messages": Trial(lambda ended: ended.created.double_texting == "reject", {"double_texting": "reject"}),
 }
 

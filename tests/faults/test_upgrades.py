@@ -1,8 +1,13 @@
-"""Builds with other functions meet one store (F53): a copy of the package `broker` with other Lua is another build."""
+"""Builds with other functions meet one store (F53): a copy of the package `broker` with other Lua is another build.
+
+There is no earlier release to install, and a clone for CI may have no history. So this build is the older one, N-1,
+and N is a copy of it with a higher version of the functions: `Build`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -13,6 +18,7 @@ import pytest
 
 import broker
 from broker.runtime.child import EXIT_FUNCTIONS
+from broker.runtime.version import read_version
 from broker.store.function_library import LIBRARY, FunctionsVersion, own_version
 from tests.faults.harness import FaultCluster, steps
 
@@ -27,6 +33,7 @@ ANOTHER_NAME = (
 )
 """What makes functions that workers of this build cannot call."""
 A_COMMENT = (("log/lua/append.lua", "-- Append: ", "-- Another version of append: "),)
+ANOTHER_RELEASE = (*A_COMMENT, ("runtime/version.py", 'return metadata.version("deckhands")', 'return "9.9.9"'))
 
 
 class Build:
@@ -183,3 +190,127 @@ async def test_workers_hand_back_when_their_functions_are_replaced(processes: Fa
     cluster.start_controller("c2", **newer.environment)
     cluster.start_tool("t2", **newer.environment)
     await cluster.check(ids, commands=6)
+
+
+def start_mixed(cluster: FaultCluster, newer: Build, mix: str) -> None:
+    """Start workers: the roles in `mix` of the newer build, all others of this one; `both` starts two of each."""
+    starts = {
+        "controller": cluster.start_controller,
+        "tool": cluster.start_tool,
+        "ingress": cluster.start_ingress,
+        "jobs": cluster.start_jobs,
+    }
+    for role, start in starts.items():
+        if mix == "both" or role not in mix:
+            start(f"{role}-own")
+        if mix == "both" or role in mix:
+            start(f"{role}-newer", **newer.environment)
+
+
+@pytest.mark.parametrize("mix", ["controller", "tool", "ingress jobs", "controller ingress", "tool jobs", "both"])
+async def test_older_and_newer_workers_share_the_work_in_every_mix(
+    processes: FaultCluster, tmp_path: Path, mix: str
+) -> None:
+    cluster = processes
+    newer = await Build(tmp_path / "newer", A_COMMENT, order=OWN.order + 1, oldest=OWN.order).made()
+    status, output = await newer.run(cluster, "setup")
+    assert status == 0, output
+    start_mixed(cluster, newer, mix)
+    names = set(cluster.workers)
+    ids = await cluster.submit(steps(3, seconds=0.2), count=8)
+    await cluster.until(lambda: any("begin-0" in cluster.effects(cid) for cid in ids))
+    # Meanwhile, clients of both builds read and write.
+    status, output = await newer.run(cluster, "message", ids[0], "And hello from the newer one.")
+    assert status == 0, output
+    await cluster.client.send_message(ids[1], "And hello from the older one.")
+    status, output = await newer.run(cluster, "logs", ids[1], "--plain")
+    assert status == 0, output
+    await cluster.settle(ids)
+    await cluster.check(ids[2:], commands=3)
+    assert {name for name, worker in cluster.workers.items() if worker.poll() is None} == names
+
+
+async def submit_by(build: Build, cluster: FaultCluster, turns: list[dict[str, Any]]) -> str:
+    """Submit a conversation with the command line of a build; its effects are counted as usual."""
+    folder = cluster.root / "work" / "by-build"
+    folder.mkdir(parents=True)
+    status, output = await build.run(
+        cluster, "submit", "-t", "do it", "--model", cluster.script(*turns), "-w", str(folder), "--sandbox", "none"
+    )
+    assert status == 0, output
+    cid = output.strip().splitlines()[-1].split()[-1]
+    (cluster.root / f"{cid}.where").write_text(str(folder))
+    return cid
+
+
+async def test_functions_are_rolled_back_while_conversations_work(processes: FaultCluster, tmp_path: Path) -> None:
+    cluster = processes
+    newer = await Build(tmp_path / "newer", ANOTHER_NAME, order=OWN.order + 1, oldest=OWN.order + 1).made()
+    own = Build(tmp_path / "own", (), order=0, oldest=0)
+    status, output = await newer.run(cluster, "upgrade")
+    assert (status, "replaced by those of this version" in output) == (0, True), output
+    cluster.start_controller("c2", **newer.environment)
+    cluster.start_tool("t2", **newer.environment)
+    cid = await submit_by(newer, cluster, steps(6, seconds=0.5))
+    await cluster.until(lambda: "begin-0" in cluster.effects(cid))
+    before = await functions_of(cluster)
+    status, output = await own.run(cluster, "upgrade", "--check")
+    assert (status, "they do not serve this version" in output) == (1, True), output
+    status, output = await own.run(cluster, "upgrade", "--check", "--roll-back")
+    assert (status, "controller-" in output, "newer workers wait" in output) == (1, True, True), output
+    assert await functions_of(cluster) == before
+    status, output = await own.run(cluster, "upgrade", "--roll-back")
+    assert status == 0, output
+    for name in ("c2", "t2"):
+        assert await cluster.until_ended(name) == EXIT_FUNCTIONS, cluster.log_of(name)
+    cluster.start_controller("c3", **newer.environment)  # a supervisor restarts it
+    await cluster.until(lambda: "were rolled back to version" in cluster.log_of("c3"), what="line of a waiting worker")
+    cluster.start()
+    await cluster.check([cid], commands=6)
+    status, output = await newer.run(cluster, "upgrade", "--check")
+    assert (status, "held after a rollback" in output) == (1, True), output
+    status, output = await newer.run(cluster, "upgrade")
+    assert status == 0, output
+    for name in ("c1", "t1"):
+        assert await cluster.until_ended(name) == EXIT_FUNCTIONS, cluster.log_of(name)
+    assert cluster.workers["c3"].poll() is None
+
+
+async def test_a_check_of_an_upgrade_names_what_it_would_do(cluster: FaultCluster, tmp_path: Path) -> None:
+    newer = await Build(tmp_path / "newer", A_COMMENT, order=OWN.order + 1, oldest=OWN.order).made()
+    before = await functions_of(cluster)
+    status, output = await newer.run(cluster, "upgrade", "--check", "--json")
+    found = json.loads(output)
+    assert (status, found["effect"], found["has_to_stop"], found["is_possible"]) == (0, "upgrade", [], True), output
+    assert found["functions"] == {"store": OWN.stamp, "build": newer.version.stamp}
+    assert await functions_of(cluster) == before
+    assert (await newer.run(cluster, "upgrade"))[0] == 0
+    own = Build(tmp_path / "own", (), order=0, oldest=0)
+    status, output = await own.run(cluster, "upgrade", "--check")
+    assert (status, "they serve this version" in output) == (0, True), output
+    status, output = await newer.run(cluster, "upgrade", "--check")
+    assert (status, "the store has the functions of this version" in output) == (0, True), output
+
+
+async def test_a_pinned_conversation_is_continued_by_its_version_alone(processes: FaultCluster, tmp_path: Path) -> None:
+    cluster = processes
+    newer = await Build(tmp_path / "newer", ANOTHER_RELEASE, order=OWN.order + 1, oldest=OWN.order).made()
+    assert (await newer.run(cluster, "upgrade"))[0] == 0
+    cluster.start()
+    (pinned,) = await cluster.submit(steps(6, seconds=0.5), task={"pinned_version": "current"})
+    (free,) = await cluster.submit(steps(6, seconds=0.5))
+    await cluster.until(lambda: all("begin-0" in cluster.effects(cid) for cid in (pinned, free)))
+    cluster.kill("c1")
+    cluster.start_controller("c2", **newer.environment)
+
+    async def waits() -> bool:
+        return (await cluster.client.row(pinned)).wait_reason == "pinned_version"
+
+    await cluster.until(waits, what="a conversation that the newer worker leaves")
+    await cluster.check([free], commands=6)
+    status, output = await newer.run(cluster, "upgrade", "--check")
+    assert (status, "1 conversation for a worker of the version" in output) == (0, True), output
+    status, output = await newer.run(cluster, "why", pinned)
+    assert (status, f"pinned to version {read_version()}" in output) == (0, True), output
+    cluster.start_controller("c3")
+    await cluster.check([pinned], commands=6)

@@ -17,9 +17,9 @@ from broker.coordination.action_streams import ControlDelivery
 from broker.log.conversations import Conversations
 from broker.log.delegates import make_delegate_id
 from broker.log.status import fold_status
+from broker.log.wait_reasons import WaitReason
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State, to_snapshot
-from controller_worker.loop.failed_conversation import NEWER_WORKER
 from deckhands.client.client import Client
 from deckhands.client.reading.rendering import Renderer
 from tests.broker_parts import enter, queue, take
@@ -148,7 +148,7 @@ async def test_conversation_with_a_newer_kind_waits_for_newer_worker(hands: Hand
     for _ in range(2):  # the next owner releases it again
         await hands.go()
         row = await Conversations(hands.store).load_row(CID)
-        assert (row.owner, row.wait_reason, row.last_event_id) == ("", NEWER_WORKER, 3)
+        assert (row.owner, row.wait_reason, row.last_event_id) == ("", WaitReason.NEWER_WORKER, 3)
         assert await parked(hands) == [CID]
     Event.KINDS["test.tomorrow"] = Tomorrow  # now by a newer worker
     await hands.go()
@@ -162,7 +162,7 @@ async def test_a_newer_kind_that_comes_while_it_runs(hands: Hands, tomorrow: Eve
     loop = await hands.claim()
     await hands.log.append(CID, [tomorrow, said("and this")])
     await hands.wake(loop)
-    assert (await Conversations(hands.store).load_row(CID)).wait_reason == NEWER_WORKER
+    assert (await Conversations(hands.store).load_row(CID)).wait_reason == WaitReason.NEWER_WORKER
 
 
 async def test_an_entry_of_a_newer_schema_is_left_too(hands: Hands) -> None:
@@ -171,7 +171,7 @@ async def test_an_entry_of_a_newer_schema_is_left_too(hands: Hands) -> None:
     await hands.store.connection.call("HSET", hands.store.keys(CID).meta, "last_id", 3)
     await hands.go()
     row = await Conversations(hands.store).load_row(CID)
-    assert (row.owner, row.wait_reason, row.last_event_id) == ("", NEWER_WORKER, 3)
+    assert (row.owner, row.wait_reason, row.last_event_id) == ("", WaitReason.NEWER_WORKER, 3)
 
 
 async def test_readers_show_what_they_can(hands: Hands, tomorrow: Event) -> None:

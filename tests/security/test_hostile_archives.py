@@ -209,7 +209,7 @@ async def test_other_ways_to_compress_are_refused(client: Client, kind: int) -> 
     await refused(client, match="in another way")
 
 
-@pytest.mark.parametrize("change", [{"version": 2}, {"conversation_id": "another"}, {"schema_version": 10_000}])
+@pytest.mark.parametrize("change", [{"version": 3}, {"conversation_id": "another"}, {"schema_version": 10_000}])
 async def test_a_manifest_of_another_kind_is_refused(client: Client, change: dict[str, Any]) -> None:
     contents = members(path_of(client))
     manifest = json.loads(contents["manifest.json"]) | change

@@ -66,6 +66,7 @@ from tool_worker.workspace import (
     Checkpoints,
     HostFolder,
     ResourceUsage,
+    StoreCiphers,
     WorkspaceOpener,
     Workspaces,
     check_served_only_here,
@@ -429,12 +430,13 @@ def _make_checkpointing(log: EventLog, settings: ToolSettings, opener: Workspace
     if not place:
         return Checkpointing(log, settings.node_dir, None, every=every, opener=opener)
     clock = log.store.clock
+    ciphers = StoreCiphers(log.store.encryption) if log.store.encryption.is_on else None
     return Checkpointing(
         log,
         settings.node_dir,
-        Checkpoints(place, clock, limits=settings.workspace_limits),
+        Checkpoints(place, clock, limits=settings.workspace_limits, ciphers=ciphers),
         every=every,
-        bases=Checkpoints(place, clock, folder=BASES),
+        bases=Checkpoints(place, clock, folder=BASES, ciphers=ciphers),
         opener=opener,
     )
 

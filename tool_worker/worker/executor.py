@@ -22,7 +22,7 @@ from broker.coordination import (
     Figures,
 )
 from broker.log import EventLog
-from broker.runtime import DeckhandsError, Tracing, make_chain, open_tracing
+from broker.runtime import CorruptEntry, DeckhandsError, Tracing, make_chain, open_tracing
 from tool_worker.tools import OfferedTools
 from tool_worker.worker.node.quota import WorkspaceQuota
 from tool_worker.worker.node.usage_bounds import UsageBounds
@@ -59,6 +59,7 @@ class Executor:
         figures: Figures | None = None,
         spans: Tracing | None = None,
     ) -> None:
+        self._log = log
         self._workspaces = workspaces
         self._checkpointing = checkpointing
         self._opener = opener
@@ -141,9 +142,16 @@ class Executor:
         Args:
             attribution: Counts the worker deaths during this action.
             refusal: If given, the answer to the action; the action does not run.
+
+        Raises:
+            DataLocked: It is encrypted, and this process has no key for it.
         """
         if isinstance(claim, ActionClaimed | ActionReclaimed):
-            await self._run(ActionRun(delivery, claim, attribution, refusal))
+            try:
+                entry = await self._log.decrypt_entry(delivery.conversation_id, delivery.entry, delivery.action_id)
+            except CorruptEntry:
+                entry = b""  # `read_action` answers it
+            await self._run(ActionRun(delivery, claim, attribution, entry, refusal))
 
     async def execute_control(self, order: ControlDelivery) -> None:
         """Stop a running action, or end a workspace. Idempotent."""

@@ -1,5 +1,6 @@
 from .bindings import Bindings as Bindings
 from .checkpoints.checkpoint_store import BASES as BASES, Checkpoints as Checkpoints
+from .checkpoints.ciphers import StoreCiphers as StoreCiphers
 from .checkpoints.checkpointing import Checkpointing as Checkpointing
 from .files.file_tree import FILE as FILE, LINK as LINK, MAX_PATH_BYTES as MAX_PATH_BYTES, SPECIAL_BITS as SPECIAL_BITS
 from .files.file_tree import TreeEntry as TreeEntry, TreeLimits as TreeLimits, iter_entries as iter_entries

@@ -22,8 +22,8 @@ local MOST_CARRIED_BYTES = 16384  -- of an observation that the owner gets with 
 
 local MOST_ENDED = 1000
 
--- Fields that are set at creation only: no later append changes the tenant of a conversation.
-local FIXED = {class = true, tenant = true, open_in = true, acks = true}
+-- Fields that are set at creation only: no later append changes the tenant of a conversation, or its key.
+local FIXED = {class = true, tenant = true, open_in = true, acks = true, data_key = true}
 
 -- The value of a field of the call's `fields`, {name, value, …}.
 local function given(fields, name)
@@ -52,9 +52,9 @@ local NO_FIELDS = {}
 
 -- The fields read from the conversation, in one command: a call into the server costs more than all other work here.
 local READ = {'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key', 'append_ids', 'crashes', 'mark',
-  'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned', 'tenant', 'acks'}
+  'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned', 'tenant', 'acks', 'data_key'}
 local CLOSED, NODE, OWNER, TOKEN, RUNG, APPEND_KEY, APPEND_IDS, CRASHES, MARK, AWAITED, NOTICED, OPEN_IN, CREATED,
-  DOUBLE_TEXTING, BUSY, PLANNED, TENANT, ACKS = 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19
+  DOUBLE_TEXTING, BUSY, PLANNED, TENANT, ACKS, DATA_KEY = 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20
 
 -- The context of one append: keys, call, times, and the conversation's fields by their positions in READ. Its steps add
 -- `key`, which identifies a repetition, `whole` (see admission.decide) and `first`, and change `last`, `open_in` and
@@ -82,6 +82,18 @@ local function is_refused(a)
   local policy = string.match(a.call.condition, '^message:(.*)$')
   if not policy then return false end
   return (policy ~= '' and policy or a.found[DOUBLE_TEXTING]) == 'reject' and a.found[BUSY] == '1'
+end
+
+-- Whether an event is not encrypted with the key of its conversation: its first byte, and the id of the key behind the
+-- head of six bytes.
+local function is_readable_without_key(a)
+  local key = a.found[DATA_KEY]
+  if not key then return false end
+  for at = 1, #a.call.events do
+    local bytes = a.args[at + 2]
+    if string.byte(bytes) ~= 255 or string.sub(bytes, 7, 6 + #key) ~= key then return true end
+  end
+  return false
 end
 
 -- Checks by kind of writer. Each returns the reply if nothing must be written, and otherwise nil.
@@ -283,6 +295,7 @@ end
 -- An owner's append to an awaited conversation adds a notice for ingress workers, see callers.send_notice.
 -- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
 --          {'exists'} {'busy'} {'lost', last}: the log does not hold the event that the writer remembers
+--          {'locked'}: an event is not encrypted with the key of its conversation; nothing was written
 --          {'secrets'}: there are values that the writer does not know; nothing was written
 --          {'refused', 'memory' | 'open' | 'pace', tenant, amount in use, bound, when to try again in ms}
 --          'appended' and 'duplicate' end with the conversation's demand, see store.with_acks
@@ -291,6 +304,7 @@ local function append(keys, args)
   if a.call.secrets and not secrets.are_known(a.base, a.call.secrets, a.call.sample) then return {'secrets'} end
   local reply = check[a.call.by](a)
   if reply then return reply[1] == 'duplicate' and store.with_acks(reply, a.found[ACKS]) or reply end
+  if is_readable_without_key(a) then return {'locked'} end
   if a.call.by == 'create' then create(a) end
   local update, relabels = fields_of(a)
   cancel_actions(a)

@@ -32,6 +32,7 @@ class Setup:
     Attributes:
         parent: the parent of a delegate; none at `delegate_level` 0.
         forked_at: the last event that a fork shares with its origin; 0 for none.
+        pinned_version: the only version of workers that may continue it; empty for any.
         chosen_id: the event in which a user chose the current agent; 0 for the first event, and for a plan.
     """
 
@@ -45,6 +46,7 @@ class Setup:
     delegate_level: int = 0
     forked_at: int = 0
     chosen_id: int = 0
+    pinned_version: str = ""
 
 
 def _after_creation(setup: Setup, created: ConversationCreated, state: State) -> Setup:
@@ -60,6 +62,7 @@ def _after_creation(setup: Setup, created: ConversationCreated, state: State) ->
         parent=created.parent,
         delegate_level=created.parent.level if created.parent else 0,
         forked_at=created.forked_at,
+        pinned_version=created.pinned_version or "",
     )
 
 

@@ -52,6 +52,8 @@ WAITS = {
     "batch": "a batch of model calls at its provider (batch)",
     "delegate": "its delegates (delegate)",
     "newer_worker": "a controller worker of the newer version of Deckhands that wrote to its log (newer_worker)",
+    "locked": "a controller worker with the master key that decrypts it (locked)",
+    "pinned_version": "a controller worker of the version that it is pinned to (pinned_version)",
     "rate_limit": "its turn at the model's quota (rate_limit)",
     "tool": "a running action (tool)",
     "waiting_for_budget": "money: a budget of its tenant or experiment is used up. `deckhands budget ls` shows it, and "

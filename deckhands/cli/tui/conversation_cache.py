@@ -26,8 +26,19 @@ MOST_DEAD = 1_000
 DEAD = "dead"
 FIELDS = (
     *("last_id", "state", "wait_reason", "owner", "iterations", "cost_usd", "has_unknown_cost"),
-    *("prompt_tokens", "completion_tokens", "updated_ms", "created_ms", "title", "tenant", "labels", "closed"),
+    *(
+        "prompt_tokens",
+        "completion_tokens",
+        "updated_ms",
+        "created_ms",
+        "title",
+        "tenant",
+        "labels",
+        "closed",
+        "data_key",
+    ),
 )
+TITLE = FIELDS.index("title")
 MAX_TITLE_CHARS = 200
 
 
@@ -139,6 +150,7 @@ class ConversationCache:
     async def _read(self, ids: list[str]) -> bool:
         keys = [self._store.keys(cid).meta for cid in ids]
         replies = await read_tolerantly(self._store.connection, [("HMGET", key, *FIELDS) for key in keys])
+        await self._decrypt(ids, replies)
         has_changed = False
         for cid, reply in zip(ids, replies, strict=True):
             known = self.rows.get(cid)
@@ -149,6 +161,14 @@ class ConversationCache:
                 self.rows[cid] = found
                 has_changed = True
         return has_changed
+
+    async def _decrypt(self, ids: list[str], replies: list[Any]) -> None:
+        """Decrypt the titles in replies to HMGET, in place."""
+        found = [(cid, reply) for cid, reply in zip(ids, replies, strict=True) if reply and reply[-1] is not None]
+        titles = [{b"title": reply[TITLE] or b"", b"data_key": reply[-1]} for _, reply in found]
+        await self._store.encryption.decrypt_fields([cid for cid, _ in found], titles)
+        for (_, reply), title in zip(found, titles, strict=True):
+            reply[TITLE] = title[b"title"]
 
 
 def row_of(conversation_id: str, values: Any, *, is_dead: bool = False) -> CachedConversation | None:

@@ -19,7 +19,7 @@ from broker.contract import SCHEMA_VERSION, ConversationCreated, DelegateEnded, 
 from broker.coordination import StoredFiles
 from broker.log import EventLog
 from broker.runtime import CorruptEntry, UnknownConversation, failpoint
-from broker.store import Store
+from broker.store import Cipher, Encryption, Store
 from deckhands.client.archive.archived_file import (
     BLOBS,
     SUMMARY,
@@ -27,6 +27,7 @@ from deckhands.client.archive.archived_file import (
     ArchivedFile,
     FileWriter,
     Manifest,
+    SummaryNumbers,
 )
 from deckhands.client.archive.errors import ArchiveConflict, ArchiveUnavailable, CorruptArchive
 from deckhands.client.archive.storage import ArchiveStorage
@@ -40,12 +41,16 @@ T = TypeVar("T")
 class Archive:
     """The archived conversations at one place.
 
+    Args:
+        encryption: the keys of the store that the conversations come from; None: encrypted files cannot be read.
+
     Raises:
         ArchiveUnavailable: from every call: the place cannot be used.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, encryption: Encryption | None = None) -> None:
         self.url = url
+        self._encryption = encryption
         self._place = ArchiveStorage(url)
 
     async def save(self, store: Store, events: Sequence[Event], *, checkpoint: str = "") -> Manifest:
@@ -58,15 +63,17 @@ class Archive:
         Raises:
             ArchiveConflict: the file exists, for another conversation or with more events.
             CorruptEntry: a text that the log names is missing or damaged.
+            DataLocked: it is encrypted, and this process has not its key.
             TooLargeToArchive: beyond the limits of a file.
             CorruptArchive: the written file reads back differently.
         """
         created = events[0]
         assert isinstance(created, ConversationCreated)
         conversation_id = created.conversation_id
+        cipher = await store.encryption.find_cipher(conversation_id)
         with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as spooled:
             draft = cast("BinaryIO", spooled)
-            with contextlib.closing(FileWriter(draft)) as writer:
+            with contextlib.closing(FileWriter(draft, cipher)) as writer:
                 await asyncio.to_thread(writer.add_events, events)
                 await self._add_texts(writer, store, conversation_id, events)
                 source = created.workspace.source
@@ -85,7 +92,7 @@ class Archive:
         failpoint("archive.before_write")
         self._place.write(manifest.conversation_id, draft)
         failpoint("archive.written")
-        with self._open(manifest.conversation_id) as found:
+        with self._open(manifest.conversation_id, writer.cipher) as found:
             if found.manifest != manifest:
                 raise CorruptArchive(f"The archived file of {manifest.conversation_id} reads back differently.")
             found.check()
@@ -120,7 +127,17 @@ class Archive:
 
         Raises:
             CorruptArchive: the file cannot be used.
+            DataLocked: it is encrypted, and its key was deleted or is not known here.
         """
+        cipher = None
+        if self._encryption is not None and self._encryption.is_on:
+            manifest = await self.manifest(conversation_id)
+            if manifest is not None and manifest.data_key:
+                cipher = await self._encryption.load_cipher(conversation_id, manifest.data_key.encode())
+        return await asyncio.to_thread(self._ask, conversation_id, question, cipher)
+
+    async def call_with_manifest(self, conversation_id: str, question: Callable[[ArchivedFile], T]) -> T | None:
+        """Like `call_with_file`, for a function that needs no member of an encrypted file."""
         return await asyncio.to_thread(self._ask, conversation_id, question)
 
     async def manifest(self, conversation_id: str) -> Manifest | None:
@@ -129,7 +146,7 @@ class Archive:
         Raises:
             CorruptArchive: the file cannot be used.
         """
-        return await self.call_with_file(conversation_id, lambda found: found.manifest)
+        return await self.call_with_manifest(conversation_id, lambda found: found.manifest)
 
     async def events(
         self, conversation_id: str, *, after: int = 0, is_whole: bool = False, decode: codec.Decoder = codec.decode
@@ -193,11 +210,13 @@ class Archive:
                 await asyncio.to_thread(writer.add, f"{BLOBS}{sha}", contents[sha])
             added |= contents.keys()
 
-    def _ask(self, conversation_id: str, question: Callable[[ArchivedFile], T]) -> T | None:
+    def _ask(
+        self, conversation_id: str, question: Callable[[ArchivedFile], T], cipher: Cipher | None = None
+    ) -> T | None:
         if self._place.size(conversation_id) is None:
             return None
         try:
-            with self._open(conversation_id) as found:
+            with self._open(conversation_id, cipher) as found:
                 return question(found)
         except ArchiveUnavailable:
             if self._place.size(conversation_id) is None:  # just removed
@@ -205,18 +224,26 @@ class Archive:
             raise
 
     @contextlib.contextmanager
-    def _open(self, conversation_id: str) -> Iterator[ArchivedFile]:
+    def _open(self, conversation_id: str, cipher: Cipher | None = None) -> Iterator[ArchivedFile]:
         size = self._place.size(conversation_id) or 0
         with self._place.reading(conversation_id) as file:
-            yield ArchivedFile(file, conversation_id, size_bytes=size)
+            yield ArchivedFile(file, conversation_id, size_bytes=size, cipher=cipher)
 
 
 def _manifest(
-    writer: FileWriter, events: Sequence[Event], created: ConversationCreated, store: Store, checkpoint: str
+    writer: FileWriter,
+    events: Sequence[Event],
+    created: ConversationCreated,
+    store: Store,
+    checkpoint: str,
 ) -> Manifest:
     summary = summarize(events)
-    writer.add(SUMMARY, json.dumps(summary.as_json(), indent=1).encode())
+    as_json, cipher = summary.as_json(), writer.cipher
+    writer.add(SUMMARY, json.dumps(as_json, indent=1).encode())
     return Manifest(
+        version=1 if cipher is None else 2,
+        data_key="" if cipher is None else cipher.key_id.decode(),
+        numbers=None if cipher is None else SummaryNumbers.model_validate(as_json),
         schema_version=SCHEMA_VERSION,
         conversation_id=created.conversation_id,
         last_event_id=events[-1].id,
@@ -225,7 +252,7 @@ def _manifest(
         created=summary.started,
         updated=summary.updated,
         state=summary.state,
-        title=created.title,
+        title=created.title if cipher is None else "",
         tenant=created.tenancy.tenant if created.tenancy else "",
         labels=created.labels or {},
         parent=created.parent.conversation_id if created.parent else "",

@@ -8,6 +8,8 @@
 
 Holds: content is checked against the manifest before it is used. A file is untrusted input: names, sizes and structure
 are checked, and nothing is unpacked beyond its stated size.
+The other members of a file with a data key are encrypted: `encrypted_members`. Sizes and checksums are those of the
+members as they are in the file.
 Does not: authenticate the writer of a file; checksums find damage, not forgery.
 """
 
@@ -26,7 +28,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from broker.contract import SCHEMA_VERSION, Event, codec
 from broker.log import render_event_line
-from broker.runtime import CorruptEntry, EventUnfit
+from broker.runtime import CorruptEntry, DataLocked, EventUnfit
+from broker.store import Cipher
+from deckhands.client.archive.encrypted_members import decrypt_pieces, encrypt_pieces
 from deckhands.client.archive.errors import CorruptArchive, TooLargeToArchive
 
 EVENTS, SUMMARY, MANIFEST = "events.jsonl", "summary.json", "manifest.json"
@@ -57,6 +61,14 @@ class ArchiveMember(_Frozen):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
+class SummaryNumbers(_Frozen):
+    """The fields of a summary that a listing needs."""
+
+    iterations: int = Field(default=0, ge=0)
+    cost_usd: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    has_unknown_cost: bool = False
+
+
 class Manifest(_Frozen):
     """The description of an archived conversation.
 
@@ -65,11 +77,13 @@ class Manifest(_Frozen):
         first_sha256: the SHA-256 of the first line of the log; it tells conversations with the same id apart.
         archived, created, updated: when it was archived, created, and last continued.
         checkpoint: the location of workspace checkpoints, under the conversation's id; empty: there is none.
+        data_key: the id of the key that encrypts the other members; empty: none. The title is then left out.
+        numbers: those of the summary, if it is encrypted.
         delegates: those that ended with an observation in this log; each has its own file.
     """
 
     format: Literal["deckhands-archive"] = "deckhands-archive"
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 1
     schema_version: int = Field(ge=1)
     conversation_id: str
     last_event_id: int = Field(ge=1)
@@ -85,37 +99,33 @@ class Manifest(_Frozen):
     forked_from: str = ""
     delegates: tuple[str, ...] = ()
     checkpoint: str = ""
+    data_key: str = ""
+    numbers: SummaryNumbers | None = None
     members: dict[str, ArchiveMember]
 
 
 class FileWriter:
-    """Writes the members of a file, and records their sizes and checksums."""
+    """Writes the members of a file, and records their sizes and checksums.
 
-    def __init__(self, file: BinaryIO) -> None:
+    Args:
+        cipher: encrypts all members but the manifest; None for a plain file.
+    """
+
+    def __init__(self, file: BinaryIO, cipher: Cipher | None = None) -> None:
         self._zip = zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED)
+        self.cipher = cipher
         self.members: dict[str, ArchiveMember] = {}
         self.first_sha256 = ""
 
     def add_events(self, events: Iterable[Event]) -> None:
         """Add the log."""
-        digest, size = hashlib.sha256(), 0
-        with self._zip.open(zipfile.ZipInfo(EVENTS, _EPOCH), "w", force_zip64=True) as member:
-            for event in events:
-                line = render_event_line(event).encode() + b"\n"
-                self.first_sha256 = self.first_sha256 or hashlib.sha256(line).hexdigest()
-                digest.update(line)
-                member.write(line)
-                size += len(line)
-                if size > MAX_EVENTS_BYTES:
-                    raise TooLargeToArchive(f"Its log has more than {MAX_EVENTS_BYTES:,} bytes.")
-        self._note(EVENTS, size, digest.hexdigest())
+        self._write(EVENTS, self._render_lines(events))
 
     def add(self, name: str, content: bytes) -> None:
         """Add any other member."""
         if len(content) > MAX_MEMBER_BYTES:
             raise TooLargeToArchive(f"{name} has {len(content):,} bytes; the limit is {MAX_MEMBER_BYTES:,}.")
-        self._zip.writestr(_info(name), content)
-        self._note(name, len(content), hashlib.sha256(content).hexdigest())
+        self._write(name, [content])
 
     def finish(self, manifest: Manifest) -> None:
         """Add the manifest, and finish the file."""
@@ -127,6 +137,30 @@ class FileWriter:
         """Close a file that may be unfinished. Idempotent."""
         self._zip.close()
 
+    def _render_lines(self, events: Iterable[Event]) -> Iterator[bytes]:
+        size = 0
+        for event in events:
+            line = render_event_line(event).encode() + b"\n"
+            if not self.first_sha256:
+                cipher = self.cipher
+                self.first_sha256 = hashlib.sha256(line).hexdigest() if cipher is None else cipher.digest(line)
+            size += len(line)
+            if size > MAX_EVENTS_BYTES:
+                raise TooLargeToArchive(f"Its log has more than {MAX_EVENTS_BYTES:,} bytes.")
+            yield line
+
+    def _write(self, name: str, pieces: Iterable[bytes]) -> None:
+        info, digest, size = _info(name), hashlib.sha256(), 0
+        if self.cipher is not None:
+            info.compress_type = zipfile.ZIP_STORED
+            pieces = encrypt_pieces(self.cipher, name, pieces)
+        with self._zip.open(info, "w", force_zip64=name == EVENTS) as member:
+            for piece in pieces:
+                digest.update(piece)
+                member.write(piece)
+                size += len(piece)
+        self._note(name, size, digest.hexdigest())
+
     def _note(self, name: str, size: int, digest: str) -> None:
         self.members[name] = ArchiveMember(bytes=size, sha256=digest)
         total = sum(member.size_bytes for member in self.members.values()) if len(self.members) % 100 == 0 else 0
@@ -137,11 +171,16 @@ class FileWriter:
 class ArchivedFile:
     """One file, open for reading.
 
+    Args:
+        cipher: decrypts the members of an encrypted file; None to read only its manifest.
+
     Raises:
         CorruptArchive: from every call: it is not a file that Deckhands wrote.
+        DataLocked: from calls that read the members of an encrypted file without a cipher.
     """
 
-    def __init__(self, file: Any, conversation_id: str, *, size_bytes: int) -> None:
+    def __init__(self, file: Any, conversation_id: str, *, size_bytes: int, cipher: Cipher | None = None) -> None:
+        self._cipher = cipher
         self._name = f"The archived file of {conversation_id}"
         if size_bytes > MAX_FILE_BYTES:
             raise self._corrupt(f"it has {size_bytes:,} bytes; the limit is {MAX_FILE_BYTES:,}")
@@ -198,7 +237,7 @@ class ArchivedFile:
         """Return a member."""
         if name not in self.manifest.members:
             raise self._corrupt(f"it has no {name[:100]!r}")
-        return b"".join(self._pieces(name))
+        return b"".join(self._content(name))
 
     def _check_infos(self) -> Mapping[str, zipfile.ZipInfo]:
         found: dict[str, zipfile.ZipInfo] = {}
@@ -230,6 +269,21 @@ class ArchivedFile:
         if size != expected.size_bytes or digest.hexdigest() != expected.sha256:
             raise self._corrupt(f"{name} does not match its checksum")
 
+    def _content(self, name: str) -> Iterator[bytes]:
+        """Yield the content of a member, decrypted."""
+        if not self.manifest.data_key:
+            yield from self._pieces(name)
+            return
+        if self._cipher is None:
+            raise DataLocked(
+                f"{self._name} is encrypted, and its key is not known here.",
+                remedy="Set DECKHANDS_URL to the store that has it, and DECKHANDS_MASTER_KEYS_FILE.",
+            )
+        try:
+            yield from decrypt_pieces(self._cipher, name, self._pieces(name))
+        except (CorruptEntry, zlib.error) as error:
+            raise self._corrupt(f"{name} cannot be decrypted: {error}") from error
+
     def _raw(self, name: str) -> Iterator[bytes]:
         try:
             with self._zip.open(self._infos[name]) as member:
@@ -243,7 +297,7 @@ class ArchivedFile:
 
     def _lines(self) -> Iterator[bytes]:
         rest = b""
-        for piece in self._pieces(EVENTS):
+        for piece in self._content(EVENTS):
             *lines, rest = (rest + piece).split(b"\n")
             yield from lines
             if len(rest) > MAX_LINE_BYTES:

@@ -9,27 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from deckhands.client.archive.archive import Archive
-from deckhands.client.archive.archived_file import SUMMARY, ArchivedFile, Manifest
+from deckhands.client.archive.archived_file import SUMMARY, ArchivedFile, Manifest, SummaryNumbers
 from deckhands.client.archive.errors import CorruptArchive
 
 AT_ONCE = 8
 """Files read at once."""
 
 
-class _SummaryNumbers(BaseModel):
-    """The fields of a summary that a listing needs."""
-
-    model_config = ConfigDict(frozen=True)
-
-    iterations: int = Field(default=0, ge=0)
-    cost_usd: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    has_unknown_cost: bool = False
-
-
-class ArchivedConversation(_SummaryNumbers):
+class ArchivedConversation(SummaryNumbers):
     """A conversation as its file describes it; see `Summary` for the numbers.
 
     Attributes:
@@ -74,7 +64,7 @@ async def describe_all(
 
     async def look(name: str) -> ArchivedConversation | None:
         try:
-            return await archive.call_with_file(name, _describe)
+            return await archive.call_with_manifest(name, _describe)
         except CorruptArchive as error:
             on_damaged(error)
             return None
@@ -87,7 +77,7 @@ async def describe_all(
 def _describe(found: ArchivedFile) -> ArchivedConversation:
     name = found.manifest.conversation_id
     try:
-        sums = _SummaryNumbers.model_validate_json(found.member(SUMMARY))
+        sums = found.manifest.numbers or SummaryNumbers.model_validate_json(found.member(SUMMARY))
     except (ValidationError, RecursionError) as error:
         raise CorruptArchive(f"The archived file of {name} cannot be used: its summary is not one.") from error
     return ArchivedConversation(manifest=found.manifest, **sums.model_dump())

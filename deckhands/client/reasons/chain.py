@@ -130,6 +130,27 @@ def _explain_newer_worker(facts: ConversationFacts) -> list[Link]:
     return [link]
 
 
+def _explain_locked(facts: ConversationFacts) -> list[Link]:
+    """Explain that the log is encrypted with a key that no worker has used so far."""
+    text = "Its log is encrypted, and the controller workers that run do not have its key."
+    remedy = "Give them the master key (DECKHANDS_MASTER_KEYS_FILE). If the tenant's key was deleted, delete it, too."
+    return [Link(Cause.LOCKED, text, facts.history.updated, facts.parked_until, remedy)]
+
+
+def _explain_pinned_version(facts: ConversationFacts) -> list[Link]:
+    """Explain that only workers of another version may continue the conversation."""
+    version = (facts.history.created.pinned_version if facts.history.created else None) or "another version"
+    link = Link(
+        Cause.PINNED_VERSION,
+        f"It is pinned to version {version} of Deckhands, and no controller worker of it has taken it so far.",
+        facts.history.updated,
+        facts.parked_until,
+        f"Start a controller worker of version {version}, or fork the conversation: a fork is not pinned.",
+        {"version": version, "controllers": facts.controllers},
+    )
+    return [link]
+
+
 def explain_model_call(facts: ConversationFacts) -> list[Link]:
     """Explain a wait for a quota, or for the next attempt."""
     return explain_quota(facts) if facts.history.deferral is not None else explain_retry(facts)
@@ -519,6 +540,8 @@ EXPLANATIONS: Mapping[str, Explanation] = {
     WaitReason.BUDGET: explain_budget,
     WaitReason.BATCH: explain_batch,
     WaitReason.NEWER_WORKER: _explain_newer_worker,
+    WaitReason.LOCKED: _explain_locked,
+    WaitReason.PINNED_VERSION: _explain_pinned_version,
     WaitReason.SERVICE_UNAVAILABLE: explain_model_call,
     WaitReason.INTERNAL: explain_model_call,
     WaitReason.TIMEOUT: explain_model_call,

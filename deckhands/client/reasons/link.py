@@ -26,6 +26,8 @@ class Cause(StrEnum):
     BATCH = "batch"
     RETRY = "retry"
     NEWER_WORKER = "newer_worker"
+    LOCKED = "locked"
+    PINNED_VERSION = "pinned_version"
     CONFIRMATION = "confirmation"
     ANSWER = "answer"
     PAUSED = "paused"

@@ -126,6 +126,11 @@ class TaskSpec(BaseModel):
         description="When an event of it counts as written: local, disk or replica; the store's own demand, "
         "DECKHANDS_ACKS, always holds too.",
     )
+    pinned_version: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+!-]{1,64}$")] | None = Field(
+        default=None,
+        description="Only controller workers of this version of Deckhands continue it; current stands for the "
+        "version that starts it.",
+    )
     traceparent: Annotated[str, Field(max_length=55)] | None = Field(
         default=None, description="The span that the task belongs to, in the format of W3C Trace Context."
     )
@@ -256,6 +261,7 @@ class TaskFields(TypedDict, total=False):
     expires: datetime | timedelta | float | None
     double_texting: DoubleTexting | None
     acks: Acks | None
+    pinned_version: str | None
     traceparent: str | None
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from broker.runtime import SYSTEM_CLOCK, DeckhandsError, SharedClock, StoreMisconfigured
-from broker.store import STORE, Connection, Store, decode_text, read_tolerantly, to_pairs
+from broker.runtime import SYSTEM_CLOCK, BrokerSettings, DeckhandsError, SharedClock, StoreMisconfigured
+from broker.store import STORE, Connection, MasterKeys, Store, decode_text, read_tolerantly, to_pairs
 from deckhands.operations.diagnosis.diagnostics import Finding
 
 PATIENCE_SECONDS = 5.0
@@ -30,6 +30,7 @@ async def find_store(connection: Connection) -> Store | None:
         clock=SharedClock(SYSTEM_CLOCK),
         patience_seconds=PATIENCE_SECONDS,
         warnings=(),
+        masters=MasterKeys.load(BrokerSettings.from_env()),
     )
 
 

@@ -8,7 +8,12 @@ from deckhands.operations.diagnosis import log_findings, store_findings, worker_
 from deckhands.operations.diagnosis.checks import OVERWRITTEN, failed_finding, find_store, run_check
 from deckhands.operations.diagnosis.diagnostics import Finding
 from deckhands.operations.diagnosis.log_findings import find_orphaned_keys, find_ownerless, read_logs, report_logs
-from deckhands.operations.diagnosis.store_findings import check_functions, check_rights, check_settings
+from deckhands.operations.diagnosis.store_findings import (
+    check_encryption,
+    check_functions,
+    check_rights,
+    check_settings,
+)
 from deckhands.operations.diagnosis.worker_findings import check_queues, read_workers
 
 
@@ -34,6 +39,7 @@ async def examine_cluster(url: str, *, sample: int | None) -> list[Finding]:
         findings += await run_check(store_findings.SETTINGS, settings)
         findings += await check_rights(url)
         findings += await run_check(store_findings.FUNCTIONS, lambda: check_functions(connection))
+        findings += await run_check(store_findings.ENCRYPTION, lambda: check_encryption(store))
         workers = await read_workers(store)
         there = {worker.worker_id for worker in workers}
         seen = log_findings.LogFindings()

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 
 from broker.contract import decode_any
 from broker.log import ConversationRow, Conversations, EventLog, Violation, find_violations, fold_status
-from broker.runtime import CorruptEntry, EventsLost, StoreMisconfigured, UnknownConversation, format_count
+from broker.runtime import (
+    CorruptEntry,
+    DataLocked,
+    EventsLost,
+    StoreMisconfigured,
+    UnknownConversation,
+    format_count,
+)
 from broker.store import Store, decode_text, parse_number, read_tolerantly, shard_of
 from deckhands.operations.diagnosis.checks import failed_finding, passed_finding, warning_finding
 from deckhands.operations.diagnosis.diagnostics import Finding
@@ -104,7 +111,7 @@ async def check_log(store: Store, conversation_id: str) -> list[Violation]:
         is_still = await log.load_last_id(conversation_id) == before
     except CorruptEntry as error:
         return [Violation("I2", 0, error.message)]
-    except (UnknownConversation, EventsLost):  # it has left the store meanwhile
+    except (UnknownConversation, EventsLost, DataLocked):  # it has left the store meanwhile, or is unreadable here
         return []
     is_over = is_still and fold_status(events).is_settled
     return find_violations(

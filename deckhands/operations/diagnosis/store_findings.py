@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from broker.runtime import DeckhandsError
+from broker.runtime import DeckhandsError, format_count
 from broker.store import (
     ANNOUNCED_FIELD,
     LIBRARY,
@@ -14,6 +15,7 @@ from broker.store import (
     Connection,
     FunctionsVersion,
     MultiplexedConnection,
+    Store,
     decode_text,
     own_version,
     parse_number,
@@ -24,6 +26,7 @@ from deckhands.operations.diagnosis.checks import failed_finding, passed_finding
 from deckhands.operations.diagnosis.diagnostics import Finding
 
 SETTINGS, RIGHTS, FUNCTIONS = "store settings", "store rights", "store functions"
+ENCRYPTION = "encryption"
 FULL_SHARE = 0.9
 PERSISTING = {"aof_last_write_status": "its append-only file", "aof_last_bgrewrite_status": "a rewrite of that file"}
 DEPLOY = "Run `deckhands setup` of the newer version with a store user that may load functions."
@@ -61,6 +64,25 @@ def check_settings(facts: Mapping[str, str]) -> list[Finding]:
     return findings or [
         passed_finding(SETTINGS, f"maxmemory-policy {policy or 'unknown'}, {used / 2**20:,.0f} MiB used")
     ]
+
+
+async def check_encryption(store: Store) -> list[Finding]:
+    """Check whether this process has the master keys of the data keys; no finding if nothing is encrypted."""
+    masters = Counter(record.master_id for record in await store.encryption.list_keys())
+    if not masters:
+        return []
+    missing = sorted(masters.keys() - set(store.masters.ids))
+    if missing:
+        count = format_count(sum(masters[name] for name in missing), "data key")
+        detail = f"{count} of {masters.total()} under master keys that are not set here: {', '.join(missing)}"
+        remedy = "Add them to DECKHANDS_MASTER_KEYS_FILE; workers without any do not start (docs/encryption.md)."
+        return [failed_finding(ENCRYPTION, detail, remedy)]
+    old = masters.total() - masters[store.masters.ids[0]]
+    if old:
+        detail = f"{format_count(old, 'data key')} of {masters.total()} not under the first master key"
+        return [warning_finding(ENCRYPTION, detail, "Run `deckhands encryption rotate`.")]
+    detail = f"{format_count(masters.total(), 'data key')} under the master key {store.masters.ids[0]}"
+    return [passed_finding(ENCRYPTION, detail)]
 
 
 async def check_rights(url: str) -> list[Finding]:

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from broker.contract import ConversationCreated
-from broker.log import ConversationQuery, Selection, parse_entry
+from broker.log import ConversationQuery, Selection, find_reader, parse_entry
 from broker.runtime import CorruptEntry, DeckhandsError, StoreTooNew
 from broker.store import Store
 from deckhands.operations.jobs.job import JobServices
@@ -54,9 +54,10 @@ async def _find_origins(store: Store) -> set[str]:
     found: set[str] = set()
     async for page in ConversationQuery(store, Selection()).iterate_pages():
         commands = [("XRANGE", store.keys(row.conversation_id).events, "1-0", "1-0") for row in page]
-        for entries in await store.call_many(commands):
+        for row, entries in zip(page, await store.call_many(commands), strict=True):
             try:
-                created = parse_entry(entries[0][0], entries[0][1], 1) if entries else None
+                cipher = await find_reader(store, row.conversation_id, entries)
+                created = parse_entry(entries[0][0], entries[0][1], 1, cipher=cipher) if entries else None
             except (CorruptEntry, StoreTooNew) as error:
                 raise CheckpointsNotRemoved("A log cannot be read, which may be that of a fork.") from error
             if isinstance(created, ConversationCreated) and created.forked_from:

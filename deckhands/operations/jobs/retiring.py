@@ -71,7 +71,7 @@ async def retire(services: JobServices) -> dict[str, int]:
     retention = Retention.of_setting(settings.retention)
     if warning := retention.warning(settings.archive):
         _log.warning("%s", warning)
-    archive = Archive(settings.archive) if settings.archive else None
+    archive = Archive(settings.archive, services.store.encryption) if settings.archive else None
     round_ = _RetirementRun(services.store, retention, archive, settings.checkpoints)
     await round_.run()
     if archive:

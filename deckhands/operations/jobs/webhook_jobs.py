@@ -25,6 +25,7 @@ from broker.log import EventLog, find_copied_ids
 from broker.runtime import (
     AddressRules,
     CorruptEntry,
+    DataLocked,
     DeckhandsError,
     StoreRefused,
     StoreUnavailable,
@@ -156,7 +157,10 @@ async def _plan(
 ) -> None:
     """Plan the deliveries for a conversation's new events, then remove it from the list of news."""
     store, names = services.store, services.store.keys(conversation_id)
-    meta = decode_fields(await store.call("HGETALL", names.meta))
+    flat = await store.call("HGETALL", names.meta)
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    await store.encryption.decrypt_fields([conversation_id], [fields])
+    meta = decode_fields([part for field in fields.items() for part in field])
     told_of = [hook for hook in hooks if hook.is_for(conversation_id, meta.get("tenant", ""))]
     events: list[Event] = []
     last, old = int(meta.get("last_id", "0")), find_copied_ids(meta)
@@ -168,7 +172,7 @@ async def _plan(
             events = await EventLog(store).read(conversation_id, after=start - 1, until=until, decode=decode_any)
         except UnknownConversation:
             events = []
-        except CorruptEntry as error:
+        except (CorruptEntry, DataLocked) as error:
             text = "webhooks miss events %d to %d of %s: %s"
             _log.error(text, start, until, conversation_id, error, extra=make_extra(conversation_id))
         last = until

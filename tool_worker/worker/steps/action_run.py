@@ -28,6 +28,7 @@ class ActionRun:
 
     Attributes:
         attribution: Counts the worker deaths during this action.
+        entry: The bytes of the event, without their encryption; empty if they were changed.
         refusal: If given, the answer to the action; the action does not run.
         traceparent: Span of the action; None without tracing.
         action: The action with its long texts in full.
@@ -38,6 +39,7 @@ class ActionRun:
     delivery: ActionDelivery
     claim: ActionClaimed | ActionReclaimed
     attribution: CrashAttribution
+    entry: bytes
     refusal: DeckhandsError | None = None
     traceparent: str | None = None
     action: Action = field(init=False)
@@ -54,7 +56,7 @@ class ActionRun:
     @cached_property
     def event(self) -> Event:
         """The action as delivered; raises if it cannot be decoded."""
-        return codec.decode(self.delivery.entry, self.delivery.action_id)
+        return codec.decode(self.entry, self.delivery.action_id)
 
     @cached_property
     def fingerprint(self) -> str:

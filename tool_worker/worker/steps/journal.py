@@ -7,7 +7,7 @@ Does not: trust a host beyond its own journal; a false journal can only block th
 
 from __future__ import annotations
 
-from broker.contract import Action, Observation, OutcomeUnknownObservation, codec
+from broker.contract import Action, Observation, OutcomeUnknownObservation
 from broker.coordination import ActionReclaimed
 from broker.log import EventLog, record_gap
 from broker.runtime import CorruptEntry, DeckhandsError, EventsLost, failpoint
@@ -68,7 +68,8 @@ async def log_reused_number(log: EventLog, action: Action, conversation_id: str)
 async def _record_gap_if_lost(log: EventLog, conversation_id: str, action_id: int, fingerprint: str) -> int:
     """Return the id of the gap event if the log has lost this action of the host; 0 if the log has the action."""
     try:
-        event = codec.decode(await log.load_entry(conversation_id, action_id), action_id)
+        entry = await log.load_entry(conversation_id, action_id)
+        event = await log.decode_entry(conversation_id, entry, action_id)
         event = await log.blobs.restore_event(conversation_id, event)
         if isinstance(event, Action) and (not fingerprint or compute_fingerprint(event) == fingerprint):
             return 0

@@ -5,6 +5,9 @@
     checkpoints/<conversation>     the latest manifest: every entry of the workspace, files as lists of pieces
     history/<conversation>/<event> manifests by the last event whose effects they contain: the first and the last ones
 
+Where conversations are encrypted, a piece is named by a keyed hash of its content and encrypted with the key of its
+conversation's tenant. A manifest is encrypted, too, and names its pieces beside that, so that `removal` needs no key.
+
 Holds:
     - Files that did not change since the last checkpoint are neither read nor written again.
     - A manifest is written after all its pieces, and replaces the previous one atomically: a restore yields a whole
@@ -18,6 +21,7 @@ Does not:
 
 from __future__ import annotations
 
+import base64
 import errno
 import hashlib
 import json
@@ -28,14 +32,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import fsspec  # type: ignore[import-untyped]
 import zstandard
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-from broker.runtime import Clock, check_conversation_id
+from broker.runtime import Clock, CorruptEntry, check_conversation_id
+from broker.store import Cipher
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
 from tool_worker.workspace.files.file_tree import (
     DIRECTORY,
@@ -50,7 +55,7 @@ from tool_worker.workspace.files.file_tree import (
 from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.files.staging import create_staging, move_into_place
 
-VERSION = 1
+VERSION, ENCRYPTED_VERSION = 1, 2
 CHECKPOINTS, BASES, HISTORY = "checkpoints", "bases", "history"
 KEPT_CHECKPOINTS = 10
 """How many checkpoints of a conversation are kept for forks: the first one, and the last ones."""
@@ -64,6 +69,8 @@ RENEWED_SECONDS = 3 * 86_400.0
 """An older piece is written again when a checkpoint uses it: a removal may be about to drop it as unused."""
 ROUNDS = 100
 """How often unreadable entries are made readable, one directory level deeper each time."""
+
+MANIFEST, PIECE = "manifest of a checkpoint", "piece of a checkpoint"
 
 _Rows = list[list[Any]]
 _Pieces = dict[str, tuple[tuple[int, ...], list[str]]]
@@ -97,14 +104,40 @@ class SavedFiles:
     pieces: _Pieces = field(default_factory=dict)
 
 
+class CheckpointCiphers(Protocol):
+    """Finds the keys of checkpoints. The calls block.
+
+    Raises:
+        CheckpointsUnavailable: from each call: this process does not have the key, or it was deleted.
+    """
+
+    def of_conversation(self, conversation_id: str) -> Cipher | None:
+        """Return the cipher for new checkpoints of a conversation; None if it is not encrypted."""
+
+    def of_key(self, sealed: bytes) -> Cipher:
+        """Return the cipher with the key id at the start of something encrypted."""
+
+
 class Checkpoints:
     """The checkpoints at one URL, such as `file:///shared/checkpoints` or `s3://bucket/deckhands`.
 
     All calls block on the storage.
+
+    Args:
+        ciphers: finds the keys of encrypted conversations; None if there are none.
     """
 
-    def __init__(self, url: str, clock: Clock, *, limits: TreeLimits | None = None, folder: str = CHECKPOINTS) -> None:
+    def __init__(
+        self,
+        url: str,
+        clock: Clock,
+        *,
+        limits: TreeLimits | None = None,
+        folder: str = CHECKPOINTS,
+        ciphers: CheckpointCiphers | None = None,
+    ) -> None:
         self._clock = clock
+        self._ciphers = ciphers
         self._folder = folder
         self._files, root = fsspec.core.url_to_fs(url)
         self._root = root.rstrip("/")
@@ -122,10 +155,11 @@ class Checkpoints:
             CheckpointsUnavailable: The storage cannot be used; the last checkpoint stays.
             OSError: The workspace cannot be read; the last checkpoint stays.
         """
+        cipher = self._ciphers.of_conversation(conversation_id) if self._ciphers is not None else None
         with Directory(workspace) as directory, TemporaryAccess(directory) as opened_up:
             for _ in range(ROUNDS):
                 closed: list[str] = []
-                rows, pieces, done = self._save_entries(directory, known, closed)
+                rows, pieces, done = self._save_entries(directory, known, closed, cipher)
                 if not closed:
                     break
                 opened_up.grant(closed)
@@ -133,7 +167,7 @@ class Checkpoints:
                 raise PermissionError(errno.EACCES, "It is closed again and again", closed[0])
         for row in rows:
             row[2] = opened_up.modes.get(row[0], int(row[2])) & 0o777
-        manifest = encode_manifest({"version": VERSION, "event": event, "entries": rows})
+        manifest = encode_manifest({"version": VERSION, "event": event, "entries": rows}, cipher)
         if event is not None:
             self._write(f"{self._history_path(conversation_id)}/{event:012}", manifest)
         written = self._write(self._manifest_path(conversation_id), manifest)
@@ -143,7 +177,7 @@ class Checkpoints:
         return replace(done, written_bytes=done.written_bytes + written, event=event)
 
     def _save_entries(
-        self, directory: Directory, known: SavedFiles, closed: list[str]
+        self, directory: Directory, known: SavedFiles, closed: list[str], cipher: Cipher | None
     ) -> tuple[_Rows, _Pieces, Checkpoint]:
         """Save the content of all files that may have changed; append unreadable paths to `closed`."""
         began_ns = int(self._clock.now().timestamp() * 1e9)
@@ -158,7 +192,7 @@ class Checkpoints:
                     content = before[1]
                 else:
                     try:
-                        content, added = self._save_file(directory, entry)
+                        content, added = self._save_file(directory, entry, cipher)
                     except PermissionError:
                         closed.append(entry.path)
                         continue
@@ -201,7 +235,8 @@ class Checkpoints:
         with create_staging(workspace.parent) as folder:
             draft = folder / workspace.name
             draft.mkdir(mode=0o700)
-            size = sum(self._restore_entry(draft, row) for row in rows)
+            cipher = self._find_cipher(manifest)
+            size = sum(self._restore_entry(draft, row, cipher) for row in rows)
             # Directories last: one without write permission could not be filled, and each entry changes its time.
             for path, _, mode, mtime_ns, _, _ in reversed([row for row in rows if row[1] == DIRECTORY]):
                 (draft / path).chmod(mode & MODE_BITS)
@@ -222,8 +257,22 @@ class Checkpoints:
         if not self.has(source_id):
             return False
         manifest = self._read_manifest(self._find_nearest(source_id, at))
-        self._write(self._manifest_path(target_id), encode_manifest({**manifest, "source": source_id}))
+        theirs = self._find_cipher(manifest)
+        cipher = self._ciphers.of_conversation(target_id) if self._ciphers is not None else None
+        if cipher is not theirs and (cipher is None or theirs is None or cipher.key_id != theirs.key_id):
+            manifest = self._encrypt_again(manifest, theirs, cipher)
+        self._write(self._manifest_path(target_id), encode_manifest({**manifest, "source": source_id}, cipher))
         return True
+
+    def _encrypt_again(self, manifest: dict[str, Any], theirs: Cipher | None, cipher: Cipher | None) -> dict[str, Any]:
+        """Return a manifest whose pieces are encrypted for another tenant: a fork outlives the key of its source."""
+        rows: _Rows = []
+        for row in manifest["entries"]:
+            content = row[5]
+            if row[1] == FILE:
+                content = [self._save_piece(self._load_piece(name, theirs), cipher)[0] for name in row[5]]
+            rows.append([*row[:5], content])
+        return {**manifest, "entries": rows}
 
     def forget(self, conversation_id: str) -> None:
         """Drop the checkpoints of a conversation. Idempotent."""
@@ -232,7 +281,7 @@ class Checkpoints:
         for event in self._list_events(conversation_id):
             self._files.rm_file(f"{self._history_path(conversation_id)}/{event:012}")
 
-    def _save_file(self, directory: Directory, entry: TreeEntry) -> tuple[list[str], int]:
+    def _save_file(self, directory: Directory, entry: TreeEntry, cipher: Cipher | None) -> tuple[list[str], int]:
         pieces: list[str] = []
         written = 0
         with directory.open_file(entry.path, follows_links=False) as descriptor:
@@ -240,13 +289,24 @@ class Checkpoints:
                 piece = _read_up_to(descriptor, PIECE_BYTES)
                 if not piece:
                     break
-                digest = hashlib.sha256(piece).hexdigest()
+                digest, added = self._save_piece(piece, cipher)
                 pieces.append(digest)
-                if not self._is_fresh(self._object_path(digest)):
-                    written += self._write(self._object_path(digest), piece)
+                written += added
         return pieces, written
 
-    def _restore_entry(self, draft: Path, row: list[Any]) -> int:
+    def _save_piece(self, piece: bytes, cipher: Cipher | None) -> tuple[str, int]:
+        """Write a piece unless it is there; return its name and the bytes written."""
+        digest = _name_piece(piece, cipher)
+        path = self._object_path(digest)
+        return digest, 0 if self._is_fresh(path) else self._write(path, piece, cipher)
+
+    def _load_piece(self, digest: str, cipher: Cipher | None) -> bytes:
+        piece = self._read(self._object_path(digest), PIECE_BYTES, cipher)
+        if _name_piece(piece, cipher) != digest:
+            raise CheckpointCorrupt(f"The piece {digest} is damaged.")
+        return piece
+
+    def _restore_entry(self, draft: Path, row: list[Any], cipher: Cipher | None) -> int:
         path, kind, mode, mtime_ns, _, content = row
         target = draft / path
         if kind == DIRECTORY:
@@ -260,24 +320,47 @@ class Checkpoints:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             for digest in content:
-                piece = self._read(self._object_path(digest), PIECE_BYTES)
-                if hashlib.sha256(piece).hexdigest() != digest:
-                    raise CheckpointCorrupt(f"The piece {digest} of {path} is damaged.")
-                size += file.write(piece)
+                size += file.write(self._load_piece(digest, cipher))
             os.fchmod(file.fileno(), mode & MODE_BITS)
         os.utime(target, ns=(mtime_ns, mtime_ns))
         return size
 
-    def _read_manifest(self, path: str) -> dict[str, Any]:
+    def _read_manifest(self, path: str, *, is_decrypted: bool = True) -> dict[str, Any]:
         conversation_id = path.rpartition("/")[2]
         try:
             manifest: dict[str, Any] = json.loads(self._read(path, MAX_MANIFEST_BYTES))
-            is_sound = manifest["version"] == VERSION and are_valid_rows(manifest["entries"])
+            if manifest["version"] == ENCRYPTED_VERSION and is_decrypted:
+                manifest = self._decrypt_manifest(manifest)
+            if manifest["version"] == ENCRYPTED_VERSION:
+                is_sound = all(isinstance(name, str) for name in manifest["pieces"])
+            else:
+                is_sound = manifest["version"] == VERSION and are_valid_rows(manifest["entries"])
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointCorrupt(f"The checkpoint of {conversation_id} cannot be read: {error}.") from error
         if not is_sound:
             raise CheckpointCorrupt(f"The checkpoint of {conversation_id} has entries that lead out of it.")
         return manifest
+
+    def _decrypt_manifest(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Decrypt a manifest; raises CheckpointsUnavailable without its key, and ValueError if it was changed."""
+        sealed = base64.b64decode(manifest["encrypted"], validate=True)
+        cipher = self._load_cipher(sealed)
+        try:
+            found: dict[str, Any] = json.loads(_unpack(cipher.decrypt(sealed, MANIFEST), MAX_MANIFEST_BYTES))
+        except (CorruptEntry, zstandard.ZstdError) as error:
+            raise ValueError(str(error)) from error
+        return {**found, "cipher": cipher}
+
+    def _load_cipher(self, sealed: bytes) -> Cipher:
+        if self._ciphers is None:
+            raise CheckpointsUnavailable(
+                "The checkpoint is encrypted, and this process has no master key: set DECKHANDS_MASTER_KEYS_FILE."
+            )
+        return self._ciphers.of_key(sealed)
+
+    def _find_cipher(self, manifest: dict[str, Any]) -> Cipher | None:
+        found: Cipher | None = manifest.get("cipher")
+        return found
 
     def _describe_manifest(self, manifest: dict[str, Any]) -> Checkpoint:
         event = manifest.get("event")
@@ -343,8 +426,8 @@ class Checkpoints:
         age = self._clock.now() - (written if written.tzinfo else written.replace(tzinfo=UTC))
         return bool(age < timedelta(seconds=RENEWED_SECONDS))
 
-    def _write(self, path: str, content: bytes) -> int:
-        packed = zstandard.ZstdCompressor(level=1).compress(content)
+    def _write(self, path: str, content: bytes, cipher: Cipher | None = None) -> int:
+        packed = _pack(content) if cipher is None else cipher.encrypt(_pack(content), PIECE)
         with self._translate_errors():
             if isinstance(self._files, LocalFileSystem):
                 _replace(Path(path), packed)
@@ -352,12 +435,12 @@ class Checkpoints:
                 self._files.pipe_file(path, packed)  # object stores write objects atomically
         return len(packed)
 
-    def _read(self, path: str, limit_bytes: int) -> bytes:
+    def _read(self, path: str, limit_bytes: int, cipher: Cipher | None = None) -> bytes:
         with self._translate_errors(FileNotFoundError):
             packed: bytes = self._files.cat_file(path)
         try:
-            return zstandard.ZstdDecompressor().decompress(packed, max_output_size=limit_bytes)
-        except zstandard.ZstdError as error:
+            return _unpack(packed if cipher is None else cipher.decrypt(packed, PIECE), limit_bytes)
+        except (zstandard.ZstdError, CorruptEntry) as error:
             raise CheckpointCorrupt(f"{path} is damaged: {error}.") from error
 
     def _object_path(self, digest: str) -> str:
@@ -389,8 +472,30 @@ def _read_up_to(descriptor: int, limit_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-def encode_manifest(manifest: dict[str, Any]) -> bytes:
-    """Serialize a manifest."""
+def _pack(content: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=1).compress(content)
+
+
+def _unpack(packed: bytes, limit_bytes: int) -> bytes:
+    return zstandard.ZstdDecompressor().decompress(packed, max_output_size=limit_bytes)
+
+
+def _name_piece(piece: bytes, cipher: Cipher | None) -> str:
+    return hashlib.sha256(piece).hexdigest() if cipher is None else cipher.digest(piece)
+
+
+def encode_manifest(manifest: dict[str, Any], cipher: Cipher | None = None) -> bytes:
+    """Serialize a manifest, encrypted with a cipher. The names of its pieces can be read without the key."""
+    manifest = {name: value for name, value in manifest.items() if name != "cipher"}
+    if cipher is not None:
+        sealed = cipher.encrypt(_pack(encode_manifest(manifest)), MANIFEST)
+        pieces = sorted(set(iter_pieces(manifest["entries"])))
+        manifest = {
+            "version": ENCRYPTED_VERSION,
+            "event": manifest.get("event"),
+            "pieces": pieces,
+            "encrypted": base64.b64encode(sealed).decode(),
+        }
     return json.dumps(manifest, separators=(",", ":")).encode("ascii")
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from datetime import UTC, timedelta
 
 from broker.runtime import SYSTEM_CLOCK, is_conversation_id
 from tool_worker.workspace.checkpoints.checkpoint_store import (
     BASES,
     CHECKPOINTS,
+    ENCRYPTED_VERSION,
     HISTORY,
     RENEWED_SECONDS,
     Checkpoints,
@@ -54,12 +56,17 @@ class CheckpointRemoval(Checkpoints):
         used: set[str] = set()
         for folder in self._folders():
             for path in self._in(folder):
-                used.update(iter_pieces(self._read_manifest(path)["entries"]))
+                used.update(self._list_pieces(path))
         unused = [path for path in pieces if path.rpartition("/")[2] not in used]
         doomed = [path for path in unused if not older_than_seconds or self._is_older(path, older_than_seconds)]
         for path in doomed:
             self._files.rm_file(path)
         return len(doomed)
+
+    def _list_pieces(self, path: str) -> Iterable[str]:
+        """Return the names of the pieces of a manifest, which need no key."""
+        manifest = self._read_manifest(path, is_decrypted=False)
+        return manifest["pieces"] if manifest["version"] == ENCRYPTED_VERSION else iter_pieces(manifest["entries"])
 
     def _folders(self) -> list[str]:
         return [f"{self._root}/{name}" for name in FOLDERS]

@@ -61,6 +61,7 @@ FULL = State(
         delegate_level=1,
         forked_at=2,
         chosen_id=3,
+        pinned_version="0.1.0",
     ),
     lifecycle=Lifecycle(
         agent_state=AgentState.RATE_LIMITED,
@@ -254,9 +255,12 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
         SNAPSHOT_VERSION,
         {part: " ".join(field.name for field in fields(getattr(State(), part))) for part in PARTS},
     ) == (
-        3,
+        4,
         {
-            "setup": "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at chosen_id",
+            "setup": (
+                "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at chosen_id "
+                "pinned_version"
+            ),
             "lifecycle": "agent_state requested ending last_error error_code result_id",
             "greeting": "is_said",
             "inbox": "message last_message_id is_reply_outdated",

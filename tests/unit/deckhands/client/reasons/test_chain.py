@@ -124,6 +124,8 @@ SAMPLES: dict[WaitReason, tuple[ConversationFacts, Cause]] = {
     ),
     WaitReason.BATCH: (facts((RUNNING, DEFERRED["batch"]), wait_reason="batch"), Cause.BATCH),
     WaitReason.NEWER_WORKER: (facts(wait_reason="newer_worker", parked_until=LATER), Cause.NEWER_WORKER),
+    WaitReason.LOCKED: (facts(wait_reason="locked", parked_until=LATER), Cause.LOCKED),
+    WaitReason.PINNED_VERSION: (facts(wait_reason="pinned_version", parked_until=LATER), Cause.PINNED_VERSION),
     **{
         reason: (
             facts((RUNNING, FAILED.model_copy(update={"code": reason.value})), wait_reason=reason.value),
