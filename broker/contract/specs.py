@@ -40,9 +40,9 @@ class Skill(EventValue):
     Attributes:
         triggers: the agent reads the skill once a message contains one of these words. If empty, and there is neither a
             location nor a path, always, from the start.
-        location: the file of the workspace that holds the skill (`SKILL.md`). The agent is told its name and
-            description and reads the file when it needs it.
-        description: the purpose of a skill with a location. None: the agent is not told of it.
+        location: the file of the workspace that holds the skill (`SKILL.md`). The prompt lists its name and
+            description, and the agent reads the file when it needs it.
+        description: the purpose of a skill with a location. None: the prompt does not list it.
         paths: patterns of files. The agent reads the skill once its tools read or change a matching file.
     """
 

@@ -26,6 +26,13 @@ folder_argument = click.argument(
 
 
 @dataclass(frozen=True, slots=True)
+class SkillCheckOptions:
+    """Options of `skills check`."""
+
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
 class SkillListOptions:
     """Options of `skills ls`."""
 
@@ -69,12 +76,13 @@ def list_skills(options: SkillListOptions) -> None:
 
 @skills.command("check")
 @folder_argument
-def check_skills(folder: Path) -> int:
+@with_options(SkillCheckOptions)
+def check_skills(options: SkillCheckOptions) -> int:
     """Check the skill files of the workspace FOLDER, and your own. The exit code is 1 if something is wrong."""
     checked = 0
     problems: list[str] = []
-    places = [("", dict(read_workspace_files(folder)))]
-    if folder.resolve() != Path.home():
+    places = [("", dict(read_workspace_files(options.folder)))]
+    if options.folder.resolve() != Path.home():
         places.append(("~/", dict(read_skill_files(Path.home()))))
     for place, files in places:
         read = parse_skills(files.items())
