@@ -12,7 +12,7 @@ Holds: an invalid skill file is left out and reported with the reason. The cost 
 length, see `broker.runtime.front_matter`. The cost of matching a path is bounded by its length times the pattern's.
 Differs: an invalid file does not affect others; the original then loads none. The front matter may name a skill; if
 another file of the folder has that name, the file is named by its path, as all are in the original.
-Untrusted: an author of the repository, or the agent itself, may write any of these files. Their texts are for the model.
+Untrusted: an author of the repository, or the agent itself, may write any of these files.
 """
 
 from __future__ import annotations
