@@ -104,17 +104,21 @@ from .specs import GoalSpec as GoalSpec, Limits as Limits, MemorySpec as MemoryS
 from .specs import PlanSpec as PlanSpec, Priority as Priority, PriorityName as PriorityName, SdkSpec as SdkSpec
 from .specs import Skill as Skill, Tenancy as Tenancy, WorkspaceNeeds as WorkspaceNeeds, WorkspaceSpec as WorkspaceSpec
 from .specs import asks_model as asks_model, priority_of as priority_of
-from .recall import MicroagentKnowledge as MicroagentKnowledge, RecallAction as RecallAction
-from .recall import RecallObservation as RecallObservation, RecallType as RecallType
+from .recall import AvailableSkill as AvailableSkill, MicroagentKnowledge as MicroagentKnowledge
+from .recall import PathRule as PathRule, RecallAction as RecallAction, RecallObservation as RecallObservation
+from .recall import RecallType as RecallType
 from .session_events import AcpCall as AcpCall, AcpObservation as AcpObservation, AcpPermission as AcpPermission
 from .session_events import AcpPermissionAction as AcpPermissionAction, AcpTurnAction as AcpTurnAction
 from .session_events import IPythonRunCellAction as IPythonRunCellAction
 from .session_events import IPythonRunCellObservation as IPythonRunCellObservation
 from .skills import FILE_MARK as FILE_MARK, HOOK_SCRIPT as HOOK_SCRIPT, INSTRUCTION_FILES as INSTRUCTION_FILES
+from .skills import MAX_NESTED_DEPTH as MAX_NESTED_DEPTH, MAX_NESTED_FILES as MAX_NESTED_FILES
+from .skills import NESTED_FILES as NESTED_FILES, is_skill_file as is_skill_file, matches_pattern as matches_pattern
 from .skills import MAX_SKILLS as MAX_SKILLS, MAX_SKILL_BYTES as MAX_SKILL_BYTES, NO_SKILLS as NO_SKILLS
 from .skills import SCRIPT_MARK as SCRIPT_MARK, SETUP_SCRIPT as SETUP_SCRIPT, SKILL_FOLDERS as SKILL_FOLDERS
 from .skills import SkillFiles as SkillFiles, SkillReader as SkillReader, find_trigger as find_trigger
-from .skills import load_skills as load_skills, parse_skills as parse_skills
+from .skills import check_skill_file as check_skill_file, load_skills as load_skills, parse_skills as parse_skills
+from .skills import read_skill_files as read_skill_files, read_workspace_files as read_workspace_files
 from .task_list import PlanAcceptedObservation as PlanAcceptedObservation, PlanAction as PlanAction
 from .task_list import TaskItem as TaskItem, TaskTrackingAction as TaskTrackingAction
 from .timing import MAX_SECONDS as MAX_SECONDS, DoubleTexting as DoubleTexting, MessagePolicy as MessagePolicy

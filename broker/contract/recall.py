@@ -32,11 +32,35 @@ class RecallAction(Action):
 
 
 class MicroagentKnowledge(EventValue):
-    """A piece of knowledge and the word that triggered it."""
+    """A piece of knowledge and the word, or the pattern of a file, that triggered it.
+
+    Attributes:
+        path: the used file that matches the pattern.
+    """
 
     name: str
     trigger: str
     content: str
+    path: str | None = None
+
+
+class AvailableSkill(EventValue):
+    """A skill that the agent reads when it needs it.
+
+    Attributes:
+        location: its file, relative to the workspace.
+    """
+
+    name: str
+    description: str
+    location: str
+
+
+class PathRule(EventValue):
+    """A skill that is recalled once a file that matches one of the patterns is used."""
+
+    name: str
+    patterns: tuple[str, ...]
 
 
 class RecallObservation(Observation):
@@ -44,6 +68,8 @@ class RecallObservation(Observation):
 
     Attributes:
         notes: notes from earlier conversations.
+        available_skills: skills that the agent may read in the workspace.
+        path_rules: skills that wait for the use of a file; the model does not see them yet.
         unreadable_skills: skill files of the workspace that cannot be parsed, each with the reason.
     """
 
@@ -63,6 +89,8 @@ class RecallObservation(Observation):
     working_dir: str = ""
     microagent_knowledge: tuple[MicroagentKnowledge, ...] = ()
     notes: tuple[Note, ...] | None = None
+    available_skills: tuple[AvailableSkill, ...] | None = None
+    path_rules: tuple[PathRule, ...] | None = None
     unreadable_skills: tuple[str, ...] | None = None
 
     @property
@@ -84,6 +112,7 @@ def render_recall(recall: RecallObservation) -> str:
     paragraphs = [
         *_render_workspace(recall),
         *_render_instructions(recall),
+        *_render_available(recall),
         *map(_render_skill, recall.microagent_knowledge),
     ]
     return "\n".join([*paragraphs, *_render_unreadable(recall), *_render_notes(recall)])
@@ -114,8 +143,22 @@ def _render_instructions(recall: RecallObservation) -> Iterator[str]:
             yield f"<{title}>\n{text}\n</{title}>"
 
 
+def _render_available(recall: RecallObservation) -> Iterator[str]:
+    if not recall.available_skills:
+        return
+    yield (
+        "<available_skills>\nWhen one of these skills fits the work, read its file first. "
+        "It names further files of its folder."
+    )
+    for skill in recall.available_skills:
+        yield f"- {skill.name} ({skill.location}): {skill.description}"
+    yield "</available_skills>"
+
+
 def _render_skill(skill: MicroagentKnowledge) -> str:
     why = f"The message mentions {skill.trigger!r}; use this if it helps.\n" if skill.trigger else ""
+    if skill.path is not None:
+        why = f"These instructions hold for {skill.trigger}; you have used {skill.path}.\n"
     return f"<skill name={skill.name!r}>\n{why}{skill.content}\n</skill>"
 
 

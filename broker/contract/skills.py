@@ -1,34 +1,49 @@
-"""Skills: Markdown files with instructions for an agent, shown always or once a word is mentioned (OpenHands 9.7).
+"""Skills: Markdown files with instructions for an agent (OpenHands 9.7, AgentSkills).
 
-A file is text after optional YAML front matter: `name`, `triggers` (words), `inputs` (of a task). A skill without
-triggers and inputs is always shown. `AGENTS.md`, `.cursorrules` and `.openhands_instructions` are such files too.
+A file is text after optional YAML front matter: `name`, `triggers` (words), `inputs` (of a task), `paths` (patterns of
+files). It is shown after a message that contains a trigger, or once a matching file is used, or else always.
+`AGENTS.md`, `.cursorrules` and the like are such files too; below the top folder they are shown once a file beside or
+below them is used.
+
+A folder with a `SKILL.md` is one skill (AgentSkills). Its `name` and `description` are shown; the agent reads the file,
+and the folder's other files, when it needs them.
 
 Holds: an invalid skill file is left out and reported with the reason. The cost of reading a file is linear in its
-length, see `broker.runtime.front_matter`.
+length, see `broker.runtime.front_matter`. The cost of matching a path is bounded by its length times the pattern's.
 Differs: an invalid file does not affect others; the original then loads none. The front matter may name a skill; if
 another file of the folder has that name, the file is named by its path, as all are in the original.
+Untrusted: an author of the repository, or the agent itself, may write any of these files.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable
+import os
+import re
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from broker.contract.plain_json import replace_surrogates
 from broker.contract.specs import Skill
 
-SKILL_FOLDERS = (".openhands/microagents", ".openhands/skills")
+SKILL_FOLDERS = (".openhands/microagents", ".claude/skills", ".openhands/skills", ".agents/skills")
 """Below a workspace and a user's home directory. A skill of a later folder replaces one of the same name."""
-INSTRUCTION_FILES = {
+SKILL_FILE = "SKILL.md"
+NESTED_FILES = {
     "agents.md": "agents",
     "agent.md": "agents",
-    ".cursorrules": "cursorrules",
-    ".openhands_instructions": "repo_legacy",
+    "claude.md": "claude",
+    "gemini.md": "gemini",
 }
+"""Files in any folder of a workspace, in lower case, and the skill name of each."""
+INSTRUCTION_FILES = {**NESTED_FILES, ".cursorrules": "cursorrules", ".openhands_instructions": "repo_legacy"}
 """Files in the top folder of a workspace, in lower case, and the skill name of each."""
+MAX_NESTED_FILES = 50
+MAX_NESTED_DEPTH = 8
+"""The folders above a nested file that is found, at most."""
 FILE_MARK = "deckhands-skill:"
 """The prefix of a survey line that holds the path of a file and its text in base64."""
 SETUP_SCRIPT, HOOK_SCRIPT = ".openhands/setup.sh", ".openhands/pre-commit.sh"
@@ -38,6 +53,15 @@ SCRIPT_MARK = "deckhands-script:"
 MAX_SKILL_BYTES = 64 * 1024
 MAX_SKILLS = 200
 MAX_TRIGGERS = 100
+MAX_PATHS = 20
+"""Patterns of a skill."""
+MAX_PATTERN_CHARS = 200
+MAX_PATTERN_FOLDERS = 20
+MAX_FOLDERS = 50
+"""Above a file that patterns can match."""
+MAX_DESCRIPTION_CHARS = 1_024
+"""As in the AgentSkills specification."""
+MAX_NAME_CHARS = 64
 MAX_UNREADABLE = 20
 """How many invalid skill files are reported."""
 MAX_SHOWN_PATH_CHARS = 200
@@ -46,6 +70,7 @@ MAX_PERSONAL_CHARS = 16_000
 shortened."""
 ASK_FOR_INPUTS = "\n\nIf the person did not provide any of these variables, ask for them before you begin: {names}."
 
+_AGENT_SKILL_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _log = logging.getLogger(__name__)
 
 
@@ -56,43 +81,58 @@ class SkillFiles:
     Attributes:
         skills: in the order of the files. If two folders have a skill of the same name, the later one.
         unreadable: the path and the error of each invalid skill file.
+        paths: the file of each skill.
     """
 
     skills: tuple[Skill, ...] = ()
     unreadable: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
 
 
 NO_SKILLS = SkillFiles()
 
 
 class SkillReader:
-    """Collects skills from the files of a workspace or a home directory, one at a time."""
+    """Collects skills from the files of a workspace or a home directory, one at a time.
+
+    A `SKILL.md` comes before the other files of its folder, because these are no skills then.
+    """
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[str, Skill]] = {}
+        self._found: dict[str, tuple[str, str, Skill]] = {}  # by name: the folder, the file, the skill
         self._unreadable: list[str] = []
+        self._roots: set[str] = set()
 
     def add(self, path: str, text: str) -> None:
         """Read a file, given its path in the workspace or home directory. Files that are not skills are ignored."""
         name = _name_of(path)
-        if name is None or not text.strip():
+        if name is None or not text.strip() or self._is_resource(path):
             return
         folder = next((folder for folder in SKILL_FOLDERS if path.startswith(folder + "/")), "")
-        taken = [taken for taken, (other, _) in self._found.items() if other == folder]
+        taken = [taken for taken, (other, *_) in self._found.items() if other == folder]
         try:
             skill = parse_skill(name, text, path=path, taken=taken)
         except ValueError as error:
             self._unreadable.append(f"{_render_path(path)}: {error}")
             return
         self._found.pop(skill.name, None)
-        self._found[skill.name] = (folder, skill)
+        self._found[skill.name] = (folder, path, skill)
+
+    def _is_resource(self, path: str) -> bool:
+        """Return whether a file belongs to a skill that is a folder, and record such a skill."""
+        if is_skill_file(path):
+            self._roots.add(path[: -len(SKILL_FILE)])
+            return False
+        return any(path.startswith(root) for root in self._roots)
 
     def to_skill_files(self) -> SkillFiles:
         """Return the skills found so far."""
         left = len(self._unreadable) - MAX_UNREADABLE
         more = [f"and {left} more files"] if left > 0 else []
         return SkillFiles(
-            tuple(skill for _, skill in self._found.values()), (*self._unreadable[:MAX_UNREADABLE], *more)
+            tuple(skill for *_, skill in self._found.values()),
+            (*self._unreadable[:MAX_UNREADABLE], *more),
+            tuple(path for _, path, _ in self._found.values()),
         )
 
 
@@ -110,6 +150,7 @@ def parse_skill(name: str, text: str, *, path: str = "", taken: Container[str] =
     head, content = _split_front_matter(text)
     given = head.get("name")
     triggers = _parse_triggers(head.get("triggers"))
+    paths = _parse_paths(head.get("paths"))
     inputs = head.get("inputs")
     names = [given, name] if isinstance(given, str) and given.strip() and given != "default" else [name]
     name = next((each for each in names if each not in taken), path or name)
@@ -117,7 +158,20 @@ def parse_skill(name: str, text: str, *, path: str = "", taken: Container[str] =
         triggers = tuple(dict.fromkeys((*triggers, f"/{name}")))
         names = [str(item["name"]) for item in inputs if isinstance(item, dict) and "name" in item]
         content += ASK_FOR_INPUTS.format(names=", ".join(names)) if names else ""
-    return Skill(name=replace_surrogates(name), content=replace_surrogates(content.strip()), triggers=triggers)
+    content = replace_surrogates(content.strip())
+    is_folder = is_skill_file(path)
+    is_listed = is_folder and not paths and str(head.get("disable-model-invocation")).lower() != "true"
+    folder = PurePosixPath(path).parent.as_posix()
+    if name.endswith(f":{folder}") and not paths:
+        paths = (f"{escape_pattern(folder)}/**",)
+    return Skill(
+        name=replace_surrogates(name),
+        content=content,
+        triggers=() if paths else triggers,
+        location=replace_surrogates(path) if is_folder else None,
+        description=_describe(head.get("description"), content) if is_listed else None,
+        paths=paths or None,
+    )
 
 
 def parse_skills(files: Iterable[tuple[str, str]]) -> SkillFiles:
@@ -128,28 +182,40 @@ def parse_skills(files: Iterable[tuple[str, str]]) -> SkillFiles:
     return reader.to_skill_files()
 
 
+def check_skill_file(path: str, text: str) -> list[str]:
+    """Return what is wrong with a skill that was parsed, as sentences, such as departures from AgentSkills."""
+    head, content = _split_front_matter(text)
+    if not is_skill_file(path):
+        return [] if content.strip() else ["it has no text"]
+    folder, name, description = PurePosixPath(path).parent.name, head.get("name"), head.get("description")
+    found = [] if content.strip() else ["it has no text"]
+    if not isinstance(name, str):
+        found.append("`name` is missing")
+    elif name != folder:
+        found.append(f"`name` is {name!r}, and its folder {folder!r}; both have to be the same")
+    elif not _AGENT_SKILL_NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS:
+        found.append(f"`name` may have {MAX_NAME_CHARS} lower-case letters, digits and single hyphens between them")
+    if not description:
+        found.append("`description` is missing: it tells the agent what the skill is for, and when to read it")
+    elif len(str(description)) > MAX_DESCRIPTION_CHARS:
+        found.append(f"`description` has {len(str(description))} characters; {MAX_DESCRIPTION_CHARS} are allowed")
+    return found
+
+
 def load_skills(home: Path) -> tuple[Skill, ...]:
-    """Return a user's own skills below `home`. Skills beyond `MAX_PERSONAL_CHARS` are left out with a warning."""
-    files: list[tuple[str, str]] = []
-    for folder in SKILL_FOLDERS:
-        try:
-            paths = sorted((home / folder).rglob("*.md"))[:MAX_SKILLS]
-        except OSError as error:
-            _log.warning("%s cannot be read: %s", home / folder, error.strerror)
-            continue
-        for path in paths:
-            try:
-                with path.open("rb") as file:
-                    text = file.read(MAX_SKILL_BYTES).decode(errors="replace")
-            except OSError as error:
-                _log.warning("%s cannot be read: %s", path, error.strerror)
-                continue
-            files.append((path.relative_to(home).as_posix(), text))
-    found: list[Skill] = []
-    read = parse_skills(files)
+    """Return a user's own skills below `home`. Skills beyond `MAX_PERSONAL_CHARS` are left out with a warning.
+
+    An agent cannot read a file of `home`, so a skill that is a folder is shown, without its other files, after a
+    message that contains one of its triggers or else its name.
+    """
+    read = parse_skills(read_skill_files(home))
     for unreadable in read.unreadable:
         _log.warning("Left out of the skills in %s: %s", home, unreadable)
+    found: list[Skill] = []
     for skill in read.skills:
+        if skill.location is not None:
+            changes = {"location": None, "description": None, "triggers": skill.triggers or (skill.name,)}
+            skill = skill.model_copy(update=changes)  # noqa: PLW2901
         if sum(len(other.content) for other in (*found, skill)) > MAX_PERSONAL_CHARS:
             _log.warning(
                 "The skill %s is left out: all skills together exceed %d characters", skill.name, MAX_PERSONAL_CHARS
@@ -157,6 +223,44 @@ def load_skills(home: Path) -> tuple[Skill, ...]:
             continue
         found.append(skill)
     return tuple(found)
+
+
+def read_workspace_files(top: Path) -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each file that a survey of this workspace reads, see `tool_worker.tools`."""
+    above: list[Path] = []
+    nested: list[Path] = []
+    for folder, folders, files in os.walk(top):
+        depth = len(Path(folder).relative_to(top).parts)
+        kept = [name for name in folders if not name.startswith(".") and name != "node_modules"]
+        folders[:] = kept if depth < MAX_NESTED_DEPTH - 1 else []
+        known = NESTED_FILES if depth else INSTRUCTION_FILES
+        (nested if depth else above).extend(Path(folder, name) for name in files if name.lower() in known)
+    for path in (*sorted(above), *sorted(nested)[:MAX_NESTED_FILES]):
+        if not path.is_symlink() and (text := _read_start(path)) is not None:
+            yield path.relative_to(top).as_posix(), text
+    yield from read_skill_files(top)
+
+
+def read_skill_files(top: Path) -> Iterator[tuple[str, str]]:
+    """Yield the path below `top` and the text of each file in its folders of skills."""
+    for folder in SKILL_FOLDERS:
+        try:
+            paths = sorted((top / folder).rglob("*.md"), key=lambda path: (path.name.lower() != "skill.md", path))
+        except OSError as error:
+            _log.warning("%s cannot be read: %s", top / folder, error.strerror)
+            continue
+        for path in paths[:MAX_SKILLS]:
+            if (text := _read_start(path)) is not None:
+                yield path.relative_to(top).as_posix(), text
+
+
+def _read_start(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_SKILL_BYTES).decode(errors="replace")
+    except OSError as error:
+        _log.warning("%s cannot be read: %s", path, error.strerror)
+        return None
 
 
 def find_trigger(words: Iterable[str], text: str) -> str:
@@ -168,13 +272,67 @@ def find_trigger(words: Iterable[str], text: str) -> str:
     return next((word for word in words if word.lower() in text), "")
 
 
+def is_skill_file(path: str) -> bool:
+    """Return whether a file describes a skill that is a folder."""
+    return path.lower().endswith("/skill.md") and path.startswith(tuple(f"{folder}/" for folder in SKILL_FOLDERS))
+
+
+def escape_pattern(path: str) -> str:
+    """Return a pattern that matches this path alone."""
+    return "".join(f"[{character}]" if character in "*?[" else character for character in path)
+
+
+def matches_pattern(path: str, pattern: str) -> bool:
+    """Return whether a path matches a pattern: `**` stands for any folders, `*` and `?` for characters of a name.
+
+    A pattern without `/` matches a name in any folder. Case counts.
+
+    Args:
+        path: relative to the workspace.
+    """
+    if path.count("/") > MAX_FOLDERS:
+        return False
+    wanted = (f"**/{pattern}" if "/" not in pattern else pattern.removeprefix("/")).split("/")
+    reached = {0}  # numbers of the parts of the pattern that the path so far may have matched
+    for part in path.split("/"):
+        reached = {
+            number + (wanted[number] != "**")
+            for number in _skip_folders(reached, wanted)
+            if number < len(wanted) and (wanted[number] == "**" or fnmatchcase(part, wanted[number]))
+        }
+    return len(wanted) in _skip_folders(reached, wanted)
+
+
+def _skip_folders(reached: set[int], wanted: list[str]) -> set[int]:
+    """Return the parts that are reached if each `**` may stand for nothing."""
+    found = set(reached)
+    for number in range(len(wanted)):
+        if number in found and wanted[number] == "**":
+            found.add(number + 1)
+    return found
+
+
 def _name_of(path: str) -> str | None:
     """Return the name of the skill in a file: its path within its folder, without the suffix."""
     for folder in SKILL_FOLDERS:
         if path.startswith(folder + "/") and path.lower().endswith(".md"):
             inner = PurePosixPath(path).relative_to(folder)
+            if is_skill_file(path):
+                return inner.parent.name or None
             return None if inner.name.lower() == "readme.md" else inner.with_suffix("").as_posix()
-    return INSTRUCTION_FILES.get(path.lower())
+    above, _, name = path.rpartition("/")
+    if above:
+        nested = NESTED_FILES.get(name.lower())
+        return nested and f"{nested}:{above}"
+    return INSTRUCTION_FILES.get(name.lower())
+
+
+def _describe(given: Any, content: str) -> str:
+    """Return the description of a skill: the given one, or else the first line that is no heading."""
+    lines = (line.strip() for line in content.splitlines())
+    text = str(given) if given else next((line for line in lines if line and not line.startswith("#")), "")
+    text = " ".join(replace_surrogates(text).split())
+    return text if len(text) <= MAX_DESCRIPTION_CHARS else f"{text[: MAX_DESCRIPTION_CHARS - 1]}…"
 
 
 def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:
@@ -201,6 +359,22 @@ def _parse_triggers(value: Any) -> tuple[str, ...]:
     if len(words) > MAX_TRIGGERS:
         raise ValueError(f"`triggers` has {len(words)} words; {MAX_TRIGGERS} are allowed")
     return tuple(words)
+
+
+def _parse_paths(value: Any) -> tuple[str, ...]:
+    """Return the patterns of files: a list, or text with commas, as Claude Code has it."""
+    if value is None:
+        return ()
+    values = value.split(",") if isinstance(value, str) else value
+    if not isinstance(values, list):
+        raise ValueError("`paths` is neither a list nor text")  # noqa: TRY004  (callers collect ValueError)
+    patterns = tuple(text for each in values if (text := replace_surrogates(str(each)).strip()))
+    too_long = any(len(each) > MAX_PATTERN_CHARS or each.count("/") > MAX_PATTERN_FOLDERS for each in patterns)
+    if too_long or len(patterns) > MAX_PATHS:
+        raise ValueError(
+            f"`paths` may have {MAX_PATHS} patterns of {MAX_PATTERN_CHARS} characters and {MAX_PATTERN_FOLDERS} folders"
+        )
+    return patterns
 
 
 def _render_path(path: str) -> str:

@@ -38,13 +38,20 @@ class Skill(EventValue):
     """Instructions for an agent. See `broker.contract.skills` for skills as files.
 
     Attributes:
-        triggers: the agent reads the skill once a message contains one of these words; if empty, always, from the
-            start.
+        triggers: the agent reads the skill once a message contains one of these words. If empty, and there is neither a
+            location nor a path, always, from the start.
+        location: the file of the workspace that holds the skill (`SKILL.md`). The prompt lists its name and
+            description, and the agent reads the file when it needs it.
+        description: the purpose of a skill with a location. None: the prompt does not list it.
+        paths: patterns of files. The agent reads the skill once its tools read or change a matching file.
     """
 
     name: str = Field(min_length=1)
     content: str
     triggers: tuple[str, ...] = ()
+    location: str | None = None
+    description: str | None = None
+    paths: tuple[str, ...] | None = None
 
 
 class CriticSpec(EventValue):

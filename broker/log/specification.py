@@ -300,7 +300,7 @@ class Conversation:
                 self._end_turn("awaiting_user_input")
             case "action.message" if source != "agent":
                 self.refuse("turn", f"has the source {source}, and only users and agents write messages")
-            case "action.recall":
+            case "action.recall" if source != "environment":  # the environment recalls rules of a used file
                 if not self.unread:
                     self.refuse("turn", "recalls knowledge for no new message")
                 self.unread, self.is_turn_open = 0, False

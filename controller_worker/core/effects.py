@@ -31,7 +31,7 @@ class Greet:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Append the recall of the latest message, with the workspace's answer from the event `survey_id`."""
+    """Append a recall, with the workspace's answer from the event `survey_id`: of the latest message, or of rules."""
 
     survey_id: int
 

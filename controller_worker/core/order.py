@@ -21,6 +21,7 @@ from controller_worker.core.concerns import (
     notes,
     opening,
     progress,
+    rules,
     start,
     survey,
     tools,
@@ -53,6 +54,7 @@ ORDER: tuple[Decision, ...] = (
     tools.await_tools,  # the next step needs the results of this one
     delegation.await_delegates,
     inbox.rest_until_message,  # the agent has no task yet
+    rules.recall_due_rules,  # the results of the step are complete, and the next prompt has to hold them
     long_work.start_context,  # the next prompt starts with it
     acceptance.refuse_finish,  # the agent must learn why its finish did not count
     acceptance.end_corrections,

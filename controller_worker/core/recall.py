@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from broker.contract import (
     NO_SKILLS,
+    AvailableSkill,
     MicroagentKnowledge,
     Note,
+    PathRule,
     RecallObservation,
     RecallType,
     Skill,
@@ -21,8 +23,16 @@ from broker.contract import (
 
 if TYPE_CHECKING:
     from controller_worker.core.concerns.inbox import UnansweredMessage
+    from controller_worker.core.concerns.rules import DueRule
     from controller_worker.core.state import State
 
+MAX_INSTRUCTION_CHARS = 100_000
+"""Texts that are always shown, in all."""
+MAX_LISTED_CHARS = 16_000
+"""The list of skills that the agent may read. Their descriptions are shortened alike if they need more."""
+MIN_DESCRIPTION_CHARS = 20
+MAX_PATTERNS = 200
+"""Patterns that the path of a used file is compared with, in all."""
 MAX_WORDS = 2_000
 """Words searched for in a message. A workspace chooses them, and the search blocks all conversations of a worker."""
 
@@ -44,20 +54,71 @@ def recall(
     recalled = tuple(notes) or None
     known = _merge_skills(state.setup.agent.skills, skills.skills)
     reported = [skill for skill in known if skill.name not in state.setup.agent.disabled_microagents]
-    mentioned = tuple(_find_mentioned(reported, message.content.lower()))
+    mentioned = tuple(_find_mentioned([skill for skill in reported if not skill.paths], message.content.lower()))
     if recall_type is not RecallType.WORKSPACE_CONTEXT:
         if not mentioned and recalled is None:
             return None
         return RecallObservation(recall_type=recall_type, microagent_knowledge=mentioned, notes=recalled)
+    shown, left_out = _fit_instructions(reported)
     return RecallObservation(
         recall_type=recall_type,
         date=message.sent.date().isoformat() if message.sent else "",
         working_dir=state.setup.workspace.path or "",
-        repo_instructions="\n\n".join(skill.content for skill in reported if not skill.triggers),
+        repo_instructions="\n\n".join(shown),
         microagent_knowledge=mentioned,
         notes=recalled,
-        unreadable_skills=skills.unreadable or None,
+        available_skills=tuple(_list_skills(reported)) or None,
+        path_rules=tuple(_find_rules(reported)) or None,
+        unreadable_skills=(*skills.unreadable, *left_out) or None,
     )
+
+
+def recall_rules(due: Iterable[DueRule], skills: SkillFiles, own: Iterable[Skill]) -> RecallObservation:
+    """Return the skills whose files were used."""
+    known = {skill.name: skill for skill in _merge_skills(own, skills.skills)}
+    return RecallObservation(
+        recall_type=RecallType.KNOWLEDGE,
+        microagent_knowledge=tuple(
+            MicroagentKnowledge(name=rule.name, trigger=rule.pattern, content=known[rule.name].content, path=rule.path)
+            for rule in due
+            if rule.name in known
+        ),
+    )
+
+
+def _fit_instructions(skills: Iterable[Skill]) -> tuple[list[str], list[str]]:
+    """Return the texts that are always shown, and a sentence about each that no longer fits."""
+    shown: list[str] = []
+    left_out: list[str] = []
+    left = MAX_INSTRUCTION_CHARS
+    for skill in skills:
+        if skill.triggers or skill.location or skill.paths:
+            continue
+        if len(skill.content) > left:
+            left_out.append(f"{skill.name}: all instructions together exceed {MAX_INSTRUCTION_CHARS:,} characters")
+            continue
+        left -= len(skill.content)
+        shown.append(skill.content)
+    return shown, left_out
+
+
+def _find_rules(skills: Iterable[Skill]) -> Iterator[PathRule]:
+    left = MAX_PATTERNS
+    for skill in skills:
+        if patterns := (skill.paths or ())[:left]:
+            left -= len(patterns)
+            yield PathRule(name=skill.name, patterns=patterns)
+
+
+def _list_skills(skills: Iterable[Skill]) -> Iterator[AvailableSkill]:
+    """Yield the skills that the agent may read, with descriptions that fit."""
+    listed = [skill for skill in skills if skill.location and skill.description is not None and not skill.paths]
+    names = sum(len(skill.name) + len(skill.location or "") for skill in listed)
+    share = max(MIN_DESCRIPTION_CHARS, (MAX_LISTED_CHARS - names) // max(1, len(listed)))
+    for skill in listed:
+        text = skill.description or ""
+        text = text if len(text) <= share else f"{text[: share - 1]}…"
+        yield AvailableSkill(name=skill.name, description=text, location=skill.location or "")
 
 
 def _merge_skills(own: Iterable[Skill], workspace: Iterable[Skill]) -> Iterator[Skill]:

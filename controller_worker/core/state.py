@@ -29,6 +29,7 @@ from controller_worker.core.concerns.notes import Notes
 from controller_worker.core.concerns.opening import Opening
 from controller_worker.core.concerns.planning import ProposedPlan, TaskList
 from controller_worker.core.concerns.progress import Progress
+from controller_worker.core.concerns.rules import Rules
 from controller_worker.core.concerns.setup import Setup
 from controller_worker.core.concerns.start import ScheduledStart
 from controller_worker.core.concerns.survey import Survey
@@ -63,6 +64,7 @@ class State:
     usage: ConversationUsage = field(default_factory=ConversationUsage)
     opening: Opening = field(default_factory=Opening)
     survey: Survey = field(default_factory=Survey)
+    rules: Rules = field(default_factory=Rules)
     plan: ProposedPlan = field(default_factory=ProposedPlan)
     work: LongWork = field(default_factory=LongWork)
     acceptance: Acceptance = field(default_factory=Acceptance)

@@ -7,15 +7,18 @@ lost.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from broker.contract import (
     FILE_MARK,
     HOOK_SCRIPT,
     INSTRUCTION_FILES,
+    MAX_NESTED_DEPTH,
+    MAX_NESTED_FILES,
     MAX_SKILL_BYTES,
     MAX_SKILLS,
+    NESTED_FILES,
     SCRIPT_MARK,
     SETUP_SCRIPT,
     SKILL_FOLDERS,
@@ -26,22 +29,36 @@ from broker.contract import (
 from tool_worker.tools.tool import HostRequest, Tool
 
 TIMEOUT_SECONDS = 20.0
+NESTED_SECONDS = 5
+"""For the search in all folders; of a larger workspace, the files found until then count."""
 
 
 def command() -> str:
     """Return the command, which prints a line per file with its path and the start of its text in base64."""
-    names = " -o ".join(f"-iname {shlex.quote(name)}" for name in INSTRUCTION_FILES)
+    names, nested = (_match_names(files) for files in (INSTRUCTION_FILES, NESTED_FILES))
     return (
-        f'for d in . {" ".join(SKILL_FOLDERS)}; do if [ "$d" = . ]; then '
-        f"find . -maxdepth 1 \\( {names} \\) -type f; "
-        'elif [ -d "$d" ]; then find "$d" -iname "*.md" -type f; fi | '
-        f"LC_ALL=C sort | head -n {MAX_SKILLS} | "
+        # Files of a skill that is a folder are no skills.
+        'is_part() { p=${1%/*}; while [ "$p" != "$d" ]; do '
+        'if [ -f "$p/SKILL.md" ] || [ -f "$p/skill.md" ]; then return 0; fi; p=${p%/*}; done; return 1; }; '
+        f'for d in . ./ {" ".join(SKILL_FOLDERS)}; do if [ "$d" = . ]; then '
+        f"find . -maxdepth 1 \\( {names} \\) -type f | LC_ALL=C sort; "
+        f'elif [ "$d" = ./ ]; then timeout {NESTED_SECONDS} find . -maxdepth {MAX_NESTED_DEPTH} '
+        "\\( -name '.?*' -o -name node_modules \\) -prune -o "
+        f"-path './*/*' \\( {nested} \\) -type f -print | LC_ALL=C sort | head -n {MAX_NESTED_FILES}; "
+        'elif [ -d "$d" ]; then find "$d" -iname skill.md -type f | LC_ALL=C sort; '
+        'find "$d" -iname "*.md" ! -iname skill.md -type f | LC_ALL=C sort | '
+        'while IFS= read -r f; do is_part "$f" || printf "%s\\n" "$f"; done; fi | '
+        f"head -n {MAX_SKILLS} | "
         "while IFS= read -r f; do "
         f"printf '{FILE_MARK} %s %s\\n' "
         '"$(printf %s "${f#./}" | base64 | tr -d "\\n")" '
         f'"$(head -c {MAX_SKILL_BYTES} "$f" | base64 | tr -d "\\n")"; done; done; '
         f"for f in {SETUP_SCRIPT} {HOOK_SCRIPT}; do if [ -f $f ]; then echo {SCRIPT_MARK} $f; fi; done"
     )
+
+
+def _match_names(files: Iterable[str]) -> str:
+    return " -o ".join(f"-iname {shlex.quote(name)}" for name in files)
 
 
 class SurveyWorkspace(Tool):

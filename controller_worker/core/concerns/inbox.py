@@ -26,6 +26,7 @@ from broker.contract import (
 )
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns.confirmation import reject_for_message
+from controller_worker.core.concerns.rules import make_rules_recall
 from controller_worker.core.effects import Append, Effect, Recall, Rest
 from controller_worker.core.recall import recall
 from controller_worker.core.requests import is_user_message
@@ -99,11 +100,14 @@ def rest_until_message(state: State, now: datetime) -> Effect | None:
 def make_recall(state: State, skills: SkillFiles = NO_SKILLS, notes: Sequence[Note] = ()) -> Append:
     """Return the recall of the latest message, and the events that settle actions for which it replaces an answer.
 
+    Without a message, return the recall of rules.
+
     Args:
         skills: the workspace's skills.
         notes: all of the notebook.
     """
-    assert state.inbox.message is not None
+    if state.inbox.message is None:
+        return make_rules_recall(state, skills)
     found = recall_notes(notes, state.inbox.message.content, is_first=state.inbox.message.is_first)
     events = _make_recall_events(state, state.inbox.message, skills, found)
     rejected = reject_for_message(state, first_position=len(events))

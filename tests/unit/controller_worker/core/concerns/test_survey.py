@@ -12,7 +12,7 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, EventSource, Observation, Parent, WorkspaceSpec
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation, SurveyObservation
 from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
-from broker.contract.skills import NO_SKILLS
+from broker.contract.skills import NO_SKILLS, parse_skills, read_workspace_files
 from broker.contract.specs import Skill
 from broker.contract.workspace_events import SurveyAction, WorkspaceOpenedObservation
 from broker.contract.workspace_sources import GitSource
@@ -49,7 +49,12 @@ def workspace(tmp_path: Path) -> Path:
         ".openhands/microagents/repo.md": "---\nname: repo\n---\nThis is a shop.",
         ".openhands/skills/git hub.md": "---\ntriggers: [github]\n---\nÜse the API: \x1b[1m$(rm -rf /)",
         ".openhands/skills/README.md": "no skill",
-        "docs/AGENTS.md": "of another folder",
+        ".agents/skills/pdf/SKILL.md": "---\nname: pdf\ndescription: Reads PDFs.\n---\nRun scripts/read.py.",
+        ".agents/skills/pdf/references/forms.md": "about forms",
+        ".agents/skills/pdf/README.md": "no skill",
+        "docs/AGENTS.md": "Write British English.",
+        "node_modules/left-pad/AGENTS.md": "of a dependency",
+        ".git/AGENTS.md": "of nothing",
     }
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -61,9 +66,20 @@ def test_the_command_finds_what_there_is(workspace: Path) -> None:
     assert parse_survey_skills(surveyed(workspace)).skills == (
         Skill(name="cursorrules", content="Be brief."),
         Skill(name="agents", content="Use tabs.\nAlways."),
+        Skill(name="agents:docs", content="Write British English.", paths=("docs/**",)),
         Skill(name="repo", content="This is a shop."),
         Skill(name="git hub", content="Üse the API: \x1b[1m$(rm -rf /)", triggers=("github",)),
+        Skill(
+            name="pdf",
+            content="Run scripts/read.py.",
+            location=".agents/skills/pdf/SKILL.md",
+            description="Reads PDFs.",
+        ),
     )
+
+
+def test_the_command_and_the_check_of_a_folder_agree(workspace: Path) -> None:
+    assert parse_skills(read_workspace_files(workspace)) == parse_survey_skills(surveyed(workspace))
 
 
 def test_a_workspace_that_says_nothing(tmp_path: Path) -> None:
@@ -252,7 +268,7 @@ def test_the_survey_names_the_scripts_of_a_repository(workspace: Path, names: tu
     assert isinstance(answer, SurveyObservation)
     assert answer.scripts == names
     assert "deckhands-script" not in answer.content
-    assert answer.sentence == "Found 5 files with instructions"
+    assert answer.sentence == "Found 7 files with instructions"
 
 
 def answered(core: Core, *scripts: str) -> Effect:

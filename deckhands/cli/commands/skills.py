@@ -1,0 +1,108 @@
+"""`deckhands skills`: which skills an agent finds in a folder, and what is wrong with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from broker.contract import Skill, check_skill_file, load_skills, parse_skills, read_skill_files, read_workspace_files
+from broker.runtime import format_count
+from deckhands.cli.command_group import with_options
+from deckhands.cli.options import json_option
+from deckhands.client import clean_line, note, print_json, print_text, render_table
+
+SECTION = "Start a conversation"
+SUMMARIES = {"skills": "List and check the skills and instructions that an agent finds in a folder."}
+
+HEAD = ("SKILL", "SHOWN", "CHARS", "FILE")
+MOST_SHOWN = 60
+"""Characters of the column SHOWN."""
+
+folder_argument = click.argument(
+    "folder", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="[FOLDER]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SkillCheckOptions:
+    """Options of `skills check`."""
+
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class SkillListOptions:
+    """Options of `skills ls`."""
+
+    folder: Path
+    as_json: bool
+
+
+@click.group()
+def skills() -> None:
+    """List and check the skills and instructions that an agent finds in a folder. Nothing is started."""
+
+
+@skills.command("ls")
+@folder_argument
+@json_option
+@with_options(SkillListOptions)
+def list_skills(options: SkillListOptions) -> None:
+    """List the skills of the workspace FOLDER (by default this one) and your own, with when the agent reads each."""
+    own = {skill.name: skill for skill in load_skills(Path.home())}
+    read = parse_skills(read_workspace_files(options.folder))
+    listed = [*zip(read.skills, read.paths, strict=True)]
+    replaced = {skill.name for skill in read.skills}
+    listed += [(skill, "~") for name, skill in own.items() if name not in replaced]
+    if options.as_json:
+        for skill, path in listed:
+            print_json({"file": path, "shown": describe_use(skill), **skill.model_dump(mode="json", exclude_none=True)})
+    else:
+        rows = [
+            (
+                clean_line(skill.name),
+                clean_line(describe_use(skill))[:MOST_SHOWN],
+                str(len(skill.content)),
+                clean_line(path),
+            )
+            for skill, path in listed
+        ]
+        print_text("\n".join(render_table(HEAD, rows)))
+    for problem in read.unreadable:
+        note(f"Left out: {problem}")
+
+
+@skills.command("check")
+@folder_argument
+@with_options(SkillCheckOptions)
+def check_skills(options: SkillCheckOptions) -> int:
+    """Check the skill files of the workspace FOLDER, and your own. The exit code is 1 if something is wrong."""
+    checked = 0
+    problems: list[str] = []
+    places = [("", dict(read_workspace_files(options.folder)))]
+    if options.folder.resolve() != Path.home():
+        places.append(("~/", dict(read_skill_files(Path.home()))))
+    for place, files in places:
+        read = parse_skills(files.items())
+        checked += len(read.paths) + len(read.unreadable)
+        problems += [f"{place}{problem}" for problem in read.unreadable]
+        for path in read.paths:
+            problems += [f"{place}{clean_line(path)}: {problem}" for problem in check_skill_file(path, files[path])]
+    for problem in problems:
+        print_text(problem)
+    note(f"{format_count(checked, 'file')} checked, {format_count(len(problems), 'problem')} found.")
+    return int(bool(problems))
+
+
+def describe_use(skill: Skill) -> str:
+    """Return when an agent reads a skill."""
+    if skill.paths:
+        return f"with a file {', '.join(skill.paths)}"
+    parts = []
+    if skill.description is not None and skill.location:
+        parts.append("when needed")
+    if skill.triggers:
+        parts.append(f"with {', '.join(skill.triggers)}")
+    return ", or ".join(parts) or ("never" if skill.location else "always")
