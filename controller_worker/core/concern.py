@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.contract import Event
 from controller_worker.core.effects import Effect, SideEffect
+
+PartT = TypeVar("PartT")
 
 if TYPE_CHECKING:
     from dataclasses import replace as evolve
@@ -26,16 +28,21 @@ else:
         A fold calls this for every event. `dataclasses.replace` takes ten times as long, because it looks up every
         field of the class. Field names are checked by the type checker.
         """
-        other = _new(type(part))
-        _set(other, "__dict__", {**part.__dict__, **changes})
-        return other
+        return make_from(part, {**part.__dict__, **changes})
+
+
+def make_from(part: PartT, values: dict[str, Any]) -> PartT:
+    """Return an instance of a part's class, or of the state, with the values of all its fields."""
+    other = _new(type(part))
+    _set(other, "__dict__", values)
+    return other
 
 
 _new = object.__new__
 _set = object.__setattr__  # a frozen instance is filled before it is shared
 
 
-__all__ = ["OWNERS", "Concern", "Decision", "Handler", "SideEffects", "evolve"]
+__all__ = ["OWNERS", "Concern", "Decision", "Handler", "SideEffects", "evolve", "make_from"]
 
 Handler = Callable[[Any, Any, "State"], Any]
 """Takes a part, an event and the state before the event; returns the part after it."""

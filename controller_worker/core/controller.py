@@ -14,10 +14,10 @@ from collections.abc import Container, Iterable
 from dataclasses import fields
 from datetime import datetime
 from functools import cache
-from typing import Any
+from typing import cast
 
 from broker.contract import Event, RolledBackObservation
-from controller_worker.core.concern import OWNERS, Handler, evolve
+from controller_worker.core.concern import OWNERS, Handler, evolve, make_from
 from controller_worker.core.concerns import double_texting
 from controller_worker.core.effects import Effect, SideEffect
 from controller_worker.core.order import ORDER, SIDE_EFFECTS
@@ -41,18 +41,17 @@ def apply(state: State, event: Event) -> State:
         event: the event with the id `state.version + 1`.
     """
     assert event.id == state.version + 1, f"event {event.id} after version {state.version}"
-    if isinstance(event, RolledBackObservation):
-        return double_texting.roll_back(state, event)
-    parts: dict[str, Any] = {"version": event.id}
+    event_class = type(event)
+    if event_class is RolledBackObservation:
+        return double_texting.roll_back(state, cast(RolledBackObservation, event))
+    before = state.__dict__  # a fold of a long log spends its time here
+    parts = before.copy()
+    parts["version"] = event.id
     if double_texting.should_remember(state, event):
         parts["before"] = evolve(state, before=None)
-    before = state.__dict__  # a fold of a long log spends its time here
-    for name, handler in _find_handlers(type(event)):
-        part = before[name]
-        after = handler(part, event, state)
-        if after is not part:
-            parts[name] = after
-    return evolve(state, **parts)
+    for name, handler in _find_handlers(event_class):
+        parts[name] = handler(before[name], event, state)
+    return make_from(state, parts)
 
 
 def next_effect(state: State, now: datetime, done: Container[SideEffect] | None = None) -> Effect:

@@ -37,7 +37,11 @@ class Tools:
 
 def find_settled(state: State, observation: Observation) -> PendingAction | None:
     """Return the pending action that an observation answers, or None."""
-    return next((action for action in state.tools.pending if action.id == observation.cause), None)
+    cause = observation.cause
+    for action in state.tools.pending:
+        if action.id == cause:
+            return action
+    return None
 
 
 def find_runnable(state: State) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from enum import Enum
 from functools import cache
 from hashlib import blake2b, sha256
 from itertools import pairwise
+from json.encoder import encode_basestring_ascii
 from typing import Any, TypeGuard
 
 from broker.contract import (
@@ -134,10 +135,10 @@ def trace_calls(reply: ModelReply) -> tuple[tuple[str, Trace], ...]:
     found = []
     for position, call in enumerate(reply.tool_calls[:MAX_CALLS]):
         path = f"tool_calls.{position}"
-        name = _JSON.encode(_to_text(call.name, f"{path}.name", blobs))
-        arguments = _JSON.encode(_to_text(call.arguments, f"{path}.arguments", blobs))
+        name = encode_basestring_ascii(_to_text(call.name, f"{path}.name", blobs))
+        arguments = encode_basestring_ascii(_to_text(call.arguments, f"{path}.arguments", blobs))
         call_id = _shorten(_to_text(call.id, f"{path}.id", blobs))
-        # Written by hand: the encoder takes three times as long for a list as for its texts.
+        # Written by hand: as JSON, in a third of the encoder's time.
         found.append((call_id, Trace(reply.id, reply.id, _shorten(f'["call", {name}, {arguments}]'))))
     return tuple(found)
 

@@ -34,10 +34,13 @@ if TYPE_CHECKING:
     from controller_worker.core.state import State
 
 
+OWN_ACTIONS = frozenset[type[Action]]({FeatureCheckAction, SaveProgressAction, DigestWorkspaceAction})
+
+
 def is_own_action(state: State, action: Action) -> bool:
     """Return whether this is an action of the controller itself. Steps, loops and confirmations ignore it."""
     return (
-        isinstance(action, FeatureCheckAction | SaveProgressAction | DigestWorkspaceAction)
+        type(action) in OWN_ACTIONS  # three times as fast as `isinstance`; they have no subclasses
         or opening.is_opening(state, action)
         or survey.is_survey(state, action)
         or survey.is_script(state, action)
