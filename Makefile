@@ -30,7 +30,7 @@ SETUP := $(VENV)/.setup-stamp
 CLAUDE := $(VENV)/.claude-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools peers test test-all test-docker end-to-end claude soak check docs lock screenshots bench faults orphans security clean
+.PHONY: help setup run tools peers test test-all test-docker end-to-end coverage claude soak check docs lock screenshots bench faults orphans security clean
 .SUFFIXES:
 
 help: ## Show this list
@@ -64,6 +64,11 @@ test-all: ## Run the tests with each supported Python that is installed: 3.11, 3
 test-docker: $(SETUP) tools ## Run the tests of containers; on Debian as root, an engine and the images are prepared first
 	@.ci/engine
 	$(BIN)/python -m pytest tests -m docker $(PYTEST_ARGS)
+
+coverage: $(SETUP) tools ## Run the tests, those of whole programs too, and print which part of each package they run
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@status=0; $(BIN)/coverage run -m pytest -n $(JOBS) --dist worksteal -m '$(MARKERS) and not claude' $(PYTEST_ARGS) || \
+		status=$$?; $(BIN)/python -m tests.coverage_table; exit $$status
 
 claude: $(CLAUDE) tools ## Run the tests of SDK agents with the Claude Agent SDK (450 MB are installed), 110 kills among them
 	$(PARALLEL) tests/end_to_end -m 'claude' --timeout 1800 $(PYTEST_ARGS)
