@@ -8,6 +8,8 @@ PYTEST_ARGS ?=
 # Most tests wait for other processes, so more of them run at once than there are cores.
 JOBS ?= 6
 PARALLEL = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+# Of the tests that `make test` leaves out, tests/LAST_RUNS.md says when each ran last.
+RECORDED = --record-runs
 BENCH_ARGS ?=
 # `make end-to-end PEERS=true` leaves out the packages that evaluations exchange files with; their tests are skipped.
 PEERS ?= .ci/peers $(BIN)
@@ -30,7 +32,7 @@ SETUP := $(VENV)/.setup-stamp
 CLAUDE := $(VENV)/.claude-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools peers test test-all test-docker end-to-end claude soak check docs lock screenshots bench faults orphans security clean
+.PHONY: help setup run tools peers test test-all test-docker end-to-end coverage claude soak check docs lock screenshots bench faults orphans security last-runs clean
 .SUFFIXES:
 
 help: ## Show this list
@@ -55,23 +57,33 @@ test: $(SETUP) tools ## Run the tests, without those of whole programs, the slow
 end-to-end: $(SETUP) tools peers ## Run the tests of whole programs: the command, the pages, the examples, the packages, the browser
 	$(PARALLEL) tests/end_to_end -m '$(MARKERS) and not claude' $(PYTEST_ARGS)
 
+# pyenv has a command for each version, which works for the chosen ones only; the others are where it keeps them.
 test-all: ## Run the tests with each supported Python that is installed: 3.11, 3.12, 3.13
 	@for version in 3.11 3.12 3.13; do \
-		command -v python$$version >/dev/null || { echo "python$$version is not installed: skipped"; continue; }; \
-		$(MAKE) test VENV=build/venv-$$version PYTHON=python$$version || exit 1; \
+		found=; \
+		for python in python$$version $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python; do \
+			$$python -c '' 2>/dev/null && found=$$python; \
+		done; \
+		test -n "$$found" || { echo "Python $$version is not installed: skipped"; continue; }; \
+		$(MAKE) test VENV=build/venv-$$version PYTHON=$$found || exit 1; \
 	done
 
 test-docker: $(SETUP) tools ## Run the tests of containers; on Debian as root, an engine and the images are prepared first
 	@.ci/engine
-	$(BIN)/python -m pytest tests -m docker $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests -m docker $(RECORDED) $(PYTEST_ARGS)
+
+coverage: $(SETUP) tools ## Run the tests, those of whole programs too, and print which part of each package they run
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@status=0; $(BIN)/coverage run -m pytest -n $(JOBS) --dist worksteal -m '$(MARKERS) and not claude' $(PYTEST_ARGS) || \
+		status=$$?; $(BIN)/python -m tests.coverage_table; exit $$status
 
 claude: $(CLAUDE) tools ## Run the tests of SDK agents with the Claude Agent SDK (450 MB are installed), 110 kills among them
-	$(PARALLEL) tests/end_to_end -m 'claude' --timeout 1800 $(PYTEST_ARGS)
+	$(PARALLEL) tests/end_to_end -m 'claude' --timeout 1800 $(RECORDED) $(PYTEST_ARGS)
 
 soak: $(SETUP) tools ## Run the long searches: simulations, property tests (from a seed that is printed), 1,000 fail-overs
 	@echo 'Seed $(SEED): `make soak SEED=$(SEED)` repeats this run'
 	$(PARALLEL) -m '(soak or hypothesis) and $(MARKED)' \
-		--timeout 1800 --hypothesis-profile=soak --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
+		--timeout 1800 --hypothesis-profile=soak --hypothesis-seed=$(SEED) $(RECORDED) $(PYTEST_ARGS)
 
 check: $(SETUP) tools ## Lint (Python and Lua), check the format, check the types, look for unsafe calls
 	@$(BIN)/ruff check .
@@ -99,13 +111,16 @@ bench: $(SETUP) tools ## Run the benchmarks
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 faults: $(SETUP) tools ## Run every fault test and simulation, the slow ones and 200 fail-overs too
-	$(BIN)/python -m pytest tests/faults tests/simulation -k 'not thousand_fail_overs' -m '$(ENGINE)' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/faults tests/simulation -k 'not thousand_fail_overs' -m '$(ENGINE)' $(RECORDED) $(PYTEST_ARGS)
 
 orphans: $(SETUP) tools ## Kill a tool worker 1,000 times and look for what it left running
-	$(BIN)/python -m pytest -s tests/faults/test_orphans.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -s tests/faults/test_orphans.py $(RECORDED) $(PYTEST_ARGS)
 
 security: $(SETUP) tools ## Run every security test, the slow ones too
-	$(BIN)/python -m pytest tests/security -m '$(ENGINE)' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/security -m '$(ENGINE)' $(RECORDED) $(PYTEST_ARGS)
+
+last-runs: $(SETUP) ## Give new tests that `make test` leaves out a line in tests/LAST_RUNS.md, and remove those of tests that are gone
+	@$(BIN)/python -m pytest --collect-only -q -m 'slow or soak or docker or claude' $(RECORDED) | tail -1
 
 clean: ## Remove caches and build products (.venv stays)
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -13,6 +13,7 @@ from celery._state import _set_task_join_will_block
 from hypothesis import settings
 
 from tests.exploring import PUSH
+from tests.last_runs import LastRuns
 from tests.stores import (  # noqa: F401  (fixtures)
     clock,
     connect,
@@ -27,6 +28,15 @@ from tests.stores import (  # noqa: F401  (fixtures)
 settings.load_profile(PUSH)  # `make soak` loads the other one, by --hypothesis-profile
 
 ENDING_SECONDS = 5.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-runs", action="store_true", help="write to tests/LAST_RUNS.md which marked tests ran")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.record_runs and not hasattr(config, "workerinput"):  # one process writes
+        config.pluginmanager.register(LastRuns())
 
 
 gc.disable()  # while modules are imported, which leaves no garbage
@@ -66,9 +76,17 @@ def _nothing_is_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def users_of(folder: Path) -> Iterator[psutil.Process]:
     """The other programs that work below this folder or have one of its files open."""
     for program in psutil.process_iter(["cmdline"]):
-        links = [Path(f"/proc/{program.pid}/cwd"), *Path("/proc").glob(f"{program.pid}/fd/*")]
+        links = [Path(f"/proc/{program.pid}/cwd"), *files_of(program.pid)]
         if program != psutil.Process() and any(folder in target_of(link).parents for link in links):
             yield program
+
+
+def files_of(pid: int) -> list[Path]:
+    """Return the links to a program's open files; none if it has ended or belongs to another user."""
+    try:
+        return [*Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return []
 
 
 def target_of(link: Path) -> Path:

@@ -16,8 +16,14 @@ def unhurried(seconds: float) -> float:
     return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
-async def until(condition: Callable[[], Any], *, limit: float = 30.0, what: str = "condition") -> None:
-    """Wait until a condition, sync or async, holds; `TimeoutError` names it after `limit` seconds of an idle machine."""
+async def until(
+    condition: Callable[[], Any], *, limit: float = 30.0, what: str = "condition", every: float = POLL_SECONDS
+) -> None:
+    """Wait until a condition, sync or async, holds; `TimeoutError` names it after `limit` seconds of an idle machine.
+
+    Args:
+        every: seconds between two looks; more for a condition that costs much.
+    """
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(unhurried(limit)):
@@ -28,7 +34,7 @@ async def until(condition: Callable[[], Any], *, limit: float = 30.0, what: str 
                 if found:
                     return
                 look_again = asyncio.Event()
-                loop.call_later(POLL_SECONDS, look_again.set)
+                loop.call_later(every, look_again.set)
                 await look_again.wait()
     except TimeoutError:
         raise TimeoutError(f"no {what} within {limit} s") from None

@@ -27,6 +27,10 @@ from broker.testing.memory_store import MemoryConnection, MemoryServer
 
 START_LIMIT_SECONDS = 10.0
 
+GROUPS_OF = ("valkey", pytest.param("redis", marks=pytest.mark.slow))
+"""Servers of which tests make groups. A push runs each fault with one of them: the conformance suite has shown that both
+answer alike, and the long faults run all with both."""
+
 
 @dataclass
 class RealServer:

@@ -16,6 +16,11 @@ def let_everybody_through(folder: Path) -> None:
             path.chmod(0o755)
 
 
+def is_open_to_all(path: Path) -> bool:
+    """Return whether other users may read a path; the directories around it may forbid it."""
+    return bool(path.stat().st_mode & 0o004) and all(parent.stat().st_mode & 0o001 for parent in path.parents)
+
+
 @contextmanager
 def without_rights(own: Path) -> Iterator[None]:
     """Run as a user who is subject to permissions and owns a directory."""

@@ -90,8 +90,5 @@ class Timing:
         )
 
 
-NO_TIMING = Timing()
-
-
 def _seconds_until(moment: datetime | None, now: datetime) -> float | None:
     return None if moment is None else max(0.0, (moment - now).total_seconds())

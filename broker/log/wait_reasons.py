@@ -35,16 +35,3 @@ class WaitReason(StrEnum):
     TIMEOUT = "timeout"
     MALFORMED_REPLY = "malformed_reply"
     NO_RESPONSE = "no_response"
-
-
-RETRY_REASONS = frozenset(
-    {
-        WaitReason.RATE_LIMIT,
-        WaitReason.SERVICE_UNAVAILABLE,
-        WaitReason.INTERNAL,
-        WaitReason.TIMEOUT,
-        WaitReason.MALFORMED_REPLY,
-        WaitReason.NO_RESPONSE,
-    }
-)
-"""The codes of a failed model call that is retried."""

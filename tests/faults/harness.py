@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,8 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+from redis import Redis
 
 from broker.contract.events import AgentSpec, Event, LLMSpec, Observation, WorkspaceSpec
 from broker.contract.observations import OutcomeUnknownObservation
@@ -21,6 +24,7 @@ from broker.store.store import open_store
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State, parse_snapshot
 from deckhands.client.client import Client
+from deckhands.operations.jobs.celery_app import BEAT_KEYS
 from tests.forked_workers import ForkedWorker
 from tests.polling import unhurried, until
 from tests.turns import bash, finish, script
@@ -38,6 +42,12 @@ def steps(count: int, *, seconds: float = 0.0) -> list[dict[str, Any]]:
         command = f"echo begin-{n} >> effects; {pause}echo end-{n} >> effects; echo done {n}"
         turns.append({"text": f"step {n}", **bash(command)})
     return [*turns, finish("all done")]
+
+
+def make_due(broker: Redis, name: str) -> None:
+    """Let a periodic job look as if no beat had ever sent it."""
+    broker.hset(f"{BEAT_KEYS}{name}", "meta", json.dumps({"last_run_at": None}))
+    broker.zadd(f"{BEAT_KEYS}:schedule", {f"{BEAT_KEYS}{name}": 0})
 
 
 class FaultCluster:

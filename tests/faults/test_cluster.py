@@ -27,13 +27,13 @@ from tests.faults.harness import FaultCluster, steps
 from tests.faults.server_process import free_port, server
 from tests.polling import unhurried, until
 from tests.server_parts import add_key
-from tests.stores import running, server_program, valkey_program
+from tests.stores import GROUPS_OF, running, server_program, valkey_program
 from tests.turns import finish
 
 SHARDS = 6
 
 
-@pytest.fixture(params=["valkey", "redis"])
+@pytest.fixture(params=GROUPS_OF)
 async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
     program = server_program(request.param)
     async with Cluster(program, tmp_path).running() as cluster:

@@ -21,7 +21,7 @@ from tests.faults.proxy import Name
 from tests.faults.server_process import free_port
 from tests.faults.test_lost_tail import check
 from tests.polling import unhurried
-from tests.stores import RealServer, running, server_program, valkey_program
+from tests.stores import GROUPS_OF, RealServer, running, server_program, valkey_program
 
 
 class Pair(FaultCluster):
@@ -80,7 +80,7 @@ class Pair(FaultCluster):
         return line in await self.to(server, "INFO", "replication")
 
 
-@pytest.fixture(params=["valkey", "redis"])
+@pytest.fixture(params=GROUPS_OF)
 async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
     async with Pair(tmp_path).on(server_program(request.param)) as pair:
         yield pair

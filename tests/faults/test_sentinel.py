@@ -20,13 +20,13 @@ from tests.fail_over_history import unpack
 from tests.faults.harness import FaultCluster, steps
 from tests.polling import unhurried, until
 from tests.sentinels import PASSWORD, SERVICE, SentinelGroup, fail_over
-from tests.stores import running, server_program, valkey_program
+from tests.stores import GROUPS_OF, running, server_program, valkey_program
 
 FAIL_OVERS = 2
 WRITERS = 4
 
 
-@pytest.fixture(params=["valkey", "redis"])
+@pytest.fixture(params=GROUPS_OF)
 async def group(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SentinelGroup]:
     program = server_program(request.param)
     async with SentinelGroup(program, tmp_path).running() as group:

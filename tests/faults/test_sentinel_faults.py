@@ -23,20 +23,20 @@ from tests.faults.test_lost_tail import check as check_gaps
 from tests.faults.test_sentinel import SentinelCluster
 from tests.polling import unhurried, until
 from tests.sentinels import PASSWORD, SERVICE, SentinelGroup, Server, begin_fail_over, end_fail_over, fail_over
-from tests.stores import redis_program, server_program, valkey_program
+from tests.stores import GROUPS_OF, redis_program, server_program, valkey_program
 
 USER, TOKENS = "worker", 8
 LOADED_KEYS = 8_000
 LOAD_DELAY_MICROSECONDS = 400
 
 
-@pytest.fixture(params=["valkey", "redis"])
+@pytest.fixture(params=GROUPS_OF)
 async def group(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SentinelGroup]:
     async with SentinelGroup(server_program(request.param), tmp_path / "group").running() as group:
         yield group
 
 
-@pytest.fixture(params=["valkey", "redis"])
+@pytest.fixture(params=GROUPS_OF)
 async def linked(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SentinelGroup]:
     async with SentinelGroup(server_program(request.param), tmp_path / "group", is_linked=True).running() as group:
         yield group

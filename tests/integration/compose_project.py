@@ -68,7 +68,7 @@ class Project:
     def down(self) -> None:
         """Remove it with its volumes, and keep its containers' logs."""
         (self.folder / "containers.log").write_text(self.compose("logs", "--no-color", "--timestamps"))
-        self.compose("down", "--volumes", "--timeout", "20", limit=DOWN_LIMIT_SECONDS)
+        self.compose("--profile", "*", "down", "--volumes", "--timeout", "20", limit=DOWN_LIMIT_SECONDS)
 
 
 def project_in(folder: Path, *overrides: Path, **settings: object) -> Project:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from celery import Celery
+from redis import Redis
 
 from broker.celery.app import make_connection_settings
 from broker.runtime.errors import UsageError
+from deckhands.operations.jobs.celery_app import BEAT_KEYS
 from tests.certificates import certificate_in
-from tests.faults.harness import FaultCluster
+from tests.faults.harness import FaultCluster, make_due
 from tests.ingress_parts import Producer, all_present, saying
 from tests.polling import until
 from tests.stores import redis_program, running
@@ -51,7 +53,10 @@ async def test_all_roles_work_with_a_broker_behind_tls(tmp_path: Path, url: str,
         producer.app = Celery("shop", broker=verified, backend=verified, set_as_current=False)
         try:
             assert (await producer.value(producer.run(turns=saying("done"))))["message"] == "done"
-            await until(lambda: "Sending due task" in cluster.log_of("b1"), limit=60.0, what="a job that is sent")
+            with Redis.from_url(verified) as broker:
+                await until(lambda: broker.exists(f"{BEAT_KEYS}:schedule"), what="a beat that knows its jobs")
+                make_due(broker, "retire")
+            await until(lambda: "Sending due task" in cluster.log_of("b1"), limit=120.0, what="a job that is sent")
             pongs = producer.app.control
             await until(lambda: len(pongs.ping(timeout=2.0, limit=4)) == 4, limit=60.0, what="all workers")
             conf = pongs.inspect(timeout=5.0, limit=4).conf()

@@ -17,7 +17,7 @@ from deckhands.operations.jobs.celery_app import BEAT_KEYS
 from deckhands.operations.jobs.job import LOCK_MS, hold_lock
 from deckhands.operations.jobs.table import JOBS
 from tests.archive_parts import begin_ended
-from tests.faults.harness import FaultCluster
+from tests.faults.harness import FaultCluster, make_due
 from tests.ingress_parts import Producer
 from tests.polling import until
 
@@ -43,12 +43,6 @@ def broker(cluster) -> Redis:
     """Celery's broker, as the beat sees it."""
     with Redis.from_url(redis_url(cluster.store.celery_url), decode_responses=True) as connection:
         yield connection
-
-
-def make_due(broker: Redis, name: str) -> None:
-    """Let a job look as if it had never been sent."""
-    broker.hset(f"{BEAT_KEYS}{name}", "meta", json.dumps({"last_run_at": None}))
-    broker.zadd(f"{BEAT_KEYS}:schedule", {f"{BEAT_KEYS}{name}": 0})
 
 
 def sent(broker: Redis) -> list[str]:

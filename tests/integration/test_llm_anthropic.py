@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import anthropic
 import httpx2
 import pytest
 
@@ -188,6 +187,8 @@ async def test_max_tokens(server: RunningModelServer, settings: dict[str, Any], 
 
 
 async def test_the_limit_of_one_request_goes_before_the_clients(server: RunningModelServer) -> None:
+    import anthropic
+
     config = LLMConfig.create(model="anthropic/claude-sonnet-5", api_key="k", base_url=server.url, read_timeout=200.0)
     client = anthropic.AsyncAnthropic(
         api_key="k",

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
 
 from controller_worker.providers.wires.egress_guard import EgressGuard, install_guard
 
@@ -27,6 +26,8 @@ async def get_by_httpcore(url: str) -> Any:
 
 
 async def get_by_aiohttp(url: str) -> Any:
+    from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
+
     client = AsyncHTTPHandler(timeout=LIMITS)
     try:
         return await client.get(url)

@@ -10,6 +10,7 @@ import pytest
 import redis
 from celery import Celery
 
+from broker.celery.app import RESTORE_SECONDS
 from tests.faults.harness import FaultCluster, Worker, steps
 from tests.polling import until
 from tests.security.hostile_messages import (
@@ -107,7 +108,8 @@ async def test_one_malformed_message_or_command_ends_no_worker(crew: Crew) -> No
     for number, forged in enumerate(UNDER_WAY):
         crew.broker.zadd("unacked_index", {f"forged-{number}": 1 + number})
         crew.broker.hset("unacked", f"forged-{number}", forged)
-    await until(lambda: not crew.broker.exists("unacked", "unacked_index"), what="an end of what cannot be put back")
+    is_forgotten = lambda: not crew.broker.exists("unacked", "unacked_index")  # noqa: E731
+    await until(is_forgotten, limit=2 * RESTORE_SECONDS, what="an end of what cannot be put back")
     await crew.until_served()
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from broker.contract.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import Terminal, alive, opened, processes
-from tests.trees import let_everybody_through
+from tests.trees import is_open_to_all, let_everybody_through
 from tool_worker.errors import SandboxUnavailable, SandboxUnsafe
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.choice import find_best_sandbox, find_sandbox, make_sandboxes
@@ -269,9 +269,9 @@ def test_it_works_for_a_user_without_rights(tmp_path: Path) -> None:
     bwrap = BubblewrapSandbox(files)
     options = list(bwrap.options(Enclosure(workspace, "/workspace")))
     as_nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-    for prefix in [path for path in options if path.startswith(f"{Path('~root').expanduser()}/")][::2]:
-        at = options.index(prefix)  # an interpreter that other users may not enter, and that this program does not need
-        del options[at - 1 : at + 2]
+    for at in reversed([at for at, option in enumerate(options) if option == "--ro-bind"]):
+        if not is_open_to_all(Path(options[at + 1])):  # an interpreter or a checkout that this program does not need
+            del options[at : at + 3]
     command = bwrap.command(["/bin/sh", "-c", "touch made; id -u"], options)
     ended = subprocess.run([*as_nobody, *command], env={}, check=True, capture_output=True)
     assert ended.stdout == b"1000\n"

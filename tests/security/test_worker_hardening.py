@@ -13,10 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 from celery import Celery
+from redis import Redis
 
+from broker.celery import redis_url
 from broker.celery.remote_control import READ_ONLY_COMMANDS
 from broker.coordination.membership import list_members
-from tests.faults.harness import FaultCluster
+from deckhands.operations.jobs.celery_app import BEAT_KEYS
+from tests.faults.harness import FaultCluster, make_due
 from tests.ingress_parts import all_present
 from tests.polling import until
 from tests.programs import command_of
@@ -117,7 +120,10 @@ async def test_no_answer_log_or_command_line_holds_the_password(tmp_path: Path) 
             assert len(answers) == len(workers), command
             assert password not in json.dumps(answers), command
         cluster.start_beat()
-        await until(lambda: "Sending due task" in cluster.log_of("b1"), what="a job that is sent")
+        with Redis.from_url(redis_url(cluster.store.celery_url)) as broker:
+            await until(lambda: broker.exists(f"{BEAT_KEYS}:schedule"), what="a beat that knows its jobs")
+            make_due(broker, "retire")
+        await until(lambda: "Sending due task" in cluster.log_of("b1"), limit=120.0, what="a job that is sent")
         assert not [worker for worker in cluster.workers if password in cluster.log_of(worker)]
         commands = [*filter(None, map(command_of, psutil.Process().children(recursive=True)))]
         assert len(commands) > len(workers)

@@ -6,6 +6,7 @@ from .docker import ContainerSettings as ContainerSettings, DockerSandbox as Doc
 from .docker import is_image_name as is_image_name
 from .egress import CONTROL_FD as CONTROL_FD, EGRESS_LISTENER_FD as EGRESS_LISTENER_FD
 from .none import NoSandbox as NoSandbox, find_temporary_directory as find_temporary_directory
+from .sandbox import DOCUMENT_PACKAGES as DOCUMENT_PACKAGES, find_document_packages as find_document_packages
 from .sandbox import HOST_CODE as HOST_CODE, HOST_ID_VARIABLE as HOST_ID_VARIABLE, PACKAGE_ROOT as PACKAGE_ROOT
 from .sandbox import SYSTEM_PATH as SYSTEM_PATH, Enclosure as Enclosure, HostDescriptors as HostDescriptors
 from .sandbox import ResourceLimits as ResourceLimits, Sandbox as Sandbox, find_interpreter as find_interpreter

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from tool_worker.sandbox.sandbox import (
+    DOCUMENT_PACKAGES,
     HOST_CODE,
     PACKAGE_ROOT,
     PLAIN_TERMINAL,
@@ -32,6 +33,7 @@ from tool_worker.sandbox.sandbox import (
     Capabilities,
     Enclosure,
     HostDescriptors,
+    find_document_packages,
     find_interpreter,
     list_interpreter_prefixes,
 )
@@ -61,7 +63,9 @@ class BubblewrapSandbox:
 
     name = "bwrap"
     code_root = "/run/deckhands"
-    capabilities = Capabilities(confines_programs=True, uses_control_groups=True)
+    packages_at = f"{code_root}/packages"
+    """Not where they are on the machine: a mount below /tmp or the home would keep these from lasting."""
+    capabilities = Capabilities(confines_programs=True, uses_control_groups=True, packages_at=packages_at)
     reach = "their own workspace, and where a conversation was given the network, the machine's with its own ports"
     system_call_filter = make_system_call_filter()
 
@@ -212,6 +216,9 @@ def _list_binds(enclosure: Enclosure) -> Iterator[str]:
         (PurePosixPath(enclosure.mount_at), "--bind", enclosure.workspace),
         *((code / name, "--ro-bind", package / name) for name in HOST_CODE),
     ]
+    if packages := find_document_packages():
+        at = PurePosixPath(BubblewrapSandbox.packages_at)
+        binds += [(at / name, "--ro-bind", packages / name) for name in DOCUMENT_PACKAGES]
     for path in _list_readable(enclosure):
         binds += [(PurePosixPath(path), "--ro-bind", path)]
         # These are mounted too, so that programs cannot replace a mount point by a link for later sandboxes.

@@ -12,12 +12,15 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 HOST_CODE = ("__init__.py", "host")
 """The part of the package `tool_worker` that a workspace host runs."""
+DOCUMENT_PACKAGES = ("pypdf",)
+"""What reads documents there."""
 HOST_ID_VARIABLE = "DECKHANDS_HOST_ID"
 """In the environment of every shell: identifies processes that outlive their host."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -134,12 +137,14 @@ class Capabilities:
         runs_images: programs run on the files of a container image instead of this machine's.
         uses_control_groups: programs can be put into a control group of ours. If no group can be created, resource
             limits apply per process.
+        packages_at: where it shows the packages that read documents. Empty: they are `read_only` paths of an enclosure.
     """
 
     confines_programs: bool = False
     inherits_descriptors: bool = True
     runs_images: bool = False
     uses_control_groups: bool = False
+    packages_at: str = ""
 
 
 class Sandbox(Protocol):
@@ -218,6 +223,13 @@ class Sandbox(Protocol):
 def find_interpreter() -> str:
     """Return the real path of the running Python, outside any virtual environment."""
     return os.path.realpath(sys.executable)
+
+
+@functools.cache
+def find_document_packages() -> Path | None:
+    """Return the folder of the package that reads PDF files, or None if it is not installed."""
+    found = find_spec("pypdf")
+    return Path(found.origin).parents[1] if found is not None and found.origin else None
 
 
 @functools.cache

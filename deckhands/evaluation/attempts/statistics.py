@@ -169,10 +169,6 @@ def _reward_figures(instances: Mapping[str, Sequence[AttemptRow]]) -> dict[str, 
     return figures
 
 
-def _list_metric(rows: Sequence[AttemptRow], name: str) -> list[float]:
-    return [row.metrics[name] for row in rows if name in row.metrics]
-
-
 def get_reward(row: AttemptRow) -> float:
     """Return the reward of an attempt that counts; without a number, 1 if it is resolved, else 0."""
     return row.reward if row.reward is not None else float(row.outcome == "resolved")

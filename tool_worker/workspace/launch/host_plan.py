@@ -7,12 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tool_worker.host.configuration import HostConfiguration
-from tool_worker.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox, find_temporary_directory
+from tool_worker.sandbox import (
+    DOCUMENT_PACKAGES,
+    HOST_ID_VARIABLE,
+    Enclosure,
+    ResourceLimits,
+    Sandbox,
+    find_document_packages,
+    find_temporary_directory,
+)
 from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.launch.binding import Binding
 from tool_worker.workspace.launch.egress_gate import EGRESS_PORT, proxy_environment
 from tool_worker.workspace.launch.host_folder import HostFolder
-from tool_worker.workspace.launch.session_programs import SessionPrograms, find_document_packages, find_document_readers
+from tool_worker.workspace.launch.session_programs import SessionPrograms
 
 GIT_CONFIGURATION = ".config/git/config"
 """Path below the home; a user's `git config --global` and a repository's settings override it."""
@@ -60,11 +68,13 @@ class HostPlans:
             directory: The directory that the binding's path must lead to when the sandbox is created.
         """
         can = sandbox.capabilities
+        packages = None if can.runs_images else find_document_packages()
+        readers = [packages / name for name in DOCUMENT_PACKAGES] if packages and not can.packages_at else []
         enclosure = Enclosure(
             Path(binding.path),
             binding.mount_at,
             has_network=binding.has_network,
-            read_only=() if can.runs_images else (*self.programs.read_only, *find_document_readers()),
+            read_only=() if can.runs_images else (*self.programs.read_only, *readers),
             temporary_bytes=self.limits.temporary_bytes,
             is_own=not binding.is_named(folder.workspace),
             image=binding.image,
@@ -109,7 +119,7 @@ class HostPlans:
             memory=self._make_memory_notice(sandbox),
             lost=_describe_lost(enclosure, temporary),
             kept=_describe_kept(enclosure),
-            packages="" if can.runs_images else find_document_packages(),
+            packages=(can.packages_at or str(packages)) if packages else "",
         )
         return enclosure, configuration
 

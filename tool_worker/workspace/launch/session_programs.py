@@ -11,7 +11,6 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 from broker.runtime import UsageError
@@ -70,18 +69,6 @@ def find_session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: 
             read_only.append(executable.parent)
         commands[pool] = [sys.executable, "-s", "-P", str(PACKAGE / program.file), *arguments]
     return SessionPrograms(commands, tuple(read_only), in_containers)
-
-
-def find_document_packages() -> str:
-    """Return the folder of the package that reads PDF files, or "" if it is not installed."""
-    found = find_spec("pypdf")
-    return str(Path(found.origin).parents[1]) if found is not None and found.origin else ""
-
-
-def find_document_readers() -> tuple[Path, ...]:
-    """Return the paths that a sandbox must show so that a workspace can read PDF files."""
-    packages = find_document_packages()
-    return (Path(packages, "pypdf"),) if packages else ()
 
 
 def _find_chromium(path: str) -> Path:

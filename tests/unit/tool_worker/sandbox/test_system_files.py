@@ -186,3 +186,11 @@ def test_nothing_is_mounted_below_what_an_agent_has_left(
     enclosure = Enclosure(tmp_path, mount_at, is_own=True, read_only=tuple(map(Path, read_only)))
     sandbox = BubblewrapSandbox(tmp_path)
     assert (sandbox.keeps_home(enclosure), sandbox.keeps_temporary(enclosure)) == (home, temporary)
+
+
+def test_document_readers_are_shown_at_a_path_of_their_own(tmp_path: Path) -> None:
+    """At the machine's path they would take the place of /tmp, where a checkout below it has them."""
+    options = [*BubblewrapSandbox(tmp_path).options(Enclosure(tmp_path, "/workspace"))]
+    at = options.index(f"{BubblewrapSandbox.packages_at}/pypdf")
+    assert options[at - 2] == "--ro-bind"
+    assert options.count(options[at - 1]) == 1

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
-from openai import omit
-from openai.lib.streaming.responses._responses import ResponseStreamState
-from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from deckhands.server.protocols.chat import ChatTurn
@@ -18,7 +16,13 @@ from deckhands.server.protocols.responses import ResponseWriter
 from deckhands.server.streams import Item
 
 SUMMARY = {"state": "finished", "message": "Done.", "outputs": {}, "prompt_tokens": 3, "completion_tokens": 4}
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+@cache
+def event_type() -> TypeAdapter[Any]:
+    from openai.types.responses import ResponseStreamEvent
+
+    return TypeAdapter(ResponseStreamEvent)
 
 
 def piece(text: str, at: int = 0, call: str = "1.1") -> Item:
@@ -42,7 +46,7 @@ def streamed(items: Sequence[Item], *, is_live: bool = True) -> list[Any]:
     written = ResponseWriter(ChatTurn("abc", "CodeActAgent"), asked, asked.as_chat(), is_live=is_live)
     text = (written.first() + b"".join(map(written.of, items))).decode()
     found = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    return [EVENT.validate_json(each, strict=True) for each in found]
+    return [event_type().validate_json(each, strict=True) for each in found]
 
 
 def texts(events: Sequence[Any], kind: str, name: str) -> list[str]:
@@ -91,6 +95,9 @@ SEQUENCES = {
 @pytest.mark.parametrize("name", SEQUENCES)
 @pytest.mark.parametrize("is_live", [True, False])
 def test_the_sequence_is_what_openais_client_takes(name: str, is_live: bool) -> None:
+    from openai import omit
+    from openai.lib.streaming.responses._responses import ResponseStreamState
+
     events = streamed([*SEQUENCES[name], end()], is_live=is_live)
     check_brackets(events)
     state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[], text_format=omit)
