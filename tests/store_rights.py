@@ -27,7 +27,7 @@ READS: Mapping[str, tuple[str, ...]] = {
     "string": ("GET",),
     "list": ("LRANGE", "0", "0"),
 }
-"""Commands that read what a key holds. Its length and its type are shown to whoever may use it in any way."""
+"""Commands that read what a key holds. Its length and its type are shown to every role that may use it in any way."""
 ADDS: Mapping[str, tuple[str, ...]] = {
     "hash": ("HSET", "f", "v"),
     "zset": ("ZADD", "1", "m"),
@@ -45,7 +45,7 @@ FURTHER = (
 
 INTRODUCTION = """# Rights in the store
 
-Each role has a user of its own in the store of the event logs. `deploy/store.acl` lists its commands, functions and keys, and `deploy/serve-valkey` makes the users. `make docs` writes this page from that file, and a test tries each cell with the password of the role, on Valkey and on Redis.
+Each role has its own user in the store of the event logs. `deploy/store.acl` lists its commands, functions and keys, and `deploy/serve-valkey` makes the users. `make docs` writes this page from that file, and a test tries each cell with the password of the role, on Valkey and on Redis.
 
 `admin`, who loads the functions and does everything else, is used by `deckhands setup` alone. No role has EVAL, KEYS, CONFIG, FLUSHALL, SUBSCRIBE or keys of other programs. What a function calls is checked like a command of the user that calls it, so nobody gains a key by a function.
 

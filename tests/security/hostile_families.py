@@ -132,5 +132,7 @@ def commands_against(
             yield ("XADD", key, "*", *fields)
         case "set":
             yield ("SADD", key, member)
+        case "list":
+            yield ("RPUSH", key, value)
         case _:
             yield ("SET", key, value)
