@@ -8,16 +8,26 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from broker.contract.fencing import Ownership
+from broker.contract.notes import Note, NotebookKey
+from broker.coordination.notebooks import Notebooks
+from broker.limits.batches import Batches
+from broker.limits.governor import CallGranted, CallOutcome, Governor, Priority
+from broker.limits.ledger import Ledger, list_accounts
+from broker.limits.quotas import QuotaTable
+from broker.limits.tenants import TenantTable, publish_tenants
 from broker.runtime.errors import DeckhandsError
 from broker.store.connection import MultiplexedConnection
 from broker.store.function_library import build_source
 from broker.store.store import open_store
 from deckhands.server.auth.operations import Operations
+from tests.broker_parts import begin, enter
 from tests.security.hostile_families import Family
-from tests.served_stores import Server, allowed_of, serving
+from tests.served_stores import Server, allowed_of, refusals, serving
 from tests.store_rights import (
     ADDS,
     READS,
@@ -148,6 +158,43 @@ async def test_server_adds_to_the_record_and_changes_nothing_in_it(log: Server) 
     assert await record.latest(before="0-0") == []
     assert len(await record.latest(before=f"{10**15 - 1}-0")) == 5
     await store.aclose()
+
+
+async def test_controller_uses_quotas_budgets_batches_and_notes_with_its_rights(log: Server) -> None:
+    store = await open_store(log.controller)
+    await enter(store, "w1")
+    for cid in ("aaa", "bbb"):
+        await begin(store, cid)
+    await publish_tenants(store, TenantTable(), 0.8)
+    governor = Governor(store, QuotaTable.parse('[[quota]]\nmodel = "acme/large"\nconcurrency = 1'))
+    pool = governor.find_pool("acme/large")
+    assert pool is not None
+    await governor.publish()
+    asked: dict[str, Any] = {
+        "input_tokens": 1,
+        "output_tokens": 1,
+        "priority": Priority.BATCH,
+        "tenant": "",
+        "fence": "0",
+    }
+    assert isinstance(await governor.reserve(pool, "aaa", "w1", **asked), CallGranted)
+    await governor.reserve(pool, "bbb", "w1", **asked)
+    await governor.settle(pool, "aaa", "w1", CallOutcome.OK)
+    await governor.wake_next(pool, "w1")
+    await governor.withdraw(pool, "bbb", "w1")
+    ledger, accounts, owner = Ledger(store), list_accounts("aaa", tenant="acme"), Ownership("aaa", "w1", "1")
+    await ledger.reserve(owner, accounts, worst_usd=0.25, total_usd=0.0)
+    await ledger.settle(owner, accounts, total_usd=0.1)
+    await ledger.sweep()
+    batches = Batches(store)
+    await batches.put("aaa", "1", seen_id=1, lane="l", about_lane="{}", body=b"{}")
+    await batches.load_call("aaa", "1")
+    await batches.drop("aaa", "1")
+    book = NotebookKey("acme", "ann", "shop")
+    await Notebooks(store).write(book, Note(id="1", text="x"))
+    await Notebooks(store).erase(book)
+    await store.aclose()
+    assert await refusals(log) == []
 
 
 def test_roles_that_sweep_have_each_command_of_the_functions() -> None:
