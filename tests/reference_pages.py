@@ -9,12 +9,14 @@ from tests.events_page import events_page
 from tests.ingress_schemas import schemas, written_schema
 from tests.settings_page import settings_page
 from tests.source_code import ROOT
+from tests.store_rights import rights_page
 from tests.tasks_page import tasks_page
 from tests.ways_in import ways_in_page
 
 SCHEMAS = "docs/schemas"
 PAGES: Mapping[str, Callable[[], str]] = {
     "docs/events.md": events_page,
+    "docs/rights.md": rights_page,
     "docs/settings.md": settings_page,
     "docs/tasks.md": tasks_page,
     "docs/ways-in.md": ways_in_page,

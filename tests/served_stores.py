@@ -21,17 +21,21 @@ from tests.stores import valkey_program
 
 SERVE_VALKEY = Path(__file__).resolve().parents[1] / "deploy" / "serve-valkey"
 LIMIT_SECONDS = 30.0
-ADMIN, WORKER, QUEUE = "admin-0123456789", "worker-0123456789", "queue-0123456789"
+ADMIN, OPERATOR, QUEUE = "admin-0123456789", "operator-01234567", "queue-0123456789"
+CONTROLLER, TOOL, METRICS = "controller-012345", "tool-0123456789ab", "metrics-012345678"
 INGRESS, PRODUCER = "ingress-0123456789a", "producer-0123456789"
 SHOP, MILL = "shop-0123456789a", "mill-0123456789a"
 """Of producers with a stream of their own."""
 JOBS, GATEWAY = "jobs-0123456789a", "gateway-01234567"
 PASSWORDS = {
     "ADMIN_PASSWORD": ADMIN,
-    "WORKER_PASSWORD": WORKER,
+    "OPERATOR_PASSWORD": OPERATOR,
+    "CONTROLLER_PASSWORD": CONTROLLER,
+    "TOOL_PASSWORD": TOOL,
     "INGRESS_PASSWORD": INGRESS,
     "JOBS_PASSWORD": JOBS,
     "GATEWAY_PASSWORD": GATEWAY,
+    "METRICS_PASSWORD": METRICS,
     "QUEUE_PASSWORD": QUEUE,
     "PRODUCER_PASSWORD": PRODUCER,
     "PRODUCERS": f"shop={SHOP} mill={MILL}",
@@ -52,9 +56,21 @@ class Server:
     def admin(self) -> str:
         return self.url(f"admin:{ADMIN}")
 
+    def role(self, name: str) -> str:
+        """Return the address for the user of a role of `deploy/store.acl`."""
+        return self.url(f"{name}:{PASSWORDS[f'{name.upper()}_PASSWORD']}")
+
     @property
-    def worker(self) -> str:
-        return self.url(f"worker:{WORKER}")
+    def operator(self) -> str:
+        return self.role("operator")
+
+    @property
+    def controller(self) -> str:
+        return self.role("controller")
+
+    @property
+    def tool(self) -> str:
+        return self.role("tool")
 
     @property
     def ingress(self) -> str:
@@ -127,8 +143,20 @@ async def serving(purpose: str, folder: Path, programs: dict[str, str]) -> Async
             await reading
 
 
+ROLES = {
+    "controller_worker": "controller",
+    "tool_worker": "tool",
+    "deckhands.ingress": "ingress",
+    "deckhands.operations.jobs": "jobs",
+}
+"""Of the modules of workers."""
+
+
 @asynccontextmanager
-async def worker(module: str, environment: dict[str, str]) -> AsyncIterator[None]:
+async def worker(module: str, environment: dict[str, str], log: Server | None = None) -> AsyncIterator[None]:
+    """A worker, as the user of its role in `log`, if one is given."""
+    if log is not None:
+        environment = {**environment, "DECKHANDS_URL": log.role(ROLES[module])}
     worker = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module), env=environment, stdout=asyncio.subprocess.DEVNULL
     )

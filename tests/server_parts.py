@@ -56,7 +56,7 @@ class Served:
     def environment(self, home: Path, **more: str) -> dict[str, str]:
         found = {
             "PATH": os.environ["PATH"],
-            "DECKHANDS_URL": self.log.worker,
+            "DECKHANDS_URL": self.log.operator,
             "DECKHANDS_CELERY_URL": "memory://",
             "DECKHANDS_HOME": str(home),
             "LLM_SCRIPTS_DIR": "/",
@@ -84,7 +84,7 @@ async def served(folder: Path, programs: dict[str, str], *, archive: str = "", *
     """A server whose store has users with few rights; at the end, nothing was refused to them."""
     async with store_serving("log", folder, programs) as log:
         await (await open_store(log.admin)).aclose()
-        async with await Client.connect(log.worker) as client:
+        async with await Client.connect(log.operator) as client:
             store: Store = await open_store(log.gateway, patience_seconds=5)
             gateway = Gateway(store, archive, options=ServerOptions(port=0, **options))
             try:
@@ -102,6 +102,6 @@ async def served_with_workers(folder: Path, **variables: str) -> AsyncIterator[S
         found = await stack.enter_async_context(served(folder / "log", environment_with(folder)))
         environment = found.environment(folder / "home", **variables)
         for module in ("controller_worker", "tool_worker"):
-            await stack.enter_async_context(worker(module, environment))
+            await stack.enter_async_context(worker(module, environment, found.log))
         await found.working()
         yield found

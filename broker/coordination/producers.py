@@ -28,7 +28,8 @@ MAX_PRODUCERS = 200
 """An ingress worker reads each stream by its own connection."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 RESERVED = frozenset(
-    {"admin", "default", "ingress", "gateway", "jobs", "producer", "worker"}  # users that `serve-valkey` makes
+    {"admin", "default", "operator", "controller", "tool", "ingress", "gateway", "jobs", "metrics", "producer"}
+    | {"worker"}  # users that `serve-valkey` makes, or made
     | {"moved", "unreadable"}  # suffixes of keys beside the shared inbox
 )
 """Names that no producer may have. `deploy/serve-valkey` has the same list."""

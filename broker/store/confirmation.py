@@ -44,6 +44,7 @@ READING = frozenset(
         *("HLEN", "HMGET", "HSCAN", "INFO", "LLEN", "LRANGE", "MEMORY", "MGET", "PING", "SCAN", "SCARD", "SISMEMBER"),
         *("SMEMBERS", "SSCAN", "STRLEN", "TIME", "TTL", "TYPE", "XINFO", "XLEN", "XPENDING", "XRANGE", "XREAD"),
         *("XREADGROUP", "XREVRANGE", "ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZSCAN", "ZSCORE"),
+        "LINDEX",
     }
 )
 """Commands that need no confirmation. A group's deliveries may be lost with a primary: they are made again."""

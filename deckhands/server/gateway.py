@@ -118,7 +118,7 @@ class Gateway:
         client: for requests; it does not wait long for the store.
         follower: for streams; it waits until the store is back.
         exposition: the metrics of the cluster and of this server.
-        streams: the open streams and long-polling requests, with the ids of their keys.
+        streams: the open streams and long-polling requests, with their keys.
         refusals: the number of requests answered with an error, by status and reason.
         is_stopping: set when the server starts to shut down.
     """
@@ -134,7 +134,7 @@ class Gateway:
     operations: Operations = field(init=False)
     uploads: Uploads = field(init=False)
     exposition: Exposition = field(init=False)
-    streams: dict[object, str] = field(init=False, default_factory=dict)
+    streams: dict[object, ApiKey] = field(init=False, default_factory=dict)
     refusals: Counter[Refusal] = field(init=False, default_factory=Counter)
     is_stopping: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 

@@ -39,6 +39,7 @@ CLOSE_CODES = {
     "slow_reader": 1013,
     "too_many_streams": 1013,
     "too_many_streams_of_key": 1013,
+    "too_many_streams_of_tenant": 1013,
     "unauthorized": 4401,
     "key_revoked": 4401,
     "key_expired": 4401,
@@ -130,7 +131,7 @@ async def wait_until_settled(
     waiting, leaving = asyncio.create_task(wait), asyncio.create_task(_until_gone(request.receive))
     principal: Principal = request.state.principal
     if asyncio.current_task() not in gateway.streams:
-        gateway.streams[waiting] = principal.key.id
+        gateway.streams[waiting] = principal.key
     try:
         await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():

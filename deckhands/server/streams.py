@@ -28,6 +28,10 @@ EVENTS_AHEAD = 16
 CHARS_AHEAD = 64 * 1024
 """Their total length, unless a single event is longer; a reader that reads nothing costs three times as much memory."""
 PAUSE_SECONDS = 1.0
+RESERVED_PART = 10
+"""One part in so many of the server's streams is left for tenants that have few."""
+FEW_PART = 100
+"""A tenant has few streams below one part in so many."""
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +96,7 @@ class EventStream:
         gateway = self._gateway
         if self._place not in gateway.streams:
             check_stream_limits(gateway, self._principal)
-            gateway.streams[self] = self._principal.key.id
+            gateway.streams[self] = self._principal.key
         pumps = [asyncio.create_task(self._pump_events())]
         pumps += [asyncio.create_task(self._pump_deltas())] if self._deltas else []
         stopping = asyncio.create_task(gateway.is_stopping.wait())
@@ -230,11 +234,13 @@ class EventStream:
 def check_stream_limits(gateway: Gateway, principal: Principal) -> None:
     """Check the limits on open streams and long-polling requests.
 
+    The last of them are for tenants that have few: a tenant alone may open most of them, and none all.
+
     Raises:
-        Problem: too many are open, of this key or of all.
+        Problem: too many are open, of this key, of its tenant or of all.
     """
     key = principal.key
-    if sum(key_id == key.id for key_id in gateway.streams.values()) >= key.streams:
+    if sum(other.id == key.id for other in gateway.streams.values()) >= key.streams:
         raise Problem(
             429,
             "too_many_streams_of_key",
@@ -246,6 +252,16 @@ def check_stream_limits(gateway: Gateway, principal: Principal) -> None:
         raise Problem(
             503, "too_many_streams", "The server has reached its limit of open streams.", remedy="Use another server."
         )
+    most = gateway.options.max_streams
+    own = sum(other.tenant == key.tenant for other in gateway.streams.values())
+    if most - len(gateway.streams) <= most // RESERVED_PART and own >= max(1, most // FEW_PART):
+        raise Problem(
+            429,
+            "too_many_streams_of_tenant",
+            f"This tenant has {own:,} streams open at this server. The last free ones are for tenants that have few.",
+            remedy="Close one, or use another server.",
+            headers={"Retry-After": str(RETRY_SECONDS)},
+        )
 
 
 def reserve_stream(gateway: Gateway, principal: Principal) -> None:
@@ -256,7 +272,7 @@ def reserve_stream(gateway: Gateway, principal: Principal) -> None:
     check_stream_limits(gateway, principal)
     task = asyncio.current_task()
     assert task is not None
-    gateway.streams[task] = principal.key.id
+    gateway.streams[task] = principal.key
     task.add_done_callback(lambda ended: gateway.streams.pop(ended, None))
 
 

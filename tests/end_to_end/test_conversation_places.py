@@ -131,7 +131,7 @@ async def test_one_program_has_one_result_everywhere(
     again = finish("Again.", output={"is_good": True})
     model = script(tmp_path / "model.json", *commands, verdict, again)
     monkeypatch.setenv("DECKHANDS_API_KEY", await server.token())
-    places = {"embedded": {}, "store": {"cluster": server.log.worker}, "server": {"cluster": server.url}}
+    places = {"embedded": {}, "store": {"cluster": server.log.operator}, "server": {"cluster": server.url}}
     found = {}
     for name, place in places.items():
         folder = tmp_path / name
@@ -181,12 +181,12 @@ async def test_a_conversation_begins_with_archives_and_pictures_everywhere(
     assert expected[:3] == ["finished", "done", b"from a file"]
     assert len(expected[3]) == 2
     for file in files.values():
-        for cluster in (server.log.worker, server.url):
+        for cluster in (server.log.operator, server.url):
             assert await begun_with(model, file, cluster=cluster) == expected
     torn = tmp_path / "torn.tar"
     torn.write_bytes(b"no archive")
     ends = []
-    for cluster in (server.log.worker, server.url):
+    for cluster in (server.log.operator, server.url):
         async with AsyncConversation(model=model, workspace=str(torn), cluster=cluster) as talk:
             await talk.send_message("Look")
             ends.append((await talk.wait(timeout_seconds=LIMIT)).summary.error_code)

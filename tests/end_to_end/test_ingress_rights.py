@@ -55,7 +55,7 @@ class Cluster:
     """A worker of each kind beside both servers, each with the rights that compose.yaml gives it.
 
     Attributes:
-        client: of a user, with the rights of workers.
+        client: of the operator.
         app: a producer's application.
     """
 
@@ -91,7 +91,6 @@ async def cluster(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Clu
         await (await open_store(log.admin)).aclose()
         environment = {
             "PATH": os.environ["PATH"],
-            "DECKHANDS_URL": log.worker,
             "DECKHANDS_CELERY_URL": queue.queue,
             "DECKHANDS_HOME": str(tmp_path / "home"),
             "DECKHANDS_SANDBOX": "none",
@@ -99,13 +98,9 @@ async def cluster(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Clu
             "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",
             "DECKHANDS_EVALUATIONS": str(tmp_path / "evaluations"),
         }
-        for module, url in (
-            ("controller_worker", log.worker),
-            ("tool_worker", log.worker),
-            ("deckhands.ingress", log.ingress),
-        ):
-            await stack.enter_async_context(worker(module, environment | {"DECKHANDS_URL": url}))
-        client = await stack.enter_async_context(await Client.connect(log.worker))
+        for module in ("controller_worker", "tool_worker", "deckhands.ingress"):
+            await stack.enter_async_context(worker(module, environment, log))
+        client = await stack.enter_async_context(await Client.connect(log.operator))
 
         async def all_are_there() -> bool:
             return len(await list_members(client.store)) == 3
@@ -134,7 +129,7 @@ async def test_ingress_and_producers_work_with_their_rights(cluster: Cluster) ->
     await _orders(cluster)
     Celery(broker=cluster.queue.queue, set_as_current=False).control.revoke(never.id)
     await until(lambda: never.state == "REVOKED", limit=LIMIT, what="revoked task")
-    producer = await Client.connect(cluster.log.worker)
+    producer = await Client.connect(cluster.log.operator)
     async with producer:
         await put(producer.store, {"id": "1", "task": "do it", **cluster.options(saying("done"))})
         await put(producer.store, {"id": "2"})

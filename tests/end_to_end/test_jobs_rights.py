@@ -60,7 +60,7 @@ async def test_jobs_and_beat_work_with_their_rights(
         await stack.enter_async_context(worker("deckhands.operations.jobs.beat", environment))
         archiving = {"DECKHANDS_ARCHIVE": str(place), "DECKHANDS_RETENTION": str(rules), "DECKHANDS_URL": log.jobs}
         await stack.enter_async_context(worker("deckhands.operations.jobs", environment | archiving))
-        client = await stack.enter_async_context(await Client.connect(log.worker))
+        client = await stack.enter_async_context(await Client.connect(log.operator))
         await begin_ended(client, "one-of-us", labels={"team": "ci"}, tenancy=Tenancy(tenant="acme"))
         ledger, accounts = Ledger(client.store), list_accounts("one-of-us", tenant="acme")
         owner = Ownership("one-of-us", "w", "1")

@@ -51,7 +51,7 @@ async def test_every_reader_shows_the_same_cost(
     cid = await server.client.submit("look", agent=team(tmp_path, inner_usd), title="Look")
     summary = await server.client.wait_until_settled(cid, timeout_seconds=LIMIT_SECONDS)
     assert (summary.state, summary.cost_usd, summary.has_unknown_cost) == ("finished", total_usd, is_unknown)
-    async with AsyncConversation(cluster=server.log.worker, conversation_id=cid) as conversation:
+    async with AsyncConversation(cluster=server.log.operator, conversation_id=cid) as conversation:
         assert (await conversation.metrics()).accumulated_cost == total_usd
 
     env = server.environment(tmp_path / "home") | {"TERM": "xterm-256color"}

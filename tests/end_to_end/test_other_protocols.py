@@ -314,7 +314,7 @@ class Editor:
 @asynccontextmanager
 async def editing(server: Served, editor: Editor, *options: str, home: Path) -> AsyncIterator[Any]:
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "DECKHANDS_HOME": str(home)}
-    command = (sys.executable, "-m", "deckhands", "acp", "--cluster", server.log.worker, *options)
+    command = (sys.executable, "-m", "deckhands", "acp", "--cluster", server.log.operator, *options)
     async with acp.spawn_agent_process(editor, *command, env=environment) as (agent, _process):
         started = await agent.initialize(protocol_version=acp.PROTOCOL_VERSION)
         assert started.agent_capabilities.load_session

@@ -39,7 +39,7 @@ async def test_the_examples_run_as_they_stand(tmp_path: Path, programs: dict[str
         here = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HOME": str(tmp_path),
-            "DECKHANDS_URL": server.log.worker,
+            "DECKHANDS_URL": server.log.operator,
             "DECKHANDS_CELERY_URL": "memory://",
             "DECKHANDS_HOME": str(tmp_path / "home"),
         }
@@ -55,7 +55,7 @@ async def test_the_examples_run_as_they_stand(tmp_path: Path, programs: dict[str
         other = (await _output(["sh", "-c", add_other], here)).split("_")[1]
         await _output(["sh", "-c", revoke.replace("KEY", other)], here)
         environment = here | {"SERVER": server.url, "KEY": key}
-        async with worker("controller_worker", here | {"LLM_MODEL": f"scripted/{script}"}):
+        async with worker("controller_worker", here | {"LLM_MODEL": f"scripted/{script}"}, server.log):
             answer = json.loads(await _output(["sh", "-c", request], environment))
             assert answer["summary"]["message"] == "three files"
             in_folder = f"cd '{tmp_path}'\n{uploading}"
@@ -123,7 +123,7 @@ async def test_the_typescript_of_the_page_runs_as_it_stands(
     async with served(tmp_path / "log", programs) as server:
         here = server.environment(tmp_path / "home", LLM_MODEL=f"scripted/{script}")
         key = {"SERVER": server.url, "KEY": await server.token(scopes=["read", "write"])}
-        async with worker("controller_worker", here):
+        async with worker("controller_worker", here, server.log):
             for command in (("sh", "-c", generating), ("npx", "tsc")):
                 status, printed = await _run(*command, folder=project, **key)
                 assert status == 0, printed

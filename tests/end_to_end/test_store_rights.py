@@ -30,6 +30,7 @@ from tests.served_stores import (
     LIMIT_SECONDS,
     PASSWORDS,
     QUEUE,
+    ROLES,
     SERVE_VALKEY,
     Server,
     allowed_of,
@@ -66,10 +67,10 @@ async def log(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Server]
     ("purpose", "changed", "complaint"),
     [
         ("log", {"ADMIN_PASSWORD": ""}, "set ADMIN_PASSWORD; there is no default password"),
-        ("log", {"WORKER_PASSWORD": ""}, "set WORKER_PASSWORD; there is no default password"),
+        ("log", {"TOOL_PASSWORD": ""}, "set TOOL_PASSWORD; there is no default password"),
         ("queue", {"QUEUE_PASSWORD": ""}, "set QUEUE_PASSWORD; there is no default password"),
-        ("log", {"WORKER_PASSWORD": "fifteen-letters"}, "WORKER_PASSWORD is shorter than 16 characters"),
-        ("log", {"WORKER_PASSWORD": ADMIN}, "ADMIN_PASSWORD and WORKER_PASSWORD are the same"),
+        ("log", {"CONTROLLER_PASSWORD": "fifteen-letters"}, "CONTROLLER_PASSWORD is shorter than 16 characters"),
+        ("log", {"OPERATOR_PASSWORD": ADMIN}, "ADMIN_PASSWORD and OPERATOR_PASSWORD are the same"),
         ("log", {"ADMIN_PASSWORD": "0123456789 +@all ~*"}, "ADMIN_PASSWORD may hold letters, digits and _ . ~ - only"),
         ("log", {"INGRESS_PASSWORD": ADMIN}, "ADMIN_PASSWORD and INGRESS_PASSWORD are the same"),
         ("log", {"PRODUCERS": "admin=shop-0123456789a"}, "PRODUCERS may not name admin"),
@@ -101,22 +102,26 @@ def test_no_server_without_good_passwords(
 
 
 async def test_connection_without_a_password_is_refused(log: Server) -> None:
-    for login in ("", "admin:wrong@", "worker:wrong@", f":{ADMIN}@", f"default:{ADMIN}@"):
+    for login in ("", "admin:wrong@", "operator:wrong@", f":{ADMIN}@", f"default:{ADMIN}@"):
         with pytest.raises(StoreMisconfigured, match="refused the login"):
             await open_store(f"redis://{login}127.0.0.1:{log.port}/0")
 
 
-async def test_the_worker_can_do_nothing_dangerous(log: Server) -> None:
+async def test_no_role_can_do_anything_dangerous(log: Server) -> None:
     with pytest.raises(FunctionsTooOld, match="store user may not load it"):
-        await open_store(log.worker)  # the functions are the admin's to load
+        await open_store(log.controller)  # the functions are the admin's to load
     await (await open_store(log.admin)).aclose()
-    await (await open_store(log.worker)).aclose()
-    assert await allowed_of(REFUSED_COMMANDS, log.worker) == []
+    for role in ROLES.values():
+        await (await open_store(log.role(role))).aclose()
+    for role in ("operator", "gateway", "metrics", *ROLES.values()):
+        may_scan = role in ("operator", "jobs")
+        refused = [command for command in REFUSED_COMMANDS if not (may_scan and command == "SCAN 0")]
+        assert await allowed_of(refused, log.role(role)) == []
 
 
 async def test_producer_learns_that_a_tool_is_not_offered(log: Server) -> None:
     await (await open_store(log.admin)).aclose()
-    for login in (log.worker, log.ingress, log.jobs, log.gateway):
+    for login in map(log.role, ("operator", "controller", "tool", "ingress", "jobs", "gateway")):
         store = await open_store(login)
         with pytest.raises(UsageError, match="No tool worker offers the tool 'nothing'"):
             await ToolOffers(store).choose(["nothing"])
@@ -125,7 +130,7 @@ async def test_producer_learns_that_a_tool_is_not_offered(log: Server) -> None:
 
 async def test_clients_choose_by_label_and_delete_with_worker_rights(log: Server) -> None:
     await (await open_store(log.admin)).aclose()
-    async with await Client.connect(log.worker) as client:
+    async with await Client.connect(log.operator) as client:
         cid = await client.submit("x" * 50_000, labels={"team": "a"}, agent=AgentSpec(llm=LLMSpec(model="m")))
         await client.log.append(cid, [state("running"), state("finished")], fields={"state": "finished"})
         pages = ConversationQuery(client.store, Selection({"team": "a"})).iterate_pages()
@@ -143,7 +148,7 @@ async def test_every_role_enters_the_cluster_as_its_own_user(
     role: str, log: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     await (await open_store(log.admin)).aclose()
-    store = await open_store({"ingress": log.ingress, "jobs": log.jobs}.get(role, log.worker))
+    store = await open_store(log.role(role))
     try:
         membership = Membership(store, new_worker_id(role), role)
         await membership.register()
@@ -188,7 +193,6 @@ async def test_workers_do_all_their_work_with_the_rights_they_have(
         queue = await stack.enter_async_context(serving("queue", tmp_path / "queue", programs))
         environment: dict[str, Any] = {
             "PATH": os.environ["PATH"],
-            "DECKHANDS_URL": log.worker,
             "LLM_SCRIPTS_DIR": "/",
             "DECKHANDS_CELERY_URL": queue.queue,
             "DECKHANDS_HOME": str(tmp_path / "home"),
@@ -196,9 +200,8 @@ async def test_workers_do_all_their_work_with_the_rights_they_have(
             "DECKHANDS_WORKSPACE_TTL_SECONDS": "1",
         }
         for module in ("controller_worker", "tool_worker"):
-            await stack.enter_async_context(worker(module, environment))
-        # A worker's rights include those of a producer, too.
-        client = await stack.enter_async_context(await Client.connect(log.worker))
+            await stack.enter_async_context(worker(module, environment, log))
+        client = await stack.enter_async_context(await Client.connect(log.operator))
         ids = [await client.submit("do it", agent=AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))) for _ in range(3)]
         for conversation_id in ids:
             summary = await client.wait_until_settled(conversation_id, timeout_seconds=unhurried(LIMIT_SECONDS))

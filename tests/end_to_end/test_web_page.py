@@ -273,7 +273,7 @@ async def test_page_files_need_no_key_and_forbid_foreign_scripts(server: Served)
 
 
 async def test_a_link_enters_once_and_a_wrong_one_never(server: Served, tmp_path: Path) -> None:
-    env = environment(tmp_path, DECKHANDS_URL=server.log.worker)
+    env = environment(tmp_path, DECKHANDS_URL=server.log.operator)
     link = ("open", "--link", "--print", "--server", server.url)
     done = await asyncio.to_thread(deckhands, *link, env=env)
     address = done.out.strip()

@@ -282,7 +282,7 @@ def test_the_page_has_every_family() -> None:
 async def test_a_worker_s_rights_suffice(tmp_path: Path, programs: dict[str, str]) -> None:
     async with serving("log", tmp_path / "log", programs) as log, serving("queue", tmp_path / "q", programs) as queue:
         await (await open_store(log.admin)).aclose()
-        store, celery = await open_store(log.worker), MultiplexedConnection(queue.queue)
+        store, celery = await open_store(log.operator), MultiplexedConnection(queue.queue)
         await join(store, "tool-1")
         await enter(store, "controller-1")
         await begin(store)

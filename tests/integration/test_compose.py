@@ -31,7 +31,11 @@ NO_SANDBOX = ROOT / "deploy" / "compose.none.yaml"
 SYSTEM_CALLS = ROOT / "deploy" / "seccomp.json"
 PRODUCERS = ROOT / "deploy" / "compose.producers.yaml"
 PASSWORDS = tuple(
-    f"{who}_PASSWORD" for who in ("ADMIN", "WORKER", "INGRESS", "JOBS", "GATEWAY", "PRODUCER", "QUEUE", "FLOWER")
+    f"{who}_PASSWORD"
+    for who in (
+        *("ADMIN", "OPERATOR", "CONTROLLER", "TOOL", "INGRESS", "JOBS", "GATEWAY", "METRICS", "PRODUCER"),
+        *("QUEUE", "FLOWER"),
+    )
 )
 POOLS = {"ipython": "bash,ipython", "browser": "bash,browser,ipython"}
 STAYING = {"store", "queue", "controller", "tools", "ingress", "jobs", "beat", "gateway", "flower", *POOLS}
@@ -110,15 +114,24 @@ def test_only_services_with_secrets_have_their_key() -> None:
     assert set(used) == {":?run deploy/make-env"}
 
 
-def test_only_setup_and_cli_are_admin() -> None:
+def test_only_setup_is_admin_and_each_role_has_its_own_user() -> None:
     admins = {name for name, service in services().items() if "//admin:" in json.dumps(service.get("environment", {}))}
-    assert admins == PASSING
+    assert admins == {"setup"}
+    texts = {name: json.dumps(service.get("environment", {})) for name, service in services().items()}
+    users = {name: re.findall(r"redis://(\w+):", text) for name, text in texts.items()}
+    assert {name: found for name, found in users.items() if found} == {
+        **{name: [name] for name in ("controller", "ingress", "jobs", "gateway")},
+        **{name: ["tool"] for name in ("tools", *POOLS)},
+        "setup": ["admin"],
+        "cli": ["operator"],
+        "store": ["metrics"],
+    }
 
 
 def test_ingress_logs_in_as_itself_and_reaches_only_servers() -> None:
     ingress = services()["ingress"]
     logins = re.findall(r"redis://(\w*):", json.dumps(ingress["environment"]))
-    assert logins == ["ingress", ""]
+    assert sorted(logins) == ["", "ingress"]
     assert ingress["networks"] == ["inside"]
     assert not {"ports", "configs", "env_file"} & set(ingress)
     assert ingress["volumes"] == ["evaluations:/var/lib/evaluations"]

@@ -88,7 +88,7 @@ async def world(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[World
     async with store_serving("log", tmp_path / "log", programs) as log:
         await (await open_store(log.admin)).aclose()
         async with contextlib.AsyncExitStack() as stack:
-            store, ingress = await open_store(log.worker), await open_store(log.ingress)
+            store, ingress = await open_store(log.operator), await open_store(log.ingress)
             shop, mill = MultiplexedConnection(log.shop), MultiplexedConnection(log.mill)
             for each in (store, ingress, shop, mill):
                 stack.push_async_callback(each.aclose)
@@ -308,7 +308,7 @@ def test_reserved_names_are_those_of_the_store() -> None:
 
 
 async def test_producers_are_added_listed_and_removed_by_command(world: World, tmp_path: Path) -> None:
-    env = environment(tmp_path / "home", DECKHANDS_URL=world.log.worker)
+    env = environment(tmp_path / "home", DECKHANDS_URL=world.log.operator)
 
     async def call(*arguments: str) -> Any:
         return await asyncio.to_thread(deckhands, "inbox", *arguments, env=env)

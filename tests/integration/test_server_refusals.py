@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx2
 import pytest
 from websockets.asyncio.client import connect
 
+from broker.contract.specs import Tenancy
 from deckhands.server.serving import MAX_HEAD_BYTES
 from deckhands.server.streams import EventStream
 from tests.certificates import certificate_in
@@ -170,6 +172,28 @@ async def test_waiting_requests_are_bounded_and_end_with_their_callers(server: S
             await asyncio.gather(waiting, return_exceptions=True)
             await until(lambda: not streams, what="the end of what waited for nobody")
             assert await begun(server) == number
+
+
+async def test_one_tenant_cannot_take_the_streams_of_others(tmp_path: Path, programs: dict[str, str]) -> None:
+    async with served(tmp_path / "log", programs, max_streams=10) as server, AsyncExitStack() as stack:
+        clients = {
+            tenant: [server.as_(await server.token(tenant)) for _ in range(2)] for tenant in ("greedy", "modest")
+        }
+        first, second = clients["greedy"]
+        paths = {}
+        for tenant, both in clients.items():
+            cid = await server.client.submit("do it", tenancy=Tenancy(tenant=tenant))
+            paths[tenant] = f"/conversations/{cid}/stream"
+            for client in both:
+                stack.push_async_callback(client.aclose)
+        for number in range(9):
+            client = (first, second)[number % 2]
+            opened = await stack.enter_async_context(client.stream("GET", paths["greedy"]))
+            assert opened.status_code == 200
+        refused = await second.get(paths["greedy"])
+        assert (refused.status_code, refused.json()["code"]) == (429, "too_many_streams_of_tenant")
+        opened = await stack.enter_async_context(clients["modest"][0].stream("GET", paths["modest"]))
+        assert opened.status_code == 200
 
 
 async def test_one_key_cannot_take_the_streams_of_others(tmp_path: Path, programs: dict[str, str]) -> None:

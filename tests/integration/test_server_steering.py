@@ -32,7 +32,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         found = await stack.enter_async_context(served(folder / "log", environment_with(folder)))
         environment = found.environment(folder / "home", LLM_MODEL=default)
         for module in ("controller_worker", "tool_worker"):
-            await stack.enter_async_context(worker(module, environment))
+            await stack.enter_async_context(worker(module, environment, found.log))
         await found.working()
         yield found
 

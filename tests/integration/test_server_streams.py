@@ -234,7 +234,7 @@ async def test_a_run_from_its_beginning_to_its_files(tmp_path: Path, programs: d
         server = await stack.enter_async_context(served(tmp_path / "log", programs))
         environment = server.environment(tmp_path / "home")
         for module in ("controller_worker", "tool_worker"):
-            await stack.enter_async_context(worker(module, environment))
+            await stack.enter_async_context(worker(module, environment, server.log))
         client = await stack.enter_async_context(server.as_(await server.token()))
         agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}")).model_dump(mode="json")
         ran = await client.post("/runs/wait?timeout_seconds=60", json={"task": "do it", "agent": agent})

@@ -76,7 +76,7 @@ FIELDS: Mapping[str, tuple[bytes, ...]] = {
 """The names of fields that somebody reads, by a part of the key."""
 OURS = frozenset({"deck:store"})
 """Workers end, and must, when the store says that it is another one; see `test_hostile_store_facts`."""
-VERBS = {"hash": "HSET", "zset": "ZADD", "stream": "XADD", "set": "SADD", "string": "SET"}
+VERBS = {"hash": "HSET", "zset": "ZADD", "stream": "XADD", "set": "SADD", "string": "SET", "list": "RPUSH"}
 
 
 @dataclass(frozen=True)
@@ -132,5 +132,7 @@ def commands_against(
             yield ("XADD", key, "*", *fields)
         case "set":
             yield ("SADD", key, member)
+        case "list":
+            yield ("RPUSH", key, value)
         case _:
             yield ("SET", key, value)

@@ -247,7 +247,7 @@ def test_every_key_of_the_table_is_forged() -> None:
     """By the seeds of one run; a new row of the table is forged without being named here."""
     of_its_type, of_another = Counter[str](), Counter[str]()
     rows = [(re.compile(pattern_of(row)), row, kind) for row, kind in table()]
-    verbs = {"HSET": "hash", "ZADD": "zset", "XADD": "stream", "SADD": "set", "SET": "string"}
+    verbs = {"HSET": "hash", "ZADD": "zset", "XADD": "stream", "SADD": "set", "SET": "string", "RPUSH": "list"}
     for part in range(PARTS):
         for verb, key, *_ in hostile_commands(SEED + part, 14_000 // PARTS, conversations=["c-1"], workers=["w"]):
             name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
