@@ -13,12 +13,13 @@ from dataclasses import dataclass
 EFFECTS_FILE = "effects"
 COMMAND_SECONDS = 0.3
 """How long a command takes, so that faults hit some of them in the middle."""
-_COMMAND = re.compile(rf"echo start (\d+) >> {EFFECTS_FILE}; ")
+_COMMAND = re.compile(rf"echo start (\d+) >> {EFFECTS_FILE} && ")
 
 
 def make_counted_command(number: int) -> str:
     """Return the command with this number."""
-    return f"echo start {number} >> {EFFECTS_FILE}; sleep {COMMAND_SECONDS}; echo end {number} >> {EFFECTS_FILE}"
+    file = EFFECTS_FILE  # may be on a full disk: then the command fails, and says so
+    return f"echo start {number} >> {file} && sleep {COMMAND_SECONDS} && echo end {number} >> {file}"
 
 
 def parse_counted_command(command: str) -> int | None:

@@ -166,6 +166,8 @@ class Chaos:
             unsettled = await self._wait_until_settled(work)
             seconds = self._clock.monotonic() - self._started
             # While the own workers live: some of the workspaces are theirs.
+            if spec.allows_others:
+                others = sorted({*others, *await self._find_others(updated_after=began)})
             return await self._report(schedule, began.timestamp(), unsettled, seconds, others, is_cut=stop.is_set())
 
     def _plan(self) -> list[tuple[float, str]]:
@@ -188,12 +190,15 @@ class Chaos:
     def _draw_between(self, least: float, most: float) -> float:
         return least + (most - least) * self._draw()
 
-    async def _find_others(self) -> list[str]:
-        """Return the conversations in progress that no run of chaos has started."""
-        found = []
-        async for page in ConversationQuery(self._store, Selection(states=IN_PROGRESS)).iterate_pages():
-            found += [row.conversation_id for row in page if LABEL not in row.labels]
-        return found
+    async def _find_others(self, *, updated_after: datetime | None = None) -> list[str]:
+        """Return the conversations that no run of chaos has started: those in progress, or those with news."""
+        selection = Selection(states=IN_PROGRESS if updated_after is None else frozenset())
+        return [
+            row.conversation_id
+            async for page in ConversationQuery(self._store, selection).iterate_pages()
+            for row in page
+            if LABEL not in row.labels and (updated_after is None or row.updated >= updated_after)
+        ]
 
     @contextlib.asynccontextmanager
     async def _own_workers(self) -> AsyncIterator[None]:
@@ -415,8 +420,12 @@ class Chaos:
     async def _undo(self) -> None:
         for worker in self._own:
             worker.proxy.restore()
-        async with asyncio.timeout(UNDO_SECONDS):
-            await self._journal.undo_all(self._store)
+        try:
+            async with asyncio.timeout(UNDO_SECONDS):
+                await self._journal.undo_all(self._store)
+        except (TimeoutError, DeckhandsError) as error:
+            why = str(error) or "the store does not answer"
+            self._on_notice(f"Not undone yet: {why}. `deckhands chaos --undo` does it.")
 
     # The check
 

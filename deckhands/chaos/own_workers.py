@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -62,6 +64,7 @@ async def add_workers(
         DeckhandsError: they have not started after two minutes.
     """
     await asyncio.to_thread(directory.mkdir, mode=0o700, parents=True, exist_ok=True)
+    await asyncio.to_thread(shutil.rmtree, directory / "node", ignore_errors=True)  # workspaces of an earlier run
     commands = ClusterSpec(directory).commands
     workers = []
     async with contextlib.AsyncExitStack() as stack:
@@ -76,7 +79,7 @@ async def add_workers(
                     ANY_MODEL: "",
                     "DECKHANDS_URL": proxy.url,
                     "DECKHANDS_URL_FILE": "",
-                    "DECKHANDS_NODE": f"chaos-{directory.name}",
+                    "DECKHANDS_NODE": f"chaos-{socket.gethostname()}",
                     "DECKHANDS_NODE_DIR": str(directory / "node"),
                     "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",
                 }

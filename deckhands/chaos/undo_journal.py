@@ -73,7 +73,9 @@ class UndoJournal:
         Args:
             store: None: the limits of stores stay as they are, and recorded.
         """
-        lines = [await self.undo(fault, store) for fault in self.load()]
+        # What needs the store comes last: it may not answer.
+        faults = sorted(self.load(), key=lambda fault: fault.kind == "memory")
+        lines = [await self.undo(fault, store) for fault in faults]
         return [line for line in lines if line]
 
     async def undo(self, fault: OpenFault, store: Store | None) -> str:

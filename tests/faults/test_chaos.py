@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from broker.coordination import ClusterMember, Membership, list_members
 from broker.runtime import TOOLS, UsageError
 from broker.runtime.clock import SystemClock
 from broker.runtime.ids import make_worker_id_prefix
+from broker.store.store import open_store
 from deckhands.chaos.chaos import FAULTS, Chaos, ChaosSpec
 from deckhands.chaos.report import ChaosReport, EffectCounts, Latencies
 from deckhands.chaos.undo_journal import OpenFault, UndoJournal
@@ -28,7 +30,10 @@ from deckhands.chaos.victims import find_hosts, find_workers
 from deckhands.chaos.workload import count_effects
 from deckhands.client.client import Client
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
+from tests.faults.harness import FaultCluster
 from tests.polling import unhurried, until
+from tests.sentinels import SentinelGroup
+from tests.stores import valkey_program
 
 REPEATS_COMMANDS = """
 from tool_worker.worker.steps.action_run import ActionRun
@@ -99,6 +104,50 @@ async def test_a_cluster_survives_every_fault_that_is_possible_here(tmp_path: Pa
     page = (tmp_path / "report" / "report.md").read_text()
     assert "Everything holds." in page
     assert "the store has no Sentinels" in page
+
+
+@pytest.mark.timeout(400)
+async def test_a_fail_over_is_ordered_of_sentinels(tmp_path: Path) -> None:
+    async with (
+        SentinelGroup(valkey_program(), tmp_path).running() as group,
+        FaultCluster(tmp_path).running() as workers,
+    ):
+        workers.url_for_workers = group.url
+        workers.start(DECKHANDS_ACKS="replica")
+        store = await open_store(group.url, acks="replica", patience_seconds=unhurried(120))
+        async with Client(store) as client:
+            spec = ChaosSpec(
+                tmp_path / "chaos",
+                group.url,
+                faults=("failover", "store", "partition"),
+                every_seconds=4.0,
+                duration_seconds=20.0,
+                settle_seconds=unhurried(120),
+                conversations=2,
+            )
+            report = await Chaos(client, spec).run()
+            check_that_all_holds(report)
+            assert "failover" in {fault.kind for fault in report.faults}
+            assert report.not_tried["partition"] == "a proxy leads to a single store without TLS only"
+            assert "only the store of `deckhands up`" in report.not_tried["store"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root mounts a small file system")
+@pytest.mark.timeout(400)
+async def test_a_small_disk_is_filled_and_freed(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)], check=True)
+    try:
+        async with running(disk) as (cluster, client):
+            spec = spec_for(tmp_path, cluster, ["disk"], every_seconds=3.0, duration_seconds=12, conversations=2)
+            report = await Chaos(client, spec).run()
+            check_that_all_holds(report)
+            assert {fault.kind for fault in report.faults} == {"disk"}
+            assert not (cluster.store.directory / "chaos-ballast").exists()
+            assert shutil.disk_usage(disk).free > 1 << 20
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @pytest.mark.timeout(600)

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ class World:
 
     def __init__(self, cluster: FaultCluster, seed: int) -> None:
         self.cluster = cluster
-        self.chance = random.Random(seed)
+        self.seed = seed
         self.ledger_port, self.mcp_port, self.server_port = free_port(), free_port(), free_port()
         self.ids: list[str] = []
         self.current: set[str] = set()
@@ -277,25 +277,31 @@ class World:
     # Kills
 
     async def kill_all(self, kills: int) -> None:
+        """Kill so many members of all roles, each role as often as the others and at its own pace."""
+        shares = {role: len(range(number, kills, len(ROLES))) for number, role in enumerate(ROLES)}
+        await asyncio.gather(*(self.keep_killing(role, share) for role, share in shares.items()))
+
+    async def keep_killing(self, role: str, kills: int) -> None:
+        chance = random.Random(f"{self.seed} {role}")
         for _ in range(kills):
-            due = SystemClock().monotonic() + self.chance.uniform(0.0, 0.4)
+            due = SystemClock().monotonic() + chance.uniform(0.0, 2.0)
             await until(lambda due=due: SystemClock().monotonic() >= due, limit=60)  # type: ignore[misc]
-            role = self.chance.choice(ROLES)
-            if role == "host" and not await self.kill_host():
-                role = "tool"  # no workspace is open at this moment
-            if role == "server":
+            if role == "host":
+                await until(self.kill_host, limit=120, what="a workspace host")
+            elif role == "server":
                 self.process.send_signal(signal.SIGKILL)
                 await self.http.aclose()
                 await self.start_server()
             elif role == "store":
                 await self.cluster.kill_store()
                 await self.cluster.store.start()
-            elif role != "host":
-                await self.kill_worker({"ingress": "d"}.get(role, role[0]))
+                await self.cluster.client.store.now(self.cluster.client.store.all_shards[0])
+            else:
+                await self.kill_worker({"ingress": "d"}.get(role, role[0]), chance)
             self.kills[role] += 1
 
-    async def kill_host(self) -> bool:
-        for cid in sorted(self.current, key=lambda _: self.chance.random()):
+    def kill_host(self) -> bool:
+        for cid in sorted(self.current):
             folder = HostFolder(self.cluster.root / "n", cid)
             pid = folder.read_main_pid() if folder.exists else None
             if pid is not None:
@@ -304,20 +310,24 @@ class World:
                     return True
         return False
 
-    async def kill_worker(self, initial: str) -> None:
-        """Kill one of a role while another one, if there are two, lives, and start its replacement."""
-        await until(self.all_are_members, limit=120, what="full cluster")
+    async def kill_worker(self, initial: str, chance: random.Random) -> None:
+        """Kill one of a role and start its replacement; of two, the other one has a heartbeat then."""
         names = sorted(name for name in self.cluster.workers if name[0] == initial)
-        name = self.chance.choice(names)
+        if initial in "ct":
+            await until(lambda: self.are_members(names), limit=180, what=f"workers {names}")
+        name = chance.choice(names)
         self.deaths[str(self.cluster.workers[name].pid)] = SystemClock().now().timestamp()
         self.cluster.kill(name)
         self.numbers[initial] += 1
         self.start(f"{initial}{self.numbers[initial]}")
 
-    async def all_are_members(self) -> bool:
-        ids = [member.worker_id for member in await list_members(self.cluster.client.store) if member.left_seconds > 0]
-        pids = [worker.pid for name, worker in self.cluster.workers.items() if name[0] in "ct"]
-        return all(any(f"-{pid}-" in one for one in ids) for pid in pids)
+    async def are_members(self, names: Sequence[str]) -> bool:
+        try:
+            members = await list_members(self.cluster.client.store)
+        except StoreError:
+            return False
+        ids = [member.worker_id for member in members if member.left_seconds > 0]
+        return all(any(f"-{self.cluster.workers[name].pid}-" in one for one in ids) for name in names)
 
 
 async def run_with_kills(root: Path, *, kills: int, seed: int) -> None:
