@@ -60,7 +60,10 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Requests:
-    """What the file of a ledger says: how often each key was sent, and how many effects it had."""
+    """What the file of a ledger says: how often each key was sent, and how many effects each action had.
+
+    An action is the part of its key before the hash: another hash would be a second effect of it.
+    """
 
     sent: Counter[str]
     effects: Counter[str]
@@ -70,7 +73,7 @@ class Requests:
         entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return cls(
             Counter(entry["key"] for entry in entries),
-            Counter(entry["key"] for entry in entries if entry["is_effect"]),
+            Counter(entry["key"].rpartition("-")[0] for entry in entries if entry["is_effect"]),
         )
 
 

@@ -78,7 +78,7 @@ def count_effects(cid: str, events: list[Event], requests: effects_ledger.Reques
         assert isinstance(action, Action)
         answer = answers[action.id]
         key = make_idempotency_key(cid, action.id, compute_fingerprint(action))
-        effects = sum(n for other, n in requests.effects.items() if other.startswith(f"{cid}-{action.id}-"))
+        effects = requests.effects[f"{cid}-{action.id}"]
         what = f"{cid} {action.id} {action.kind}: {effects} effects, {requests.sent[key]} requests, {answer}"
         count.actions += 1
         count.repeated += max(0, requests.sent[key] - 1)
@@ -406,8 +406,8 @@ def test_the_count_finds_what_it_is_there_to_find() -> None:
 
     def judge(answer: Observation, effects: int) -> Count:
         count = Count()
-        counted = Counter({key: effects})
-        count_effects("c", [action, answer], effects_ledger.Requests(counted, counted), count)
+        requests = effects_ledger.Requests(Counter({key: effects}), Counter({"c-3": effects}))
+        count_effects("c", [action, answer], requests, count)
         return count
 
     ran = CmdOutputObservation(id=4, cause=3, content="first", command="x", metadata={"exit_code": 0, "pid": -1})  # type: ignore[arg-type]
