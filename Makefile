@@ -80,7 +80,7 @@ coverage: $(SETUP) tools ## Run the tests, those of whole programs too, and prin
 claude: $(CLAUDE) tools ## Run the tests of SDK agents with the Claude Agent SDK (450 MB are installed), 110 kills among them
 	$(PARALLEL) tests/end_to_end -m 'claude' --timeout 1800 $(RECORDED) $(PYTEST_ARGS)
 
-soak: $(SETUP) tools ## Run the long searches: simulations, property tests (from a seed that is printed), 1,000 fail-overs
+soak: $(SETUP) tools ## Run the long searches: simulations, property tests (from a seed that is printed), 1,000 fail-overs, 10,000 kills
 	@echo 'Seed $(SEED): `make soak SEED=$(SEED)` repeats this run'
 	$(PARALLEL) -m '(soak or hypothesis) and $(MARKED)' \
 		--timeout 1800 --hypothesis-profile=soak --hypothesis-seed=$(SEED) $(RECORDED) $(PYTEST_ARGS)
@@ -110,8 +110,8 @@ screenshots: $(SETUP) tools ## Take the pictures of the web page for the docs
 bench: $(SETUP) tools ## Run the benchmarks
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-faults: $(SETUP) tools ## Run every fault test and simulation, the slow ones and 200 fail-overs too
-	$(BIN)/python -m pytest tests/faults tests/simulation -k 'not thousand_fail_overs' -m '$(ENGINE)' $(RECORDED) $(PYTEST_ARGS)
+faults: $(SETUP) tools ## Run every fault test and simulation, the slow ones, 200 fail-overs and 500 kills too
+	$(BIN)/python -m pytest tests/faults tests/simulation -k 'not thousand' -m '$(ENGINE)' $(RECORDED) $(PYTEST_ARGS)
 
 orphans: $(SETUP) tools ## Kill a tool worker 1,000 times and look for what it left running
 	$(BIN)/python -m pytest -s tests/faults/test_orphans.py $(RECORDED) $(PYTEST_ARGS)

@@ -68,6 +68,12 @@ def header(name: str, context: Context) -> str:
     return request.headers.get(name, "not there") if request is not None else "no request"
 
 
+@server.tool(description="Tell the key of the call.", annotations=ToolAnnotations(idempotent_hint=True))
+def key(context: Context) -> str:
+    meta = context.request_context.meta or {}
+    return str(meta.get("deckhands/idempotencyKey", "not there"))
+
+
 @server.tool(description="Count a call, and answer when the gate is opened.")
 def count(trace: str, gate: str = "") -> str:
     with Path(trace).open("a") as file:

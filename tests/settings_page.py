@@ -125,6 +125,11 @@ OTHERS = (
         "workspace hosts, containers",
         "set by tool workers, never by you: the host of a process",
     ),
+    (
+        "`DECKHANDS_IDEMPOTENCY_KEY`",
+        "commands and cells of agents",
+        "set by tool workers, never by you: the [key of the action](tools.md#a-key-for-each-action)",
+    ),
 )
 
 

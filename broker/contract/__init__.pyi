@@ -23,6 +23,9 @@ from .browser_events import FileDownloadObservation as FileDownloadObservation
 from .code_search import EXPLORE_TREE_STRUCTURE as EXPLORE_TREE_STRUCTURE, GET_ENTITY_CONTENTS as GET_ENTITY_CONTENTS
 from .code_search import GLOB as GLOB, GREP as GREP, SEARCH_CODE_SNIPPETS as SEARCH_CODE_SNIPPETS
 from .code_search import CodeSearchAction as CodeSearchAction, CodeSearchObservation as CodeSearchObservation
+from .counted_commands import EFFECTS_FILE as EFFECTS_FILE, CountedEffects as CountedEffects
+from .counted_commands import make_counted_command as make_counted_command
+from .counted_commands import parse_counted_command as parse_counted_command
 from .condenser_specs import DEFAULT_CONDENSER as DEFAULT_CONDENSER
 from .condenser_specs import AmortizedForgettingCondenserSpec as AmortizedForgettingCondenserSpec
 from .condenser_specs import AnyCondenserSpec as AnyCondenserSpec, AskingCondenserSpec as AskingCondenserSpec

@@ -253,7 +253,7 @@ class AgentSpec(EventValue):
         return self
 
 
-AGENTS_WITHOUT_MODEL = frozenset({"CheckAgent", "DummyAgent", ACP_AGENT})
+AGENTS_WITHOUT_MODEL = frozenset({"ChaosAgent", "CheckAgent", "DummyAgent", ACP_AGENT})
 """Agents that decide without a model."""
 
 

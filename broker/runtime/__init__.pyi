@@ -35,6 +35,7 @@ from .logs import start_logging as start_logging, use_json as use_json
 from .modules import find_classes as find_classes, import_modules as import_modules
 from .opening import open_beneath as open_beneath, read_regular_file as read_regular_file
 from .settings import CONFIG_FILE as CONFIG_FILE, CONFIG_FILES_READ as CONFIG_FILES_READ
+from .settings import IDEMPOTENCY_KEY_VARIABLE as IDEMPOTENCY_KEY_VARIABLE
 from .settings import HEARTBEAT_TTL_SECONDS as HEARTBEAT_TTL_SECONDS, PREFIX as PREFIX, USE_SDK_AGENTS as USE_SDK_AGENTS
 from .settings import Acks as Acks, BrokerSettings as BrokerSettings
 from .settings import UrlInFile as UrlInFile

@@ -37,6 +37,8 @@ AGENT_VARIABLES = (
     *(f"{PREFIX}{name}" for name in ("PREFER_SDK_AGENTS", "SDK_AGENTS_PERCENT")),
     *(f"{PREFIX}{name}" for name in ("FALLBACK_TO_LEGACY", "SDK_TIMEOUT_SECONDS")),
 )
+IDEMPOTENCY_KEY_VARIABLE = "DECKHANDS_IDEMPOTENCY_KEY"
+"""Set for each command of an agent, so that commands of ours in a workspace must accept it. No setting."""
 CONFIG_FILE = "DECKHANDS_CONFIG"
 CONFIG_FILES_READ = "DECKHANDS_CONFIG_FILES"
 
@@ -303,6 +305,8 @@ def _find_url_file(env: Mapping[str, str], name: str, file: str) -> UrlInFile | 
 def _check_names(settings: type[BrokerSettings], env: Mapping[str, str]) -> None:
     known = WORKER_SETTINGS | {one.name for one in fields(settings)}
     for name, text in env.items():
+        if name == IDEMPOTENCY_KEY_VARIABLE:
+            continue
         if name.startswith(PREFIX) and text.strip() and name.removeprefix(PREFIX).lower() not in known:
             near = difflib.get_close_matches(name.removeprefix(PREFIX).lower(), known, n=1)
             hint = f"Did you mean {PREFIX}{near[0].upper()}?" if near else "Unset it."

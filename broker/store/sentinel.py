@@ -145,6 +145,21 @@ async def find_primary(url: SentinelUrl, context: ssl.SSLContext | None = None, 
     )
 
 
+async def order_fail_over(url: SentinelUrl, context: ssl.SSLContext | None = None) -> None:
+    """Let the Sentinels promote a replica, although the primary lives; returns when one of them has taken the order.
+
+    Raises:
+        StoreUnavailable: no Sentinel answers.
+        StoreMisconfigured: it refuses: the login, or a fail-over that is in progress or has no replica.
+    """
+    for sentinel in url.sentinels:
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS), _SentinelLink(sentinel, url.login, context) as link:
+                await link.call("SENTINEL", "FAILOVER", url.service)
+                return
+    raise StoreUnavailable(f"No Sentinel of {url.service} answers.", remedy="Start the Sentinels.")
+
+
 async def follow_switches(
     load: Callable[[], tuple[SentinelUrl, ssl.SSLContext | None]],
     on_switch: Callable[[Host], None],

@@ -9,6 +9,7 @@ awaited; the task is not sent again unless it is declared `idempotent`.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -105,7 +106,11 @@ class _Calls:
         given = arguments.model_dump(mode="json") if isinstance(arguments, BaseModel) else arguments
         sender = await asyncio.to_thread(self._sender)
         if not (await asyncio.to_thread(sender.load_state, task_id)).is_known:
-            await asyncio.to_thread(sender.send, self._task, given, task_id=task_id, queue=self._queue)
+            try:
+                await asyncio.to_thread(sender.send, self._task, given, task_id=task_id, queue=self._queue)
+            except Exception as error:
+                text = f"The task {self._task} may have been sent: {type(error).__name__}: {error}"
+                raise ToolFailed(text, remedy="It may have taken effect: check before you repeat it.") from error
         state = await self._wait_or_revoke(sender, context)
         if state is None:
             await asyncio.to_thread(sender.revoke, task_id, may_terminate=self._may_terminate)
@@ -135,9 +140,11 @@ class _Calls:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 while True:
-                    state = await asyncio.to_thread(sender.load_state, task_id)
-                    if state.is_ready:
-                        return state
+                    # Celery's backend may be away for a while, and the task runs meanwhile.
+                    with suppress(Exception):
+                        state = await asyncio.to_thread(sender.load_state, task_id)
+                        if state.is_ready:
+                            return state
                     await asyncio.sleep(pause)  # not every backend can notify of a result
                     pause = min(1.5 * pause, LONGEST_PAUSE_SECONDS)
         except TimeoutError:

@@ -56,8 +56,17 @@ class ToolContext:
     @property
     def idempotency_key(self) -> str:
         """Return a unique key of this call. It is the same when the call is repeated after a crash."""
-        call = f"{self.conversation_id}-{self.action_id}"
-        return f"{call}-{self.fingerprint}" if self.fingerprint else call
+        return make_idempotency_key(self.conversation_id, self.action_id, self.fingerprint)
+
+
+def make_idempotency_key(conversation_id: str, action_id: int, fingerprint: str) -> str:
+    """Return the key of an action, under which tools of every kind can take effect once.
+
+    The same action has the same key at every attempt, and no other action has it: not even one with the same number,
+    after the store has lost the first. It names the action and proves nothing: an agent may choose any key.
+    """
+    call = f"{conversation_id}-{action_id}"
+    return f"{call}-{fingerprint}" if fingerprint else call
 
 
 class ToolRunner(Protocol):

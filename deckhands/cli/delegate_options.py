@@ -19,7 +19,7 @@ MAX_DELEGATES = 32
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 OF_OWN_TOOLS = frozenset(
     {
-        *("BrowsingAgent", "CheckAgent", "DummyAgent", "LocAgent", "PlanningAgent", "ReadOnlyAgent"),
+        *("BrowsingAgent", "ChaosAgent", "CheckAgent", "DummyAgent", "LocAgent", "PlanningAgent", "ReadOnlyAgent"),
         *("BrowsingAgentSDK", "ReadOnlyAgentSDK", "VisualBrowsingAgent", ACP_AGENT),
     }
 )

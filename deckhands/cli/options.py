@@ -36,6 +36,9 @@ plain_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
 
+DURATION_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
 @dataclass(frozen=True, slots=True)
 class ListOptions:
     """Options of a command that only lists."""
@@ -63,6 +66,28 @@ class Amount(click.FloatRange):
         if math.isnan(found) or (math.isinf(found) and not self._may_be_infinite):
             self.fail(f"{value} cannot be used. Leave the option out for no limit.", param, ctx)
         return found
+
+
+class Duration(click.ParamType[float]):
+    """A length of time, in seconds: `90`, `90s`, `1.5m` or `2h`, up to a limit."""
+
+    name = "duration"
+
+    def __init__(self, *, least_seconds: float, most_seconds: float) -> None:
+        self._least_seconds = least_seconds
+        self._most_seconds = most_seconds
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds."""
+        text = str(value).strip()
+        unit = DURATION_UNITS.get(text[-1:], 0)
+        try:
+            seconds = float(text[:-1] if unit else text) * (unit or 1)
+        except ValueError:
+            self.fail(f"{value} is no length of time. Write 90, 90s, 1.5m or 2h.", param, ctx)
+        if not self._least_seconds <= seconds <= self._most_seconds:
+            self.fail(f"{value} is not between {self._least_seconds:g} s and {self._most_seconds:g} s.", param, ctx)
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)

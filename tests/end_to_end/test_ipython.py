@@ -87,6 +87,14 @@ async def run(workspaces: Workspaces) -> Notebook:
     return await notebook_in(workspaces)
 
 
+async def test_a_cell_sees_its_key(run: Notebook) -> None:
+    code = "import os; print(os.environ['DECKHANDS_IDEMPOTENCY_KEY'])"
+    for key in ("c-1", "c-2"):
+        arguments = {"code": code, "include_extra": False, "variables": {"DECKHANDS_IDEMPOTENCY_KEY": key}}
+        result = await run.workspace.run(next(run.ids), "ipython", arguments)
+        assert result.value["content"] == key
+
+
 async def test_values_live_from_cell_to_cell(run: Notebook) -> None:
     assert await run.text("a = 20") == ""
     assert await run.text("print('sum'); a + 1") == "sum\n21"

@@ -25,6 +25,7 @@ from broker.contract.observations import AgentDelegateObservation, MCPObservatio
 from broker.contract.specs import OutputSpec
 from broker.contract.workspace_events import WorkspaceOpenedObservation
 from broker.log.delegates import make_delegate_id
+from broker.store.embedded import EmbeddedValkey
 from tests.browser_parts import opened_site
 from tests.docker_image import image
 from tests.faults.harness import FaultCluster, steps
@@ -283,6 +284,31 @@ async def test_killed_workers_task_is_awaited_not_resent(cluster: FaultCluster, 
     (answer,) = await cluster.answers(cid, "action.call_tool")
     assert answer.outputs == {"order": 99, "paid": 4.0}
     assert lines(trace) == ["refund 99", "through the gate"]
+
+
+async def test_a_task_is_awaited_while_its_backend_is_away(
+    cluster: FaultCluster, environment: dict[str, str], tmp_path: Path
+) -> None:
+    beside = EmbeddedValkey(tmp_path / "beside")
+    await beside.start()
+    environment |= {"EXAMPLE_CELERY_URL": beside.celery_url}
+    gate, trace = cluster.root / "trace.gate", cluster.root / "trace"
+    os.mkfifo(gate)
+    cluster.start_controller()
+    cluster.start_tool(**environment)
+    try:
+        with user_worker(cluster, environment, "--pool=solo"):
+            cid = await refunding(cluster, 99, 4.0)
+            await cluster.until(lambda: lines(trace) == ["refund 99"], what="the task")
+            beside.child.send(signal.SIGKILL)
+            await beside.child.wait()
+            await beside.start()
+            gate.write_text("continue\n")
+            await cluster.settle([cid])
+        (answer,) = await cluster.answers(cid, "action.call_tool")
+        assert answer.outputs == {"order": 99, "paid": 4.0}
+    finally:
+        await beside.stop()
 
 
 @pytest.mark.soak

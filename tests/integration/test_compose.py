@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "compose.yaml"
 OUTSIDE = ROOT / "deploy" / "compose.outside.yaml"
 CLAUDE = ROOT / "deploy" / "compose.claude.yaml"
+CHAOS = ROOT / "deploy" / "compose.chaos.yaml"
 NO_SANDBOX = ROOT / "deploy" / "compose.none.yaml"
 SYSTEM_CALLS = ROOT / "deploy" / "seccomp.json"
 PRODUCERS = ROOT / "deploy" / "compose.producers.yaml"
@@ -326,3 +327,22 @@ def made_env(folder: Path) -> Path:
     script = shutil.copy(ROOT / "deploy" / "make-env", folder / "deploy")
     subprocess.run([script], check=True, capture_output=True)
     return folder / ".env"
+
+
+def test_chaos_needs_no_rights_and_no_socket_of_the_engine() -> None:
+    added = yaml.safe_load(CHAOS.read_text())["services"]
+    sharing = {"pid": "service:pids"}
+    assert {name: added[name] for name in ("controller", "tools", "ingress", "jobs")} == dict.fromkeys(
+        ("controller", "tools", "ingress", "jobs"), sharing
+    )
+    assert set(added) == {"pids", "controller", "tools", "ingress", "jobs", "chaos"}
+    for name in ("pids", "chaos"):
+        service = added[name]
+        assert (service["user"], service["read_only"], service["cap_drop"]) == ("10001:10001", True, ["ALL"])
+        assert service["security_opt"] == ORDINARY
+        assert "/var/run/docker.sock" not in str(service)
+        assert "ports" not in service
+    assert added["pids"]["network_mode"] == "none"
+    assert added["chaos"]["networks"] == ["inside"]
+    assert "--shared-pids" in added["chaos"]["entrypoint"]
+    assert "/var/lib/chaos" in (ROOT / "Dockerfile").read_text()

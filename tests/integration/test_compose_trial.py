@@ -30,7 +30,7 @@ from tests.integration.compose_project import (
     project_in,
     until_health,
 )
-from tests.integration.test_compose import CLAUDE, PRODUCERS, STAYING
+from tests.integration.test_compose import CHAOS, CLAUDE, PRODUCERS, STAYING
 from tests.polling import until
 
 BUILD_LIMIT_SECONDS = 1_800
@@ -340,3 +340,35 @@ def test_an_sdk_agent_is_carried_out_in_its_sandbox(sdk_project: Project) -> Non
     (controller,) = sdk_project.containers("controller")
     assert docker("exec", controller, "printenv", "DECKHANDS_SDK_SANDBOX") == "bwrap"
     assert "the SDK starts" in sdk_project.compose("logs", "controller")
+
+
+@pytest.fixture(scope="module")
+def chaos_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """A cluster whose workers share their process ids."""
+    if not engine_answers():
+        pytest.skip("no docker engine with compose answers here")
+    image = os.environ.get("IMAGE", "deckhands:latest")
+    project = project_in(tmp_path_factory.mktemp("deckhands-chaos"), CHAOS, IMAGE=image)
+    if not image_is_there(image):
+        project.compose("build", "controller", limit=BUILD_LIMIT_SECONDS)
+    try:
+        scale = ("--scale", "controller=2", "--scale", "tools=2")
+        services = ("controller", "tools", "ingress", "jobs", "beat")
+        project.compose("up", "-d", "--no-build", "--wait", *scale, *services, limit=UP_LIMIT_SECONDS)
+        yield project
+    finally:
+        project.down()
+
+
+def test_chaos_kills_and_stops_workers_of_other_containers(chaos_project: Project) -> None:
+    options = ("--duration", "60s", "--every", "4s", "--conversations", "4", "--json")
+    printed = chaos_project.compose("run", "--rm", "-T", "chaos", *options, limit=UP_LIMIT_SECONDS)
+    report = json.loads(printed.splitlines()[-1])
+    assert report["holds"], report["findings"]
+    kinds = {fault["kind"] for fault in report["faults"]}
+    assert {"kill", "stop", "pause", "memory"} <= kinds, report
+    roles = {fault["target"].partition("-")[0] for fault in report["faults"] if fault["kind"] in ("kill", "stop")}
+    assert len(roles) >= 2
+    assert report["effects"]["lost"] == report["effects"]["doubled"] == 0
+    assert report["effects"]["done"] > 0
+    assert set(report["not_tried"]) >= {"store", "delay", "partition", "disk", "failover"}

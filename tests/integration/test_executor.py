@@ -35,6 +35,7 @@ from broker.contract.observations import (
 from broker.contract.workspace_events import SurveyAction
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed, ControlDelivery
 from broker.log.event_log import EventLog
+from broker.runtime import BrokerSettings, UsageError
 from broker.secrets.secrets import Secrets
 from broker.store.store import Store
 from broker.tools.custom_tools import custom_tool
@@ -335,3 +336,24 @@ async def test_file_beside_the_workspaces_is_not_a_workspace(workspaces, tmp_pat
     await workspaces.open(CID)
     (tmp_path / "node" / "stray").write_text("")
     assert [state.conversation_id for state in workspaces.list()] == [CID]
+
+
+SHOW_KEY = "echo $DECKHANDS_IDEMPOTENCY_KEY"
+
+
+async def test_a_command_has_a_key_that_only_its_action_has(workspaces, log) -> None:
+    action = CmdRunAction(command=SHOW_KEY)
+    first = await observed(workspaces, log, action)
+    assert first.content.strip() == f"{CID}-2-{compute_fingerprint(action)}"
+    taken = await observed(workspaces, log, CmdRunAction(command="export DECKHANDS_IDEMPOTENCY_KEY=other"))
+    assert taken.content == ""
+    third = await observed(workspaces, log, action)
+    assert third.content.strip() == f"{CID}-6-{compute_fingerprint(action)}"
+    in_program = await observed(workspaces, log, CmdRunAction(command=f"bash -c '{SHOW_KEY}'"))
+    assert in_program.content.strip().startswith(f"{CID}-8-")
+
+
+async def test_a_command_of_ours_accepts_the_key_in_its_environment() -> None:
+    assert BrokerSettings.from_env({"DECKHANDS_IDEMPOTENCY_KEY": "c-1", "DECKHANDS_URL": ""}).url
+    with pytest.raises(UsageError, match="DECKHANDS_IDEMPOTENCY_KEYS is not known"):
+        BrokerSettings.from_env({"DECKHANDS_IDEMPOTENCY_KEYS": "c-1"})

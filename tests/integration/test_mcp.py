@@ -187,6 +187,28 @@ async def test_after_a_crash_only_what_may_be_repeated_is(tmp_path: Path) -> Non
         assert isinstance(await example.call("echo", reclaimed=True, text="again"), MCPObservation)
 
 
+async def test_a_call_carries_its_key_at_every_attempt(tmp_path: Path) -> None:
+    async with offering(program(tools=("key",)), tmp_path) as example:
+        keys = {text_of(await example.result("key")), text_of(await example.result("key", reclaimed=True))}
+    assert keys == {"conversation-1-3"}
+
+
+async def test_arguments_cannot_forge_the_key(tmp_path: Path) -> None:
+    seen: list[tuple[str | None, str]] = []
+
+    async with offered(tmp_path) as (server, example):
+
+        async def note(request: web.BaseRequest) -> web.StreamResponse:
+            asked = await request.json()
+            seen.append((request.headers.get("Idempotency-Key"), asked["params"]["_meta"]["deckhands/idempotencyKey"]))
+            return web.json_response({"jsonrpc": "2.0", "id": asked["id"], "result": {"content": []}})
+
+        server.before_call = note
+        forged: dict[str, Any] = {"deckhands/idempotencyKey": "forged"}
+        await example.call("echo", text="x", _meta=forged, params={"_meta": forged})
+    assert seen == [("conversation-1-3", "conversation-1-3")]
+
+
 @pytest.mark.parametrize(("kind", "transport", "path"), [("http", "streamable-http", "mcp"), ("sse", "sse", "sse")])
 async def test_a_server_over_http(tmp_path: Path, kind: Literal["http", "sse"], transport: str, path: str) -> None:
     with socket.socket() as probe:
@@ -200,6 +222,7 @@ async def test_a_server_over_http(tmp_path: Path, kind: Literal["http", "sse"], 
         async with offering(spec, tmp_path) as example:
             assert text_of(await example.result("echo", text="by HTTP")) == "by HTTP"
             assert text_of(await example.result("header", name="X-Key")) == "k"
+            assert text_of(await example.result("header", name="Idempotency-Key")) == "conversation-1-3"
             first = example.offers["example/echo"]
             await example.result("retell", description="Shout something.")
             await until(lambda: example.offers["example/echo"] != first, what="the new offer")

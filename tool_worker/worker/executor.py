@@ -29,7 +29,7 @@ from tool_worker.worker.node.usage_bounds import UsageBounds
 from tool_worker.worker.steps.action_run import ActionRun
 from tool_worker.worker.steps.answers import answer_failures, limit_attempts, read_action, refuse, require_confirmation
 from tool_worker.worker.steps.attribution import rest_while_host_acts, take_turn
-from tool_worker.worker.steps.host import make_request, observe, pass_secrets, run_on_host
+from tool_worker.worker.steps.host import make_request, observe, pass_variables, run_on_host
 from tool_worker.worker.steps.journal import check_journal
 from tool_worker.worker.steps.notices import Notices
 from tool_worker.worker.steps.recording import Recorder
@@ -117,7 +117,7 @@ class Executor:
                 # Before secrets are read from the store: an outdated action does not run.
                 partial(check_journal, log),
                 # Last: only the host receives secrets.
-                partial(pass_secrets, log),
+                partial(pass_variables, log),
             ],
             last=partial(observe, log, around_host),
         )

@@ -34,7 +34,7 @@ from broker.store import FunctionsVersion, deploy, open_store, own_version
 from broker.tools import SANDBOX, ReportedFailure, ToolFailure, ToolFailures, ToolOffers
 from deckhands.cli.command_group import with_options
 from deckhands.cli.commands.gateway import page_of_cluster, require_server
-from deckhands.cli.options import sandbox_option, workspace_root_option
+from deckhands.cli.options import Duration, sandbox_option, workspace_root_option
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.client import Client, note, on_cluster, print_text, store_url, warn_of_ignored_settings
 from deckhands.cluster import ANY_MODEL, MODULES, Cluster, ClusterSpec, Home, supervise
@@ -74,6 +74,8 @@ class UpOptions:
     scripts: str | None
     web: bool
     web_port: int
+    chaos: float | None
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,13 @@ class SetupOptions:
     "--web", is_flag=True, help="Serve the web page and the API on 127.0.0.1, and open the page by a link with a key."
 )
 @click.option("--web-port", type=click.IntRange(0, 65_535), default=8900, show_default=True, help="0: any free port.")
+@click.option(
+    "--chaos",
+    metavar="TIME",
+    type=Duration(least_seconds=1, most_seconds=86_400),
+    help="For development: kill or stop a random worker about every TIME, such as 10s.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of --chaos: determines which, and when.")
 @with_options(UpOptions)
 def up(options: UpOptions) -> None:
     """Run a cluster on this machine: a store, controller and tool workers, ingress workers, jobs and a beat.
@@ -161,14 +170,14 @@ def up(options: UpOptions) -> None:
     if options.web:
         require_server()
     with supervise(home.cluster, "A cluster"):
-        asyncio.run(_run_cluster(home, spec, settings, web_port=options.web_port if options.web else None))
+        asyncio.run(_run_cluster(home, spec, settings, options))
 
 
-async def _run_cluster(home: Home, spec: ClusterSpec, settings: CliSettings, *, web_port: int | None) -> None:
+async def _run_cluster(home: Home, spec: ClusterSpec, settings: CliSettings, options: UpOptions) -> None:
     stop = asyncio.Event()
     on_stop_signals(stop.set)
     cluster = Cluster(spec, on_notice=note)
-    failures: asyncio.Task[None] | None = None
+    background: list[asyncio.Task[None]] = []
     page = contextlib.AsyncExitStack()
     try:
         await cluster.start()
@@ -182,16 +191,24 @@ async def _run_cluster(home: Home, spec: ClusterSpec, settings: CliSettings, *, 
                 for finding in await asyncio.to_thread(examine_retention, spec.environment):
                     if not finding.is_good:
                         note(f"{finding.name.capitalize()}: {finding.detail}")
-                failures = asyncio.create_task(_print_failures(cluster.url))
-                if web_port is not None:
+                background.append(asyncio.create_task(_print_failures(cluster.url)))
+                if options.web:
                     await page.enter_async_context(
-                        page_of_cluster(cluster.url, settings.archive, port=web_port, key_file=home.server_key)
+                        page_of_cluster(cluster.url, settings.archive, port=options.web_port, key_file=home.server_key)
                     )
+                if options.chaos is not None:
+                    from deckhands.chaos import interrupt_workers
+
+                    interrupting = interrupt_workers(
+                        cluster, every_seconds=options.chaos, seed=options.seed, on_notice=note
+                    )
+                    background.append(asyncio.create_task(interrupting))
             await stopped
             ready.cancel()
     finally:
-        if failures is not None:
-            failures.cancel()
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
         await page.aclose()
         await cluster.stop()
     note("Stopped.")

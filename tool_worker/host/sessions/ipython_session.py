@@ -244,6 +244,8 @@ class IPythonSession:
             return {"content": "[The kernel was restarted; its variables are lost.]", "image_urls": []}
         try:
             kernel = await self._get_kernel(shell_dir, arguments.get("kernel_init_code") or "")
+            if variables := arguments.get("variables"):
+                await kernel.run(f"__import__('os').environ.update({variables!r})", CellOutput(), is_silent=True)
             note = await self._run_within(kernel, code, output, seconds)
         except KernelDied:
             was_killed = self._kernel is not None and self._kernel.was_killed

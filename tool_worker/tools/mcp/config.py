@@ -20,6 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from broker.contract import parse_host_rules
 from broker.runtime import VARIABLE, UsageError
 
+KEY_FIELD = "deckhands/idempotencyKey"
+"""Field of a call's `_meta`: its idempotency key. By HTTP, the header `Idempotency-Key` has it as well."""
+
 
 class McpServerSpec(BaseModel):
     """One server (OpenHands 10.8: limits and defaults).

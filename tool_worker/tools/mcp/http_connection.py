@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import httpx2
 
+from tool_worker.tools.mcp.config import KEY_FIELD
 from tool_worker.tools.mcp.program import ANSWER_TOO_LONG, MESSAGE_LIMIT_BYTES
 
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
@@ -60,6 +61,7 @@ class StreamableClient(httpx2.AsyncClient):
         super().__init__(
             headers={**headers, "Accept-Encoding": "identity"},
             timeout=httpx2.Timeout(CONNECT_SECONDS, read=call_seconds + LATE_SECONDS),
+            event_hooks={"request": [_add_idempotency_key]},
         )
         self._listening = listening
 
@@ -97,8 +99,19 @@ def make_limited_client(
         headers={**(headers or {}), "Accept-Encoding": "identity"},
         timeout=timeout,
         auth=auth,
-        event_hooks={"response": [_limit_response]},
+        event_hooks={"request": [_add_idempotency_key], "response": [_limit_response]},
     )
+
+
+async def _add_idempotency_key(request: httpx2.Request) -> None:
+    """Repeat the key of a call as a header, for proxies and servers that read no `_meta`.
+
+    The agent chooses the call's arguments, so the key is taken from its place in the message and from nowhere else.
+    """
+    if request.method == "POST" and KEY_FIELD.encode() in request.content:
+        key = (json.loads(request.content).get("params") or {}).get("_meta", {}).get(KEY_FIELD)
+        if isinstance(key, str):
+            request.headers["Idempotency-Key"] = key
 
 
 async def _limit_response(response: httpx2.Response) -> None:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from broker.runtime import read_last_lines
 from broker.tools import ToolFailed
-from tool_worker.tools.mcp.config import McpServerSpec
+from tool_worker.tools.mcp.config import KEY_FIELD, McpServerSpec
 from tool_worker.tools.mcp.connection import (
     CONNECT_LIMIT_SECONDS,
     SHOWN_CHARS,
@@ -85,12 +85,13 @@ class McpServer:
         return (await self._open_current()).tools
 
     async def call(
-        self, name: str, arguments: dict[str, Any], check: Callable[[Sequence[Tool]], None]
+        self, name: str, arguments: dict[str, Any], check: Callable[[Sequence[Tool]], None], *, key: str
     ) -> CallToolResult:
         """Call a tool.
 
         Args:
             check: Receives the server's current tools; raises if the call is not allowed.
+            key: Idempotency key of the call, for the server's use.
 
         Raises:
             ToolFailed: The server cannot be reached; nothing was called.
@@ -105,7 +106,7 @@ class McpServer:
             connection = await self._open_current()
             check(connection.tools)
             try:
-                return await self._send_call(connection, name, arguments)
+                return await self._send_call(connection, name, arguments, key)
             except MCPError as error:
                 if is_repeated or (error.code, error.message) != (INVALID_REQUEST, _SESSION_ENDED):
                     raise self._explain(error, name) from error
@@ -132,11 +133,13 @@ class McpServer:
                 await self._connection.aclose()
                 self._connection = None
 
-    async def _send_call(self, connection: McpConnection, name: str, arguments: dict[str, Any]) -> CallToolResult:
+    async def _send_call(
+        self, connection: McpConnection, name: str, arguments: dict[str, Any], key: str
+    ) -> CallToolResult:
         # `send_request`, because the SDK's own `call_tool` drops answers that do not fit the tool's output schema.
         from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult
 
-        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
+        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments, _meta={KEY_FIELD: key}))
         with connection.mark_in_use():
             try:
                 return await connection.session.send_request(

@@ -174,13 +174,15 @@ def make_custom_tools(server: McpServer, tools: Sequence[Tool]) -> list[CustomTo
 def _make_custom_tool(server: McpServer, tool: Tool) -> CustomTool:
     offer = make_offer(server.spec, tool)
 
-    async def run(arguments: dict[str, Any], context: ToolContext) -> MCPObservation:  # noqa: ARG001  (required by the protocol)
-        return await _call_tool(server, tool, offer, arguments)
+    async def run(arguments: dict[str, Any], context: ToolContext) -> MCPObservation:
+        return await _call_tool(server, tool, offer, arguments, context)
 
     return CustomTool(offer, None, run, timeout_seconds=server.spec.timeout + 2 * CONNECT_LIMIT_SECONDS)
 
 
-async def _call_tool(server: McpServer, tool: Tool, offer: ToolOffer, arguments: dict[str, Any]) -> MCPObservation:
+async def _call_tool(
+    server: McpServer, tool: Tool, offer: ToolOffer, arguments: dict[str, Any], context: ToolContext
+) -> MCPObservation:
     from mcp import MCPError
 
     def check(tools: Sequence[Tool]) -> None:
@@ -196,7 +198,7 @@ async def _call_tool(server: McpServer, tool: Tool, offer: ToolOffer, arguments:
             )
 
     try:
-        result = await server.call(tool.name, arguments, check)
+        result = await server.call(tool.name, arguments, check, key=context.idempotency_key)
     except MCPError as error:
         is_late = "timed out" in str(error).lower()
         text = f'Tool "{offer.name}" timed out after {server.spec.timeout:g} seconds' if is_late else str(error)

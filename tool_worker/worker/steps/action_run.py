@@ -14,6 +14,7 @@ from hashlib import sha256
 from broker.contract import Action, Event, Observation, OutcomePolicy, codec
 from broker.coordination import ActionClaimed, ActionDelivery, ActionReclaimed, CrashAttribution
 from broker.runtime import DeckhandsError, Rest
+from broker.tools import make_idempotency_key
 from tool_worker.tools import HostRequest, Tool
 from tool_worker.workspace import HostResult, OpenWorkspace
 
@@ -62,6 +63,11 @@ class ActionRun:
     def fingerprint(self) -> str:
         """Tells this action apart from a lost one that had the same number."""
         return compute_fingerprint(self.action)
+
+    @property
+    def idempotency_key(self) -> str:
+        """The key under which a tool can take effect once."""
+        return make_idempotency_key(self.conversation_id, self.action.id, self.fingerprint)
 
     @property
     def may_repeat(self) -> bool:

@@ -1,4 +1,4 @@
-"""Sends an action with its secrets to the workspace host, and turns the result into an observation.
+"""Sends an action with its key and its secrets to the workspace host, and turns the result into an observation.
 
 Holds: an outcome that the host does not know is reported as unknown.
 """
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from broker.contract import ErrorObservation, Observation, OutcomeUnknownObservation
 from broker.log import EventLog
-from broker.runtime import failpoint
+from broker.runtime import IDEMPOTENCY_KEY_VARIABLE, failpoint
 from tool_worker.tools import HostRequest, find_tool
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction, RestOfHostCall
 from tool_worker.worker.steps.journal import NOT_RUN, log_reused_number
@@ -57,13 +57,18 @@ async def run_on_host(run: ActionRun) -> HostResult:
     )
 
 
-async def pass_secrets(log: EventLog, run: ActionRun, rest: RestOfAction) -> Observation:
-    """Add the secrets that a command names to its request, and no others."""
-    request = run.request
-    is_command = request.tool == "acp" or (request.tool == "bash" and not request.arguments["is_input"])
-    if log.secrets is not None and is_command:
+async def pass_variables(log: EventLog, run: ActionRun, rest: RestOfAction) -> Observation:
+    """Add to a request the action's idempotency key, and the secrets that a command names and no others."""
+    request, added = run.request, dict[str, object]()
+    is_shell = request.tool == "bash" and not request.arguments["is_input"]
+    variables = {IDEMPOTENCY_KEY_VARIABLE: run.idempotency_key} if is_shell else {}
+    if log.secrets is not None and (is_shell or request.tool == "acp"):
         command = request.arguments["command"]
-        wanted = await log.secrets.find_named(run.conversation_id, command, claimed=run.claim.secrets)
-        if wanted:
-            run.request = replace(request, arguments={**request.arguments, "env": wanted})
+        variables |= await log.secrets.find_named(run.conversation_id, command, claimed=run.claim.secrets)
+    if variables:
+        added["env"] = variables
+    if request.tool == "ipython":
+        added["variables"] = {IDEMPOTENCY_KEY_VARIABLE: run.idempotency_key}
+    if added:
+        run.request = replace(request, arguments={**request.arguments, **added})
     return await rest(run)

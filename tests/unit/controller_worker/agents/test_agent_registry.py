@@ -57,6 +57,6 @@ def test_an_unknown_name_is_answered_with_all_there_are() -> None:
         create_agent(AgentSpec(name="NoSuchAgent"))
     assert (
         raised.value.remedy
-        == "Known agents: BrowsingAgent, BrowsingAgentSDK, CheckAgent, CodeActAgent, CodeActAgentSDK, DummyAgent, LocAgent, LongWorkAgent, Lost, "
+        == "Known agents: BrowsingAgent, BrowsingAgentSDK, ChaosAgent, CheckAgent, CodeActAgent, CodeActAgentSDK, DummyAgent, LocAgent, LongWorkAgent, Lost, "
         "PlanningAgent, Poet, ReadOnlyAgent, ReadOnlyAgentSDK, VisualBrowsingAgent, acp:COMMAND."
     )

@@ -138,7 +138,7 @@ def test_prompt_names_the_workspace_and_a_missing_network() -> None:
 
 
 def test_an_unknown_agent_is_named_with_those_there_are() -> None:
-    assert len(AGENTS) == 13
+    assert len(AGENTS) == 14
     with pytest.raises(UsageError) as raised:
         create_agent(AgentSpec(name="NoSuchAgent"))
     known = ", ".join(sorted({*AGENTS, "acp:COMMAND"} - {"AcpAgent"}))

@@ -1,0 +1,369 @@
+"""`deckhands chaos` on real clusters: what it reports, what it refuses, what it finds, and what it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.contract import CmdOutputObservation, CmdRunAction, ConversationCreated, OutcomeUnknownObservation
+from broker.contract.counted_commands import make_counted_command
+from broker.coordination import ClusterMember, Membership, list_members
+from broker.runtime import TOOLS, UsageError
+from broker.runtime.clock import SystemClock
+from broker.runtime.ids import make_worker_id_prefix
+from broker.store.store import open_store
+from deckhands.chaos.chaos import FAULTS, Chaos, ChaosSpec
+from deckhands.chaos.report import ChaosReport, EffectCounts, Latencies
+from deckhands.chaos.undo_journal import OpenFault, UndoJournal
+from deckhands.chaos.victims import find_hosts, find_workers
+from deckhands.chaos.workload import count_effects
+from deckhands.client.client import Client
+from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
+from tests.faults.harness import FaultCluster
+from tests.polling import unhurried, until
+from tests.sentinels import SentinelGroup
+from tests.stores import valkey_program
+
+REPEATS_COMMANDS = """
+from tool_worker.worker.steps.action_run import ActionRun
+ActionRun.may_repeat = property(lambda self: True)
+from tool_worker.__main__ import main
+main()
+"""
+"""A tool worker with a planted defect: it takes commands for idempotent, and repeats those whose outcome is unknown."""
+
+
+@contextlib.asynccontextmanager
+async def running(root: Path, **fields: Any) -> AsyncIterator[tuple[Cluster, Client]]:
+    """A cluster as `deckhands up` runs it, without a sandbox."""
+    spec = ClusterSpec(
+        root / "cluster",
+        environment={"PATH": os.environ["PATH"], "HOME": str(root), "DECKHANDS_SANDBOX": "none"},
+        gives_up=False,
+        ready_seconds=unhurried(60),
+        **fields,
+    )
+    spec.directory.mkdir()
+    cluster = Cluster(spec)
+    await cluster.start()
+    try:
+        await cluster.until_ready()
+        async with await Client.connect(cluster.url, patience_seconds=unhurried(120)) as client:
+            yield cluster, client
+    finally:
+        await cluster.stop()
+
+
+def spec_for(root: Path, cluster: Cluster, faults: Sequence[str], **fields: Any) -> ChaosSpec:
+    return ChaosSpec(
+        root / "chaos",
+        cluster.url,
+        faults=tuple(faults),
+        store_directory=cluster.store.directory,
+        environment=cluster.spec.environment,
+        settle_seconds=unhurried(120),
+        **{"own_pairs": 0, "conversations": 3, **fields},
+    )
+
+
+def check_that_all_holds(report: ChaosReport) -> None:
+    assert report.holds, (report.findings, report.unsettled)
+    assert report.finished == report.conversations == report.logs > 0
+    effects = report.effects
+    assert effects.commands == effects.done + effects.unknown > 0
+
+
+@pytest.mark.timeout(600)
+async def test_a_cluster_survives_every_fault_that_is_possible_here(tmp_path: Path) -> None:
+    async with running(tmp_path, controllers=2, tools=2) as (cluster, client):
+        spec = spec_for(tmp_path, cluster, list(FAULTS), own_pairs=1, every_seconds=1.0, duration_seconds=20, seed=5)
+        report = await Chaos(client, spec).run()
+    check_that_all_holds(report)
+    assert set(report.not_tried) >= {"disk", "failover"}
+    tried = {fault.kind for fault in report.faults}
+    assert tried.isdisjoint(report.not_tried)
+    # The others need a worker or a host that can be reached at that moment.
+    assert tried >= {"delay", "partition", "pause", "memory", "store"}
+    assert tried & {"kill", "stop"}
+    assert not report.unreachable
+    assert UndoJournal(tmp_path / "chaos" / "open-faults.jsonl").load() == []
+    report.write(tmp_path / "report")
+    written = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert (written["holds"], written["seed"], len(written["faults"])) == (True, 5, len(report.faults))
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert "Everything holds." in page
+    assert "the store has no Sentinels" in page
+
+
+@pytest.mark.timeout(400)
+async def test_a_fail_over_is_ordered_of_sentinels(tmp_path: Path) -> None:
+    async with (
+        SentinelGroup(valkey_program(), tmp_path).running() as group,
+        FaultCluster(tmp_path).running() as workers,
+    ):
+        workers.url_for_workers = group.url
+        workers.start(DECKHANDS_ACKS="replica")
+        store = await open_store(group.url, acks="replica", patience_seconds=unhurried(120))
+        async with Client(store) as client:
+            spec = ChaosSpec(
+                tmp_path / "chaos",
+                group.url,
+                faults=("failover", "store", "partition"),
+                every_seconds=4.0,
+                duration_seconds=20.0,
+                settle_seconds=unhurried(120),
+                conversations=2,
+            )
+            report = await Chaos(client, spec).run()
+            check_that_all_holds(report)
+            assert "failover" in {fault.kind for fault in report.faults}
+            assert report.not_tried["partition"] == "a proxy leads to a single store without TLS only"
+            assert "only the store of `deckhands up`" in report.not_tried["store"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root mounts a small file system")
+@pytest.mark.timeout(400)
+async def test_a_small_disk_is_filled_and_freed(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)], check=True)
+    try:
+        async with running(disk) as (cluster, client):
+            spec = spec_for(tmp_path, cluster, ["disk"], every_seconds=3.0, duration_seconds=12, conversations=2)
+            report = await Chaos(client, spec).run()
+            check_that_all_holds(report)
+            assert {fault.kind for fault in report.faults} == {"disk"}
+            assert not (cluster.store.directory / "chaos-ballast").exists()
+            assert shutil.disk_usage(disk).free > 1 << 20
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.mark.timeout(600)
+async def test_a_planted_defect_is_found(tmp_path: Path) -> None:
+    commands = dict(ClusterSpec(tmp_path).commands) | {TOOLS: (sys.executable, "-P", "-c", REPEATS_COMMANDS)}
+    async with running(tmp_path, commands=commands) as (cluster, client):
+        spec = spec_for(tmp_path, cluster, ["host"], every_seconds=0.4, duration_seconds=15, conversations=4)
+        report = await Chaos(client, spec).run()
+    assert not report.holds
+    assert report.effects.doubled > 0
+    assert "was doubled: its command started 2" in report.findings[0]
+
+
+@pytest.mark.timeout(300)
+async def test_a_cluster_with_the_work_of_others_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path, tools=0) as (cluster, client):
+        theirs = await client.submit("do it", agent="DummyAgent")  # it waits for a tool worker
+        pids = [worker.child.pid for worker in cluster.workers.values() if worker.child]
+        spec = spec_for(tmp_path, cluster, ["kill"], every_seconds=0.2, duration_seconds=5)
+        with pytest.raises(UsageError, match=f"1 conversation of others, such as {theirs}"):
+            await Chaos(client, spec).run()
+        assert [worker.child.pid for worker in cluster.workers.values() if worker.child] == pids
+        assert len(await client.recent()) == 1
+
+
+async def test_an_unknown_fault_is_refused(memory_store: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="There is no fault 'earthquake'"):
+        Chaos(Client(memory_store), ChaosSpec(tmp_path, "redis://h", faults=("earthquake",)))
+
+
+# Proofs
+
+
+def member(worker_id: str, role: str = "controller", **about: str) -> ClusterMember:
+    return ClusterMember(worker_id, role, 1.0, about)
+
+
+async def test_a_forged_report_kills_no_other_process(memory_store: Any, tmp_path: Path) -> None:
+    innocent = subprocess.Popen(["/bin/sleep", "1000"])
+    try:
+        forged = Membership(memory_store, f"{make_worker_id_prefix('controller')}{innocent.pid}-abcd", "controller")
+        await forged.register()
+        chaos = Chaos(
+            Client(memory_store),
+            ChaosSpec(
+                tmp_path,
+                "redis://h",
+                faults=("kill",),
+                every_seconds=0.2,
+                duration_seconds=2,
+                conversations=1,
+                settle_seconds=0.1,
+            ),
+        )
+        report = await chaos.run()
+        assert report.faults == ()
+        assert list(report.unreachable.values()) == [f"process {innocent.pid} runs no controller worker of Deckhands"]
+        assert "no worker could be signalled" in report.not_tried["kill"]
+        assert innocent.poll() is None
+    finally:
+        innocent.kill()
+        innocent.wait()
+
+
+async def test_only_workers_of_this_machine_that_are_older_than_their_report_are_proven(tmp_path: Path) -> None:
+    prefix = make_worker_id_prefix("controller")
+    posing = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", "-m", "controller_worker"])
+    try:
+        await until(lambda: b"controller_worker" in Path(f"/proc/{posing.pid}/cmdline").read_bytes())
+        now = SystemClock().now()
+        ms = int(now.timestamp() * 1000)
+        reports = {
+            "proven": member(f"{prefix}{posing.pid}-a", clock_ms=str(ms)),
+            "is younger than the worker": member(f"{prefix}{posing.pid}-b", clock_ms=str(ms - 3_600_000)),
+            "does not say when": member(f"{prefix}{posing.pid}-c"),
+            "runs no tool worker": member(f"tool-{prefix.split('-')[1]}-{posing.pid}-d", "tool", clock_ms=str(ms)),
+            "another host": member(f"controller-elsewhere-{posing.pid}-e", clock_ms=str(ms)),
+            "its id names no process": member("controller-x"),
+            "is not there": member(f"{prefix}999999999-f", clock_ms=str(ms)),
+        }
+        for reason, forged in reports.items():
+            found = find_workers([forged], now)
+            found.close()
+            if reason == "proven":
+                assert [victim.process.pid for victim in found.victims] == [posing.pid]
+            else:
+                assert not found.victims
+                assert reason in found.unreachable[forged.worker_id]
+        lapsed = ClusterMember(f"{prefix}{posing.pid}-g", "controller", -1.0, {"clock_ms": str(ms)})
+        assert find_workers([lapsed], now).victims == ()
+        shared = find_workers([reports["another host"]], now, shares_pids=True)
+        shared.close()
+        assert len(shared.victims) == 1
+    finally:
+        posing.kill()
+        posing.wait()
+
+
+def test_only_hosts_of_the_run_are_found() -> None:
+    assert list(find_hosts(["no-such-conversation", str(os.getpid())])) == []
+
+
+# What is left after a death
+
+
+@pytest.mark.timeout(300)
+async def test_a_worker_that_a_dead_run_has_stopped_is_continued(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "DECKHANDS_HOME": str(tmp_path / "home"),
+            "DECKHANDS_URL": cluster.url,
+        }
+        command = [sys.executable, "-P", "-m", "deckhands", "chaos"]
+        options = ["--faults", "stop", "--every", "0.2s", "--duration", "60s", "--conversations", "1", "--workers", "0"]
+        journal = UndoJournal(tmp_path / "home" / "chaos" / "open-faults.jsonl")
+        with (tmp_path / "log").open("wb") as log:
+            run = subprocess.Popen([*command, *options], env=environment, stdout=log, stderr=log)
+            try:
+                await until(lambda: any(map(is_stopped, journal.load())), limit=60, what="a stopped worker")
+            finally:
+                run.kill()
+                run.wait()
+        left = journal.load()
+        done = await asyncio.to_thread(
+            subprocess.run, [*command, "--undo"], env=environment, capture_output=True, text=True, check=True
+        )
+        assert f"the process {left[0].pid} was continued" in done.stdout
+        assert not any(map(is_stopped, left))
+        assert journal.load() == []
+        cid = await client.submit("do it", agent="ChaosAgent")
+        await client.wait_until_settled(cid)
+        assert len(await list_members(client.store)) > 0
+
+
+def is_stopped(fault: OpenFault) -> bool:
+    try:
+        return Path(f"/proc/{fault.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
+async def test_undoing_spares_a_later_process_with_the_number(tmp_path: Path) -> None:
+    journal = UndoJournal(tmp_path / "journal")
+    asleep = subprocess.Popen(["/bin/sleep", "1000"])
+    try:
+        asleep.send_signal(signal.SIGSTOP)
+        fault = OpenFault("stop", asleep.pid, started=1)
+        await until(lambda: is_stopped(fault), what="a stop")
+        journal.add(fault)
+        assert await journal.undo_all(None) == [f"the stopped process {asleep.pid} has ended"]
+        assert is_stopped(fault)
+        assert journal.load() == []
+    finally:
+        asleep.kill()
+        asleep.wait()
+
+
+async def test_the_limit_of_another_store_stays(memory_store: Any, tmp_path: Path) -> None:
+    journal = UndoJournal(tmp_path / "journal")
+    ballast = tmp_path / "ballast"
+    ballast.write_bytes(b"x")
+    elsewhere = OpenFault("memory", value="0", generation="another")
+    for fault in (elsewhere, OpenFault("disk", value=str(ballast))):
+        journal.add(fault)
+    assert await journal.undo_all(memory_store) == [f"{ballast} was removed"]
+    assert journal.load() == [elsewhere]
+    assert not ballast.exists()
+
+
+# Counting
+
+ACTION = CmdRunAction(id=5, command=make_counted_command(1))
+RAN = CmdOutputObservation(
+    id=6,
+    cause=5,
+    content="",
+    command=ACTION.command,
+    metadata={"exit_code": 0, "pid": -1},  # type: ignore[arg-type]
+)
+UNKNOWN = OutcomeUnknownObservation(id=6, cause=5, content="x")
+
+
+@pytest.mark.parametrize(
+    ("answer", "effects", "kind"),
+    [
+        (RAN, "start 1\nend 1\n", "done"),
+        (RAN, "start 1\n", "lost"),
+        (RAN, "", "lost"),
+        (RAN, "start 1\nend 1\nstart 1\nend 1\n", "doubled"),
+        (RAN, "start 1\nend 1\nend 1\n", "doubled"),
+        (RAN, None, "unread"),
+        (UNKNOWN, "start 1\n", "unknown"),
+        (UNKNOWN, "", "unknown"),
+        (UNKNOWN, "start 1\nstart 1\n", "doubled"),
+    ],
+)
+def test_an_effect_is_judged_by_its_file(answer: Any, effects: str | None, kind: str) -> None:
+    created = ConversationCreated(id=1, conversation_id="c")
+    counts, findings = count_effects("c", [created, ACTION, answer], effects)
+    assert counts == EffectCounts(commands=1, **{kind: 1})  # type: ignore[arg-type]
+    assert bool(findings) is (kind in ("lost", "doubled"))
+    report = ChaosReport(1, 1.0, effects=counts)
+    assert report.holds is (kind not in ("lost", "doubled"))
+
+
+def test_ranks_of_latencies() -> None:
+    assert Latencies.of([]) == Latencies(0, None, None, None)
+    assert Latencies.of([float(n) for n in range(1, 201)]) == Latencies(200, 100.0, 198.0, 200.0)
+    assert str(Latencies.of([2.0])) == "1; p50 2.00 s, p99 2.00 s, max 2.00 s"
+
+
+async def test_the_schedule_follows_from_the_seed(memory_store: Any, tmp_path: Path) -> None:
+    def plan(seed: int) -> list[tuple[float, str]]:
+        return Chaos(Client(memory_store), ChaosSpec(tmp_path, "redis://h", seed=seed))._plan()
+
+    assert plan(1) == plan(1) != plan(2)
+    assert {kind for _, kind in plan(1)} >= set(list(FAULTS)[:3])
