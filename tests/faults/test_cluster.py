@@ -15,7 +15,14 @@ import pytest
 
 from broker.celery.app import make_connection_settings
 from broker.log.conversations import Conversations
-from broker.runtime import BrokerSettings, OutcomeUnknown, StoreMisconfigured, StoreUnavailable, UsageError
+from broker.runtime import (
+    BrokerSettings,
+    OutcomeUnknown,
+    StoreMisconfigured,
+    StoreRefused,
+    StoreUnavailable,
+    UsageError,
+)
 from broker.store.cluster import ClusterConnection
 from broker.store.function_library import LIBRARY, VERSION_FIELD
 from broker.store.keys import INBOX, STORE, ShardKeys, replies_key
@@ -171,8 +178,14 @@ async def test_a_new_primary_gets_the_functions_with_its_first_call(cluster: Clu
     node = await cluster.add_node()
     assert await node.call("FUNCTION", "LIST") == []
     await cluster.move_slot(find_slot(names.root), node)
-    assert (await store.now(names)).year > 2000
+    calls = [asyncio.ensure_future(store.connection.call("FCALL", "deck_now", 1, names.root))]
+    while not calls[0].done():  # others meet the node before, while and after the first one loads
+        calls.append(asyncio.ensure_future(store.connection.call("FCALL", "deck_now", 1, names.root)))
+        await asyncio.sleep(0)
+    assert len(await asyncio.gather(*calls)) > 1
     assert len(await node.call("FUNCTION", "LIST")) == 1
+    with pytest.raises(StoreRefused, match="Function not found"):
+        await store.connection.call("FCALL", "deck_no_such", 1, names.root)
     assert await store.call("HEXISTS", STORE, VERSION_FIELD) == 1
 
 
