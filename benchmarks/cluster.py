@@ -69,6 +69,10 @@ class BenchCluster:
         """Start a worker that answers every action of the pool `noop` at once, and return its process id."""
         return await self._start("benchmarks.noop_tool", {})
 
+    async def start_process(self, module: str, environment: dict[str, str]) -> int:
+        """Start a module that reports as a worker, and return its process id once it has."""
+        return await self._start(module, environment)
+
     async def start_gateway(self, port: int) -> int:
         """Start a gateway on a port of this machine and return its process id once it answers."""
         return await self.start_site(port, "deckhands", "serve", "--port", str(port))

@@ -26,17 +26,19 @@ BATCH = 64
 
 
 class NoopTool:
-    """Answers the actions of the pool `noop` in the first shard of a store."""
+    """Answers the actions of the pool `noop` in all shards of a store."""
 
     def __init__(self, store: Store, *, on_action: Callable[[], None] = lambda: None) -> None:
         """Prepare it; `on_action` is called whenever an action has arrived."""
         self._worker_id = new_worker_id("tool")
         self._on_action = on_action
         self._log = EventLog(store)
-        self._queue = ActionQueue(
-            store, store.all_shards[0], worker_id=self._worker_id, node=NODE, pools=(POOL,), is_first=None
-        )
-        self._membership = Membership(store, self._worker_id, "tool", streams=[self._queue.streams])
+        self._queues = [
+            ActionQueue(store, names, worker_id=self._worker_id, node=NODE, pools=(POOL,), is_first=None)
+            for names in store.all_shards
+        ]
+        streams = [queue.streams for queue in self._queues]
+        self._membership = Membership(store, self._worker_id, "tool", streams=streams)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -44,23 +46,28 @@ class NoopTool:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._beat())
-                while True:
-                    for delivery in await self._queue.read(limit=BATCH):
-                        if isinstance(delivery, ActionDelivery):
-                            self._on_action()
-                            group.create_task(self._answer(delivery))
-                        else:
-                            await self._queue.acknowledge(delivery)
+                for queue in self._queues:
+                    group.create_task(self._serve(queue, group))
         finally:
-            await self._queue.aclose()
+            for queue in self._queues:
+                await queue.aclose()
             await self._membership.leave()
+
+    async def _serve(self, queue: ActionQueue, group: asyncio.TaskGroup) -> None:
+        while True:
+            for delivery in await queue.read(limit=BATCH):
+                if isinstance(delivery, ActionDelivery):
+                    self._on_action()
+                    group.create_task(self._answer(queue, delivery))
+                else:
+                    await queue.acknowledge(delivery)
 
     async def _beat(self) -> None:
         while await self._membership.beat(0) is not None:
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
-    async def _answer(self, delivery: ActionDelivery) -> None:
-        if not isinstance(await self._queue.claim(delivery), ActionClaimed | ActionReclaimed):
+    async def _answer(self, queue: ActionQueue, delivery: ActionDelivery) -> None:
+        if not isinstance(await queue.claim(delivery), ActionClaimed | ActionReclaimed):
             return
         action = await self._log.decode_entry(delivery.conversation_id, delivery.entry, delivery.action_id)
         assert isinstance(action, CmdRunAction), action.kind
@@ -78,7 +85,7 @@ class NoopTool:
 
 async def main() -> None:
     """Serve the store that the environment names."""
-    await NoopTool(await open_store(os.environ["DECKHANDS_URL"])).run()
+    await NoopTool(await open_store(os.environ["DECKHANDS_URL"], patience_seconds=None)).run()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 from broker.runtime import DeckhandsError
 from broker.store.routing import SLOTS
-from tests.polling import until
+from tests.polling import unhurried, until
 from tests.sentinels import PASSWORD, Server
 
 PRIMARIES = 3
@@ -30,17 +30,22 @@ def lasting_port() -> int:
 
 
 class Cluster:
-    """The nodes of a cluster. Nodes 0 to 2 are the first primaries, 3 to 5 their replicas."""
+    """The nodes of a cluster. Nodes 0 to 2 are the first primaries, 3 to 5 their replicas.
 
-    def __init__(self, program: str, folder: Path, *, primaries: int = PRIMARIES) -> None:
+    Args:
+        replicas: of each primary.
+    """
+
+    def __init__(self, program: str, folder: Path, *, primaries: int = PRIMARIES, replicas: int = 1) -> None:
         self.program, self.folder = program, folder
-        self.nodes = [self._make_node(number) for number in range(2 * primaries)]
-        self._primaries = primaries
+        self.nodes = [self._make_node(number) for number in range(primaries * (1 + replicas))]
+        self._primaries, self._replicas = primaries, replicas
 
     @property
     def url(self) -> str:
         """The store's URL; it names two of the nodes."""
-        return f"redis+cluster://:{PASSWORD}@127.0.0.1:{self.nodes[0].port},127.0.0.1:{self.nodes[1].port}"
+        hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:2])
+        return f"redis+cluster://:{PASSWORD}@{hosts}"
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Cluster]:
@@ -72,6 +77,14 @@ class Cluster:
         await until(serves, limit=LIMIT_SECONDS, what="new node that serves")
         return node
 
+    async def remove_node(self, node: Server) -> None:
+        """Take a primary that has no slots out of the cluster, and end it."""
+        gone = await self._id(node)
+        self.nodes.remove(node)
+        for other in self.nodes:
+            await self._order(other, "CLUSTER", "FORGET", gone)
+        node.kill()
+
     async def find_node(self, slot: int) -> Server:
         """Return the primary that serves a slot, as the first node that answers knows it."""
         for node in self.nodes:
@@ -89,8 +102,9 @@ class Cluster:
         if source is target:
             return
         await self.start_move(slot, source, target)
-        while keys := await source.call("CLUSTER", "GETKEYSINSLOT", slot, MOVED_AT_ONCE):
-            await source.call(
+        while keys := await self._order(source, "CLUSTER", "GETKEYSINSLOT", slot, MOVED_AT_ONCE):
+            await self._order(
+                source,
                 *("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "AUTH", PASSWORD, "KEYS"),
                 *(key.decode() for key in keys),
             )
@@ -98,14 +112,14 @@ class Cluster:
 
     async def start_move(self, slot: int, source: Server, target: Server) -> None:
         """Let both nodes know that a slot is being moved."""
-        await target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", await self._id(source))
-        await source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", await self._id(target))
+        await self._order(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", await self._id(source))
+        await self._order(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", await self._id(target))
 
     async def end_move(self, slot: int, source: Server, target: Server) -> None:
         """Give a slot to the node that has its keys."""
         node_id = await self._id(target)
         for node in (target, source):
-            await node.call("CLUSTER", "SETSLOT", slot, "NODE", node_id)
+            await self._order(node, "CLUSTER", "SETSLOT", slot, "NODE", node_id)
 
     async def until_promoted(self, slot: int, *, other_than: Server) -> Server:
         """Wait until all live nodes agree that another node serves a slot, and return it."""
@@ -144,12 +158,14 @@ class Cluster:
             await node.call("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             if number < self._primaries:
                 last = min((number + 1) * size, SLOTS) - 1
-                await node.call("CLUSTER", "ADDSLOTSRANGE", number * size, last)
+                has = {slot for low, high, *_ in await node.call("CLUSTER", "SLOTS") for slot in range(low, high + 1)}
+                missing = [slot for slot in range(number * size, last + 1) if slot not in has]
+                await node.call("CLUSTER", "ADDSLOTS", *missing)
         for node in self.nodes[1:]:
             await self.nodes[0].call("CLUSTER", "MEET", "127.0.0.1", node.port, *self._bus_port(node))
         await self._until_known()
         for number, node in enumerate(self.nodes[self._primaries :]):
-            await node.call("CLUSTER", "REPLICATE", await self._id(self.nodes[number]))
+            await node.call("CLUSTER", "REPLICATE", await self._id(self.nodes[number % self._primaries]))
         await until(self._is_whole, limit=LIMIT_SECONDS, what="whole cluster")
 
     async def _until_answers(self, node: Server) -> None:
@@ -174,15 +190,20 @@ class Cluster:
     async def _is_whole(self) -> bool:
         for node in self.nodes:
             ranges = await node.call("CLUSTER", "SLOTS")
-            if len(ranges) != self._primaries or any(len(found) != 4 for found in ranges):
+            if len(ranges) != self._primaries or any(len(found) != 3 + self._replicas for found in ranges):
                 return False
             if b"cluster_state:ok" not in await node.call("CLUSTER", "INFO"):
                 return False
-        return all([await node.replicas() == 1 for node in self.nodes[: self._primaries]])
+        return all([await node.replicas() == self._replicas for node in self.nodes[: self._primaries]])
+
+    @staticmethod
+    async def _order(node: Server, *command: str | int) -> Any:
+        """Send a command to a node that lives, and wait for its reply as long as a busy machine takes."""
+        return await node.call(*command, limit_seconds=unhurried(10))
 
     @staticmethod
     async def _id(node: Server) -> str:
-        found: Any = await node.call("CLUSTER", "MYID")
+        found: Any = await Cluster._order(node, "CLUSTER", "MYID")
         return str(found.decode())
 
     @staticmethod

@@ -144,9 +144,10 @@ class Server:
         self.process.kill()
         self.process.wait()
 
-    async def call(self, *command: str | int, database: int = 0) -> Any:
+    async def call(self, *command: str | int, database: int = 0, limit_seconds: float = 2.0) -> Any:
         """Send a command over a new connection."""
-        connection = MultiplexedConnection(self.url.replace("/0", f"/{database}", 1), reply_timeout_seconds=2.0)
+        url = self.url.replace("/0", f"/{database}", 1)
+        connection = MultiplexedConnection(url, reply_timeout_seconds=limit_seconds)
         try:
             return await connection.call(*command)
         finally:

@@ -6,7 +6,8 @@ next worker.
 
 Holds: the thread beats only if the loop has turned within `STUCK_AFTER_SECONDS`. So a loop that is stuck, or blocked by
 code that never releases the interpreter, is taken over like a dead one. While the loop beats in time, the thread only
-watches and has no connection.
+watches and has no connection. A node of a cluster that does not answer delays the beats at the others by
+`REPLY_TIMEOUT_SECONDS` at most, which is less than a heartbeat holds.
 Does not: notify the loop. A worker that was declared dead learns it from its own next beat.
 """
 
@@ -69,12 +70,18 @@ class HeartbeatThread:
                 if not LATE_AFTER_SECONDS < silent < STUCK_AFTER_SECONDS:
                     continue
                 # The store may be unavailable. Then the loop waits for it too.
-                with suppress(DeckhandsError):
+                with suppress(DeckhandsError, TimeoutError):
                     connection = connection or connect(self._store_url, reply_timeout_seconds=REPLY_TIMEOUT_SECONDS)
-                    runner.run(_send(connection, self._membership.make_beat_commands(self._progress)))
+                    runner.run(send_beats(connection, self._membership.make_beat_commands(self._progress)))
             if connection is not None:
                 runner.run(connection.aclose())
 
 
-async def _send(connection: Connection, commands: Sequence[Sequence[Argument]]) -> None:
-    await connection.call_many(commands)
+async def send_beats(connection: Connection, commands: Sequence[Sequence[Argument]]) -> None:
+    """Send the heartbeats of all shards.
+
+    Raises:
+        TimeoutError: not all were answered in time; those to other nodes may have been.
+    """
+    async with asyncio.timeout(REPLY_TIMEOUT_SECONDS):  # a connection that is being opened continues with the next beat
+        await connection.call_many(commands)

@@ -7,7 +7,7 @@ Holds: calls in flight never exceed a quota that the provider states. Interactiv
 by weight. Reservations of a dead worker are released when its heartbeat expires, by no other clock. Each call carries
 the fencing token of the conversation's owner; of two owners, only the later one reserves, settles and withdraws.
 Does not: add any cost, not even a round trip, to a model without a quota.
-Keys: `deck:{0}:quota:<pool>:…`, see governor.lua.
+Keys: `deck:{k}:quota:<pool>:…` in the shard of the pool's name, see governor.lua.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from broker.contract import Priority
 from broker.coordination import wake_conversations
 from broker.limits.quotas import QuotaPool, QuotaTable
 from broker.runtime import StoreRefused
-from broker.store import WRONG_TYPE_PREFIX, Argument, ShardKeys, Store
+from broker.store import WRONG_TYPE_PREFIX, Argument, Store
 
 PUMP_FUNCTION = "deck_quota_pump"
 MAX_ATTEMPTS = 5
@@ -66,7 +66,6 @@ class Governor:
     def __init__(self, store: Store, table: QuotaTable) -> None:
         self._store = store
         self._table = table
-        self._shard = ShardKeys(0)
         self._wake_timers: dict[str, _InterruptibleTimer] = {pool.name: _InterruptibleTimer() for pool in table.pools}
 
     @property
@@ -188,7 +187,8 @@ class Governor:
         return outcome, key.decode(), eta_ms
 
     def _keys(self, pool: QuotaPool) -> tuple[str, str]:
-        return self._shard.quota(pool.name), self._shard.root
+        home = self._store.find_home(pool.name)
+        return home.quota(pool.name), home.root
 
 
 class _InterruptibleTimer:

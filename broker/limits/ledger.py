@@ -7,7 +7,7 @@ Holds: an account exceeds its limit by at most one call. `spent` is the sum over
 however often workers die. Reservations of a dead worker are released when its heartbeat expires. Waiting conversations
 are served in order of arrival.
 Does not: know prices. Without a price nothing is reserved; the cost counts against the limit once it is charged.
-Keys: `deck:{0}:budget:…`, `deck:{0}:budgets`, `deck:{0}:ledger:…`, see ledger.lua.
+Keys: `deck:{k}:budget:…`, `deck:{k}:budgets`, `deck:{k}:ledger:…`, in the shard of the tenant's name; see ledger.lua.
 """
 
 from __future__ import annotations
@@ -87,20 +87,23 @@ def make_conversation_account(conversation_id: str) -> str:
 def list_accounts(
     conversation_id: str, *, tenant: str = "", experiment: str = "", parent_id: str | None = None
 ) -> list[str]:
-    """Return a conversation's account and those above it; empty if it has no budget.
+    """Return a conversation's account and those above it, up to the root; empty if it has no budget.
 
     Args:
-        parent_id: for a delegate, its parent conversation, whose accounts are above its own.
+        parent_id: for a delegate, its parent conversation, whose accounts are above its own. Of these, only the
+            parent's account and the root are returned.
     """
     if not tenant and not experiment:
         return []
     chain = [make_conversation_account(conversation_id)]
     if parent_id is not None:
-        return [*chain, make_conversation_account(parent_id)]
-    if experiment:
+        chain.append(make_conversation_account(parent_id))
+    elif experiment:
         chain.append(make_experiment_account(tenant, experiment))
     if tenant:
         chain.append(make_tenant_account(tenant))
+    elif parent_id is not None:
+        chain.append(make_experiment_account(tenant, experiment))
     return chain
 
 
@@ -129,7 +132,8 @@ class Ledger:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._shard = ShardKeys(0)
+        self._used: set[ShardKeys] = set()
+        self._turn = 0
 
     async def reserve(
         self,
@@ -145,7 +149,7 @@ class Ledger:
         Idempotent: a conversation has one reservation. A later owner's call ends that of a former one.
 
         Args:
-            accounts: see `list_accounts`.
+            accounts: see `list_accounts`; the last one is the root.
             worst_usd: worst-case cost; 0 if the price is unknown.
             total_usd: the sum over the conversation's log.
             is_batched: the call outlives its owner. Its reservation ends with a reply in the log, or by `settle`.
@@ -159,7 +163,7 @@ class Ledger:
         outcome, account = await self._call(
             "deck_budget_reserve",
             *(ownership.conversation_id, "-" if is_batched else ownership.worker_id, ownership.token),
-            *(to_nano(worst_usd), to_nano(total_usd), *accounts),
+            *(to_nano(worst_usd), to_nano(total_usd), *_without_root(accounts)),
             accounts=accounts,
         )
         if outcome == "fenced":
@@ -175,7 +179,7 @@ class Ledger:
             is_lost: the call may be billed, but added nothing to the log.
         """
         outcome = "lost" if is_lost else "done"
-        arguments = (ownership.conversation_id, ownership.token, outcome, to_nano(total_usd), *accounts)
+        arguments = (ownership.conversation_id, ownership.token, outcome, to_nano(total_usd), *_without_root(accounts))
         await self._call("deck_budget_settle", *arguments, accounts=accounts)
 
     async def withdraw(self, conversation_id: str, accounts: Sequence[str]) -> None:
@@ -183,16 +187,23 @@ class Ledger:
         await self._call("deck_budget_withdraw", conversation_id, accounts[0], accounts=accounts)
 
     async def sweep(self) -> None:
-        """Move the reservations of dead workers to `lost`. Runs at most twice a second over all workers."""
-        await self._call("deck_budget_sweep")
+        """Move the reservations of dead workers to `lost`. Runs at most twice a second over all workers.
+
+        It sweeps the shards that this process has reserved in, and one more at each call, in turns.
+        """
+        shards = self._store.all_shards
+        self._turn = (self._turn + 1) % len(shards)
+        for shard in {*self._used, shards[self._turn]}:
+            await self._call_in(shard, "deck_budget_sweep")
 
     async def delete_account(self, conversation_id: str) -> None:
         """Delete the account of a deleted conversation. The accounts above it keep its spending. Idempotent.
 
         An account with a limit, a call in flight or delegates is deleted together with the last of these.
         """
-        keys, account = (self._shard.root,), make_conversation_account(conversation_id)
-        await self._store.call_function("deck_budget_forget", keys, conversation_id, account)
+        account = make_conversation_account(conversation_id)
+        if (shard := await self._locate(account)) is not None:
+            await self._store.call_function("deck_budget_forget", (shard.root,), conversation_id, account)
 
     async def restore_account(self, accounts: Sequence[str], *, total_usd: float, delegates_usd: float = 0.0) -> None:
         """Recreate the account of a restored conversation, whose log is charged already. Idempotent.
@@ -203,7 +214,8 @@ class Ledger:
         """
         if accounts:
             arguments: list[Argument] = [to_nano(total_usd), *accounts[:2], to_nano(delegates_usd)]
-            await self._store.call_function("deck_budget_adopt", (self._shard.root,), *arguments)
+            keys = (self._find_home(accounts[-1]).root,)
+            await self._store.call_function("deck_budget_adopt", keys, *arguments)
 
     async def set_limit(
         self, account: str, limit_usd: float | None, *, check: Callable[[BudgetAccount], None] | None = None
@@ -234,7 +246,8 @@ class Ledger:
 
     async def load_account(self, account: str) -> BudgetAccount:
         """Return the current state of an account; an unused one is empty."""
-        key = self._shard.budget(parse_account(account)[0])
+        parse_account(account)
+        key = (await self.find_shard(account)).budget(account)
         flat, waiting = await self._store.call_many([("HGETALL", key), ("ZCARD", f"{key}:waiting")])
         fields = decode_fields(flat)
         return BudgetAccount(
@@ -251,48 +264,99 @@ class Ledger:
 
     async def load_accounts(self) -> list[BudgetAccount]:
         """Return the accounts of tenants, of experiments, and of conversations with a limit, by name."""
-        names = await self._load_members(self._shard.budgets)
-        return [await self.load_account(name) for name in names]
+        shards = self._store.all_shards
+        found = await self._store.call_many([("SMEMBERS", shard.budgets) for shard in shards])
+        names = {member.decode(errors="backslashreplace") for members in found for member in members}
+        return [await self.load_account(name) for name in sorted(names)]
 
     async def list_conversation_ids(self, account: str) -> list[str]:
         """Return the conversations charged to an account, by id."""
         found: list[str] = []
         below = [account]
+        shard = await self.find_shard(account)
         while below:
             name = below.pop()
             kind, _, conversation_id = name.partition(":")
             if kind == "conversation":
                 found.append(conversation_id)
-            below += await self._load_members(f"{self._shard.budget(name)}:children")
+            below += await self._load_members(f"{shard.budget(name)}:children")
         return sorted(found)
+
+    async def find_shard(self, account: str) -> ShardKeys:
+        """Return the shard of an account: that of its tenant.
+
+        Raises:
+            UsageError: nothing in the store tells the tenant of a conversation.
+        """
+        if (shard := await self._locate(account)) is None:
+            raise UsageError(
+                f"There is neither the {account.replace(':', ' ', 1)} nor a budget of it.",
+                remedy="A store with several shards keeps the budget of a conversation beside those of its tenant. Set "
+                "it once the conversation exists.",
+            )
+        return shard
+
+    async def _locate(self, account: str) -> ShardKeys | None:
+        kind, _, conversation_id = account.partition(":")
+        shards = self._store.all_shards
+        if kind != "conversation" or len(shards) == 1:
+            return self._find_home(account)
+        meta = self._store.keys(conversation_id).meta
+        exists, tenant = await self._store.call_many([("EXISTS", meta), ("HGET", meta, "tenant")])
+        if exists:
+            return self._find_home(make_tenant_account((tenant or b"").decode(errors="backslashreplace")))
+        found = await self._store.call_many([("EXISTS", shard.budget(account)) for shard in shards])
+        return next((shard for shard, is_there in zip(shards, found, strict=True) if is_there), None)
+
+    def _find_home(self, root: str) -> ShardKeys:
+        """Return the shard of a tenant or an experiment."""
+        _, _, name = root.partition(":")
+        return self._store.find_home(make_tenant_account(name.partition("/")[0]))
 
     async def _load_limit(self, account: str) -> bytes:
         """Return a limit exactly as stored; empty if there is none."""
-        key = self._shard.budget(parse_account(account)[0])
+        parse_account(account)
+        key = (await self.find_shard(account)).budget(account)
         found: bytes | None = await self._store.call("HGET", key, "limit")
         return found or b""
 
     async def _change(self, account: str, how: str | bytes, amount: int | str) -> str:
-        outcome, _ = await self._call("deck_budget_limit", new_key(), how, amount, *parse_account(account))
+        chain = parse_account(account)
+        shard = await self.find_shard(account)
+        outcome, _ = await self._call_in(shard, "deck_budget_limit", new_key(), how, amount, *chain)
         return outcome
 
     async def _load_members(self, key: str) -> list[str]:
         members = await self._store.call("SMEMBERS", key)
         return sorted(member.decode(errors="backslashreplace") for member in members)
 
-    async def _call(self, function: str, *arguments: Any, accounts: Sequence[str] = ()) -> tuple[str, str]:
+    async def _call(self, function: str, *arguments: Any, accounts: Sequence[str]) -> tuple[str, str]:
+        """Call a function in the shard of these accounts."""
+        shard = self._find_home(accounts[-1])
+        self._used.add(shard)
+        return await self._call_in(shard, function, *arguments, accounts=accounts)
+
+    async def _call_in(
+        self, shard: ShardKeys, function: str, *arguments: Any, accounts: Sequence[str] = ()
+    ) -> tuple[str, str]:
         """Call a function. If keys of another type are in its way, move them away and repeat the call."""
-        keys = (self._shard.root,)
+        keys = (shard.root,)
         try:
             outcome, detail, *woken = await self._store.call_function(function, keys, *arguments)
         except StoreRefused as error:
             if WRONG_TYPE_PREFIX not in error.message or not accounts:
                 raise
-            await self._call("deck_budget_sweep", *accounts)
+            await self._call_in(shard, "deck_budget_sweep", *accounts)
             outcome, detail, *woken = await self._store.call_function(function, keys, *arguments)
         if woken:
             await wake_conversations(self._store, dict.fromkeys(cid.decode(errors="backslashreplace") for cid in woken))
         return outcome, detail.decode()
+
+
+def _without_root(accounts: Sequence[str]) -> Sequence[str]:
+    """Return the accounts of a delegate without the root, which is not directly above its parent's account."""
+    is_delegate = len(accounts) > 1 and accounts[1].startswith("conversation:")
+    return accounts[:2] if is_delegate else accounts
 
 
 def _check_amount(usd: float) -> float:

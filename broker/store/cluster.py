@@ -198,6 +198,7 @@ class ClusterConnection:
 
     async def _settle(self, command: Command, node: Host, reply: Any) -> Any:
         """Follow a redirection, or load missing functions, until there is a reply; raise any other error."""
+        has_loaded = False
         for _ in range(MAX_HOPS):
             if not isinstance(reply, hiredis.ReplyError):
                 return reply
@@ -210,9 +211,10 @@ class ClusterConnection:
                     raise StoreUnavailable(f"Slot {rest.partition(' ')[0]} of the store's cluster is being moved.")
                 asked = _parse_place(rest.split()[1], node)
                 _, reply = await self._exchange(asked, [("ASKING",), command])
-            elif str(reply).startswith(_NO_FUNCTION) and command[0] in _FUNCTIONS:
+            elif str(reply).startswith(_NO_FUNCTION) and command[0] in _FUNCTIONS and not has_loaded:
                 if not await self._load_functions(node):
                     return check_reply(reply)
+                has_loaded = True  # if it is still missing, this version has no such function
                 (reply,) = await self._exchange(node, [command])
             else:
                 if kind == "CROSSSLOT":
@@ -225,6 +227,8 @@ class ClusterConnection:
     async def _load_functions(self, node: Host) -> bool:
         """Load the functions into a primary that lacks them; return whether a repetition of the call may succeed.
 
+        Another call or process may have loaded them since the primary replied.
+
         Raises:
             StoreUnavailable: this process must not, or may not; another one can.
         """
@@ -233,7 +237,7 @@ class ClusterConnection:
             return False  # the store was never set up
         (listed,) = await self._exchange(node, [("FUNCTION", "LIST")])
         if isinstance(listed, list) and listed:
-            return False  # the function does not exist in this version
+            return True
         error = StoreUnavailable(
             f"The node {node[0]}:{node[1]} of the store's cluster lacks the functions.",
             remedy="Run `deckhands setup` with a store user that may load functions.",

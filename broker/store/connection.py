@@ -183,7 +183,9 @@ class MultiplexedConnection:
         return max(1, found.connected)
 
     def abort(self, error: Exception) -> None:
-        """End the socket: pending calls raise `OutcomeUnknown`, later ones connect again."""
+        """End the socket: pending calls raise `OutcomeUnknown`, those that wait for it to open `StoreUnavailable`."""
+        if self._connecting is not None:
+            self._connecting.cancel()
         if self._wire is not None:
             self._wire.abort(error)
         for _, connection in self._confirming.values():
@@ -233,10 +235,20 @@ class MultiplexedConnection:
                 wire.abort(None)
             if self._connecting is None or self._connecting.done():
                 self._connecting = asyncio.ensure_future(self._open())
-            wire = await asyncio.shield(self._connecting)
+            wire = await self._until_open(self._connecting)
             if wire.is_lost or wire.epoch == self._endpoint.epoch:
                 return wire
         raise StoreUnavailable("The store's name leads to changing servers.", remedy=PRIMARY_REMEDY)
+
+    @staticmethod
+    async def _until_open(connecting: asyncio.Task[_Wire]) -> _Wire:
+        try:
+            return await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not connecting.cancelled() or (task is not None and task.cancelling()):
+                raise  # the caller was cancelled
+            raise StoreUnavailable("The connection to the store was given up before it was open.") from None
 
     async def _open(self) -> _Wire:
         loop = asyncio.get_running_loop()

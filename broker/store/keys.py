@@ -33,15 +33,15 @@
     deck:{k}:ended                 stream   about 1,000    conversations that have settled, for clients that wait
     deck:{k}:hooked                hash     forever        tenants whose conversations webhooks follow
     deck:{k}:news                  zset     until sent     conversation → its first event not yet reported to webhooks
-    deck:{0}:webhooks              hash     until removed  webhook → its configuration (JSON)
-    deck:{0}:webhooks:due          zset     until done     webhook and conversation → next delivery (ms)
-    deck:{0}:webhook:<id>:sent     hash     see webhooks   delivery → its content and progress (JSON)
-    deck:{0}:webhook:<id>:order    zset     see webhooks   delivery → planned (ms)
-    deck:{0}:webhook:<id>:ended    zset     see webhooks   delivery → ended (ms)
-    deck:{0}:webhook:<id>:line:<c> zset     until done     deliveries of a conversation, in order
-    deck:{0}:schedules             hash     until removed  schedule → its task and times (JSON)
-    deck:{0}:schedules:standing    hash     until removed  schedule → its progress (JSON)
-    deck:{0}:schedules:due         zset     until removed  schedule → its next run (ms)
+    deck:{k}:webhooks              hash     until removed  webhook → its configuration (JSON)
+    deck:{k}:webhooks:due          zset     until done     webhook and conversation → next delivery (ms)
+    deck:{k}:webhook:<id>:sent     hash     see webhooks   delivery → its content and progress (JSON)
+    deck:{k}:webhook:<id>:order    zset     see webhooks   delivery → planned (ms)
+    deck:{k}:webhook:<id>:ended    zset     see webhooks   delivery → ended (ms)
+    deck:{k}:webhook:<id>:line:<c> zset     until done     deliveries of a conversation, in order
+    deck:{k}:schedules             hash     until removed  schedule → its task and times (JSON)
+    deck:{k}:schedules:standing    hash     until removed  schedule → its progress (JSON)
+    deck:{k}:schedules:due         zset     until removed  schedule → its next run (ms)
     deck:{0}:evaluations           zset     a month        evaluation → the latest report of its driver (ms)
     deck:{0}:evaluation:<name>     hash     a month        the desired state and status of an evaluation
     deck:{0}:evaluation:<n>:rows   hash     a month        attempt → its result (JSON)
@@ -60,11 +60,11 @@
     deck:{k}:worker:<w>:about      hash     while alive    role, node, streams, progress
     deck:{k}:act:<route>           stream   trimmed        actions for a pool (`pool:bash`) or a node
     deck:{k}:act:interactive:<r>   stream   trimmed        the same, of interactive conversations
-    deck:{0}:quota:<pool>:…        several  forever        quotas and the queues for them, see governor.lua
-    deck:{0}:budget:<account>      hash     forever        limit, spent, reserved; of a conversation with the log
-    deck:{0}:budget:<account>:…    several  as the account the accounts below it, and waiting calls; see ledger.lua
-    deck:{0}:budgets               set      forever        accounts of tenants and experiments, or with a limit
-    deck:{0}:ledger:…              several  forever        budgets reserved for calls in flight
+    deck:{k}:quota:<pool>:…        several  forever        quotas and the queues for them, see governor.lua
+    deck:{k}:budget:<account>      hash     forever        limit, spent, reserved; of a conversation with the log
+    deck:{k}:budget:<account>:…    several  as the account the accounts below it, and waiting calls; see ledger.lua
+    deck:{k}:budgets               set      forever        accounts of tenants and experiments, or with a limit
+    deck:{k}:ledger:…              several  forever        budgets reserved for calls in flight
     deck:{0}:notes:<t>/<u>/<p>     hash     until erased   notes of one notebook, by id
     deck:{0}:notebooks             set      forever        the existing notebooks
     deck:{0}:batch:…               several  until closed   calls for a provider's batch API
@@ -252,7 +252,7 @@ class ShardKeys:
 
     @property
     def webhooks(self) -> str:
-        """The webhooks; all of them are in the first shard."""
+        """The webhooks whose ids belong to this shard."""
         return f"{self.root}:webhooks"
 
     def webhook_deliveries(self, webhook_id: str, part: str) -> str:
@@ -261,7 +261,7 @@ class ShardKeys:
 
     @property
     def schedules(self) -> str:
-        """The schedules; all of them are in the first shard."""
+        """The schedules whose names belong to this shard."""
         return f"{self.root}:schedules"
 
     @property
@@ -300,11 +300,11 @@ class ShardKeys:
         return f"{self.root}:worker:{worker}:about"
 
     def quota(self, pool: str) -> str:
-        """The prefix of the governor's keys of a pool; all pools are in the first shard."""
+        """The prefix of the governor's keys of a pool; it is in the shard of its name."""
         return f"{self.root}:quota:{pool}"
 
     def budget(self, account: str) -> str:
-        """The hash of a budget; all budgets are in the first shard."""
+        """The hash of a budget; it is in the shard of its tenant."""
         return f"{self.root}:budget:{account}"
 
     @property

@@ -136,6 +136,10 @@ class Store:
         """The keys of a conversation."""
         return keys.conversation_keys(conversation_id, self.shards)
 
+    def find_home(self, name: str) -> ShardKeys:
+        """Return the shard of what belongs to a name, not to a conversation: a pool's quota, a tenant's budgets."""
+        return ShardKeys(keys.shard_of(name, self.shards))
+
     async def call_function(self, name: str, key_names: tuple[str, ...], *arguments: Argument) -> list[Any]:
         """Call a function of the library until its outcome is known.
 

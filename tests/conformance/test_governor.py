@@ -9,8 +9,9 @@ import pytest
 
 from broker.limits.governor import CallGranted, CallOutcome, CallQueued, Governor, Priority
 from broker.limits.quotas import QuotaTable
-from broker.store.store import Store
+from broker.store.store import Store, open_store
 from broker.testing.manual_clock import ManualClock
+from broker.testing.memory_store import MemoryConnection
 from tests.broker_parts import KEPT_TENANTS, begin, begin_unnotified, bury, enter, make_up_tenants, notified, pass_time
 
 WORKER = "w1"
@@ -475,3 +476,18 @@ async def test_grown_prompt_costs_the_difference(memory_store: Store, clock: Man
     await pass_time(memory_store, clock, 2.0, worker_id="w1")
     assert await callers.may_call("grows", worker="w1", tokens=(700, 0))
     assert await left(callers) == pytest.approx(900.0)
+
+
+async def test_quotas_of_models_are_in_different_shards() -> None:
+    store = await open_store(MemoryConnection(), shards=64)
+    await enter(store, "w1")
+    homes = set()
+    for number in range(20):
+        text = f'[[quota]]\nmodel = "acme/{number}"\nrequests_per_minute = 1\nburst_seconds = 60'
+        callers = Callers(store, governor(store, text), model=f"acme/{number}")
+        assert await callers.may_call("aaa")
+        home = store.find_home(callers.pool.name)
+        assert await store.connection.call("HLEN", f"{home.quota(callers.pool.name)}:held") == 1
+        homes.add(home)
+    assert len(homes) > 10
+    await store.aclose()

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.contract.events import ConversationCreated
 from broker.contract.fencing import Ownership
+from broker.contract.specs import Tenancy
 from broker.limits.ledger import BudgetExhausted, Ledger, list_accounts, parse_account, to_nano
+from broker.log.event_log import EventLog
 from broker.runtime.errors import OwnershipLost, UsageError
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
@@ -472,3 +475,52 @@ async def test_repeated_deletion_ends_despite_a_wrong_key_type(store: Store, led
     await settle(ledger, "aaa", 0.5)
     await store.connection.call("SET", f"{store.all_shards[0].budget('conversation:aaa')}:children", "a string")
     await ledger.delete_account("aaa")
+
+
+async def test_each_tenants_budgets_are_in_a_shard_of_their_own() -> None:
+    store = await open_store(MemoryConnection(), shards=64)
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    tenants = [f"t{number}" for number in range(20)]
+    for number, tenant in enumerate(tenants):
+        cid = f"cid-{number}"
+        created = ConversationCreated(conversation_id=cid, tenancy=Tenancy(tenant=tenant, experiment="swe"))
+        await EventLog(store).create(created, [], key="begin")
+        above = list_accounts(cid, tenant=tenant, experiment="swe")
+        assert await ledger.reserve(owner(cid), above, worst_usd=1.0, total_usd=0.0) is None
+        delegate = list_accounts(f"part-{number}", tenant=tenant, experiment="swe", parent_id=cid)
+        assert await ledger.reserve(owner(f"part-{number}"), delegate, worst_usd=2.0, total_usd=0.0) is None
+        assert (await ledger.load_account(f"tenant:{tenant}")).reserved_usd == 3.0
+        assert (await ledger.load_account(f"conversation:{cid}")).reserved_usd == 3.0
+        assert await ledger.find_shard(f"conversation:{cid}") == await ledger.find_shard(f"tenant:{tenant}")
+    assert len({await ledger.find_shard(f"tenant:{tenant}") for tenant in tenants}) > 10
+    assert [found.name for found in await ledger.load_accounts()] == sorted(
+        f"{kind}:{tenant}{rest}" for tenant in tenants for kind, rest in (("tenant", ""), ("experiment", "/swe"))
+    )
+    await ledger.set_limit("conversation:cid-3", 2.5)
+    assert await ledger.list_conversation_ids("tenant:t3") == ["cid-3", "part-3"]
+    await store.aclose()
+
+
+async def test_budget_of_a_conversation_needs_its_tenant_in_many_shards() -> None:
+    store = await open_store(MemoryConnection(), shards=4)
+    with pytest.raises(UsageError, match="neither the conversation nobody nor a budget of it"):
+        await Ledger(store).set_limit("conversation:nobody", 1.0)
+    await Ledger(store).delete_account("nobody")
+    await store.aclose()
+
+
+async def test_a_dead_workers_reservation_is_found_in_every_shard() -> None:
+    store = await open_store(MemoryConnection(), shards=8)
+    for worker in ("w1", "w2"):
+        await enter(store, worker)
+    above = list_accounts("aaa", tenant="acme")
+    assert await Ledger(store).reserve(owner("aaa"), above, worst_usd=1.0, total_usd=0.0) is None
+    await bury_worker(store, "w1")
+    other = Ledger(store)  # it has reserved nothing
+    for shard in store.all_shards:
+        await store.connection.call("DEL", f"{shard.root}:ledger:swept")  # as if half a second had passed
+    for _ in store.all_shards:
+        await other.sweep()
+    assert await amounts(other) == (0.0, 0.0, 1.0)
+    await store.aclose()

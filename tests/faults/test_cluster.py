@@ -15,7 +15,14 @@ import pytest
 
 from broker.celery.app import make_connection_settings
 from broker.log.conversations import Conversations
-from broker.runtime import BrokerSettings, OutcomeUnknown, StoreMisconfigured, StoreUnavailable, UsageError
+from broker.runtime import (
+    BrokerSettings,
+    OutcomeUnknown,
+    StoreMisconfigured,
+    StoreRefused,
+    StoreUnavailable,
+    UsageError,
+)
 from broker.store.cluster import ClusterConnection
 from broker.store.function_library import LIBRARY, VERSION_FIELD
 from broker.store.keys import INBOX, STORE, ShardKeys, replies_key
@@ -171,8 +178,14 @@ async def test_a_new_primary_gets_the_functions_with_its_first_call(cluster: Clu
     node = await cluster.add_node()
     assert await node.call("FUNCTION", "LIST") == []
     await cluster.move_slot(find_slot(names.root), node)
-    assert (await store.now(names)).year > 2000
+    calls = [asyncio.ensure_future(store.connection.call("FCALL", "deck_now", 1, names.root))]
+    while not calls[0].done():  # others meet the node before, while and after the first one loads
+        calls.append(asyncio.ensure_future(store.connection.call("FCALL", "deck_now", 1, names.root)))
+        await asyncio.sleep(0)
+    assert len(await asyncio.gather(*calls)) > 1
     assert len(await node.call("FUNCTION", "LIST")) == 1
+    with pytest.raises(StoreRefused, match="Function not found"):
+        await store.connection.call("FCALL", "deck_no_such", 1, names.root)
     assert await store.call("HEXISTS", STORE, VERSION_FIELD) == 1
 
 
@@ -284,6 +297,34 @@ async def test_server_runs_a_task_and_shows_the_queues(workers: WorkersOnCluster
         assert "deckhands_conversations" in (await client.get("/metrics")).text
 
 
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+async def test_a_server_becomes_the_first_node_of_a_cluster(kind: str, tmp_path: Path) -> None:
+    cluster = Cluster(server_program(kind), tmp_path, primaries=1, replicas=0)
+    (node,) = cluster.nodes
+    options, node.options = node.options, ()
+    node.start()
+    single = Client(await open_store(node.url, shards=SHARDS, opening_seconds=unhurried(60)))
+    ids = [await single.submit(f"task {number}") for number in range(4 * SHARDS)]
+    before = [await single.events(one) for one in ids]
+    await single.aclose()
+    node.send(signal.SIGTERM)
+    assert node.process is not None
+    node.process.wait()
+    node.options = options
+    async with cluster.running():  # the same files; it owns the slots of their keys
+        store = await open_store(cluster.url, patience_seconds=unhurried(60))
+        client = Client(store)
+        assert (store.shards, store.generation) == (SHARDS, single.store.generation)
+        other = await cluster.add_node()
+        for names in store.all_shards[::2]:
+            await cluster.move_slot(find_slot(names.root), other)
+        assert [await client.events(one) for one in ids] == before
+        for one in ids:
+            await client.send_message(one, "continue")
+        assert await other.call("DBSIZE") > len(ids)
+        await client.aclose()
+
+
 async def test_a_stopped_primary_stops_no_worker_elsewhere(cluster: Cluster, workers: WorkersOnCluster) -> None:
     workers.start()
     store = workers.client.store
@@ -318,8 +359,12 @@ async def test_conversations_survive_moved_slots(cluster: Cluster, workers: Work
     for names in workers.client.store.all_shards[::2]:
         await cluster.move_slot(find_slot(names.root), node)
     await cluster.move_slot(find_slot(STORE), node)
+    assert await node.call("DBSIZE") > len(ids)
+    await workers.until(lambda: all("begin-4" in workers.effects(cid) for cid in ids), limit=unhurried(60))
+    for at, key in enumerate([STORE, *(names.root for names in workers.client.store.all_shards[::2])]):
+        await cluster.move_slot(find_slot(key), cluster.nodes[at % PRIMARIES])
+    await cluster.remove_node(node)
     await workers.check(ids, commands=8, limit=unhurried(120))
     for conversation_id in ids[:2]:
         assert len(await workers.client.events(conversation_id)) > 16
-    assert await node.call("DBSIZE") > len(ids)
     workers.check_that_all_live()

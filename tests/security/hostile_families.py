@@ -23,18 +23,18 @@ SEVERAL: Mapping[str, tuple[tuple[str, str], ...]] = {
             *((":0:shares", "hash"), (":1:shares", "hash"), (":2:shares", "hash")),
         )
     ),
-    "deck:{0}:quota:<pool>:…": (
+    "deck:{k}:quota:<pool>:…": (
         *(
             (f"deck:{{0}}:quota:s-any-:{name}", "hash")
             for name in ("held", "about", "limits", "state", "shares:1", "level:k")
         ),
         *((f"deck:{{0}}:quota:s-any-:{name}", "zset") for name in ("waiting:0", "waiting:1", "called")),
     ),
-    "deck:{0}:budget:<account>:…": tuple(
+    "deck:{k}:budget:<account>:…": tuple(
         (f"deck:{{0}}:budget:<account>:{name}", kind)
         for name, kind in (("children", "set"), ("waiting", "zset"), ("wanted", "hash"))
     ),
-    "deck:{0}:ledger:…": (
+    "deck:{k}:ledger:…": (
         *(("deck:{0}:ledger:held", "hash"), ("deck:{0}:ledger:lost", "hash"), ("deck:{0}:ledger:crowded", "set")),
     ),
     "deck:{0}:batch:…": tuple(

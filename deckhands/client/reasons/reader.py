@@ -4,7 +4,7 @@ Holds: reads only; delegates are followed for `MAX_DEPTH` levels and `MAX_CONVER
 queue count as absent. A place in a queue is a snapshot, not a promise of a turn; finding it reads at most `MOST_BEFORE`
 entries.
 Keys: reads those of the conversation and of workers, `parked`, `dead` and `nodes`; of queues `deck:{k}:ready…`,
-`deck:{k}:act:…`, `deck:{k}:turns:…`, `deck:{0}:quota:…` and `deck:{0}:budget:…`.
+`deck:{k}:act:…`, `deck:{k}:turns:…`, `deck:{k}:quota:…` and `deck:{k}:budget:…`.
 """
 
 from __future__ import annotations
@@ -274,7 +274,8 @@ async def _count_before(store: Store, names: ShardKeys, stream: str, member: str
 
 async def read_quota(store: Store, models: str, conversation_id: str) -> QuotaFact | None:
     """Return the queue of the quota for these models; None if this process may not read it."""
-    base = store.all_shards[0].quota(QuotaPool(model=models, quotas=()).name)
+    pool = QuotaPool(model=models, quotas=()).name
+    base = store.find_home(pool).quota(pool)
     sizes = [("ZCARD", f"{base}:waiting:{rank}") for rank in CLASSES]
     ranks = [("ZRANK", f"{base}:waiting:{rank}", conversation_id) for rank in CLASSES]
     try:
@@ -291,10 +292,11 @@ async def read_quota(store: Store, models: str, conversation_id: str) -> QuotaFa
 async def read_budget(store: Store, account: str, conversation_id: str) -> BudgetFact | None:
     """Return an account, and the number of conversations ahead in its queue; None if it cannot be read."""
     try:
-        found = await Ledger(store).load_account(account)
+        ledger = Ledger(store)
+        found = await ledger.load_account(account)
+        key = f"{(await ledger.find_shard(account)).budget(account)}:waiting"
     except (DeckhandsError, ValueError):
         return None
-    key = f"{store.all_shards[0].budget(account)}:waiting"
     rank = (await read_tolerantly(store.connection, [("ZRANK", key, conversation_id)]))[0]
     return BudgetFact(found, rank if isinstance(rank, int) else None)
 

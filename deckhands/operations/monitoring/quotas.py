@@ -2,7 +2,7 @@
 
 Holds: read-only. The governor refills the buckets when it is called; the same arithmetic is repeated here without
 changing the store. Controller workers report the quotas with their heartbeats.
-Keys: reads `deck:{0}:quota:<pool>:limits`, `…:level:<key>` and `…:waiting:<priority>`.
+Keys: reads `deck:{k}:quota:<pool>:limits`, `…:level:<key>` and `…:waiting:<priority>`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ async def read_quotas(store: Store) -> list[QuotaStatus]:
 
 
 async def _read_status(store: Store, models: str) -> QuotaStatus:
-    base = store.all_shards[0].quota(QuotaPool(model=models, quotas=()).name)
+    pool = QuotaPool(model=models, quotas=()).name
+    base = store.find_home(pool).quota(pool)
     sizes = [("ZCARD", f"{base}:waiting:{priority}") for priority in PRIORITIES]
     published, time, *counts = await read_tolerantly(
         store.connection, [("HGETALL", f"{base}:limits"), ("TIME",), *sizes]

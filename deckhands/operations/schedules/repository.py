@@ -3,7 +3,7 @@
 Holds: users' changes and the progress written by ticks are separate, so neither overwrites the other. A schedule
 advances from an observed tick only once, even if several workers observe it.
 Does not: start anything; `jobs.ticking` does.
-Keys: `deck:{0}:schedules`, `deck:{0}:schedules:standing`, `deck:{0}:schedules:due`.
+Keys: `deck:{k}:schedules`, `deck:{k}:schedules:standing`, `deck:{k}:schedules:due` in the shard of the schedule's name.
 """
 
 from __future__ import annotations
@@ -53,11 +53,10 @@ class ScheduleRepository:
 
     def __init__(self, store: Store, secrets: Secrets) -> None:
         self._store, self._secrets = store, secrets
-        self._names = store.all_shards[0]
 
     async def now(self) -> datetime:
         """Return the store's time, which ticks are compared with."""
-        return await self._store.now(self._names)
+        return await self._store.now(self._store.all_shards[0])
 
     async def add(
         self, schedule: Schedule, request: TaskSpec, *, offers_limit_seconds: float = OFFERS_LIMIT_SECONDS
@@ -80,7 +79,9 @@ class ScheduleRepository:
             text = base64.b64encode(self._secrets.seal(_encryption_scope(schedule.name), text)).decode()
         kept = schedule.model_copy(update={"request": text, "is_sealed": bool(request.secrets)})
         due = None if kept.is_paused else kept.next_after(await self.now())
-        outcome = await self._put(kept.name, b"", kept.model_dump_json().encode(), due)
+        sizes = await self._store.call_many([("HLEN", names.schedules) for names in self._store.all_shards])
+        is_full = sum(sizes) >= MAX_SCHEDULES
+        outcome = "full" if is_full else await self._put(kept.name, b"", kept.model_dump_json().encode(), due)
         if outcome == "full":
             raise ScheduleConflict(f"The limit of {MAX_SCHEDULES:,} schedules is reached.", remedy="Remove one.")
         if outcome == "other":
@@ -126,9 +127,9 @@ class ScheduleRepository:
 
     async def all(self) -> list[StoredSchedule]:
         """Return the readable schedules, by name."""
-        flat = await self._store.call("HGETALL", self._names.schedules)
+        each = await self._store.call_many([("HKEYS", names.schedules) for names in self._store.all_shards])
         found = []
-        for raw in flat[::2]:
+        for raw in (raw for keys in each for raw in keys):
             with contextlib.suppress(CorruptEntry, UsageError):
                 found.append(await self.entry(raw.decode(errors="backslashreplace")))
         return sorted(found, key=lambda entry: entry.schedule.name)
@@ -140,7 +141,7 @@ class ScheduleRepository:
             UsageError: there is none of this name.
             CorruptEntry: its stored form cannot be read.
         """
-        names = self._names
+        names = self._store.find_home(name)
         text, known, score = await self._store.call_many(
             [
                 ("HGET", names.schedules, name),
@@ -158,21 +159,20 @@ class ScheduleRepository:
 
     async def due(self, now: datetime) -> list[str]:
         """Return the names of due schedules, up to `MAX_SCHEDULES`."""
-        command = ("ZRANGEBYSCORE", self._names.schedules_due, "-inf", to_millis(now), "LIMIT", 0, MAX_SCHEDULES)
-        found = await self._store.call(*command)
-        return [name.decode(errors="backslashreplace") for name in found]
+        each = await self._find_due(to_millis(now), MAX_SCHEDULES)
+        return [name.decode(errors="backslashreplace") for found in each for name in found][:MAX_SCHEDULES]
 
     async def has_work(self) -> bool:
         """Return whether a schedule is due by this process' idea of the store's time, or has queued ticks."""
-        names, now_ms = self._names, to_millis(self._store.clock.now())
-        due, known = await self._store.call_many(
-            [("ZRANGEBYSCORE", names.schedules_due, "-inf", now_ms, "LIMIT", 0, 1), ("HLEN", names.schedules_status)]
-        )
-        return bool(due or (known and (await self.waiting_and_failing())[0]))
+        if any(await self._find_due(to_millis(self._store.clock.now()), 1)):
+            return True
+        known = await self._store.call_many([("HLEN", names.schedules_status) for names in self._store.all_shards])
+        return any(known) and bool((await self.waiting_and_failing())[0])
 
     async def waiting_and_failing(self) -> tuple[list[str], set[str]]:
         """Return the names of schedules with queued ticks, and of those that could not start one."""
-        flat = await self._store.call("HGETALL", self._names.schedules_status)
+        each = await self._store.call_many([("HGETALL", names.schedules_status) for names in self._store.all_shards])
+        flat = [part for one in each for part in one]
         waiting, failing = [], set()
         for raw, text in zip(flat[::2], flat[1::2], strict=True):
             name = raw.decode(errors="backslashreplace")
@@ -184,7 +184,8 @@ class ScheduleRepository:
 
     async def move(self, entry: StoredSchedule, standing: ScheduleStatus, due: datetime | None) -> bool:
         """Write a schedule's progress; False: it was removed, or another worker has advanced it."""
-        names, name = self._names, entry.schedule.name
+        name = entry.schedule.name
+        names = self._store.find_home(name)
         reply = await self._store.call_function(
             "deck_move_schedule",
             (names.root,),
@@ -198,9 +199,8 @@ class ScheduleRepository:
 
     async def quarantine(self, name: str) -> None:
         """Quarantine an unreadable schedule: it is not due any more, and stays in the store for inspection."""
-        await self._store.call_many(
-            [("ZREM", self._names.schedules_due, name), ("HDEL", self._names.schedules_status, name)]
-        )
+        names = self._store.find_home(name)
+        await self._store.call_many([("ZREM", names.schedules_due, name), ("HDEL", names.schedules_status, name)])
 
     def load_request(self, schedule: Schedule) -> TaskSpec:
         """Return the task that each tick submits.
@@ -224,13 +224,14 @@ class ScheduleRepository:
 
         The next ticks are recomputed if they were lost.
         """
-        names, unreadable = self._names, Quarantine(self._store)
-        for key, kind in (
-            (names.schedules, "hash"),
-            (names.schedules_status, "hash"),
-            (names.schedules_due, "zset"),
-        ):
-            found = await self._store.call("TYPE", key)
+        unreadable = Quarantine(self._store)
+        places = [
+            place
+            for names in self._store.all_shards
+            for place in ((names.schedules, "hash"), (names.schedules_status, "hash"), (names.schedules_due, "zset"))
+        ]
+        kinds = await self._store.call_many([("TYPE", key) for key, _ in places])
+        for (key, kind), found in zip(places, kinds, strict=True):
             if _text(found) not in (kind, "none"):
                 await unreadable.move_away(key, kind, ValueError(f"it was a {_text(found)}, not a {kind}"))
         now = await self.now()
@@ -238,7 +239,14 @@ class ScheduleRepository:
             due = entry.schedule.next_after(now)
             if entry.due is None and due is not None and not entry.schedule.is_paused:
                 name = entry.schedule.name
-                await self._store.call("ZADD", names.schedules_due, "NX", to_millis(due), name)
+                await self._store.call("ZADD", self._store.find_home(name).schedules_due, "NX", to_millis(due), name)
+
+    async def _find_due(self, now_ms: int, limit: int) -> list[list[bytes]]:
+        """Return the names of due schedules, for each shard."""
+        span = ("-inf", now_ms, "LIMIT", 0, limit)
+        return await self._store.call_many(
+            [("ZRANGEBYSCORE", names.schedules_due, *span) for names in self._store.all_shards]
+        )
 
     async def _text(self, name: str) -> bytes:
         """Return the stored text of a schedule.
@@ -246,7 +254,7 @@ class ScheduleRepository:
         Raises:
             UsageError: there is none of this name.
         """
-        text = await self._store.call("HGET", self._names.schedules, name)
+        text = await self._store.call("HGET", self._store.find_home(name).schedules, name)
         if text is None:
             raise _missing(name)
         found: bytes = text
@@ -256,7 +264,7 @@ class ScheduleRepository:
         """Write a schedule and its next tick if it is still the known version; see `put_schedule` in Lua."""
         (outcome,) = await self._store.call_function(
             "deck_put_schedule",
-            (self._names.root,),
+            (self._store.find_home(name).root,),
             name,
             known,
             text,

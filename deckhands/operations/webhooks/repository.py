@@ -3,7 +3,8 @@
 Holds: a secret is shown once, when a webhook is created; the store has it encrypted. The deliveries of a conversation
 to a webhook form a line, and one worker at a time has a line. See `broker/log/lua/webhooks.lua`.
 Does not: keep more than `KEPT` finished deliveries of a webhook.
-Keys: `deck:{0}:webhooks…`, `deck:{0}:webhook:<id>:…`, `deck:{k}:hooked`, the field `hooked` of `deck:{k}:clock`.
+Keys: `deck:{k}:webhooks…`, `deck:{k}:webhook:<id>:…` in the shard of the webhook's id; `deck:{k}:hooked`, and the field
+`hooked` of `deck:{k}:clock` in every shard.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import secrets as randomness
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from broker.coordination import Quarantine
 from broker.runtime import BrokerSettings, DeckhandsError, UsageError
 from broker.secrets import Secrets, load_secret_key
-from broker.store import Argument, Store
+from broker.store import Argument, ShardKeys, Store
 from deckhands.operations.webhooks.webhook import Delivery, Webhook
 
 MAX_WEBHOOKS = 1_000
@@ -60,7 +61,7 @@ class WebhookRepository:
 
     def __init__(self, store: Store, secrets: Secrets) -> None:
         self._store, self._secrets = store, secrets
-        self._names = store.all_shards[0]
+        self._turn = 0
 
     async def add(
         self,
@@ -81,7 +82,10 @@ class WebhookRepository:
         Raises:
             UsageError: the tenant has too many webhooks.
         """
-        if sum(hook.tenant == tenant for hook in await self.all()) >= MAX_OF_TENANT:
+        there = await self.all()
+        if len(there) >= MAX_WEBHOOKS:
+            raise UsageError(f"The limit of {MAX_WEBHOOKS:,} webhooks is reached.", remedy="Remove one.")
+        if sum(hook.tenant == tenant for hook in there) >= MAX_OF_TENANT:
             raise UsageError(f"The limit of {MAX_OF_TENANT} webhooks per tenant is reached.", remedy="Remove one.")
         load_secret_key(BrokerSettings.from_env(), is_made=True)
         webhook_id = "wh_" + "".join(randomness.choice(ALPHABET) for _ in range(16))
@@ -99,7 +103,7 @@ class WebhookRepository:
             secret=sealed,
             form=form,
             token=sealed_token,
-            created=await self._store.now(self._names),
+            created=await self._store.now(self._store.find_home(webhook_id)),
         )
         await self.mark_tenants([tenant])
         if await self._put(hook.id, b"", hook.model_dump_json().encode()) == "full":
@@ -120,9 +124,9 @@ class WebhookRepository:
 
     async def all(self) -> list[Webhook]:
         """Return the readable webhooks, oldest first."""
-        flat = await self._store.call("HGETALL", self._names.webhooks)
+        each = await self._store.call_many([("HGETALL", names.webhooks) for names in self._store.all_shards])
         found = []
-        for text in flat[1::2]:
+        for text in (text for flat in each for text in flat[1::2]):
             with contextlib.suppress(ValueError):  # includes pydantic's errors
                 found.append(Webhook.model_validate_json(text))
         return sorted(found, key=lambda hook: (hook.created, hook.id))
@@ -168,7 +172,9 @@ class WebhookRepository:
                 check(hook)
             changed = hook.model_copy(update={"is_enabled": is_enabled, "why_off": why_off})
             if is_enabled and not hook.is_enabled:
-                changed = changed.model_copy(update={"created": await self._store.now(self._names)})
+                changed = changed.model_copy(
+                    update={"created": await self._store.now(self._store.find_home(webhook_id))}
+                )
             if await self._put(webhook_id, text, changed.model_dump_json().encode()) == "put":
                 return changed
 
@@ -188,24 +194,44 @@ class WebhookRepository:
         """Add a delivery to its line: `planned`, `known`, `full`, or `missing`; see Lua. Idempotent."""
         place, text = delivery.event_id, delivery.model_dump_json()
         arguments = (hook.id, delivery.conversation_id, delivery.id, place, text, MAX_WAITING)
-        (outcome,) = await self._store.call_function("deck_plan_delivery", (self._names.root,), *arguments)
+        (outcome,) = await self._call("deck_plan_delivery", *arguments)
         return str(outcome)
 
     async def has_work(self) -> bool:
         """Return whether there is a webhook, or news or a delivery that a removed one has left."""
-        names = self._names
-        news = [("ZCARD", shard.webhook_news) for shard in self._store.all_shards]
-        return any(await self._store.call_many([("HLEN", names.webhooks), ("ZCARD", f"{names.webhooks}:due"), *news]))
+        commands = [
+            command
+            for names in self._store.all_shards
+            for command in (
+                ("HLEN", names.webhooks),
+                ("ZCARD", f"{names.webhooks}:due"),
+                ("ZCARD", names.webhook_news),
+            )
+        ]
+        return any(await self._store.call_many(commands))
 
     async def due(self, limit: int) -> list[DeliveryLine]:
         """Claim due lines; they must be processed within `LEASE_MS`."""
-        _, *flat = await self._store.call_function("deck_send_due", (self._names.root,), limit, LEASE_MS)
+        shards = self._store.all_shards
+        waiting = await self._store.call_many([("ZCARD", f"{names.webhooks}:due") for names in shards])
+        busy = [names for names, count in zip(shards, waiting, strict=True) if count]
+        self._turn += 1  # so that no shard is always the last one
+        at = self._turn % max(1, len(busy))
+        found: list[DeliveryLine] = []
+        for names in (*busy[at:], *busy[:at]):
+            if len(found) >= limit:
+                break
+            found += await self._claim_due(names, limit - len(found))
+        return found
+
+    async def _claim_due(self, names: ShardKeys, limit: int) -> list[DeliveryLine]:
+        _, *flat = await self._store.call_function("deck_send_due", (names.root,), limit, LEASE_MS)
         found = []
         for line, due in zip(flat[::2], flat[1::2], strict=True):
             try:
                 webhook_id, _, conversation_id = _text(line).partition(" ")
             except UnicodeDecodeError:
-                await self._store.call("ZREM", f"{self._names.webhooks}:due", line)
+                await self._store.call("ZREM", f"{names.webhooks}:due", line)
                 continue
             found.append(DeliveryLine(webhook_id, conversation_id, _text(due)))
         return found
@@ -213,7 +239,7 @@ class WebhookRepository:
     async def take(self, line: DeliveryLine) -> tuple[DeliveryLine, Delivery] | None:
         """Return the first delivery of a line; None if it is empty or another worker has it."""
         arguments = (line.webhook_id, line.conversation_id, line.due, LEASE_MS)
-        outcome, *rest = await self._store.call_function("deck_take_delivery", (self._names.root,), *arguments)
+        outcome, *rest = await self._call("deck_take_delivery", *arguments)
         if outcome != "taken":
             return None
         name, text, due = rest
@@ -227,7 +253,7 @@ class WebhookRepository:
                 event_id=0,
                 type="",
                 body="",
-                planned=await self._store.now(self._names),
+                planned=await self._store.now(self._store.find_home(line.webhook_id)),
                 state="failed",
                 error="Its stored form cannot be read.",
             )
@@ -245,15 +271,13 @@ class WebhookRepository:
         pause: Argument = "" if pause_seconds is None else int(pause_seconds * 1_000)
         arguments = (line.webhook_id, line.conversation_id, delivery.id, line.due)
         text = delivery.model_dump_json()
-        outcome, *rest = await self._store.call_function(
-            "deck_end_attempt", (self._names.root,), *arguments, text, pause, KEPT_DELIVERIES
-        )
+        outcome, *rest = await self._call("deck_end_attempt", *arguments, text, pause, KEPT_DELIVERIES)
         return DeliveryLine(line.webhook_id, line.conversation_id, _text(rest[0])) if outcome == "ended" else None
 
     async def deliveries(self, webhook_id: str, *, limit: int) -> list[Delivery]:
         """Return the latest readable deliveries of a webhook, newest first."""
-        order = self._names.webhook_deliveries(webhook_id, "order")
-        sent = self._names.webhook_deliveries(webhook_id, "sent")
+        home = self._store.find_home(webhook_id)
+        order, sent = (home.webhook_deliveries(webhook_id, part) for part in ("order", "sent"))
         names = await self._store.call("ZREVRANGE", order, 0, limit - 1)
         if not names:
             return []
@@ -267,21 +291,23 @@ class WebhookRepository:
             UnknownWebhook: the delivery no longer exists.
         """
         while True:
-            text = await self._store.call("HGET", self._names.webhook_deliveries(webhook_id, "sent"), delivery_id)
+            sent = self._store.find_home(webhook_id).webhook_deliveries(webhook_id, "sent")
+            text = await self._store.call("HGET", sent, delivery_id)
             if (found := _parse_delivery(text)) is None:
                 raise UnknownWebhook(
                     "There is no such delivery.", remedy="The log of deliveries lists the latest ones."
                 )
             again = found.model_copy(update={"state": "waiting", "attempts": 0, "next_attempt": None, "error": ""})
             arguments = (webhook_id, found.conversation_id, found.id, found.event_id, text, again.model_dump_json())
-            (outcome,) = await self._store.call_function("deck_redeliver", (self._names.root,), *arguments)
+            (outcome,) = await self._call("deck_redeliver", *arguments)
             if outcome == "planned":
                 return again
 
     async def rename_foreign_keys(self) -> None:
         """Rename keys of another type that occupy the places of the webhooks."""
-        names, unreadable = self._names, Quarantine(self._store)
-        places = [(names.webhooks, "hash"), (f"{names.webhooks}:due", "zset")]
+        unreadable = Quarantine(self._store)
+        places = [(shard.webhooks, "hash") for shard in self._store.all_shards]
+        places += [(f"{shard.webhooks}:due", "zset") for shard in self._store.all_shards]
         places += [(shard.webhook_tenants, "hash") for shard in self._store.all_shards]
         places += [(shard.webhook_news, "zset") for shard in self._store.all_shards]
         places += [(shard.clock, "hash") for shard in self._store.all_shards]
@@ -291,7 +317,7 @@ class WebhookRepository:
                 await unreadable.move_away(key, kind, ValueError(f"it was a {_text(found)}, not a {kind}"))
 
     async def _load(self, webhook_id: str) -> tuple[Webhook, bytes]:
-        text = await self._store.call("HGET", self._names.webhooks, webhook_id)
+        text = await self._store.call("HGET", self._store.find_home(webhook_id).webhooks, webhook_id)
         try:
             if text is not None:
                 return Webhook.model_validate_json(text), text
@@ -300,9 +326,12 @@ class WebhookRepository:
         raise UnknownWebhook("There is no such webhook.", remedy="`deckhands webhook ls` lists them.")
 
     async def _put(self, webhook_id: str, known: bytes, text: bytes) -> str:
-        arguments = (webhook_id, known, text, MAX_WEBHOOKS)
-        (outcome,) = await self._store.call_function("deck_put_webhook", (self._names.root,), *arguments)
+        (outcome,) = await self._call("deck_put_webhook", webhook_id, known, text, MAX_WEBHOOKS)
         return str(outcome)
+
+    async def _call(self, function: str, webhook_id: str, *arguments: Argument) -> list[Any]:
+        keys = (self._store.find_home(webhook_id).root,)
+        return await self._store.call_function(function, keys, webhook_id, *arguments)
 
 
 def _parse_delivery(text: bytes | None) -> Delivery | None:

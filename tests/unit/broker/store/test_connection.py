@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from broker.coordination.heartbeat_thread import send_beats
 from broker.runtime.errors import OutcomeUnknown, StoreError, StoreMisconfigured, StoreRefused, StoreUnavailable
 from broker.store.connection import MultiplexedConnection
+from tests.polling import unhurried
 from tests.stores import LossyWire, RealServer, emptied
 
 
@@ -243,6 +245,25 @@ async def test_a_server_that_accepts_and_says_nothing_is_unavailable(tmp_path: P
             await connection.call("PING")
 
 
+async def test_a_call_that_waits_for_an_aborted_connection_ends(tmp_path: Path) -> None:
+    accepted = asyncio.Event()
+
+    async def silence(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        accepted.set()
+        await reader.read()
+
+    async with serving(tmp_path, silence) as url:
+        connection = MultiplexedConnection(url, reply_timeout_seconds=unhurried(600))
+        calls = [asyncio.ensure_future(connection.call("PING")) for _ in range(3)]
+        await accepted.wait()
+        connection.abort(ConnectionResetError("it is not a primary any more"))
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(outcome, StoreUnavailable)
+            assert "given up" in outcome.message
+        await connection.aclose()
+
+
 async def test_a_refused_login_leaves_no_socket_behind(valkey_server: RealServer, tmp_path: Path) -> None:
     connection = MultiplexedConnection(f"{valkey_server.url}?password=wrong")
     with pytest.raises(StoreMisconfigured, match="refused the login"):
@@ -303,3 +324,14 @@ async def test_a_password_is_not_shown_when_nobody_is_there() -> None:
     with pytest.raises(StoreUnavailable) as refused:
         await MultiplexedConnection("redis://:s3cret@127.0.0.1:1/0").call("PING")
     assert "s3cret" not in str(refused.value)
+
+
+async def test_a_silent_node_delays_no_next_beat(tmp_path: Path) -> None:
+    async def silence(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with serving(tmp_path, silence) as url:
+        connection = MultiplexedConnection(url, reply_timeout_seconds=unhurried(600))
+        with pytest.raises(TimeoutError):  # before the limit of a connection that is being opened
+            await send_beats(connection, [("PING",)])
+        await connection.aclose()

@@ -1,0 +1,292 @@
+"""A store on 1, 2 and 3 primaries of a cluster: appends and steps a second, and the CPU of each part.
+
+    python -m benchmarks.store [--conversations 240] [--steps 10] [--write-as NAME]
+    python -m benchmarks.store moves [--conversations 300] [--program redis-server]
+
+The first form runs the same work on clusters without replicas. *Appends*: this process appends observations of 1.4 KB
+to the logs of all shards, 64 at once. *Steps*: a controller with a scripted model inside it and a no-op tool, both
+separate processes. The machine's cores are shared by all of them, so rates say nothing about more machines; the CPU of
+a step on each primary does, and the share of the busiest one. The CPU of the heartbeats is measured before with idle
+workers, and subtracted. Memory is the growth of the primaries' `used_memory`.
+
+*moves*: conversations whose model takes four seconds a step work on three primaries with replicas. A fourth primary
+joins and gets a quarter of the shards, slot by slot; then it gives them back and leaves; then a primary is killed. A
+pause is the longest time between two events of a conversation as a reader of its log sees them, without the four
+seconds; timestamps of events would not show it, because the store's time stands still in an outage. *Nothing happens*
+shows what the busy machine alone does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from benchmarks.append import observation
+from benchmarks.cluster import BenchCluster
+from benchmarks.eval_figures import Line, percentile, show
+from benchmarks.machine import addition_seconds, cpu_seconds
+from benchmarks.script import write_script
+from broker.contract.events import ConversationCreated
+from broker.log.conversations import Conversations
+from broker.log.event_log import EventLog
+from broker.log.invariants import find_violations
+from broker.runtime.ids import new_conversation_id
+from broker.store.embedded import EmbeddedValkey
+from broker.store.routing import SLOTS, find_slot
+from broker.store.store import load_all_server_facts, open_store
+from deckhands.client.client import Client
+from tests.clusters import Cluster
+from tests.sentinels import Server
+from tests.stores import server_program
+
+SIZES = (1, 2, 3)
+SHARDS = 64
+APPENDERS = 64
+APPENDS_OF_EACH = 100
+LATENCY_SECONDS = 4.0
+SLOW_STEPS = 6
+WAIT_SECONDS = 600.0
+SHARE_LIMIT = 1.1
+PAUSE_SECONDS = 2.0
+IDLE_SECONDS = 10.0
+
+
+@contextlib.asynccontextmanager
+async def workers_on(nodes: Cluster, folder: Path) -> AsyncIterator[tuple[BenchCluster, dict[str, str]]]:
+    """Open the store of a cluster; yield it, and the environment of its workers. Celery's broker is another server."""
+    queue = EmbeddedValkey(folder / "queue")
+    await queue.start()
+    client = Client(await open_store(nodes.url, shards=SHARDS, patience_seconds=None))
+    cluster = BenchCluster(folder, queue, client)
+    try:
+        yield cluster, {"DECKHANDS_URL": nodes.url, "LLM_SCRIPTS_DIR": "/"}
+    finally:
+        await cluster.stop_workers()
+        await client.aclose()
+        await queue.stop()
+
+
+class Watch:
+    """The CPU of processes, and the time, from its creation on."""
+
+    def __init__(self, **pids: int) -> None:
+        self._pids = pids
+        self._began = time.monotonic()
+        self._before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+
+    def read(self) -> tuple[float, dict[str, float]]:
+        """Return the seconds, and the CPU seconds of each process."""
+        used = {name: cpu_seconds(pid) - self._before[name] for name, pid in self._pids.items()}
+        return time.monotonic() - self._began, used
+
+
+async def used_memory(client: Client) -> int:
+    """Return the bytes that the primaries have allocated."""
+    facts = await load_all_server_facts(client.store.connection, "memory")
+    return sum(int(one["used_memory"]) for one in facts)
+
+
+async def append_events(client: Client) -> int:
+    """Append to logs in all shards, and return how many events there were."""
+    log = EventLog(client.store)
+    events = [observation(cause) for cause in range(2, APPENDS_OF_EACH + 2)]
+
+    async def append(conversation_id: str) -> None:
+        await log.create(ConversationCreated(conversation_id=conversation_id))
+        for event in events:
+            await log.append_observation(conversation_id, event, worker_id="bench")
+
+    await asyncio.gather(*(append(new_conversation_id()) for _ in range(APPENDERS)))
+    return APPENDERS * (APPENDS_OF_EACH + 1)
+
+
+async def until_settled(client: Client, ids: Sequence[str]) -> int:
+    """Wait until all conversations have settled, and return how many have failed."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        for conversation_id in ids:
+            await client.wait_until_settled(conversation_id)
+    rows = await Conversations(client.store).load_rows(list(ids))
+    return sum(row.state != "finished" for row in rows)
+
+
+async def submit(cluster: BenchCluster, model: str, count: int) -> list[str]:
+    """Start conversations whose actions go to the no-op tool."""
+    return list(await asyncio.gather(*(cluster.submit(model=model) for _ in range(count))))
+
+
+async def measure_size(folder: Path, primaries: int, conversations: int, steps: int) -> list[Line]:
+    """Measure a cluster of so many primaries."""
+    folder.mkdir()
+    nodes = Cluster(server_program("valkey"), folder, primaries=primaries, replicas=0)
+    async with nodes.running(), workers_on(nodes, folder) as (cluster, environment):
+        client = cluster.client
+        pids = {f"primary {at}": node.process.pid for at, node in enumerate(nodes.nodes) if node.process is not None}
+        watch = Watch(**pids)
+        appended = await append_events(client)
+        seconds, used = watch.read()
+        lines = [
+            Line(f"{primaries} primaries: appends", round(appended / seconds), "a second"),
+            *_share_lines(f"{primaries} primaries: an append", used, appended),
+        ]
+        controller = await cluster.start_controller(**environment)
+        tool = await cluster.start_process("benchmarks.noop_tool", environment)
+        model = f"scripted/{write_script(folder / 'script.json', steps)}"
+        failed = await until_settled(
+            client, await submit(cluster, model, SHARDS)
+        )  # everything is imported and connected
+        watch = Watch(controller=controller, **pids)
+        await asyncio.sleep(IDLE_SECONDS)
+        idle_seconds, idle = watch.read()
+        before = await used_memory(client)
+        watch = Watch(controller=controller, tool=tool, **pids)
+        ids = await submit(cluster, model, conversations)
+        failed += await until_settled(client, ids)
+        assert not failed, failed
+        seconds, used = watch.read()
+        count = conversations * steps
+        each = (await used_memory(client) - before) / conversations
+        workers = {name: used.pop(name) for name in ("controller", "tool")}
+        beats = idle.pop("controller") / idle_seconds
+        beyond = {name: used[name] - idle[name] * seconds / idle_seconds for name in used}
+        lines += [
+            Line(f"{primaries} primaries: steps", round(count / seconds), "a second"),
+            *_share_lines(f"{primaries} primaries: a step", beyond, count),
+            *[
+                Line(f"{primaries} primaries: a step, {name}", round(1e3 * seconds / count, 3), "ms of CPU")
+                for name, seconds in workers.items()
+            ],
+            Line(f"{primaries} primaries: a conversation of {steps} steps", round(each / 1024, 1), "KiB of memory"),
+            Line(
+                f"{primaries} primaries: idle workers, all primaries",
+                round(100 * sum(idle.values()) / idle_seconds, 2),
+                "% of a core",
+            ),
+            Line(f"{primaries} primaries: an idle controller", round(100 * beats, 2), "% of a core"),
+        ]
+        return lines
+
+
+def _share_lines(name: str, used: dict[str, float], count: int) -> list[Line]:
+    total, busiest = sum(used.values()), max(used.values())
+    ratio = busiest / total * len(used)
+    return [
+        Line(f"{name}, all primaries", round(1e6 * total / count, 1), "µs of CPU"),
+        Line(f"{name}, the busiest primary", round(1e6 * busiest / count, 1), "µs of CPU"),
+        Line(f"{name}, share of the busiest times primaries", round(ratio, 3), "", SHARE_LIMIT),
+    ]
+
+
+async def measure_moves(folder: Path, program: str, conversations: int) -> list[Line]:
+    """Scale a cluster from 3 to 4 primaries and back, and kill one, while conversations work."""
+    nodes = Cluster(server_program("redis" if "redis" in program else "valkey"), folder)
+    async with nodes.running(), workers_on(nodes, folder) as (cluster, environment):
+        await cluster.start_controller(DECKHANDS_MAX_CONVERSATIONS="1000", **environment)
+        await cluster.start_process("benchmarks.noop_tool", environment)
+        slots = [find_slot(names.root) for names in cluster.client.store.all_shards]
+        joined: list[Server] = []
+
+        async def scale_out() -> None:
+            joined.append(await nodes.add_node())
+            for slot in slots[::4]:
+                await nodes.move_slot(slot, joined[0])
+
+        async def scale_in() -> None:
+            for slot in range(SLOTS):
+                if slot in slots and await nodes.find_node(slot) is joined[0]:
+                    await nodes.move_slot(slot, nodes.nodes[slot % 3])
+            await nodes.remove_node(joined[0])
+
+        async def kill() -> None:
+            old = await nodes.find_node(slots[0])
+            old.kill()
+            await nodes.until_promoted(slots[0], other_than=old)
+            old.start()
+
+        lines = []
+        works: dict[str, Callable[[], Awaitable[None]]] = {
+            "nothing happens": lambda: asyncio.sleep(IDLE_SECONDS),
+            "3 to 4 primaries": scale_out,
+            "4 to 3 primaries": scale_in,
+            "a primary is killed": kill,
+        }
+        for name, work in works.items():
+            found = await _run_beside(cluster, folder, name, work, conversations)
+            print(*found, sep="\n", flush=True)
+            lines += found
+        return lines
+
+
+async def _run_beside(
+    cluster: BenchCluster, folder: Path, name: str, work: Callable[[], Awaitable[None]], conversations: int
+) -> list[Line]:
+    """Let conversations work until something else is done, and a little longer."""
+    client = cluster.client
+    script = json.loads(write_script(folder / "slow.json", SLOW_STEPS).read_text()) | {
+        "latency_seconds": LATENCY_SECONDS
+    }
+    (folder / "slow.json").write_text(json.dumps(script))
+    ids = await submit(cluster, f"scripted/{folder / 'slow.json'}", conversations)
+    arrivals: dict[str, list[float]] = {one: [] for one in ids}
+    watching = [asyncio.create_task(_watch(client, one, arrivals[one])) for one in ids]
+    await cluster.until_stepping(ids[-1])
+    began = time.monotonic()
+    await work()
+    took = time.monotonic() - began
+    failed = await until_settled(client, ids)
+    for task in watching:
+        task.cancel()
+    await asyncio.gather(*watching, return_exceptions=True)
+    pauses, violations = [], 0
+    for conversation_id in ids:
+        events = await client.events(conversation_id)
+        violations += len(find_violations(events, conversation_id=conversation_id, is_strict=True))
+        gaps = [after - before for before, after in pairwise(arrivals[conversation_id])]
+        pauses.append(max(0.0, max(gaps, default=0.0) - LATENCY_SECONDS))
+    return [
+        Line(f"{name}: took", round(took, 1), "s"),
+        Line(f"{name}: conversations that failed, of {len(ids)}", failed, "", 0),
+        Line(f"{name}: violations of the log's invariants", violations, "", 0),
+        Line(f"{name}: longest pause of a conversation, median", round(percentile(pauses, 0.5), 2), "s"),
+        Line(f"{name}: longest pause of a conversation, p99", round(percentile(pauses, 0.99), 2), "s", PAUSE_SECONDS),
+    ]
+
+
+async def _watch(client: Client, conversation_id: str, arrivals: list[float]) -> None:
+    async for _ in client.tail(conversation_id):
+        arrivals.append(time.monotonic())  # noqa: PERF401  (it is cancelled at the end)
+
+
+async def measure(directory: Path, arguments: argparse.Namespace) -> None:
+    """Run once and print what was found."""
+    if arguments.part == "moves":
+        lines = await measure_moves(directory, arguments.program, arguments.conversations or 300)
+        show(arguments.write_as or "store_moves", "Slots that move while conversations work", lines)
+        return
+    lines = [Line("ten million additions", round(addition_seconds(), 2), "s")]
+    for primaries in SIZES:
+        count = arguments.conversations or 240
+        lines += await measure_size(directory / str(primaries), primaries, count, arguments.steps)
+    show(arguments.write_as or "store", f"A store on {', '.join(map(str, SIZES))} primaries, {SHARDS} shards", lines)
+
+
+def main() -> None:
+    """Read the options and run."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.store", description=__doc__)
+    parser.add_argument("part", nargs="?", choices=("sizes", "moves"), default="sizes")
+    parser.add_argument("--conversations", type=int)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--program", default="valkey-server", help="valkey-server or redis-server")
+    parser.add_argument("--write-as", metavar="NAME", help="the name of the file written")
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        asyncio.run(measure(Path(folder), parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
