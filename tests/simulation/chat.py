@@ -23,7 +23,7 @@ from broker.log.lost_tails import tail_recording_gaps
 from broker.log.status import Status, fold_status
 from broker.runtime.errors import EventsLost, UnknownConversation
 from broker.store.store import Store
-from tests.simulation.canonical import bash, said
+from tests.simulation.canonical import PATIENCE_SECONDS, bash, said
 from tests.simulation.checks import LATE
 from tests.simulation.faults import Fault
 from tests.simulation.recovery import longest_allowed, waits
@@ -39,8 +39,6 @@ AFTER_TROUBLE_SECONDS = 3.0
 """How long conversations may take to continue after the store was away: pauses between attempts, and beats."""
 ROUND_TRIPS = 6
 """How many round trips may lie between two events, at most."""
-PATIENCE_SECONDS = 8.0
-"""After how long without news a person looks again whether the log still has what was said last. Nobody else knows."""
 BELL_SECONDS = 0.2
 """How long the bell rests at most."""
 
@@ -53,6 +51,7 @@ class Chat:
         rounds: the number of messages of each user.
         latency_seconds: the longest time that a command, and its reply, travels.
         command_seconds: how long a command takes; the two of a turn run one after the other.
+        model_seconds: how long a model call takes.
         has_bell: whether conversations are rung without news.
         has_early_bell: whether users wake them after the first command of a turn, without news.
         clocks_ahead: how far the wall clocks of processes are ahead, by the process's name.
@@ -67,6 +66,7 @@ class Chat:
     tools: int = 2
     latency_seconds: float = 0.02
     command_seconds: float = 0.2
+    model_seconds: float = 0.1
     has_bell: bool = True
     has_early_bell: bool = False
     troubles: Sequence[Trouble] = ()
@@ -107,7 +107,7 @@ class ChatOutcome:
 def script(folder: Path, chat: Chat) -> Mapping[str, str]:
     """Write the model's script and return the environment of a controller worker that uses it."""
     path = folder / "chat.json"
-    path.write_text(json.dumps({"latency_seconds": 0.1, "turns": ROUND * chat.rounds}))
+    path.write_text(json.dumps({"latency_seconds": chat.model_seconds, "turns": ROUND * chat.rounds}))
     return {"LLM_MODEL": f"scripted/{path}"}
 
 
@@ -221,6 +221,7 @@ def _late(outcome: ChatOutcome) -> Iterator[str]:
     away = [each for each in chat.troubles if each.kind is not Kind.CLOCK]
     lost_time = sum(each.lost_seconds + each.seconds + AFTER_TROUBLE_SECONDS for each in away)
     most = longest_allowed(struck) + lost_time + ROUND_TRIPS * 2 * chat.latency_seconds
+    most += max(0.0, chat.model_seconds - 0.1, chat.command_seconds - 0.2)
     for wait in waits(outcome.cluster.server.written, outcome.logs):
         if wait.seconds > most:
             yield f"{LATE}: {wait}, not {most:.1f} s"
