@@ -9,6 +9,7 @@ PYTEST_ARGS ?=
 JOBS ?= 6
 PARALLEL = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 BENCH_ARGS ?=
+PROOF_ARGS ?=
 # `make end-to-end PEERS=true` leaves out the packages that evaluations exchange files with; their tests are skipped.
 PEERS ?= .ci/peers $(BIN)
 # Workers and tests start hundreds of interpreters: without bytecode each of them compiles all that it imports.
@@ -30,7 +31,7 @@ SETUP := $(VENV)/.setup-stamp
 CLAUDE := $(VENV)/.claude-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools peers test test-all test-docker end-to-end claude soak check docs lock screenshots bench faults orphans security clean
+.PHONY: help setup run tools peers test test-all test-docker end-to-end claude soak check docs lock screenshots bench proof faults orphans security clean
 .SUFFIXES:
 
 help: ## Show this list
@@ -97,6 +98,9 @@ screenshots: $(SETUP) tools ## Take the pictures of the web page for the docs
 
 bench: $(SETUP) tools ## Run the benchmarks
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+proof: $(SETUP) tools ## Measure what docs/proof.md shows and write it; PROOF_ARGS="pairs --seconds 600" runs one section
+	@$(BIN)/python -m tests.proof $(PROOF_ARGS)
 
 faults: $(SETUP) tools ## Run every fault test and simulation, the slow ones and 200 fail-overs too
 	$(BIN)/python -m pytest tests/faults tests/simulation -k 'not thousand_fail_overs' -m '$(ENGINE)' $(PYTEST_ARGS)

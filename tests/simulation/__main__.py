@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.proof import OPTION, Proof
 from tests.simulation.canonical import Plan, environment, simulate
 from tests.simulation.checks import broken
 from tests.simulation.faults import Fault
@@ -40,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     pairs.add_argument("--round", type=int, default=0, help="another round has other distances between the two")
     pairs.add_argument("--progress", type=Path, default=PROGRESS, help="the folder that keeps what was done")
     pairs.set_defaults(run=_pairs)
+    pairs.add_argument(OPTION, type=Path, help="the folder for the result; `make proof` gives it")
     plan = commands.add_parser("plan", help="run one plan")
     plan.add_argument("faults", nargs="*", type=_fault, help="boundary:fault")
     plan.add_argument("--seed", type=int, default=0)
@@ -64,10 +66,22 @@ def _pairs(options: argparse.Namespace, folder: Path) -> int:
         model, jobs=options.jobs, seconds=options.seconds, number_of_round=options.round, folder=options.progress
     )
     summary = summarize(sweeps)
-    print(f"round {options.round}: {summary['done']:,} of {summary['cells']:,} pairs × boundaries are done")
+    print(f"round {options.round}: {summary['done']:,} of {summary['cells']:,} pairs at boundaries are done")
     print(json.dumps(summary))
-    for sweep in sweeps:
-        print(*sweep.failures, sep="\n")
+    for failure in (failure for sweep in sweeps for failure in sweep.failures):
+        print(failure)
+    share = f"{summary['done']:,} of {summary['cells']:,} ({summary['done'] / summary['cells']:.0%})"
+    figures = {"coverage: pairs at boundaries": share, "boundaries of the conversation": summary["boundaries"]}
+    figures |= {"ordered pairs of faults": summary["pairs"], "runs in which both faults struck": summary["both struck"]}
+    figures |= {"simulated hours of a cluster at work": f"{summary['virtual hours']:.1f}"}
+    Proof(options.proof, "").record(
+        "pairs of faults at boundaries",
+        trials=summary["done"],
+        failures=summary["failures"],
+        unit="simulated runs with two faults",
+        seed=f"round {options.round}",
+        figures=figures,
+    )
     return 1 if summary["failures"] else 0
 
 
