@@ -10,6 +10,8 @@ JOBS ?= 6
 PARALLEL = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 BENCH_ARGS ?=
 PROOF_ARGS ?=
+# How long `make faults` sweeps over pairs of faults; the next call continues.
+PAIRS_SECONDS ?= 600
 # `make end-to-end PEERS=true` leaves out the packages that evaluations exchange files with; their tests are skipped.
 PEERS ?= .ci/peers $(BIN)
 # Workers and tests start hundreds of interpreters: without bytecode each of them compiles all that it imports.
@@ -102,8 +104,9 @@ bench: $(SETUP) tools ## Run the benchmarks
 proof: $(SETUP) tools ## Measure what docs/proof.md shows and write it; PROOF_ARGS="pairs --seconds 600" runs one section
 	@$(BIN)/python -m tests.proof $(PROOF_ARGS)
 
-faults: $(SETUP) tools ## Run every fault test and simulation, the slow ones and 200 fail-overs too
+faults: $(SETUP) tools ## Run every fault test and simulation, the slow ones, 200 fail-overs and pairs of faults too
 	$(BIN)/python -m pytest tests/faults tests/simulation -k 'not thousand_fail_overs' -m '$(ENGINE)' $(PYTEST_ARGS)
+	$(BIN)/python -m tests.simulation pairs --seconds $(PAIRS_SECONDS)
 
 orphans: $(SETUP) tools ## Kill a tool worker 1,000 times and look for what it left running
 	$(BIN)/python -m pytest -s tests/faults/test_orphans.py $(PYTEST_ARGS)

@@ -112,9 +112,11 @@ SECTIONS = (
         "planted",
         "Planted bugs",
         "The simulation finds errors of the protocol: each planted one makes one of its checks fail.",
-        "Each bug changes one behaviour of the store's functions, of a connection, or of the workspace host. The bug "
-        "counts as found when a check of the simulated runs fails that holds without it.",
-        ["pytest", "tests/simulation/test_planted_bugs.py"],
+        "Each bug changes one behaviour of the store's functions, of a connection, or of the workspace host. Most are "
+        "looked for by the general search (`tests/simulation/general.py`): runs of four kinds of work under faults, which "
+        "are the same for each bug. The others have a plan of their own. A bug counts as found when a check fails that "
+        "holds without it.",
+        ["pytest", "tests/simulation/test_general_search.py", "tests/simulation/test_planted_bugs.py"],
     ),
     Section(
         "verification",
@@ -192,12 +194,13 @@ def run_section(section: Section, seconds: float) -> dict[str, Any]:
             arguments += ["-q", f"--junitxml={report}"]
         command = [sys.executable, "-m", *arguments, OPTION, folder]
         began, load = time.monotonic(), os.getloadavg()[0]
+        status: int | None = None  # what was handed in until its limit counts
         try:
             status = subprocess.run(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False, timeout=seconds + ENDING_SECONDS
             ).returncode
         except subprocess.TimeoutExpired:
-            status = None  # what was handed in until then counts
+            pass
         taken = time.monotonic() - began
         records = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
         return {

@@ -119,8 +119,10 @@ def _ran_once(outcome: Outcome) -> Iterator[str]:
 
 def _fenced(outcome: Outcome) -> Iterator[str]:
     tokens = outcome.cluster.server.tokens.get(CID, [])
-    if any(later < earlier for earlier, later in pairwise(tokens)):
+    if any(later < earlier for (earlier, _), (later, _) in pairwise(tokens)):
         yield f"I6: the owners' appends have the tokens {tokens}"
+    if len({token for token, _ in tokens}) < len(set(tokens)):
+        yield f"I6: two owners had the same token: {tokens}"
 
 
 def _snapshot(outcome: Outcome) -> Iterator[str]:

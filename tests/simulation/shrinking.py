@@ -7,6 +7,11 @@ from tests.simulation.canonical import Plan
 from tests.simulation.faults import Fault
 
 IsFailing = Callable[[Plan], bool]
+NARROWER: tuple[Callable[[Plan], Plan], ...] = (
+    lambda plan: replace(plan, controllers=1),
+    lambda plan: replace(plan, tools=1),
+    lambda plan: replace(plan, host_deaths=()),
+)
 
 
 def shrink(plan: Plan, is_failing: IsFailing) -> Plan:
@@ -30,10 +35,10 @@ def shrink(plan: Plan, is_failing: IsFailing) -> Plan:
         if not faults:
             break
     least = replace(plan, faults=dict(faults))
-    for change in ({"controllers": 1}, {"tools": 1}, {"host_deaths": ()}):
-        fewer_workers = replace(least, **change)  # type: ignore[arg-type]
-        if fewer_workers != least and is_failing(fewer_workers):
-            least = fewer_workers
+    for narrow in NARROWER:
+        narrower = narrow(least)
+        if narrower != least and is_failing(narrower):
+            least = narrower
     return least
 
 

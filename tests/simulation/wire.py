@@ -174,7 +174,7 @@ class NotingServer(MemoryServer):
 
     Attributes:
         written: every append that is not lost, in order.
-        tokens: of every conversation, under which fencing token each append of an owner was accepted.
+        tokens: of every conversation, under which fencing token each append of an owner was accepted, and whose it was.
     """
 
     def __init__(self, clock: ManualClock, bug: Bug | None = None) -> None:
@@ -186,7 +186,7 @@ class NotingServer(MemoryServer):
         self._refusal = ""
         self._copies: dict[int, tuple[dict[bytes, Any], int]] = {}
         self.written: list[Written] = []
-        self.tokens: dict[str, list[int]] = {}
+        self.tokens: dict[str, list[tuple[int, str]]] = {}
         self._true_clock = clock
 
     def go_away(self) -> None:
@@ -243,7 +243,7 @@ class NotingServer(MemoryServer):
             self.written.append(Written(self._true_clock.monotonic(), conversation_id, reply[1], reply[2]))
             writer = msgpack.unpackb(command[6], unicode_errors="surrogateescape")
             if writer["by"] == "owner":
-                self.tokens.setdefault(conversation_id, []).append(int(writer["token"]))
+                self.tokens.setdefault(conversation_id, []).append((int(writer["token"]), writer["worker"]))
         return reply
 
     def _perform(self, command: Arguments) -> Any:
