@@ -15,6 +15,7 @@ earlier results with their date. A suite that failed is shown as failed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -195,12 +196,10 @@ def run_section(section: Section, seconds: float) -> dict[str, Any]:
         command = [sys.executable, "-m", *arguments, OPTION, folder]
         began, load = time.monotonic(), os.getloadavg()[0]
         status: int | None = None  # what was handed in until its limit counts
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             status = subprocess.run(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False, timeout=seconds + ENDING_SECONDS
             ).returncode
-        except subprocess.TimeoutExpired:
-            pass
         taken = time.monotonic() - began
         records = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
         return {
