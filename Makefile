@@ -11,6 +11,9 @@ PARALLEL = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # Of the tests that `make test` leaves out, tests/LAST_RUNS.md says when each ran last.
 RECORDED = --record-runs
 BENCH_ARGS ?=
+PROOF_ARGS ?=
+# How long `make faults` sweeps over pairs of faults; the next call continues.
+PAIRS_SECONDS ?= 600
 # `make end-to-end PEERS=true` leaves out the packages that evaluations exchange files with; their tests are skipped.
 PEERS ?= .ci/peers $(BIN)
 # Workers and tests start hundreds of interpreters: without bytecode each of them compiles all that it imports.
@@ -32,7 +35,7 @@ SETUP := $(VENV)/.setup-stamp
 CLAUDE := $(VENV)/.claude-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools peers test test-all test-docker end-to-end coverage claude soak check docs lock screenshots bench faults orphans security last-runs clean
+.PHONY: help setup run tools peers test test-all test-docker end-to-end coverage claude soak check docs lock screenshots bench proof faults orphans security last-runs clean
 .SUFFIXES:
 
 help: ## Show this list
@@ -110,8 +113,12 @@ screenshots: $(SETUP) tools ## Take the pictures of the web page for the docs
 bench: $(SETUP) tools ## Run the benchmarks
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-faults: $(SETUP) tools ## Run every fault test and simulation, the slow ones, 200 fail-overs and 500 kills too
+proof: $(SETUP) tools ## Measure what docs/proof.md shows and write it; PROOF_ARGS="pairs --seconds 600" runs one section
+	@$(BIN)/python -m tests.proof $(PROOF_ARGS)
+
+faults: $(SETUP) tools ## Run every fault test and simulation, the slow ones, 200 fail-overs, 500 kills and pairs of faults too
 	$(BIN)/python -m pytest tests/faults tests/simulation -k 'not thousand' -m '$(ENGINE)' $(RECORDED) $(PYTEST_ARGS)
+	$(BIN)/python -m tests.simulation pairs --seconds $(PAIRS_SECONDS)
 
 orphans: $(SETUP) tools ## Kill a tool worker 1,000 times and look for what it left running
 	$(BIN)/python -m pytest -s tests/faults/test_orphans.py $(RECORDED) $(PYTEST_ARGS)

@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from tests.exploring import PUSH
 from tests.last_runs import LastRuns
+from tests.proof import OPTION, Proof
 from tests.stores import (  # noqa: F401  (fixtures)
     clock,
     connect,
@@ -58,6 +59,16 @@ def pytest_collection_finish() -> None:
 def soak_seed(request: pytest.FixtureRequest) -> int:
     """The start seed of this run of `make soak`; 0 without it."""
     return int(request.config.getoption("--hypothesis-seed") or 0)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(OPTION, type=Path, help="the folder for what tests measure; `make proof` gives it")
+
+
+@pytest.fixture
+def proof(request: pytest.FixtureRequest) -> Proof:
+    """Takes what this test measured, for docs/proof.md; see tests/proof.py."""
+    return Proof(request.config.getoption(OPTION), request.node.nodeid)
 
 
 @pytest.fixture(autouse=True)

@@ -309,9 +309,19 @@ def _persist(_: Keyspace, __: Arguments) -> int:
 
 
 def _type(keys: Keyspace, args: Arguments) -> StatusReply:
-    found = keys.values.get(args[0])
-    names = {type(None): b"none", Hash: b"hash", Members: b"set", SortedSet: b"zset", bytes: b"string"}
-    return StatusReply(names.get(type(found), b"stream"))
+    return _TYPES.get(type(keys.values.get(args[0])), StatusReply(b"stream"))
+
+
+_TYPES = {
+    kind: StatusReply(name)
+    for kind, name in (
+        (type(None), b"none"),
+        (Hash, b"hash"),
+        (Members, b"set"),
+        (SortedSet, b"zset"),
+        (bytes, b"string"),
+    )
+}
 
 
 def _rename(keys: Keyspace, args: Arguments) -> StatusReply:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgpack
 from hiredis import ReplyError
 
 from broker.runtime import Clock, OutcomeUnknown, SystemClock
-from broker.store import Argument, check_reply, find_command_slot, find_slot
+from broker.store import Argument, check_reply, find_slot
 from broker.testing import keyspace, streams
 from broker.testing.keyspace import Arguments, Keyspace, StatusReply
 from broker.testing.streams import StreamRead
@@ -36,7 +37,7 @@ class MemoryServer:
         self.keys = Keyspace(clock or SystemClock())
         self._libraries: dict[bytes, LuaLibrary] = {}
         self._blocked: dict[asyncio.Future[Any], StreamRead] = {}
-        self._slots_in_function: set[int] = set()
+        self._keys_in_function: set[bytes] = set()
         self._commands = {**keyspace.COMMANDS, **streams.COMMANDS}
 
     def execute(self, command: Arguments) -> Any:
@@ -70,15 +71,15 @@ class MemoryServer:
         return future
 
     def _perform(self, command: Arguments) -> Any:
-        name, *args = command
+        name = command[0]
+        run = self._commands.get(name) or self._commands.get(name.upper())
+        if run is not None:
+            return run(self.keys, command[1:])
         if name.upper() == b"FCALL":
-            return self._call_function(args)
+            return self._call_function(command[1:])
         if name.upper() == b"FUNCTION":
-            return self._administer_functions(args)
-        run = self._commands.get(name.upper())
-        if run is None:
-            raise ReplyError(f"ERR unknown command '{name.decode()}'")
-        return run(self.keys, args)
+            return self._administer_functions(command[1:])
+        raise ReplyError(f"ERR unknown command '{name.decode()}'")
 
     def _call_function(self, args: Arguments) -> Any:
         name = args[0]
@@ -86,20 +87,22 @@ class MemoryServer:
         key_names = args[2 : 2 + number]
         for library in self._libraries.values():
             if name in library.functions:
-                self._slots_in_function = {find_slot(key) for key in key_names}
+                self._keys_in_function = set(key_names)
                 try:
                     return library.run(name, key_names, args[2 + number :])
                 finally:
-                    is_crossing = len(self._slots_in_function) > 1
+                    is_crossing = len(set(map(_slot_of, self._keys_in_function))) > 1
                     assert not is_crossing, f"{name.decode()} touches keys of several slots, which a cluster refuses"
         raise ReplyError("ERR Function not found")
 
     def _perform_in_function(self, command: Arguments) -> Any:
-        slot = find_command_slot([command[0].decode(), *command[1:]])
-        if slot is not None:
-            self._slots_in_function.add(slot)
-        if command[0] in (b"RENAME", b"DEL", b"UNLINK"):
-            self._slots_in_function.update(map(find_slot, command[1:]))
+        name = command[0]
+        if name in _SEVERAL_KEYS:
+            self._keys_in_function.update(command[1:])
+        elif name in _SUBCOMMANDS:
+            self._keys_in_function.add(command[2])
+        elif name not in _KEYLESS:
+            self._keys_in_function.add(command[1])
         return self._perform(command)
 
     def _administer_functions(self, args: Arguments) -> Any:
@@ -126,6 +129,16 @@ class MemoryServer:
             return read.run(self.keys)
         except ReplyError as error:
             return error
+
+
+_SEVERAL_KEYS = (b"RENAME", b"DEL", b"UNLINK", b"EXISTS")
+_SUBCOMMANDS = (b"XGROUP", b"XINFO")
+_KEYLESS = (b"TIME", b"INFO")
+
+
+@lru_cache(maxsize=65_536)
+def _slot_of(key: bytes) -> int:
+    return find_slot(key)
 
 
 class LuaLibrary:
@@ -168,7 +181,7 @@ class LuaLibrary:
         return self._to_reply(function(self._lua.table_from(keys), self._lua.table_from(arguments)))
 
     def _redis_call(self, *command: Any) -> Any:
-        return self._to_lua(self._call([_to_argument(part) for part in command]))
+        return self._to_lua(self._call([part if type(part) is bytes else _to_argument(part) for part in command]))
 
     def _redis_pcall(self, *command: Any) -> Any:
         try:
@@ -182,10 +195,10 @@ class LuaLibrary:
     def _to_lua(self, reply: Any) -> Any:
         if reply is None:
             return False
-        if isinstance(reply, StatusReply):
+        if type(reply) is list:
+            return self._lua.table_from([item if type(item) is bytes else self._to_lua(item) for item in reply])
+        if type(reply) is StatusReply:
             return self._lua.table_from({b"ok": bytes(reply)})
-        if isinstance(reply, list):
-            return self._lua.table_from([self._to_lua(item) for item in reply])
         return reply
 
     def _to_reply(self, value: Any) -> Any:

@@ -19,17 +19,33 @@ from tests.fail_over_run import run_side_by_side
 from tests.faults.harness import steps
 from tests.faults.test_sentinel import SentinelCluster
 from tests.polling import unhurried, until
+from tests.proof import Proof
 from tests.sentinels import SentinelGroup, Server, begin_fail_over, end_fail_over
 from tests.stores import redis_program, valkey_program
 
 CONVERSATIONS, STEPS, WORKER_FAIL_OVERS = 8, 2_000, 25
 
 
-async def check_fail_overs(folder: Path, count: int, capsys: pytest.CaptureFixture[str]) -> None:
+async def check_fail_overs(folder: Path, count: int, capsys: pytest.CaptureFixture[str], proof: Proof) -> None:
     seed = time.time_ns() % 1_000_000
     programs = [valkey_program(), valkey_program(), valkey_program(), redis_program()]
     result = await run_side_by_side(programs, folder, count=count, seed=seed)
     show(capsys, f"seed {seed}: {result}")
+    times = sorted(result.takeover_seconds)
+    proof.record(
+        "fail-overs of a group",
+        trials=result.fail_overs,
+        failures=len(result.faults),
+        unit="fail-overs",
+        seed=seed,
+        figures={
+            "kinds": ", ".join(f"{count} {kind}" for kind, count in sorted(result.kinds.items())),
+            "events acknowledged": result.acknowledged,
+            "calls without an acknowledgement": result.unknown,
+            "to the next acknowledged event, p50": f"{times[len(times) // 2]:.2f} s",
+            "to the next acknowledged event, p99": f"{times[len(times) * 99 // 100]:.2f} s",
+        },
+    )
     assert result.faults == []
     assert result.fail_overs >= count
     assert len(result.takeover_seconds) > 0
@@ -41,25 +57,31 @@ def show(capsys: pytest.CaptureFixture[str], line: str) -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_eight_fail_overs_lose_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    await check_fail_overs(tmp_path, 8, capsys)
+async def test_eight_fail_overs_lose_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], proof: Proof) -> None:
+    await check_fail_overs(tmp_path, 8, capsys, proof)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
-async def test_two_hundred_fail_overs_lose_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    await check_fail_overs(tmp_path, 200, capsys)
+async def test_two_hundred_fail_overs_lose_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], proof: Proof
+) -> None:
+    await check_fail_overs(tmp_path, 200, capsys, proof)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(14_400)
-async def test_thousand_fail_overs_lose_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    await check_fail_overs(tmp_path, 1_000, capsys)
+async def test_thousand_fail_overs_lose_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], proof: Proof
+) -> None:
+    await check_fail_overs(tmp_path, 1_000, capsys, proof)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
-async def test_conversations_of_workers_continue_soon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_conversations_of_workers_continue_soon(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], proof: Proof
+) -> None:
     """Real workers: the time from each promotion to the next event of each conversation."""
     found: list[float] = []
     root = tmp_path / "cluster"
@@ -78,6 +100,9 @@ async def test_conversations_of_workers_continue_soon(tmp_path: Path, capsys: py
             await end_fail_over(group, old, new, "kill")
     times = describe_times(found)
     show(capsys, f"{WORKER_FAIL_OVERS} fail-overs under workers, to the next event of each conversation: {times}")
+    proof.record(
+        "fail-overs under workers", trials=WORKER_FAIL_OVERS, unit="kills of the primary", figures={"times": times}
+    )
     assert len(found) == WORKER_FAIL_OVERS * CONVERSATIONS
 
 

@@ -7,19 +7,21 @@ and a resume, an end. The user is a process too: after a kill it starts again an
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from broker.contract.actions import ChangeAgentStateAction, MessageAction
 from broker.contract.agent_state import AgentState
+from broker.contract.codec import decode
 from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource, ModelReply
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation
 from broker.log.conversations import ConversationRow, Conversations
 from broker.log.event_log import EventLog
+from broker.log.lost_tails import tail_recording_gaps
 from broker.log.status import Status
-from broker.runtime.errors import StoreError, UnknownConversation
+from broker.runtime.errors import EventsLost, StoreError, UnknownConversation
 from broker.store.store import Store
 from tests.simulation.faults import Fault
 from tests.simulation.simulated_cluster import Cluster
@@ -29,6 +31,8 @@ from tool_worker.host.journal import Journal
 CID = "conversation-1"
 MESSAGES = ("<task>", "<and more>")
 LIMIT_SECONDS = 120.0
+PATIENCE_SECONDS = 8.0
+"""After how long without news a person says again what was said: a store may have lost it, and nobody else knows."""
 QUIET_SECONDS = 2.5
 """How long the cluster is left alone at the end: longer than the dead need to be buried."""
 
@@ -100,6 +104,11 @@ class Outcome:
     leftovers: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def has_lost(self) -> bool:
+        """Whether the store has lost its tail."""
+        return any(fault is Fault.LOST_TAIL for _, fault, _, _ in self.cluster.wire.struck)
+
+    @property
     def struck(self) -> int:
         """How many faults struck."""
         return len(self.cluster.wire.struck)
@@ -154,11 +163,29 @@ async def _world(plan: Plan, cluster: Cluster, outcome: Outcome, person: Person)
 
 async def _person(store: Store, seen: list[Event], settled: asyncio.Future[None]) -> None:
     """Send the messages of the conversation, each under its own key, and watch until it has settled."""
-    log = EventLog(store)
+    while True:
+        try:
+            await _talk(EventLog(store), seen)
+            break
+        except TimeoutError:
+            continue
+        except (EventsLost, UnknownConversation):
+            seen.clear()
+    if not settled.done():
+        settled.set_result(None)
+
+
+async def _talk(log: EventLog, seen: list[Event]) -> None:
+    """Say what has to be said and watch to the end.
+
+    Raises:
+        EventsLost, UnknownConversation: the store has lost its tail.
+        TimeoutError: there was no news for long, perhaps because the store has lost what was said last.
+    """
     created = ConversationCreated(conversation_id=CID, agent=AgentSpec(tool_concurrency=2))
     await log.create(created, [said(MESSAGES[0])], key="task")
     status = Status()
-    async for event in log.tail(CID):
+    async for event in tail_patiently(log, CID):
         seen.append(event)
         status = status.apply(event)
         if isinstance(event, CmdOutputObservation):
@@ -167,10 +194,17 @@ async def _person(store: Store, seen: list[Event], settled: asyncio.Future[None]
             await log.append(CID, [_asked(AgentState.PAUSED)], key="pause")
         elif isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.PAUSED:
             await log.append(CID, [_asked(AgentState.RUNNING)], key="resume")
-        if status.is_terminal and event.id == await log.load_last_id(CID):
-            break
-    if not settled.done():
-        settled.set_result(None)
+        if status.is_terminal and event.id >= await log.load_last_id(CID):
+            return
+
+
+async def tail_patiently(log: EventLog, conversation_id: str) -> AsyncIterator[Event]:
+    """Follow a log from its beginning, and record what it has lost."""
+    tail = aiter(tail_recording_gaps(log, conversation_id, after=0, decode=decode))
+    while True:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            event = await anext(tail)
+        yield event
 
 
 def said(text: str) -> MessageAction:

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import EventSource, ModelCallFailed, ModelReply
+from broker.contract.observations import EventsLostObservation
 from broker.log.invariants import find_violations
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State, parse_snapshot
@@ -41,7 +42,7 @@ def always_broken(outcome: Outcome) -> list[str]:
         outcome.events,
         conversation_id=CID,
         last_event_id=outcome.row.last_event_id,
-        seen=outcome.seen,
+        seen=() if outcome.has_lost else outcome.seen,
         is_strict=True,
     )
     return [
@@ -93,6 +94,8 @@ def _said_once(outcome: Outcome) -> Iterator[str]:
         for event in outcome.events
         if isinstance(event, MessageAction) and event.source is EventSource.USER
     )
+    if outcome.has_lost and any(isinstance(event, EventsLostObservation) for event in outcome.events):
+        return
     if said != Counter(MESSAGES) and not (is_given_up(outcome) and said < Counter(MESSAGES)):
         yield f"I3: the person's messages are in the log as {dict(said)}"
 
@@ -110,14 +113,16 @@ def _ran_once(outcome: Outcome) -> Iterator[str]:
     for action, times in Counter(outcome.cluster.node.executions).items():
         if times > 1:
             yield f"I5: action {action} was executed {times} times"
-        if action not in actions:
+        if action not in actions and not outcome.has_lost:
             yield f"I5: action {action} was executed and is not an action of its log"
 
 
 def _fenced(outcome: Outcome) -> Iterator[str]:
     tokens = outcome.cluster.server.tokens.get(CID, [])
-    if any(later < earlier for earlier, later in pairwise(tokens)):
+    if any(later < earlier for (earlier, _), (later, _) in pairwise(tokens)):
         yield f"I6: the owners' appends have the tokens {tokens}"
+    if len({token for token, _ in tokens}) < len(set(tokens)):
+        yield f"I6: two owners had the same token: {tokens}"
 
 
 def _snapshot(outcome: Outcome) -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from random import Random
 
 from tests.simulation.canonical import Plan
-from tests.simulation.faults import Fault
+from tests.simulation.faults import OF_A_PROCESS, Fault
 
 MAX_FAULTS = 16
 LAST_FAULT_AT = 600
@@ -19,7 +19,7 @@ def random_pairs(number: int, size: int, seed: int) -> Iterator[Plan]:
     """
     random = Random(seed)
     for _ in range(number):
-        faults = {at: random.choice(list(Fault)) for at in random.sample(range(1, size + 1), 2)}
+        faults = {at: random.choice(OF_A_PROCESS) for at in random.sample(range(1, size + 1), 2)}
         yield Plan(0, faults, is_watched_to_the_end=False)
 
 
@@ -30,5 +30,5 @@ def random_plan(seed: int) -> Plan:
     faults: dict[int, Fault] = {}
     at = 0
     while len(faults) < MAX_FAULTS and (at := at + random.randint(1, 2 * distance)) <= LAST_FAULT_AT:
-        faults[at] = random.choice(list(Fault))
+        faults[at] = random.choice(OF_A_PROCESS)
     return Plan(seed, faults, controllers=random.choice([1, 2]), tools=random.choice([1, 2]))

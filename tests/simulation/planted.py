@@ -194,3 +194,95 @@ def leave_last_event_out_of_snapshots(execute: Execute, command: Arguments) -> A
         events = [decode(fields[1], number) for number, (_, fields) in enumerate(entries, 1)]
         command = [*command[:7], to_snapshot(replace(fold(State(), events), version=state.version)), *command[8:]]
     return execute(command)
+
+
+def renew_no_token(execute: Execute, command: Arguments) -> Any:
+    """A claim gives the token of the owner before again."""
+    if not _is_call(command, b"deck_claim"):
+        return execute(command)
+    meta = command[BASE] + b":meta"
+    before = execute([b"HGET", meta, b"token"])
+    reply = execute(command)
+    if reply[0] == b"claimed" and before not in (None, b"0"):
+        execute([b"HSET", meta, b"token", before])
+        reply = [reply[0], before, *reply[2:]]
+    return reply
+
+
+def keep_owner_at_release(execute: Execute, command: Arguments) -> Any:
+    """A conversation that was given up still has its owner."""
+    if not _is_call(command, b"deck_release"):
+        return execute(command)
+    meta = command[BASE] + b":meta"
+    owner = execute([b"HGET", meta, b"owner"])
+    reply = execute(command)
+    if reply == [b"released"] and owner:
+        execute([b"HSET", meta, b"owner", owner])
+    return reply
+
+
+def confirm_unwritten() -> StoreBug:
+    """Each fourth append of a user is confirmed and not written."""
+    calls = 0
+
+    def bug(execute: Execute, command: Arguments) -> Any:
+        nonlocal calls
+        if _is_append(command, "producer"):
+            calls += 1
+            if calls % 4 == 0:
+                last = int(execute([b"HGET", command[BASE] + b":meta", b"last_id"]) or 0)
+                return [b"appended", last + 1, last + 1]
+        return execute(command)
+
+    return bug
+
+
+def say_silently(execute: Execute, command: Arguments) -> Any:
+    """A user's message wakes no worker."""
+    return ring_nobody(execute, command) if _is_append(command, "producer") else execute(command)
+
+
+def leave_index_behind(execute: Execute, command: Arguments) -> Any:
+    """An append does not change the state in the index."""
+    if not _is_append(command, "owner"):
+        return execute(command)
+    meta = command[BASE] + b":meta"
+    state = execute([b"HGET", meta, b"state"])
+    reply = execute(command)
+    if state is not None:
+        execute([b"HSET", meta, b"state", state])
+    return reply
+
+
+def skip_an_id(execute: Execute, command: Arguments) -> Any:
+    """An append after a burial leaves an id out."""
+    if _is_append(command, "owner"):
+        meta = command[BASE] + b":meta"
+        token, last = execute([b"HMGET", meta, b"token", b"last_id"])
+        if token not in (None, b"0", b"1") and last and execute([b"HGET", meta, b"skipped"]) != token:
+            execute([b"HSET", meta, b"skipped", token, b"last_id", b"%d" % (int(last) + 1)])
+            command = _changed(command, seen=str(int(last) + 1), checksum="")
+    return execute(command)
+
+
+def park_for_longer(execute: Execute, command: Arguments) -> Any:
+    """A wait ends a minute late."""
+    if _is_call(command, b"deck_release") and command[9]:
+        command = [*command[:9], b"%d" % (int(command[9]) + 60_000), *command[10:]]
+    return execute(command)
+
+
+def charge_twice(execute: Execute, command: Arguments) -> Any:
+    """A call that is charged again, because its worker died or its reply was lost, is added again."""
+    if _is_call(command, b"deck_budget_settle"):
+        execute(command)
+        execute([b"HSET", command[3] + b":budget:" + command[8], b"own", b"0"])
+    return execute(command)
+
+
+def top_up_silently(execute: Execute, command: Arguments) -> Any:
+    """Nobody who waits for a budget is woken."""
+    reply = execute(command)
+    if command[0] == b"FCALL" and command[1].startswith(b"deck_budget_"):
+        return reply[:2]
+    return reply

@@ -15,7 +15,22 @@ from tests.simulation.wire import Written
 
 UNDISTURBED_SECONDS = 1.0
 """The longest wait without a fault: commands and model calls of 0.2 s, and the beat that brings the news."""
-RECOVERY_SECONDS = {Fault.KILL: 3.0, Fault.STOP: 5.0, Fault.PAUSE: 1.5, Fault.CUT: 1.0}
+RECOVERY_SECONDS = {
+    Fault.KILL: 3.0,
+    Fault.STOP: 5.0,
+    Fault.PAUSE: 1.5,
+    Fault.CUT: 1.0,
+    Fault.SKEW: 0.5,
+    Fault.HOSTS: 1.0,
+    Fault.MACHINE: 3.0,
+    Fault.SLOW: 6.0,
+    Fault.BURIAL: 3.0,
+    Fault.RESTART: 4.0,
+    Fault.FAIL_OVER: 4.5,
+    Fault.LOST_TAIL: 4.0,
+    Fault.REFUSAL: 4.0,
+    Fault.CLOCK: 3.0,
+}
 """What a fault may add to a wait."""
 
 

@@ -11,7 +11,6 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from broker.runtime.clock import Clock
 from broker.store.store import Store, open_store
 from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection
@@ -21,11 +20,16 @@ from tests.simulation.faults import Fault
 from tests.simulation.sealed import sealed
 from tests.simulation.simulated_host import Node, SimulatedWorkspaces
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
-from tests.simulation.wire import Bug, NotingServer, ProcessConnection, Wire
+from tests.simulation.wire import DEMOTED, REFUSED, Bug, NotingServer, OtherClock, ProcessConnection, Wire
 from tool_worker.settings import load_tool_settings
 from tool_worker.worker.consumer import ToolConsumer
 
 RESTART_SECONDS = 0.3
+DEMOTED_SECONDS = 0.5
+AWAY_SECONDS = 1.0
+SLOW_SECONDS = 2.0
+SLOW_LATENCY_SECONDS = 0.5
+HOUR = 3_600.0
 
 T = TypeVar("T")
 
@@ -47,16 +51,17 @@ class Cluster:
     is_traced: bool = False
     bug: Bug | None = None
     crashed: asyncio.Future[None] = field(init=False)
-    clocks: Mapping[str, Clock] = field(default_factory=dict)
+    clocks: dict[str, OtherClock] = field(default_factory=dict)
     node_dir: str = ""
     _mains: dict[SimulatedProcess, Main] = field(default_factory=dict)
+    _troubled_until: float = 0.0
 
     def __post_init__(self) -> None:
         self.clock = ManualClock()
         self.loop = VirtualLoop(self.clock, Random(self.seed))
         self.node = Node(self.loop)
         self.server = NotingServer(self.clock, self.bug)
-        self.wire = Wire(self.loop, self.server, self.faults, self._on_kill, self.is_traced)
+        self.wire = Wire(self.loop, self.server, self.faults, self._on_kill, self._on_trouble, self.is_traced)
         self.crashed = self.loop.create_future()
 
     def run(self, world: Coroutine[Any, Any, T]) -> T:
@@ -74,7 +79,11 @@ class Cluster:
     async def at_rest(self, quiet_seconds: float) -> None:
         """Wait until there have been no faults for so long, and no process is stopped any more."""
         struck = -1
-        while struck < len(self.wire.struck) or any(process.is_stopped for process in self._mains):
+        while (
+            struck < len(self.wire.struck)
+            or any(process.is_stopped for process in self._mains)
+            or self.loop.time() < self._troubled_until
+        ):
             struck = len(self.wire.struck)
             await asyncio.sleep(quiet_seconds)
 
@@ -108,7 +117,8 @@ class Cluster:
 
     async def connect(self, process: SimulatedProcess) -> Store:
         """Open the store from a process."""
-        connection, clock = ProcessConnection(self.wire, process), self.clocks.get(process.name, self.clock)
+        connection = ProcessConnection(self.wire, process)
+        clock = self.clocks.setdefault(process.name, OtherClock(self.clock))
         return await open_store(connection, clock=clock, patience_seconds=None, opening_seconds=None)
 
     async def _run(self, process: SimulatedProcess, main: Main) -> None:
@@ -120,6 +130,44 @@ class Cluster:
         self.loop.call_later(
             RESTART_SECONDS, self.start, process.name, self._mains.pop(process), context=self.loop.world.context
         )
+
+    def _on_trouble(self, fault: Fault, process: SimulatedProcess) -> None:
+        """Let something fail that is not the process at the boundary, or not only that."""
+        at, server = len(self.wire.passed), self.server
+        match fault:
+            case Fault.SKEW:
+                self.clocks[process.name].jump(HOUR)
+            case Fault.HOSTS:
+                self.node.kill_hosts()
+            case Fault.MACHINE:
+                self.node.kill_hosts()
+                for each in [each for each in self._mains if each.name.startswith("tools")]:
+                    self.wire.kill(each)
+            case Fault.SLOW:
+                self._later(SLOW_SECONDS, setattr, self.wire, "latency_seconds", self.wire.latency_seconds)
+                self.wire.latency_seconds = SLOW_LATENCY_SECONDS
+            case Fault.BURIAL:
+                server.let_heartbeats_lapse()
+            case Fault.RESTART:
+                server.go_away()
+                self._later(AWAY_SECONDS, server.come_back)
+            case Fault.FAIL_OVER:
+                server.refuse_writes(DEMOTED)
+                self._later(DEMOTED_SECONDS, server.go_away)
+                self._later(DEMOTED_SECONDS, server.refuse_writes, "")
+                self._later(DEMOTED_SECONDS + AWAY_SECONDS, server.come_back)
+            case Fault.LOST_TAIL:
+                server.go_away()
+                self._later(AWAY_SECONDS, server.come_back_as, at)
+            case Fault.REFUSAL:
+                server.refuse_writes(REFUSED)
+                self._later(AWAY_SECONDS, server.refuse_writes, "")
+            case Fault.CLOCK:
+                server.clock.jump(HOUR)
+
+    def _later(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
+        self._troubled_until = max(self._troubled_until, self.loop.time() + seconds)
+        self.loop.call_later(seconds, call, *args, context=self.loop.world.context)
 
     def _check(self, task: asyncio.Task[None]) -> None:
         if task.exception() is not None and not self.crashed.done():

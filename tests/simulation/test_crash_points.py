@@ -15,7 +15,7 @@ from tests.controller_parts import traced
 from tests.simulation.canonical import Person, Plan, environment, simulate
 from tests.simulation.checks import CRASHES_THAT_PARK, broken
 from tests.simulation.errand import DELEGATES, broken_errand, sender
-from tests.simulation.faults import Fault
+from tests.simulation.faults import OF_A_PROCESS, Fault
 from tests.simulation.plans import random_pairs, random_plan
 
 PARTS = 16
@@ -217,7 +217,7 @@ def test_a_fault_at_every_boundary(fault: Fault, part: int, model: Mapping[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(MORE_PARTS))
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", OF_A_PROCESS)
 def test_delegates_notes_and_checks_survive_faults_at_every_boundary(fault: Fault, part: int, errand: Person) -> None:
     controllers = 2 if fault is Fault.STOP else 1
     expected = errand_trace(errand, controllers=controllers)

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from tests.simulation.chat import Chat, broken_chat, simulate_chat
-from tests.simulation.faults import Fault
+from tests.simulation.faults import OF_A_PROCESS
 
 SEEDS = 6
 MORE_SEEDS = 1_000
@@ -21,7 +21,7 @@ LAST_FAULT_AT = 900
 def random_chat(seed: int) -> Chat:
     """Some faults among two workers of each kind and three users."""
     random = Random(seed)
-    faults = {random.randint(1, LAST_FAULT_AT): random.choice(list(Fault)) for _ in range(FAULTS)}
+    faults = {random.randint(1, LAST_FAULT_AT): random.choice(OF_A_PROCESS) for _ in range(FAULTS)}
     return Chat(seed, faults, has_bell=random.random() < 0.5)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tests.simulation.virtual_loop import VirtualLoop
-from tests.simulation.wire import NotingServer
+from tests.simulation.wire import REFUSED, NotingServer
 
 
 class Kind(StrEnum):
@@ -53,7 +53,7 @@ def schedule(trouble: Trouble, loop: VirtualLoop, server: NotingServer) -> None:
             loop.call_at(max(0.0, begin - trouble.lost_seconds), back_to_then)
             loop.call_at(begin, server.go_away)
         case Kind.REFUSAL:
-            loop.call_at(begin, server.refuse_writes, True)
-            loop.call_at(end, server.refuse_writes, False)
+            loop.call_at(begin, server.refuse_writes, REFUSED)
+            loop.call_at(end, server.refuse_writes, "")
         case Kind.CLOCK:
             loop.call_at(begin, server.clock.jump, trouble.seconds)

@@ -6,6 +6,7 @@ Holds: the same seed and faults lead to the same boundaries.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from broker.testing.keyspace import Arguments
 from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
 from broker.testing.streams import StreamRead
-from tests.simulation.faults import STOPPED_SECONDS, Fault
+from tests.simulation.faults import LOST_BOUNDARIES, STOPPED_SECONDS, Fault
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
 
 Commands = Sequence[Sequence[Argument]]
@@ -64,6 +65,7 @@ class Wire:
     server: NotingServer
     faults: Mapping[int, Fault]
     on_kill: Callable[[SimulatedProcess], None]
+    on_trouble: Callable[[Fault, SimulatedProcess], None]
     is_traced: bool = False
     latency_seconds: float = 0.0
     random: Random = field(default_factory=lambda: Random(0))
@@ -73,6 +75,12 @@ class Wire:
     stopped: dict[str, float] = field(default_factory=dict)
     lapsed: Counter[str] = field(default_factory=Counter)
     connections: dict[SimulatedProcess, list[MemoryConnection]] = field(default_factory=dict)
+    _copied_at: dict[int, int] = field(init=False)
+    """Boundary → the boundary of a lost tail that leaves the store as it was here."""
+
+    def __post_init__(self) -> None:
+        lost = [at for at, fault in self.faults.items() if fault is Fault.LOST_TAIL]
+        self._copied_at = {max(1, at - LOST_BOUNDARIES): at for at in lost}
 
     async def boundary(self, process: SimulatedProcess, commands: Commands, *, replies: Any = None) -> None:
         """Pass a boundary, unless it is where the process fails.
@@ -88,6 +96,8 @@ class Wire:
             self.trace.append(f"{self.loop.time():.6f} {process.name} {self.passed[-1]} {what:08x}")
         if is_after and name in BEATS and replies[0][0] != b"swept":
             self.stopped[process.name] = 0.0
+        if len(self.passed) in self._copied_at:
+            self.server.keep_copy(self._copied_at[len(self.passed)])
         fault = self.faults.get(len(self.passed))
         if fault is None:
             return
@@ -100,10 +110,18 @@ class Wire:
             self.loop.call_later(STOPPED_SECONDS[fault], process.resume, context=self.loop.world.context)
             await asyncio.sleep(0)
             return
+        if fault is Fault.KILL:
+            self.kill(process)
+        else:
+            self.on_trouble(fault, process)
+        if process.is_dead:
+            await self.loop.create_future()
+
+    def kill(self, process: SimulatedProcess) -> None:
+        """End a process as SIGKILL does."""
         process.kill()
         self.stopped[process.name] = 0.0
         self.on_kill(process)
-        await self.loop.create_future()
 
     def _note_stop(self, name: str, seconds: float) -> None:
         before = self.stopped.get(name, 0.0)
@@ -115,6 +133,7 @@ class Wire:
 BEATS = ("deck_tick", "deck_register")
 LONGEST_STOP_SECONDS = HEARTBEAT_TTL_SECONDS - QUIET_HEARTBEAT_SECONDS
 """For how long a process may be stopped, at once or bit by bit between two beats, before it is taken for dead."""
+DEMOTED = "READONLY You can't write against a read only replica."
 REFUSED = "MISCONF Errors writing to the AOF file: No space left on device"
 READS = frozenset(
     b"HGET HMGET HGETALL HLEN SMEMBERS SISMEMBER SCARD ZRANGE ZREVRANGE ZRANGEBYSCORE ZCARD ZRANK ZSCORE GET EXISTS TYPE TIME INFO "
@@ -155,7 +174,7 @@ class NotingServer(MemoryServer):
 
     Attributes:
         written: every append that is not lost, in order.
-        tokens: of every conversation, under which fencing token each append of an owner was accepted.
+        tokens: of every conversation, under which fencing token each append of an owner was accepted, and whose it was.
     """
 
     def __init__(self, clock: ManualClock, bug: Bug | None = None) -> None:
@@ -164,9 +183,10 @@ class NotingServer(MemoryServer):
         self.bug = bug or Bug()
         self.is_away = False
         self.breaks = 0
-        self._refuses_writes = False
+        self._refusal = ""
+        self._copies: dict[int, tuple[dict[bytes, Any], int]] = {}
         self.written: list[Written] = []
-        self.tokens: dict[str, list[int]] = {}
+        self.tokens: dict[str, list[tuple[int, str]]] = {}
         self._true_clock = clock
 
     def go_away(self) -> None:
@@ -182,30 +202,48 @@ class NotingServer(MemoryServer):
         if values is not None:
             self.keys.values = values
             del self.written[written:]
+            for name in self._copies:  # what is lost does not come back
+                self.keep_copy(name)
         self.restarts += 1
         self.is_away = False
 
-    def refuse_writes(self, is_refusing: bool) -> None:
-        """Refuse to change anything, or no longer."""
-        self._refuses_writes = is_refusing
+    def keep_copy(self, name: int) -> None:
+        """Keep the present content under a name."""
+        self._copies[name] = copy.deepcopy(self.keys.values), len(self.written)
+
+    def come_back_as(self, name: int) -> None:
+        """Serve again, with the content that was kept under this name."""
+        self.come_back(*self._copies.pop(name))
+        self.tokens.clear()  # they may be given again
+
+    def let_heartbeats_lapse(self) -> None:
+        """Make every worker look dead."""
+        for key in [key for key in self.keys.values if key.endswith(b":workers")]:
+            for worker in self.keys.values[key]:
+                self.keys.values[key][worker] = 1.0
+            self.keys.values.get(key.removesuffix(b":workers") + b":clock", {}).pop(b"quiet", None)
+
+    def refuse_writes(self, refusal: str) -> None:
+        """Refuse to change anything, with this error; empty: no longer."""
+        self._refusal = refusal
 
     def start_read(self, read: StreamRead) -> asyncio.Future[Any]:
-        if self._refuses_writes and read.group:
+        if self._refusal and read.group:
             refused = asyncio.get_running_loop().create_future()
-            refused.set_result(ReplyError(REFUSED))
+            refused.set_result(ReplyError(self._refusal))
             return refused
         return super().start_read(read)
 
     def execute(self, command: Arguments) -> Any:
-        if self._refuses_writes and command[0] not in READS and command[:2] != [b"FCALL", b"deck_now"]:
-            raise ReplyError(REFUSED)
+        if self._refusal and command[0] not in READS and command[:2] != [b"FCALL", b"deck_now"]:
+            raise ReplyError(self._refusal)
         reply = super().execute(command)
         if command[:2] == [b"FCALL", b"deck_append"] and reply[0] == b"appended" and reply[2] >= reply[1]:
             conversation_id = command[5].decode()
             self.written.append(Written(self._true_clock.monotonic(), conversation_id, reply[1], reply[2]))
             writer = msgpack.unpackb(command[6], unicode_errors="surrogateescape")
             if writer["by"] == "owner":
-                self.tokens.setdefault(conversation_id, []).append(int(writer["token"]))
+                self.tokens.setdefault(conversation_id, []).append((int(writer["token"]), writer["worker"]))
         return reply
 
     def _perform(self, command: Arguments) -> Any:

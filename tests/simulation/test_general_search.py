@@ -1,0 +1,72 @@
+"""The general search finds each planted bug within some seeds, and nothing without one.
+
+A failure prints the seed that repeats it: `Search(folder).run(seed)`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.simulation import planted
+from tests.simulation.general import Search
+from tests.simulation.wire import Bug, StoreBug
+
+SEEDS = 40
+FEW_SEEDS = 4
+PARTS = 4
+
+BUGS: list[StoreBug] = [
+    planted.forget_owners_key,
+    planted.ring_nobody,
+    planted.say_silently,
+    planted.release_blindly,
+    planted.keep_owner_at_release,
+    planted.keep_rung_at_release,
+    planted.renew_no_token,
+    planted.skip_an_id,
+    planted.leave_index_behind,
+    planted.keep_entries,
+    planted.forget_parked,
+    planted.park_for_longer,
+    planted.top_up_silently,
+    planted.charge_twice,
+    planted.bury_silently,
+    planted.leave_last_event_out_of_snapshots,
+]
+MADE_FOR_EACH_RUN: list[Callable[[], StoreBug]] = [planted.forget_producers_key, planted.confirm_unwritten]
+"""Those that count."""
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of the secrets is made in the home."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def check_found(search: Search) -> None:
+    found = search.find(range(SEEDS))
+    assert found is not None, f"not found by {SEEDS} seeds"
+    print(f"found by seed {found[0]}: {found[1]}")
+
+
+def test_nothing_is_found_without_a_bug(tmp_path: Path) -> None:
+    assert Search(tmp_path).find(range(FEW_SEEDS)) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_planted_bug_is_found(bug: StoreBug, tmp_path: Path) -> None:
+    check_found(Search(tmp_path, Bug(bug)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", MADE_FOR_EACH_RUN, ids=lambda make: make.__name__)
+def test_planted_bug_that_counts_is_found(make: Callable[[], StoreBug], tmp_path: Path) -> None:
+    check_found(Search(tmp_path, Bug(make())))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_nothing_is_found_without_a_bug_by_more_seeds(part: int, tmp_path: Path) -> None:
+    assert Search(tmp_path).find(range(part, SEEDS, PARTS)) is None
