@@ -33,6 +33,7 @@ ENDING_SECONDS = 5.0
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-runs", action="store_true", help="write to tests/LAST_RUNS.md which marked tests ran")
+    parser.addoption(OPTION, type=Path, help="the folder for what tests measure; `make proof` gives it")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,10 +60,6 @@ def pytest_collection_finish() -> None:
 def soak_seed(request: pytest.FixtureRequest) -> int:
     """The start seed of this run of `make soak`; 0 without it."""
     return int(request.config.getoption("--hypothesis-seed") or 0)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(OPTION, type=Path, help="the folder for what tests measure; `make proof` gives it")
 
 
 @pytest.fixture
