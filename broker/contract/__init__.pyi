@@ -115,6 +115,7 @@ from .session_events import AcpPermissionAction as AcpPermissionAction, AcpTurnA
 from .session_events import IPythonRunCellAction as IPythonRunCellAction
 from .session_events import IPythonRunCellObservation as IPythonRunCellObservation
 from .skills import FILE_MARK as FILE_MARK, HOOK_SCRIPT as HOOK_SCRIPT, INSTRUCTION_FILES as INSTRUCTION_FILES
+from .skills import MAX_HEAD_BYTES as MAX_HEAD_BYTES, MAX_SURVEY_BYTES as MAX_SURVEY_BYTES
 from .skills import MAX_NESTED_DEPTH as MAX_NESTED_DEPTH, MAX_NESTED_FILES as MAX_NESTED_FILES
 from .skills import NESTED_FILES as NESTED_FILES, is_skill_file as is_skill_file, matches_pattern as matches_pattern
 from .skills import MAX_SKILLS as MAX_SKILLS, MAX_SKILL_BYTES as MAX_SKILL_BYTES, NO_SKILLS as NO_SKILLS

@@ -51,6 +51,10 @@ SETUP_SCRIPT, HOOK_SCRIPT = ".openhands/setup.sh", ".openhands/pre-commit.sh"
 SCRIPT_MARK = "deckhands-script:"
 """The prefix of a survey line that names one of these scripts."""
 MAX_SKILL_BYTES = 64 * 1024
+MAX_HEAD_BYTES = 16 * 1024
+"""Of the front matter of a `SKILL.md`; a survey reads no more of such a file."""
+MAX_SURVEY_BYTES = 220_000
+"""Of the output of a survey, with all files in base64. It has to fit into that of a command."""
 MAX_SKILLS = 200
 MAX_TRIGGERS = 100
 MAX_PATHS = 20
@@ -70,6 +74,7 @@ MAX_PERSONAL_CHARS = 16_000
 shortened."""
 ASK_FOR_INPUTS = "\n\nIf the person did not provide any of these variables, ask for them before you begin: {names}."
 
+_BRACES = re.compile(r"\{([^{}]*)\}")
 _AGENT_SKILL_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _log = logging.getLogger(__name__)
 
@@ -118,6 +123,11 @@ class SkillReader:
         self._found.pop(skill.name, None)
         self._found[skill.name] = (folder, path, skill)
 
+    def leave_out(self, path: str) -> None:
+        """Report the first file that the survey had no room for."""
+        reason = f"this file and the later ones are left out: all files have {MAX_SURVEY_BYTES:,} bytes in base64"
+        self._unreadable.insert(0, f"{_render_path(path)}: {reason}")
+
     def _is_resource(self, path: str) -> bool:
         """Return whether a file belongs to a skill that is a folder, and record such a skill."""
         if is_skill_file(path):
@@ -148,7 +158,7 @@ def parse_skill(name: str, text: str, *, path: str = "", taken: Container[str] =
         ValueError: the front matter is not YAML, or its fields are invalid.
     """
     head, content = _split_front_matter(text)
-    given = head.get("name")
+    given = None if _is_nested(path) else head.get("name")
     triggers = _parse_triggers(head.get("triggers"))
     paths = _parse_paths(head.get("paths"))
     inputs = head.get("inputs")
@@ -161,9 +171,8 @@ def parse_skill(name: str, text: str, *, path: str = "", taken: Container[str] =
     content = replace_surrogates(content.strip())
     is_folder = is_skill_file(path)
     is_listed = is_folder and not paths and str(head.get("disable-model-invocation")).lower() != "true"
-    folder = PurePosixPath(path).parent.as_posix()
-    if name.endswith(f":{folder}") and not paths:
-        paths = (f"{escape_pattern(folder)}/**",)
+    if _is_nested(path):
+        paths = (f"{escape_pattern(PurePosixPath(path).parent.as_posix())}/**",)
     return Skill(
         name=replace_surrogates(name),
         content=content,
@@ -235,10 +244,15 @@ def read_workspace_files(top: Path) -> Iterator[tuple[str, str]]:
         folders[:] = kept if depth < MAX_NESTED_DEPTH - 1 else []
         known = NESTED_FILES if depth else INSTRUCTION_FILES
         (nested if depth else above).extend(Path(folder, name) for name in files if name.lower() in known)
-    for path in (*sorted(above), *sorted(nested)[:MAX_NESTED_FILES]):
+    yield from _read_files(top, sorted(above))
+    yield from read_skill_files(top)
+    yield from _read_files(top, sorted(nested)[:MAX_NESTED_FILES])
+
+
+def _read_files(top: Path, paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    for path in paths:
         if not path.is_symlink() and (text := _read_start(path)) is not None:
             yield path.relative_to(top).as_posix(), text
-    yield from read_skill_files(top)
 
 
 def read_skill_files(top: Path) -> Iterator[tuple[str, str]]:
@@ -249,9 +263,7 @@ def read_skill_files(top: Path) -> Iterator[tuple[str, str]]:
         except OSError as error:
             _log.warning("%s cannot be read: %s", top / folder, error.strerror)
             continue
-        for path in paths[:MAX_SKILLS]:
-            if (text := _read_start(path)) is not None:
-                yield path.relative_to(top).as_posix(), text
+        yield from _read_files(top, paths[:MAX_SKILLS])
 
 
 def _read_start(path: Path) -> str | None:
@@ -275,6 +287,12 @@ def find_trigger(words: Iterable[str], text: str) -> str:
 def is_skill_file(path: str) -> bool:
     """Return whether a file describes a skill that is a folder."""
     return path.lower().endswith("/skill.md") and path.startswith(tuple(f"{folder}/" for folder in SKILL_FOLDERS))
+
+
+def _is_nested(path: str) -> bool:
+    """Return whether a file holds the instructions for its folder."""
+    folder, _, name = path.rpartition("/")
+    return bool(folder) and name.lower() in NESTED_FILES and not path.startswith(SKILL_FOLDERS)
 
 
 def escape_pattern(path: str) -> str:
@@ -365,16 +383,26 @@ def _parse_paths(value: Any) -> tuple[str, ...]:
     """Return the patterns of files: a list, or text with commas, as Claude Code has it."""
     if value is None:
         return ()
-    values = value.split(",") if isinstance(value, str) else value
+    values = re.split(r",(?![^{]*})", value[:MAX_SKILL_BYTES]) if isinstance(value, str) else value
     if not isinstance(values, list):
         raise ValueError("`paths` is neither a list nor text")  # noqa: TRY004  (callers collect ValueError)
-    patterns = tuple(text for each in values if (text := replace_surrogates(str(each)).strip()))
+    given = [text for each in values if (text := replace_surrogates(str(each)).strip().removeprefix("./"))]
+    patterns = tuple(f"{each}**" if each.endswith("/") else each for text in given for each in _expand_braces(text))
     too_long = any(len(each) > MAX_PATTERN_CHARS or each.count("/") > MAX_PATTERN_FOLDERS for each in patterns)
     if too_long or len(patterns) > MAX_PATHS:
         raise ValueError(
             f"`paths` may have {MAX_PATHS} patterns of {MAX_PATTERN_CHARS} characters and {MAX_PATTERN_FOLDERS} folders"
         )
     return patterns
+
+
+def _expand_braces(pattern: str) -> list[str]:
+    """Return the patterns that `{a,b}` in one stands for: a few more than are allowed, if there are too many."""
+    found = [pattern]
+    while len(found) <= MAX_PATHS and (braces := _BRACES.search(found[0])):
+        words = braces[1].split(",")
+        found = [each.replace(braces[0], word, 1) for each in found for word in words[: MAX_PATHS + 1]]
+    return found
 
 
 def _render_path(path: str) -> str:

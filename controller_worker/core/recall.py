@@ -19,6 +19,7 @@ from broker.contract import (
     Skill,
     SkillFiles,
     find_trigger,
+    truncate_content,
 )
 
 if TYPE_CHECKING:
@@ -26,11 +27,16 @@ if TYPE_CHECKING:
     from controller_worker.core.concerns.rules import DueRule
     from controller_worker.core.state import State
 
+READ_FILE = "Read {location} first."
 MAX_INSTRUCTION_CHARS = 100_000
 """Texts that are always shown, in all."""
 MAX_LISTED_CHARS = 16_000
 """The list of skills that the agent may read. Their descriptions are shortened alike if they need more."""
 MIN_DESCRIPTION_CHARS = 20
+MAX_RULE_CHARS = 16_000
+"""Of the text of one rule; the rest is left out."""
+MAX_RULES_CHARS = 100_000
+"""Of all rules of a conversation. Once they are used up, no further rule is recalled."""
 MAX_PATTERNS = 200
 """Patterns that the path of a used file is compared with, in all."""
 MAX_WORDS = 2_000
@@ -79,7 +85,12 @@ def recall_rules(due: Iterable[DueRule], skills: SkillFiles, own: Iterable[Skill
     return RecallObservation(
         recall_type=RecallType.KNOWLEDGE,
         microagent_knowledge=tuple(
-            MicroagentKnowledge(name=rule.name, trigger=rule.pattern, content=known[rule.name].content, path=rule.path)
+            MicroagentKnowledge(
+                name=rule.name,
+                trigger=rule.pattern,
+                content=truncate_content(known[rule.name].content, MAX_RULE_CHARS),
+                path=rule.path,
+            )
             for rule in due
             if rule.name in known
         ),
@@ -138,5 +149,6 @@ def _find_mentioned(skills: Iterable[Skill], text: str) -> Iterator[MicroagentKn
     left = MAX_WORDS
     for skill in skills:
         if word := find_trigger(skill.triggers[:left], text):
-            yield MicroagentKnowledge(name=skill.name, trigger=word, content=skill.content)
+            content = skill.content if skill.location is None else READ_FILE.format(location=skill.location)
+            yield MicroagentKnowledge(name=skill.name, trigger=word, content=content)
         left = max(0, left - len(skill.triggers))

@@ -14,10 +14,12 @@ from broker.contract import (
     FILE_MARK,
     HOOK_SCRIPT,
     INSTRUCTION_FILES,
+    MAX_HEAD_BYTES,
     MAX_NESTED_DEPTH,
     MAX_NESTED_FILES,
     MAX_SKILL_BYTES,
     MAX_SKILLS,
+    MAX_SURVEY_BYTES,
     NESTED_FILES,
     SCRIPT_MARK,
     SETUP_SCRIPT,
@@ -29,6 +31,8 @@ from broker.contract import (
 from tool_worker.tools.tool import HostRequest, Tool
 
 TIMEOUT_SECONDS = 20.0
+LINE_FEED = "-name '*\n*'"
+"""Names that the list of files, which has a line for each, cannot hold."""
 NESTED_SECONDS = 5
 """For the search in all folders; of a larger workspace, the files found until then count."""
 
@@ -38,21 +42,25 @@ def command() -> str:
     names, nested = (_match_names(files) for files in (INSTRUCTION_FILES, NESTED_FILES))
     return (
         # Files of a skill that is a folder are no skills.
-        'is_part() { p=${1%/*}; while [ "$p" != "$d" ]; do '
+        'is_part() { p=${1%/*}; while [ "$p" != "$d" ]; do case $p in "$d"/*) ;; *) return 0;; esac; '
         'if [ -f "$p/SKILL.md" ] || [ -f "$p/skill.md" ]; then return 0; fi; p=${p%/*}; done; return 1; }; '
-        f'for d in . ./ {" ".join(SKILL_FOLDERS)}; do if [ "$d" = . ]; then '
+        # Of a skill that is a folder, the front matter.
+        "start() { case $1 in */[Ss][Kk][Ii][Ll][Ll].[Mm][Dd]) "
+        f'head -c {MAX_HEAD_BYTES} "$1" | sed \'1!{{/^---/q;}}\';; *) head -c {MAX_SKILL_BYTES} "$1";; esac; }}; '
+        'encode() { base64 | tr -d "\\n"; }; '
+        f'for d in . {" ".join(SKILL_FOLDERS)} ./; do if [ "$d" = . ]; then '
         f"find . -maxdepth 1 \\( {names} \\) -type f | LC_ALL=C sort; "
         f'elif [ "$d" = ./ ]; then timeout {NESTED_SECONDS} find . -maxdepth {MAX_NESTED_DEPTH} '
-        "\\( -name '.?*' -o -name node_modules \\) -prune -o "
+        f"\\( -name '.?*' -o -name node_modules -o {LINE_FEED} \\) -prune -o "
         f"-path './*/*' \\( {nested} \\) -type f -print | LC_ALL=C sort | head -n {MAX_NESTED_FILES}; "
-        'elif [ -d "$d" ]; then find "$d" -iname skill.md -type f | LC_ALL=C sort; '
-        'find "$d" -iname "*.md" ! -iname skill.md -type f | LC_ALL=C sort | '
-        'while IFS= read -r f; do is_part "$f" || printf "%s\\n" "$f"; done; fi | '
-        f"head -n {MAX_SKILLS} | "
-        "while IFS= read -r f; do "
-        f"printf '{FILE_MARK} %s %s\\n' "
-        '"$(printf %s "${f#./}" | base64 | tr -d "\\n")" '
-        f'"$(head -c {MAX_SKILL_BYTES} "$f" | base64 | tr -d "\\n")"; done; done; '
+        f'elif [ -d "$d" ]; then {{ find "$d" {LINE_FEED} -prune -o -iname skill.md -type f -print | LC_ALL=C sort; '
+        f'find "$d" {LINE_FEED} -prune -o -iname "*.md" ! -iname skill.md -type f -print | LC_ALL=C sort | '
+        'while IFS= read -r f; do is_part "$f" || printf "%s\\n" "$f"; done; } | '
+        f"head -n {MAX_SKILLS}; fi; done | {{ left={MAX_SURVEY_BYTES}; "
+        'while IFS= read -r f; do p=$(printf %s "${f#./}" | encode); text=$(start "$f" | encode); '
+        "left=$((left - ${#p} - ${#text})); "
+        f"if [ $left -lt 0 ]; then printf '{FILE_MARK} %s\\n' \"$p\"; break; fi; "
+        f'printf \'{FILE_MARK} %s %s\\n\' "$p" "$text"; done; }}; '
         f"for f in {SETUP_SCRIPT} {HOOK_SCRIPT}; do if [ -f $f ]; then echo {SCRIPT_MARK} $f; fi; done"
     )
 

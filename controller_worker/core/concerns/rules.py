@@ -4,7 +4,7 @@ The first recall names the patterns of their files; see `RecallObservation.path_
 of the agent's file tools has read or changed it; commands of the shell do not count, as in the original.
 
 Holds: pure. A rule is recalled once, and again only after a condensation. Patterns come from the workspace, so they are
-untrusted: their number and the cost of a match are bounded.
+untrusted: their number, the cost of a match and all their text are bounded.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from broker.contract import (
 )
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Append, Effect, Recall
-from controller_worker.core.recall import recall_rules
+from controller_worker.core.recall import MAX_RULES_CHARS, recall_rules
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
 
 ROOT = "/workspace"
 """Where a workspace of a conversation's own is mounted."""
-MAX_DUE = 10
+MAX_DUE = 5
 """Rules of one recall. The others wait for the next use of their files."""
 MAX_PATH_CHARS = 1_000
 
@@ -59,11 +59,13 @@ class Rules:
         known: the name and the patterns of each.
         shown: names of those that the model has read.
         due: those to recall before the next call of the model.
+        shown_chars: characters of all texts that were recalled, also before a condensation.
     """
 
     known: tuple[tuple[str, tuple[str, ...]], ...] = ()
     shown: tuple[str, ...] = ()
     due: tuple[DueRule, ...] = ()
+    shown_chars: int = 0
 
 
 def recall_due_rules(state: State, now: datetime) -> Effect | None:
@@ -84,9 +86,10 @@ def make_rules_recall(state: State, skills: SkillFiles) -> Append:
 
 
 def _after_recall(rules: Rules, recall: RecallObservation, state: State) -> Rules:
-    """Learn the rules from the first recall."""
+    """Learn the rules from the first recall, and count the text of later ones."""
     if not recall.path_rules:
-        return rules
+        chars = sum(len(item.content) for item in recall.microagent_knowledge if item.path is not None)
+        return evolve(rules, shown_chars=rules.shown_chars + chars) if chars else rules
     return Rules(tuple((rule.name, rule.patterns) for rule in recall.path_rules))
 
 
@@ -97,7 +100,8 @@ def _after_question(rules: Rules, recall: RecallAction, state: State) -> Rules:
 
 
 def _after_use(rules: Rules, used: FileObservation, state: State) -> Rules:
-    if not rules.known or not used.path or used.tool_call_metadata is None:
+    is_used_up = rules.shown_chars >= MAX_RULES_CHARS
+    if not rules.known or is_used_up or not used.path or used.tool_call_metadata is None:
         return rules
     found = tuple(_find_due(rules, _make_relative(used.path[:MAX_PATH_CHARS], state)))
     return evolve(rules, due=(*rules.due, *found)[:MAX_DUE]) if found else rules

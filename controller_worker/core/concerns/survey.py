@@ -35,7 +35,6 @@ from broker.contract import (
     SkillReader,
     SurveyAction,
     SurveyObservation,
-    parse_skills,
 )
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Append, AwaitTools, Effect
@@ -166,25 +165,39 @@ SURVEY = Concern("survey", {SurveyAction: _after_action, CmdRunAction: _after_co
 
 def parse_survey_skills(answer: Observation) -> SkillFiles:
     """Return the skills in an answer, without damaged ones."""
-    return parse_skills(_parse_files(answer.content)) if isinstance(answer, SurveyObservation) else NO_SKILLS
+    if not isinstance(answer, SurveyObservation):
+        return NO_SKILLS
+    reader = SkillReader()
+    for path, text in _parse_files(answer.content):
+        _add_file(reader, path, text)
+    return reader.to_skill_files()
 
 
 async def parse_survey_skills_in_turns(answer: Observation) -> SkillFiles:
     """Like `parse_survey_skills`, but yield to the event loop after each file."""
     reader = SkillReader()
     for path, text in _parse_files(answer.content) if isinstance(answer, SurveyObservation) else ():
-        reader.add(path, text)
+        _add_file(reader, path, text)
         await asyncio.sleep(0)
     return reader.to_skill_files()
 
 
-def _parse_files(output: str) -> Iterator[tuple[str, str]]:
+def _add_file(reader: SkillReader, path: str, text: str | None) -> None:
+    if text is None:
+        reader.leave_out(path)
+    else:
+        reader.add(path, text)
+
+
+def _parse_files(output: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the path and the text of each file; a path without a text is the first file that was left out."""
     for line in output.splitlines():
         if not line.startswith(FILE_MARK):
             continue
         parts = line.removeprefix(FILE_MARK).split()
         try:
-            path, content = (base64.b64decode(part, validate=True).decode(errors="replace") for part in parts)
+            path, *rest = (base64.b64decode(part, validate=True).decode(errors="replace") for part in parts)
+            (content,) = rest or (None,)
         except (ValueError, binascii.Error):
             continue
         yield path, content

@@ -105,7 +105,7 @@ FULL = State(
     ),
     opening=Opening(3, 1, is_open=True, has_failed=True),
     survey=Survey(4, 2, 5, is_over=True, scripts=("setup.sh",)),
-    rules=Rules((("style", ("*.py",)),), ("style",), (DueRule("docs", "docs/**", "docs/a"),)),
+    rules=Rules((("style", ("*.py",)),), ("style",), (DueRule("docs", "docs/**", "docs/a"),), 9),
     plan=ProposedPlan(39, "1. Look", is_edited=True),
     work=LongWork(
         features=(Feature(id="a", description="ü", steps=("try it",), check="true", passes=True),),
@@ -275,7 +275,7 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
             ),
             "opening": "action_id attempts is_open has_failed",
             "survey": "action_id attempts answer_id is_over scripts",
-            "rules": "known shown due",
+            "rules": "known shown due shown_chars",
             "plan": "action_id text is_edited",
             "work": (
                 "features contexts is_context_due requests action_id checking results is_saved was_edited "

@@ -43,9 +43,9 @@ def test_list_says_when_each_skill_is_read(folder: Path, capsys: pytest.CaptureF
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(skill["name"], skill["shown"], skill["file"]) for skill in found] == [
         ("agents", "always", "AGENTS.md"),
-        ("claude:docs", "with a file docs/**", "docs/CLAUDE.md"),
         ("git", "with git, push", ".openhands/skills/git.md"),
         ("pdf", "when needed", ".agents/skills/pdf/SKILL.md"),
+        ("claude:docs", "with a file docs/**", "docs/CLAUDE.md"),
         ("mine", "with mine", "~"),
     ]
     assert call(["skills", "ls", str(folder)]) == 0

@@ -11,10 +11,15 @@ from broker.contract.actions import CondensationAction
 from broker.contract.events import AgentSpec, EventSource, Observation
 from broker.contract.file_events import FileReadAction, FileReadObservation
 from broker.contract.recall import RecallAction, RecallObservation
-from broker.contract.skills import MAX_SKILLS, matches_pattern
+from broker.contract.skills import MAX_SKILLS, matches_pattern, parse_skill
 from broker.contract.specs import Skill
 from controller_worker.core.effects import CallModel
-from controller_worker.core.recall import MAX_INSTRUCTION_CHARS, MAX_LISTED_CHARS
+from controller_worker.core.recall import (
+    MAX_INSTRUCTION_CHARS,
+    MAX_LISTED_CHARS,
+    MAX_RULE_CHARS,
+    MAX_RULES_CHARS,
+)
 from tests.controller_parts import Core, call, messages_of
 from tests.unit.controller_worker.core.concerns.test_survey import asked, prompt_of, surveyed
 
@@ -60,7 +65,7 @@ def test_folder_skill_is_listed_and_nothing_of_its_files_told(tmp_path: Path) ->
             {
                 ".agents/skills/pdf/SKILL.md": SKILL.format("pdf", "Reads and\n  fills PDFs."),
                 ".agents/skills/pdf/references/forms.md": "Secret of forms.",
-                ".claude/skills/xls/SKILL.md": "No front matter.",
+                ".claude/skills/xls/SKILL.md": "# Sheets\n\nNo front matter.",
                 ".openhands/skills/hidden/SKILL.md": "---\ndisable-model-invocation: true\n---\nHidden body.",
                 ".openhands/skills/bad/SKILL.md": "---\na: !!x y\n---\nBad.",
                 ".openhands/skills/bad/references/more.md": "More of bad.",
@@ -85,21 +90,47 @@ def test_folder_skill_with_triggers_is_recalled_as_well(tmp_path: Path) -> None:
     core = asked("Fill the PDF.")
     core.observe(4, write(tmp_path, {".agents/skills/pdf/SKILL.md": "---\ntriggers: [pdf]\n---\nBody."}))
     (found,) = recalls(core)
-    assert [item.content for item in found.microagent_knowledge] == ["Body."]
+    assert [item.content for item in found.microagent_knowledge] == ["Read .agents/skills/pdf/SKILL.md first."]
     assert found.available_skills is not None
 
 
 def test_prompt_stays_bounded_with_many_skills(tmp_path: Path) -> None:
     core = asked()
-    long = {f".agents/skills/s{n}/SKILL.md": SKILL.format(f"s{n}", "word " * 200) for n in range(MAX_SKILLS)}
-    always = {f".openhands/skills/a{n}.md": "text " * 10_000 for n in range(4)}
-    core.observe(4, write(tmp_path, long | always))
+    long = {f".agents/skills/s{n}/SKILL.md": SKILL.format(f"s{n}", "word " * 120) for n in range(MAX_SKILLS)}
+    core.observe(4, write(tmp_path, long))
     (found,) = recalls(core)
     assert len(found.available_skills or ()) == MAX_SKILLS
     assert sum(len(skill.description) for skill in found.available_skills or ()) <= MAX_LISTED_CHARS
+    assert len(prompt_of(core)) < 4 * MAX_LISTED_CHARS
+
+
+def test_texts_that_are_always_shown_are_bounded(tmp_path: Path) -> None:
+    core = asked()
+    core.observe(4, write(tmp_path, {f".openhands/skills/a{n}.md": "text " * 8_000 for n in range(3)}))
+    (found,) = recalls(core)
     assert len(found.repo_instructions) <= MAX_INSTRUCTION_CHARS
-    assert [line.partition(":")[0] for line in found.unreadable_skills or ()] == ["a2", "a3"]
-    assert len(prompt_of(core)) < 2 * (MAX_INSTRUCTION_CHARS + MAX_LISTED_CHARS)
+    assert [line.partition(":")[0] for line in found.unreadable_skills or ()] == ["a2"]
+
+
+def test_texts_of_rules_are_bounded(tmp_path: Path) -> None:
+    core = asked()
+    names = [f"d{n}" for n in range(10)]
+    core.observe(4, write(tmp_path, {f"{name}/AGENTS.md": "x" * 20_000 for name in names}))
+    for name in (*names, *names):
+        view(core, f"/srv/project/{name}/a.py")
+        core.put(CondensationAction(forgotten_event_ids=(1,)))
+    texts = [item.content for found in recalls(core) for item in found.microagent_knowledge]
+    assert max(map(len, texts)) < MAX_RULE_CHARS + 200
+    assert MAX_RULES_CHARS <= sum(map(len, texts)) < MAX_RULES_CHARS + MAX_RULE_CHARS + 200
+
+
+def test_nested_instructions_are_never_shown_at_once(tmp_path: Path) -> None:
+    core = asked()
+    files = {"vendor/AGENTS.md": "---\nname: style\n---\nVendored.", "sub/AGENTS.md": "One.", "sub/AGENT.md": "Two."}
+    core.observe(4, write(tmp_path, files))
+    (found,) = recalls(core)
+    assert found.repo_instructions == ""
+    assert sorted(rule.patterns for rule in found.path_rules or ()) == [("sub/**",), ("sub/**",), ("vendor/**",)]
 
 
 def test_nested_instructions_are_recalled_once_a_file_is_used(tmp_path: Path) -> None:
@@ -161,6 +192,23 @@ def test_own_rules_need_no_survey() -> None:
 )
 def test_patterns(pattern: str, matching: list[str], other: list[str]) -> None:
     assert [path for path in (*matching, *other) if matches_pattern(path, pattern)] == matching
+
+
+@pytest.mark.parametrize(
+    ("given", "patterns"),
+    [
+        ("src/**/*.{ts,tsx}, *.py", ("src/**/*.ts", "src/**/*.tsx", "*.py")),
+        ("./src/", ("src/**",)),
+        ("{a,b}/{c,d}", ("a/c", "b/c", "a/d", "b/d")),
+    ],
+)
+def test_patterns_of_front_matter(given: str, patterns: tuple[str, ...]) -> None:
+    assert set(parse_skill("x", f"---\npaths: '{given}'\n---\nText").paths or ()) == set(patterns)
+
+
+def test_braces_for_too_many_patterns_are_refused() -> None:
+    with pytest.raises(ValueError, match="`paths` may have 20 patterns"):
+        parse_skill("x", f"---\npaths: '{'{a,b,c,d,e,f}' * 30}'\n---\nText")
 
 
 def test_hostile_pattern_and_path_cost_little() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from controller_worker.core.effects import AwaitTools, CallModel, Effect
 from controller_worker.core.recall import MAX_WORDS
 from tests.controller_parts import Core, messages_of
 from tests.scenarios import play
+from tool_worker.host.configuration import DEFAULT_OUTPUT_LIMIT_BYTES
 from tool_worker.tools.bash import RunCommand
 from tool_worker.tools.survey import SurveyWorkspace
 from tool_worker.tools.tool import HostRequest
@@ -66,20 +68,42 @@ def test_the_command_finds_what_there_is(workspace: Path) -> None:
     assert parse_survey_skills(surveyed(workspace)).skills == (
         Skill(name="cursorrules", content="Be brief."),
         Skill(name="agents", content="Use tabs.\nAlways."),
-        Skill(name="agents:docs", content="Write British English.", paths=("docs/**",)),
         Skill(name="repo", content="This is a shop."),
         Skill(name="git hub", content="Üse the API: \x1b[1m$(rm -rf /)", triggers=("github",)),
         Skill(
             name="pdf",
-            content="Run scripts/read.py.",
+            content="",
             location=".agents/skills/pdf/SKILL.md",
             description="Reads PDFs.",
         ),
+        Skill(name="agents:docs", content="Write British English.", paths=("docs/**",)),
     )
 
 
 def test_the_command_and_the_check_of_a_folder_agree(workspace: Path) -> None:
-    assert parse_skills(read_workspace_files(workspace)) == parse_survey_skills(surveyed(workspace))
+    found = parse_skills(read_workspace_files(workspace))
+    short = (skill.model_copy(update={"content": ""}) if skill.location else skill for skill in found.skills)
+    assert replace(found, skills=tuple(short)) == parse_survey_skills(surveyed(workspace))
+
+
+@pytest.mark.parametrize("path", [".openhands/skills/a\n/x.md", ".openhands/skills/a\nb.md", "a\nb/AGENTS.md"])
+def test_names_with_line_feeds_end_no_survey(workspace: Path, path: str) -> None:
+    before = parse_survey_skills(surveyed(workspace))
+    (workspace / path).parent.mkdir(parents=True, exist_ok=True)
+    (workspace / path).write_text("odd")
+    assert parse_survey_skills(surveyed(workspace)) == before
+
+
+def test_survey_fits_into_the_output_of_a_command(workspace: Path) -> None:
+    for number in range(20):
+        (workspace / ".openhands" / "skills" / f"z{number:02}.md").write_text("x" * 20_000)
+    answer = surveyed(workspace)
+    assert len(answer.content) < DEFAULT_OUTPUT_LIMIT_BYTES
+    read = parse_survey_skills(answer)
+    assert {"agents", "git hub", "z00"} <= {skill.name for skill in read.skills}
+    (first,) = read.unreadable
+    assert first.startswith(".openhands/skills/z0")
+    assert "this file and the later ones are left out" in first
 
 
 def test_a_workspace_that_says_nothing(tmp_path: Path) -> None:
