@@ -119,7 +119,7 @@ async def test_unknown_delegate_error_names_configured_ones_first(hands: Hands) 
     await hands.go()
     (error,) = [event for event in await hands.events() if isinstance(event, ErrorObservation)]
     assert error.content.startswith(
-        "There is no agent named 'Nobody'. Known agents: scout, tester, BrowsingAgent, BrowsingAgentSDK, CheckAgent, CodeActAgent, "
+        "There is no agent named 'Nobody'. Known agents: scout, tester, BrowsingAgent, BrowsingAgentSDK, ChaosAgent, CheckAgent, "
     )
 
 

@@ -137,6 +137,10 @@ class _TrajectoryWriter:
         taken = FAMILIES[family][name] | {"content"}
         own = {key: value for key, value in wire.items() if key in taken and value is not None}
         extra = {key: value for key, value in wire.items() if key not in own and value != defaults.get(key)}
+        knowledge = own.get("microagent_knowledge")
+        if knowledge and any("path" in item for item in knowledge):  # the original has no rules for files
+            own["microagent_knowledge"] = [{key: item[key] for key in item if key != "path"} for item in knowledge]
+            extra["microagent_knowledge"] = knowledge
         return own, {key: value for key, value in extra.items() if value not in (None, {}, [])}
 
     def _reply(self, reply: ModelReply, event: Event) -> Fields:
