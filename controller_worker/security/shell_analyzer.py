@@ -218,7 +218,7 @@ class _SyntaxWalk:
             if name_node is not None and name_node.named_children
             else None
         )
-        if name_node is None or name is None:
+        if name_node is None or name is None or _has_braces(name_node):
             return HIGH
         is_fed = is_fed or any(child.type.startswith("here") for child in node.children)
         arguments = [word for child in node.children_by_field_name("argument") for word in _find_known_words(child)]
@@ -548,6 +548,12 @@ def _find_known_words(node: tree_sitter.Node) -> list[str | None]:
         if len(left) + len(words) > MAX_BRACE_WORDS:
             return [None]
     return words
+
+
+def _has_braces(name: tree_sitter.Node) -> bool:
+    """Return whether bash makes several words of a command's name: `r{m,m}` is the program `rm`."""
+    is_quoted = name.named_children[0].type not in ("word", "concatenation")
+    return not is_quoted and BRACES.search(_to_text(name)) is not None
 
 
 def _to_text(node: tree_sitter.Node | None) -> str:
