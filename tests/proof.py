@@ -130,9 +130,38 @@ SECTIONS = (
     Section(
         "isolation",
         "Sandbox and tenants",
-        "A command cannot leave its sandbox, and nothing of one tenant is reached with the credentials of another.",
-        "Escape probes against bubblewrap, and the access matrix of the server over every route.",
-        ["pytest", "tests/security/test_escapes.py", "tests/security/test_sandbox.py", "tests/security/test_bounds.py"],
+        "A command does not leave its sandbox and its bounds, and the server answers nobody without a key that allows "
+        "the request: no conversation is reached with the key of another tenant.",
+        "Ways out of a workspace (`tests/security/escape_probes.py`) are tried in a bubblewrap sandbox, and most of them "
+        "without one, where they have to lead somewhere. Programs take all the processes, memory, descriptors and disk "
+        "that they can get. At the server, every HTTP route is asked with no key, with nonsense, with an expired and a "
+        "revoked key, with one that lacks just the scope, with one of another tenant, and with one that may; the routes "
+        "are compared with the documentation, so that none is left out. WebSockets have a test of their own.",
+        [
+            *("pytest", "tests/security/test_escapes.py", "tests/security/test_sandbox.py"),
+            *("tests/security/test_bounds.py", "tests/end_to_end/test_server_access.py", "-m", "not docker"),
+        ],
+        "Containers as the sandbox have the same ways out as a test of `make test-docker`.",
+    ),
+    Section(
+        "effects",
+        "No effect twice",
+        "Every action has a key that each kind of tool gets ([keys](tools.md#a-key-for-each-action)). Whichever process "
+        "dies, the effect of an action whose success the log states took place, and none took place twice; where the "
+        "outcome is not known, the log says so.",
+        "Two conversations at a time by each of three ways in (client, Celery task, HTTP server), each under its "
+        "idempotency key. Each has eight actions: two commands, an idempotent, a checkable and an at-most-once tool, two "
+        "tools of an MCP server over HTTP, and a Celery task. All report to a ledger, a program that knows nothing of "
+        "Deckhands: it writes a request to its file, synchronizes it, and answers 0.15 s later, so that many kills fall "
+        "between an effect and its answer. Tools that use the key have an effect only with a new key; for the others, "
+        "each request is an effect. SIGKILL goes to every role, to each equally often and at its own pace from a seed: "
+        "controller, tool worker, workspace host, ingress, jobs worker, beat, server, store. The ledger, the MCP server "
+        "and the Celery worker of the tool belong to the user, and are not killed. For each action, "
+        "`tests/faults/test_effects.py` compares its observation with the ledger: a success without an effect is lost, a "
+        "second effect is doubled, and an effect whose action has neither a success nor an unknown outcome is unsaid. "
+        "Each log is verified. The counting is tested with planted contradictions.",
+        ["pytest", "tests/faults/test_effects.py", "-k", "five_hundred or count_finds"],
+        "10,000 kills are part of `make soak`. An acknowledged cancel does not record when each party has stopped.",
     ),
 )
 

@@ -12,6 +12,7 @@ Keys: `deck:{k}:budget:…`, `deck:{k}:budgets`, `deck:{k}:ledger:…`, in the s
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from broker.store import WRONG_TYPE_PREFIX, Argument, ShardKeys, Store, decode_f
 
 NANO = 1_000_000_000
 MAX_USD = 1_000_000
+SWEEP_PATIENCE_SECONDS = 0.5
+"""How long a sweep waits for a shard that does not answer."""
 
 _ACCOUNT = re.compile(
     r"(tenant:[A-Za-z0-9_.-]{1,64}|experiment:[A-Za-z0-9_.-]{0,64}/[A-Za-z0-9_.-]{1,64}|conversation:.+)"
@@ -134,6 +137,7 @@ class Ledger:
         self._store = store
         self._used: set[ShardKeys] = set()
         self._turn = 0
+        self._sweeping: dict[ShardKeys, asyncio.Task[tuple[str, str]]] = {}
 
     async def reserve(
         self,
@@ -189,12 +193,26 @@ class Ledger:
     async def sweep(self) -> None:
         """Move the reservations of dead workers to `lost`. Runs at most twice a second over all workers.
 
-        It sweeps the shards that this process has reserved in, and one more at each call, in turns.
+        It sweeps the shards that this process has reserved in, and one more at each call, in turns. A shard that does
+        not answer delays its own sweep alone; it is swept again when that one has ended.
         """
         shards = self._store.all_shards
         self._turn = (self._turn + 1) % len(shards)
-        for shard in {*self._used, shards[self._turn]}:
-            await self._call_in(shard, "deck_budget_sweep")
+        for shard in {*self._used, shards[self._turn]} - self._sweeping.keys():
+            self._sweeping[shard] = asyncio.create_task(self._call_in(shard, "deck_budget_sweep"))
+        await asyncio.wait(self._sweeping.values(), timeout=SWEEP_PATIENCE_SECONDS)
+        ended = [self._sweeping.pop(shard) for shard, task in list(self._sweeping.items()) if task.done()]
+        errors = [error for task in ended if (error := task.exception()) is not None]
+        if errors:
+            raise errors[0]
+
+    async def aclose(self) -> None:
+        """End the sweeps of shards that do not answer."""
+        sweeping = list(self._sweeping.values())
+        self._sweeping.clear()
+        for task in sweeping:
+            task.cancel()
+        await asyncio.gather(*sweeping, return_exceptions=True)
 
     async def delete_account(self, conversation_id: str) -> None:
         """Delete the account of a deleted conversation. The accounts above it keep its spending. Idempotent.

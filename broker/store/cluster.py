@@ -198,7 +198,7 @@ class ClusterConnection:
 
     async def _settle(self, command: Command, node: Host, reply: Any) -> Any:
         """Follow a redirection, or load missing functions, until there is a reply; raise any other error."""
-        has_loaded = False
+        loaded: set[Host] = set()
         for _ in range(MAX_HOPS):
             if not isinstance(reply, hiredis.ReplyError):
                 return reply
@@ -211,10 +211,10 @@ class ClusterConnection:
                     raise StoreUnavailable(f"Slot {rest.partition(' ')[0]} of the store's cluster is being moved.")
                 asked = _parse_place(rest.split()[1], node)
                 _, reply = await self._exchange(asked, [("ASKING",), command])
-            elif str(reply).startswith(_NO_FUNCTION) and command[0] in _FUNCTIONS and not has_loaded:
+            elif str(reply).startswith(_NO_FUNCTION) and command[0] in _FUNCTIONS and node not in loaded:
                 if not await self._load_functions(node):
                     return check_reply(reply)
-                has_loaded = True  # if it is still missing, this version has no such function
+                loaded.add(node)  # if it is still missing, this version has no such function
                 (reply,) = await self._exchange(node, [command])
             else:
                 if kind == "CROSSSLOT":

@@ -63,6 +63,7 @@ DANGEROUS_USES = (Use.RUNS, Use.SENDS, Use.WRITES)
 SHELL_FUNCTIONS = frozenset(
     ("shell", "command", "reverse-shell", "bind-shell", "library-load", "privilege-escalation", "upload")
 )
+LEAST: Mapping[str, Rating] = {"LOW": LOW, "MEDIUM": MEDIUM, "UNCLEAR": UNCLEAR}
 TAKES_VALUE = frozenset((Use.VALUE, Use.READS, Use.WRITES, Use.RUNS, Use.SENDS))
 
 
@@ -81,7 +82,7 @@ def load_programs() -> tuple[Mapping[str, Program], Mapping[str, Program]]:
                 is_listed=fields.get("rest") != "harmless",
                 here=fields.get("here", ""),
                 is_capable=name in known or any(use in DANGEROUS_USES for use in options.values()),
-                least=MEDIUM if fields.get("least") == "MEDIUM" else LOW,
+                least=LEAST[fields.get("least", "LOW")],
             )
     return understood, known
 

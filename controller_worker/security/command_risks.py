@@ -168,8 +168,8 @@ def _rate_arguments(program: Program, arguments: Arguments, paths: Paths) -> Rat
 
 
 def _rate_operand(program: Program, value: str | None, position: int, paths: Paths) -> Rating:
-    if value is not None and program.options.get(value.partition("=")[0]) is Use.RUNS:
-        return HIGH  # a setting of make, or a command of ip
+    if value is not None and program.options.get(value.partition("=")[0]) in (Use.RUNS, Use.SENDS):
+        return HIGH  # a setting of make, or a command such as `publish`
     if value is not None and value.startswith("+") and program.operands in ("reads", "editor"):
         return LOW if SIMPLE_START.fullmatch(value) else HIGH
     match program.operands:

@@ -51,7 +51,19 @@ WRAPPERS: dict[str, tuple[str, str]] = {
     ),
 }
 """Programs that run the program in their arguments: their options without and with a value."""
-RUNNERS = frozenset(("poetry", "uv", "pipenv", "bundle", "hatch", "rye", "pdm", "pixi", "conda", "npm", "yarn", "pnpm"))
+RUNNERS = frozenset(
+    (
+        *("poetry", "uv", "pipenv", "bundle", "hatch", "rye", "pdm", "pixi", "conda", "mamba", "tox"),
+        *("npm", "yarn", "pnpm"),
+    )
+)
+"""Programs of which a command, `RUN_VERBS`, starts the program that follows."""
+RUN_VERBS = frozenset(("run", "exec", "x"))
+TOX_VERBS = frozenset(("exec", "e"))
+"""The `run` of tox runs environments, whose commands are in a file of the project."""
+COVERAGE_FLAGS = frozenset(
+    ("-a", "-p", "-L", "--append", "--branch", "--parallel-mode", "--pylib", "--timid", "--save-signal")
+)
 SCRIPT_RUNNERS = frozenset(("npm", "yarn", "pnpm"))
 """Runners whose `run` starts a script of the project."""
 MAX_STARTED_WORDS = 8
@@ -206,7 +218,7 @@ class _SyntaxWalk:
             if name_node is not None and name_node.named_children
             else None
         )
-        if name_node is None or name is None:
+        if name_node is None or name is None or _has_braces(name_node):
             return HIGH
         is_fed = is_fed or any(child.type.startswith("here") for child in node.children)
         arguments = [word for child in node.children_by_field_name("argument") for word in _find_known_words(child)]
@@ -239,14 +251,18 @@ class _SyntaxWalk:
         risk = rate_command(name, arguments, self.paths)
         if name in SCRIPT_RUNNERS and arguments[:1] == ["run"]:
             return max(risk, MEDIUM)
-        if name in RUNNERS and arguments[:1] in (["run"], ["exec"], ["x"]):
-            program, *rest = arguments[1:] or [None]
+        if name == "coverage" and "run" in arguments:
+            return max(risk, self._rate_covered(arguments[arguments.index("run") + 1 :], depth))
+        if (started := _find_started(name, arguments)) is not None:
+            program, *rest = started or [None]
             if program is None or program.startswith("-"):
-                return max(risk, self._rate_started(arguments[1:], depth))
+                return max(risk, self._rate_started(started, depth))
             return max(risk, MEDIUM, self._rate_program(program, rest, is_fed=is_fed, depth=depth + 1))
         if starts_operand(name):
             return max(risk, self._rate_started(arguments, depth))
         is_interpreter = risk is not LOW and INTERPRETERS.fullmatch(name) is not None
+        if is_interpreter and len(arguments) > 1 and arguments[0] == "-m" and arguments[1] in (*RUNNERS, "coverage"):
+            return max(risk, self._rate_program(arguments[1], arguments[2:], is_fed=is_fed, depth=depth + 1))
         has_script = any(word is not None and not word.startswith("-") for word in arguments)
         return HIGH if is_fed and is_interpreter and not has_script else risk
 
@@ -269,6 +285,18 @@ class _SyntaxWalk:
             if not word.startswith("-"):
                 risks.append(self._rate_program(word, arguments[position + 1 :], is_fed=False, depth=depth + 1))
         return max(risks)
+
+    def _rate_covered(self, arguments: Arguments, depth: int) -> Rating:
+        """Rate the Python program that `coverage run` starts."""
+        left = list(arguments)
+        while left and left[0] is not None and (left[0] in COVERAGE_FLAGS or re.match(r"--[\w-]+=", left[0])):
+            left = left[1:]
+        if left and left[0] == "--module":
+            left[0] = "-m"
+        is_known = bool(left) and left[0] is not None and (left[0] == "-m" or not left[0].startswith("-"))
+        if not is_known:  # an option with a value, which may be followed by any program
+            return self._rate_started(left, depth)
+        return max(MEDIUM, self._rate_program("python", left, is_fed=False, depth=depth + 1))
 
     def _rate_shell(self, arguments: Arguments, depth: int) -> Rating:
         if any(word is None for word in arguments):
@@ -415,6 +443,23 @@ class _SyntaxWalk:
         return self.paths.rate_writing(path) if is_written else self.paths.rate_reading(path)
 
 
+def _find_started(name: str, arguments: Arguments) -> Arguments | None:
+    """Return the words of the program that a runner starts, with options before it; None if it starts none."""
+    if name not in RUNNERS:
+        return None
+    verbs = TOX_VERBS if name == "tox" else RUN_VERBS
+    left = list(arguments)
+    if name == "hatch" and "env" in left and left[left.index("env") + 1 :][:1] == ["run"]:
+        del left[left.index("env")]
+    if left and left[0] is not None and left[0].startswith("-"):
+        # An option may have a value, so the command is not surely the next word.
+        at = next((position for position, word in enumerate(left) if word in verbs), None)
+        return None if at is None else ["-", *left[at + 1 :]]
+    if not left or left[0] not in verbs:
+        return None
+    return left[2:] if left[1:2] == ["--"] else left[1:]
+
+
 def _rate_expansion(text: str) -> Rating:
     if RUNS_VALUE.search(text):
         return HIGH
@@ -503,6 +548,12 @@ def _find_known_words(node: tree_sitter.Node) -> list[str | None]:
         if len(left) + len(words) > MAX_BRACE_WORDS:
             return [None]
     return words
+
+
+def _has_braces(name: tree_sitter.Node) -> bool:
+    """Return whether bash makes several words of a command's name: `r{m,m}` is the program `rm`."""
+    is_quoted = name.named_children[0].type not in ("word", "concatenation")
+    return not is_quoted and BRACES.search(_to_text(name)) is not None
 
 
 def _to_text(node: tree_sitter.Node | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,8 @@ from broker.contract.specs import Tenancy
 from broker.limits.ledger import BudgetExhausted, Ledger, list_accounts, parse_account, to_nano
 from broker.log.event_log import EventLog
 from broker.runtime.errors import OwnershipLost, UsageError
+from broker.store.connection import Argument
+from broker.store.keys import ShardKeys
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
 from tests.broker_parts import begin_unnotified, enter, newly_notified, notified
@@ -507,6 +510,45 @@ async def test_budget_of_a_conversation_needs_its_tenant_in_many_shards() -> Non
     with pytest.raises(UsageError, match="neither the conversation nobody nor a budget of it"):
         await Ledger(store).set_limit("conversation:nobody", 1.0)
     await Ledger(store).delete_account("nobody")
+    await store.aclose()
+
+
+class Silent(MemoryConnection):
+    """A store whose first shard does not answer a sweep until `answers` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = asyncio.Event()
+        self.asked = 0
+
+    async def call(self, *command: Argument) -> Any:
+        if command[:2] == ("FCALL", "deck_budget_sweep") and command[3] == ShardKeys(0).root:
+            self.asked += 1
+            await self.answers.wait()
+        return await super().call(*command)
+
+
+async def test_a_shard_that_does_not_answer_delays_its_own_sweep_alone() -> None:
+    connection = Silent()
+    store = await open_store(connection, shards=4)
+    await enter(store, "w1")
+    tenant = next(name for name in map(str, range(99)) if store.find_home(f"tenant:{name}") == store.all_shards[2])
+    above = list_accounts("aaa", tenant=tenant)
+    assert await Ledger(store).reserve(owner("aaa"), above, worst_usd=1.0, total_usd=0.0) is None
+    await bury_worker(store, "w1")
+    ledger = Ledger(store)
+    for shard in store.all_shards:
+        await connection.call("DEL", f"{shard.root}:ledger:swept")
+    async with asyncio.timeout(30):
+        for _ in range(2 * len(store.all_shards)):
+            await ledger.sweep()
+    assert await amounts(ledger, above[-1]) == (0.0, 0.0, 1.0)
+    assert connection.asked == 1  # its sweep is still under way
+    connection.answers.set()
+    for _ in store.all_shards:
+        await ledger.sweep()
+    assert connection.asked == 2
+    await ledger.aclose()
     await store.aclose()
 
 

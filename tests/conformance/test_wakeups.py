@@ -19,6 +19,7 @@ from broker.log.event_log import EventLog
 from broker.secrets.secrets import Secrets
 from broker.store.connection import Connection
 from broker.store.store import Store, open_store
+from broker.testing.memory_store import MemoryConnection
 from deckhands.operations.webhooks.repository import WebhookRepository
 from tests import broker_parts
 from tests.broker_parts import (
@@ -276,6 +277,17 @@ async def test_ingress_recreates_its_lost_group(store: Store) -> None:
 
 def book_of(store: Store) -> WebhookRepository:
     return WebhookRepository(store, Secrets(store, lambda: None))
+
+
+async def test_every_shard_gets_its_turn_although_each_run_has_a_repository_of_its_own() -> None:
+    store = await open_store(MemoryConnection(), shards=4)
+    for names in store.all_shards:
+        lines = [(0, f"wh_{names.root} c-{number}") for number in range(200)]
+        await store.connection.call("ZADD", f"{names.webhooks}:due", *(part for line in lines for part in line))
+    found = [line.webhook_id for _ in range(200) for line in await book_of(store).due(1)]
+    assert len(found) == 200
+    assert set(found) == {f"wh_{names.root}" for names in store.all_shards}
+    await store.aclose()
 
 
 async def news(store: Store) -> dict[str, int]:

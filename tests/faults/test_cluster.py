@@ -33,6 +33,7 @@ from tests.clusters import PRIMARIES, Cluster
 from tests.faults.harness import FaultCluster, steps
 from tests.faults.server_process import free_port, server
 from tests.polling import unhurried, until
+from tests.sentinels import Server
 from tests.server_parts import add_key
 from tests.stores import GROUPS_OF, running, server_program, valkey_program
 from tests.turns import finish
@@ -187,6 +188,38 @@ async def test_a_new_primary_gets_the_functions_with_its_first_call(cluster: Clu
     with pytest.raises(StoreRefused, match="Function not found"):
         await store.connection.call("FCALL", "deck_no_such", 1, names.root)
     assert await store.call("HEXISTS", STORE, VERSION_FIELD) == 1
+
+
+class MovingConnection(ClusterConnection):
+    """A connection during which a slot moves on, just after the functions were loaded for it."""
+
+    def __init__(self, cluster: Cluster, slot: int, target: Server) -> None:
+        super().__init__(cluster.url)
+        self.loaded = 0
+        self._move = lambda: cluster.move_slot(slot, target)
+
+    async def _load_functions(self, node: tuple[str, int]) -> bool:
+        has_loaded = await super()._load_functions(node)
+        self.loaded += 1
+        if self.loaded == 1:
+            await self._move()
+        return has_loaded
+
+
+async def test_a_call_that_moves_on_gets_the_functions_of_a_second_new_primary(cluster: Cluster, store: Store) -> None:
+    names = store.all_shards[2]
+    slot = find_slot(names.root)
+    first, second = await cluster.add_node(), await cluster.add_node()
+    for moved in (slot, find_slot(store.all_shards[3].root)):  # a primary without slots would become a replica
+        await cluster.move_slot(moved, first)
+    connection = MovingConnection(cluster, slot, second)
+    outcome, _ = await connection.call("FCALL", "deck_now", 1, names.root)
+    assert (outcome, connection.loaded) == (b"now", 2)
+    for node in (first, second):
+        assert len(await node.call("FUNCTION", "LIST")) == 1
+    with pytest.raises(StoreRefused, match="Function not found"):
+        await connection.call("FCALL", "deck_no_such", 1, names.root)
+    await connection.aclose()
 
 
 async def test_a_promoted_replica_is_found(cluster: Cluster, store: Store) -> None:

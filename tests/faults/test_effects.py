@@ -38,6 +38,7 @@ from tests.faults.server_process import free_port, server
 from tests.ingress_parts import Producer
 from tests.ledger_tools import TOOLS
 from tests.polling import until
+from tests.proof import Proof
 from tests.server_parts import add_key
 from tests.turns import bash, call, finish
 from tool_worker.worker.steps.action_run import compute_fingerprint
@@ -330,7 +331,31 @@ class World:
         return all(any(f"-{self.cluster.workers[name].pid}-" in one for one in ids) for name in names)
 
 
-async def run_with_kills(root: Path, *, kills: int, seed: int) -> None:
+def record_effects(proof: Proof, world: World, count: Count, states: Counter[str], takeovers: dict[str, float]) -> None:
+    """Hand in what was counted, with each wrong action as a failure."""
+    proof.record(
+        "kills of every role",
+        trials=world.kills.total(),
+        failures=len(count.lost) + len(count.doubled) + len(count.unsaid),
+        unit="kills",
+        seed=world.seed,
+        figures={
+            "kills by role": ", ".join(f"{world.kills[role]} {role}" for role in ROLES),
+            "conversations": ", ".join(f"{number:,} {state}" for state, number in sorted(states.items())),
+            "actions": count.actions,
+            "succeeded": count.done,
+            "with an unknown outcome": count.unknown,
+            "with another answer": ", ".join(f"{number} {kind}" for kind, number in sorted(count.other.items())) or 0,
+            "requests sent again under their key": count.repeated,
+            "lost": len(count.lost),
+            "doubled": len(count.doubled),
+            "unsaid": len(count.unsaid),
+        }
+        | {f"to the takeover, {name}": f"{seconds:.2f} s" for name, seconds in takeovers.items()},
+    )
+
+
+async def run_with_kills(root: Path, proof: Proof, *, kills: int, seed: int) -> None:
     began = SystemClock().monotonic()
     async with FaultCluster(root).running() as cluster:
         world = World(cluster, seed)
@@ -380,6 +405,7 @@ async def run_with_kills(root: Path, *, kills: int, seed: int) -> None:
         f"{count.repeated}; lost {len(count.lost)}, doubled {len(count.doubled)}, unsaid {len(count.unsaid)}; "
         f"{len(takeovers)} takeovers { {name: round(value, 2) for name, value in ranks.items()} }; load {os.getloadavg()[0]:.1f}"
     )
+    record_effects(proof, world, count, states, ranks)
     assert not count.lost, count.lost[:3]
     assert not count.doubled, count.doubled[:3]
     assert not count.unsaid, count.unsaid[:3]
@@ -394,8 +420,8 @@ async def run_with_kills(root: Path, *, kills: int, seed: int) -> None:
         pytest.param(10_000, id="ten_thousand_kills", marks=[pytest.mark.soak, pytest.mark.timeout(100_000)]),
     ],
 )
-async def test_no_effect_twice_whoever_dies(tmp_path: Path, kills: int) -> None:
-    await run_with_kills(tmp_path, kills=kills, seed=int(os.environ.get("FAULT_SEED", "2027")))
+async def test_no_effect_twice_whoever_dies(tmp_path: Path, kills: int, proof: Proof) -> None:
+    await run_with_kills(tmp_path, proof, kills=kills, seed=int(os.environ.get("FAULT_SEED", "2027")))
 
 
 def test_the_count_finds_what_it_is_there_to_find() -> None:

@@ -187,6 +187,7 @@ def roll_back(state: State, event: RolledBackObservation) -> State:
         loops=before.loops,
         delegation=delegation_before(state.delegation, event),
         tasks=before.tasks,
+        rules=before.rules,  # what a rule said was taken back, too
         double_texting=DoubleTexting(before.double_texting.policy, begun_id=min(event.kept, default=event.id)),
     )
 

@@ -84,8 +84,9 @@ class Permits:
             group.create_task(self._keep_sweeping())
 
     async def aclose(self) -> None:
-        """Wait for all background releases."""
+        """Wait for all background releases, and end the sweeps of budgets."""
         await asyncio.gather(*self._unfinished, return_exceptions=True)
+        await self.ledger.aclose()
 
     async def _keep_sweeping(self) -> None:
         while True:

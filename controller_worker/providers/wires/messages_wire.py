@@ -185,8 +185,10 @@ def _part(part: TextPart | ImagePart) -> Block | None:
 
 def _write_tools(tools: Sequence[ToolSpec], *, is_strict: bool) -> list[dict[str, Any]]:
     fitted = [_describe_odd_parameters(tool) for tool in tools]
-    schemas = to_strict_tools(fitted) if is_strict else [None] * len(fitted)
-    return [_tool(tool, schema) for tool, schema in zip(fitted, schemas, strict=True)]
+    # A strict schema forbids all other arguments, also those that are in the description.
+    usual = [tool for tool, one in zip(tools, fitted, strict=True) if one is tool]
+    schemas = dict(zip(map(id, usual), to_strict_tools(usual), strict=True)) if is_strict else {}
+    return [_tool(tool, schemas.get(id(tool))) for tool in fitted]
 
 
 def _describe_odd_parameters(tool: ToolSpec) -> ToolSpec:

@@ -61,7 +61,6 @@ class WebhookRepository:
 
     def __init__(self, store: Store, secrets: Secrets) -> None:
         self._store, self._secrets = store, secrets
-        self._turn = 0
 
     async def add(
         self,
@@ -215,8 +214,7 @@ class WebhookRepository:
         shards = self._store.all_shards
         waiting = await self._store.call_many([("ZCARD", f"{names.webhooks}:due") for names in shards])
         busy = [names for names, count in zip(shards, waiting, strict=True) if count]
-        self._turn += 1  # so that no shard is always the last one
-        at = self._turn % max(1, len(busy))
+        at = randomness.randbelow(len(busy)) if busy else 0  # so that no shard is always the last one
         found: list[DeliveryLine] = []
         for names in (*busy[at:], *busy[:at]):
             if len(found) >= limit:

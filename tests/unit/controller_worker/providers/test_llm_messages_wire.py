@@ -10,6 +10,7 @@ from broker.contract.tool_specs import ToolSpec
 from controller_worker.providers.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
 from controller_worker.providers.llm import CallUsage, ModelRequest
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.providers.strictness import Strict
 from controller_worker.providers.wires.chat_wire import ChatWire
 from controller_worker.providers.wires.messages_wire import MessagesWire, read_message
 from controller_worker.providers.wires.raw_client import parse_body
@@ -106,6 +107,17 @@ def test_parameter_whose_name_claude_refuses_is_in_the_description() -> None:
     }
     further = json.dumps({"$filter": {"type": "string"}, "x" * 65: {"type": "integer"}})
     assert tool["description"] == f"List.\n\nFurther arguments, with their JSON Schemas: {further}"
+
+
+def test_a_tool_with_a_refused_name_is_not_strict_so_that_its_argument_can_be_given() -> None:
+    names = {"$filter": {"type": "string"}, "top": {"type": "integer"}}
+    odd = ToolSpec("list", "List.", {"type": "object", "properties": names, "additionalProperties": False})
+    wire = MessagesWire(caching_prompt=False)
+    asked = request(text("user", "go"), tools=(odd, BASH))
+    listed, bash = json.loads(wire.write_body({"model": "m"}, asked, Strict(tools=True)))["tools"]
+    assert "strict" not in listed
+    assert listed["input_schema"] == {"type": "object", "properties": {"top": {"type": "integer"}}}
+    assert bash["strict"] is True
 
 
 def test_neighbours_become_one_and_empty_messages_vanish() -> None:

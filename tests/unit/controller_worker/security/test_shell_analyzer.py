@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from broker.contract.events import ActionSecurityRisk
 from controller_worker.security.command_options import load_programs
+from controller_worker.security.path_risk import Rating
 from controller_worker.security.shell_analyzer import rate_shell
 
 HARMLESS = [
@@ -162,6 +163,26 @@ def test_table_is_large_and_mostly_from_elsewhere() -> None:
 )
 def test_rating_of_a_command(risk: str, command: str) -> None:
     assert rate_shell(command, "/workspace").risk is ActionSecurityRisk[risk]
+
+
+@pytest.mark.parametrize(
+    ("command", "rating"),
+    [
+        ("coverage run /tmp/evil.py", Rating.UNCLEAR),
+        ("coverage run --rcfile x a.py", Rating.UNCLEAR),
+        ("coverage run -m pytest", Rating.MEDIUM),
+        ("python -m coverage run a.py", Rating.UNCLEAR),
+        ("tox exec -- frobnicate", Rating.UNCLEAR),
+        ("tox exec -- pytest", Rating.MEDIUM),
+        ("hatch env run -- frobnicate", Rating.UNCLEAR),
+        ("mamba run frobnicate", Rating.UNCLEAR),
+        ("mvn exec:exec -Dexec.executable=rm", Rating.UNCLEAR),
+        ("gradle build", Rating.UNCLEAR),
+        ("virtualenv .venv", Rating.MEDIUM),
+    ],
+)
+def test_a_tool_of_the_project_that_starts_anything_is_not_understood(command: str, rating: Rating) -> None:
+    assert rate_shell(command, "/workspace") is rating
 
 
 @pytest.mark.parametrize("command", HARMLESS)

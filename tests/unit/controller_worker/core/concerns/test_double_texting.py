@@ -113,7 +113,7 @@ def test_rollback_returns_to_the_last_message_at_rest() -> None:
     play(core, "bash(second), ran, say(third task)")
     assert last(core, RolledBackObservation).start_id == second
     check_texts(core, shows=["the first answer", "third task"], hides=["second"])
-    for part in ("tasks", "plan", "acceptance"):
+    for part in ("tasks", "plan", "acceptance", "rules"):
         assert getattr(core.state, part) == getattr(before, part)
     check_log(core)
 

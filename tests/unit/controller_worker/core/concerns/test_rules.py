@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.contract.actions import CondensationAction
+from broker.contract.double_texting import RolledBackObservation
 from broker.contract.events import AgentSpec, EventSource, Observation
 from broker.contract.file_events import FileReadAction, FileReadObservation
 from broker.contract.recall import RecallAction, RecallObservation
@@ -21,6 +22,7 @@ from controller_worker.core.recall import (
     MAX_RULES_CHARS,
 )
 from tests.controller_parts import Core, call, messages_of
+from tests.scenarios import play
 from tests.unit.controller_worker.core.concerns.test_survey import asked, prompt_of, surveyed
 
 LISTED = "When one of these skills fits the work, read its file first."
@@ -176,6 +178,21 @@ def test_own_rules_need_no_survey() -> None:
     core.run()
     view(core, "/workspace/db/x.sql")
     assert [item.content for item in recalls(core)[-1].microagent_knowledge] == ["Lower case."]
+
+
+def test_a_rule_of_a_turn_that_is_rolled_back_is_recalled_again() -> None:
+    own = Skill(name="sql", content="Lower case.", paths=("*.sql",))
+    core = Core("go", agent=AgentSpec(skills=(own,)), double_texting="rollback")
+    core.run()
+    play(core, "finish(done), say(second)")
+    view(core, "/workspace/db/x.sql")
+    assert len(recalls(core)) == 2
+    core.say("third")
+    core.run()
+    assert any(isinstance(event, RolledBackObservation) for event in core.events)
+    count = len(recalls(core))
+    view(core, "/workspace/db/x.sql")
+    assert [item.content for one in recalls(core)[count:] for item in one.microagent_knowledge] == ["Lower case."]
 
 
 @pytest.mark.parametrize(
