@@ -231,5 +231,18 @@ def check(words: list[str]) -> None:
             assert (ROOT / program).is_file() if is_ours else name in OTHERS, words
 
 
-OTHERS = {"apt-get", "celery", "chmod", "cp", "curl", "docker", "echo", "export", "grep", "llama-server", "valkey-cli"}
+OTHERS = {
+    "apt-get",
+    "celery",
+    "chmod",
+    "cp",
+    "curl",
+    "docker",
+    "echo",
+    "export",
+    "grep",
+    "llama-server",
+    "mkdir",
+    "valkey-cli",
+}
 """Programs that are not ours."""
