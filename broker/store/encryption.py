@@ -54,7 +54,9 @@ MAX_MASTER_KEYS = 16
 SETTINGS = "DECKHANDS_MASTER_KEYS or DECKHANDS_MASTER_KEYS_FILE"
 FORM = "Write ID:KEY, with a key of `openssl rand -base64 32`; further ones behind a comma or in a new line."
 
-_CipherOrNone = TypeVar("_CipherOrNone", "Cipher", "Cipher | None")
+_CipherOrNone = TypeVar("_CipherOrNone", bound="Cipher | None")
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 
 
@@ -241,6 +243,13 @@ class Cipher:
         return hmac.digest(self._key, content, "sha256").hex()
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedCipher:
+    """The cipher that a conversation has instead of the one that was used; None if it is not encrypted."""
+
+    cipher: Cipher | None
+
+
 class Encryption:
     """The data keys of a store and the ciphers of its conversations."""
 
@@ -251,6 +260,7 @@ class Encryption:
         self._name = store.all_shards[0].data_keys
         self._keys: OrderedDict[str, bytes] = OrderedDict()
         self._ciphers: OrderedDict[str, Cipher | None] = OrderedDict()
+        self._loaded: OrderedDict[tuple[str, bytes], Cipher] = OrderedDict()
         self._revision: bytes | None = None
         self._checked: float | None = None
 
@@ -261,6 +271,8 @@ class Encryption:
 
     async def create_cipher(self, conversation_id: str, tenant: str) -> Cipher | None:
         """Return the cipher for a new conversation, with the tenant's key, which is made if needed; None if it is off.
+
+        It is not that of a conversation that has the id already: call `remember` when the conversation was created.
 
         Raises:
             DataLocked: the store encrypts new conversations, and this process has no master key.
@@ -282,7 +294,7 @@ class Encryption:
         owner, data_key = self._unwrap(key_id, reply[2])
         if owner != tenant:
             raise CorruptEntry(f"The store names the data key {key_id} of another tenant for {tenant!r}.")
-        return self._remember(conversation_id, Cipher(key_id, data_key, conversation_id))
+        return Cipher(key_id, data_key, conversation_id)
 
     async def find_cipher(self, conversation_id: str) -> Cipher | None:
         """Return the cipher of an existing conversation; None if it is not encrypted.
@@ -296,14 +308,29 @@ class Encryption:
             return None
         await self._refresh()
         if conversation_id in self._ciphers:
-            return self._remember(conversation_id, self._ciphers[conversation_id])
+            return self.remember(conversation_id, self._ciphers[conversation_id])
         meta = self._store.keys(conversation_id).meta
         last_id, key_id = await self._store.call("HMGET", meta, "last_id", "data_key")
         if last_id is None:  # there is no such conversation yet
             return None
         if key_id is None:
-            return self._remember(conversation_id, None)
-        return await self.load_cipher(conversation_id, key_id)
+            return self.remember(conversation_id, None)
+        return self.remember(conversation_id, await self.load_cipher(conversation_id, key_id))
+
+    async def find_changed_cipher(self, conversation_id: str, used: Cipher | None) -> ChangedCipher | None:
+        """Return the cipher of an existing conversation if it is another one than `used`; None if it is the same.
+
+        Asks the store, whatever this process remembers: another conversation may have the id now.
+
+        Raises:
+            DataLocked: this process has no master key, or not that of the data key, or the data key was deleted.
+        """
+        meta = self._store.keys(conversation_id).meta
+        last_id, key_id = await self._store.call("HMGET", meta, "last_id", "data_key")
+        if last_id is None or key_id == (None if used is None else used.key_id):
+            return None
+        self.forget_cipher(conversation_id)
+        return ChangedCipher(None if key_id is None else await self.load_cipher(conversation_id, key_id))
 
     async def load_cipher(self, conversation_id: str, sealed: bytes) -> Cipher:
         """Return the cipher that decrypts something of a conversation, by the key id at its start.
@@ -320,9 +347,13 @@ class Encryption:
         key_id = sealed[:KEY_ID_BYTES]
         known = self._ciphers.get(conversation_id)
         if known is not None and known.key_id == key_id:
-            return self._remember(conversation_id, known)
-        name = key_id.decode(errors="backslashreplace")
-        return self._remember(conversation_id, Cipher(name, await self._load_key(name), conversation_id))
+            return known
+        # Not under the id of the conversation: what names the key may be forged, or belong to an earlier conversation.
+        loaded = self._loaded.get((conversation_id, key_id))
+        if loaded is None:
+            name = key_id.decode(errors="backslashreplace")
+            loaded = Cipher(name, await self._load_key(name), conversation_id)
+        return _keep(self._loaded, (conversation_id, key_id), loaded, CACHED_CIPHERS)
 
     async def find_tenant_cipher(self, conversation_id: str, scope: str) -> Cipher | None:
         """Return the cipher that all conversations of the tenant share for one purpose; see `find_cipher`."""
@@ -406,6 +437,7 @@ class Encryption:
         if revision != self._revision:
             self._keys.clear()
             self._ciphers.clear()
+            self._loaded.clear()
         self._revision, self._checked = revision, now
 
     async def _load_key(self, key_id: str) -> bytes:
@@ -426,12 +458,9 @@ class Encryption:
             self._keys.popitem(last=False)
         return tenant, self._keys[key_id]
 
-    def _remember(self, conversation_id: str, cipher: _CipherOrNone) -> _CipherOrNone:
-        self._ciphers[conversation_id] = cipher
-        self._ciphers.move_to_end(conversation_id)
-        while len(self._ciphers) > CACHED_CIPHERS:
-            self._ciphers.popitem(last=False)
-        return cipher
+    def remember(self, conversation_id: str, cipher: _CipherOrNone) -> _CipherOrNone:
+        """Remember the cipher of a conversation that exists, None for a plain one; return it."""
+        return _keep(self._ciphers, conversation_id, cipher, CACHED_CIPHERS)
 
 
 ENCRYPTED_FIELDS = frozenset((b"title", b"last_error"))
@@ -446,6 +475,14 @@ def encrypt_fields(cipher: Cipher, fields: dict[str, Any]) -> dict[str, Any]:
         else value
         for name, value in fields.items()
     }
+
+
+def _keep(cache: OrderedDict[_Key, Any], key: _Key, value: _Value, most: int) -> _Value:
+    cache[key] = value
+    cache.move_to_end(key)
+    while len(cache) > most:
+        cache.popitem(last=False)
+    return value
 
 
 def _make_aead(key: bytes) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from broker.contract import codec
 from broker.contract.events import ConversationCreated
 from broker.contract.specs import Tenancy
 from broker.coordination.ownership import Owners
-from broker.log.append_call import Appended
+from broker.log.append_call import Appended, Duplicate, NewEntry, ProducerWriter, make_append_arguments
 from broker.log.conversations import Conversations
 from broker.log.deletion import Deletion
 from broker.log.entries import find_latest_event
@@ -22,7 +23,7 @@ from broker.log.live_text import LivePiece, LiveText
 from broker.runtime.clock import SYSTEM_CLOCK, Clock
 from broker.runtime.errors import CorruptEntry, DataLocked, StoreMisconfigured, UsageError
 from broker.store.connection import Connection
-from broker.store.encryption import FRESH_SECONDS, MasterKeys
+from broker.store.encryption import FRESH_SECONDS, Cipher, MasterKeys
 from broker.store.store import Store, open_store
 from broker.testing.manual_clock import ManualClock
 from tests.broker_parts import CID, claim, command, enter, message, output
@@ -58,6 +59,11 @@ async def begin(store: Store, cid: str = CID, tenant: str = "acme", *texts: str)
     created = ConversationCreated(conversation_id=cid, title=f"A {MARKER}", tenancy=Tenancy(tenant=tenant))
     assert isinstance(await log.create(created, [message(text) for text in texts], key="begin"), Appended)
     return log
+
+
+async def has_blob(store: Store, text: str) -> bool:
+    name = hashlib.sha256(text.encode()).hexdigest()
+    return bool(await store.connection.call("EXISTS", store.keys(CID).blob(name)))
 
 
 async def raw_of(store: Store, cid: str = CID) -> bytes:
@@ -139,6 +145,71 @@ async def test_conversations_from_before_continue_in_plain_text(
     assert [event.content for event in (await log.read("before"))[1:]] == ["one", "two"]
     assert not codec.is_encrypted(await log.load_entry("before", 3))
     assert codec.is_encrypted(await log.load_entry("after", 2))
+
+
+async def test_a_repeated_creation_leaves_a_plain_conversation_as_it_is(
+    connect: Callable[[], Connection], opened: Open
+) -> None:
+    plain = await open_store(connect(), masters=MasterKeys())
+    await begin(plain, CID, "acme", BIG)
+    await plain.aclose()
+    store = await opened()
+    log = EventLog(store)
+    created = ConversationCreated(conversation_id=CID, title=f"A {MARKER}", tenancy=Tenancy(tenant="acme"))
+    assert isinstance(await log.create(created, [message(BIG)], key="begin"), Duplicate)
+    await log.append(CID, [message(f"{BIG}more")])
+    events = await log.read(CID)
+    assert [(await log.blobs.restore_event(CID, event)).content for event in events[1:]] == [BIG, f"{BIG}more"]
+    assert not any([codec.is_encrypted(await log.load_entry(CID, n)) for n in (1, 2, 3)])
+    sealed = codec.encrypt_entry(codec.encode(message("x").wire()), Cipher("k" * 8, b"d" * 32, CID), None)
+    await store.connection.call("XADD", store.keys(CID).events, "4-0", "e", sealed)
+    with pytest.raises(DataLocked, match="was deleted"):
+        await log.read(CID)
+    assert await store.encryption.find_cipher(CID) is None
+
+
+async def test_the_store_takes_no_encrypted_event_for_a_plain_conversation(
+    connect: Callable[[], Connection], opened: Open
+) -> None:
+    plain = await open_store(connect(), masters=MasterKeys())
+    await begin(plain, CID, "acme", "one")
+    names = plain.keys(CID)
+    sealed = codec.encrypt_entry(codec.encode(message("x").wire()), Cipher("k" * 8, b"d" * 32, CID), None)
+    arguments = make_append_arguments(CID, ProducerWriter("k", "", False, None), [NewEntry(sealed, "", None)], (), {})
+    assert await plain.call_function("deck_append", (names.root, names.shard.root), *arguments) == ["locked"]
+    await plain.aclose()
+
+
+async def test_a_process_without_keys_writes_no_large_text_of_an_encrypted_conversation(opened: Open) -> None:
+    client = await opened("", is_worker=False)  # it was there before the store encrypted
+    store = await opened()
+    log = await begin(store, CID, "acme", BIG)
+    for call in (
+        lambda: EventLog(client).append(CID, [message(BIG)]),
+        lambda: EventLog(client).append(CID, [message(f"{BIG}more")]),
+        lambda: EventLog(client).create(ConversationCreated(conversation_id=CID), [message(BIG)], key="begin"),
+    ):
+        with pytest.raises(DataLocked):
+            await call()
+    (event,) = (await log.read(CID))[1:]
+    assert (await log.blobs.restore_event(CID, event)).content == BIG
+    assert await has_blob(store, BIG)
+    assert not await has_blob(store, f"{BIG}more")
+
+
+async def test_a_large_text_is_written_with_the_key_of_a_recreated_conversation(
+    connect: Callable[[], Connection], opened: Open
+) -> None:
+    plain = await open_store(connect(), masters=MasterKeys())
+    await begin(plain, CID, "acme", "one")
+    await plain.aclose()
+    store, other = await opened(), await opened()
+    assert await other.encryption.find_cipher(CID) is None
+    await Deletion(store).delete(CID, last_id=2)
+    await begin(store, CID, "acme", "two")
+    await EventLog(other).append(CID, [message(BIG)])
+    events = await EventLog(store).read(CID)
+    assert (await EventLog(store).blobs.restore_event(CID, events[2])).content == BIG
 
 
 async def test_entries_cannot_be_exchanged(opened: Open) -> None:
