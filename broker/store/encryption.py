@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from broker.runtime import BrokerSettings, CorruptEntry, DataLocked, UsageError
+from broker.runtime import BrokerSettings, CorruptEntry, DataForgotten, DataLocked, StoreMisconfigured, UsageError
 
 if TYPE_CHECKING:
     from broker.store.store import Store
@@ -51,6 +51,8 @@ FRESH_SECONDS = 0.5
 CACHED_KEYS = 4_096
 CACHED_CIPHERS = 8_192
 MAX_MASTER_KEYS = 16
+CHECKED_RECORDS = 8
+"""How many data keys of a master key are tried: a single record may be forged."""
 SETTINGS = "DECKHANDS_MASTER_KEYS or DECKHANDS_MASTER_KEYS_FILE"
 FORM = "Write ID:KEY, with a key of `openssl rand -base64 32`; further ones behind a comma or in a new line."
 
@@ -105,8 +107,9 @@ class MasterKeys:
         """Return the tenant and the data key of a record.
 
         Raises:
-            DataLocked: this process does not have its master key.
-            CorruptEntry: the record is damaged, or belongs to another key.
+            DataLocked: this process does not have its master key, or another one under its id; or the record belongs
+                to another data key.
+            CorruptEntry: the record is damaged.
         """
         from cryptography.exceptions import InvalidTag
 
@@ -121,14 +124,23 @@ class MasterKeys:
                 f"{SETTINGS}.",
                 remedy="Add it; `deckhands encryption rotate` changes to the first one.",
             )
-        nonce, sealed = found.sealed[:NONCE_BYTES], found.sealed[NONCE_BYTES:]
         try:
-            return found.tenant, _make_aead(master).decrypt(nonce, sealed, _describe_data_key(key_id, found.tenant))
+            return found.tenant, _unseal(found, master)
         except (InvalidTag, ValueError) as error:
-            raise CorruptEntry(
-                f"The data key {key_id} does not match the master key {found.master_id!r}.",
-                remedy=f"Give every process the same {SETTINGS}.",
+            raise DataLocked(
+                f"The data key {key_id} does not match the master key {found.master_id!r} of this process.",
+                remedy=f"Give every process the same {SETTINGS}: another key may have the id there.",
             ) from error
+
+    def matches(self, record: DataKeyRecord) -> bool:
+        """Return whether the master key that this process has under the record's id decrypts it."""
+        from cryptography.exceptions import InvalidTag
+
+        master = self.find(record.master_id)
+        try:
+            return master is not None and bool(_unseal(record, master))
+        except (InvalidTag, ValueError):
+            return False
 
     def find(self, master_id: str) -> bytes | None:
         """Return a master key; None if it is unknown, also after the file was read again."""
@@ -397,6 +409,25 @@ class Encryption:
                     continue
         return sorted(found, key=lambda record: (record.tenant, record.key_id))
 
+    async def check_masters(self) -> None:
+        """Decrypt one data key of each master key that this process has.
+
+        Raises:
+            StoreMisconfigured: another process has another key under the same id.
+        """
+        shown: dict[str, list[DataKeyRecord]] = {}
+        for record in await self.list_keys():
+            shown.setdefault(record.master_id, []).append(record)
+        for master_id, records in shown.items():
+            if self._masters.find(master_id) is None:
+                continue
+            if not any(self._masters.matches(record) for record in records[:CHECKED_RECORDS]):
+                raise StoreMisconfigured(
+                    f"The master key {master_id!r} of this process is not the one that the store's data keys were "
+                    "encrypted with.",
+                    remedy=f"Give every process the same {SETTINGS}: each id names one key.",
+                )
+
     async def rotate(self) -> int:
         """Encrypt every data key with the first master key; return how many were not. Repeat it after a failure.
 
@@ -446,7 +477,7 @@ class Encryption:
             return self._keys[key_id]
         record = await self._store.call("HGET", self._name, f"key:{key_id}")
         if record is None:
-            raise DataLocked(
+            raise DataForgotten(
                 f"The data key {ascii(key_id)[1:-1]} was deleted: what it encrypted cannot be read any more.",
                 remedy="Only a backup of the store from before, and its master key, can bring it back.",
             )
@@ -489,6 +520,13 @@ def _make_aead(key: bytes) -> Any:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     return AESGCM(key)
+
+
+def _unseal(record: DataKeyRecord, master: bytes) -> bytes:
+    """Decrypt the data key of a record; raises InvalidTag or ValueError if it is not encrypted with this master key."""
+    nonce, sealed = record.sealed[:NONCE_BYTES], record.sealed[NONCE_BYTES:]
+    found: bytes = _make_aead(master).decrypt(nonce, sealed, _describe_data_key(record.key_id, record.tenant))
+    return found
 
 
 def _describe_data_key(key_id: str, tenant: str) -> bytes:

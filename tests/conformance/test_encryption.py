@@ -21,7 +21,7 @@ from broker.log.entries import find_latest_event
 from broker.log.event_log import EventLog
 from broker.log.live_text import LivePiece, LiveText
 from broker.runtime.clock import SYSTEM_CLOCK, Clock
-from broker.runtime.errors import CorruptEntry, DataLocked, StoreMisconfigured, UsageError
+from broker.runtime.errors import CorruptEntry, DataForgotten, DataLocked, StoreMisconfigured, UsageError
 from broker.store.connection import Connection
 from broker.store.encryption import FRESH_SECONDS, Cipher, MasterKeys
 from broker.store.store import Store, open_store
@@ -244,7 +244,7 @@ async def test_a_deleted_key_is_gone_for_every_process(opened: Open) -> None:
     assert not await store.encryption.delete_key("acme")
     clock.advance(FRESH_SECONDS)
     for n in range(20):
-        with pytest.raises(DataLocked, match="was deleted"):
+        with pytest.raises(DataForgotten, match="was deleted"):
             await log.read(f"log-{n}")
         with pytest.raises(DataLocked, match="was deleted"):
             await log.append(f"log-{n}", [message("more")])
@@ -306,6 +306,18 @@ async def test_forged_records_of_data_keys_are_refused(opened: Open) -> None:
     await call("HSET", key, f"key:{acme.key_id}", records[acme.key_id], "tenant:acme", shop.key_id)
     with pytest.raises(CorruptEntry, match="another tenant"):
         await begin(await opened(), "new", "acme")
+
+
+async def test_another_key_under_a_known_id_locks_and_no_worker_starts_with_it(opened: Open) -> None:
+    client = await opened(f"old:{NEW.partition(':')[2]}", is_worker=False)  # it was there before the first data key
+    store = await opened()
+    await begin(store, CID, "acme", "hello")
+    with pytest.raises(DataLocked, match="does not match the master key 'old'"):
+        await EventLog(client).read(CID)
+    with pytest.raises(StoreMisconfigured, match="master key 'old'") as refused:
+        await opened(f"old:{NEW.partition(':')[2]},{NEW}")
+    assert "DECKHANDS_MASTER_KEYS_FILE" in str(refused.value)
+    assert len(await EventLog(await opened(f"{NEW},{OLD}")).read(CID)) == 2
 
 
 async def test_a_fork_for_another_tenant_has_its_own_key(opened: Open) -> None:
