@@ -415,8 +415,6 @@ class EventLog:
 
     async def decrypt_entry(self, conversation_id: str, entry: bytes, event_id: int) -> bytes:
         """Return the stored bytes of an event without their encryption, if any; raises CorruptEntry or DataLocked."""
-        if not codec.is_encrypted(entry):
-            return entry
         return codec.decrypt_entry(entry, await find_cipher_of(self.store, conversation_id, entry), event_id)
 
     async def fork(self, source_id: str, target: ConversationCreated, *, at: int) -> Appended | Duplicate:

@@ -226,6 +226,13 @@ async def test_entries_cannot_be_exchanged(opened: Open) -> None:
     await store.connection.call("XADD", store.keys(CID).events, "4-0", "e", plain)
     with pytest.raises((CorruptEntry, DataLocked), match="encrypted"):
         await log.read(CID)
+    for reader in (log, EventLog(await opened())):
+        with pytest.raises(CorruptEntry, match="not encrypted"):
+            await reader.read(CID, after=3)
+        with pytest.raises(CorruptEntry, match="not encrypted"):
+            await reader.decrypt_entry(CID, plain, 4)
+        with pytest.raises(CorruptEntry, match="not encrypted"):
+            await find_latest_event(reader.store, CID, ConversationCreated)
     names = store.keys(CID)
     await store.connection.call("SET", names.snapshot, one)
     assert await Owners(store).load_snapshot(CID) is None
@@ -275,6 +282,21 @@ async def test_a_rotated_master_key_changes_the_data_keys_alone(opened: Open) ->
     only_old = await opened(OLD)
     with pytest.raises(DataLocked, match="master key 'new'"):
         await only_old.encryption.rotate()
+
+
+async def test_a_rotation_goes_on_past_a_key_that_it_cannot_read(opened: Open) -> None:
+    store = await opened(OLD)
+    for tenant in ("a", "b", "c"):
+        await begin(store, f"log-{tenant}", tenant)
+    keys = {record.tenant: record.key_id for record in await store.encryption.list_keys()}
+    await store.connection.call("HSET", store.all_shards[0].data_keys, f"key:{keys['b']}", "damaged")
+    both = await opened(f"{NEW},{OLD}")
+    with pytest.raises(DataLocked, match=f"2 data keys were changed, and 1 could not be: The data key {keys['b']} "):
+        await both.encryption.rotate()
+    assert [(record.tenant, record.master_id) for record in await both.encryption.list_keys()] == [
+        ("a", "new"),
+        ("c", "new"),
+    ]
 
 
 async def test_a_key_deleted_during_a_rotation_stays_deleted(opened: Open) -> None:
@@ -374,6 +396,9 @@ def test_a_file_of_master_keys_is_read_again_for_an_unknown_one(tmp_path: Path) 
     path.write_text(f"{third}\n{NEW}\n{OLD}\n")
     os.utime(path, ns=(1, 1))
     assert MasterKeys(third).unwrap("k", masters.wrap("k", "acme", b"y" * 32).encode()) == ("acme", b"y" * 32)
+    path.write_text(f"{third}\n{NEW[:20]}")  # half written
+    assert masters.find("unknown") is None
+    assert masters.wrap("k", "acme", b"y" * 32)
     path.unlink()
     assert masters.ids == ["third", "new", "old"]
     assert '"master": "third"' in masters.wrap("k", "acme", b"y" * 32)
