@@ -28,6 +28,7 @@ import base64
 import binascii
 import hmac
 import json
+import logging
 import os
 import re
 import secrets
@@ -51,11 +52,13 @@ FRESH_SECONDS = 0.5
 CACHED_KEYS = 4_096
 CACHED_CIPHERS = 8_192
 MAX_MASTER_KEYS = 16
+SHOWN_FAILURES = 5
 CHECKED_RECORDS = 8
 """How many data keys of a master key are tried: a single record may be forged."""
 SETTINGS = "DECKHANDS_MASTER_KEYS or DECKHANDS_MASTER_KEYS_FILE"
 FORM = "Write ID:KEY, with a key of `openssl rand -base64 32`; further ones behind a comma or in a new line."
 
+_log = logging.getLogger(__name__)
 _CipherOrNone = TypeVar("_CipherOrNone", bound="Cipher | None")
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -97,7 +100,7 @@ class MasterKeys:
     def wrap(self, key_id: str, tenant: str, data_key: bytes) -> str:
         """Encrypt a data key; return the record for the store."""
         if self._has_changed():
-            self._keys = self._read()
+            self._read_again()
         master_id, master = next(iter(self._keys.items()))
         nonce = os.urandom(NONCE_BYTES)
         sealed = nonce + _make_aead(master).encrypt(nonce, data_key, _describe_data_key(key_id, tenant))
@@ -145,8 +148,16 @@ class MasterKeys:
     def find(self, master_id: str) -> bytes | None:
         """Return a master key; None if it is unknown, also after the file was read again."""
         if master_id not in self._keys and self._path is not None:
-            self._keys = self._read()
+            self._read_again()
         return self._keys.get(master_id)
+
+    def _read_again(self) -> None:
+        """Read the file again; keep the known keys if it cannot be used: it may be only half written."""
+        try:
+            self._keys = self._read()
+        except UsageError as error:
+            self._changed_ns = 0
+            _log.warning("the master keys stay as they were: %s %s", error, error.remedy)
 
     def _has_changed(self) -> bool:
         try:
@@ -432,20 +443,33 @@ class Encryption:
         """Encrypt every data key with the first master key; return how many were not. Repeat it after a failure.
 
         Raises:
-            DataLocked: a data key is under a master key that this process does not have.
+            DataLocked: data keys are damaged, or under a master key that this process does not have. All others were
+                changed.
         """
         if not self.is_on:
             raise DataLocked("This process has no master key.", remedy=f"Set {SETTINGS}.")
         changed = 0
+        failed: dict[str, str] = {}
         for name, record in (await self._load_all()).items():
             if not name.startswith(b"key:"):
                 continue
-            key_id = name.removeprefix(b"key:").decode()
-            tenant, data_key = self._masters.unwrap(key_id, record)
+            key_id = name.removeprefix(b"key:").decode(errors="backslashreplace")
+            try:
+                tenant, data_key = self._masters.unwrap(key_id, record)
+            except (DataLocked, CorruptEntry) as error:
+                failed[key_id] = error.message
+                continue
             if DataKeyRecord.parse(key_id, record).master_id != self._masters.ids[0]:
                 wrapped = self._masters.wrap(key_id, tenant, data_key)
                 reply = await self._store.call_function("deck_rewrap_key", (self._name,), key_id, record, wrapped)
                 changed += reply[0] == "changed"
+        if failed:
+            shown = list(failed.values())[:SHOWN_FAILURES]
+            more = f" And {len(failed) - len(shown)} more." if len(failed) > len(shown) else ""
+            raise DataLocked(
+                f"{changed} data keys were changed, and {len(failed)} could not be: {' '.join(shown)}{more}",
+                remedy=f"Add the missing master keys to {SETTINGS}, and repeat it.",
+            )
         return changed
 
     async def delete_key(self, tenant: str) -> bool:
