@@ -113,6 +113,19 @@ async def test_exchanged_pieces_are_refused(keyed: Store, workspace: Path, tmp_p
         await asyncio.to_thread(checkpoints.restore, "first", tmp_path / "restored" / "workspace")
 
 
+async def test_exchanged_manifests_are_refused(keyed: Store, workspace: Path, tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(f"file://{place}", SystemClock(), ciphers=StoreCiphers(keyed.encryption))
+    await asyncio.to_thread(checkpoints.save, "first", workspace, SavedFiles(), event=3)
+    await asyncio.to_thread(checkpoints.save, "second", workspace, SavedFiles(), event=4)
+    manifests = place / "checkpoints"
+    (manifests / "second").write_bytes((manifests / "first").read_bytes())
+    with pytest.raises(CheckpointCorrupt):
+        await asyncio.to_thread(checkpoints.restore, "second", tmp_path / "restored" / "workspace")
+    assert await asyncio.to_thread(checkpoints.copy, "first", "second", at=3)
+    await asyncio.to_thread(checkpoints.restore, "second", tmp_path / "restored" / "workspace")
+
+
 async def test_a_tenant_without_key_does_not_keep_the_checkpoints_of_others(
     keyed: Store, workspace: Path, tmp_path: Path
 ) -> None:
