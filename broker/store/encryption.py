@@ -284,6 +284,7 @@ class Encryption:
         self._keys: OrderedDict[str, bytes] = OrderedDict()
         self._ciphers: OrderedDict[str, Cipher | None] = OrderedDict()
         self._loaded: OrderedDict[tuple[str, bytes], Cipher] = OrderedDict()
+        self._missing: set[str] = set()
         self._revision: bytes | None = None
         self._checked: float | None = None
 
@@ -493,14 +494,17 @@ class Encryption:
             self._keys.clear()
             self._ciphers.clear()
             self._loaded.clear()
+        self._missing.clear()
         self._revision, self._checked = revision, now
 
     async def _load_key(self, key_id: str) -> bytes:
         if key_id in self._keys:
             self._keys.move_to_end(key_id)
             return self._keys[key_id]
-        record = await self._store.call("HGET", self._name, f"key:{key_id}")
+        is_missing = key_id in self._missing
+        record = None if is_missing else await self._store.call("HGET", self._name, f"key:{key_id}")
         if record is None:
+            self._missing.add(key_id)  # until the next refresh: a listing may have thousands of rows with this key
             raise DataForgotten(
                 f"The data key {ascii(key_id)[1:-1]} was deleted: what it encrypted cannot be read any more.",
                 remedy="Only a backup of the store from before, and its master key, can bring it back.",

@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from broker.store.encryption import FRESH_SECONDS, Cipher, MasterKeys
 from broker.store.store import Store, open_store
 from broker.testing.manual_clock import ManualClock
 from tests.broker_parts import CID, claim, command, enter, message, output
+from tests.conversation_hands import WatchedConnection
 
 MARKER = "plain-marker-4711"
 BIG = f"{MARKER} " * 10_000
@@ -260,6 +262,19 @@ async def test_a_deleted_key_is_gone_for_every_process(opened: Open) -> None:
     assert len(await log.read("new")) == 2
     await Deletion(reader).delete("log-0", last_id=2)
     assert [row.conversation_id for row in await Conversations(reader).load_rows(["log-0", "log-1"])] == ["log-1"]
+
+
+async def test_a_listing_asks_once_for_a_deleted_key(connect: Callable[[], Connection], opened: Open) -> None:
+    store = await opened()
+    for n in range(20):
+        await begin(store, f"log-{n}", "acme", "hello")
+    await store.encryption.delete_key("acme")
+    connection: Any = WatchedConnection(connect())
+    reader = await open_store(connection, masters=MasterKeys(OLD), deploys=False, clock=ManualClock())
+    rows = await Conversations(reader).load_rows([f"log-{n}" for n in range(20)])
+    assert [row.title for row in rows] == [""] * 20
+    assert connection.counts["HGET"] == 2  # the number of deletions, and the key
+    await reader.aclose()
 
 
 async def test_a_rotated_master_key_changes_the_data_keys_alone(opened: Open) -> None:
