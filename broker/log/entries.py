@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from broker.contract import Event, codec
 from broker.runtime import CorruptEntry, StoreTooNew
-from broker.store import Cipher, Store
+from broker.store import KEY_ID_BYTES, Cipher, Store
 
 BATCH = 32
 
@@ -64,20 +64,33 @@ def parse_entry(
 
 
 async def find_reader(store: Store, conversation_id: str, entries: Sequence[Any]) -> Cipher | None:
-    """Return the cipher that decrypts entries of a log; None if they are not encrypted.
+    """Return the cipher that decrypts entries of a log; None if its conversation is not encrypted.
 
     Raises:
-        DataLocked: they are, and this process has no key for them.
+        DataLocked: it is encrypted, and this process has no key for it.
     """
-    if not entries:
-        return None
-    entry = _last_value(entries[-1][1])
-    return await find_cipher_of(store, conversation_id, entry) if codec.is_encrypted(entry) else None
+    return await find_cipher_of(store, conversation_id, _last_value(entries[-1][1])) if entries else None
 
 
-async def find_cipher_of(store: Store, conversation_id: str, entry: bytes) -> Cipher:
-    """Return the cipher that decrypts an encrypted entry; raises DataLocked."""
-    return await store.encryption.load_cipher(conversation_id, codec.sealed_part(entry))
+async def find_cipher_of(store: Store, conversation_id: str, entry: bytes) -> Cipher | None:
+    """Return the cipher of a conversation for one of its entries; see `find_reader`.
+
+    It is that of the index, whatever the entry claims: an entry that is not encrypted does not belong in an encrypted
+    conversation.
+    """
+    encryption, key_id = store.encryption, None
+    if codec.is_encrypted(entry):
+        key_id = codec.sealed_part(entry)[:KEY_ID_BYTES]
+        if not encryption.is_on:
+            return await encryption.load_cipher(conversation_id, key_id)  # raises, and says what is missing
+    cipher = await encryption.find_cipher(conversation_id)
+    if key_id == (None if cipher is None else cipher.key_id):
+        return cipher
+    encryption.forget_cipher(conversation_id)  # another conversation may have the id now
+    cipher = await encryption.find_cipher(conversation_id)
+    if cipher is None and key_id is not None:  # its index is gone, or the entry does not belong here
+        return await encryption.load_cipher(conversation_id, key_id)
+    return cipher
 
 
 def _last_value(fields: list[Any]) -> bytes:

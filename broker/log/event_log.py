@@ -415,8 +415,6 @@ class EventLog:
 
     async def decrypt_entry(self, conversation_id: str, entry: bytes, event_id: int) -> bytes:
         """Return the stored bytes of an event without their encryption, if any; raises CorruptEntry or DataLocked."""
-        if not codec.is_encrypted(entry):
-            return entry
         return codec.decrypt_entry(entry, await find_cipher_of(self.store, conversation_id, entry), event_id)
 
     async def fork(self, source_id: str, target: ConversationCreated, *, at: int) -> Appended | Duplicate:
@@ -499,12 +497,18 @@ class EventLog:
                 if position in dispatch:
                     route = f"pool:{event.required_pool}" if event.required_pool else "1"
                 entries.append(NewEntry(data, route, answered))
+            # A repeated creation, or an append after another conversation got the id, must not exchange its texts.
+            text_cipher = cipher
+            if contents and (changed := await self.store.encryption.find_changed_cipher(conversation_id, cipher)):
+                if not is_new:
+                    continue
+                text_cipher = changed.cipher
             # Blobs are written before the append, although the store may still refuse it.
             for chunk in split_into_chunks(contents):
                 if (await self.load_masker(conversation_id)).values != masker.values:
                     is_masked = False
                     break
-                await self.blobs.put(conversation_id, chunk, cipher)
+                await self.blobs.put(conversation_id, chunk, text_cipher)
             if not is_masked:
                 continue
             shown = (
@@ -518,6 +522,8 @@ class EventLog:
                 continue
             if reply[0] != "secrets":
                 raise_refusal(reply)
+                if is_new and reply[0] == "appended":
+                    self.store.encryption.remember(conversation_id, cipher)
                 return parse_outcome(reply, conversation_id, codec.checksum_of(entries[-1].data if entries else b""))
             assert self.secrets is not None
             await self.secrets.look_up(conversation_id)

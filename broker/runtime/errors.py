@@ -12,6 +12,7 @@
     │   ├── StoreRefused           the server refused one command: usually a key of another type
     │   ├── StoreTooNew            written by a newer version of Deckhands
     │   │   └── DataLocked         encrypted, and this process has not its key
+    │   │       └── DataForgotten  its key was deleted: nobody can read it any more
     │   ├── FunctionsReplaced      the new functions do not serve this worker: it hands back its work and stops
     │   ├── StoreMisconfigured     evicts keys, lacks the functions
     │   │   └── StoreReplaced      another store than before, or the same one emptied
@@ -158,6 +159,12 @@ class DataLocked(StoreTooNew):
     """
 
     code = "data_locked"
+
+
+class DataForgotten(DataLocked):
+    """What the store or the archive holds is encrypted with a key that was deleted: no process can read it again."""
+
+    code = "data_forgotten"
 
 
 class FunctionsReplaced(StoreError):

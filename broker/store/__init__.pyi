@@ -13,6 +13,7 @@ from .server_checks import describe_missing_replica as describe_missing_replica
 from .server_checks import find_vulnerability as find_vulnerability
 from .confirmation import NO_REPLICA_REMEDY as NO_REPLICA_REMEDY
 from .cluster import ClusterConnection as ClusterConnection, connect as connect
+from .encryption import KEY_ID_BYTES as KEY_ID_BYTES
 from .encryption import Cipher as Cipher, DataKeyRecord as DataKeyRecord, Encryption as Encryption
 from .encryption import MasterKeys as MasterKeys, encrypt_fields as encrypt_fields
 from .embedded import SPACE_FOR_LOG_BYTES as SPACE_FOR_LOG_BYTES, EmbeddedValkey as EmbeddedValkey

@@ -28,6 +28,7 @@ import base64
 import binascii
 import hmac
 import json
+import logging
 import os
 import re
 import secrets
@@ -37,7 +38,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from broker.runtime import BrokerSettings, CorruptEntry, DataLocked, UsageError
+from broker.runtime import BrokerSettings, CorruptEntry, DataForgotten, DataLocked, StoreMisconfigured, UsageError
 
 if TYPE_CHECKING:
     from broker.store.store import Store
@@ -51,10 +52,16 @@ FRESH_SECONDS = 0.5
 CACHED_KEYS = 4_096
 CACHED_CIPHERS = 8_192
 MAX_MASTER_KEYS = 16
+SHOWN_FAILURES = 5
+CHECKED_RECORDS = 8
+"""How many data keys of a master key are tried: a single record may be forged."""
 SETTINGS = "DECKHANDS_MASTER_KEYS or DECKHANDS_MASTER_KEYS_FILE"
 FORM = "Write ID:KEY, with a key of `openssl rand -base64 32`; further ones behind a comma or in a new line."
 
-_CipherOrNone = TypeVar("_CipherOrNone", "Cipher", "Cipher | None")
+_log = logging.getLogger(__name__)
+_CipherOrNone = TypeVar("_CipherOrNone", bound="Cipher | None")
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 
 
@@ -93,7 +100,7 @@ class MasterKeys:
     def wrap(self, key_id: str, tenant: str, data_key: bytes) -> str:
         """Encrypt a data key; return the record for the store."""
         if self._has_changed():
-            self._keys = self._read()
+            self._read_again()
         master_id, master = next(iter(self._keys.items()))
         nonce = os.urandom(NONCE_BYTES)
         sealed = nonce + _make_aead(master).encrypt(nonce, data_key, _describe_data_key(key_id, tenant))
@@ -103,8 +110,9 @@ class MasterKeys:
         """Return the tenant and the data key of a record.
 
         Raises:
-            DataLocked: this process does not have its master key.
-            CorruptEntry: the record is damaged, or belongs to another key.
+            DataLocked: this process does not have its master key, or another one under its id; or the record belongs
+                to another data key.
+            CorruptEntry: the record is damaged.
         """
         from cryptography.exceptions import InvalidTag
 
@@ -119,20 +127,37 @@ class MasterKeys:
                 f"{SETTINGS}.",
                 remedy="Add it; `deckhands encryption rotate` changes to the first one.",
             )
-        nonce, sealed = found.sealed[:NONCE_BYTES], found.sealed[NONCE_BYTES:]
         try:
-            return found.tenant, _make_aead(master).decrypt(nonce, sealed, _describe_data_key(key_id, found.tenant))
+            return found.tenant, _unseal(found, master)
         except (InvalidTag, ValueError) as error:
-            raise CorruptEntry(
-                f"The data key {key_id} does not match the master key {found.master_id!r}.",
-                remedy=f"Give every process the same {SETTINGS}.",
+            raise DataLocked(
+                f"The data key {key_id} does not match the master key {found.master_id!r} of this process.",
+                remedy=f"Give every process the same {SETTINGS}: another key may have the id there.",
             ) from error
+
+    def matches(self, record: DataKeyRecord) -> bool:
+        """Return whether the master key that this process has under the record's id decrypts it."""
+        from cryptography.exceptions import InvalidTag
+
+        master = self.find(record.master_id)
+        try:
+            return master is not None and bool(_unseal(record, master))
+        except (InvalidTag, ValueError):
+            return False
 
     def find(self, master_id: str) -> bytes | None:
         """Return a master key; None if it is unknown, also after the file was read again."""
         if master_id not in self._keys and self._path is not None:
-            self._keys = self._read()
+            self._read_again()
         return self._keys.get(master_id)
+
+    def _read_again(self) -> None:
+        """Read the file again; keep the known keys if it cannot be used: it may be only half written."""
+        try:
+            self._keys = self._read()
+        except UsageError as error:
+            self._changed_ns = 0
+            _log.warning("the master keys stay as they were: %s %s", error, error.remedy)
 
     def _has_changed(self) -> bool:
         try:
@@ -241,6 +266,13 @@ class Cipher:
         return hmac.digest(self._key, content, "sha256").hex()
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedCipher:
+    """The cipher that a conversation has instead of the one that was used; None if it is not encrypted."""
+
+    cipher: Cipher | None
+
+
 class Encryption:
     """The data keys of a store and the ciphers of its conversations."""
 
@@ -251,6 +283,8 @@ class Encryption:
         self._name = store.all_shards[0].data_keys
         self._keys: OrderedDict[str, bytes] = OrderedDict()
         self._ciphers: OrderedDict[str, Cipher | None] = OrderedDict()
+        self._loaded: OrderedDict[tuple[str, bytes], Cipher] = OrderedDict()
+        self._missing: set[str] = set()
         self._revision: bytes | None = None
         self._checked: float | None = None
 
@@ -261,6 +295,8 @@ class Encryption:
 
     async def create_cipher(self, conversation_id: str, tenant: str) -> Cipher | None:
         """Return the cipher for a new conversation, with the tenant's key, which is made if needed; None if it is off.
+
+        It is not that of a conversation that has the id already: call `remember` when the conversation was created.
 
         Raises:
             DataLocked: the store encrypts new conversations, and this process has no master key.
@@ -282,7 +318,7 @@ class Encryption:
         owner, data_key = self._unwrap(key_id, reply[2])
         if owner != tenant:
             raise CorruptEntry(f"The store names the data key {key_id} of another tenant for {tenant!r}.")
-        return self._remember(conversation_id, Cipher(key_id, data_key, conversation_id))
+        return Cipher(key_id, data_key, conversation_id)
 
     async def find_cipher(self, conversation_id: str) -> Cipher | None:
         """Return the cipher of an existing conversation; None if it is not encrypted.
@@ -296,14 +332,29 @@ class Encryption:
             return None
         await self._refresh()
         if conversation_id in self._ciphers:
-            return self._remember(conversation_id, self._ciphers[conversation_id])
+            return self.remember(conversation_id, self._ciphers[conversation_id])
         meta = self._store.keys(conversation_id).meta
         last_id, key_id = await self._store.call("HMGET", meta, "last_id", "data_key")
         if last_id is None:  # there is no such conversation yet
             return None
         if key_id is None:
-            return self._remember(conversation_id, None)
-        return await self.load_cipher(conversation_id, key_id)
+            return self.remember(conversation_id, None)
+        return self.remember(conversation_id, await self.load_cipher(conversation_id, key_id))
+
+    async def find_changed_cipher(self, conversation_id: str, used: Cipher | None) -> ChangedCipher | None:
+        """Return the cipher of an existing conversation if it is another one than `used`; None if it is the same.
+
+        Asks the store, whatever this process remembers: another conversation may have the id now.
+
+        Raises:
+            DataLocked: this process has no master key, or not that of the data key, or the data key was deleted.
+        """
+        meta = self._store.keys(conversation_id).meta
+        last_id, key_id = await self._store.call("HMGET", meta, "last_id", "data_key")
+        if last_id is None or key_id == (None if used is None else used.key_id):
+            return None
+        self.forget_cipher(conversation_id)
+        return ChangedCipher(None if key_id is None else await self.load_cipher(conversation_id, key_id))
 
     async def load_cipher(self, conversation_id: str, sealed: bytes) -> Cipher:
         """Return the cipher that decrypts something of a conversation, by the key id at its start.
@@ -320,9 +371,13 @@ class Encryption:
         key_id = sealed[:KEY_ID_BYTES]
         known = self._ciphers.get(conversation_id)
         if known is not None and known.key_id == key_id:
-            return self._remember(conversation_id, known)
-        name = key_id.decode(errors="backslashreplace")
-        return self._remember(conversation_id, Cipher(name, await self._load_key(name), conversation_id))
+            return known
+        # Not under the id of the conversation: what names the key may be forged, or belong to an earlier conversation.
+        loaded = self._loaded.get((conversation_id, key_id))
+        if loaded is None:
+            name = key_id.decode(errors="backslashreplace")
+            loaded = Cipher(name, await self._load_key(name), conversation_id)
+        return _keep(self._loaded, (conversation_id, key_id), loaded, CACHED_CIPHERS)
 
     async def find_tenant_cipher(self, conversation_id: str, scope: str) -> Cipher | None:
         """Return the cipher that all conversations of the tenant share for one purpose; see `find_cipher`."""
@@ -366,24 +421,56 @@ class Encryption:
                     continue
         return sorted(found, key=lambda record: (record.tenant, record.key_id))
 
+    async def check_masters(self) -> None:
+        """Decrypt one data key of each master key that this process has.
+
+        Raises:
+            StoreMisconfigured: another process has another key under the same id.
+        """
+        shown: dict[str, list[DataKeyRecord]] = {}
+        for record in await self.list_keys():
+            shown.setdefault(record.master_id, []).append(record)
+        for master_id, records in shown.items():
+            if self._masters.find(master_id) is None:
+                continue
+            if not any(self._masters.matches(record) for record in records[:CHECKED_RECORDS]):
+                raise StoreMisconfigured(
+                    f"The master key {master_id!r} of this process is not the one that the store's data keys were "
+                    "encrypted with.",
+                    remedy=f"Give every process the same {SETTINGS}: each id names one key.",
+                )
+
     async def rotate(self) -> int:
         """Encrypt every data key with the first master key; return how many were not. Repeat it after a failure.
 
         Raises:
-            DataLocked: a data key is under a master key that this process does not have.
+            DataLocked: data keys are damaged, or under a master key that this process does not have. All others were
+                changed.
         """
         if not self.is_on:
             raise DataLocked("This process has no master key.", remedy=f"Set {SETTINGS}.")
         changed = 0
+        failed: dict[str, str] = {}
         for name, record in (await self._load_all()).items():
             if not name.startswith(b"key:"):
                 continue
-            key_id = name.removeprefix(b"key:").decode()
-            tenant, data_key = self._masters.unwrap(key_id, record)
+            key_id = name.removeprefix(b"key:").decode(errors="backslashreplace")
+            try:
+                tenant, data_key = self._masters.unwrap(key_id, record)
+            except (DataLocked, CorruptEntry) as error:
+                failed[key_id] = error.message
+                continue
             if DataKeyRecord.parse(key_id, record).master_id != self._masters.ids[0]:
                 wrapped = self._masters.wrap(key_id, tenant, data_key)
                 reply = await self._store.call_function("deck_rewrap_key", (self._name,), key_id, record, wrapped)
                 changed += reply[0] == "changed"
+        if failed:
+            shown = list(failed.values())[:SHOWN_FAILURES]
+            more = f" And {len(failed) - len(shown)} more." if len(failed) > len(shown) else ""
+            raise DataLocked(
+                f"{changed} data keys were changed, and {len(failed)} could not be: {' '.join(shown)}{more}",
+                remedy=f"Add the missing master keys to {SETTINGS}, and repeat it.",
+            )
         return changed
 
     async def delete_key(self, tenant: str) -> bool:
@@ -406,15 +493,19 @@ class Encryption:
         if revision != self._revision:
             self._keys.clear()
             self._ciphers.clear()
+            self._loaded.clear()
+        self._missing.clear()
         self._revision, self._checked = revision, now
 
     async def _load_key(self, key_id: str) -> bytes:
         if key_id in self._keys:
             self._keys.move_to_end(key_id)
             return self._keys[key_id]
-        record = await self._store.call("HGET", self._name, f"key:{key_id}")
+        is_missing = key_id in self._missing
+        record = None if is_missing else await self._store.call("HGET", self._name, f"key:{key_id}")
         if record is None:
-            raise DataLocked(
+            self._missing.add(key_id)  # until the next refresh: a listing may have thousands of rows with this key
+            raise DataForgotten(
                 f"The data key {ascii(key_id)[1:-1]} was deleted: what it encrypted cannot be read any more.",
                 remedy="Only a backup of the store from before, and its master key, can bring it back.",
             )
@@ -426,12 +517,9 @@ class Encryption:
             self._keys.popitem(last=False)
         return tenant, self._keys[key_id]
 
-    def _remember(self, conversation_id: str, cipher: _CipherOrNone) -> _CipherOrNone:
-        self._ciphers[conversation_id] = cipher
-        self._ciphers.move_to_end(conversation_id)
-        while len(self._ciphers) > CACHED_CIPHERS:
-            self._ciphers.popitem(last=False)
-        return cipher
+    def remember(self, conversation_id: str, cipher: _CipherOrNone) -> _CipherOrNone:
+        """Remember the cipher of a conversation that exists, None for a plain one; return it."""
+        return _keep(self._ciphers, conversation_id, cipher, CACHED_CIPHERS)
 
 
 ENCRYPTED_FIELDS = frozenset((b"title", b"last_error"))
@@ -448,10 +536,25 @@ def encrypt_fields(cipher: Cipher, fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _keep(cache: OrderedDict[_Key, Any], key: _Key, value: _Value, most: int) -> _Value:
+    cache[key] = value
+    cache.move_to_end(key)
+    while len(cache) > most:
+        cache.popitem(last=False)
+    return value
+
+
 def _make_aead(key: bytes) -> Any:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     return AESGCM(key)
+
+
+def _unseal(record: DataKeyRecord, master: bytes) -> bytes:
+    """Decrypt the data key of a record; raises InvalidTag or ValueError if it is not encrypted with this master key."""
+    nonce, sealed = record.sealed[:NONCE_BYTES], record.sealed[NONCE_BYTES:]
+    found: bytes = _make_aead(master).decrypt(nonce, sealed, _describe_data_key(record.key_id, record.tenant))
+    return found
 
 
 def _describe_data_key(key_id: str, tenant: str) -> bytes:

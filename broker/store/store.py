@@ -244,7 +244,7 @@ async def open_store(
     Raises:
         StoreUnavailable: cannot connect.
         StoreMisconfigured: the server is too old, vulnerable or evicts keys, or it refuses the login; or the store
-            encrypts conversations, and this worker has no master key.
+            encrypts conversations, and this worker has no master key, or another one under an id.
         StoreTooNew: a newer version of Deckhands wrote the store, or its functions no longer serve this version.
         FunctionsTooOld: its functions are older and are kept for now, see `deploy`.
     """
@@ -277,7 +277,7 @@ async def open_store(
     except BaseException:
         await connection.aclose()
         raise
-    return Store(
+    store = Store(
         connection=connection,
         shards=int(about["shards"]),
         generation=about["generation"],
@@ -288,6 +288,13 @@ async def open_store(
         masters=masters,
         is_encrypted=is_encrypted,
     )
+    if deploys and is_encrypted:
+        try:
+            await store.encryption.check_masters()
+        except BaseException:
+            await store.aclose()
+            raise
+    return store
 
 
 async def load_server_facts(connection: Connection) -> dict[str, str]:

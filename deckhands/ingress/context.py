@@ -11,7 +11,7 @@ from typing import Any
 from broker.contract import AgentState, AgentStateChangedObservation, Event, UploadedSource
 from broker.coordination import make_content_name
 from broker.log import EXPIRED_CODE, Appended, EventLog
-from broker.runtime import OutcomeUnknown, StoreMisconfigured, StoreUnavailable, to_millis
+from broker.runtime import DataForgotten, DataLocked, OutcomeUnknown, StoreMisconfigured, StoreUnavailable, to_millis
 from broker.store import Argument, Store, decode_fields
 from deckhands.client import (
     Client,
@@ -41,8 +41,16 @@ MAX_CHARS = {CELERY: 1 << 18, STREAM: 1 << 16}
 """How many characters of an agent's last message the caller gets; longer outputs have their texts cut."""
 STORE_ERRORS = (StoreUnavailable, OutcomeUnknown, StoreMisconfigured)
 """Errors of the store, as opposed to errors of one task or entry."""
+LOCKED_SECONDS = 5.0
+"""How long a task waits before it is tried again: a master key may be on its way."""
 OFFERS_LIMIT_SECONDS = 2.0
 """Shorter than the time after which another worker takes over a task or an entry."""
+
+
+def is_temporary(error: Exception) -> bool:
+    """Return whether an error says nothing about the task or entry: the store is away, or a key is not here yet."""
+    is_locked = isinstance(error, DataLocked) and not isinstance(error, DataForgotten)
+    return is_locked or isinstance(error, STORE_ERRORS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ from broker.secrets import MASK
 from broker.store import INBOX, Argument, GroupReader
 from deckhands.client import MAX_KEY_CHARS, TaskSpec, derive_conversation_id
 from deckhands.ingress.callers import STREAM, Caller
-from deckhands.ingress.context import STORE_ERRORS, IngressContext
+from deckhands.ingress.context import STORE_ERRORS, IngressContext, is_temporary
 from deckhands.ingress.outcome_watcher import send_outcome
 from deckhands.ingress.replies import NAME, VERSION, Replies
 
@@ -333,9 +333,10 @@ class InboxReader:
                 await self._accept(entry, fields, request_id, reply_to)
             except (UsageError, AdmissionRefused) as error:
                 await self._reject(entry, fields, request_id, reply_to, error)
-        except STORE_ERRORS:
-            _log.exception("cannot process entry %s of the inbox now; retrying", entry)
         except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with it)
+            if is_temporary(error):
+                _log.exception("cannot process entry %s of the inbox now; retrying", entry)
+                return
             _log.exception("cannot process entry %s of the inbox", entry)
             await self._quarantine(entry, fields, request_id, reply_to, error)
 

@@ -16,8 +16,9 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Reject
 
 from broker.celery import LoopThread, log_dropped
-from broker.runtime import SYSTEM_CLOCK, DeckhandsError, UsageError
+from broker.runtime import SYSTEM_CLOCK, DataForgotten, DataLocked, DeckhandsError, UsageError
 from deckhands.ingress.commands import TAKES
+from deckhands.ingress.context import LOCKED_SECONDS
 from deckhands.ingress.evaluations import EvaluationTasks
 from deckhands.ingress.failures import RAISED, TaskExpired, TaskFailure, refusal, to_exception
 from deckhands.ingress.ingress_app import (
@@ -116,7 +117,15 @@ class IngressTasks:
         run = to_run_message(message, body)
         failure: Exception | None = None
         try:
-            await self._worker.runs.take(run)
+            while True:
+                try:
+                    await self._worker.runs.take(run)
+                    break
+                except DataForgotten:
+                    raise
+                except DataLocked as error:  # the message stays unacknowledged meanwhile
+                    _log.warning("the task %s waits for a key: %s", ascii(run.task_id), error)
+                await asyncio.sleep(LOCKED_SECONDS)
         except DeckhandsError as error:
             failure = to_exception(refusal(error))
         except Exception as error:  # noqa: BLE001  (as Celery does with any error of a task)

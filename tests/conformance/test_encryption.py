@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,19 +15,20 @@ from broker.contract import codec
 from broker.contract.events import ConversationCreated
 from broker.contract.specs import Tenancy
 from broker.coordination.ownership import Owners
-from broker.log.append_call import Appended
+from broker.log.append_call import Appended, Duplicate, NewEntry, ProducerWriter, make_append_arguments
 from broker.log.conversations import Conversations
 from broker.log.deletion import Deletion
 from broker.log.entries import find_latest_event
 from broker.log.event_log import EventLog
 from broker.log.live_text import LivePiece, LiveText
 from broker.runtime.clock import SYSTEM_CLOCK, Clock
-from broker.runtime.errors import CorruptEntry, DataLocked, StoreMisconfigured, UsageError
+from broker.runtime.errors import CorruptEntry, DataForgotten, DataLocked, StoreMisconfigured, UsageError
 from broker.store.connection import Connection
-from broker.store.encryption import FRESH_SECONDS, MasterKeys
+from broker.store.encryption import FRESH_SECONDS, Cipher, MasterKeys
 from broker.store.store import Store, open_store
 from broker.testing.manual_clock import ManualClock
 from tests.broker_parts import CID, claim, command, enter, message, output
+from tests.conversation_hands import WatchedConnection
 
 MARKER = "plain-marker-4711"
 BIG = f"{MARKER} " * 10_000
@@ -58,6 +61,11 @@ async def begin(store: Store, cid: str = CID, tenant: str = "acme", *texts: str)
     created = ConversationCreated(conversation_id=cid, title=f"A {MARKER}", tenancy=Tenancy(tenant=tenant))
     assert isinstance(await log.create(created, [message(text) for text in texts], key="begin"), Appended)
     return log
+
+
+async def has_blob(store: Store, text: str) -> bool:
+    name = hashlib.sha256(text.encode()).hexdigest()
+    return bool(await store.connection.call("EXISTS", store.keys(CID).blob(name)))
 
 
 async def raw_of(store: Store, cid: str = CID) -> bytes:
@@ -141,6 +149,71 @@ async def test_conversations_from_before_continue_in_plain_text(
     assert codec.is_encrypted(await log.load_entry("after", 2))
 
 
+async def test_a_repeated_creation_leaves_a_plain_conversation_as_it_is(
+    connect: Callable[[], Connection], opened: Open
+) -> None:
+    plain = await open_store(connect(), masters=MasterKeys())
+    await begin(plain, CID, "acme", BIG)
+    await plain.aclose()
+    store = await opened()
+    log = EventLog(store)
+    created = ConversationCreated(conversation_id=CID, title=f"A {MARKER}", tenancy=Tenancy(tenant="acme"))
+    assert isinstance(await log.create(created, [message(BIG)], key="begin"), Duplicate)
+    await log.append(CID, [message(f"{BIG}more")])
+    events = await log.read(CID)
+    assert [(await log.blobs.restore_event(CID, event)).content for event in events[1:]] == [BIG, f"{BIG}more"]
+    assert not any([codec.is_encrypted(await log.load_entry(CID, n)) for n in (1, 2, 3)])
+    sealed = codec.encrypt_entry(codec.encode(message("x").wire()), Cipher("k" * 8, b"d" * 32, CID), None)
+    await store.connection.call("XADD", store.keys(CID).events, "4-0", "e", sealed)
+    with pytest.raises(DataLocked, match="was deleted"):
+        await log.read(CID)
+    assert await store.encryption.find_cipher(CID) is None
+
+
+async def test_the_store_takes_no_encrypted_event_for_a_plain_conversation(
+    connect: Callable[[], Connection], opened: Open
+) -> None:
+    plain = await open_store(connect(), masters=MasterKeys())
+    await begin(plain, CID, "acme", "one")
+    names = plain.keys(CID)
+    sealed = codec.encrypt_entry(codec.encode(message("x").wire()), Cipher("k" * 8, b"d" * 32, CID), None)
+    arguments = make_append_arguments(CID, ProducerWriter("k", "", False, None), [NewEntry(sealed, "", None)], (), {})
+    assert await plain.call_function("deck_append", (names.root, names.shard.root), *arguments) == ["locked"]
+    await plain.aclose()
+
+
+async def test_a_process_without_keys_writes_no_large_text_of_an_encrypted_conversation(opened: Open) -> None:
+    client = await opened("", is_worker=False)  # it was there before the store encrypted
+    store = await opened()
+    log = await begin(store, CID, "acme", BIG)
+    for call in (
+        lambda: EventLog(client).append(CID, [message(BIG)]),
+        lambda: EventLog(client).append(CID, [message(f"{BIG}more")]),
+        lambda: EventLog(client).create(ConversationCreated(conversation_id=CID), [message(BIG)], key="begin"),
+    ):
+        with pytest.raises(DataLocked):
+            await call()
+    (event,) = (await log.read(CID))[1:]
+    assert (await log.blobs.restore_event(CID, event)).content == BIG
+    assert await has_blob(store, BIG)
+    assert not await has_blob(store, f"{BIG}more")
+
+
+async def test_a_large_text_is_written_with_the_key_of_a_recreated_conversation(
+    connect: Callable[[], Connection], opened: Open
+) -> None:
+    plain = await open_store(connect(), masters=MasterKeys())
+    await begin(plain, CID, "acme", "one")
+    await plain.aclose()
+    store, other = await opened(), await opened()
+    assert await other.encryption.find_cipher(CID) is None
+    await Deletion(store).delete(CID, last_id=2)
+    await begin(store, CID, "acme", "two")
+    await EventLog(other).append(CID, [message(BIG)])
+    events = await EventLog(store).read(CID)
+    assert (await EventLog(store).blobs.restore_event(CID, events[2])).content == BIG
+
+
 async def test_entries_cannot_be_exchanged(opened: Open) -> None:
     store = await opened()
     log = await begin(store, CID, "acme", "one", "two")
@@ -155,6 +228,13 @@ async def test_entries_cannot_be_exchanged(opened: Open) -> None:
     await store.connection.call("XADD", store.keys(CID).events, "4-0", "e", plain)
     with pytest.raises((CorruptEntry, DataLocked), match="encrypted"):
         await log.read(CID)
+    for reader in (log, EventLog(await opened())):
+        with pytest.raises(CorruptEntry, match="not encrypted"):
+            await reader.read(CID, after=3)
+        with pytest.raises(CorruptEntry, match="not encrypted"):
+            await reader.decrypt_entry(CID, plain, 4)
+        with pytest.raises(CorruptEntry, match="not encrypted"):
+            await find_latest_event(reader.store, CID, ConversationCreated)
     names = store.keys(CID)
     await store.connection.call("SET", names.snapshot, one)
     assert await Owners(store).load_snapshot(CID) is None
@@ -173,7 +253,7 @@ async def test_a_deleted_key_is_gone_for_every_process(opened: Open) -> None:
     assert not await store.encryption.delete_key("acme")
     clock.advance(FRESH_SECONDS)
     for n in range(20):
-        with pytest.raises(DataLocked, match="was deleted"):
+        with pytest.raises(DataForgotten, match="was deleted"):
             await log.read(f"log-{n}")
         with pytest.raises(DataLocked, match="was deleted"):
             await log.append(f"log-{n}", [message("more")])
@@ -182,6 +262,19 @@ async def test_a_deleted_key_is_gone_for_every_process(opened: Open) -> None:
     assert len(await log.read("new")) == 2
     await Deletion(reader).delete("log-0", last_id=2)
     assert [row.conversation_id for row in await Conversations(reader).load_rows(["log-0", "log-1"])] == ["log-1"]
+
+
+async def test_a_listing_asks_once_for_a_deleted_key(connect: Callable[[], Connection], opened: Open) -> None:
+    store = await opened()
+    for n in range(20):
+        await begin(store, f"log-{n}", "acme", "hello")
+    await store.encryption.delete_key("acme")
+    connection: Any = WatchedConnection(connect())
+    reader = await open_store(connection, masters=MasterKeys(OLD), deploys=False, clock=ManualClock())
+    rows = await Conversations(reader).load_rows([f"log-{n}" for n in range(20)])
+    assert [row.title for row in rows] == [""] * 20
+    assert connection.counts["HGET"] == 2  # the number of deletions, and the key
+    await reader.aclose()
 
 
 async def test_a_rotated_master_key_changes_the_data_keys_alone(opened: Open) -> None:
@@ -204,6 +297,21 @@ async def test_a_rotated_master_key_changes_the_data_keys_alone(opened: Open) ->
     only_old = await opened(OLD)
     with pytest.raises(DataLocked, match="master key 'new'"):
         await only_old.encryption.rotate()
+
+
+async def test_a_rotation_goes_on_past_a_key_that_it_cannot_read(opened: Open) -> None:
+    store = await opened(OLD)
+    for tenant in ("a", "b", "c"):
+        await begin(store, f"log-{tenant}", tenant)
+    keys = {record.tenant: record.key_id for record in await store.encryption.list_keys()}
+    await store.connection.call("HSET", store.all_shards[0].data_keys, f"key:{keys['b']}", "damaged")
+    both = await opened(f"{NEW},{OLD}")
+    with pytest.raises(DataLocked, match=f"2 data keys were changed, and 1 could not be: The data key {keys['b']} "):
+        await both.encryption.rotate()
+    assert [(record.tenant, record.master_id) for record in await both.encryption.list_keys()] == [
+        ("a", "new"),
+        ("c", "new"),
+    ]
 
 
 async def test_a_key_deleted_during_a_rotation_stays_deleted(opened: Open) -> None:
@@ -235,6 +343,18 @@ async def test_forged_records_of_data_keys_are_refused(opened: Open) -> None:
     await call("HSET", key, f"key:{acme.key_id}", records[acme.key_id], "tenant:acme", shop.key_id)
     with pytest.raises(CorruptEntry, match="another tenant"):
         await begin(await opened(), "new", "acme")
+
+
+async def test_another_key_under_a_known_id_locks_and_no_worker_starts_with_it(opened: Open) -> None:
+    client = await opened(f"old:{NEW.partition(':')[2]}", is_worker=False)  # it was there before the first data key
+    store = await opened()
+    await begin(store, CID, "acme", "hello")
+    with pytest.raises(DataLocked, match="does not match the master key 'old'"):
+        await EventLog(client).read(CID)
+    with pytest.raises(StoreMisconfigured, match="master key 'old'") as refused:
+        await opened(f"old:{NEW.partition(':')[2]},{NEW}")
+    assert "DECKHANDS_MASTER_KEYS_FILE" in str(refused.value)
+    assert len(await EventLog(await opened(f"{NEW},{OLD}")).read(CID)) == 2
 
 
 async def test_a_fork_for_another_tenant_has_its_own_key(opened: Open) -> None:
@@ -291,6 +411,9 @@ def test_a_file_of_master_keys_is_read_again_for_an_unknown_one(tmp_path: Path) 
     path.write_text(f"{third}\n{NEW}\n{OLD}\n")
     os.utime(path, ns=(1, 1))
     assert MasterKeys(third).unwrap("k", masters.wrap("k", "acme", b"y" * 32).encode()) == ("acme", b"y" * 32)
+    path.write_text(f"{third}\n{NEW[:20]}")  # half written
+    assert masters.find("unknown") is None
+    assert masters.wrap("k", "acme", b"y" * 32)
     path.unlink()
     assert masters.ids == ["third", "new", "old"]
     assert '"master": "third"' in masters.wrap("k", "acme", b"y" * 32)

@@ -13,8 +13,11 @@ from broker.contract.events import ConversationCreated
 from broker.contract.specs import Tenancy
 from broker.log.event_log import EventLog
 from broker.runtime.clock import SystemClock
+from broker.runtime.settings import BrokerSettings
 from broker.store.encryption import MasterKeys
 from broker.store.store import Store, open_store
+from deckhands.operations.jobs.checkpoints import remove_checkpoints
+from deckhands.operations.jobs.job import JobServices
 from tests.stores import RealServer, emptied
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable
 from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoints, SavedFiles
@@ -108,3 +111,30 @@ async def test_exchanged_pieces_are_refused(keyed: Store, workspace: Path, tmp_p
     one.write_bytes(two.read_bytes())
     with pytest.raises(CheckpointCorrupt):
         await asyncio.to_thread(checkpoints.restore, "first", tmp_path / "restored" / "workspace")
+
+
+async def test_exchanged_manifests_are_refused(keyed: Store, workspace: Path, tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(f"file://{place}", SystemClock(), ciphers=StoreCiphers(keyed.encryption))
+    await asyncio.to_thread(checkpoints.save, "first", workspace, SavedFiles(), event=3)
+    await asyncio.to_thread(checkpoints.save, "second", workspace, SavedFiles(), event=4)
+    manifests = place / "checkpoints"
+    (manifests / "second").write_bytes((manifests / "first").read_bytes())
+    with pytest.raises(CheckpointCorrupt):
+        await asyncio.to_thread(checkpoints.restore, "second", tmp_path / "restored" / "workspace")
+    assert await asyncio.to_thread(checkpoints.copy, "first", "second", at=3)
+    await asyncio.to_thread(checkpoints.restore, "second", tmp_path / "restored" / "workspace")
+
+
+async def test_a_tenant_without_key_does_not_keep_the_checkpoints_of_others(
+    keyed: Store, workspace: Path, tmp_path: Path
+) -> None:
+    place = f"file://{tmp_path / 'checkpoints'}"
+    checkpoints = Checkpoints(place, SystemClock())
+    for name in ("gone", "second"):
+        await asyncio.to_thread(checkpoints.save, name, workspace, SavedFiles(), event=3)
+    await keyed.encryption.delete_key("shop")
+    settings = BrokerSettings(archive=str(tmp_path / "archive"), checkpoints=place)
+    assert await remove_checkpoints(JobServices(keyed, settings)) == {"forgotten": 1, "dropped": 0}
+    assert not checkpoints.has("gone")
+    assert checkpoints.has("second")

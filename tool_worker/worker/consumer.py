@@ -37,6 +37,8 @@ from broker.log import Conversations, EventLog, check_event_exists, record_gap
 from broker.runtime import (
     ACTION,
     CONVERSATION,
+    DataForgotten,
+    DataLocked,
     DeckhandsError,
     EventsLost,
     OwnershipLost,
@@ -81,6 +83,8 @@ READ_AT_ONCE = 8
 _log = logging.getLogger(__name__)
 END_FINISHED_SECONDS = 2.0
 ENDS_AT_ONCE = 16
+LOCKED_SECONDS = 5.0
+"""How long an action waits before this worker tries again to read it: a master key may be on its way."""
 
 
 class ToolConsumer:
@@ -278,6 +282,7 @@ class ToolWorkerSession:
         self._slots = Slots(settings.variables.concurrency)
         self._placement = NodePlacement(store, offer, settings.named.roots)
         self._forwarding: set[asyncio.Task[None]] = set()
+        self._locked: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
         """Process actions until stopped or swept; `on_beat` receives the progress at each beat."""
@@ -297,7 +302,7 @@ class ToolWorkerSession:
             _log.warning("%s was presumed dead; starting over", self.worker_id)
             await self._check_after_reconnect()
         finally:
-            for task in (*self.running, *self._forwarding):
+            for task in (*self.running, *self._forwarding, *self._locked):
                 task.cancel()  # the workspace host continues; the worker that takes the action over collects the result
             for queue in self._queues:
                 await queue.aclose()
@@ -368,6 +373,7 @@ class ToolWorkerSession:
 
     def _on_forwarded(self, task: asyncio.Task[None]) -> None:
         self._forwarding.discard(task)
+        self._locked.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("an action failed here and will be redelivered", exc_info=error)
 
@@ -414,9 +420,29 @@ class ToolWorkerSession:
                 self._turns, lambda is_acting: queue.mark(delivery, is_acting=is_acting), deaths=deaths
             )
             await self._executor.execute(delivery, claim, attribution, refusal=refusal)
+        except DataForgotten as error:
+            _log.warning("an action is dropped, because nobody can read it again: %s", error)
+            await queue.acknowledge(delivery)
+        except DataLocked as error:
+            _log.warning("an action waits for the key of its conversation: %s", error)
+            self._retry_later(queue, delivery, refusal)
         finally:
             del self._in_flight[action]
             in_hand.is_over.set()
+
+    def _retry_later(self, queue: ActionQueue, delivery: ActionDelivery, refusal: NotServed | None) -> None:
+        """Take an action again in a separate task, after a while and without a concurrency slot until then.
+
+        Its entry stays with this worker. When the worker stops or dies, another one gets it.
+        """
+        task = asyncio.create_task(self._wait_and_take(queue, delivery, refusal))
+        self._locked.add(task)
+        task.add_done_callback(self._on_forwarded)
+
+    async def _wait_and_take(self, queue: ActionQueue, delivery: ActionDelivery, refusal: NotServed | None) -> None:
+        await asyncio.sleep(LOCKED_SECONDS)
+        async with self._slots.hold(is_first=queue.is_first):
+            await self._take(queue, delivery, refusal)
 
 
 def _list_secrets(settings: ToolSettings) -> tuple[str, ...]:

@@ -84,14 +84,16 @@ local function is_refused(a)
   return (policy ~= '' and policy or a.found[DOUBLE_TEXTING]) == 'reject' and a.found[BUSY] == '1'
 end
 
--- Whether an event is not encrypted with the key of its conversation: its first byte, and the id of the key behind the
--- head of six bytes.
-local function is_readable_without_key(a)
+-- Whether an event is not encrypted as its conversation is: with its key, or not at all. Its first byte says so, and the
+-- id of the key behind the head of six bytes.
+local function has_another_key(a)
   local key = a.found[DATA_KEY]
-  if not key then return false end
+  if a.call.by == 'create' then key = given(a.call.fields, 'data_key') end
   for at = 1, #a.call.events do
     local bytes = a.args[at + 2]
-    if string.byte(bytes) ~= 255 or string.sub(bytes, 7, 6 + #key) ~= key then return true end
+    local is_encrypted = string.byte(bytes) == 255
+    if is_encrypted ~= (key and true or false) then return true end
+    if key and string.sub(bytes, 7, 6 + #key) ~= key then return true end
   end
   return false
 end
@@ -295,7 +297,7 @@ end
 -- An owner's append to an awaited conversation adds a notice for ingress workers, see callers.send_notice.
 -- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
 --          {'exists'} {'busy'} {'lost', last}: the log does not hold the event that the writer remembers
---          {'locked'}: an event is not encrypted with the key of its conversation; nothing was written
+--          {'locked'}: an event is not encrypted as its conversation is; nothing was written
 --          {'secrets'}: there are values that the writer does not know; nothing was written
 --          {'refused', 'memory' | 'open' | 'pace', tenant, amount in use, bound, when to try again in ms}
 --          'appended' and 'duplicate' end with the conversation's demand, see store.with_acks
@@ -304,7 +306,7 @@ local function append(keys, args)
   if a.call.secrets and not secrets.are_known(a.base, a.call.secrets, a.call.sample) then return {'secrets'} end
   local reply = check[a.call.by](a)
   if reply then return reply[1] == 'duplicate' and store.with_acks(reply, a.found[ACKS]) or reply end
-  if is_readable_without_key(a) then return {'locked'} end
+  if has_another_key(a) then return {'locked'} end
   if a.call.by == 'create' then create(a) end
   local update, relabels = fields_of(a)
   cancel_actions(a)

@@ -78,8 +78,14 @@ def upgrade(options: UpgradeOptions) -> int:
     else:
         print_text("\n".join(_render(found)))
         if not options.check:
-            note(f"The store has the functions of version {found.plan.own}.")
+            note(_describe_result(found.plan))
     return int(options.check and not found.is_possible)
+
+
+def _describe_result(plan: UpgradePlan) -> str:
+    if plan.effect == "use_newer":
+        return f"The store keeps its newer functions of version {plan.there}, which serve this build."
+    return f"The store has the functions of version {plan.own}."
 
 
 async def _run(url: str, settings: CliSettings, options: UpgradeOptions) -> Forecast:

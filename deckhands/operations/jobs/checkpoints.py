@@ -3,7 +3,7 @@
 `tool_worker.workspace.checkpoints.removal` selects and removes them; it runs as a separate process.
 
 Holds: a checkpoint is kept while its conversation is in the store or in the archive, and while a fork of it is in the
-store. If the archive or the store does not answer, everything is kept.
+store, unless the key of the fork was deleted. If the archive or the store does not answer, everything is kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from broker.contract import ConversationCreated
 from broker.log import ConversationQuery, Selection, find_reader, parse_entry
-from broker.runtime import CorruptEntry, DeckhandsError, StoreTooNew
+from broker.runtime import CorruptEntry, DataForgotten, DeckhandsError, StoreTooNew
 from broker.store import Store
 from deckhands.operations.jobs.job import JobServices
 
@@ -58,6 +58,8 @@ async def _find_origins(store: Store) -> set[str]:
             try:
                 cipher = await find_reader(store, row.conversation_id, entries)
                 created = parse_entry(entries[0][0], entries[0][1], 1, cipher=cipher) if entries else None
+            except DataForgotten:  # nothing can start from it again
+                continue
             except (CorruptEntry, StoreTooNew) as error:
                 raise CheckpointsNotRemoved("A log cannot be read, which may be that of a fork.") from error
             if isinstance(created, ConversationCreated) and created.forked_from:

@@ -25,7 +25,7 @@ from broker.log import EventLog, find_copied_ids
 from broker.runtime import (
     AddressRules,
     CorruptEntry,
-    DataLocked,
+    DataForgotten,
     DeckhandsError,
     StoreRefused,
     StoreUnavailable,
@@ -172,7 +172,7 @@ async def _plan(
             events = await EventLog(store).read(conversation_id, after=start - 1, until=until, decode=decode_any)
         except UnknownConversation:
             events = []
-        except (CorruptEntry, DataLocked) as error:
+        except (CorruptEntry, DataForgotten) as error:  # without its key, the news stay for the next run
             text = "webhooks miss events %d to %d of %s: %s"
             _log.error(text, start, until, conversation_id, error, extra=make_extra(conversation_id))
         last = until

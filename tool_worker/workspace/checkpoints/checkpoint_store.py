@@ -167,7 +167,7 @@ class Checkpoints:
                 raise PermissionError(errno.EACCES, "It is closed again and again", closed[0])
         for row in rows:
             row[2] = opened_up.modes.get(row[0], int(row[2])) & 0o777
-        manifest = encode_manifest({"version": VERSION, "event": event, "entries": rows}, cipher)
+        manifest = encode_manifest({"version": VERSION, "event": event, "entries": rows}, cipher, conversation_id)
         if event is not None:
             self._write(f"{self._history_path(conversation_id)}/{event:012}", manifest)
         written = self._write(self._manifest_path(conversation_id), manifest)
@@ -261,7 +261,8 @@ class Checkpoints:
         cipher = self._ciphers.of_conversation(target_id) if self._ciphers is not None else None
         if cipher is not theirs and (cipher is None or theirs is None or cipher.key_id != theirs.key_id):
             manifest = self._encrypt_again(manifest, theirs, cipher)
-        self._write(self._manifest_path(target_id), encode_manifest({**manifest, "source": source_id}, cipher))
+        copied = encode_manifest({**manifest, "source": source_id}, cipher, target_id)
+        self._write(self._manifest_path(target_id), copied)
         return True
 
     def _encrypt_again(self, manifest: dict[str, Any], theirs: Cipher | None, cipher: Cipher | None) -> dict[str, Any]:
@@ -326,11 +327,13 @@ class Checkpoints:
         return size
 
     def _read_manifest(self, path: str, *, is_decrypted: bool = True) -> dict[str, Any]:
-        conversation_id = path.rpartition("/")[2]
+        folder, _, conversation_id = path.rpartition("/")
+        if folder.startswith(f"{self._root}/{HISTORY}/"):
+            conversation_id = folder.rpartition("/")[2]
         try:
             manifest: dict[str, Any] = json.loads(self._read(path, MAX_MANIFEST_BYTES))
             if manifest["version"] == ENCRYPTED_VERSION and is_decrypted:
-                manifest = self._decrypt_manifest(manifest)
+                manifest = self._decrypt_manifest(manifest, conversation_id)
             if manifest["version"] == ENCRYPTED_VERSION:
                 is_sound = all(isinstance(name, str) for name in manifest["pieces"])
             else:
@@ -341,12 +344,13 @@ class Checkpoints:
             raise CheckpointCorrupt(f"The checkpoint of {conversation_id} has entries that lead out of it.")
         return manifest
 
-    def _decrypt_manifest(self, manifest: dict[str, Any]) -> dict[str, Any]:
+    def _decrypt_manifest(self, manifest: dict[str, Any], conversation_id: str) -> dict[str, Any]:
         """Decrypt a manifest; raises CheckpointsUnavailable without its key, and ValueError if it was changed."""
         sealed = base64.b64decode(manifest["encrypted"], validate=True)
         cipher = self._load_cipher(sealed)
         try:
-            found: dict[str, Any] = json.loads(_unpack(cipher.decrypt(sealed, MANIFEST), MAX_MANIFEST_BYTES))
+            packed = cipher.decrypt(sealed, _describe(conversation_id))
+            found: dict[str, Any] = json.loads(_unpack(packed, MAX_MANIFEST_BYTES))
         except (CorruptEntry, zstandard.ZstdError) as error:
             raise ValueError(str(error)) from error
         return {**found, "cipher": cipher}
@@ -484,11 +488,16 @@ def _name_piece(piece: bytes, cipher: Cipher | None) -> str:
     return hashlib.sha256(piece).hexdigest() if cipher is None else cipher.digest(piece)
 
 
-def encode_manifest(manifest: dict[str, Any], cipher: Cipher | None = None) -> bytes:
-    """Serialize a manifest, encrypted with a cipher. The names of its pieces can be read without the key."""
+def _describe(conversation_id: str) -> str:
+    """Return what the manifest of a conversation is encrypted as: a tenant's conversations share a key."""
+    return f"{MANIFEST} of {conversation_id}"
+
+
+def encode_manifest(manifest: dict[str, Any], cipher: Cipher | None = None, conversation_id: str = "") -> bytes:
+    """Serialize a manifest, encrypted with a cipher for its conversation. The names of its pieces can be read without the key."""
     manifest = {name: value for name, value in manifest.items() if name != "cipher"}
     if cipher is not None:
-        sealed = cipher.encrypt(_pack(encode_manifest(manifest)), MANIFEST)
+        sealed = cipher.encrypt(_pack(encode_manifest(manifest)), _describe(conversation_id))
         pieces = sorted(set(iter_pieces(manifest["entries"])))
         manifest = {
             "version": ENCRYPTED_VERSION,
