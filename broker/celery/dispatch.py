@@ -13,6 +13,8 @@ from typing import Any
 
 from celery import Celery
 from celery.result import AsyncResult
+from kombu.exceptions import OperationalError
+from redis import exceptions as redis_errors
 
 from broker.celery.app import make_connection_settings
 from broker.runtime import UsageError, explain_passing, find_missing_variable
@@ -59,6 +61,12 @@ class TaskSender:
                 "A Celery task without a result backend cannot be a tool.",
                 remedy="Configure a result backend for the app.",
             )
+
+    @property
+    def connection_errors(self) -> tuple[type[Exception], ...]:
+        """The errors of a broker or result backend that cannot be reached at the moment."""
+        own = getattr(self._app.backend, "connection_errors", ())
+        return (OSError, OperationalError, redis_errors.ConnectionError, redis_errors.TimeoutError, *own)
 
     def send(self, task: str, arguments: Mapping[str, Any], *, task_id: str, queue: str | None) -> None:
         """Send a task. Its worker runs it once for each time it is sent."""

@@ -9,6 +9,7 @@ awaited; the task is not sent again unless it is declared `idempotent`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -26,6 +27,8 @@ OUTCOME_UNKNOWN = (
     "The worker that sent this task ended before its result was recorded, and the task has left none since. "
     "It may have run, or may still run: check before you repeat it."
 )
+
+_log = logging.getLogger(__name__)
 
 
 def celery_tool(
@@ -105,15 +108,22 @@ class _Calls:
         task_id = _task_id(context)
         given = arguments.model_dump(mode="json") if isinstance(arguments, BaseModel) else arguments
         sender = await asyncio.to_thread(self._sender)
-        if not (await asyncio.to_thread(sender.load_state, task_id)).is_known:
+        deadline = asyncio.get_running_loop().time() + self._timeout_seconds
+        found = await self._load_state(sender, task_id, deadline)
+        if found is None:
+            raise ToolFailed(
+                f"The results of the task {self._task} could not be reached within {self._timeout_seconds:g} seconds; "
+                "this call has not sent it."
+            )
+        if not found.is_known:
             try:
                 await asyncio.to_thread(sender.send, self._task, given, task_id=task_id, queue=self._queue)
             except Exception as error:
                 text = f"The task {self._task} may have been sent: {type(error).__name__}: {error}"
                 raise ToolFailed(text, remedy="It may have taken effect: check before you repeat it.") from error
-        state = await self._wait_or_revoke(sender, context)
+        state = await self._wait_or_revoke(sender, context, deadline)
         if state is None:
-            await asyncio.to_thread(sender.revoke, task_id, may_terminate=self._may_terminate)
+            await self._revoke(sender, task_id)
             raise ToolFailed(
                 f"The task {self._task} has not ended within {self._timeout_seconds:g} seconds.",
                 remedy="If it has begun, it continues: check before you repeat it.",
@@ -123,32 +133,54 @@ class _Calls:
     async def check(self, arguments: Any, context: ToolContext) -> Any:  # noqa: ARG002  (the protocol's)
         """Wait for the result of the task that an earlier worker has sent or was about to send."""
         sender = await asyncio.to_thread(self._sender)
-        state = await self._wait_or_revoke(sender, context)
+        deadline = asyncio.get_running_loop().time() + self._timeout_seconds
+        state = await self._wait_or_revoke(sender, context, deadline)
         return OutcomeUnknownObservation(content=OUTCOME_UNKNOWN) if state is None else self._result_of(state)
 
-    async def _wait_or_revoke(self, sender: TaskSender, context: ToolContext) -> SentTaskState | None:
+    async def _wait_or_revoke(self, sender: TaskSender, context: ToolContext, deadline: float) -> SentTaskState | None:
+        task_id = _task_id(context)
         try:
-            return await self._wait_for_end(sender, _task_id(context))
+            return await self._load_state(sender, task_id, deadline, is_ended=True)
         except asyncio.CancelledError:
             # Not on a worker shutdown: the next worker waits for the same task.
             if context.is_cancelled:
-                await asyncio.to_thread(sender.revoke, _task_id(context), may_terminate=self._may_terminate)
+                await self._revoke(sender, task_id)
             raise
 
-    async def _wait_for_end(self, sender: TaskSender, task_id: str) -> SentTaskState | None:
+    async def _load_state(
+        self, sender: TaskSender, task_id: str, deadline: float, *, is_ended: bool = False
+    ) -> SentTaskState | None:
+        """Return the state of a task; None if it cannot be had by the deadline.
+
+        Args:
+            is_ended: wait for the end of the task.
+
+        Raises:
+            ToolFailed: its result cannot be read.
+        """
         pause = FIRST_PAUSE_SECONDS
         try:
-            async with asyncio.timeout(self._timeout_seconds):
+            async with asyncio.timeout_at(deadline):
                 while True:
                     # Celery's backend may be away for a while, and the task runs meanwhile.
-                    with suppress(Exception):
+                    with suppress(*sender.connection_errors):
                         state = await asyncio.to_thread(sender.load_state, task_id)
-                        if state.is_ready:
+                        if state.is_ready or not is_ended:
                             return state
                     await asyncio.sleep(pause)  # not every backend can notify of a result
                     pause = min(1.5 * pause, LONGEST_PAUSE_SECONDS)
         except TimeoutError:
             return None
+        except Exception as error:
+            text = f"The result of the task {self._task} cannot be read: {type(error).__name__}: {error}"
+            raise ToolFailed(text, remedy="It may have taken effect: check before you repeat it.") from error
+
+    async def _revoke(self, sender: TaskSender, task_id: str) -> None:
+        """Revoke a task if its broker can be reached; otherwise it runs, as a task that has started would."""
+        try:
+            await asyncio.to_thread(sender.revoke, task_id, may_terminate=self._may_terminate)
+        except sender.connection_errors as error:
+            _log.warning("the task %s could not be revoked: %s", task_id, error)
 
     def _result_of(self, state: SentTaskState) -> Any:
         if state.error:

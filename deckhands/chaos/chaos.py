@@ -1,6 +1,6 @@
 """A run of chaos: faults in a cluster by a seeded schedule, a known workload meanwhile, then the check of every log.
 
-Holds: everything is bounded. No process gets a signal that is not proven to be one of the cluster, see `victims`.
+Holds: everything is bounded. No process gets a signal that is not proven to be a worker of its role, see `victims`.
 A fault that does not end by itself is in a journal before it takes effect. It is undone at the end of the run, or by
 the next run if this process dies. A role whose killed worker is not replaced is left alone from then on.
 Does not: touch a cluster in which conversations of others are in progress, unless the operator allows it.
@@ -24,11 +24,11 @@ from broker.coordination import list_members
 from broker.log import ConversationQuery, Conversations, Selection
 from broker.runtime import SYSTEM_CLOCK, Clock, DeckhandsError, UnknownConversation, UsageError, format_count
 from broker.store import SentinelUrl, is_cluster_url, is_sentinel_url, load_server_facts, order_fail_over
-from deckhands.chaos.own_workers import OwnWorker, add_workers
+from deckhands.chaos.own_workers import OWN_POOL, OwnWorker, add_workers
 from deckhands.chaos.proxy import StoreProxy
 from deckhands.chaos.report import ChaosReport, EffectCounts, Fault, Latencies
 from deckhands.chaos.undo_journal import OpenFault, UndoJournal
-from deckhands.chaos.victims import Victim, find_hosts, find_workers, open_store_process
+from deckhands.chaos.victims import ProvenProcess, Victim, find_hosts, find_workers, open_store_process
 from deckhands.chaos.workload import LABEL, Workload
 from deckhands.client import Client
 
@@ -127,6 +127,7 @@ class Chaos:
         self._own: list[OwnWorker] = []
         self._waiting_for: dict[str, tuple[int, float]] = {}
         self._given_up: set[str] = set()
+        self._killed: set[str] = set()
         self._workload: Workload
 
     async def run(self, stop: asyncio.Event | None = None) -> ChaosReport:
@@ -213,6 +214,7 @@ class Chaos:
             directory = spec.directory / "workers"
             async with add_workers(self._store, spec.url, directory, spec.environment, pairs=spec.own_pairs) as own:
                 self._own = own
+                self._workload.pools += (OWN_POOL,)
                 yield
             return
         self._not_tried |= {kind: why for kind in ("delay", "partition") if kind in spec.faults}
@@ -239,6 +241,8 @@ class Chaos:
                     self._not_tried.setdefault(kind, str(reason))
                 except DeckhandsError as error:
                     self._not_tried.setdefault(kind, error.message)
+                except OSError as error:  # the journal cannot be written, such as while the disk is full
+                    self._not_tried.setdefault(kind, f"it could not be recorded or caused: {error}")
                 else:
                     lasting |= {asyncio.create_task(rest)} if rest is not None else set()
                 lasting = {task for task in lasting if not task.done()}
@@ -272,10 +276,17 @@ class Chaos:
         }
         return await causes[kind](due)
 
-    async def _note(self, kind: str, target: str, due: float, *, pid: int = 0, lasts: float = 0.0) -> None:
+    async def _look_at_clocks(self) -> tuple[datetime, float]:
+        """Return the store's time, and the seconds since the start."""
         at = await self._store.now(self._store.all_shards[0])
-        after = round(self._clock.monotonic() - self._started, 3)
-        self._faults.append(Fault(kind, at.isoformat(), after, target, pid, round(lasts, 3), due))
+        return at, self._clock.monotonic() - self._started
+
+    def _note(
+        self, moment: tuple[datetime, float], kind: str, target: str, due: float, *, pid: int = 0, lasts: float = 0.0
+    ) -> None:
+        """Record a fault that has taken effect just after a moment of `_look_at_clocks`."""
+        at, after = moment
+        self._faults.append(Fault(kind, at.isoformat(), round(after, 3), target, pid, round(lasts, 3), due))
         process = f" (pid {pid})" if pid else ""
         self._on_notice(f"{after:6.1f} s  {kind}: {target}{process}{f', for {lasts:.1f} s' if lasts else ''}")
 
@@ -283,19 +294,32 @@ class Chaos:
         members = await list_members(self._store)
         found = find_workers(members, self._clock.now(), shares_pids=self._spec.shares_pids)
         try:
-            killed = {fault.target for fault in self._faults if fault.kind == "kill"}  # their heartbeats still hold
-            self._unreachable |= {worker: why for worker, why in found.unreachable.items() if worker not in killed}
-            live = Counter(member.role for member in members if member.left_seconds > 0)
+            # The heartbeats of killed workers hold for a while.
+            self._unreachable |= {
+                worker: why for worker, why in found.unreachable.items() if worker not in self._killed
+            }
+            live = Counter(
+                member.role for member in members if member.left_seconds > 0 and member.worker_id not in self._killed
+            )
             choice = self._choose(found.victims, live)
             lasts = self._draw_between(2.0, 6.0) if kind == "stop" else 0.0
-            await self._note(kind, choice.worker_id, due, pid=choice.process.pid, lasts=lasts)
+            moment = await self._look_at_clocks()
             if kind == "kill":
-                choice.process.send(signal.SIGKILL)
-                self._waiting_for[choice.role] = live[choice.role], self._clock.monotonic()
+                _send(choice.process, signal.SIGKILL)
+                for member in members:
+                    if _shares_process(member.worker_id, choice.worker_id):
+                        self._killed.add(member.worker_id)
+                        self._waiting_for[member.role] = live[member.role], self._clock.monotonic()
+                self._note(moment, kind, choice.worker_id, due, pid=choice.process.pid)
                 return None
             fault = OpenFault("stop", choice.process.pid, choice.process.started)
             self._journal.add(fault)
-            choice.process.send(signal.SIGSTOP)
+            try:
+                _send(choice.process, signal.SIGSTOP)
+            except NotPossible:
+                self._journal.remove(fault)
+                raise
+            self._note(moment, kind, choice.worker_id, due, pid=choice.process.pid, lasts=lasts)
             return self._end_stop(fault, lasts)
         finally:
             found.close()
@@ -336,11 +360,12 @@ class Chaos:
             raise NotPossible(self._not_tried.get(kind, "this run has added no workers"))
         worker = self._own[int(self._draw() * len(self._own))]
         lasts = self._draw_between(3.0, 8.0) if kind == "delay" else self._draw_between(2.0, 8.0)
-        await self._note(kind, worker.name, due, pid=worker.child.pid if worker.child else 0, lasts=lasts)
+        moment = await self._look_at_clocks()
         if kind == "delay":
             worker.proxy.delay_seconds = self._draw_between(0.1, 0.6)
         else:
             worker.proxy.cut()
+        self._note(moment, kind, worker.name, due, pid=worker.child.pid if worker.child else 0, lasts=lasts)
 
         async def restore() -> None:
             await asyncio.sleep(lasts)
@@ -355,8 +380,9 @@ class Chaos:
                 raise NotPossible("no workspace of the run had a process on this machine at that moment")
             hosts.sort(key=lambda found: found[0])
             conversation_id, process = hosts[int(self._draw() * len(hosts))]
-            await self._note("host", f"the workspace of {conversation_id}", due, pid=process.pid)
-            process.send(signal.SIGKILL)
+            moment = await self._look_at_clocks()
+            _send(process, signal.SIGKILL)
+            self._note(moment, "host", f"the workspace of {conversation_id}", due, pid=process.pid)
         finally:
             for _, process in hosts:
                 os.close(process.handle)
@@ -364,17 +390,29 @@ class Chaos:
     async def _pause_store(self, due: float) -> None:
         self._require_server("pause")
         lasts = self._draw_between(0.5, 3.0)
-        await self._note("pause", "the store", due, lasts=lasts)
+        moment = await self._look_at_clocks()
         await self._store.connection.call("CLIENT", "PAUSE", int(lasts * 1000), "ALL")
+        self._note(moment, "pause", "the store", due, lasts=lasts)
 
     async def _limit_memory(self, due: float) -> Coroutine[Any, Any, None]:
         self._require_server("memory")
+        if is_sentinel_url(self._spec.url):
+            raise NotPossible("a failover would leave the limit on the former primary")
+        generation = self._store.generation
+        if any(fault.kind == "memory" and fault.generation == generation for fault in self._journal.load()):
+            raise NotPossible("the limit was still lowered by an earlier fault")
         lasts = self._draw_between(1.0, 4.0)
         _, before = await self._store.call("CONFIG", "GET", "maxmemory")
-        fault = OpenFault("memory", value=before.decode(), generation=self._store.generation)
-        await self._note("memory", "the store", due, lasts=lasts)
+        fault = OpenFault("memory", value=before.decode(), generation=generation)
+        moment = await self._look_at_clocks()
         self._journal.add(fault)
-        await self._store.call("CONFIG", "SET", "maxmemory", 1)
+        try:
+            await self._store.call("CONFIG", "SET", "maxmemory", 1)
+        except DeckhandsError:
+            with contextlib.suppress(DeckhandsError):
+                await self._journal.undo(fault, self._store)
+            raise
+        self._note(moment, "memory", "the store", due, lasts=lasts)
         return self._end_stop(fault, lasts)
 
     async def _fill_disk(self, due: float) -> Coroutine[Any, Any, None]:
@@ -387,9 +425,16 @@ class Chaos:
         lasts = self._draw_between(1.0, 4.0)
         ballast = directory / BALLAST
         fault = OpenFault("disk", value=str(ballast))
-        await self._note("disk", str(directory), due, lasts=lasts)
+        if fault in self._journal.load():
+            raise NotPossible("the disk was still full by an earlier fault")
+        moment = await self._look_at_clocks()
         self._journal.add(fault)
-        await asyncio.to_thread(_write_until_full, ballast)
+        try:
+            await asyncio.to_thread(_write_until_full, ballast)
+        except OSError:
+            await self._journal.undo(fault, self._store)
+            raise
+        self._note(moment, "disk", str(directory), due, lasts=lasts)
         return self._end_stop(fault, lasts)
 
     async def _kill_store(self, due: float) -> None:
@@ -401,16 +446,18 @@ class Chaos:
         if process is None:
             raise NotPossible(f"the store's process is not proven to be the server in {directory}")
         with process:
-            await self._note("store", "the store", due, pid=process.pid)
-            process.send(signal.SIGKILL)
+            moment = await self._look_at_clocks()
+            _send(process, signal.SIGKILL)
+            self._note(moment, "store", "the store", due, pid=process.pid)
         await self._store.now(self._store.all_shards[0])
 
     async def _fail_over(self, due: float) -> None:
         if not is_sentinel_url(self._spec.url):
             raise NotPossible("the store has no Sentinels")
         url = SentinelUrl.parse(self._spec.url)
-        await self._note("failover", "the store", due)
+        moment = await self._look_at_clocks()
         await order_fail_over(url)
+        self._note(moment, "failover", "the store", due)
         await self._store.now(self._store.all_shards[0])
 
     def _require_server(self, kind: str) -> None:
@@ -495,6 +542,16 @@ class Chaos:
 
 IN_PROGRESS = frozenset({"loading", "running", "rate_limited", "user_confirmed", "user_rejected"})
 """The states in which a conversation needs a worker."""
+
+
+def _send(process: ProvenProcess, number: signal.Signals) -> None:
+    if not process.send(number):
+        raise NotPossible(f"process {process.pid} had ended just before")
+
+
+def _shares_process(worker_id: str, other_id: str) -> bool:
+    """Return whether two ids of workers, `ROLE-HOST-PID-…`, name one process."""
+    return worker_id.split("-")[1:3] == other_id.split("-")[1:3]
 
 
 def _find_mount(path: Path) -> Path:

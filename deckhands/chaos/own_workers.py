@@ -22,6 +22,8 @@ from broker.store import Store
 from deckhands.chaos.proxy import StoreProxy
 from deckhands.cluster import ANY_MODEL, ClusterSpec
 
+OWN_POOL = "chaos"
+"""The pool that they serve, so that they run no command of anyone else."""
 READY_SECONDS = 120.0
 STOP_SECONDS = 5.0
 POLL_SECONDS = 0.1
@@ -79,6 +81,7 @@ async def add_workers(
                     ANY_MODEL: "",
                     "DECKHANDS_URL": proxy.url,
                     "DECKHANDS_URL_FILE": "",
+                    "DECKHANDS_POOLS": OWN_POOL,
                     "DECKHANDS_NODE": f"chaos-{socket.gethostname()}",
                     "DECKHANDS_NODE_DIR": str(directory / "node"),
                     "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",

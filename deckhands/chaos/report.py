@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from broker.runtime import format_count
+
 MAX_LISTED = 200
 
 
@@ -116,8 +118,21 @@ class ChaosReport:
 
     @property
     def holds(self) -> bool:
-        """Whether every log is correct, every conversation has come to rest, and no effect was lost or doubled."""
-        return not (self.findings or self.unsettled or self.effects.lost or self.effects.doubled)
+        """Whether every log is correct, every conversation has come to rest, and no effect was lost or doubled.
+
+        A run that shows nothing does not hold, see `gaps`.
+        """
+        return not (self.findings or self.unsettled or self.effects.lost or self.effects.doubled or self.gaps)
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """What this run cannot show, a sentence each."""
+        gaps = {
+            "No conversation has finished.": not self.finished,
+            "No command was seen to run once, to its end.": not self.effects.done,
+            f"{format_count(self.effects.unread, 'effect')} could not be read.": self.effects.unread > 0,
+        }
+        return tuple(text for text, is_there in gaps.items() if is_there)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -153,6 +168,7 @@ class ChaosReport:
         lines = ["# Chaos", "", verdict, "", "| | |", "|---|---|"]
         lines += [f"| {name} | {text} |" for name, text in self.list_facts().items()]
         lines += _render_list("Findings", self.findings)
+        lines += _render_list("Not shown", self.gaps)
         lines += _render_list("Not at rest", self.unsettled)
         lines += _render_list("Not tried", [f"{kind}: {why}" for kind, why in self.not_tried.items()])
         lines += _render_list("Out of reach", [f"{worker}: {why}" for worker, why in self.unreachable.items()])

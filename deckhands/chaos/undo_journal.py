@@ -1,12 +1,14 @@
 """The faults in effect, in a file, so that they can be undone after the death of the process that caused them.
 
-Holds: a fault is in the file before it takes effect, and leaves it after it was undone. Undoing is idempotent.
+Holds: a fault is in the file before it takes effect, and leaves it after it was undone. Undoing is idempotent, and
+succeeds when the file cannot be written: the fault is undone once more later.
 Does not: list faults that end by themselves: kills, and those of proxies, which end with their process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 from collections.abc import Sequence
@@ -16,6 +18,8 @@ from pathlib import Path
 from broker.runtime import DeckhandsError
 from broker.store import Store
 from deckhands.chaos.victims import ProvenProcess
+
+UNDO_ORDER = {"disk": 0, "stop": 1, "memory": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +64,16 @@ class UndoJournal:
             ) from error
 
     def add(self, fault: OpenFault) -> None:
-        """Record a fault that is about to take effect."""
+        """Record a fault that is about to take effect.
+
+        Raises:
+            OSError: it cannot be recorded, as on a full disk.
+        """
         self._write([*self.load(), fault])
 
     def remove(self, fault: OpenFault) -> None:
         """Record that a fault was undone. Idempotent."""
-        self._write([other for other in self.load() if other != fault])
+        self._remove_all([fault])
 
     async def undo_all(self, store: Store | None) -> list[str]:
         """Undo every recorded fault and return a line for each.
@@ -73,10 +81,20 @@ class UndoJournal:
         Args:
             store: None: the limits of stores stay as they are, and recorded.
         """
-        # What needs the store comes last: it may not answer.
-        faults = sorted(self.load(), key=lambda fault: fault.kind == "memory")
-        lines = [await self.undo(fault, store) for fault in faults]
-        return [line for line in lines if line]
+        # The disk comes first, since nothing can be written while it is full, and what needs the store last: it may not
+        # answer. The oldest limit was there before the others.
+        latest_first = self.load()[::-1]
+        faults = sorted(latest_first, key=lambda fault: UNDO_ORDER.get(fault.kind, 0))
+        undone: list[OpenFault] = []
+        lines: list[str] = []
+        try:
+            for fault in faults:
+                if line := await _undo(fault, store):
+                    undone.append(fault)
+                    lines.append(line)
+        finally:
+            self._remove_all(undone)
+        return lines
 
     async def undo(self, fault: OpenFault, store: Store | None) -> str:
         """Undo a fault and return a line about it; empty if it needs the store that it was caused in. Idempotent."""
@@ -84,6 +102,11 @@ class UndoJournal:
         if line:
             self.remove(fault)
         return line
+
+    def _remove_all(self, undone: Sequence[OpenFault]) -> None:
+        if undone:
+            with contextlib.suppress(OSError):
+                self._write([fault for fault in self.load() if fault not in undone])
 
     def _write(self, faults: Sequence[OpenFault]) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -18,11 +18,12 @@ from broker.contract import (
     CountedEffects,
     Event,
     Observation,
+    WorkspaceSpec,
     parse_counted_command,
 )
 from broker.coordination import WorkspaceOrders
 from broker.log import Conversations
-from broker.runtime import DeckhandsError, StoreError
+from broker.runtime import DeckhandsError, OutcomeUnknown, StoreError, StoreUnavailable
 from deckhands.chaos.report import EffectCounts
 from deckhands.client import Client
 
@@ -48,6 +49,7 @@ class Workload:
     Attributes:
         ids: all conversations, in the order of their start.
         current: those in progress.
+        pools: the pools of tool workers that run the commands, in turn.
     """
 
     def __init__(self, client: Client, run: str, *, lanes: int) -> None:
@@ -58,6 +60,7 @@ class Workload:
         self.ids: list[str] = []
         self.current: set[str] = set()
         self.redriven = 0
+        self.pools: tuple[str, ...] = (WorkspaceSpec().pool,)
 
     async def run(self, over: asyncio.Event) -> None:
         """Keep conversations in progress until `over` is set, and return when the last ones have settled."""
@@ -67,7 +70,8 @@ class Workload:
         number = 0
         while not over.is_set():
             number += 1
-            cid = await self._submit(f"{self._run}:{lane}:{number}")
+            pool = self.pools[(lane + number) % len(self.pools)]
+            cid = await self._submit(f"{self._run}:{lane}:{number}", pool)
             self.ids.append(cid)
             self.current.add(cid)
             await self._settle(cid)
@@ -75,14 +79,19 @@ class Workload:
             with contextlib.suppress(StoreError):
                 await self._orders.end_sessions(cid, limit_seconds=END_SECONDS)
 
-    async def _submit(self, key: str) -> str:
+    async def _submit(self, key: str, pool: str) -> str:
         while True:
             try:
-                labels = {LABEL: self._run}
+                labels, workspace = {LABEL: self._run}, WorkspaceSpec(pool=pool)
                 return await self._client.submit(
-                    "Run the commands.", agent=AGENT, title="chaos", labels=labels, idempotency_key=key
+                    "Run the commands.",
+                    agent=AGENT,
+                    title="chaos",
+                    labels=labels,
+                    workspace=workspace,
+                    idempotency_key=key,
                 )
-            except (StoreError, TimeoutError):
+            except (StoreUnavailable, OutcomeUnknown, TimeoutError):
                 await asyncio.sleep(RETRY_SECONDS)  # a fault of the store; the key makes the call repeatable
 
     async def _settle(self, conversation_id: str) -> None:

@@ -95,6 +95,15 @@ async def test_a_cell_sees_its_key(run: Notebook) -> None:
         assert result.value["content"] == key
 
 
+async def test_the_setting_of_the_key_has_the_limit_of_the_cell(run: Notebook) -> None:
+    assert await run.text("import os, threading; os.environ.update = lambda given: threading.Event().wait()") == ""
+    arguments = {"code": "print('ran')", "include_extra": False, "variables": {"A": "b"}, "timeout": 1}
+    async with asyncio.timeout(60):
+        result = await run.workspace.run(next(run.ids), "ipython", arguments)
+    assert result.value["content"].startswith("[Execution timed out (1 seconds).")
+    assert "ran" not in result.value["content"]
+
+
 async def test_values_live_from_cell_to_cell(run: Notebook) -> None:
     assert await run.text("a = 20") == ""
     assert await run.text("print('sum'); a + 1") == "sum\n21"

@@ -17,9 +17,11 @@ from broker.limits.ledger import Ledger, list_accounts
 from broker.store.store import open_store
 from deckhands.client.client import Client
 from deckhands.operations.jobs.celery_app import BEAT_KEYS
+from deckhands.operations.webhooks.repository import WebhookRepository
 from tests.archive_parts import begin_ended
 from tests.polling import until
 from tests.served_stores import LIMIT_SECONDS, allowed_of, refusals, serving, worker
+from tests.webhook_parts import begin_worked, receiving
 
 BEYOND_JOBS = (
     *("ACL LIST", "CONFIG GET dir", "EVAL return{} 0", "FLUSHALL", "FUNCTION LOAD REPLACE x", "KEYS *", "RANDOMKEY"),
@@ -31,6 +33,7 @@ BEYOND_JOBS = (
         "SMEMBERS deck:{0}:budgets",
         "HGETALL deck:{0}:quota:x:y",
     ),
+    *("HSET deck:{0}:schedules x {}", "HDEL deck:{0}:webhooks x", "DEL deck:{0}:webhooks"),
     *("HGETALL deck:{0}:batch:x", "SET deck:{0}:ledger:x 1", "XRANGE deck:replies:x - +"),
 )
 
@@ -85,3 +88,38 @@ async def test_jobs_and_beat_work_with_their_rights(
         await until(beats, limit=LIMIT_SECONDS, what="a beat")
         assert await refusals(log) == []
         assert await allowed_of(BEYOND_JOBS, log.jobs) == []
+
+
+async def test_jobs_turn_off_a_webhook_whose_receiver_is_gone(
+    tmp_path: Path, programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = base64.urlsafe_b64encode(bytes(32)).decode()
+    monkeypatch.setenv("DECKHANDS_SECRET_KEY", key)
+    monkeypatch.setenv("DECKHANDS_WEBHOOK_PRIVATE", "127.0.0.1")
+    async with AsyncExitStack() as stack:
+        log = await stack.enter_async_context(serving("log", tmp_path / "log", programs))
+        queue = await stack.enter_async_context(serving("queue", tmp_path / "queue", programs))
+        await (await open_store(log.admin)).aclose()
+        environment = {
+            "PATH": os.environ["PATH"],
+            "DECKHANDS_CELERY_URL": queue.queue,
+            "DECKHANDS_HOME": str(tmp_path / "home"),
+            "DECKHANDS_SECRET_KEY": key,
+            "DECKHANDS_WEBHOOK_PRIVATE": "127.0.0.1",
+            "DECKHANDS_URL": log.jobs,
+        }
+        await stack.enter_async_context(worker("deckhands.operations.jobs", environment))
+        receiver = await stack.enter_async_context(receiving())
+        receiver.answer = lambda _: 410
+        client = await stack.enter_async_context(await Client.connect(log.gateway))
+        webhooks = WebhookRepository(client.store, client.secrets)
+        hook, _ = await webhooks.add("acme", receiver.url, ("conversation.settled",))
+        await begin_worked(client, "one-of-us", tenancy=Tenancy(tenant="acme"))
+        with Celery(broker=queue.queue, set_as_current=False) as app:
+
+            async def is_off() -> bool:
+                app.send_task("deckhands.jobs.webhooks", queue="deckhands.jobs", ignore_result=True)
+                return not (await webhooks.webhook(hook.id)).is_enabled
+
+            await until(is_off, limit=LIMIT_SECONDS, what="a webhook that is turned off")
+        assert await refusals(log) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -19,20 +20,21 @@ import pytest
 from broker.contract import CmdOutputObservation, CmdRunAction, ConversationCreated, OutcomeUnknownObservation
 from broker.contract.counted_commands import make_counted_command
 from broker.coordination import ClusterMember, Membership, list_members
-from broker.runtime import TOOLS, UsageError
+from broker.runtime import TOOLS, StoreMisconfigured, UsageError
 from broker.runtime.clock import SystemClock
 from broker.runtime.ids import make_worker_id_prefix
 from broker.store.store import open_store
 from deckhands.chaos.chaos import FAULTS, Chaos, ChaosSpec
 from deckhands.chaos.report import ChaosReport, EffectCounts, Latencies
 from deckhands.chaos.undo_journal import OpenFault, UndoJournal
-from deckhands.chaos.victims import find_hosts, find_workers
+from deckhands.chaos.victims import ProvenProcess, find_hosts, find_workers
 from deckhands.chaos.workload import count_effects
 from deckhands.client.client import Client
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 from tests.faults.harness import FaultCluster
 from tests.polling import unhurried, until
 from tests.sentinels import SentinelGroup
+from tests.served_stores import environment_with, serving
 from tests.stores import valkey_program
 
 REPEATS_COMMANDS = """
@@ -106,6 +108,21 @@ async def test_a_cluster_survives_every_fault_that_is_possible_here(tmp_path: Pa
     assert "the store has no Sentinels" in page
 
 
+@pytest.mark.timeout(300)
+async def test_own_workers_run_commands_of_the_run_alone(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
+        spec = spec_for(tmp_path, cluster, ["delay"], own_pairs=1, every_seconds=2.0, duration_seconds=6)
+        report = await Chaos(client, spec).run()
+        check_that_all_holds(report)
+        places = set[tuple[str, bool]]()
+        for row in await client.recent(limit=1000):
+            created, *events = await client.events(row.conversation_id)
+            assert isinstance(created, ConversationCreated)
+            ran = [event.metadata.working_dir for event in events if isinstance(event, CmdOutputObservation)]
+            places |= {(created.workspace.pool, "/chaos/workers/" in str(place)) for place in ran}
+    assert places == {("bash", False), ("chaos", True)}
+
+
 @pytest.mark.timeout(400)
 async def test_a_fail_over_is_ordered_of_sentinels(tmp_path: Path) -> None:
     async with (
@@ -140,10 +157,12 @@ async def test_a_small_disk_is_filled_and_freed(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)], check=True)
     try:
         async with running(disk) as (cluster, client):
-            spec = spec_for(tmp_path, cluster, ["disk"], every_seconds=3.0, duration_seconds=12, conversations=2)
+            # The journal is on this disk as well.
+            spec = spec_for(disk, cluster, ["disk", "stop"], every_seconds=1.0, duration_seconds=12, conversations=2)
             report = await Chaos(client, spec).run()
             check_that_all_holds(report)
-            assert {fault.kind for fault in report.faults} == {"disk"}
+            assert "disk" in {fault.kind for fault in report.faults}
+            assert UndoJournal(disk / "chaos" / "open-faults.jsonl").load() == []
             assert not (cluster.store.directory / "chaos-ballast").exists()
             assert shutil.disk_usage(disk).free > 1 << 20
     finally:
@@ -317,6 +336,125 @@ async def test_the_limit_of_another_store_stays(memory_store: Any, tmp_path: Pat
     assert await journal.undo_all(memory_store) == [f"{ballast} was removed"]
     assert journal.load() == [elsewhere]
     assert not ballast.exists()
+
+
+async def test_the_oldest_limit_is_restored_last(valkey_store: Any, tmp_path: Path) -> None:
+    journal = UndoJournal(tmp_path / "journal")
+    _, before = await valkey_store.call("CONFIG", "GET", "maxmemory")
+    try:
+        for value in ("104857600", "209715200"):
+            journal.add(OpenFault("memory", value=value, generation=valkey_store.generation))
+        assert len(await journal.undo_all(valkey_store)) == 2
+        assert await valkey_store.call("CONFIG", "GET", "maxmemory") == [b"maxmemory", b"104857600"]
+        assert journal.load() == []
+    finally:
+        await valkey_store.call("CONFIG", "SET", "maxmemory", before)
+
+
+def chaos_without_workers(store: Any, root: Path, *faults: str, url: str = "redis://h", **fields: Any) -> Chaos:
+    given = {"every_seconds": 0.2, "duration_seconds": 3, "conversations": 1, "settle_seconds": 0.1, **fields}
+    return Chaos(Client(store), ChaosSpec(root, url, faults=faults, own_pairs=0, **given))
+
+
+async def test_memory_faults_do_not_overlap(valkey_store: Any, tmp_path: Path) -> None:
+    before = await valkey_store.call("CONFIG", "GET", "maxmemory")
+    report = await chaos_without_workers(valkey_store, tmp_path, "memory", duration_seconds=4).run()
+    times = sorted((fault.after_seconds, fault.after_seconds + fault.lasted_seconds) for fault in report.faults)
+    assert times
+    assert all(end <= start + 0.05 for (_, end), (start, _) in itertools.pairwise(times))
+    assert await valkey_store.call("CONFIG", "GET", "maxmemory") == before
+    assert UndoJournal(tmp_path / "open-faults.jsonl").load() == []
+
+
+async def test_the_memory_of_a_store_behind_sentinels_is_not_limited(memory_store: Any, tmp_path: Path) -> None:
+    report = await chaos_without_workers(memory_store, tmp_path, "memory", url="redis+sentinel://h:1/group").run()
+    assert report.not_tried["memory"] == "a failover would leave the limit on the former primary"
+
+
+async def test_a_fault_that_was_refused_is_not_reported(memory_store: Any, tmp_path: Path) -> None:
+    report = await chaos_without_workers(memory_store, tmp_path, "pause", "memory").run()
+    assert report.faults == ()
+    assert set(report.not_tried) == {"pause", "memory"}
+    assert UndoJournal(tmp_path / "open-faults.jsonl").load() == []
+
+
+async def test_a_run_that_may_not_start_conversations_ends_with_the_reason(tmp_path: Path) -> None:
+    async with serving("log", tmp_path / "log", environment_with(tmp_path)) as log:
+        await (await open_store(log.admin)).aclose()
+        store = await open_store(log.role("metrics"))
+        with pytest.raises(StoreMisconfigured, match="NOPERM"):
+            await chaos_without_workers(store, tmp_path / "chaos", "pause").run()
+        await store.aclose()
+
+
+@pytest.mark.parametrize(
+    ("fields", "holds"),
+    [
+        ({}, True),
+        ({"finished": 0}, False),
+        ({"effects": EffectCounts(commands=1, unknown=1)}, False),
+        ({"effects": EffectCounts(commands=2, done=1, unread=1)}, False),
+        ({"effects": EffectCounts(commands=2, done=1, lost=1)}, False),
+        ({"effects": EffectCounts(commands=2, done=1, unknown=1)}, True),
+        ({"unsettled": ("c",)}, False),
+        ({"findings": ("x",)}, False),
+    ],
+)
+def test_a_run_that_shows_nothing_does_not_hold(fields: dict[str, Any], holds: bool) -> None:
+    report = ChaosReport(0, 1.0, **{"finished": 1, "effects": EffectCounts(commands=1, done=1), **fields})
+    assert report.holds is holds
+    assert ("Everything holds." in report.render_markdown()) is holds
+
+
+async def test_a_role_is_left_alone_until_the_killed_worker_is_replaced(valkey_store: Any, tmp_path: Path) -> None:
+    posing = [
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", "-m", "controller_worker"])
+        for _ in range(3)
+    ]
+    try:
+        for one in posing:
+            await until(lambda pid=one.pid: b"controller_worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
+            await Membership(
+                valkey_store, f"{make_worker_id_prefix('controller')}{one.pid}-abcd", "controller"
+            ).register()
+        report = await chaos_without_workers(valkey_store, tmp_path, "kill").run()
+        assert len(report.faults) == 1, (report.not_tried, report.unreachable)
+        assert sum(one.poll() is not None for one in posing) == 1
+    finally:
+        for one in posing:
+            one.kill()
+            one.wait()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root mounts a small file system")
+async def test_a_full_disk_with_the_journal_is_undone(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
+    asleep = subprocess.Popen(["/bin/sleep", "1000"])
+    try:
+        journal, ballast = UndoJournal(disk / "journal"), disk / "ballast"
+        asleep.send_signal(signal.SIGSTOP)
+        with ProvenProcess.open(asleep.pid) as process:  # type: ignore[union-attr]
+            stopped = OpenFault("stop", asleep.pid, process.started)
+        await until(lambda: is_stopped(stopped), what="a stop")
+        filled = OpenFault("disk", value=str(ballast))
+        journal.add(stopped)
+        journal.add(filled)
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while file.write(b"x" * 4096):
+                pass
+        with pytest.raises(OSError, match="No space left"):
+            journal.add(OpenFault("stop", 1, 1))
+        assert await journal.undo(stopped, None) == f"the process {asleep.pid} was continued"
+        assert journal.load() == [stopped, filled]
+        assert len(await journal.undo_all(None)) == 2
+        assert journal.load() == []
+        assert not ballast.exists()
+    finally:
+        asleep.kill()
+        asleep.wait()
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 # Counting

@@ -14,13 +14,16 @@ import pytest
 
 from broker.contract.fencing import Ownership
 from broker.contract.notes import Note, NotebookKey
+from broker.coordination.membership import Membership
 from broker.coordination.notebooks import Notebooks
+from broker.coordination.quarantine import Quarantine
 from broker.limits.batches import Batches
 from broker.limits.governor import CallGranted, CallOutcome, Governor, Priority
 from broker.limits.ledger import Ledger, list_accounts
 from broker.limits.quotas import QuotaTable
 from broker.limits.tenants import TenantTable, publish_tenants
 from broker.runtime.errors import DeckhandsError
+from broker.runtime.ids import new_worker_id
 from broker.store.connection import MultiplexedConnection
 from broker.store.function_library import build_source
 from broker.store.store import open_store
@@ -134,15 +137,69 @@ async def test_every_cell_of_the_page_is_what_the_server_does(log: Server) -> No
 
 
 def test_only_server_and_operator_write_administrative_keys() -> None:
-    part = re.compile(r"deck:\{0\}:(keys|schedules|webhooks|operations)(:record)?$")
+    part = re.compile(r"deck:\{[0k]\}:(keys|schedules|webhooks|operations)(:record)?$")
     administrative = [family for family in all_families() if part.match(family.key)]
     assert len(administrative) == 4
-    writers = {role for role in ROLES for one in administrative if may_add(role, one) or may_remove(role, one)}
-    assert writers == {"operator", "gateway"}
+    for one in administrative:
+        writers = {role for role in ROLES if may_add(role, one) or may_remove(role, one)}
+        expected = {
+            "keys": {"operator"},
+            "webhooks": {"operator", "gateway", "jobs"},  # jobs turn one off whose receiver is gone
+        }
+        assert writers == expected.get(one.key.rpartition(":")[2], {"operator", "gateway"}), one.key
+        assert not may_remove("jobs", one)
 
 
 async def test_tool_worker_reaches_nothing_of_the_administration(log: Server) -> None:
     assert await allowed_of(BEYOND_A_TOOL_WORKER, log.tool) == []
+
+
+WRONG_TYPES = (
+    *((role, "deck:{0}:ready", "stream") for role in ("gateway", "ingress", "controller", "jobs", "tool")),
+    *((role, "deck:{1}:news", "zset") for role in ("gateway", "ingress", "controller", "jobs", "tool")),
+    *((role, "deck:{0}:unreadable", "stream") for role in ("ingress", "controller", "jobs", "tool")),
+    *((role, "deck:{0}:worker:w1:about", "hash") for role in ("ingress", "controller", "jobs", "tool")),
+    *((role, "deck:{0}:turns:ready:0", "zset") for role in ("gateway", "ingress", "controller", "jobs", "tool")),
+    *((role, "deck:{0}:act:pool:bash", "stream") for role in ("controller", "tool")),
+    *(("tool", "deck:tools", "hash"), ("tool", "deck:tools:failed", "hash")),
+    *(("ingress", "deck:inbox", "stream"), ("ingress", "deck:replies:shop", "stream")),
+    *(("jobs", "deck:{0}:webhooks", "hash"), ("jobs", "deck:{0}:schedules:due", "zset")),
+    *(("gateway", "deck:{0}:schedules", "hash"), ("controller", "deck:{0}:tenants", "hash")),
+    *(("controller", "deck:{0}:budgets", "set"), ("controller", "deck:{0}:batch:lanes", "hash")),
+)
+"""A role, a key that holds another type, and its right type."""
+
+
+async def test_each_role_moves_a_key_of_another_type_away(log: Server) -> None:
+    admin = MultiplexedConnection(log.admin)
+    stuck = []
+    for role, key, kind in WRONG_TYPES:
+        store = await open_store(log.role(role))
+        await admin.call("DEL", key)
+        await admin.call("SET", key, f"of {role}")
+        try:
+            await Quarantine(store).move_away(key, kind, ValueError("it was a string"))
+        except DeckhandsError as error:
+            stuck.append((role, key, str(error)))
+        else:
+            aside = f"{key}:unreadable" if "{" in key else f"{{{key}}}:unreadable"
+            assert await admin.call("GET", aside) == f"of {role}".encode()
+        await admin.call("DEL", key)
+        await store.aclose()
+    await admin.aclose()
+    assert stuck == []
+
+
+@pytest.mark.parametrize("role", ["ingress", "controller", "jobs", "tool"])
+async def test_a_worker_joins_a_shard_whose_queue_has_another_type(log: Server, role: str) -> None:
+    admin = MultiplexedConnection(log.admin)
+    await admin.call("DEL", "deck:{0}:ready")
+    await admin.call("SET", "deck:{0}:ready", "a string")
+    store = await open_store(log.role(role))
+    await Membership(store, new_worker_id(role), role).register()
+    assert await admin.call("GET", "deck:{0}:ready:unreadable") == b"a string"
+    await store.aclose()
+    await admin.aclose()
 
 
 async def test_server_adds_to_the_record_and_changes_nothing_in_it(log: Server) -> None:

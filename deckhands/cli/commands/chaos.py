@@ -160,6 +160,7 @@ def _render(report: ChaosReport) -> list[str]:
     width = max(map(len, facts))
     lines = [f"{name:<{width}}  {text}" for name, text in facts.items()]
     lines += [f"! {text}" for text in report.findings[:MAX_LINES]]
+    lines += [f"! {text}" for text in report.gaps]
     lines += [f"! {cid} has not come to rest" for cid in report.unsettled[:MAX_LINES]]
     lines += [f"not tried: {kind}: {why}" for kind, why in report.not_tried.items()]
     lines += [f"out of reach: {worker}: {why}" for worker, why in list(report.unreachable.items())[:MAX_LINES]]

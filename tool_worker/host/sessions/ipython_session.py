@@ -244,9 +244,7 @@ class IPythonSession:
             return {"content": "[The kernel was restarted; its variables are lost.]", "image_urls": []}
         try:
             kernel = await self._get_kernel(shell_dir, arguments.get("kernel_init_code") or "")
-            if variables := arguments.get("variables"):
-                await kernel.run(f"__import__('os').environ.update({variables!r})", CellOutput(), is_silent=True)
-            note = await self._run_within(kernel, code, output, seconds)
+            note = await self._run_within(kernel, code, output, seconds, arguments.get("variables"))
         except KernelDied:
             was_killed = self._kernel is not None and self._kernel.was_killed
             await self._end()
@@ -284,11 +282,23 @@ class IPythonSession:
             await self._kernel.run(f"import os; os.chdir({shell_dir!r})", CellOutput())
         return self._kernel
 
-    async def _run_within(self, kernel: Kernel, code: str, output: CellOutput, seconds: float) -> str:
-        cell = asyncio.create_task(kernel.run(code, output))
+    async def _run_within(
+        self, kernel: Kernel, code: str, output: CellOutput, seconds: float, variables: dict[str, str] | None
+    ) -> str:
+        is_late = False
+
+        async def run() -> None:
+            if variables:
+                setting = f"__import__('os').environ.update({variables!r})"
+                await kernel.run(setting, CellOutput(), is_silent=True)
+            if not is_late and not self._interrupted:
+                await kernel.run(code, output)
+
+        cell = asyncio.create_task(run())
         try:
             done, _ = await asyncio.wait({cell}, timeout=seconds)
             if not done:
+                is_late = True
                 kernel.interrupt()
                 done, _ = await asyncio.wait({cell}, timeout=INTERRUPT_LIMIT_SECONDS)
                 if not done:

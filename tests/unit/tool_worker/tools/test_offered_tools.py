@@ -19,8 +19,9 @@ from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from broker.runtime.errors import UsageError
 from broker.secrets.masking import Masker
 from broker.tools.celery_tool import celery_tool
-from broker.tools.custom_tools import ToolFailed, custom_tool
+from broker.tools.custom_tools import ToolContext, ToolFailed, custom_tool
 from tests import example_tools
+from tests.example_celery import app as shop
 from tests.example_celery import refund_tool
 from tool_worker.tools.offered import MAX_ANSWER_CHARS, MAX_IMAGES, OfferedTools, load_tools
 
@@ -300,6 +301,23 @@ def test_the_model_is_told_of_its_arguments() -> None:
 def test_it_must_be_said_where_it_runs() -> None:
     with pytest.raises(UsageError, match=r"No application is given for the task shop\.pay"):
         celery_tool("shop.pay", SCHEMA, "Pay.", broker_url="memory://")
+
+
+async def test_a_result_that_cannot_be_read_ends_the_call_at_once() -> None:
+    context = ToolContext("c", 1)
+    task_id = f"deckhands-{context.idempotency_key}"
+    shop.backend.client.set(shop.backend.get_key_for_task(task_id), b"no JSON")
+    for call in (refund_tool.run, refund_tool.check):
+        assert call is not None
+        with pytest.raises(ToolFailed, match=r"The result of the task .* cannot be read"):
+            await asyncio.wait_for(call({"order": 1}, context), 10)  # its own limit is 30 s
+
+
+async def test_a_backend_that_is_away_is_asked_again_until_the_limit() -> None:
+    away = "redis://127.0.0.1:1/0"
+    pay = celery_tool("shop.pay", SCHEMA, "Pay.", broker_url=away, backend_url=away, timeout_seconds=0.5)
+    with pytest.raises(ToolFailed, match=r"could not be reached within 0\.5 seconds"):
+        await pay.run({"order": 1}, ToolContext("c", 1))
 
 
 @pytest.mark.parametrize("name", ["tests.nowhere:app", "tests.example_celery:nothing", "tests.example_celery:Refund"])
