@@ -494,7 +494,7 @@ def _describe(conversation_id: str) -> str:
 
 
 def encode_manifest(manifest: dict[str, Any], cipher: Cipher | None = None, conversation_id: str = "") -> bytes:
-    """Serialize a manifest, encrypted with a cipher for its conversation. The names of its pieces can be read without the key."""
+    """Serialize a manifest, encrypted with a cipher for its conversation; the names of its pieces stay plain."""
     manifest = {name: value for name, value in manifest.items() if name != "cipher"}
     if cipher is not None:
         sealed = cipher.encrypt(_pack(encode_manifest(manifest)), _describe(conversation_id))
