@@ -60,7 +60,7 @@ Each role has its own user in the store of the event logs. `deploy/store.acl` li
 | server | what its API offers, for every tenant | create API keys; change or remove an entry of the record of operations |
 | metrics | see the names and states of conversations | write anything, read a log |
 
-A function runs with the rights of its caller, and so a worker that adds to a log by the function can also add to it without. Logs are therefore not signed against a worker that was taken over; see [decision 43](decisions/0043-least-rights-inside.md).
+A function runs with the rights of its caller, and so a worker that adds to a log by the function can also add to it without. Logs are therefore not signed against a worker that was taken over; see [decision 45](decisions/0045-least-rights-inside.md).
 """
 
 
