@@ -98,7 +98,7 @@ class Cluster:
 
     async def move_slot(self, slot: int, target: Server) -> None:
         """Move a slot to another primary, key by key, as redis-cli does."""
-        source = await self.find_node(slot)
+        source = await self._find_owner(slot)
         if source is target:
             return
         await self.start_move(slot, source, target)
@@ -109,6 +109,15 @@ class Cluster:
                 *(key.decode() for key in keys),
             )
         await self.end_move(slot, source, target)
+
+    async def _find_owner(self, slot: int) -> Server:
+        """Return the node that says of itself that it serves a slot; others may not know of its last move yet."""
+        for node in self.nodes:
+            with contextlib.suppress(DeckhandsError):  # it may be dead
+                for first, last, at, *_ in await self._order(node, "CLUSTER", "SLOTS"):
+                    if first <= slot <= last and int(at[1]) == node.port:
+                        return node
+        raise AssertionError("no node serves the slot")
 
     async def start_move(self, slot: int, source: Server, target: Server) -> None:
         """Let both nodes know that a slot is being moved."""

@@ -459,7 +459,7 @@ class Conversation:
             self.requested = None
         if now == self.ending or now in TERMINAL:
             self.ending = None
-        self.recovery = 0 if now == "stopped" else self.recovery
+        self.recovery = 0 if now in ("stopped", "running") else self.recovery
         self.asked = _integer(change, "action_id") if now == "awaiting_user_confirmation" else 0
         self.state, self.reason = now, _text(change, "reason")
         self.has_deferral = self.has_deferral and now in ("running", "rate_limited")

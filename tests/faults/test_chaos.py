@@ -489,8 +489,8 @@ def test_an_effect_is_judged_by_its_file(answer: Any, effects: str | None, kind:
     counts, findings = count_effects("c", [created, ACTION, answer], effects)
     assert counts == EffectCounts(commands=1, **{kind: 1})  # type: ignore[arg-type]
     assert bool(findings) is (kind in ("lost", "doubled"))
-    report = ChaosReport(1, 1.0, effects=counts)
-    assert report.holds is (kind not in ("lost", "doubled"))
+    report = ChaosReport(1, 1.0, conversations=1, finished=1, effects=counts)
+    assert report.holds is (kind == "done")
 
 
 def test_ranks_of_latencies() -> None:
