@@ -260,8 +260,9 @@ async def open_store(
             if deploys:
                 await deploy(connection)
             number = shards or (DEFAULT_CLUSTER_SHARDS if connection.is_cluster else DEFAULT_SHARDS)
-            about = await _load_or_create_facts(connection, number)
-            is_encrypted = await _is_encrypted(connection)
+            about, is_encrypted = await asyncio.gather(  # one round trip
+                _load_or_create_facts(connection, number), _is_encrypted(connection)
+            )
         except StoreRefused as error:
             if WRONG_TYPE_PREFIX not in error.message:
                 raise

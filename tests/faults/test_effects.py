@@ -47,6 +47,7 @@ from tool_worker.workspace.launch.host_folder import HostFolder
 ROLES = ("controller", "tool", "host", "ingress", "jobs", "beat", "server", "store")
 OFFERED = ("keyed", "plain", "checked", "ship", "ledger/mcp_keyed", "ledger/mcp_plain")
 CRASHED = "crashed its worker"
+SERVER_STARTS = 20
 Submit = Callable[[str, dict[str, Any]], Awaitable[str]]
 
 
@@ -182,10 +183,18 @@ class World:
         starts[name[0]](name, **(self.environment if name[0] == "t" else {}))
 
     async def start_server(self) -> None:
+        """Start a server; start another, as a supervisor does, if it ends because the store is away."""
         home = self.cluster.root / "home"
         environment = {"DECKHANDS_CELERY_URL": self.cluster.store.celery_url}
-        running = server(self.cluster.store.url, home, self.server_port, environment=environment)
-        self.process = await self.http.enter_async_context(running)
+        for left in reversed(range(SERVER_STARTS)):
+            running = server(self.cluster.store.url, home, self.server_port, environment=environment)
+            try:
+                self.process = await self.http.enter_async_context(running)
+            except AssertionError:
+                if not left:
+                    raise
+            else:
+                return
 
     # Work
 
