@@ -25,7 +25,7 @@ from broker.log.conversations import Conversations
 from broker.runtime.child import ChildProcess
 from broker.store.embedded import EmbeddedValkey
 from broker.store.encryption import MasterKeys
-from broker.store.store import open_store
+from broker.store.store import load_all_server_facts, open_store
 from deckhands.client.client import Client
 
 ROOT = Path(__file__).parents[1]
@@ -229,3 +229,9 @@ def model_server_arguments(script: Path, *, latency_seconds: float, records: int
 
 def _without_settings() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if not name.startswith(("DECKHANDS_", "LLM_", "LITELLM_"))}
+
+
+async def read_used_memory(client: Client) -> int:
+    """Return the bytes that the store, or all primaries of a cluster, have allocated."""
+    facts = await load_all_server_facts(client.store.connection, "memory")
+    return sum(int(one["used_memory"]) for one in facts)

@@ -18,7 +18,7 @@ from benchmarks.figures import Figure, Result, Spread
 from benchmarks.script import write_script
 from broker.contract.actions import MessageAction
 from broker.contract.observations import CmdOutputObservation
-from tests.faults.proxy import SlowProxy
+from deckhands.chaos.proxy import StoreProxy
 
 ROUND_TRIPS_MS = (0, 50, 200, 700)
 MOST_ROUND_TRIPS = 3
@@ -33,8 +33,8 @@ async def measure(bench: Bench) -> Result:
     beside = (0.0, 0.0)
     async with running_cluster(bench.directory / "far") as cluster:
         path = Path(cluster.store.socket)
-        proxy = SlowProxy(Path(f"{path}.proxy"), path)
-        async with proxy.running():
+        proxy = StoreProxy(cluster.store.url, Path(f"{path}.proxy"))
+        async with proxy:
             url = f"{cluster.store.url}.proxy"
             await cluster.start_controller(DECKHANDS_URL=url, DECKHANDS_ANY_MODEL=f"{path}.proxy")
             await cluster.start_tools(DECKHANDS_URL=url)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from benchmarks.cluster import BenchCluster, running_cluster
+from benchmarks.cluster import BenchCluster, read_used_memory, running_cluster
 from benchmarks.eval_figures import Line, percentile, show
 from benchmarks.machine import cpu_seconds
 from broker.contract import LLMSpec, ModelReply
@@ -68,12 +68,6 @@ async def park(cluster: BenchCluster, model: str, count: int) -> list[str]:
     return found
 
 
-async def used_memory(cluster: BenchCluster) -> int:
-    """Return the bytes that the store has allocated."""
-    facts = (await cluster.client.store.connection.call("INFO", "memory")).decode().splitlines()
-    return int(next(line.partition(":")[2] for line in facts if line.startswith("used_memory:")))
-
-
 async def milliseconds(count: int, call: Callable[[int], Awaitable[object]]) -> list[float]:
     """Make so many calls, one after the other, and return how long each took."""
     found = []
@@ -91,10 +85,10 @@ async def measure(directory: Path, count: int, write_as: str) -> None:
         held = {"DECKHANDS_IDLE_SECONDS": str(IDLE_SECONDS), "DECKHANDS_MAX_CONVERSATIONS": "2000"}
         controller, model = await cluster.start_controller(**held), f"scripted/{write_script(directory / 's.json')}"
         await park(cluster, model, FIRST)
-        before, began, used = await used_memory(cluster), time.monotonic(), cpu_seconds(controller)
+        before, began, used = await read_used_memory(cluster.client), time.monotonic(), cpu_seconds(controller)
         ids = await park(cluster, model, count)
         seconds, used = time.monotonic() - began, cpu_seconds(controller) - used
-        each = (await used_memory(cluster) - before) / count
+        each = (await read_used_memory(cluster.client) - before) / count
         chosen = random.Random(0).sample(ids, min(SAMPLES, count))
         lines = [
             Line("memory of the store", round(each), "bytes each", TARGET_BYTES),

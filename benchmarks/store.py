@@ -29,7 +29,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.append import observation
-from benchmarks.cluster import BenchCluster
+from benchmarks.cluster import BenchCluster, read_used_memory
 from benchmarks.eval_figures import Line, percentile, show
 from benchmarks.machine import addition_seconds, cpu_seconds
 from benchmarks.script import write_script
@@ -40,7 +40,7 @@ from broker.log.invariants import find_violations
 from broker.runtime.ids import new_conversation_id
 from broker.store.embedded import EmbeddedValkey
 from broker.store.routing import SLOTS, find_slot
-from broker.store.store import load_all_server_facts, open_store
+from broker.store.store import open_store
 from deckhands.client.client import Client
 from tests.clusters import Cluster
 from tests.sentinels import Server
@@ -85,12 +85,6 @@ class Watch:
         """Return the seconds, and the CPU seconds of each process."""
         used = {name: cpu_seconds(pid) - self._before[name] for name, pid in self._pids.items()}
         return time.monotonic() - self._began, used
-
-
-async def used_memory(client: Client) -> int:
-    """Return the bytes that the primaries have allocated."""
-    facts = await load_all_server_facts(client.store.connection, "memory")
-    return sum(int(one["used_memory"]) for one in facts)
 
 
 async def append_events(client: Client) -> int:
@@ -144,14 +138,14 @@ async def measure_size(folder: Path, primaries: int, conversations: int, steps: 
         watch = Watch(controller=controller, **pids)
         await asyncio.sleep(IDLE_SECONDS)
         idle_seconds, idle = watch.read()
-        before = await used_memory(client)
+        before = await read_used_memory(client)
         watch = Watch(controller=controller, tool=tool, **pids)
         ids = await submit(cluster, model, conversations)
         failed += await until_settled(client, ids)
         assert not failed, failed
         seconds, used = watch.read()
         count = conversations * steps
-        each = (await used_memory(client) - before) / conversations
+        each = (await read_used_memory(client) - before) / conversations
         workers = {name: used.pop(name) for name in ("controller", "tool")}
         beats = idle.pop("controller") / idle_seconds
         beyond = {name: used[name] - idle[name] * seconds / idle_seconds for name in used}

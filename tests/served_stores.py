@@ -16,6 +16,7 @@ import pytest
 
 from broker.runtime.errors import DeckhandsError
 from broker.store.connection import MultiplexedConnection
+from broker.store.store import open_store
 from tests.polling import unhurried
 from tests.stores import valkey_program
 
@@ -190,3 +191,19 @@ async def allowed_of(commands: Iterable[str], url: str) -> list[str]:
                 allowed.append(f"{command}: {error}")
     await connection.aclose()
     return allowed
+
+
+@asynccontextmanager
+async def serving_both(folder: Path, programs: dict[str, str]) -> AsyncIterator[tuple[Server, Server, dict[str, str]]]:
+    """The store of the logs with its functions, Celery's broker, and what every process of theirs needs."""
+    async with serving("log", folder / "log", programs) as log, serving("queue", folder / "queue", programs) as queue:
+        await (await open_store(log.admin)).aclose()
+        yield (
+            log,
+            queue,
+            {
+                "PATH": os.environ["PATH"],
+                "DECKHANDS_CELERY_URL": queue.queue,
+                "DECKHANDS_HOME": str(folder / "home"),
+            },
+        )

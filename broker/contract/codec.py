@@ -184,7 +184,7 @@ def is_encrypted(entry: bytes) -> bool:
     return entry[:1] == b"\xff"
 
 
-def sealed_part(entry: bytes) -> bytes:
+def find_sealed_part(entry: bytes) -> bytes:
     """Return what the cipher made of an encrypted entry; it starts with the id of the key."""
     return entry[_HEADER_BYTES:]
 

@@ -80,7 +80,7 @@ async def find_cipher_of(store: Store, conversation_id: str, entry: bytes) -> Ci
     """
     encryption, key_id = store.encryption, None
     if codec.is_encrypted(entry):
-        key_id = codec.sealed_part(entry)[:KEY_ID_BYTES]
+        key_id = codec.find_sealed_part(entry)[:KEY_ID_BYTES]
         if not encryption.is_on:
             return await encryption.load_cipher(conversation_id, key_id)  # raises, and says what is missing
     cipher = await encryption.find_cipher(conversation_id)

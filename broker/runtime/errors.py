@@ -12,7 +12,7 @@
     │   ├── StoreRefused           the server refused one command: usually a key of another type
     │   ├── StoreTooNew            written by a newer version of Deckhands
     │   │   └── DataLocked         encrypted, and this process has not its key
-    │   │       └── DataForgotten  its key was deleted: nobody can read it any more
+    │   │       └── DataForgotten  its key was deleted, so it stays unreadable
     │   ├── FunctionsReplaced      the new functions do not serve this worker: it hands back its work and stops
     │   ├── StoreMisconfigured     evicts keys, lacks the functions
     │   │   └── StoreReplaced      another store than before, or the same one emptied

@@ -8,8 +8,8 @@ Holds:
     - Encryption is on where a process has master keys. A conversation keeps the key that it was created with, named by
       the field `data_key` of its index; the function `append` refuses an event that is not encrypted with it.
     - Each encryption has a random nonce of 96 bits under a key of one conversation, so the limit of 2^32 encryptions
-      with one key is out of reach. What a text is (an event, a snapshot, …) is authenticated with it, so that texts
-      cannot be exchanged.
+      with one key is out of reach. The kind of a text (event, snapshot, …) is authenticated with it, so texts cannot be
+      exchanged.
     - A deleted data key is unknown to every process within `FRESH_SECONDS`: each keeps a bounded number of them, and
       asks the store for the number of deletions before it uses one.
     - A new master key changes the encrypted data keys alone, and never one that was deleted meanwhile.

@@ -13,8 +13,8 @@ import pytest
 from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, EventSource
 from broker.log.event_log import EventLog
+from deckhands.chaos.proxy import StoreProxy
 from tests.faults.harness import FaultCluster
-from tests.faults.proxy import SlowProxy
 from tests.integration.command_line import COMMAND, environment
 from tests.terminal_parts import person
 
@@ -70,10 +70,10 @@ async def test_a_person_presses_tab(cluster: FaultCluster) -> None:
 
 async def test_a_store_that_answers_slowly_is_waited_for(cluster: FaultCluster) -> None:
     await begin(cluster, "wharf-1234", "Fix it")
-    proxy = SlowProxy(Path(f"{cluster.store.socket}.proxy"), Path(cluster.store.socket))
+    proxy = StoreProxy(cluster.store.url, Path(f"{cluster.store.socket}.proxy"))
     proxy.delay_seconds = 0.15
     env = environment(cluster.root / "home", DECKHANDS_URL=f"{cluster.store.url}.proxy")
-    async with proxy.running():
+    async with proxy:
         bash = await asyncio.to_thread(asked, "bash", "deckhands logs whar", env)
     assert bash.stdout == "plain,wharf-1234\n"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from kombu.exceptions import OperationalError
 from broker.contract.events import AgentSpec, LLMSpec
 from broker.contract.policies import ConfirmationPolicy
 from broker.coordination.membership import list_members
-from broker.store.store import open_store
 from deckhands.client.client import Client
 from deckhands.evaluation.attempts.catalog import Catalog
 from deckhands.evaluation.attempts.steering import EvaluationSteering, Requeue
@@ -29,7 +27,7 @@ from tests.inbox_parts import put, replies
 from tests.ingress_parts import saying
 from tests.integration.command_line import run_command
 from tests.polling import unhurried, until
-from tests.served_stores import LIMIT_SECONDS, PRODUCER, Server, allowed_of, refusals, serving, worker
+from tests.served_stores import LIMIT_SECONDS, PRODUCER, Server, allowed_of, refusals, serving_both, worker
 from tests.turns import finish
 
 LIMIT = 2 * LIMIT_SECONDS
@@ -86,13 +84,9 @@ class Cluster:
 @pytest.fixture
 async def cluster(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as stack:
-        log = await stack.enter_async_context(serving("log", tmp_path / "log", programs))
-        queue = await stack.enter_async_context(serving("queue", tmp_path / "queue", programs))
-        await (await open_store(log.admin)).aclose()
+        log, queue, usual = await stack.enter_async_context(serving_both(tmp_path, programs))
         environment = {
-            "PATH": os.environ["PATH"],
-            "DECKHANDS_CELERY_URL": queue.queue,
-            "DECKHANDS_HOME": str(tmp_path / "home"),
+            **usual,
             "DECKHANDS_SANDBOX": "none",
             "LLM_SCRIPTS_DIR": "/",  # tests write scripts where they like
             "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -14,13 +13,12 @@ from broker.contract.fencing import Ownership
 from broker.contract.specs import Tenancy
 from broker.health import BEAT_LOCK, HEALTHY, LAPSED, check
 from broker.limits.ledger import Ledger, list_accounts
-from broker.store.store import open_store
 from deckhands.client.client import Client
 from deckhands.operations.jobs.celery_app import BEAT_KEYS
 from deckhands.operations.webhooks.repository import WebhookRepository
 from tests.archive_parts import begin_ended
 from tests.polling import until
-from tests.served_stores import LIMIT_SECONDS, allowed_of, refusals, serving, worker
+from tests.served_stores import LIMIT_SECONDS, allowed_of, refusals, serving_both, worker
 from tests.webhook_parts import begin_worked, receiving
 
 BEYOND_JOBS = (
@@ -50,13 +48,9 @@ async def test_jobs_and_beat_work_with_their_rights(
     place, rules = tmp_path / "archive", tmp_path / "retention.toml"
     rules.write_text('[[rule]]\nage = "0s"\n')
     async with AsyncExitStack() as stack:
-        log = await stack.enter_async_context(serving("log", tmp_path / "log", programs))
-        queue = await stack.enter_async_context(serving("queue", tmp_path / "queue", programs))
-        await (await open_store(log.admin)).aclose()
+        log, queue, usual = await stack.enter_async_context(serving_both(tmp_path, programs))
         environment = {
-            "PATH": os.environ["PATH"],
-            "DECKHANDS_CELERY_URL": queue.queue,
-            "DECKHANDS_HOME": str(tmp_path / "home"),
+            **usual,
             "DECKHANDS_MASTER_KEYS": masters,
         }
         assert (await check("beat", queue.queue)).exit_status == LAPSED
@@ -97,13 +91,9 @@ async def test_jobs_turn_off_a_webhook_whose_receiver_is_gone(
     monkeypatch.setenv("DECKHANDS_SECRET_KEY", key)
     monkeypatch.setenv("DECKHANDS_WEBHOOK_PRIVATE", "127.0.0.1")
     async with AsyncExitStack() as stack:
-        log = await stack.enter_async_context(serving("log", tmp_path / "log", programs))
-        queue = await stack.enter_async_context(serving("queue", tmp_path / "queue", programs))
-        await (await open_store(log.admin)).aclose()
+        log, queue, usual = await stack.enter_async_context(serving_both(tmp_path, programs))
         environment = {
-            "PATH": os.environ["PATH"],
-            "DECKHANDS_CELERY_URL": queue.queue,
-            "DECKHANDS_HOME": str(tmp_path / "home"),
+            **usual,
             "DECKHANDS_SECRET_KEY": key,
             "DECKHANDS_WEBHOOK_PRIVATE": "127.0.0.1",
             "DECKHANDS_URL": log.jobs,

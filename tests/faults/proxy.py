@@ -1,4 +1,4 @@
-"""Proxies between workers and the store: one leads to another server, one is slow; `LossyWire` loses replies."""
+"""A name of the store that can lead to another server."""
 
 from __future__ import annotations
 
@@ -54,33 +54,3 @@ class Name:
             while chunk := await source.read(65536):
                 target.write(chunk)
                 await target.drain()
-
-
-class SlowProxy(Name):
-    """Passes bytes both ways, each `delay_seconds` late, in order."""
-
-    def __init__(self, path: Path, upstream: Path) -> None:
-        super().__init__(path, upstream)
-        self.delay_seconds = 0.0
-
-    async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        loop = asyncio.get_running_loop()
-        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-
-        async def deliver() -> None:
-            while True:
-                due, chunk = await under_way.get()
-                arrived = asyncio.Event()
-                loop.call_at(due, arrived.set)
-                await arrived.wait()
-                target.write(chunk)
-                await target.drain()
-
-        delivering = asyncio.create_task(deliver())
-        try:
-            while chunk := await source.read(65536):
-                under_way.put_nowait((loop.time() + self.delay_seconds, chunk))
-        except OSError:
-            pass
-        finally:
-            delivering.cancel()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.child import EXIT_STORE_REPLACED
+from deckhands.chaos.proxy import StoreProxy
 from tests.faults.harness import FaultCluster, steps
-from tests.faults.proxy import SlowProxy
 from tests.stores import LossyWire
 
 
@@ -117,9 +117,9 @@ async def test_live_workers_are_not_buried_while_the_store_is_slow(
     cluster: FaultCluster, round_trip_seconds: float
 ) -> None:
     """The store is slow from a moment on, and workers that start meanwhile find it so."""
-    proxy = SlowProxy(Path(f"{cluster.store.socket}.proxy"), Path(cluster.store.socket))
+    proxy = StoreProxy(cluster.store.url, Path(f"{cluster.store.socket}.proxy"))
     names = ["c1", "c2", "t1", "c3", "t2"]
-    async with proxy.running():
+    async with proxy:
         cluster.url_for_workers = f"{cluster.store.url}.proxy"
         cluster.start_controller("c1")
         cluster.start_controller("c2")

@@ -102,7 +102,7 @@ def function_cells() -> Iterable[Cell]:
             yield role, ("FCALL", function, "1", "deck:{0}"), may_call(role, function)
 
 
-async def refused_of(log: Server, role: str, commands: list[tuple[str, ...]], sign: str) -> list[bool]:
+async def find_refused(log: Server, role: str, commands: list[tuple[str, ...]], sign: str) -> list[bool]:
     """Return for each command whether it was refused to a role, as a sign in the server's reply shows."""
     connection = MultiplexedConnection(log.role(role))
 
@@ -124,7 +124,7 @@ async def wrong_cells(log: Server, cells: list[Cell], sign: str) -> list[Cell]:
     wrong = []
     for role in ROLES:
         own = [cell for cell in cells if cell[0] == role]
-        refused = await refused_of(log, role, [command for _, command, _ in own], sign)
+        refused = await find_refused(log, role, [command for _, command, _ in own], sign)
         wrong += [cell for cell, is_refused in zip(own, refused, strict=True) if cell[2] is is_refused]
     return wrong
 

@@ -236,7 +236,7 @@ def broken_chat(outcome: ChatOutcome) -> list[str]:
     for action, times in Counter(outcome.cluster.node.executions).items():
         if times > 1 or (action not in actions and not outcome.has_lost):
             found.append(f"I5: action {action} was executed {times} times")
-    return [*found, *_late(outcome), *_charged(outcome)]
+    return [*found, *_late(outcome), *_find_wrong_charges(outcome)]
 
 
 def _broken_log(outcome: ChatOutcome, cid: str, events: list[Event]) -> Iterator[str]:
@@ -250,7 +250,7 @@ def _broken_log(outcome: ChatOutcome, cid: str, events: list[Event]) -> Iterator
         yield f"I3: the messages in the log of {cid} are {dict(texts)}"
 
 
-def _charged(outcome: ChatOutcome) -> Iterator[str]:
+def _find_wrong_charges(outcome: ChatOutcome) -> Iterator[str]:
     """Compare the ledger with the logs; after a lost tail it may know of calls that no log has."""
     account = outcome.budget
     if account is None or outcome.has_lost:

@@ -57,9 +57,9 @@ class Search:
 
     def find(self, seeds: range) -> tuple[int, list[str]] | None:
         """Return the first seed whose checks find something, and what; None: none does."""
-        return next(self._found(seeds), None)
+        return next(self._find_failures(seeds), None)
 
-    def _found(self, seeds: range) -> Iterator[tuple[int, list[str]]]:
+    def _find_failures(self, seeds: range) -> Iterator[tuple[int, list[str]]]:
         return ((seed, found) for seed in seeds if (found := self.run(seed)))
 
     def _draw_faults(self, kind: str, random: Random) -> dict[int, Fault]:

@@ -421,7 +421,7 @@ class ToolWorkerSession:
             )
             await self._executor.execute(delivery, claim, attribution, refusal=refusal)
         except DataForgotten as error:
-            _log.warning("an action is dropped, because nobody can read it again: %s", error)
+            _log.warning("an action is dropped, because its key was deleted: %s", error)
             await queue.acknowledge(delivery)
         except DataLocked as error:
             _log.warning("an action waits for the key of its conversation: %s", error)
