@@ -62,6 +62,7 @@ REPOSITORY = (
     Feature("workspace", "workspace", "workspaces.md", ("workspace",)),
     Feature("skills", "repository skills", "skills.md"),
     Feature("agents_md", "`AGENTS.md`", "skills.md"),
+    Feature("agent_files", "agents in files", "delegation.md#agents-in-files"),
     Feature("setup", "`setup.sh`", "workspaces.md#scripts-of-a-repository"),
     Feature("hooks", "hooks", "hooks.md"),
 )
@@ -118,6 +119,7 @@ MISSING: Mapping[tuple[str, str], str] = {
     ("schedule", "key"): "Each tick is a new conversation; its key is the name of the schedule and the time.",
     ("eval", "skills"): "Instructions in the files of an instance are read only if it has a `setup`: they are not a "
     "part of the task.",
+    ("eval", "agent_files"): "Attempts do not delegate, see *delegates*.",
     ("eval", "agents_md"): "Instructions in the files of an instance are read only if it has a `setup`: they are not "
     "a part of the task.",
     ("eval", "tools"): "Attempts have the tools of their agent, on every cluster the same.",

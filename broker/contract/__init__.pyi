@@ -13,6 +13,9 @@ from .actions import RiskyAction as RiskyAction, SystemMessageAction as SystemMe
 from .actions import ToolCallAction as ToolCallAction
 from .agent_factory import AgentFactoryConfig as AgentFactoryConfig, AgentKind as AgentKind
 from .agent_factory import choose_agent as choose_agent, legacy_of as legacy_of, sdk_of as sdk_of
+from .agent_files import AGENT_FOLDERS as AGENT_FOLDERS, AgentFile as AgentFile
+from .agent_files import load_agent_files as load_agent_files, parse_agent_file as parse_agent_file
+from .agent_files import read_agent_files as read_agent_files
 from .agent_state import TERMINAL_STATES as TERMINAL_STATES, WAITING_FOR_USER_STATES as WAITING_FOR_USER_STATES
 from .agent_state import AgentState as AgentState, is_settled as is_settled
 from .allowed_hosts import HostRule as HostRule, parse_authority as parse_authority
@@ -107,18 +110,20 @@ from .specs import GoalSpec as GoalSpec, Limits as Limits, MemorySpec as MemoryS
 from .specs import PlanSpec as PlanSpec, Priority as Priority, PriorityName as PriorityName, SdkSpec as SdkSpec
 from .specs import Skill as Skill, Tenancy as Tenancy, WorkspaceNeeds as WorkspaceNeeds, WorkspaceSpec as WorkspaceSpec
 from .specs import asks_model as asks_model, priority_of as priority_of
-from .recall import AvailableSkill as AvailableSkill, MicroagentKnowledge as MicroagentKnowledge
+from .recall import AvailableAgent as AvailableAgent, AvailableSkill as AvailableSkill
+from .recall import MicroagentKnowledge as MicroagentKnowledge
 from .recall import PathRule as PathRule, RecallAction as RecallAction, RecallObservation as RecallObservation
 from .recall import RecallType as RecallType
 from .session_events import AcpCall as AcpCall, AcpObservation as AcpObservation, AcpPermission as AcpPermission
 from .session_events import AcpPermissionAction as AcpPermissionAction, AcpTurnAction as AcpTurnAction
 from .session_events import IPythonRunCellAction as IPythonRunCellAction
 from .session_events import IPythonRunCellObservation as IPythonRunCellObservation
+from .markdown import MAX_FILE_BYTES as MAX_FILE_BYTES
 from .skills import FILE_MARK as FILE_MARK, HOOK_SCRIPT as HOOK_SCRIPT, INSTRUCTION_FILES as INSTRUCTION_FILES
 from .skills import MAX_HEAD_BYTES as MAX_HEAD_BYTES, MAX_SURVEY_BYTES as MAX_SURVEY_BYTES
 from .skills import MAX_NESTED_DEPTH as MAX_NESTED_DEPTH, MAX_NESTED_FILES as MAX_NESTED_FILES
 from .skills import NESTED_FILES as NESTED_FILES, is_skill_file as is_skill_file, matches_pattern as matches_pattern
-from .skills import MAX_SKILLS as MAX_SKILLS, MAX_SKILL_BYTES as MAX_SKILL_BYTES, NO_SKILLS as NO_SKILLS
+from .skills import MAX_SKILLS as MAX_SKILLS, NO_SKILLS as NO_SKILLS
 from .skills import SCRIPT_MARK as SCRIPT_MARK, SETUP_SCRIPT as SETUP_SCRIPT, SKILL_FOLDERS as SKILL_FOLDERS
 from .skills import SkillFiles as SkillFiles, SkillReader as SkillReader, find_trigger as find_trigger
 from .skills import check_skill_file as check_skill_file, load_skills as load_skills, parse_skills as parse_skills

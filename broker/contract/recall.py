@@ -56,6 +56,13 @@ class AvailableSkill(EventValue):
     location: str
 
 
+class AvailableAgent(EventValue):
+    """An agent that a file of the workspace defines, and that tasks can be delegated to."""
+
+    name: str
+    description: str
+
+
 class PathRule(EventValue):
     """A skill that is recalled once a file that matches one of the patterns is used."""
 
@@ -69,6 +76,7 @@ class RecallObservation(Observation):
     Attributes:
         notes: notes from earlier conversations.
         available_skills: skills that the agent may read in the workspace.
+        available_agents: agents of the workspace's files that it may delegate tasks to.
         path_rules: skills that wait for the use of a file; the model does not see them yet.
         unreadable_skills: skill files of the workspace that cannot be parsed, each with the reason.
     """
@@ -90,6 +98,7 @@ class RecallObservation(Observation):
     microagent_knowledge: tuple[MicroagentKnowledge, ...] = ()
     notes: tuple[Note, ...] | None = None
     available_skills: tuple[AvailableSkill, ...] | None = None
+    available_agents: tuple[AvailableAgent, ...] | None = None
     path_rules: tuple[PathRule, ...] | None = None
     unreadable_skills: tuple[str, ...] | None = None
 
@@ -113,6 +122,7 @@ def render_recall(recall: RecallObservation) -> str:
         *_render_workspace(recall),
         *_render_instructions(recall),
         *_render_available(recall),
+        *_render_agents(recall),
         *map(_render_skill, recall.microagent_knowledge),
     ]
     return "\n".join([*paragraphs, *_render_unreadable(recall), *_render_notes(recall)])
@@ -153,6 +163,15 @@ def _render_available(recall: RecallObservation) -> Iterator[str]:
     for skill in recall.available_skills:
         yield f"- {skill.name} ({skill.location}): {skill.description}"
     yield "</available_skills>"
+
+
+def _render_agents(recall: RecallObservation) -> Iterator[str]:
+    if not recall.available_agents:
+        return
+    yield "<available_agents>\nWith the tool `delegate` you can also hand tasks to these agents of the workspace."
+    for agent in recall.available_agents:
+        yield f"- {agent.name}: {agent.description}"
+    yield "</available_agents>"
 
 
 def _render_skill(skill: MicroagentKnowledge) -> str:

@@ -20,12 +20,20 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from broker.contract.agent_files import AgentFile, is_agent_file, parse_agent_file, read_agent_files
+from broker.contract.markdown import (
+    MAX_DESCRIPTION_CHARS,
+    MAX_FILE_BYTES,
+    describe_text,
+    read_start,
+    split_front_matter,
+)
 from broker.contract.plain_json import replace_surrogates
 from broker.contract.specs import Skill
 
@@ -50,7 +58,6 @@ SETUP_SCRIPT, HOOK_SCRIPT = ".openhands/setup.sh", ".openhands/pre-commit.sh"
 """Scripts of a repository that run before an agent's first step and before each commit (OpenHands 10.1)."""
 SCRIPT_MARK = "deckhands-script:"
 """The prefix of a survey line that names one of these scripts."""
-MAX_SKILL_BYTES = 64 * 1024
 MAX_HEAD_BYTES = 16 * 1024
 """Of the front matter of a `SKILL.md`; a survey reads no more of such a file."""
 MAX_SURVEY_BYTES = 220_000
@@ -63,8 +70,6 @@ MAX_PATTERN_CHARS = 200
 MAX_PATTERN_FOLDERS = 20
 MAX_FOLDERS = 50
 """Above a file that patterns can match."""
-MAX_DESCRIPTION_CHARS = 1_024
-"""As in the AgentSkills specification."""
 MAX_NAME_CHARS = 64
 MAX_UNREADABLE = 20
 """How many invalid skill files are reported."""
@@ -81,35 +86,41 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SkillFiles:
-    """The skills found in files.
+    """The skills and agents found in files.
 
     Attributes:
         skills: in the order of the files. If two folders have a skill of the same name, the later one.
-        unreadable: the path and the error of each invalid skill file.
+        unreadable: the path and the error of each invalid file.
         paths: the file of each skill.
+        agents: agents to delegate to, by the paths of their files; likewise one of each name.
     """
 
     skills: tuple[Skill, ...] = ()
     unreadable: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
+    agents: Mapping[str, AgentFile] = field(default_factory=dict)
 
 
 NO_SKILLS = SkillFiles()
 
 
 class SkillReader:
-    """Collects skills from the files of a workspace or a home directory, one at a time.
+    """Collects skills and agents from the files of a workspace or a home directory, one at a time.
 
     A `SKILL.md` comes before the other files of its folder, because these are no skills then.
     """
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[str, str, Skill]] = {}  # by name: the folder, the file, the skill
+        self._agents: dict[str, tuple[str, AgentFile]] = {}  # by name: the file, the agent
         self._unreadable: list[str] = []
         self._roots: set[str] = set()
 
     def add(self, path: str, text: str) -> None:
-        """Read a file, given its path in the workspace or home directory. Files that are not skills are ignored."""
+        """Read a file, given its path in the workspace or home directory. Other files are ignored."""
+        if is_agent_file(path):
+            self._add_agent(path, text)
+            return
         name = _name_of(path)
         if name is None or not text.strip() or self._is_resource(path):
             return
@@ -122,6 +133,15 @@ class SkillReader:
             return
         self._found.pop(skill.name, None)
         self._found[skill.name] = (folder, path, skill)
+
+    def _add_agent(self, path: str, text: str) -> None:
+        try:
+            agent = parse_agent_file(path, text)
+        except ValueError as error:
+            self._unreadable.append(f"{_render_path(path)}: {error}")
+            return
+        self._agents.pop(agent.name, None)
+        self._agents[agent.name] = path, agent
 
     def leave_out(self, path: str) -> None:
         """Report the first file that the survey had no room for."""
@@ -136,13 +156,14 @@ class SkillReader:
         return any(path.startswith(root) for root in self._roots)
 
     def to_skill_files(self) -> SkillFiles:
-        """Return the skills found so far."""
+        """Return what was found so far."""
         left = len(self._unreadable) - MAX_UNREADABLE
         more = [f"and {left} more files"] if left > 0 else []
         return SkillFiles(
             tuple(skill for *_, skill in self._found.values()),
             (*self._unreadable[:MAX_UNREADABLE], *more),
             tuple(path for _, path, _ in self._found.values()),
+            dict(self._agents.values()),
         )
 
 
@@ -157,7 +178,7 @@ def parse_skill(name: str, text: str, *, path: str = "", taken: Container[str] =
     Raises:
         ValueError: the front matter is not YAML, or its fields are invalid.
     """
-    head, content = _split_front_matter(text)
+    head, content = split_front_matter(text)
     given = None if _is_nested(path) else head.get("name")
     triggers = _parse_triggers(head.get("triggers"))
     paths = _parse_paths(head.get("paths"))
@@ -178,7 +199,7 @@ def parse_skill(name: str, text: str, *, path: str = "", taken: Container[str] =
         content=content,
         triggers=() if paths else triggers,
         location=replace_surrogates(path) if is_folder else None,
-        description=_describe(head.get("description"), content) if is_listed else None,
+        description=describe_text(head.get("description"), content) if is_listed else None,
         paths=paths or None,
     )
 
@@ -193,7 +214,7 @@ def parse_skills(files: Iterable[tuple[str, str]]) -> SkillFiles:
 
 def check_skill_file(path: str, text: str) -> list[str]:
     """Return what is wrong with a skill that was parsed, as sentences, such as departures from AgentSkills."""
-    head, content = _split_front_matter(text)
+    head, content = split_front_matter(text)
     if not is_skill_file(path):
         return [] if content.strip() else ["it has no text"]
     folder, name, description = PurePosixPath(path).parent.name, head.get("name"), head.get("description")
@@ -247,11 +268,12 @@ def read_workspace_files(top: Path) -> Iterator[tuple[str, str]]:
     yield from _read_files(top, sorted(above))
     yield from read_skill_files(top)
     yield from _read_files(top, sorted(nested)[:MAX_NESTED_FILES])
+    yield from read_agent_files(top)
 
 
 def _read_files(top: Path, paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
     for path in paths:
-        if not path.is_symlink() and (text := _read_start(path)) is not None:
+        if not path.is_symlink() and (text := read_start(path)) is not None:
             yield path.relative_to(top).as_posix(), text
 
 
@@ -264,15 +286,6 @@ def read_skill_files(top: Path) -> Iterator[tuple[str, str]]:
             _log.warning("%s cannot be read: %s", top / folder, error.strerror)
             continue
         yield from _read_files(top, paths[:MAX_SKILLS])
-
-
-def _read_start(path: Path) -> str | None:
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_SKILL_BYTES).decode(errors="replace")
-    except OSError as error:
-        _log.warning("%s cannot be read: %s", path, error.strerror)
-        return None
 
 
 def find_trigger(words: Iterable[str], text: str) -> str:
@@ -345,27 +358,6 @@ def _name_of(path: str) -> str | None:
     return INSTRUCTION_FILES.get(name.lower())
 
 
-def _describe(given: Any, content: str) -> str:
-    """Return the description of a skill: the given one, or else the first line that is no heading."""
-    lines = (line.strip() for line in content.splitlines())
-    text = str(given) if given else next((line for line in lines if line and not line.startswith("#")), "")
-    text = " ".join(replace_surrogates(text).split())
-    return text if len(text) <= MAX_DESCRIPTION_CHARS else f"{text[: MAX_DESCRIPTION_CHARS - 1]}…"
-
-
-def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:
-    """Split a file into front matter and text."""
-    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
-    if not text.startswith("---\n"):
-        return {}, text
-    end = text.find("\n---", 3)
-    if end < 0:
-        return {}, text
-    from broker.runtime import parse_front_matter  # imports YAML
-
-    return parse_front_matter(text[4:end]), text[end + 4 :].partition("\n")[2]
-
-
 def _parse_triggers(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
@@ -383,7 +375,7 @@ def _parse_paths(value: Any) -> tuple[str, ...]:
     """Return the patterns of files: a list, or text with commas, as Claude Code has it."""
     if value is None:
         return ()
-    values = re.split(r",(?![^{]*})", value[:MAX_SKILL_BYTES]) if isinstance(value, str) else value
+    values = re.split(r",(?![^{]*})", value[:MAX_FILE_BYTES]) if isinstance(value, str) else value
     if not isinstance(values, list):
         raise ValueError("`paths` is neither a list nor text")  # noqa: TRY004  (callers collect ValueError)
     given = [text for each in values if (text := replace_surrogates(str(each)).strip().removeprefix("./"))]

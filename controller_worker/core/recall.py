@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from broker.contract import (
     NO_SKILLS,
+    AvailableAgent,
     AvailableSkill,
     MicroagentKnowledge,
     Note,
@@ -33,6 +34,7 @@ MAX_INSTRUCTION_CHARS = 100_000
 MAX_LISTED_CHARS = 16_000
 """The list of skills that the agent may read. Their descriptions are shortened alike if they need more."""
 MIN_DESCRIPTION_CHARS = 20
+MAX_LISTED_AGENTS = 100
 MAX_RULE_CHARS = 16_000
 """Of the text of one rule; the rest is left out."""
 MAX_RULES_CHARS = 100_000
@@ -74,6 +76,7 @@ def recall(
         microagent_knowledge=mentioned,
         notes=recalled,
         available_skills=tuple(_list_skills(reported)) or None,
+        available_agents=tuple(_list_agents(state, skills)) or None,
         path_rules=tuple(_find_rules(reported)) or None,
         unreadable_skills=(*skills.unreadable, *left_out) or None,
     )
@@ -127,9 +130,23 @@ def _list_skills(skills: Iterable[Skill]) -> Iterator[AvailableSkill]:
     names = sum(len(skill.name) + len(skill.location or "") for skill in listed)
     share = max(MIN_DESCRIPTION_CHARS, (MAX_LISTED_CHARS - names) // max(1, len(listed)))
     for skill in listed:
-        text = skill.description or ""
-        text = text if len(text) <= share else f"{text[: share - 1]}…"
+        text = _shorten(skill.description or "", share)
         yield AvailableSkill(name=skill.name, description=text, location=skill.location or "")
+
+
+def _list_agents(state: State, files: SkillFiles) -> Iterator[AvailableAgent]:
+    """Yield the agents of files that the agent may delegate to, with descriptions that fit."""
+    if not state.setup.agent.enable_delegation:
+        return
+    own = state.setup.agent.delegates
+    listed = [agent for agent in files.agents.values() if agent.name not in own][:MAX_LISTED_AGENTS]
+    share = MAX_LISTED_CHARS // max(1, len(listed))
+    for agent in listed:
+        yield AvailableAgent(name=agent.name, description=_shorten(agent.description, share))
+
+
+def _shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _merge_skills(own: Iterable[Skill], workspace: Iterable[Skill]) -> Iterator[Skill]:

@@ -14,8 +14,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from broker.contract import (
+    NO_SKILLS,
     TERMINAL_STATES,
     AgentDelegateAction,
+    AgentFile,
     AgentFinishAction,
     AgentRejectAction,
     AgentSpec,
@@ -38,9 +40,18 @@ from broker.log import Conversations, Duplicate, EventLog, find_latest_event, ma
 from broker.runtime import EventsLost, UnknownConversation, UsageError, failpoint
 from broker.store import Store
 from controller_worker.agents import check_agent, create_agent
-from controller_worker.core import NOT_STARTED, STARTED, Delegate, NotifyDelegates, State, count_steps, to_answer
+from controller_worker.core import (
+    NOT_STARTED,
+    STARTED,
+    Delegate,
+    NotifyDelegates,
+    State,
+    count_steps,
+    parse_survey_skills_in_turns,
+    to_answer,
+)
 from controller_worker.loop.answers import read_event
-from controller_worker.model import sum_usage_by_model
+from controller_worker.model import Models, sum_usage_by_model
 
 T = TypeVar("T")
 
@@ -55,10 +66,15 @@ WAITS_FOR_USER = frozenset({AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_
 
 
 class Delegates:
-    """The delegates of one conversation."""
+    """The delegates of one conversation.
 
-    def __init__(self, log: EventLog, store: Store) -> None:
+    Args:
+        models: the models that the operator offers.
+    """
+
+    def __init__(self, log: EventLog, store: Store, models: Models) -> None:
         self._log = log
+        self._models = models
         self._conversations = Conversations(store)
         self._stored_files = StoredFiles(store)
         self._clock = store.clock
@@ -128,9 +144,16 @@ class Delegates:
     async def _create(self, state: State, delegate: Delegate) -> None:
         action = await read_event(self._log, state.setup.conversation_id, delegate.id)
         assert isinstance(action, AgentDelegateAction)
-        agent = make_delegate_spec(state.setup.agent, action.agent)
-        if action.agent not in state.setup.agent.delegates:
-            check_agent(action.agent, besides=state.setup.agent.delegates)
+        limits = _compute_limits(state, delegate, self._clock.now())
+        defined = await self._find_defined(state, action.agent)
+        if action.agent in defined:
+            file = defined[action.agent]
+            agent = file.make_spec(state.setup.agent, model=self._choose_model(file, state.setup.tenancy.tenant))
+            limits = file.limit(limits)
+        else:
+            agent = make_delegate_spec(state.setup.agent, action.agent)
+            if action.agent not in state.setup.agent.delegates:
+                check_agent(action.agent, besides=(*state.setup.agent.delegates, *defined))
         create_agent(agent)
         conversation_id = make_delegate_id(state.setup.conversation_id, delegate.id)
         task = TASK.format(task=action.inputs["task"])
@@ -139,7 +162,7 @@ class Delegates:
             source=EventSource.AGENT,
             agent=agent,
             workspace=state.setup.workspace,
-            limits=_compute_limits(state, delegate, self._clock.now()),
+            limits=limits,
             headless=state.setup.headless,
             title=task[:80].partition("\n")[0],
             tenancy=state.setup.tenancy,
@@ -167,6 +190,24 @@ class Delegates:
                 "the store has lost the events that began it.",
                 remedy="Delegate this task again.",
             )
+
+    async def _find_defined(self, state: State, name: str) -> dict[str, AgentFile]:
+        """Return the agents that files of the workspace define, unless the specification defines this one."""
+        setup = state.setup
+        if name in setup.agent.delegates or not setup.agent.enable_delegation or not state.survey.answer_id:
+            return {}
+        survey = await read_event(self._log, setup.conversation_id, state.survey.answer_id)
+        files = await parse_survey_skills_in_turns(survey) if isinstance(survey, Observation) else NO_SKILLS
+        return {agent.name: agent for agent in files.agents.values() if agent.name not in setup.agent.delegates}
+
+    def _choose_model(self, file: AgentFile, tenant: str) -> str | None:
+        """Return the model of a file if an entry of the operator's table offers it; None for the parent's.
+
+        An open table offers every name to the user who started the cluster, but not to a file of a repository.
+        """
+        entries = self._models.table.entries
+        is_offered = any(entry.is_for(tenant) and entry.matches(file.model) for entry in entries)
+        return file.model if file.model and is_offered else None
 
 
 async def _for_each(delegates: Sequence[Delegate], work: Callable[[Delegate], Awaitable[T]]) -> list[T]:

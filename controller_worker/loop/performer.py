@@ -112,7 +112,7 @@ class Performer:
         self._services = services
         self._crash_guard = suspicion
         self._started: dict[int, Observation] = {}  # answers to delegate actions, until they are in the log
-        self._delegates = Delegates(services.log, services.store)
+        self._delegates = Delegates(services.log, services.store, services.models)
         self._dispatches = Dispatches(services.log, services.owners, log.ownership)
 
     async def perform(self, effect: Effect) -> Append | NextMove:

@@ -11,7 +11,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from broker.contract import ACP_AGENT, ACP_PREFIX, AgentSpec, LLMSpec
+from broker.contract import (
+    ACP_AGENT,
+    ACP_PREFIX,
+    AgentFile,
+    AgentSpec,
+    LLMSpec,
+    load_agent_files,
+    parse_agent_file,
+)
 from broker.runtime import UsageError
 
 MAX_FILE_BYTES = 2**20
@@ -40,47 +48,54 @@ def check_takes_tools(agent: str, option: str) -> None:
         )
 
 
-def with_delegates(agent: AgentSpec, given: Sequence[str]) -> AgentSpec:
+def with_delegates(agent: AgentSpec, given: Sequence[str], *, has_delegation: bool = False) -> AgentSpec:
     """Return the agent with its delegates, each given as NAME, a known agent, or as NAME=FILE.
 
     A delegate without a file is the agent itself under the other name, as in `controller_worker`; a file without a
     model gives the agent's model.
 
+    Args:
+        has_delegation: also add the agents that files in the home directory define, and let the agent delegate to those
+            of its workspace.
+
     Raises:
         UsageError: a name or a file is invalid; the text names it.
     """
-    if not given:
+    if not given and not has_delegation:
         return agent
+    files = {file.name: file for file in _load_files_of_user()} if has_delegation else {}
+    # The first event of a conversation holds all specifications, so the user's skills are not repeated in each.
+    delegates = {name: _make_spec(file, agent).model_copy(update={"skills": ()}) for name, file in files.items()}
     if len(given) > MAX_DELEGATES:
         raise UsageError(f"--delegate is given {len(given)} times; the limit is {MAX_DELEGATES}.", remedy="Give fewer.")
-    delegates: dict[str, AgentSpec] = {}
+    named: set[str] = set()
     for text in given:
         name, separator, file = text.partition("=")
         if not NAME.fullmatch(name) or (separator and not file):
             raise UsageError(f"--delegate is {ascii(text)[:200]}.", remedy="Write NAME or NAME=FILE.")
-        if name in delegates:
+        if name in named:
             raise UsageError(f"Two delegates have the name {name}.", remedy="Give each its own name.")
-        if separator:
+        named.add(name)
+        files.pop(name, None)
+        if separator and file.lower().endswith(".md"):
+            files[name] = _load_agent_file(Path(file), text)
+            delegates[name] = _make_spec(files[name], agent)
+        elif separator:
             spec = _spec_in(Path(file), text)
             is_same = spec.llm == LLMSpec()
             delegates[name] = spec.model_copy(update={"llm": agent.llm}) if is_same else spec
         else:
             check = {"goal": None, "output": None, "memory": None, "plan": None}
             delegates[name] = agent.model_copy(update={"name": name, **check})
-    suffix = "\n".join(filter(None, (agent.system_prompt_suffix, DELEGATES_PROMPT.format(names=", ".join(delegates)))))
+    described = (f"{name} ({files[name].description})" if name in files else name for name in delegates)
+    prompt = DELEGATES_PROMPT.format(names=", ".join(described)) if delegates else ""
+    suffix = "\n".join(filter(None, (agent.system_prompt_suffix, prompt)))
     return agent.model_copy(update={"enable_delegation": True, "delegates": delegates, "system_prompt_suffix": suffix})
 
 
 def _spec_in(file: Path, option: str) -> AgentSpec:
-    what = f"The file {file} of --delegate {option.partition('=')[0]}"
-    try:
-        with file.expanduser().open("rb") as opened:
-            content = opened.read(MAX_FILE_BYTES + 1)
-    except (OSError, RuntimeError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(f"{what} cannot be read: {why}.", remedy="Name another.") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise UsageError(f"{what} has more than {MAX_FILE_BYTES:,} bytes.", remedy="Shorten it.")
+    what = _describe_file(file, option)
+    content = _read_file(file, what)
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -92,6 +107,41 @@ def _spec_in(file: Path, option: str) -> AgentSpec:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise UsageError(f"{what} cannot be used: {where}: {first['msg']}.", remedy=REMEDY) from error
+
+
+def _load_agent_file(file: Path, option: str) -> AgentFile:
+    what = _describe_file(file, option)
+    try:
+        return parse_agent_file(file.name, _read_file(file, what).decode())
+    except ValueError as error:
+        raise UsageError(f"{what} cannot be used: {error}.", remedy=REMEDY) from error
+
+
+def _load_files_of_user() -> tuple[AgentFile, ...]:
+    try:
+        return load_agent_files(Path.home())
+    except RuntimeError:  # the user has no home directory
+        return ()
+
+
+def _make_spec(file: AgentFile, parent: AgentSpec) -> AgentSpec:
+    return file.make_spec(parent, model=file.model or None)
+
+
+def _describe_file(file: Path, option: str) -> str:
+    return f"The file {file} of --delegate {option.partition('=')[0]}"
+
+
+def _read_file(file: Path, what: str) -> bytes:
+    try:
+        with file.expanduser().open("rb") as opened:
+            content = opened.read(MAX_FILE_BYTES + 1)
+    except (OSError, RuntimeError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{what} cannot be read: {why}.", remedy="Name another.") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise UsageError(f"{what} has more than {MAX_FILE_BYTES:,} bytes.", remedy="Shorten it.")
+    return content
 
 
 def _check_names(fields: Any, what: str) -> None:

@@ -89,6 +89,7 @@ class SpecOptions:
     browser: bool
     browser_delegate: bool
     delegates: tuple[str, ...]
+    has_delegation: bool
     ipython: bool
     patch: bool
     sandbox: str | None
@@ -218,8 +219,15 @@ _OPTIONS = (
         "delegates",
         multiple=True,
         metavar="NAME[=FILE]",
-        help="An agent that it can hand tasks to: a known one, such as ReadOnlyAgent, or one that a JSON file "
-        "describes. May be repeated.",
+        help="An agent that it can hand tasks to: a known one, such as ReadOnlyAgent, or one that a JSON or Markdown "
+        "file describes. May be repeated.",
+    ),
+    click.option(
+        "--delegation",
+        "has_delegation",
+        is_flag=True,
+        help="Let it hand tasks to other agents: those that files in .agents/agents, .openhands/agents and "
+        ".claude/agents of the workspace and of your home directory define, and the known ones.",
     ),
     click.option(
         "--ipython", is_flag=True, help="Let it run cells of Python. Needs tool workers that serve the pool ipython."
@@ -396,6 +404,7 @@ def agent_of(options: SpecOptions, model: str | None) -> AgentSpec:
     """
     for option, is_given in (
         ("--delegate", options.delegates),
+        ("--delegation", options.has_delegation),
         ("--ipython", options.ipython),
         ("--patch", options.patch),
     ):
@@ -419,7 +428,7 @@ def agent_of(options: SpecOptions, model: str | None) -> AgentSpec:
         enable_jupyter=options.ipython,
         enable_patch=options.patch,
     )
-    return with_delegates(agent, options.delegates)
+    return with_delegates(agent, options.delegates, has_delegation=options.has_delegation)
 
 
 def _skills_of_person() -> tuple[Skill, ...]:

@@ -217,6 +217,27 @@ def test_a_task_is_handed_to_a_delegate_of_a_file(runs: Runs) -> None:
     assert f"Hands to:     scout (ReadOnlyAgent, {small}), LocAgent (LocAgent, {large})" in shown
 
 
+def test_tasks_go_to_agents_that_files_define(monkeypatch: pytest.MonkeyPatch, runs: Runs) -> None:
+    monkeypatch.setenv("HOME", str(runs.root))
+    for top, name in ((runs.work, "clerk"), (runs.root, "scribe")):
+        (top / ".claude" / "agents").mkdir(parents=True)
+        (top / ".claude" / "agents" / f"{name}.md").write_text(f"---\ndescription: A {name}.\n---\nI am the {name}.")
+    calls = [call("delegate", agent=name, task="Count.") for name in ("clerk", "scribe")]
+    # The delegates have the same script: their calls of `delegate`, which they lack, fail, and then they finish.
+    model = script(runs.root / "m.json", *calls, finish("Done."))
+    done = runs.start("--delegation", "--json", model=model, HOME=str(runs.root))
+    assert done.code == 0, done
+    (recall,) = [event for event in of(done, "observation.recall") if event.get("available_agents")]
+    assert recall["available_agents"] == [{"name": "clerk", "description": "A clerk."}]
+    (greeting,) = of(done, "action.system")
+    assert "hand tasks to these agents: scribe (A scribe.)." in greeting["content"]
+    ends = [event["content"] for event in of(done, "observation.delegate")]
+    assert ["finishes task" in end for end in ends] == [True, True], ends
+    listed = deckhands("skills", "ls", str(runs.work), env=runs.env | {"HOME": str(runs.root)}).out
+    assert "clerk" in listed
+    assert "scribe" in listed
+
+
 def test_cells_are_run(runs: Runs) -> None:
     model = script(runs.root / "m.json", call("execute_ipython_cell", code="print(6 * 7)"), finish("Done."))
     done = runs.start("--ipython", model=model)

@@ -38,7 +38,7 @@ from tests.ways_in_drivers import (
 
 pytest_plugins = ("tests.model_server.fixtures",)
 DELAY_SECONDS = 0.5
-UNREAD = {"skills", "agents_md"}
+UNREAD = {"skills", "agents_md", "agent_files"}
 """What the files of an instance say, and no agent reads, without an error."""
 CELLS = [pytest.param(way, feature, id=f"{way.name}-{feature.name}") for way in WAYS for feature in FEATURES]
 SCENARIOS = {
@@ -91,6 +91,7 @@ TRIALS: Mapping[str, Trial] = {
     "workspace": Trial(lambda ended: "a file of the workspace" in ended.log, {"workspace": "project"}),
     "skills": Trial(lambda ended: "Sing at noon." in ended.prompts),
     "agents_md": Trial(lambda ended: "Whistle at dawn." in ended.prompts),
+    "agent_files": Trial(lambda ended: "- critic: Judges rhymes." in ended.prompts),
     "setup": Trial(lambda ended: "made by the set-up" in ended.prompts),
     "hooks": Trial(lambda ended: "The house forbids it." in ended.prompts),
     "agent": Trial(
@@ -230,6 +231,8 @@ def make_files(root: Path) -> None:
     (project / "here.txt").write_text("a file of the workspace\n")
     (project / "AGENTS.md").write_text("Whistle at dawn.\n")
     (project / ".openhands" / "skills" / "song.md").write_text("Sing at noon.\n")
+    (project / ".agents" / "agents").mkdir(parents=True)
+    (project / ".agents" / "agents" / "critic.md").write_text("---\ndescription: Judges rhymes.\n---\nBe kind.\n")
     (project / ".openhands" / "setup.sh").write_text(f"{MAKE}\n")
     guard = root / "guard"
     guard.write_text(f"#!/bin/sh\nif grep -q '{FORBIDDEN}'; then echo 'The house forbids it.' >&2; exit 2; fi\n")

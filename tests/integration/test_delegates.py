@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -22,13 +23,18 @@ from broker.contract.events import (
     LLMSpec,
     Observation,
     Parent,
+    Tenancy,
     WorkspaceSpec,
 )
 from broker.contract.observations import (
     AgentDelegateObservation,
     ErrorObservation,
     EventsLostObservation,
+    SurveyObservation,
 )
+from broker.contract.recall import RecallObservation
+from broker.contract.skills import FILE_MARK
+from broker.contract.workspace_events import SurveyAction
 from broker.log.conversations import Conversations
 from broker.log.delegates import make_delegate_id
 from broker.log.invariants import find_violations
@@ -39,6 +45,7 @@ from controller_worker.core.effects import NotifyDelegates
 from controller_worker.core.state import State
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.delegates import Delegates, report
+from controller_worker.model.models import Models
 from deckhands.client.forking import build_fork
 from deckhands.client.reading.summary import summarize
 from tests.controller_parts import said
@@ -106,11 +113,86 @@ async def test_delegate_gets_its_share_of_the_remaining_time(hands: Hands) -> No
     state, keys = hands.loops[0].state, hands.store.keys(delegate_id)
     await hands.store.connection.call("DEL", keys.events, keys.meta, keys.once)
     late = replace(state.usage, deadline=hands.store.clock.now() + timedelta(seconds=100))
-    await Delegates(hands.log, hands.store).start(replace(state, usage=late), state.delegation.delegates)
+    await Delegates(hands.log, hands.store, hands.services.models).start(
+        replace(state, usage=late), state.delegation.delegates
+    )
     (created, _) = await hands.log.read(delegate_id)
     assert isinstance(created, ConversationCreated)
     assert created.limits.max_seconds is not None
     assert 60 < created.limits.max_seconds <= 90
+
+
+async def delegate_to_file(
+    hands: Hands, head: str, *turns: dict[str, Any], tenant: str = "", **fields: Any
+) -> ConversationLoop:
+    """Let a conversation whose workspace defines the agent `clerk` delegate to it."""
+    agent = delegating(hands).model_copy(update={"enable_workspace_skills": True} | fields)
+    await hands.begin(
+        *(turns or (delegate_calls(agent="clerk"),)), agent=agent, workspace=WHERE, tenancy=Tenancy(tenant=tenant)
+    )
+    loop = await hands.go()
+    (survey,) = [event for event in await hands.events() if isinstance(event, SurveyAction)]
+    path, text = (base64.b64encode(part.encode()).decode() for part in (".claude/agents/clerk.md", head + "Count all."))
+    content = f"{FILE_MARK} {path} {text}\n"
+    answer = SurveyObservation(content=content, is_complete=True, cause=survey.id, source=EventSource.ENVIRONMENT)
+    await hands.log.append_observation(CID, answer, worker_id="tool-1")
+    await hands.wake(loop)
+    return loop
+
+
+CLERK = "---\ndescription: Counts things.\ntools: Read\nmodel: acme/large\nmax_iteration_per_run: 3\n---\n"
+
+
+async def test_agent_of_a_workspace_file_is_shown_and_works(hands: Hands) -> None:
+    loop = await delegate_to_file(hands, CLERK)
+    (recall,) = [event for event in await hands.events() if isinstance(event, RecallObservation)]
+    assert "- clerk: Counts things." in recall.agent_text
+    (created, message) = await hands.log.read(make_delegate_id(CID, loop.state.delegation.delegates[0].id))
+    assert isinstance(created, ConversationCreated)
+    assert created.agent.name == "ReadOnlyAgent"
+    assert created.agent.system_prompt_suffix == "Count all."
+    assert created.limits.max_iterations == 3
+    assert message.sentence == "TASK: look"
+
+
+async def test_file_cannot_choose_a_model_in_an_open_table(hands: Hands) -> None:
+    loop = await delegate_to_file(hands, CLERK)
+    (created, _) = await hands.log.read(make_delegate_id(CID, loop.state.delegation.delegates[0].id))
+    assert isinstance(created, ConversationCreated)
+    assert created.agent.llm == delegating(hands).llm
+
+
+@pytest.mark.parametrize(("tenant", "model"), [("acme", "acme/large"), ("other", "")])
+async def test_file_chooses_a_model_that_its_tenant_is_offered(hands: Hands, tenant: str, model: str) -> None:
+    table = hands.folder / "models.toml"
+    table.write_text('[llm]\nmodel = "acme/small"\n[llm.large]\nmodel = "acme/large"\ntenants = ["acme"]\n')
+    models = Models({"LLM_CONFIG": str(table), "LLM_SCRIPTS_DIR": str(hands.folder)}, hands.store.clock)
+    hands.services = replace(hands.services, models=models)
+    loop = await delegate_to_file(hands, CLERK, tenant=tenant)
+    (created, _) = await hands.log.read(make_delegate_id(CID, loop.state.delegation.delegates[0].id))
+    assert isinstance(created, ConversationCreated)
+    assert created.agent.llm.model == (model or delegating(hands).llm.model)
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer"),
+    [
+        ({"enable_delegation": False}, "Tool delegate is not registered"),
+        ({"enable_workspace_skills": True, "delegates": {"clerk": HELPER}}, ""),
+    ],
+)
+async def test_file_neither_permits_delegation_nor_replaces_a_delegate(
+    hands: Hands, fields: dict[str, Any], answer: str
+) -> None:
+    loop = await delegate_to_file(hands, CLERK, delegate_calls(agent="clerk"), FINISH, **fields)
+    (recall,) = [event for event in await hands.events() if isinstance(event, RecallObservation)]
+    assert recall.available_agents is None
+    if answer:
+        assert answer in next(event.content for event in await hands.events() if isinstance(event, ErrorObservation))
+        return
+    (created, _) = await hands.log.read(make_delegate_id(CID, loop.state.delegation.delegates[0].id))
+    assert isinstance(created, ConversationCreated)
+    assert created.agent == HELPER
 
 
 async def test_unknown_delegate_error_names_configured_ones_first(hands: Hands) -> None:
@@ -163,7 +245,7 @@ async def test_a_delegate_of_a_lost_request_does_not_answer_another(hands: Hands
 
 async def test_lost_order_does_not_block_another_with_its_number(hands: Hands) -> None:
     delegate_id, _ = await delegate_of(hands)
-    delegates, state = Delegates(hands.log, hands.store), hands.loops[0].state
+    delegates, state = Delegates(hands.log, hands.store, hands.services.models), hands.loops[0].state
     for wanted in (AgentState.PAUSED, AgentState.PAUSED, AgentState.STOPPED):
         await delegates.notify(state, NotifyDelegates(wanted, 99))
     assert await told(hands, delegate_id) == [AgentState.PAUSED, AgentState.STOPPED]
@@ -172,7 +254,7 @@ async def test_lost_order_does_not_block_another_with_its_number(hands: Hands) -
 async def test_order_concerns_only_the_requested_actions_and_time(hands: Hands) -> None:
     """The next owner forwards the latest order once more, and others may have started since."""
     delegate_id, begun = await delegate_of(hands)
-    delegates, state = Delegates(hands.log, hands.store), hands.loops[0].state
+    delegates, state = Delegates(hands.log, hands.store, hands.services.models), hands.loops[0].state
     asked_id = state.delegation.delegates[0].id
     for order in (
         NotifyDelegates(AgentState.STOPPED, asked_id - 1),
@@ -204,7 +286,9 @@ async def test_a_delegate_that_a_lost_pause_has_paused_continues(hands: Hands, p
     loop = hands.loops[0]
     ended_at, pause = loop.state.version, AgentState.PAUSED
     if paused_by == "the parent":
-        await Delegates(hands.log, hands.store).notify(loop.state, NotifyDelegates(pause, ended_at + 2))
+        await Delegates(hands.log, hands.store, hands.services.models).notify(
+            loop.state, NotifyDelegates(pause, ended_at + 2)
+        )
     elif paused_by == "a person":
         await hands.log.append(delegate_id, [ChangeAgentStateAction(agent_state=pause, source=EventSource.USER)])
     lost = EventsLost(CID, ended_at, ended_at + 2, "somebody")

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from broker.contract import (
+    AGENT_FOLDERS,
     FILE_MARK,
     HOOK_SCRIPT,
     INSTRUCTION_FILES,
+    MAX_FILE_BYTES,
     MAX_HEAD_BYTES,
     MAX_NESTED_DEPTH,
     MAX_NESTED_FILES,
-    MAX_SKILL_BYTES,
     MAX_SKILLS,
     MAX_SURVEY_BYTES,
     NESTED_FILES,
@@ -46,9 +47,9 @@ def command() -> str:
         'if [ -f "$p/SKILL.md" ] || [ -f "$p/skill.md" ]; then return 0; fi; p=${p%/*}; done; return 1; }; '
         # Of a skill that is a folder, the front matter.
         "start() { case $1 in */[Ss][Kk][Ii][Ll][Ll].[Mm][Dd]) "
-        f'head -c {MAX_HEAD_BYTES} "$1" | sed \'1!{{/^---/q;}}\';; *) head -c {MAX_SKILL_BYTES} "$1";; esac; }}; '
+        f'head -c {MAX_HEAD_BYTES} "$1" | sed \'1!{{/^---/q;}}\';; *) head -c {MAX_FILE_BYTES} "$1";; esac; }}; '
         'encode() { base64 | tr -d "\\n"; }; '
-        f'for d in . {" ".join(SKILL_FOLDERS)} ./; do if [ "$d" = . ]; then '
+        f'for d in . {" ".join(SKILL_FOLDERS)} ./ {" ".join(AGENT_FOLDERS)}; do if [ "$d" = . ]; then '
         f"find . -maxdepth 1 \\( {names} \\) -type f | LC_ALL=C sort; "
         f'elif [ "$d" = ./ ]; then timeout {NESTED_SECONDS} find . -maxdepth {MAX_NESTED_DEPTH} '
         f"\\( -name '.?*' -o -name node_modules -o {LINE_FEED} \\) -prune -o "

@@ -7,14 +7,24 @@ from pathlib import Path
 
 import click
 
-from broker.contract import Skill, check_skill_file, load_skills, parse_skills, read_skill_files, read_workspace_files
+from broker.contract import (
+    Skill,
+    check_skill_file,
+    load_agent_files,
+    load_skills,
+    parse_skills,
+    read_agent_files,
+    read_skill_files,
+    read_workspace_files,
+)
 from broker.runtime import format_count
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import json_option
 from deckhands.client import clean_line, note, print_json, print_text, render_table
 
 SECTION = "Start a conversation"
-SUMMARIES = {"skills": "List and check the skills and instructions that an agent finds in a folder."}
+SUMMARIES = {"skills": "List and check the skills, instructions and agents that an agent finds in a folder."}
+AGENT_USE = "with --delegation"
 
 HEAD = ("SKILL", "SHOWN", "CHARS", "FILE")
 MOST_SHOWN = 60
@@ -42,7 +52,7 @@ class SkillListOptions:
 
 @click.group()
 def skills() -> None:
-    """List and check the skills and instructions that an agent finds in a folder. Nothing is started."""
+    """List and check the skills, instructions and agents that an agent finds in a folder. Nothing is started."""
 
 
 @skills.command("ls")
@@ -50,15 +60,23 @@ def skills() -> None:
 @json_option
 @with_options(SkillListOptions)
 def list_skills(options: SkillListOptions) -> None:
-    """List the skills of the workspace FOLDER (by default this one) and your own, with when the agent reads each."""
+    """List the skills of the workspace FOLDER (by default this one) and your own, with when the agent reads each.
+
+    Files that define agents to delegate tasks to are listed as well.
+    """
     own = {skill.name: skill for skill in load_skills(Path.home())}
     read = parse_skills(read_workspace_files(options.folder))
     listed = [*zip(read.skills, read.paths, strict=True)]
     replaced = {skill.name for skill in read.skills}
     listed += [(skill, "~") for name, skill in own.items() if name not in replaced]
+    agents = [*read.agents.items()]
+    agents += [("~", agent) for agent in load_agent_files(Path.home()) if agent not in read.agents.values()]
     if options.as_json:
         for skill, path in listed:
             print_json({"file": path, "shown": describe_use(skill), **skill.model_dump(mode="json", exclude_none=True)})
+        for path, agent in agents:
+            shown = {"name": agent.name, "description": agent.description, "instructions": agent.instructions}
+            print_json({"file": path, "shown": AGENT_USE, **shown})
     else:
         rows = [
             (
@@ -69,6 +87,7 @@ def list_skills(options: SkillListOptions) -> None:
             )
             for skill, path in listed
         ]
+        rows += [(agent.name, AGENT_USE, str(len(agent.instructions)), clean_line(path)) for path, agent in agents]
         print_text("\n".join(render_table(HEAD, rows)))
     for problem in read.unreadable:
         note(f"Left out: {problem}")
@@ -78,15 +97,18 @@ def list_skills(options: SkillListOptions) -> None:
 @folder_argument
 @with_options(SkillCheckOptions)
 def check_skills(options: SkillCheckOptions) -> int:
-    """Check the skill files of the workspace FOLDER, and your own. The exit code is 1 if something is wrong."""
+    """Check the files of skills and agents in the workspace FOLDER, and your own.
+
+    The exit code is 1 if something is wrong.
+    """
     checked = 0
     problems: list[str] = []
     places = [("", dict(read_workspace_files(options.folder)))]
     if options.folder.resolve() != Path.home():
-        places.append(("~/", dict(read_skill_files(Path.home()))))
+        places.append(("~/", dict([*read_skill_files(Path.home()), *read_agent_files(Path.home())])))
     for place, files in places:
         read = parse_skills(files.items())
-        checked += len(read.paths) + len(read.unreadable)
+        checked += len(read.paths) + len(read.agents) + len(read.unreadable)
         problems += [f"{place}{problem}" for problem in read.unreadable]
         for path in read.paths:
             problems += [f"{place}{clean_line(path)}: {problem}" for problem in check_skill_file(path, files[path])]

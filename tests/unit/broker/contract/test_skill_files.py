@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.skills import MAX_SKILL_BYTES, find_trigger, load_skills, parse_skill, parse_skills
+from broker.contract.markdown import MAX_FILE_BYTES
+from broker.contract.skills import find_trigger, load_skills, parse_skill, parse_skills
 from broker.contract.specs import Skill
 from broker.runtime.front_matter import Unquoted, parse_front_matter
 
@@ -177,7 +178,7 @@ def test_a_persons_own_skills(tmp_path: Path) -> None:
     folder = tmp_path / ".openhands" / "skills" / "deep"
     folder.mkdir(parents=True)
     (folder / "b.md").write_bytes(b"\xffb")
-    (folder / "large.md").write_text("x" * MAX_SKILL_BYTES)
+    (folder / "large.md").write_text("x" * MAX_FILE_BYTES)
     (folder / "README.md").write_text("not one")
     (tmp_path / ".openhands" / "microagents").mkdir()
     (tmp_path / ".openhands" / "microagents" / "a.md").write_text("A.")
