@@ -45,6 +45,8 @@ from .condenser_specs import StructuredSummaryCondenserSpec as StructuredSummary
 from .condenser_specs import handles_requests as handles_requests
 from .error_texts import ERROR_KEYS as ERROR_KEYS, REMEDIES as REMEDIES, find_error_remedy as find_error_remedy
 from .error_texts import add_remedy as add_remedy, is_error_key as is_error_key, render_error as render_error
+from .delegate_control import DelegatesObservation as DelegatesObservation, DelegateOperation as DelegateOperation
+from .delegate_control import ManageDelegatesAction as ManageDelegatesAction
 from .double_texting import ROLLED_BACK as ROLLED_BACK, InterruptedObservation as InterruptedObservation
 from .double_texting import RolledBackObservation as RolledBackObservation, find_rolled_back as find_rolled_back
 from .events import CallEstimate as CallEstimate, ConversationCreated as ConversationCreated

@@ -94,6 +94,7 @@ class AgentFile:
                 "confirmation": _tighten(parent.confirmation, self.mode),
                 "system_prompt_suffix": "\n\n".join(filter(None, (parent.system_prompt_suffix, self.instructions))),
                 "enable_delegation": False,
+                "enable_delegate_control": False,
                 "enable_browsing_delegate": False,
                 "delegates": {},
                 **dict.fromkeys(("goal", "output", "memory", "plan")),

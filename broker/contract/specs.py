@@ -195,6 +195,8 @@ class AgentSpec(EventValue):
         enable_som_visual_browsing: show screenshots with a mark at each element to models that accept images.
         enable_browsing_delegate: offer the model a tool that delegates tasks to BrowsingAgent; same pool.
         enable_delegation: offer the model a tool that delegates tasks to other agents.
+        enable_delegate_control: offer the model a tool that lists, messages, awaits, pauses, resumes and stops the
+            delegates that work in the background.
         delegates: specifications of those agents by name; an unlisted name means this specification under that name.
         tools: additional tools, as offered when the conversation was created.
         sdk: options of an SDK agent; None for the defaults of `SdkSpec`.
@@ -229,6 +231,7 @@ class AgentSpec(EventValue):
     memory: MemorySpec | None = None
     enable_browsing_delegate: bool = False
     enable_delegation: bool = False
+    enable_delegate_control: bool = False
     delegates: dict[str, AgentSpec] = Field(default_factory=dict)
     tool_concurrency: int = Field(default=1, ge=1, le=16)
     tools: tuple[ToolOffer, ...] = ()

@@ -60,12 +60,11 @@ TOOLS = _answers(
     "digest_workspace=workspace_digest"
 )
 # The other actions with an observation: answered at once, or beside the agent's turn.
-OTHER_ANSWERED = _answers("delegate=delegate+success think task_tracking recall=recall+null note execute")
+ANSWERED = _answers("delegate=delegate+success think task_tracking recall=recall+null note execute manage_delegates")
 FAILURES = "error outcome_unknown user_rejected"  # of any action
 RUN_BY_WORKERS = _kinds("action", " ".join(TOOLS))
 ANSWERS = {
-    f"action.{action}": _kinds("observation", f"{names} {FAILURES}")
-    for action, names in (TOOLS | OTHER_ANSWERED).items()
+    f"action.{action}": _kinds("observation", f"{names} {FAILURES}") for action, names in (TOOLS | ANSWERED).items()
 }
 BESIDE_THE_TURN = _kinds("action", "execute note")
 # Actions without an observation.

@@ -2,6 +2,7 @@ from .announcement import announce as announce, end_in_error as end_in_error
 from .commit import Commit as Commit, settle as settle, to_index_fields as to_index_fields
 from .concerns.acceptance import check_outputs as check_outputs, needs_verdict as needs_verdict
 from .concerns.confirmation import apply_answer as apply_answer
+from .concerns.delegation import has_room as has_room
 from .concerns.delegation import NOT_STARTED as NOT_STARTED, STARTED as STARTED, Delegate as Delegate
 from .concerns.delegation import find_side_effects as find_side_effects, find_unanswered as find_unanswered
 from .concerns.delegation import sum_reserved_usd as sum_reserved_usd, to_answer as to_answer
@@ -18,6 +19,7 @@ from .controller import next_effect as next_effect
 from .effects import Append as Append, AwaitDelegates as AwaitDelegates, AwaitStart as AwaitStart
 from .effects import AwaitTools as AwaitTools, CallModel as CallModel, CarryOut as CarryOut, Effect as Effect
 from .effects import Greet as Greet, NotifyDelegates as NotifyDelegates, Park as Park, Recall as Recall, Rest as Rest
+from .effects import ManageDelegates as ManageDelegates
 from .effects import SideEffect as SideEffect, StartDelegate as StartDelegate, TakeNote as TakeNote
 from .failures import find_error_code as find_error_code, render_last_error as render_last_error
 from .latest_calls import LARGEST_RATIO as LARGEST_RATIO, compute_ratio as compute_ratio

@@ -52,6 +52,13 @@ class TakeNote:
 
 
 @dataclass(frozen=True, slots=True)
+class ManageDelegates:
+    """Carry out an action that sees or controls delegates, and append the result."""
+
+    action_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitDelegates:
     """Ensure that these delegates exist, then wait for the ends that the step needs."""
 
@@ -122,4 +129,4 @@ SideEffect = StartDelegate | NotifyDelegates
 WaitEffect = AwaitStart | AwaitDelegates | AwaitTools | Park | Rest
 """An effect that only waits."""
 
-Effect = Append | Greet | Recall | CarryOut | TakeNote | CallModel | WaitEffect | SideEffect
+Effect = Append | Greet | Recall | CarryOut | TakeNote | ManageDelegates | CallModel | WaitEffect | SideEffect

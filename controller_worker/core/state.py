@@ -35,7 +35,7 @@ from controller_worker.core.concerns.start import ScheduledStart
 from controller_worker.core.concerns.survey import Survey
 from controller_worker.core.pending import Tools
 
-SNAPSHOT_VERSION = 4
+SNAPSHOT_VERSION = 5
 PLAIN_VERSION = 2
 """An earlier version, which is still read: its payload is not compressed."""
 COMPRESSION_LEVEL = 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 from broker.contract import (
     MAX_NOTES,
     NO_SKILLS,
+    Action,
     ChangeAgentStateAction,
     Event,
     EventSource,
@@ -106,14 +107,15 @@ async def carry_out_note(notebooks: Notebooks, state: State, action: NoteAction)
         found = NoteObservation(content=NO_MEMORY)
     else:
         found = await _apply_note(notebooks, notebook, state.setup.conversation_id, action)
-    answer: Observation = found.model_copy(
-        update={
-            "source": EventSource.AGENT,
-            "cause": action.id,
-            "tool_call_metadata": action.tool_call_metadata,
-        }
+    return Append((answer_action(action, found),))
+
+
+def answer_action(action: Action, observation: Observation) -> Observation:
+    """Return the observation as the answer to an action that the controller has carried out."""
+    metadata = action.tool_call_metadata
+    return observation.model_copy(
+        update={"source": EventSource.AGENT, "cause": action.id, "tool_call_metadata": metadata}
     )
-    return Append((answer,))
 
 
 async def _apply_note(

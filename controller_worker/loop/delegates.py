@@ -25,10 +25,12 @@ from broker.contract import (
     ChangeAgentStateAction,
     ConversationCreated,
     DelegateEnded,
+    DelegatesObservation,
     ErrorObservation,
     Event,
     EventSource,
     Limits,
+    ManageDelegatesAction,
     MessageAction,
     Observation,
     Parent,
@@ -36,8 +38,8 @@ from broker.contract import (
     render_error,
 )
 from broker.coordination import StoredFiles
-from broker.log import Conversations, Duplicate, EventLog, find_latest_event, make_delegate_id, record_gap
-from broker.runtime import EventsLost, UnknownConversation, UsageError, failpoint
+from broker.log import Closed, Conversations, Duplicate, EventLog, find_latest_event, make_delegate_id, record_gap
+from broker.runtime import ConversationMoved, EventsLost, UnknownConversation, UsageError, failpoint, format_count
 from broker.store import Store
 from controller_worker.agents import check_agent, create_agent
 from controller_worker.core import (
@@ -47,6 +49,7 @@ from controller_worker.core import (
     NotifyDelegates,
     State,
     count_steps,
+    has_room,
     parse_survey_skills_in_turns,
     to_answer,
 )
@@ -62,6 +65,8 @@ AT_ONCE = 16
 """Delegates of one conversation that are started or notified at the same time."""
 FIRST_MESSAGE = 2
 """The event in a delegate's log that contains its task."""
+_STATES = {"pause": AgentState.PAUSED, "resume": AgentState.RUNNING, "stop": AgentState.STOPPED}
+_DONE = {"message": "Sent to", "pause": "Paused", "resume": "Resumed", "stop": "Told to stop"}
 WAITS_FOR_USER = frozenset({AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION})
 
 
@@ -124,6 +129,8 @@ class Delegates:
             delegate
             for delegate in state.delegation.delegates
             if delegate.end is None and not delegate.refusal and order.since <= delegate.id < order.order_id
+            # What its agent has paused stays paused when a user resumes the agent.
+            if not (delegate.is_paused and order.state is AgentState.RUNNING)
         ]
         await _for_each(concerned, partial(self._notify, state, order))
 
@@ -140,6 +147,73 @@ class Delegates:
         last = await find_latest_event(self._log.store, delegate_id, ChangeAgentStateAction)
         asked = (last.agent_state, last.source) if last is not None else None
         return asked == (AgentState.PAUSED, EventSource.ENVIRONMENT)
+
+    async def manage(self, state: State, action: ManageDelegatesAction) -> DelegatesObservation:
+        """Carry out an action of the agent on its delegates in the background. Idempotent."""
+        running = {delegate.id: delegate for delegate in state.delegation.delegates if delegate.is_in_background}
+        unknown = [number for number in action.numbers if number not in running]
+        if unknown:
+            known = ", ".join(f"{delegate.id} ({delegate.agent})" for delegate in running.values()) or "none"
+            return DelegatesObservation(
+                content=f"No delegate with the number {unknown[0]} works in the background. Those that do: {known}."
+            )
+        chosen = [running[number] for number in action.numbers] or [*running.values()]
+        match action.operation:
+            case "list":
+                lines = await _for_each(chosen, partial(self._describe, state.setup.conversation_id))
+                return DelegatesObservation(content="\n".join(lines) or "No delegate works in the background.")
+            case "wait":
+                waits_for = [delegate.id for delegate in chosen if not delegate.is_paused]
+                if not waits_for:
+                    return DelegatesObservation(content="There is no delegate to wait for.")
+                text = f"Waited for {'any' if action.join == 'any' else 'all'} of: {', '.join(map(str, waits_for))}."
+                return DelegatesObservation(content=text, numbers=tuple(waits_for))
+            case "resume" if not has_room(state):
+                return DelegatesObservation(
+                    content="They cannot be resumed: you have used what was reserved for them. Stop them instead."
+                )
+        reached = await _for_each(chosen, partial(self._control, state, action))
+        done = tuple(delegate.id for delegate, is_done in zip(chosen, reached, strict=True) if is_done)
+        ended = [delegate.id for delegate, is_done in zip(chosen, reached, strict=True) if not is_done]
+        said = [f"{_DONE[action.operation]}: {', '.join(map(str, done))}."] if done else []
+        said += [f"Already ended: {', '.join(map(str, ended))}. You will get the result."] if ended else []
+        return DelegatesObservation(content=" ".join(said), numbers=done)
+
+    async def _describe(self, parent_id: str, delegate: Delegate) -> str:
+        """Return a line about a delegate for its parent's agent."""
+        try:
+            row = await self._conversations.load_row(make_delegate_id(parent_id, delegate.id))
+        except UnknownConversation:
+            return f"{delegate.id} {delegate.agent}: not started yet"
+        state = AgentState.PAUSED if delegate.is_paused else row.state or AgentState.LOADING
+        steps = format_count(int(row.fields.get("iterations") or 0), "step")
+        return f"{delegate.id} {delegate.agent}: {state}, {steps}, ${row.cost_usd:.4f}. {row.title}"
+
+    async def _control(self, state: State, action: ManageDelegatesAction, delegate: Delegate) -> bool:
+        """Append a message or an order to a delegate's log; return False if it has ended.
+
+        What comes after the end would start the delegate again, although its share of the limits is released.
+        """
+        parent_id = state.setup.conversation_id
+        event: Event
+        if action.operation == "message":
+            event = MessageAction(content=action.text, source=EventSource.USER)
+        else:
+            event = ChangeAgentStateAction(agent_state=_STATES[action.operation], source=EventSource.ENVIRONMENT)
+        delegate_id = make_delegate_id(parent_id, delegate.id)
+        overs = TERMINAL_STATES | WAITS_FOR_USER if state.setup.headless else TERMINAL_STATES
+        while True:
+            try:
+                row = await self._conversations.load_row(delegate_id)
+                if row.state in overs:
+                    return False
+                key = f"manage:{parent_id}:{action.id}"
+                outcome = await self._log.append(delegate_id, [event], key=key, seen_id=row.last_event_id)
+            except ConversationMoved:
+                continue  # it works meanwhile
+            except UnknownConversation:
+                return False
+            return not isinstance(outcome, Closed)
 
     async def _create(self, state: State, delegate: Delegate) -> None:
         action = await read_event(self._log, state.setup.conversation_id, delegate.id)

@@ -13,7 +13,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, ClassVar
 
-from broker.contract import AgentState, ConversationStarted, Observation, Ownership
+from broker.contract import AgentState, ConversationStarted, ManageDelegatesAction, Observation, Ownership
 from broker.coordination import CrashAttribution, DispatchOutcome, Owners, StartStatus
 from broker.log import EXPIRED_CODE, NOT_STARTED, EventLog
 from broker.runtime import OwnershipLost
@@ -28,6 +28,7 @@ from controller_worker.core import (
     Commit,
     Effect,
     Greet,
+    ManageDelegates,
     NotifyDelegates,
     Park,
     Recall,
@@ -40,7 +41,7 @@ from controller_worker.core import (
     find_side_effects,
     needs_verdict,
 )
-from controller_worker.loop.answers import answer_effect, make_greeting
+from controller_worker.loop.answers import answer_action, answer_effect, make_greeting, read_event
 from controller_worker.loop.call_in_flight import CallInFlight
 from controller_worker.loop.delegates import Delegates
 from controller_worker.loop.owned_log import OwnedLog
@@ -179,6 +180,13 @@ class Performer:
             return NextMove.WAIT
         return Append(tuple(self._started.values()), tuple(enumerate(self._started)))
 
+    async def _manage_delegates(self, wanted: ManageDelegates) -> Append:
+        state = self._log.state
+        action = await read_event(self._services.log, state.setup.conversation_id, wanted.action_id)
+        assert isinstance(action, ManageDelegatesAction)
+        done = await self._delegates.manage(state, action)
+        return Append((answer_action(action, done),))
+
     async def _start_delegate(self, _: StartDelegate) -> NextMove:
         """Start all background delegates again, not only the current one."""
         state = self._log.state
@@ -237,6 +245,7 @@ class Performer:
         Recall: _answer,
         CarryOut: _answer,
         TakeNote: _answer,
+        ManageDelegates: _manage_delegates,
         AwaitStart: _await_start,
         AwaitTools: _await_tools,
         AwaitDelegates: _await_delegates,

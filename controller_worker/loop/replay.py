@@ -57,6 +57,7 @@ from controller_worker.core import (
     CarryOut,
     Effect,
     Greet,
+    ManageDelegates,
     Recall,
     State,
     TakeNote,
@@ -163,7 +164,7 @@ class Replay:
             divergence = Divergence(last.id + 1, None, self._expected[0], "the log ends within an append")
             return self._make_result(False, divergence)
         effect = next_effect(self._state, last.timestamp or EPOCH)
-        return self._make_result(isinstance(effect, Append | Greet | Recall | CarryOut | TakeNote))
+        return self._make_result(isinstance(effect, Append | Greet | Recall | CarryOut | TakeNote | ManageDelegates))
 
     def _make_result(self, is_waiting: bool, divergence: Divergence | None = None) -> ReplayResult:
         return ReplayResult(self._state.version, self._decided, is_waiting, self._state, divergence)

@@ -56,7 +56,7 @@ def with_delegates(agent: AgentSpec, given: Sequence[str], *, has_delegation: bo
 
     Args:
         has_delegation: also add the agents that files in the home directory define, and let the agent delegate to those
-            of its workspace.
+            of its workspace and control its delegates.
 
     Raises:
         UsageError: a name or a file is invalid; the text names it.
@@ -90,7 +90,8 @@ def with_delegates(agent: AgentSpec, given: Sequence[str], *, has_delegation: bo
     described = (f"{name} ({files[name].description})" if name in files else name for name in delegates)
     prompt = DELEGATES_PROMPT.format(names=", ".join(described)) if delegates else ""
     suffix = "\n".join(filter(None, (agent.system_prompt_suffix, prompt)))
-    return agent.model_copy(update={"enable_delegation": True, "delegates": delegates, "system_prompt_suffix": suffix})
+    changes = {"delegates": delegates, "system_prompt_suffix": suffix, "enable_delegate_control": has_delegation}
+    return agent.model_copy(update={"enable_delegation": True, **changes})
 
 
 def _spec_in(file: Path, option: str) -> AgentSpec:

@@ -13,6 +13,7 @@ import pytest
 
 from broker.contract.actions import AgentDelegateAction, ChangeAgentStateAction, MessageAction
 from broker.contract.agent_state import AgentState
+from broker.contract.delegate_control import DelegatesObservation, ManageDelegatesAction
 from broker.contract.events import (
     AgentSpec,
     ConversationCreated,
@@ -120,6 +121,95 @@ async def test_delegate_gets_its_share_of_the_remaining_time(hands: Hands) -> No
     assert isinstance(created, ConversationCreated)
     assert created.limits.max_seconds is not None
     assert 60 < created.limits.max_seconds <= 90
+
+
+def control(operation: str, *numbers: int, **arguments: Any) -> dict[str, Any]:
+    """A turn that controls delegates."""
+    arguments = {"operation": operation, "numbers": numbers, **arguments}
+    return {"tool_calls": [{"name": "delegates", "arguments": arguments}]}
+
+
+async def begin_control(hands: Hands, *turns: dict[str, Any]) -> tuple[ConversationLoop, str]:
+    """Begin a conversation that delegates in the background and then controls; return its delegate's id."""
+    agent = delegating(hands).model_copy(update={"enable_delegate_control": True})
+    await hands.begin(delegate_calls(background=True), *turns, agent=agent)
+    loop = await hands.go()
+    return loop, make_delegate_id(CID, BACKGROUND)
+
+
+async def results_of_control(hands: Hands) -> list[str]:
+    return [event.content for event in await hands.events() if isinstance(event, DelegatesObservation)]
+
+
+BACKGROUND = 8
+"""The number of the first delegate in the background."""
+
+
+async def test_agent_controls_its_delegates_by_tool_calls(hands: Hands) -> None:
+    turns = (
+        control("list"),
+        control("message", BACKGROUND, text="Hurry."),
+        control("pause", BACKGROUND),
+        control("wait"),
+        control("resume", BACKGROUND),
+        control("stop", 99),
+        control("wait", BACKGROUND),
+        FINISH,
+    )
+    loop, delegate_id = await begin_control(hands, *turns)
+    assert await results_of_control(hands) == [
+        "8 helper: loading, 0 steps, $0.0000. TASK: look",
+        "Sent to: 8.",
+        "Paused: 8.",
+        "There is no delegate to wait for.",
+        "Resumed: 8.",
+        "No delegate with the number 99 works in the background. Those that do: 8 (helper).",
+        "Waited for all of: 8.",
+    ]
+    assert loop.state.lifecycle.agent_state is AgentState.RUNNING
+    assert await told(hands, delegate_id) == [AgentState.PAUSED, AgentState.RUNNING]
+    messages = [event.content for event in await hands.log.read(delegate_id) if isinstance(event, MessageAction)]
+    assert messages == ["TASK: look", "Hurry."]
+    ended = DelegateEnded(delegate_id=BACKGROUND, conversation_id=delegate_id, agent_state=AgentState.FINISHED)
+    await hands.log.append(CID, [ended])
+    await hands.wake(loop)
+    await until_finished(loop)
+
+
+async def test_delegate_that_has_ended_gets_no_more_messages(hands: Hands) -> None:
+    """The message would start it again, and its share of the limits is released."""
+    script = hands.folder / "short.json"
+    script.write_text(json.dumps({"turns": [FINISH]}))
+    helper = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))
+    agent = delegating(hands, helper=helper).model_copy(update={"enable_delegate_control": True})
+    await hands.begin(delegate_calls(background=True), agent=agent)
+    loop = await hands.go()
+    delegate_id = make_delegate_id(CID, BACKGROUND)
+    state = loop.state
+    await hands.go(delegate_id)
+    length = await hands.log.load_last_id(delegate_id)
+    delegates = Delegates(hands.log, hands.store, hands.services.models)
+    for operation in ("message", "pause", "resume", "stop"):
+        action = ManageDelegatesAction(id=99, operation=operation, numbers=(BACKGROUND,), text="more")  # type: ignore[arg-type]
+        done = await delegates.manage(state, action)
+        assert (done.content, done.numbers) == ("Already ended: 8. You will get the result.", ())
+    assert await hands.log.load_last_id(delegate_id) == length
+
+
+async def test_control_that_is_repeated_has_one_effect(hands: Hands) -> None:
+    loop, delegate_id = await begin_control(hands, {"text": "What now?"})
+    delegates = Delegates(hands.log, hands.store, hands.services.models)
+    action = ManageDelegatesAction(id=99, operation="message", numbers=(BACKGROUND,), text="Hurry.")
+    assert await delegates.manage(loop.state, action) == await delegates.manage(loop.state, action)
+    messages = [event.content for event in await hands.log.read(delegate_id) if isinstance(event, MessageAction)]
+    assert messages == ["TASK: look", "Hurry."]
+
+
+async def test_user_does_not_resume_what_the_agent_has_paused(hands: Hands) -> None:
+    loop, delegate_id = await begin_control(hands, control("pause", BACKGROUND), {"text": "What now?"})
+    order = NotifyDelegates(AgentState.RUNNING, 99)
+    await Delegates(hands.log, hands.store, hands.services.models).notify(loop.state, order)
+    assert await told(hands, delegate_id) == [AgentState.PAUSED]
 
 
 async def delegate_to_file(

@@ -14,11 +14,11 @@ unknown agent, too deep, nothing left) is answered with an error (B5 to B7).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from broker.contract import (
     AgentDelegateAction,
@@ -26,10 +26,13 @@ from broker.contract import (
     AgentState,
     AgentStateChangedObservation,
     DelegateEnded,
+    DelegateOperation,
+    DelegatesObservation,
     ErrorObservation,
     EventsLostObservation,
     EventSource,
     InterruptedObservation,
+    ManageDelegatesAction,
     Observation,
     RolledBackObservation,
     SuccessObservation,
@@ -38,7 +41,15 @@ from broker.contract import (
 )
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns.limits import count_steps, count_tokens
-from controller_worker.core.effects import Append, AwaitDelegates, Effect, NotifyDelegates, SideEffect, StartDelegate
+from controller_worker.core.effects import (
+    Append,
+    AwaitDelegates,
+    Effect,
+    ManageDelegates,
+    NotifyDelegates,
+    SideEffect,
+    StartDelegate,
+)
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
@@ -89,6 +100,8 @@ class Delegate:
         is_answered: the action has its observation; no step waits for it.
         refusal: why it is not started; empty if it is.
         iterations, budget_usd, tokens: its limits.
+        awaited: `all` or `any`: the next step waits for the end of this one, or of any such one; else empty.
+        is_paused: its parent's agent has paused it. Its share stays reserved.
         is_forgotten: the action that asks for it was rolled back. Its end counts for the limits and is hidden from the
             model.
     """
@@ -105,7 +118,14 @@ class Delegate:
     budget_usd: float | None = None
     tokens: int | None = None
     end: DelegateEnd | None = None
+    awaited: str = ""
+    is_paused: bool = False
     is_forgotten: bool = False
+
+    @property
+    def is_in_background(self) -> bool:
+        """Whether the agent can see and control it: it has started, and its end is not known."""
+        return self.is_answered and self.end is None and not self.is_forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +143,15 @@ class DelegateOrder:
     takes_back: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ManagingAction:
+    """An action that controls delegates, until it has its observation."""
+
+    id: int
+    operation: DelegateOperation
+    join: Literal["all", "any"]
+
+
 @dataclass(frozen=True)
 class Delegation:
     """The delegates of a conversation.
@@ -132,12 +161,14 @@ class Delegation:
         iterations: steps of ended delegates.
         spent_usd: cost of ended delegates, included in the conversation's `cost_usd`.
         order: the latest order to the delegates.
+        managing: the agent's actions that control delegates, without an observation.
     """
 
     delegates: tuple[Delegate, ...] = ()
     iterations: int = 0
     spent_usd: float = 0.0
     order: DelegateOrder | None = None
+    managing: tuple[ManagingAction, ...] = ()
 
 
 def _after_action(delegation: Delegation, action: AgentDelegateAction, state: State) -> Delegation:
@@ -211,6 +242,10 @@ def _after_end(delegation: Delegation, event: DelegateEnded, state: State) -> De
     ended = _find(delegation, event.delegate_id)
     if ended is None:
         return delegation
+    if ended.awaited == "any":
+        delegation = _update_all(
+            delegation, [one.id for one in delegation.delegates if one.awaited == "any"], awaited=""
+        )
     if not ended.is_forgotten:
         end = DelegateEnd(event.conversation_id, event.content, event.outputs)
         delegation = _update_delegate(delegation, ended.id, end=end, **NOTHING)
@@ -225,6 +260,8 @@ def _after_end(delegation: Delegation, event: DelegateEnded, state: State) -> De
 
 def _after_observation(delegation: Delegation, observation: Observation, state: State) -> Delegation:
     """Record an observation that answers a delegate action or reports the end of a delegate."""
+    if delegation.managing and isinstance(observation, DelegatesObservation):
+        return _after_management(delegation, observation)
     if not delegation.delegates:
         return delegation
     if isinstance(observation, AgentDelegateObservation) and observation.delegate_id is not None:
@@ -236,6 +273,28 @@ def _after_observation(delegation: Delegation, observation: Observation, state: 
     if answered.refusal or (isinstance(observation, ErrorObservation) and observation.error_id == NOT_STARTED):
         return _remove_delegate(delegation, answered.id)
     return _update_delegate(delegation, answered.id, is_answered=True)
+
+
+def _after_managing_action(delegation: Delegation, action: ManageDelegatesAction, state: State) -> Delegation:
+    return evolve(delegation, managing=(*delegation.managing, ManagingAction(action.id, action.operation, action.join)))
+
+
+def _after_management(delegation: Delegation, observation: DelegatesObservation) -> Delegation:
+    """Record what an action on delegates has done to them."""
+    done = next((action for action in delegation.managing if action.id == observation.cause), None)
+    if done is None:
+        return delegation
+    delegation = evolve(delegation, managing=tuple(action for action in delegation.managing if action is not done))
+    changes: dict[str, Any] = {}
+    match done.operation:
+        case "wait":
+            changes = {"awaited": done.join}
+        case "pause":
+            changes = {"is_paused": True}
+        case "resume" | "stop":
+            changes = {"is_paused": False}
+    found = [number for number in observation.numbers if _find(delegation, number) is not None]
+    return _update_all(delegation, found, **changes) if changes else delegation
 
 
 def _after_state_change(delegation: Delegation, change: AgentStateChangedObservation, state: State) -> Delegation:
@@ -315,6 +374,21 @@ def report_ends(state: State, now: datetime) -> Effect | None:
     return Append(tuple(events), tuple(answers), is_partial=is_partial) if events else None
 
 
+def manage_delegates(state: State, now: datetime) -> Effect | None:
+    """Carry out the oldest action that controls delegates."""
+    return ManageDelegates(state.delegation.managing[0].id) if state.delegation.managing else None
+
+
+def has_room(state: State) -> bool:
+    """Return whether the limits still hold everything that is reserved for delegates."""
+    usage = state.usage
+    return (
+        count_steps(state) + count_reserved_steps(state) <= usage.max_iterations
+        and (usage.max_budget_usd is None or usage.cost_usd + sum_reserved_usd(state) <= usage.max_budget_usd)
+        and (usage.max_tokens is None or count_tokens(state) + count_reserved_tokens(state) <= usage.max_tokens)
+    )
+
+
 def find_side_effects(state: State) -> Iterator[SideEffect]:
     """Yield the delegates to start again and the order to pass on. They are independent of the next decision."""
     for delegate in state.delegation.delegates:
@@ -328,12 +402,16 @@ def find_side_effects(state: State) -> Iterator[SideEffect]:
 def await_delegates(state: State, now: datetime) -> Effect | None:
     """Start the delegates of the turn and wait for those that the step needs."""
     waiting = find_unanswered(state)
-    return AwaitDelegates(waiting) if waiting else None
+    is_awaited = any(one.awaited and one.is_in_background and not one.is_paused for one in state.delegation.delegates)
+    return AwaitDelegates(waiting) if waiting or is_awaited else None
 
 
 def leave_room(state: State, now: datetime) -> Effect | None:
-    """Wait while the running delegates may use up the rest of a limit."""
-    if not state.delegation.delegates:
+    """Wait while the running delegates may use up the rest of a limit.
+
+    Nothing is left to wait for if all are paused. They are resumed only if there is still room, see `has_room`.
+    """
+    if all(one.is_paused for one in state.delegation.delegates):
         return None
     usage = state.usage
     is_reserved = (
@@ -394,6 +472,12 @@ def _find(delegation: Delegation, delegate_id: int | None) -> Delegate | None:
     return found[0] if found and found[0].id == delegate_id else None
 
 
+def _update_all(delegation: Delegation, delegate_ids: Iterable[int], **changes: Any) -> Delegation:
+    for delegate_id in delegate_ids:
+        delegation = _update_delegate(delegation, delegate_id, **changes)
+    return delegation
+
+
 def _update_delegate(delegation: Delegation, delegate_id: int, **changes: Any) -> Delegation:
     place = _find_index(delegation, delegate_id)
     delegates = list(delegation.delegates)
@@ -415,6 +499,7 @@ DELEGATION = Concern(
         AgentDelegateAction: _after_action,
         DelegateEnded: _after_end,
         AgentStateChangedObservation: _after_state_change,
+        ManageDelegatesAction: _after_managing_action,
         InterruptedObservation: _after_interruption,
         EventsLostObservation: _after_loss,
         Observation: _after_observation,

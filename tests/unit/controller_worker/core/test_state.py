@@ -257,7 +257,7 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
         SNAPSHOT_VERSION,
         {part: " ".join(field.name for field in fields(getattr(State(), part))) for part in PARTS},
     ) == (
-        4,
+        5,
         {
             "setup": (
                 "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at chosen_id "
@@ -285,7 +285,7 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
             "notes": "pending",
             "loops": "recent found met recovery calls",
             "progress": "action_id digest looked changed failures",
-            "delegation": "delegates iterations spent_usd order",
+            "delegation": "delegates iterations spent_usd order managing",
             "tasks": "items",
             "start": "standing has_time",
             "double_texting": "policy begun_id wanted message_ids pause_id",
