@@ -7,7 +7,7 @@ from .archive.retention import Retention as Retention, RetentionRule as Retentio
 from .archive_operations import lend_upload as lend_upload
 from .starting import OFFERS_LIMIT_SECONDS as OFFERS_LIMIT_SECONDS, find_runnable_agent as find_runnable_agent
 from .starting import start_conversation as start_conversation
-from .changing import Change as Change
+from .changing import Change as Change, check_note as check_note
 from .client import Client as Client
 from .connecting import RunIsOver as RunIsOver, cluster_client as cluster_client
 from .connecting import conversation_client as conversation_client, on_cluster as on_cluster

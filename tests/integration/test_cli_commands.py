@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction
-from broker.contract.events import Limits, ModelSwitched
+from broker.contract.events import Limits, ModelSwitched, OperatorActed
 from broker.contract.fencing import Ownership
 from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import AgentStateChangedObservation
@@ -27,6 +27,7 @@ from deckhands import AgentSpec, Client, LLMSpec
 from deckhands.cli.timing_options import parse_duration, parse_time
 from deckhands.operations.jobs.job import JobServices
 from deckhands.operations.jobs.webhook_jobs import deliver, notify, open_repository
+from deckhands.server.auth.operations import Operations
 from tests.archive_parts import begin_ended
 from tests.integration.command_line import (
     CommandLine,
@@ -545,3 +546,50 @@ def test_deliveries_are_listed_with_how_they_have_ended(command: CommandLine, we
     assert (shown["conversation_id"], shown["state"], shown["attempts"]) == ("told-one", "waiting", 1)
     assert (shown["status"], shown["error"], "body" in shown) == (500, "It has answered 500.", False)
     assert "told-one" in webhook("deliveries", webhook_id).out
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "action"),
+    [
+        ("message", ("Faster.",), "message"),
+        ("pause", (), "pause"),
+        ("resume", (), "resume"),
+        ("interrupt", (), "interrupt"),
+        ("cancel", ("--no-wait",), "cancel"),
+    ],
+)
+def test_author_and_reason_of_a_verb_are_in_the_log(
+    command: CommandLine, verb: str, options: tuple[str, ...], action: str
+) -> None:
+    (submitted,) = command("submit", "-t", "task", "--json", "--model", "m").json
+    cid = submitted["conversation_id"]
+    done = command(verb, cid, *options, "--by", "Ada", "--reason", "Too slow.")
+    assert done.code == 0, done
+    *_, acted, effect = command.ask(lambda client: client.events(cid))
+    assert isinstance(acted, OperatorActed)
+    assert (acted.author, acted.action, acted.reason) == ("Ada", action, "Too slow.")
+    assert not isinstance(effect, OperatorActed)
+
+
+def test_reason_alone_has_the_login_as_author(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "ada")
+    line = CommandLine(command.env | {"LOGNAME": "ada"})
+    (submitted,) = command("submit", "-t", "task", "--json", "--model", "m").json
+    cid = submitted["conversation_id"]
+    assert line("pause", cid, "--reason", "Lunch.").code == 0
+    assert command("resume", cid).code == 0
+    acted = [event for event in command.ask(lambda client: client.events(cid)) if isinstance(event, OperatorActed)]
+    assert [(event.author, event.reason) for event in acted] == [("ada", "Lunch.")]
+
+
+def test_deletions_are_in_the_record_of_operations(command: CommandLine) -> None:
+    command.ask(lambda client: begin_ended(client, "gone"))
+    assert command("rm", "gone", "--yes", "--by", "Ada", "--reason", "Spam.").code == 0
+    (entry,) = command.ask(lambda client: Operations(client.store).latest())
+    assert (entry.author, entry.action, entry.target, entry.reason) == ("Ada", "delete", "gone", "Spam.")
+
+
+def test_an_author_that_is_too_long_is_refused(command: CommandLine) -> None:
+    done = command("pause", "any", "--by", "x" * 100_001)
+    assert done.code == 2
+    assert "The by has" in done.err

@@ -12,6 +12,7 @@ import click
 
 from broker.contract import PlanAction, RiskyAction
 from broker.runtime import UsageError
+from deckhands.cli.authorship import author_options, by_option, with_author
 from deckhands.cli.command_group import with_options
 from deckhands.cli.conversation_ids import conversation_argument
 from deckhands.client import Renderer, ask, is_coloured, note, on_conversation, print_coloured
@@ -59,12 +60,15 @@ action_option = click.option(
     metavar="FIELD=VALUE",
     help="Change a field before it runs, such as command='ls -l'.",
 )
+@author_options
 @with_options(ConfirmOptions)
 def confirm(options: ConfirmOptions) -> None:
     """Run the action that awaits confirmation in a conversation."""
     name = options.conversation_id
     edited = _parse_edits(options.edits)
-    on_conversation(name, lambda client: client.confirm(name, action_id=options.action_id, edited=edited))
+    on_conversation(
+        name, lambda client: with_author(client, "confirm").confirm(name, action_id=options.action_id, edited=edited)
+    )
     note("The confirmation is in the log.")
 
 
@@ -72,11 +76,15 @@ def confirm(options: ConfirmOptions) -> None:
 @conversation_argument
 @action_option
 @click.option("--reason", default="", help="The reason, for the agent, which then continues.")
+@by_option
 @with_options(RejectOptions)
 def reject(options: RejectOptions) -> None:
     """Reject the action that awaits confirmation in a conversation. Without a reason, it then waits for a message."""
     name = options.conversation_id
-    on_conversation(name, lambda client: client.reject(name, reason=options.reason, action_id=options.action_id))
+    on_conversation(
+        name,
+        lambda client: with_author(client, "reject").reject(name, reason=options.reason, action_id=options.action_id),
+    )
     note("The rejection is in the log.")
 
 

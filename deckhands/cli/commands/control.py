@@ -14,6 +14,7 @@ import click
 from broker.contract import TERMINAL_STATES, AgentState, MessagePolicy, is_settled
 from broker.log import ConversationRow
 from broker.runtime import UnknownConversation
+from deckhands.cli.authorship import author_options, record_operation, with_author
 from deckhands.cli.command_group import with_options
 from deckhands.cli.conversation_ids import CONVERSATION_ID, conversation_argument
 from deckhands.cli.options import json_option, read_task
@@ -128,6 +129,7 @@ class RestoreOptions:
     type=click.Choice(get_args(MessagePolicy)),
     help="The policy if the agent is working; by default that of the conversation.",
 )
+@author_options
 @with_options(MessageOptions)
 def message(options: MessageOptions) -> None:
     """Send a message to the agent, which then continues from any state. Without TEXT, standard input is the message."""
@@ -135,7 +137,9 @@ def message(options: MessageOptions) -> None:
     content = read_task(options.text, file=options.file)
     on_conversation(
         name,
-        lambda client: client.send_message(name, content, model=options.model, double_texting=options.double_texting),
+        lambda client: with_author(client, "message").send_message(
+            name, content, model=options.model, double_texting=options.double_texting
+        ),
     )
     note("The message is in the log.")
 
@@ -143,13 +147,14 @@ def message(options: MessageOptions) -> None:
 @click.command()
 @chosen_options
 @json_option
+@author_options
 @with_options(PauseOptions)
 def pause(options: PauseOptions) -> int:
     """Pause conversations: running work finishes, and nothing new starts.
 
     Name conversations, or choose them by --label and --state; chosen ones that are over are skipped.
     """
-    action = BulkAction("paused", lambda client, name: client.pause(name), _may_be_paused)
+    action = BulkAction("paused", lambda client, name: with_author(client, "pause").pause(name), _may_be_paused)
     return _run_action(options, action, "The request is in the log.", as_json=options.as_json)
 
 
@@ -157,6 +162,7 @@ def pause(options: PauseOptions) -> int:
 @chosen_options
 @model_option
 @json_option
+@author_options
 @with_options(ResumeOptions)
 def resume(options: ResumeOptions) -> int:
     """Continue conversations that were paused or stopped, or have failed.
@@ -165,7 +171,7 @@ def resume(options: ResumeOptions) -> int:
     """
     action = BulkAction(
         "resumed",
-        lambda client, name: client.resume(name, model=options.model),
+        lambda client, name: with_author(client, "resume").resume(name, model=options.model),
         lambda row: row.state in RESUMABLE_STATES and not row.is_closed,
     )
     return _run_action(options, action, "The request is in the log.", as_json=options.as_json)
@@ -175,12 +181,15 @@ def resume(options: ResumeOptions) -> int:
 @conversation_argument
 @click.argument("way", type=click.Choice(list(WAYS)))
 @model_option
+@author_options
 @with_options(RecoverOptions)
 def recover(options: RecoverOptions) -> None:
     """Get an agent out of a loop: `wait` or `go-on` without the repeated part, or `stop`."""
     name = options.conversation_id
     option = WAYS[options.way]
-    on_conversation(name, lambda client: client.recover(name, option=option, model=options.model))
+    on_conversation(
+        name, lambda client: with_author(client, "recover").recover(name, option=option, model=options.model)
+    )
     note("The choice is in the log.")
 
 
@@ -189,6 +198,7 @@ def recover(options: RecoverOptions) -> None:
 @click.option("--no-wait", is_flag=True, help="Do not wait until they have stopped.")
 @yes_option
 @json_option
+@author_options
 @with_options(CancelOptions)
 def cancel(options: CancelOptions) -> int:
     """Stop conversations and their running work. Waits until the agents have stopped.
@@ -199,13 +209,13 @@ def cancel(options: CancelOptions) -> int:
     if options.only_id is None:
         action = BulkAction(
             "cancelled",
-            lambda client, name: client.cancel(name, wait_seconds=seconds),
+            lambda client, name: with_author(client, "cancel").cancel(name, wait_seconds=seconds),
             lambda row: row.state not in TERMINAL_STATES and not row.is_closed,
             is_end=True,
         )
         return asyncio.run(run_on_chosen(options, action, as_json=options.as_json, is_sure=options.is_sure))
     name = options.only_id
-    summary = on_conversation(name, lambda client: client.cancel(name, wait_seconds=seconds))
+    summary = on_conversation(name, lambda client: with_author(client, "cancel").cancel(name, wait_seconds=seconds))
     if options.as_json:
         print_json(summary.as_json())
     else:
@@ -217,6 +227,7 @@ def cancel(options: CancelOptions) -> int:
 @chosen_options
 @yes_option
 @json_option
+@author_options
 @with_options(CloseOptions)
 def close(options: CloseOptions) -> int:
     """Close conversations that are over: they take no more messages, and their workspaces are removed after a week.
@@ -225,7 +236,7 @@ def close(options: CloseOptions) -> int:
     """
     action = BulkAction(
         "closed",
-        lambda client, name: client.close(name),
+        lambda client, name: with_author(client, "close").close(name),
         lambda row: row.state in TERMINAL_STATES and not row.is_closed,
         is_end=True,
     )
@@ -251,6 +262,7 @@ def _may_be_paused(row: ConversationRow) -> bool:
 @click.option("--cancel", "must_cancel", is_flag=True, help="Cancel running conversations first, and delete them too.")
 @yes_option
 @json_option
+@author_options
 @with_options(RemoveOptions)
 def rm(options: RemoveOptions) -> int:
     """Delete idle conversations: logs, results, secrets and all their other keys in the store.
@@ -266,6 +278,7 @@ def rm(options: RemoveOptions) -> int:
             with contextlib.suppress(UnknownConversation):  # nothing runs in the archive
                 if not (await client.row(conversation_id)).is_closed:
                     await _cancel(client, conversation_id)
+        await record_operation(client, "delete", conversation_id)
         await client.delete(conversation_id)
 
     def fits(row: ConversationRow) -> bool:
@@ -282,7 +295,7 @@ async def _cancel(client: Client, conversation_id: str) -> None:
     Raises:
         NotStopped: it is not within 30 s.
     """
-    summary = await client.cancel(conversation_id, wait_seconds=CANCEL_WAIT_SECONDS)
+    summary = await with_author(client, "cancel").cancel(conversation_id, wait_seconds=CANCEL_WAIT_SECONDS)
     if not is_settled(AgentState(summary.state)):
         raise NotStopped(conversation_id, CANCEL_WAIT_SECONDS)
 

@@ -13,6 +13,7 @@ from broker.contract import Event, decode_any, render_error
 from broker.coordination import Quarantine, QuarantinedItem
 from broker.log import ConversationRow, Conversations, Takeover
 from broker.runtime import CorruptEntry, UsageError, format_count
+from deckhands.cli.authorship import author_options, record_operation, with_author
 from deckhands.cli.command_group import with_options
 from deckhands.cli.conversation_ids import CONVERSATION_ID
 from deckhands.cli.options import json_option
@@ -165,6 +166,7 @@ def show(options: DeadShowOptions) -> None:
 @names_argument
 @click.option("--all", "is_all", is_flag=True, help="All dead conversations.")
 @label_option
+@author_options
 @with_options(DeadRequeueOptions)
 def requeue(options: DeadRequeueOptions) -> None:
     """Continue dead conversations from their last state."""
@@ -177,7 +179,7 @@ def requeue(options: DeadRequeueOptions) -> None:
     async def again(client: Client) -> int:
         async def one(conversation_id: str) -> None:
             await Conversations(client.store).requeue(conversation_id)
-            await client.resume(conversation_id)
+            await with_author(client, "requeue").resume(conversation_id)
 
         chosen, _ = await _find_chosen(client, options, "conversation")
         return await _each(chosen, one, "requeued")
@@ -191,6 +193,7 @@ def requeue(options: DeadRequeueOptions) -> None:
 @label_option
 @kind_option
 @yes_option
+@author_options
 @with_options(DeadDiscardOptions)
 def discard(options: DeadDiscardOptions) -> None:
     """Close dead conversations, whose logs stay readable, and delete unreadable entries."""
@@ -200,7 +203,14 @@ def discard(options: DeadDiscardOptions) -> None:
         number = len(conversations) + len(entries)
         if number and not options.names and not options.is_sure:
             require_confirmation(format_count(number, "dead letter"), "discarded")
-        closed = await _each(conversations, Conversations(client.store).close, "discarded")
+
+        async def close(conversation_id: str) -> None:
+            await record_operation(client, "discard", conversation_id)
+            await Conversations(client.store).close(conversation_id)
+
+        closed = await _each(conversations, close, "discarded")
+        for name in entries:
+            await record_operation(client, "discard", name)
         return closed, await Quarantine(client.store).discard(entries)
 
     closed, forgotten = on_cluster(away)

@@ -15,6 +15,7 @@ from broker.contract import (
     ConversationCreated,
     Limits,
 )
+from deckhands.cli.authorship import author_options, with_author
 from deckhands.cli.command_group import with_options
 from deckhands.cli.conversation_ids import conversation_argument
 from deckhands.cli.options import Amount, ConversationOptions, json_option
@@ -89,11 +90,12 @@ def set(options: SetOptions) -> None:  # noqa: A001  (the name of the verb)
 
 @click.command()
 @conversation_argument
+@author_options
 @with_options(ConversationOptions)
 def interrupt(options: ConversationOptions) -> None:
     """Stop the running work of a conversation, and pause it; `resume` continues it."""
     name = options.conversation_id
-    on_conversation(name, lambda client: client.interrupt(name))
+    on_conversation(name, lambda client: with_author(client, "interrupt").interrupt(name))
     note("The request is in the log.")
 
 

@@ -1,0 +1,67 @@
+"""`--by` and `--reason`: who acts on a conversation and why, for its log or for the record of operations."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from broker.contract import OperatorActed
+from deckhands.client import Client, check_note
+
+_KEY = "deckhands.authorship"
+
+
+def _keep(context: click.Context, option: click.Parameter, text: str) -> None:
+    assert option.name is not None
+    if said := check_note(text, option.name):
+        context.meta.setdefault(_KEY, {})[option.name] = said
+
+
+by_option = click.option("--by", default="", expose_value=False, callback=_keep, help="Your name, for the log.")
+reason_option = click.option(
+    "--reason", default="", expose_value=False, callback=_keep, help="The reason, for the log."
+)
+
+
+def author_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--by` and `--reason` to a verb; `with_author` and `record_operation` read them."""
+    return by_option(reason_option(command))
+
+
+def with_author(client: Client, action: str) -> Client:
+    """Return the client, whose next call puts the author and the reason into the log if the user gave one of them.
+
+    Args:
+        action: the operation, as in the server's API: `pause`, `cancel`, …
+    """
+    found = _find()
+    return (
+        client if found is None else client.as_operator(OperatorActed(author=found[0], action=action, reason=found[1]))
+    )
+
+
+async def record_operation(client: Client, action: str, target: str, tenant: str = "") -> None:
+    """Record the author and the reason of an operation that no log records, if the user gave one of them."""
+    found = _find()
+    if found is not None:
+        from deckhands.server import Operations
+
+        await Operations(client.store).record(found[0], tenant, action, target, found[1])
+
+
+def _find() -> tuple[str, str] | None:
+    """Return the author and the reason; without `--by`, the author is the user who is logged in."""
+    given: dict[str, str] | None = click.get_current_context().meta.get(_KEY)
+    if not given:
+        return None
+    return given.get("by") or _find_login(), given.get("reason", "")
+
+
+def _find_login() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # the user has no name
+        return "unknown"
