@@ -64,6 +64,7 @@ from .file_events import FileWriteObservation as FileWriteObservation
 from .interventions import DEFAULT_TIMEOUT_SECONDS as DEFAULT_TIMEOUT_SECONDS, MAX_COMMAND_CHARS as MAX_COMMAND_CHARS
 from .interventions import MAX_TIMEOUT_SECONDS as MAX_TIMEOUT_SECONDS
 from .interventions import CommandExecutedObservation as CommandExecutedObservation
+from .interventions import ConfirmationReminder as ConfirmationReminder
 from .interventions import ConversationChanged as ConversationChanged, ExecuteCommandAction as ExecuteCommandAction
 from .kinds import Action as Action, ActionSecurityRisk as ActionSecurityRisk, BlobRef as BlobRef
 from .kinds import ConfirmationStatus as ConfirmationStatus, Event as Event, EventSource as EventSource

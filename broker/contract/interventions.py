@@ -5,6 +5,7 @@ Holds: no step waits for such a command and no model sees it; the log has it and
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import ClassVar, Literal
 
 from broker.contract.agent_factory import AgentKind
@@ -17,6 +18,21 @@ from broker.contract.tool_specs import ToolOffer
 DEFAULT_TIMEOUT_SECONDS = 120.0
 MAX_TIMEOUT_SECONDS = 3600.0
 MAX_COMMAND_CHARS = 100_000
+
+
+class ConfirmationReminder(Event):
+    """A question about an action still has no answer. Webhooks can send it.
+
+    Attributes:
+        action_id: the action that waits for a confirmation.
+        deadline: when the policy's default takes effect; None: never.
+    """
+
+    kind: Literal["conversation.confirmation_reminder"] = "conversation.confirmation_reminder"
+    counts_for_loops: ClassVar[bool] = False
+    sentence_template: ClassVar[str] = "Action {action_id} still waits for a confirmation"
+    action_id: int
+    deadline: datetime | None = None
 
 
 class ConversationChanged(Event):

@@ -7,6 +7,7 @@ since the user's last message takes the next response, and after the last respon
 from __future__ import annotations
 
 import json
+import math
 from enum import StrEnum
 from typing import Literal, Self
 
@@ -22,6 +23,7 @@ POLICIES, ANALYZERS = "deckhands.confirmation_policies", "deckhands.risk_analyze
 """The entry-point groups of plug-ins."""
 PLUGIN_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 MAX_SETTINGS_CHARS = 10_000
+MAX_DEADLINE_SECONDS = 366 * 86_400.0
 
 
 class LoopResponse(StrEnum):
@@ -90,6 +92,9 @@ class ConfirmationPolicy(BaseModel):
         analyzer: the source of the risk: `llm` (the model's estimate), `shell` (parsing the action), `ensemble` (the
             higher of the two), `none` (unknown), or the name of a plug-in.
         settings: for plug-ins; no secrets.
+        deadline_seconds: how long a question waits for its answer; None: for ever.
+        default: what happens then: `reject` (the agent reads why, and continues), `confirm` or `stop`.
+        reminder_seconds: when to record a reminder, which webhooks can send; None: never.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -99,6 +104,17 @@ class ConfirmationPolicy(BaseModel):
     confirm_unknown: bool = True
     analyzer: str = Field(default="ensemble", pattern=PLUGIN_NAME)
     settings: JsonObject | None = None
+    deadline_seconds: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_SECONDS, allow_inf_nan=False)
+    default: Literal["reject", "confirm", "stop"] = "reject"
+    reminder_seconds: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_SECONDS, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _check_times(self) -> Self:
+        if self.deadline_seconds is None and self.default != "reject":
+            raise ValueError(f"the default {self.default} needs a deadline: give deadline_seconds")
+        if self.reminder_seconds is not None and self.reminder_seconds >= (self.deadline_seconds or math.inf):
+            raise ValueError("the reminder has to come before the deadline")
+        return self
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:

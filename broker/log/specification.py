@@ -79,7 +79,8 @@ REPORTS = _kinds(
     "error feature_list",
 )
 MODEL_CALLS = _kinds("model", "reply failed deferred admitted")
-OTHERS = _kinds("conversation", "created begun changed operator_acted delegate_ended") | {"model.switched"}
+OTHERS = _kinds("conversation", "created begun changed operator_acted delegate_ended confirmation_reminder")
+OTHERS |= {"model.switched"}
 KINDS = frozenset(ANSWERS) | UNANSWERED | REPORTS | MODEL_CALLS | OTHERS | frozenset().union(*ANSWERS.values())
 SOURCES = frozenset({"agent", "user", "environment"})
 

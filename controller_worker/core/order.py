@@ -51,6 +51,7 @@ ORDER: tuple[Decision, ...] = (
     model_calls.wait_for_permit,  # a call that waits for a quota has passed all decisions below
     model_calls.end_rate_limit,
     confirmation.end_confirmation,
+    confirmation.await_answer,  # a question may have a deadline, so this is no plain rest
     lifecycle.rest_unless_working,  # all decisions below are work
     tools.await_tools,  # the next step needs the results of this one
     delegation.await_delegates,

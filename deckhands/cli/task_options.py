@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 from pydantic import ValidationError
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from broker.contract import (
     MAX_SCHEMA_CHARS,
     AgentSpec,
+    ConfirmationPolicy,
     CriticSpec,
     GoalSpec,
     Limits,
@@ -84,6 +85,9 @@ class SpecOptions:
     memory: str | None
     user: str
     confirm: str
+    confirm_within: float | None
+    confirm_default: Literal["reject", "confirm", "stop"]
+    confirm_reminder: float | None
     clone_depth: int | None
     clone_secret: str
     browser: bool
@@ -207,6 +211,25 @@ _OPTIONS = (
         default="never",
         show_default=True,
         help="Which actions need confirmation before they run: never, risky, always, or a plug-in.",
+    ),
+    click.option(
+        "--confirm-within",
+        type=Amount(min=0, min_open=True),
+        metavar="SECONDS",
+        help="How long a question waits for its answer; by default for ever.",
+    ),
+    click.option(
+        "--confirm-default",
+        type=click.Choice(["reject", "confirm", "stop"]),
+        default="reject",
+        show_default=True,
+        help="What then happens. After `reject`, the agent continues.",
+    ),
+    click.option(
+        "--confirm-reminder",
+        type=Amount(min=0, min_open=True),
+        metavar="SECONDS",
+        help="When to record a reminder of a question, which webhooks can send.",
     ),
     click.option("--clone-depth", type=click.IntRange(min=1), help="How many commits to clone."),
     click.option("--clone-secret", default="", metavar="NAME", help="The secret that a git+… URL needs."),
@@ -411,7 +434,7 @@ def agent_of(options: SpecOptions, model: str | None) -> AgentSpec:
         if is_given:
             check_takes_tools(options.agent, option)
     check_acp_command(options.agent)
-    policy = to_confirmation_policy(options.confirm)
+    policy = _policy_of(options)
     plan = PlanSpec(executor=options.agent, needs_approval=options.plan == "ask") if options.plan else None
     agent = AgentSpec(
         name="PlanningAgent" if plan else options.agent,
@@ -436,6 +459,22 @@ def _skills_of_person() -> tuple[Skill, ...]:
         return load_skills(Path.home())
     except RuntimeError:  # the user has no home directory
         return ()
+
+
+def _policy_of(options: SpecOptions) -> ConfirmationPolicy:
+    policy = to_confirmation_policy(options.confirm)
+    times = {
+        "deadline_seconds": options.confirm_within,
+        "default": options.confirm_default,
+        "reminder_seconds": options.confirm_reminder,
+    }
+    try:
+        return ConfirmationPolicy(**{**policy.model_dump(), **times})
+    except ValidationError as error:
+        why = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise UsageError(
+            f"The confirmation policy cannot be used: {why}.", remedy="See `deckhands run --help`."
+        ) from error
 
 
 def _goal_of(options: SpecOptions) -> GoalSpec | None:

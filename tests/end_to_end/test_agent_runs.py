@@ -224,7 +224,7 @@ def test_tasks_go_to_agents_that_files_define(monkeypatch: pytest.MonkeyPatch, r
         (top / ".claude" / "agents" / f"{name}.md").write_text(f"---\ndescription: A {name}.\n---\nI am the {name}.")
     calls = [call("delegate", agent=name, task="Count.") for name in ("clerk", "scribe")]
     # The delegates have the same script: their calls of `delegate`, which they lack, fail, and then they finish.
-    model = script(runs.root / "m.json", *calls, finish("Done."))
+    model = script(runs.root / "m.json", *calls, call("delegates", operation="list"), finish("Done."))
     done = runs.start("--delegation", "--json", model=model, HOME=str(runs.root))
     assert done.code == 0, done
     (recall,) = [event for event in of(done, "observation.recall") if event.get("available_agents")]
@@ -233,6 +233,9 @@ def test_tasks_go_to_agents_that_files_define(monkeypatch: pytest.MonkeyPatch, r
     assert "hand tasks to these agents: scribe (A scribe.)." in greeting["content"]
     ends = [event["content"] for event in of(done, "observation.delegate")]
     assert ["finishes task" in end for end in ends] == [True, True], ends
+    (control,) = of(done, "observation.manage_delegates")
+    assert control["content"] == "No delegate works in the background."
+    assert runs.is_replayed(done)
     listed = deckhands("skills", "ls", str(runs.work), env=runs.env | {"HOME": str(runs.root)}).out
     assert "clerk" in listed
     assert "scribe" in listed

@@ -192,3 +192,23 @@ async def reported(url: str, node: str) -> bool:
     async with await Client.connect(url) as client:
         found = [member.about for member in await list_members(client.store) if member.about.get("node") == node]
     return [about["pools"] for about in found] == ["gpu"]
+
+
+async def test_question_without_an_answer_is_rejected_at_its_deadline(tmp_path, workspace, on_cluster):
+    model = script(tmp_path / "m.json", run_command("touch made"), finish("Without it."))
+    options = ("--confirm", "always", "--confirm-within", "1", "--confirm-reminder", "0.3", "--model", model)
+    arguments = ("submit", "-t", "task", "-w", workspace, *options, "--json")
+    (submitted,) = (await asyncio.to_thread(deckhands, *arguments, env=on_cluster)).json
+    cid = submitted["conversation_id"]
+    async with await Client.connect(on_cluster["DECKHANDS_URL"]) as client:
+
+        async def is_finished():
+            return (await client.summary(cid)).state == "finished"
+
+        await until(is_finished, what="the end")
+        kinds = [event.kind for event in await client.events(cid)]
+        assert (await client.summary(cid)).message == "Without it."
+    assert not (workspace / "made").exists()
+    assert kinds.count("conversation.confirmation_reminder") == 1
+    (replayed,) = (await asyncio.to_thread(deckhands, "replay", cid, "--json", env=on_cluster)).json
+    assert replayed["is_same"], replayed

@@ -14,7 +14,7 @@ with a reason, the agent continues.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -23,15 +23,18 @@ from broker.contract import (
     AgentState,
     AgentStateChangedObservation,
     ChangeAgentStateAction,
+    ConfirmationPolicy,
+    ConfirmationReminder,
     ConfirmationStatus,
     Event,
+    EventSource,
     RiskyAction,
     UserRejectObservation,
 )
 from broker.log import ANSWERS
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
-from controller_worker.core.effects import Append, CarryOut, Effect
+from controller_worker.core.effects import Append, CarryOut, Effect, Park
 from controller_worker.core.pending import PendingAction, find_runnable
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
 REJECTED = "Action has been rejected by the user! Waiting for further user input."
 REJECTED_WITH_REASON = "Action has been rejected by the user! It was not executed. The reason: {reason}"
+NO_ANSWER = "No answer came within {seconds} seconds."
 NOT_REACHED = "The action was not executed, because the person rejected an earlier one of the same turn."
 ANSWERED_OTHERWISE = "The person sent a message instead of confirming the action. The action was not executed."
 FIXED_FIELDS = frozenset({"kind", "id", "timestamp", "source", "cause", "blobs", "tool_call_metadata"}) | {
@@ -58,12 +62,16 @@ class ConfirmationProgress:
         answer_id: the event with the user's answer.
         confirmed_id: the copy that runs after the confirmation.
         reason: the reason given with the latest answer.
+        asked_at: when the user was asked; None if nothing is asked.
+        is_reminded: the user was reminded.
     """
 
     asked_id: int | None = None
     answer_id: int = 0
     confirmed_id: int = 0
     reason: str | None = None
+    asked_at: datetime | None = None
+    is_reminded: bool = False
 
 
 def is_answer(state: State, event: ChangeAgentStateAction) -> bool:
@@ -80,7 +88,14 @@ def _after_state_change(
 ) -> ConfirmationProgress:
     if change.action_id == confirmation.asked_id:
         return confirmation
-    return evolve(confirmation, asked_id=change.action_id)
+    asked_at = change.timestamp if change.action_id is not None else None
+    return evolve(confirmation, asked_id=change.action_id, asked_at=asked_at, is_reminded=False)
+
+
+def _after_reminder(
+    confirmation: ConfirmationProgress, reminder: ConfirmationReminder, state: State
+) -> ConfirmationProgress:
+    return evolve(confirmation, is_reminded=True) if reminder.action_id == confirmation.asked_id else confirmation
 
 
 def _after_request(
@@ -94,6 +109,34 @@ def _after_request(
 def _after_action(confirmation: ConfirmationProgress, action: RiskyAction, state: State) -> ConfirmationProgress:
     is_confirmed = action.replaces is not None and action.confirmation_state is not ConfirmationStatus.REJECTED
     return evolve(confirmation, confirmed_id=action.id) if is_confirmed else confirmation
+
+
+def await_answer(state: State, now: datetime) -> Effect | None:
+    """Remind the user of an open question, and answer it by the policy's default at its deadline."""
+    asked = state.confirmation
+    if state.lifecycle.agent_state is not AgentState.AWAITING_USER_CONFIRMATION or asked.asked_at is None:
+        return None
+    policy = state.setup.agent.confirmation
+    deadline = None if policy.deadline_seconds is None else asked.asked_at + timedelta(seconds=policy.deadline_seconds)
+    if deadline is not None and now >= deadline:
+        return Append((_make_default_answer(policy, asked.asked_id),))
+    reminder = None
+    if policy.reminder_seconds is not None and not asked.is_reminded:
+        reminder = asked.asked_at + timedelta(seconds=policy.reminder_seconds)
+        if now >= reminder:
+            return Append((ConfirmationReminder(action_id=asked.asked_id or 0, deadline=deadline),))
+    due = min(filter(None, (reminder, deadline)), default=None)
+    return None if due is None else Park(due, "confirmation")
+
+
+def _make_default_answer(policy: ConfirmationPolicy, action_id: int | None) -> ChangeAgentStateAction:
+    answer = {"reject": AgentState.USER_REJECTED, "confirm": AgentState.USER_CONFIRMED, "stop": AgentState.STOPPED}
+    return ChangeAgentStateAction(
+        agent_state=answer[policy.default],
+        action_id=None if policy.default == "stop" else action_id,
+        reason=NO_ANSWER.format(seconds=f"{policy.deadline_seconds:g}") if policy.default == "reject" else None,
+        source=EventSource.ENVIRONMENT,
+    )
 
 
 def carry_out_answer(state: State, now: datetime) -> Effect | None:
@@ -193,6 +236,7 @@ CONFIRMATION = Concern(
     "confirmation",
     {
         AgentStateChangedObservation: _after_state_change,
+        ConfirmationReminder: _after_reminder,
         ChangeAgentStateAction: _after_request,
         RiskyAction: _after_action,
     },

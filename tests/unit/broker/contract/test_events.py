@@ -160,7 +160,13 @@ def test_which_kinds_the_model_is_not_shown() -> None:
 def test_which_kinds_loop_detection_passes_over() -> None:
     assert {kind for kind, event_class in Event.KINDS.items() if not event_class.counts_for_loops} == {
         *("action.change_agent_state", "action.condensation_request", "action.execute", "action.loop_recovery"),
-        *("action.null", "conversation.operator_acted", "observation.agent_state_changed", "observation.execute"),
+        *(
+            "action.null",
+            "conversation.confirmation_reminder",
+            "conversation.operator_acted",
+            "observation.agent_state_changed",
+            "observation.execute",
+        ),
         *("observation.interrupted", "observation.null", "observation.rolled_back"),
     }
 

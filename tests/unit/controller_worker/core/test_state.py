@@ -16,7 +16,7 @@ from broker.contract.long_work import Feature
 from broker.contract.task_list import TaskItem
 from controller_worker.core.concerns.acceptance import Acceptance
 from controller_worker.core.concerns.confirmation import ConfirmationProgress
-from controller_worker.core.concerns.delegation import Delegate, DelegateEnd, DelegateOrder, Delegation
+from controller_worker.core.concerns.delegation import Delegate, DelegateEnd, DelegateOrder, Delegation, ManagingAction
 from controller_worker.core.concerns.double_texting import DoubleTexting
 from controller_worker.core.concerns.greeting import Greeting
 from controller_worker.core.concerns.inbox import MessageInbox, UnansweredMessage
@@ -79,7 +79,14 @@ FULL = State(
         is_reply_outdated=True,
     ),
     tools=Tools((PendingAction(38, METADATA), PendingAction(39))),
-    confirmation=ConfirmationProgress(asked_id=38, answer_id=41, confirmed_id=39, reason="No."),
+    confirmation=ConfirmationProgress(
+        asked_id=38,
+        answer_id=41,
+        confirmed_id=39,
+        reason="No.",
+        asked_at=datetime(2026, 3, 1, tzinfo=UTC),
+        is_reminded=True,
+    ),
     calls=ModelCalls(
         reply_id=37,
         attempt=2,
@@ -143,6 +150,7 @@ FULL = State(
         iterations=4,
         spent_usd=0.1,
         order=DelegateOrder(AgentState.PAUSED, 8),
+        managing=(ManagingAction(9, "wait", "any"),),
     ),
     tasks=TaskList((TaskItem(id="a", title="Look", status="done", notes="ü"),)),
     start=ScheduledStart("begun", has_time=True),
@@ -267,7 +275,7 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
             "greeting": "is_said",
             "inbox": "message last_message_id is_reply_outdated",
             "tools": "pending",
-            "confirmation": "asked_id answer_id confirmed_id reason",
+            "confirmation": "asked_id answer_id confirmed_id reason asked_at is_reminded",
             "calls": "reply_id attempt wait deferral overflows wants_condensation",
             "usage": (
                 "iteration max_iterations max_budget_usd max_tokens deadline cost_usd has_unknown_cost "

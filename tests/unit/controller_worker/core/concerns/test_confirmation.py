@@ -1,5 +1,6 @@
 """Confirmation of an action: the question, the answers, and other events instead of an answer."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -7,12 +8,13 @@ import pytest
 from broker.contract.actions import ChangeAgentStateAction, CmdRunAction, RiskyAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConfirmationStatus, EventSource
+from broker.contract.interventions import ConfirmationReminder
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation, UserRejectObservation
 from broker.contract.policies import ConfirmationPolicy
 from broker.log.invariants import find_violations
 from broker.log.status import fold_status
-from controller_worker.core.effects import AwaitTools, Effect, Rest
-from tests.controller_parts import CID, Core, bash, call, finish, started, think
+from controller_worker.core.effects import AwaitTools, CallModel, Effect, Park, Rest
+from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 from tests.scenarios import play, scenarios
 
 ALWAYS = ConfirmationPolicy(mode="always", analyzer="none")
@@ -173,3 +175,83 @@ def test_rejection_starting_a_fork_does_not_affect_earlier_actions() -> None:
     core.put(CmdRunAction(command="two", source=EventSource.AGENT, **rejected))
     assert core.run() == Rest()
     assert core.states()[-2:] == ["user_rejected", "awaiting_user_input"]
+
+
+# Deadlines
+
+
+@pytest.mark.parametrize(
+    ("default", "effect", "states"),
+    [
+        ("reject", CallModel(2, 1), ["user_rejected", "running"]),
+        ("confirm", AwaitTools((11,)), ["user_confirmed"]),
+        ("stop", Rest(), ["stopped"]),
+    ],
+)
+def test_question_is_answered_by_the_default_at_its_deadline(default: str, effect: Effect, states: list[str]) -> None:
+    policy = ALWAYS.model_copy(update={"deadline_seconds": 600.0, "default": default})
+    core = asking(policy)
+    waiting = core.reply(bash())
+    assert waiting == Park(core.now + timedelta(seconds=600), "confirmation")
+    core.pass_time(599)
+    assert core.run() == waiting
+    core.pass_time(1)
+    assert core.run() == effect
+    assert core.states()[-len(states) :] == states
+    answered = next(event for event in core.events if isinstance(event, ChangeAgentStateAction))
+    assert answered.source is EventSource.ENVIRONMENT
+    assert find_violations(core.events, conversation_id=CID, is_strict=True, is_over=False) == []
+
+
+def test_agent_reads_that_no_answer_came() -> None:
+    core = asking(ALWAYS.model_copy(update={"deadline_seconds": 90.0}))
+    core.reply(bash())
+    core.pass_time(90)
+    core.run()
+    rejection = next(event for event in core.events if isinstance(event, UserRejectObservation))
+    assert "No answer came within 90 seconds." in rejection.content
+
+
+def test_answer_in_time_ends_the_deadline() -> None:
+    core = asking(ALWAYS.model_copy(update={"deadline_seconds": 600.0}))
+    core.reply(bash())
+    assert answer_with(core, "user_confirmed") == AwaitTools((11,))
+    core.pass_time(601)
+    assert core.observe(11) == CallModel(2, 1)
+
+
+def test_user_is_reminded_once_per_question() -> None:
+    core = asking(ALWAYS.model_copy(update={"deadline_seconds": 600.0, "reminder_seconds": 300.0}))
+    core.reply(bash())
+    asked, start = core.state.confirmation.asked_id, core.now
+    core.pass_time(300)
+    assert core.run() == Park(start + timedelta(seconds=600), "confirmation")
+    assert core.run() == Park(start + timedelta(seconds=600), "confirmation")
+    (reminder,) = [event for event in core.events if isinstance(event, ConfirmationReminder)]
+    assert (reminder.action_id, reminder.deadline) == (asked, start + timedelta(seconds=600))
+    check_snapshots(core)
+    answer_with(core, "user_confirmed")
+    core.observe(12)
+    core.reply(bash())
+    core.pass_time(300)
+    core.run()
+    assert len([event for event in core.events if isinstance(event, ConfirmationReminder)]) == 2
+
+
+def test_question_without_a_deadline_rests() -> None:
+    assert asking().reply(bash()) == Rest()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"default": "stop"},
+        {"default": "confirm", "reminder_seconds": 5},
+        {"deadline_seconds": 0},
+        {"deadline_seconds": float("inf")},
+        {"deadline_seconds": 5, "reminder_seconds": 5},
+    ],
+)
+def test_times_that_make_no_sense_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="deadline"):
+        ConfirmationPolicy(mode="always", **fields)
