@@ -11,7 +11,6 @@ from broker.contract.actions import ChangeAgentStateAction, CmdRunAction, Conden
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Event, EventSource
 from broker.contract.long_work import (
-    Feature,
     FeatureCheckAction,
     FeatureCheckObservation,
     FeatureListObservation,
@@ -368,10 +367,3 @@ def test_risk_of_a_request_is_that_of_its_checks() -> None:
     core.does(call("feature_list", json.dumps({"command": "add", "features": [bad], "security_risk": "LOW"})))
     assert core.states()[-1] == "awaiting_user_confirmation"
     assert core.verified == []
-
-
-def test_other_agents_have_no_feature_list() -> None:
-    core = Core("task")
-    core.run()
-    assert not any(isinstance(event, SaveProgressAction) for event in core.events)
-    assert Feature(id="a", description="a", check="a").passes is False

@@ -106,10 +106,6 @@ def test_survey_fits_into_the_output_of_a_command(workspace: Path) -> None:
     assert "this file and the later ones are left out" in first
 
 
-def test_a_workspace_that_says_nothing(tmp_path: Path) -> None:
-    assert parse_survey_skills(surveyed(tmp_path)) == NO_SKILLS
-
-
 def test_damaged_lines_are_left_out() -> None:
     text = "deckhands-skill: QUdFTlRTLm1k\ndeckhands-skill: *** QQ==\ndeckhands-skill: QUdFTlRTLm1k QQ==\nnoise"
     assert parse_survey_skills(SurveyObservation(content=text)).skills == (Skill(name="agents", content="A"),)
@@ -273,10 +269,6 @@ def test_an_agents_own_skills_need_no_survey() -> None:
     (found,) = recalled(core)
     assert found.repo_instructions == "Be kind."
     assert found.microagent_knowledge == (MicroagentKnowledge(name="git", trigger="git", content="Rebase."),)
-
-
-def test_a_new_workspace_is_not_asked() -> None:
-    assert Core("task", surveys=True, workspace=WorkspaceSpec()).run() == CallModel(1, 1)
 
 
 SETUP, HOOK = ".openhands/setup.sh", ".openhands/pre-commit.sh"
