@@ -48,7 +48,7 @@ json_values = st.recursive(
     max_leaves=6,
 )
 json_objects = st.dictionaries(texts, json_values, max_size=3)
-moments = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)).map(lambda moment: moment.replace(tzinfo=UTC))
+moments = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)).map(lambda moment: moment.replace(tzinfo=UTC))  # noqa: DTZ001
 
 
 def _values(name: str, field: FieldInfo) -> st.SearchStrategy[Any]:

@@ -21,6 +21,7 @@ from broker.secrets.masking import Masker
 from broker.tools.celery_tool import celery_tool
 from broker.tools.custom_tools import ToolContext, ToolFailed, custom_tool
 from tests import example_tools
+from tests.entry_points import install_package
 from tests.example_celery import app as shop
 from tests.example_celery import refund_tool
 from tool_worker.tools.offered import MAX_ANSWER_CHARS, MAX_IMAGES, OfferedTools, load_tools
@@ -275,14 +276,9 @@ async def test_tool_that_exits_ends_only_its_call(error: BaseException) -> None:
 def test_installed_tools_are_found_and_broken_ones_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "tools_of_a_package.py").write_text("def stock(item: str) -> str:\n    '''Tell.'''\n    return item\n")
-    described = tmp_path / "shop-1.0.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: shop\nVersion: 1.0\n")
-    (described / "entry_points.txt").write_text(
-        "[deckhands.tools]\nstock = tools_of_a_package:stock\nlost = tools_of_a_package:nothing\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
+    source = "def stock(item: str) -> str:\n    '''Tell.'''\n    return item\n"
+    tools = {"deckhands.tools": {"stock": "stock", "lost": "nothing"}}
+    install_package(tmp_path, monkeypatch, "tools_of_a_package", source, tools)
     assert [offer.key for offer in load_tools([], []).offers] == ["stock"]
     assert "the entry point lost of deckhands.tools provides no tool" in caplog.text
 

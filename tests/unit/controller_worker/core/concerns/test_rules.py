@@ -12,7 +12,7 @@ from broker.contract.double_texting import RolledBackObservation
 from broker.contract.events import AgentSpec, EventSource, Observation
 from broker.contract.file_events import FileReadAction, FileReadObservation
 from broker.contract.recall import RecallAction, RecallObservation
-from broker.contract.skills import MAX_SKILLS, matches_pattern, parse_skill
+from broker.contract.skills import matches_pattern, parse_skill
 from broker.contract.specs import Skill
 from controller_worker.core.effects import CallModel
 from controller_worker.core.recall import (
@@ -98,10 +98,10 @@ def test_folder_skill_with_triggers_is_recalled_as_well(tmp_path: Path) -> None:
 
 def test_prompt_stays_bounded_with_many_skills(tmp_path: Path) -> None:
     core = asked()
-    long = {f".agents/skills/s{n}/SKILL.md": SKILL.format(f"s{n}", "word " * 120) for n in range(MAX_SKILLS)}
+    long = {f".agents/skills/s{n}/SKILL.md": SKILL.format(f"s{n}", "word " * 180) for n in range(40)}
     core.observe(4, write(tmp_path, long))
     (found,) = recalls(core)
-    assert len(found.available_skills or ()) == MAX_SKILLS
+    assert len(found.available_skills or ()) == 40
     assert sum(len(skill.description) for skill in found.available_skills or ()) <= MAX_LISTED_CHARS
     assert len(prompt_of(core)) < 4 * MAX_LISTED_CHARS
 
