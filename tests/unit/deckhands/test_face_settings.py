@@ -16,22 +16,6 @@ def test_nothing_set():
     assert settings.home == Path.home() / ".deckhands"
 
 
-def test_everything_set():
-    environment = {
-        "DECKHANDS_URL": "redis://store:6379/0",
-        "DECKHANDS_HOME": "/srv/deck",
-        "DECKHANDS_DEBUG": "1",
-        "DECKHANDS_SHARDS": "4",
-        "DECKHANDS_SANDBOX": "none",
-        "LLM_MODEL": "acme/large",
-    }
-    settings = CliSettings.from_env(environment)
-    assert (settings.url, settings.home) == ("redis://store:6379/0", Path("/srv/deck"))
-    assert (settings.model, settings.debug, settings.shards) == ("acme/large", True, 4)
-    assert settings.sandbox == "none"
-    assert settings.environment == environment
-
-
 def test_empty_values_count_as_unset():
     settings = CliSettings.from_env({"DECKHANDS_URL": " ", "LLM_MODEL": "", "LITELLM_MODEL": "acme/small"})
     assert (settings.url, settings.model) == (None, "acme/small")
