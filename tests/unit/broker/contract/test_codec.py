@@ -191,7 +191,7 @@ def test_tiny_entries_are_plain_and_all_others_compressed() -> None:
     assert len(LARGE) < 150
 
 
-def test_an_entry_of_an_earlier_version_without_the_dictionary_is_read() -> None:
+def test_entry_of_an_earlier_version_without_dictionary_is_read() -> None:
     event = MessageAction(content="Hello" * 300)
     packed = zstandard.ZstdCompressor(level=1).compress(codec.pack(event.wire()))
     assert codec.decode(_sealed(packed, flags=1), 1).content == event.content  # type: ignore[attr-defined]

@@ -43,7 +43,7 @@ def test_a_condensation_can_be_requested_where_one_is_made() -> None:
     assert "request_condensation" not in [tool.name for tool in without.tools]
 
 
-def test_a_browser_and_cells_are_offered_where_they_are_switched_on() -> None:
+def test_browser_and_cells_are_offered_where_switched_on() -> None:
     agent = CodeActAgent(AgentSpec(enable_browsing=True, enable_jupyter=True))
     assert [tool.name for tool in agent.tools][2:5] == ["finish", "browser", "execute_ipython_cell"]
     code = "goto('http://localhost')"

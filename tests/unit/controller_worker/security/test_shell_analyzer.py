@@ -181,7 +181,7 @@ def test_rating_of_a_command(risk: str, command: str) -> None:
         ("virtualenv .venv", Rating.MEDIUM),
     ],
 )
-def test_a_tool_of_the_project_that_starts_anything_is_not_understood(command: str, rating: Rating) -> None:
+def test_project_tool_that_starts_anything_is_not_understood(command: str, rating: Rating) -> None:
     assert rate_shell(command, "/workspace") is rating
 
 

@@ -299,7 +299,7 @@ def test_it_must_be_said_where_it_runs() -> None:
         celery_tool("shop.pay", SCHEMA, "Pay.", broker_url="memory://")
 
 
-async def test_a_result_that_cannot_be_read_ends_the_call_at_once() -> None:
+async def test_unreadable_result_ends_the_call_at_once() -> None:
     context = ToolContext("c", 1)
     task_id = f"deckhands-{context.idempotency_key}"
     shop.backend.client.set(shop.backend.get_key_for_task(task_id), b"no JSON")
@@ -309,7 +309,7 @@ async def test_a_result_that_cannot_be_read_ends_the_call_at_once() -> None:
             await asyncio.wait_for(call({"order": 1}, context), 10)  # its own limit is 30 s
 
 
-async def test_a_backend_that_is_away_is_asked_again_until_the_limit() -> None:
+async def test_missing_backend_is_asked_again_until_the_limit() -> None:
     away = "redis://127.0.0.1:1/0"
     pay = celery_tool("shop.pay", SCHEMA, "Pay.", broker_url=away, backend_url=away, timeout_seconds=0.5)
     with pytest.raises(ToolFailed, match=r"could not be reached within 0\.5 seconds"):

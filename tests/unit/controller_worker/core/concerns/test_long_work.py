@@ -87,7 +87,7 @@ def test_first_context_reads_the_workspace_and_commits_nothing() -> None:
     assert "The feature list is empty." in str(messages_of(core.events)[-1].content)
 
 
-def test_each_condensation_starts_a_context_with_the_list_of_the_log() -> None:
+def test_each_condensation_starts_a_context_with_the_logs_list() -> None:
     core = Work()
     core.working = {"a"}
     core.does(features("add", "a", "b"))

@@ -180,7 +180,7 @@ def test_own_rules_need_no_survey() -> None:
     assert [item.content for item in recalls(core)[-1].microagent_knowledge] == ["Lower case."]
 
 
-def test_a_rule_of_a_turn_that_is_rolled_back_is_recalled_again() -> None:
+def test_rule_of_a_rolled_back_turn_is_recalled_again() -> None:
     own = Skill(name="sql", content="Lower case.", paths=("*.sql",))
     core = Core("go", agent=AgentSpec(skills=(own,)), double_texting="rollback")
     core.run()

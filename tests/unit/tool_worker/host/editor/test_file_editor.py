@@ -584,9 +584,7 @@ def test_a_patch_that_compares_too_much_is_refused(tmp_path: Path) -> None:
         ("a  \nb\n", " a\n-b\n+ c", "a  \n c\n"),
     ],
 )
-def test_added_lines_of_a_patch_are_indented_like_the_lines_of_the_file(
-    tmp_path: Path, text: str, chunk: str, after: str
-) -> None:
+def test_added_lines_of_a_patch_take_the_files_indentation(tmp_path: Path, text: str, chunk: str, after: str) -> None:
     (tmp_path / "a").write_text(text)
     done = patched(tmp_path, f"*** Begin Patch\n*** Update File: a\n@@\n{chunk}\n*** End Patch\n")
     assert (done["is_error"], (tmp_path / "a").read_text()) == (False, after)
