@@ -111,9 +111,8 @@ def test_verb_that_reads_does_without_heavy_modules(verb: str, heavy: set[str], 
 PAGE = (Path(__file__).parents[4] / "docs" / "cli.md").read_text()
 
 
-@pytest.mark.parametrize("verb", sorted(find_commands()))
-def test_every_verb_is_on_the_page(verb: str) -> None:
-    assert re.search(rf"`(deckhands )?{verb}\b", PAGE), verb
+def test_every_verb_is_on_the_page() -> None:
+    assert [verb for verb in find_commands() if not re.search(rf"`(deckhands )?{verb}\b", PAGE)] == []
 
 
 @pytest.mark.parametrize("verb", [run, submit], ids=["run", "submit"])
