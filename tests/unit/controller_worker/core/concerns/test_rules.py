@@ -23,6 +23,7 @@ from controller_worker.core.recall import (
 )
 from tests.controller_parts import Core, call, messages_of
 from tests.scenarios import play
+from tests.trees import write_files
 from tests.unit.controller_worker.core.concerns.test_survey import asked, prompt_of, surveyed
 
 LISTED = "When one of these skills fits the work, read its file first."
@@ -30,10 +31,7 @@ LISTED = "When one of these skills fits the work, read its file first."
 
 def write(folder: Path, files: dict[str, str]) -> Observation:
     """Write files and return the survey of the folder."""
-    for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
-    return surveyed(folder)
+    return surveyed(write_files(folder, files))
 
 
 def recalls(core: Core) -> list[RecallObservation]:
