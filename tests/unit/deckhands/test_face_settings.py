@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from broker.runtime.errors import UsageError
 from deckhands.settings import CliSettings
-
-
-def test_nothing_set():
-    settings = CliSettings.from_env({})
-    assert (settings.url, settings.model, settings.debug) == (None, None, False)
-    assert settings.home == Path.home() / ".deckhands"
 
 
 def test_empty_values_count_as_unset():
