@@ -313,6 +313,14 @@ def test_delegates_survive_snapshots() -> None:
     check_snapshots(core)
 
 
+def test_an_end_of_a_delegate_that_is_none_means_nothing() -> None:
+    core = able()
+    before = core.state.usage
+    assert ended(core, 99) == CallModel(1, 1)
+    assert results(core) == []
+    assert core.state.usage == before
+
+
 # Many at once
 
 
