@@ -13,6 +13,7 @@ from typing import Any
 from deckhands.evaluation.datasets.file_trees import TreeFile, read_tree
 from deckhands.evaluation.datasets.instances import Instance
 from deckhands.evaluation.scoring import build_check_files, compute_work
+from tests.trees import write_files
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 HUMAN_EVAL: dict[str, Any] = {
@@ -95,9 +96,7 @@ def mirror_in(directory: Path, repository: str = "acme/calc") -> str:
     }
     if repository == "django/django":
         files["tests/runtests.py"] = RUNTESTS
-    for name, text in files.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_text(text)
+    write_files(source, files)
     (source / "run.sh").chmod(0o755)
 
     def git(*arguments: str) -> str:
@@ -178,7 +177,4 @@ def harbor_task(folder: Path) -> Path:
         "tests/name": "Ann\n",
         "solution/solve.sh": 'echo "Hello, $(cat /app/names/a.txt)" > /app/hello.txt\n',
     }
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
+    return write_files(folder, files)

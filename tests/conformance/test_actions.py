@@ -315,7 +315,7 @@ async def test_only_the_holder_of_an_action_marks_it(store: Store, queue: Queue)
     assert left == [b"create:begin", b"1:1", b"o:2", b"3:3"]
 
 
-async def test_a_pool_action_runs_in_its_pool_and_binds_no_workspace(store: Store, queue: Queue) -> None:
+async def test_pool_action_runs_in_its_pool_without_binding_a_workspace(store: Store, queue: Queue) -> None:
     log, ownership = await own(store)
     await enter(store, "t1", node="n1")
     await enter(store, "g1", node="n2", pools=("gpu",))

@@ -79,7 +79,7 @@ async def raw_of(store: Store, cid: str = CID) -> bytes:
     return b"\n".join(parts)
 
 
-async def test_a_conversation_reads_as_written_and_the_store_has_no_plain_text(opened: Open) -> None:
+async def test_conversation_reads_as_written_without_plain_text_in_the_store(opened: Open) -> None:
     store = await opened()
     log = await begin(store, CID, "acme", f"do {MARKER}")
     await enter(store, "w1")
@@ -182,7 +182,7 @@ async def test_the_store_takes_no_encrypted_event_for_a_plain_conversation(
     await plain.aclose()
 
 
-async def test_a_process_without_keys_writes_no_large_text_of_an_encrypted_conversation(opened: Open) -> None:
+async def test_process_without_keys_writes_no_large_encrypted_text(opened: Open) -> None:
     client = await opened("", is_worker=False)  # it was there before the store encrypted
     store = await opened()
     log = await begin(store, CID, "acme", BIG)
@@ -199,7 +199,7 @@ async def test_a_process_without_keys_writes_no_large_text_of_an_encrypted_conve
     assert not await has_blob(store, f"{BIG}more")
 
 
-async def test_a_large_text_is_written_with_the_key_of_a_recreated_conversation(
+async def test_large_text_takes_the_key_of_a_recreated_conversation(
     connect: Callable[[], Connection], opened: Open
 ) -> None:
     plain = await open_store(connect(), masters=MasterKeys())
@@ -299,7 +299,7 @@ async def test_a_rotated_master_key_changes_the_data_keys_alone(opened: Open) ->
         await only_old.encryption.rotate()
 
 
-async def test_a_rotation_goes_on_past_a_key_that_it_cannot_read(opened: Open) -> None:
+async def test_rotation_continues_past_an_unreadable_key(opened: Open) -> None:
     store = await opened(OLD)
     for tenant in ("a", "b", "c"):
         await begin(store, f"log-{tenant}", tenant)
@@ -345,7 +345,7 @@ async def test_forged_records_of_data_keys_are_refused(opened: Open) -> None:
         await begin(await opened(), "new", "acme")
 
 
-async def test_another_key_under_a_known_id_locks_and_no_worker_starts_with_it(opened: Open) -> None:
+async def test_another_key_under_a_known_id_locks_and_starts_nothing(opened: Open) -> None:
     client = await opened(f"old:{NEW.partition(':')[2]}", is_worker=False)  # it was there before the first data key
     store = await opened()
     await begin(store, CID, "acme", "hello")
@@ -398,7 +398,7 @@ def test_unusable_master_keys_are_refused_without_showing_them(text: str) -> Non
     assert not any(key in str(refused.value) for key in text.split(":")[1:] if key)
 
 
-def test_a_file_of_master_keys_is_read_again_for_an_unknown_one(tmp_path: Path) -> None:
+def test_file_of_master_keys_is_reread_for_an_unknown_key(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(f"{OLD}\n")
     masters = MasterKeys(path=path)

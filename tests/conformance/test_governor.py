@@ -279,7 +279,7 @@ async def test_absent_call_is_woken_again_and_then_forgotten(memory_store: Store
 
 
 @pytest.mark.parametrize("is_deadline_lost", [False, True])
-async def test_a_kept_call_that_is_not_made_is_free_again_and_not_counted(
+async def test_kept_call_that_is_not_made_is_not_counted(
     memory_store: Store, clock: ManualClock, is_deadline_lost: bool
 ) -> None:
     callers = await Callers.limited(memory_store, concurrency=1, requests_per_day=2)

@@ -528,7 +528,7 @@ class Silent(MemoryConnection):
         return await super().call(*command)
 
 
-async def test_a_shard_that_does_not_answer_delays_its_own_sweep_alone() -> None:
+async def test_silent_shard_delays_its_own_sweep_alone() -> None:
     connection = Silent()
     store = await open_store(connection, shards=4)
     await enter(store, "w1")

@@ -279,7 +279,7 @@ def book_of(store: Store) -> WebhookRepository:
     return WebhookRepository(store, Secrets(store, lambda: None))
 
 
-async def test_every_shard_gets_its_turn_although_each_run_has_a_repository_of_its_own() -> None:
+async def test_every_shard_gets_its_turn_whatever_repository_a_run_has() -> None:
     store = await open_store(MemoryConnection(), shards=4)
     for names in store.all_shards:
         lines = [(0, f"wh_{names.root} c-{number}") for number in range(200)]

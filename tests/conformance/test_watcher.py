@@ -184,7 +184,7 @@ async def test_an_archived_conversation_has_ended(client: Client, store: Store, 
     await reader.watcher.aclose()
 
 
-async def test_a_wait_goes_on_with_a_log_that_lost_its_end(client: Client, store: Store) -> None:
+async def test_wait_continues_with_a_log_that_lost_its_end(client: Client, store: Store) -> None:
     await begin_in(client, "conversation-1", "running")
     await client.log.append("conversation-1", [message("one"), message("two")])
     waiting, progress = start_wait(client, "conversation-1")

@@ -261,21 +261,16 @@ def way_outcomes(
     return asyncio.run(every())
 
 
-def test_no_way_in_leads_to_what_is_somebody_elses(way_outcomes: dict[tuple[str, str], str]) -> None:
+def test_every_way_leads_to_what_is_offered_alone(way_outcomes: dict[tuple[str, str], str]) -> None:
+    """One test: what it looks at takes a cluster for some seconds, in each test process that asks."""
+    races = {asked: came for asked, came in way_outcomes.items() if asked[1].startswith("race")}
     through = {
         asked: came
         for asked, came in way_outcomes.items()
-        if came != "refused" and asked[1] != GOOD and not asked[1].startswith("race")
+        if came != "refused" and asked[1] != GOOD and asked not in races
     }
     assert through == {}
     assert len(way_outcomes) >= (len(WAYS) + 2) * len(DIRECTORIES) // PART
-
-
-def test_no_race_by_any_way_leads_there(way_outcomes: dict[tuple[str, str], str]) -> None:
-    came = {outcome for asked, outcome in way_outcomes.items() if asked[1].startswith("race")}
-    assert came <= {"worked", "refused"}
-
-
-def test_every_way_leads_to_what_is_offered(way_outcomes: dict[tuple[str, str], str]) -> None:
+    assert {*races.values()} <= {"worked", "refused"}
     every = (*WAYS, "schedule", "archive")
     assert {way: way_outcomes[way, GOOD] for way in every} == dict.fromkeys(every, "worked")

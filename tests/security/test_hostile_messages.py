@@ -100,14 +100,14 @@ async def crew(tmp_path: Path, valkey_server: RealServer) -> AsyncIterator[Crew]
 
 
 async def test_one_malformed_message_or_command_ends_no_worker(crew: Crew) -> None:
+    # Running work that cannot be put back is forgotten, a while later.
+    for number, forged in enumerate(UNDER_WAY):
+        crew.broker.zadd("unacked_index", {f"forged-{number}": 1 + number})
+        crew.broker.hset("unacked", f"forged-{number}", forged)
     for classic in CLASSICS:
         crew.push(classic)
         crew.broker.publish(COMMAND_CHANNEL, to_bytes(classic))
         await crew.drained()
-    # Running work that cannot be put back is forgotten.
-    for number, forged in enumerate(UNDER_WAY):
-        crew.broker.zadd("unacked_index", {f"forged-{number}": 1 + number})
-        crew.broker.hset("unacked", f"forged-{number}", forged)
     is_forgotten = lambda: not crew.broker.exists("unacked", "unacked_index")  # noqa: E731
     await until(is_forgotten, limit=2 * RESTORE_SECONDS, what="an end of what cannot be put back")
     await crew.until_served()

@@ -12,15 +12,6 @@ from broker.runtime.errors import UsageError
 from controller_worker.settings import load_controller_settings
 
 
-def test_nothing_set():
-    settings = load_controller_settings({})
-    assert (settings.variables.max_conversations, settings.variables.idle_seconds, settings.variables.hooks) == (
-        2_000,
-        30.0,
-        "",
-    )
-
-
 def test_everything_set():
     environment = {"DECKHANDS_MAX_CONVERSATIONS": "5", "DECKHANDS_IDLE_SECONDS": " 2.5 ", "LLM_MODEL": "acme/large"}
     settings = load_controller_settings(environment | {"DECKHANDS_POOLS": "bash", "DECKHANDS_CONCURRENCY": "?"})

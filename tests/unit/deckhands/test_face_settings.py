@@ -2,34 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from broker.runtime.errors import UsageError
 from deckhands.settings import CliSettings
-
-
-def test_nothing_set():
-    settings = CliSettings.from_env({})
-    assert (settings.url, settings.model, settings.debug) == (None, None, False)
-    assert settings.home == Path.home() / ".deckhands"
-
-
-def test_everything_set():
-    environment = {
-        "DECKHANDS_URL": "redis://store:6379/0",
-        "DECKHANDS_HOME": "/srv/deck",
-        "DECKHANDS_DEBUG": "1",
-        "DECKHANDS_SHARDS": "4",
-        "DECKHANDS_SANDBOX": "none",
-        "LLM_MODEL": "acme/large",
-    }
-    settings = CliSettings.from_env(environment)
-    assert (settings.url, settings.home) == ("redis://store:6379/0", Path("/srv/deck"))
-    assert (settings.model, settings.debug, settings.shards) == ("acme/large", True, 4)
-    assert settings.sandbox == "none"
-    assert settings.environment == environment
 
 
 def test_empty_values_count_as_unset():

@@ -72,10 +72,6 @@ def test_a_share_of_conversations_is_chosen_always_the_same(percent: float) -> N
     assert chosen == [cid for cid in ids if rollout_share_of(cid) < percent]
 
 
-def test_a_greater_share_includes_a_smaller_one() -> None:
-    assert all(rollout_share_of(f"c-{n}") < 50 for n in range(200) if rollout_share_of(f"c-{n}") < 10)
-
-
 def test_settings_by_the_names_that_openhands_has() -> None:
     assert BrokerSettings.from_env({"OPENHANDS_USE_SDK_AGENTS": "true"}).prefer_sdk_agents
     assert not BrokerSettings.from_env({"OPENHANDS_USE_SDK_AGENTS": "0"}).prefer_sdk_agents
@@ -84,8 +80,6 @@ def test_settings_by_the_names_that_openhands_has() -> None:
     assert not BrokerSettings.from_env(
         {"OPENHANDS_USE_SDK_AGENTS": "1", "DECKHANDS_PREFER_SDK_AGENTS": "0"}
     ).prefer_sdk_agents
-    config = AgentFactoryConfig(prefer_sdk_agents=True, fallback_to_legacy=False, timeout_seconds=300)
-    assert config.timeout_seconds == 300.0
 
 
 def test_variables_choose_for_this_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,11 +163,6 @@ def test_which_files_are_skills() -> None:
     ]
 
 
-def test_of_namesakes_the_latest_counts() -> None:
-    files = [(".openhands/microagents/a.md", "old"), (".openhands/skills/a.md", "new")]
-    assert parse_skills(files).skills == (Skill(name="a", content="new"),)
-
-
 @pytest.mark.parametrize(("text", "word"), [("Look at GitHub.", "github"), ("the digit", "git"), ("svn", ""), ("", "")])
 def test_a_word_is_found_in_whatever_case_and_within_others(text: str, word: str) -> None:
     assert find_trigger(("github", "Git"), text.lower()).lower() == word

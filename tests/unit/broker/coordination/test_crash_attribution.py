@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.coordination.crash_attribution import NOT_SUSPECTED, CrashAttribution, SuspectTurns
+from broker.coordination.crash_attribution import CrashAttribution, SuspectTurns
 
 
 class Suspects:
@@ -98,9 +98,3 @@ async def test_who_gives_up_waiting_takes_no_turn() -> None:
     await third.mark_acting()
     assert suspects.acting == ["first", "third"]
     third.end_turn()
-
-
-async def test_nobody_asks_the_innocent() -> None:
-    await NOT_SUSPECTED.mark_acting()
-    await NOT_SUSPECTED.mark_waiting()
-    NOT_SUSPECTED.end_turn()

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from broker.contract.specs import WorkspaceNeeds, WorkspaceSpec
-from broker.coordination.placement import NodeOffer, Placement, format_size, has_needs
+from broker.coordination.placement import NodeOffer, Placement, has_needs
 
 OFFER = NodeOffer(
     sandboxes=("bwrap", "docker"), images=("team/base:1", "team/*"), labels=("gpu",), memory_bytes=2**30, cpus=2.0
@@ -47,11 +47,3 @@ def test_needs_are_bounded() -> None:
     for fields in ({"labels": ("a b",)}, {"labels": ("x",) * 17}, {"memory_bytes": 0}, {"cpus": float("nan")}):
         with pytest.raises(ValidationError):
             WorkspaceNeeds.model_validate(fields)
-
-
-def test_events_without_needs_are_written_as_before() -> None:
-    assert "needs" not in WorkspaceSpec().model_dump(mode="json", exclude_none=True)
-
-
-def test_sizes_are_written_as_people_do() -> None:
-    assert [format_size(size) for size in (5, 2**20, 3 * 2**29)] == ["5 bytes", "1 MiB", "1.5 GiB"]

@@ -9,7 +9,7 @@ from broker.testing.memory_store import MemoryConnection, MemoryServer
 from tests.broker_parts import CID
 
 
-async def test_beat_after_a_quiet_one_leaves_the_work_to_the_next() -> None:
+async def test_beat_after_a_quiet_one_leaves_its_work() -> None:
     clock = ManualClock()
     store = await open_store(MemoryConnection(MemoryServer(clock)), clock=clock)
     first, second = (Membership(store, f"jobs-{number}", "jobs") for number in (1, 2))

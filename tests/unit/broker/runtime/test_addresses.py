@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from broker.runtime.addresses import AddressRules
 
 REFUSED = (
@@ -20,14 +18,12 @@ REFUSED = (
 PUBLIC = ("1.1.1.1", "93.184.215.14", "172.32.0.1", "2606:4700:4700::1111", "64:ff9b::101:101", "::ffff:1.1.1.1")
 
 
-@pytest.mark.parametrize("address", REFUSED)
-def test_private_addresses_are_refused(address: str) -> None:
-    assert not AddressRules().may_reach(address)
+def test_private_addresses_are_refused() -> None:
+    assert [address for address in REFUSED if AddressRules().may_reach(address)] == []
 
 
-@pytest.mark.parametrize("address", PUBLIC)
-def test_public_addresses_are_allowed(address: str) -> None:
-    assert AddressRules().may_reach(address)
+def test_public_addresses_are_allowed() -> None:
+    assert [address for address in PUBLIC if not AddressRules().may_reach(address)] == []
 
 
 def test_addresses_of_the_operator_are_allowed() -> None:

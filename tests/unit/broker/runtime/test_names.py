@@ -7,11 +7,10 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.runtime import errors
-from broker.runtime.clock import SystemClock, from_millis, to_millis
+from broker.runtime.clock import from_millis, to_millis
 from broker.runtime.errors import DeckhandsError, UsageError
-from broker.runtime.ids import check_conversation_id, draw_jitter, new_conversation_id, new_key, new_worker_id
+from broker.runtime.ids import check_conversation_id, draw_jitter, new_conversation_id, new_key
 from broker.store import keys
-from broker.testing.manual_clock import ManualClock
 
 
 def test_conversation_ids_sort_by_time_and_never_repeat() -> None:
@@ -34,13 +33,6 @@ def test_ids_that_can_be_used(good: str) -> None:
 def test_ids_that_cannot_be_used(bad: str) -> None:
     with pytest.raises(UsageError, match="cannot be used"):
         check_conversation_id(bad)
-
-
-def test_each_incarnation_of_a_worker_has_its_own_name() -> None:
-    one, other = new_worker_id("tool"), new_worker_id("tool")
-    assert one != other
-    assert one.startswith("tool-")
-    assert len(one.split("-")) == 4
 
 
 def test_keys_and_jitter_are_drawn_anew() -> None:
@@ -71,21 +63,6 @@ def test_every_key_of_a_conversation_is_in_its_shards_slot() -> None:
         assert name.startswith(f"{tag}:")
 
 
-def test_a_manual_clock_moves_only_when_told_to() -> None:
-    clock = ManualClock()
-    assert clock.now() == datetime(2026, 1, 1, tzinfo=UTC)
-    clock.advance(90.5)
-    assert clock.now() == datetime(2026, 1, 1, 0, 1, 30, 500_000, tzinfo=UTC)
-    assert clock.monotonic() == 90.5
-
-
-def test_a_system_clock_is_utc_and_never_goes_back() -> None:
-    clock = SystemClock()
-    assert clock.now().tzinfo is UTC
-    assert clock.monotonic() <= clock.monotonic()
-    assert clock.cpu() > 0
-
-
 def test_milliseconds_are_for_the_store_only() -> None:
     assert from_millis(1_767_225_600_123) == datetime(2026, 1, 1, 0, 0, 0, 123_000, tzinfo=UTC)
     assert to_millis(datetime(2026, 1, 1, 0, 0, 0, 123_999, tzinfo=UTC)) == 1_767_225_600_123
@@ -106,10 +83,3 @@ def test_the_tree_of_errors_is_drawn_whole() -> None:
     assert retryable == {
         *("AdmissionRefused", "ConversationBusy", "FunctionsTooOld", "OutcomeUnknown", "StoreUnavailable")
     }
-
-
-def test_an_error_says_what_to_do() -> None:
-    assert str(UsageError("It is wrong.", remedy="Do it right.")) == "It is wrong. Do it right."
-    assert str(errors.UnknownConversation("x")) == (
-        "No conversation with the id 'x' in this store. `deckhands ls` lists all conversations."
-    )

@@ -10,14 +10,6 @@ from broker.runtime.errors import UsageError
 from broker.runtime.settings import WORKER_SETTINGS, BrokerSettings, make_celery_url
 
 
-def test_defaults() -> None:
-    settings = BrokerSettings.from_env({"HOME": "/elsewhere", "PATH": "/bin"})
-    assert settings.url == "redis://127.0.0.1:6379/0"
-    assert settings.celery_url == "redis://127.0.0.1:6379/1"
-    assert (settings.shards, settings.sandbox, settings.debug) == (None, "auto", False)
-    assert settings.home == Path.home() / ".deckhands"
-
-
 def test_values_are_converted() -> None:
     env = {
         "DECKHANDS_URL": " redis://store:6380/4 ",

@@ -9,6 +9,7 @@ from broker.contract.events import AgentSpec, ModelReply, WorkspaceSpec
 from broker.runtime.errors import UsageError
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.registry import create_agent
+from tests.entry_points import install_package
 
 MODULE = """
 from controller_worker.agents.codeact import CodeActAgent
@@ -22,17 +23,8 @@ class Poet(CodeActAgent):
 
 @pytest.fixture(autouse=True)
 def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "poets_of_a_package.py").write_text(MODULE)
-    described = tmp_path / "poets-1.0.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: poets\nVersion: 1.0\n")
-    (described / "entry_points.txt").write_text(
-        "[deckhands.agents]\n"
-        "Poet = poets_of_a_package:Poet\n"
-        "Lost = poets_of_a_package:Nobody\n"
-        "CodeActAgent = poets_of_a_package:Poet\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
+    agents = {"Poet": "Poet", "Lost": "Nobody", "CodeActAgent": "Poet"}
+    install_package(tmp_path, monkeypatch, "poets_of_a_package", MODULE, {"deckhands.agents": agents})
 
 
 def test_an_agent_of_a_package_is_found_by_its_name() -> None:

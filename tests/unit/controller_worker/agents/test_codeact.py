@@ -15,10 +15,7 @@ from broker.contract.observations import ErrorObservation
 from broker.contract.session_events import IPythonRunCellAction
 from broker.contract.task_list import TASK_TRACKER
 from broker.contract.tool_schemas import EXECUTE_BASH, FINISH, THINK
-from broker.contract.tool_specs import ToolSpec
-from broker.runtime.errors import UsageError
 from controller_worker.agents.codeact import CodeActAgent
-from controller_worker.agents.registry import AGENTS, create_agent
 from tests.controller_parts import bash, call
 
 
@@ -46,7 +43,7 @@ def test_a_condensation_can_be_requested_where_one_is_made() -> None:
     assert "request_condensation" not in [tool.name for tool in without.tools]
 
 
-def test_a_browser_and_cells_are_offered_where_they_are_switched_on() -> None:
+def test_browser_and_cells_are_offered_where_switched_on() -> None:
     agent = CodeActAgent(AgentSpec(enable_browsing=True, enable_jupyter=True))
     assert [tool.name for tool in agent.tools][2:5] == ["finish", "browser", "execute_ipython_cell"]
     code = "goto('http://localhost')"
@@ -92,34 +89,6 @@ def test_disabled_tool_is_neither_offered_nor_obeyed(switch: str, missing: str) 
     assert event.content.startswith(f"Tool {missing} is not registered.")
 
 
-@pytest.mark.parametrize(
-    ("tool", "required", "optional"),
-    [
-        (EXECUTE_BASH, "command security_risk", "is_input timeout is_background terminal control"),
-        (THINK, "thought", ""),
-        (FINISH, "message", ""),
-        (
-            STR_REPLACE_EDITOR,
-            "command path security_risk",
-            "file_text old_str new_str insert_line view_range edits replace_all overwrite cell cell_type",
-        ),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_the_parameters_of_the_tools(tool: ToolSpec, required: str, optional: str) -> None:
-    assert tool.parameters["required"] == required.split()
-    assert sorted(tool.parameters["properties"]) == sorted([*required.split(), *optional.split()])
-
-
-def test_the_choices_of_the_tools() -> None:
-    bash_properties = EXECUTE_BASH.parameters["properties"]
-    assert bash_properties["is_input"]["enum"] == ["true", "false"]
-    assert bash_properties["security_risk"]["enum"] == ["LOW", "MEDIUM", "HIGH"]
-    editor_commands = STR_REPLACE_EDITOR.parameters["properties"]["command"]["enum"]
-    assert editor_commands[:5] == ["view", "create", "str_replace", "insert", "undo_edit"]
-    assert editor_commands[5:] == ["replace_cell", "insert_cell", "delete_cell"]
-
-
 def test_prompt_names_the_workspace_and_a_missing_network() -> None:
     agent = CodeActAgent(AgentSpec(system_prompt_suffix="Use <b> & {{ braces }}."))
     closed = agent.system_prompt(WorkspaceSpec(path="/srv/project"))
@@ -135,14 +104,6 @@ def test_prompt_names_the_workspace_and_a_missing_network() -> None:
     assert "sandbox" not in agent.system_prompt(WorkspaceSpec(network=True, sandbox="none"))
     assert "call `finish`" in closed
     assert "finish`" not in CodeActAgent(AgentSpec(enable_finish=False)).system_prompt(WorkspaceSpec())
-
-
-def test_an_unknown_agent_is_named_with_those_there_are() -> None:
-    assert len(AGENTS) == 14
-    with pytest.raises(UsageError) as raised:
-        create_agent(AgentSpec(name="NoSuchAgent"))
-    known = ", ".join(sorted({*AGENTS, "acp:COMMAND"} - {"AcpAgent"}))
-    assert str(raised.value) == f"There is no agent named 'NoSuchAgent'. Known agents: {known}."
 
 
 @pytest.mark.parametrize(

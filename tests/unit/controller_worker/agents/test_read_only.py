@@ -83,12 +83,6 @@ def test_other_calls_are_refused(agent: Agent, name: str, arguments: dict[str, A
     assert event.content.startswith(told)
 
 
-def test_the_prompt_names_the_workspace() -> None:
-    prompt = ReadOnlyAgent(SPEC).system_prompt(WorkspaceSpec(path="/srv/x"))
-    assert "The workspace is /srv/x." in prompt
-    assert prompt.endswith("\n\nBe brief.")
-
-
 def test_trajectory_shows_a_question_as_the_originals_cell() -> None:
     action = CodeSearchAction(id=2, question="get_entity_contents", arguments={"entity_names": ["a.py:f"]})
     answer = CodeSearchObservation(id=3, cause=2, content="def f(): …", question="get_entity_contents")

@@ -195,11 +195,6 @@ def test_worse_call_is_told_why_too(tool: str, arguments: Any, told: str) -> Non
     assert error_of(tool, arguments).startswith(told)
 
 
-def test_a_tool_that_is_switched_off_is_unknown() -> None:
-    text = error_of("think", {"thought": "x"}, tools=[tool for tool in TOOLS if tool.name != "think"])
-    assert text.startswith("Tool think is not registered.")
-
-
 @pytest.mark.parametrize("name", ["is_input", "timeout", "is_background", "terminal", "control"])
 def test_null_for_an_optional_argument_counts_as_omitted(name: str) -> None:
     assert bash(**{name: None}) == bash()
@@ -212,12 +207,6 @@ def test_a_thought_is_logged_at_once() -> None:
     assert observation == AgentThinkObservation(
         content="Your thought has been logged.", source=EventSource.AGENT, cause=8, tool_call_metadata=metadata
     )
-
-
-def test_a_finish_has_a_final_thought_and_no_outputs() -> None:
-    event = of("finish", {"message": "All tests pass."})
-    assert isinstance(event, AgentFinishAction)
-    assert (event.final_thought, event.thought, event.outputs) == ("All tests pass.", "", {})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from broker.contract.policies import ConfirmationPolicy
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.tool_calls import MAX_CALLS
 from controller_worker.core.commit import settle, to_index_fields
-from controller_worker.core.controller import find_decision_name
 from controller_worker.core.effects import Append, CallModel, Effect, Rest
 from controller_worker.loop.answers import make_greeting
 from tests.controller_parts import START, Core, answer, bash, said, started, think
@@ -81,18 +80,6 @@ def test_a_large_turn_is_one_commit() -> None:
     core = started()
     core.reply(*(think(f"thought {n}", call_id=f"t{n}") for n in range(500)))
     assert len(core.commits[-1].events) == 1 + 2 * 128 + (500 - 128)
-
-
-def test_the_greeting_is_the_agents_system_message() -> None:
-    core = Core(agent=AgentSpec(name="CodeActAgent", system_prompt_suffix="Be brief."))
-    (event,) = make_greeting(core.agent, core.state).events
-    wire = event.wire()
-    assert (wire["source"], wire["agent_class"]) == ("agent", "CodeActAgent")
-    assert wire["tools"] == [
-        *("execute_bash", "think", "finish", "task_tracker", "str_replace_editor"),
-        *("grep", "glob"),
-    ]
-    assert wire["content"].endswith("\n\nBe brief.")
 
 
 def test_a_listing_shows_the_state_and_the_numbers() -> None:
@@ -180,10 +167,3 @@ def test_many_confirmations_lead_to_few_commits_each() -> None:
     core.ask("user_rejected")
     assert core.run() == Rest()
     assert core.state.tools.pending == ()
-
-
-def test_an_error_about_an_endless_want_names_the_concern() -> None:
-    core = started()
-    assert find_decision_name(core.state, core.now) == "model_calls.call_model"
-    core.reply(bash())
-    assert find_decision_name(core.state, core.now) == "tools.await_tools"

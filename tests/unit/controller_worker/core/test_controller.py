@@ -1,7 +1,5 @@
 """The core: the effect of each event, the next decision, and user requests at any time."""
 
-from datetime import timedelta
-
 import pytest
 
 from broker.contract.actions import AgentFinishAction, AgentRejectAction, CmdRunAction, MessageAction, NullAction
@@ -10,12 +8,10 @@ from broker.contract.events import AgentSpec, ConversationCreated, Event, EventS
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation, ErrorObservation
 from broker.contract.recall import RecallAction, RecallObservation
 from controller_worker.core.announcement import end_in_error
-from controller_worker.core.concerns.model_calls import RetryWait
-from controller_worker.core.controller import apply, next_effect
+from controller_worker.core.controller import apply
 from controller_worker.core.effects import Append, AwaitTools, CallModel, Effect, Greet, Rest
-from controller_worker.core.pending import PendingAction
 from controller_worker.core.state import State
-from tests.controller_parts import START, Core, answer, bash, said, started, system_message
+from tests.controller_parts import Core, answer, said, started, system_message
 from tests.scenarios import play, scenarios
 
 STOPPED_TEXT = "Stop button pressed. The action has not been executed."
@@ -73,10 +69,6 @@ def test_core_decides(scenario: str) -> None:
 
 
 # The beginning
-
-
-def test_an_empty_log_wants_nothing() -> None:
-    assert next_effect(State(), START) == Rest()
 
 
 def test_events_are_applied_in_order_and_once() -> None:
@@ -222,13 +214,3 @@ def test_message_left_unread_by_an_error_is_read_on_resume() -> None:
         "running -> model 1, trace 4: 5 SystemMessage(agent); 6 Recall(user) workspace_context; 7 SC running; "
         "8 RecallObs(environment, cause 6)",
     )
-
-
-def test_a_state_says_what_it_holds() -> None:
-    core = started()
-    core.reply(bash())
-    metadata = core.event(8).tool_call_metadata
-    assert core.state.tools.pending == (PendingAction(8, metadata, core.state.tools.pending[0].trace),)
-    core.observe(8)
-    core.fail("internal", retry_in=8)
-    assert core.state.calls.wait == RetryWait("internal", START + timedelta(seconds=8))

@@ -26,6 +26,7 @@ from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellO
 from controller_worker.core.concerns.loops import find_current_loop
 from controller_worker.core.controller import apply
 from controller_worker.core.state import State
+from tests.exploring import examples
 
 TRAILER = "[Jupyter current working directory: /workspace]\n[Jupyter Python interpreter: /usr/bin/python3]"
 SYNTAX_ERRORS = (
@@ -258,7 +259,7 @@ def disagreements(seeds: range) -> list[str]:
 
 
 def test_the_detector_and_the_oracle_agree() -> None:
-    assert disagreements(range(400)) == []
+    assert disagreements(range(examples(400))) == []
 
 
 @pytest.mark.soak

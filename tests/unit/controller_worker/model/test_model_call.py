@@ -406,7 +406,7 @@ async def test_an_agent_without_a_model_works_whatever_model_is_configured(env: 
     await models.aclose()
 
 
-async def test_clients_have_a_bound_and_one_in_use_is_not_closed(tmp_path: Path) -> None:
+async def test_clients_are_bounded_and_none_in_use_is_closed(tmp_path: Path) -> None:
     """A task chooses its temperature, and each one takes another client."""
     of = Models({"LLM_MODEL": "openai/x", "LLM_BASE_URL": "http://127.0.0.1:9/v1"}, SystemClock())
 
@@ -424,7 +424,7 @@ async def test_clients_have_a_bound_and_one_in_use_is_not_closed(tmp_path: Path)
     await of.aclose()
 
 
-async def test_a_new_client_is_kept_for_the_call_that_waits_for_it() -> None:
+async def test_new_client_is_kept_for_its_waiting_call() -> None:
     """Conversations with more models than the limit would otherwise close each other's clients before any call."""
     clock = ManualClock()
     of = Models({"LLM_MODEL": "openai/x", "LLM_BASE_URL": "http://127.0.0.1:9/v1"}, clock)

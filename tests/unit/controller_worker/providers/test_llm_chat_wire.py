@@ -134,13 +134,6 @@ def test_description_of_a_tool_fits_every_provider(written: str, chars: int) -> 
     assert (len(description), description.endswith("[…]")) == (chars, len(written) > 1_024)
 
 
-def test_tools() -> None:
-    parameters = {"type": "object", "properties": {}}
-    assert write_tools([ToolSpec("think", "Think.", parameters)]) == [
-        {"type": "function", "function": {"name": "think", "description": "Think.", "parameters": parameters}}
-    ]
-
-
 @pytest.mark.parametrize("cache_marks", [False, True])
 def test_bytes_and_values_say_the_same_while_the_history_grows(cache_marks: bool) -> None:
     wire = ChatWire(cache_marks=cache_marks, thoughts="signed")

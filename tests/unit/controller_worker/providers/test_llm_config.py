@@ -10,44 +10,6 @@ from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import LLMConfigError
 
 
-def test_the_defaults_are_those_of_openhands() -> None:
-    config = LLMConfig(model="gpt-4o")
-    assert config.model_dump(exclude_none=True) == {
-        "model": "gpt-4o",
-        "backend": "auto",
-        "num_retries": 5,
-        "retry_multiplier": 8,
-        "retry_min_wait": 8,
-        "retry_max_wait": 64,
-        "stream_replies": "auto",
-        "connect_timeout": 10.0,
-        "read_timeout": 300.0,
-        "fallbacks": (),
-        "cache_scope": "",
-        "cache_ttl_seconds": 2_592_000.0,
-        "max_message_chars": 30_000,
-        "temperature": 0.0,
-        "top_p": 1.0,
-        "drop_params": True,
-        "modify_params": True,
-        "caching_prompt": True,
-        "cache_lifetime": "5m",
-        "strict_tools": "off",
-        "structured_output": "off",
-        "count_tokens": False,
-        "disable_stop_word": False,
-    }
-    assert sorted(name for name, value in config if value is None) == [
-        *("api_key", "api_version", "aws_access_key_id", "aws_region_name", "aws_secret_access_key", "base_model"),
-        *("base_url", "batch", "cache_dir", "completion_kwargs", "context_management", "custom_llm_provider"),
-        *("disable_vision", "first_byte_timeout", "input_cost_per_token", "max_input_tokens", "max_output_tokens"),
-        *("native_tool_calling", "ollama_base_url", "openrouter_app_name", "openrouter_site_url"),
-        *("output_cost_per_token", "prompt_cache_key", "reasoning_effort", "router", "safety_settings", "scripts_dir"),
-        *("seed", "service_tier", "tenants", "timeout", "top_k"),
-    ]
-    assert config.total_timeout_seconds == 600.0
-
-
 def test_every_field_is_read_from_the_environment() -> None:
     env = {
         "LLM_MODEL": "openai/local",

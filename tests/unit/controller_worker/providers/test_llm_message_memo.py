@@ -28,7 +28,7 @@ def test_each_message_is_written_once_and_those_left_out_never() -> None:
     assert writer.count == 3
 
 
-async def test_a_slow_answer_frees_the_bytes_and_the_next_request_writes_the_same() -> None:
+async def test_slow_answer_frees_bytes_that_the_next_request_rewrites() -> None:
     writer = Writer()
     written = WrittenMessages(writer)
     before = written.list_bytes(HISTORY)

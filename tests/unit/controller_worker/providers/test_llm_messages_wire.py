@@ -109,7 +109,7 @@ def test_parameter_whose_name_claude_refuses_is_in_the_description() -> None:
     assert tool["description"] == f"List.\n\nFurther arguments, with their JSON Schemas: {further}"
 
 
-def test_a_tool_with_a_refused_name_is_not_strict_so_that_its_argument_can_be_given() -> None:
+def test_tool_with_a_refused_parameter_name_is_not_strict() -> None:
     names = {"$filter": {"type": "string"}, "top": {"type": "integer"}}
     odd = ToolSpec("list", "List.", {"type": "object", "properties": names, "additionalProperties": False})
     wire = MessagesWire(caching_prompt=False)

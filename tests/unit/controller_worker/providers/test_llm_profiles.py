@@ -155,7 +155,7 @@ def test_further_fields_stay_with_their_address(tmp_path: Path, name: str) -> No
     assert (config.completion_kwargs, config.secrets) == (None, ())
 
 
-def test_further_fields_of_the_file_reach_no_address_of_the_environment(tmp_path: Path) -> None:
+def test_further_fields_of_the_file_reach_no_environment_address(tmp_path: Path) -> None:
     for variable in ("LLM_BASE_URL", "LITELLM_BASE_URL"):
         moved = profiles(tmp_path, BOUND, **{variable: "http://127.0.0.1:9/v1"}).load_config()
         assert (moved.completion_kwargs, moved.secrets) == (None, ())
@@ -196,7 +196,7 @@ def test_a_fallback_is_offered_where_its_profile_is(tmp_path: Path) -> None:
     assert found.load_config(found.find_reference("anthropic/claude-haiku-4-5", "other")).secrets == ()
 
 
-def test_base_fallback_is_for_all_even_if_a_profile_limits_its_model(tmp_path: Path) -> None:
+def test_base_fallback_is_for_all_despite_a_limited_profile(tmp_path: Path) -> None:
     text = LIMITED.replace('api_key = "base-key"', 'api_key = "base-key"\nfallbacks = ["openai/gpt-5"]')
     found = profiles(tmp_path, text)
     assert (
@@ -269,7 +269,7 @@ def test_invalid_profiles_are_refused(tmp_path: Path, text: str, complaint: str)
     assert complaint in str(caught.value)
 
 
-def test_file_or_profile_that_is_bad_or_not_there_is_named(tmp_path: Path) -> None:
+def test_bad_or_missing_file_or_profile_is_named(tmp_path: Path) -> None:
     with pytest.raises(LLMConfigError, match=r"LLM_CONFIG 'none.toml' cannot be read: No such file"):
         Profiles.from_env({"LLM_CONFIG": "none.toml"})
     with pytest.raises(LLMConfigError, match=r"There is no model profile 'spar'. Did you mean 'spare'\?"):

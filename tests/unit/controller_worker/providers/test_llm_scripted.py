@@ -122,11 +122,6 @@ def test_a_bad_script_is_refused_and_the_place_is_named(tmp_path: Path, script: 
     assert "script.json" in str(caught.value)
 
 
-def test_a_missing_script_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LLMConfigError, match="cannot be read: No such file or directory"):
-        create_llm(LLMConfig(model=f"scripted/{tmp_path}/nowhere.json"), SystemClock())
-
-
 def test_the_documented_example_is_a_script(tmp_path: Path) -> None:
     text = (Path(__file__).parents[4] / "docs" / "scripted-models.md").read_text()
     example = text.partition("```json\n")[2].partition("```")[0]

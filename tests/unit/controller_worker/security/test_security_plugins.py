@@ -14,6 +14,7 @@ from controller_worker.core.effects import AwaitTools, Rest
 from controller_worker.security.assessment import assess
 from controller_worker.security.plugins import list_plugins
 from tests.controller_parts import Core, bash, check_replay
+from tests.entry_points import install_package
 
 MODULE = """
 from broker.contract.events import ActionSecurityRisk
@@ -50,20 +51,11 @@ HERE = WorkspaceSpec(path="/srv/project")
 
 @pytest.fixture(autouse=True)
 def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "policies_of_a_package.py").write_text(MODULE)
-    described = tmp_path / "careful-1.0.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: careful\nVersion: 1.0\n")
-    (described / "entry_points.txt").write_text(
-        "[deckhands.confirmation_policies]\n"
-        "words = policies_of_a_package:Words\n"
-        "broken = policies_of_a_package:Broken\n"
-        "never = policies_of_a_package:Broken\n"
-        "[deckhands.risk_analyzers]\n"
-        "lengths = policies_of_a_package:Lengths\n"
-        "broken = policies_of_a_package:Broken\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
+    groups = {
+        "deckhands.confirmation_policies": {"words": "Words", "broken": "Broken", "never": "Broken"},
+        "deckhands.risk_analyzers": {"lengths": "Lengths", "broken": "Broken"},
+    }
+    install_package(tmp_path, monkeypatch, "policies_of_a_package", MODULE, groups)
 
 
 def status(policy: ConfirmationPolicy, command: str) -> tuple[ConfirmationStatus, ActionSecurityRisk]:

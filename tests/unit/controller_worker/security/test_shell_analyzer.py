@@ -141,10 +141,15 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("relation", "rating", "source", "command"), TABLE)
-def test_rating_of_the_table(relation: str, rating: str, source: str, command: str) -> None:
-    risk, expected = rate_shell(command, "/workspace").risk, ActionSecurityRisk[rating]
-    assert risk is expected or (relation == "at least" and risk > expected), source
+def is_rated(command: str, relation: str, expected: ActionSecurityRisk) -> bool:
+    risk = rate_shell(command, "/workspace").risk
+    return risk is expected or (relation == "at least" and risk > expected)
+
+
+def test_rating_of_the_table() -> None:
+    """One test for all: a thousand would take longer to list than to run."""
+    wrong = [row for row in TABLE if not is_rated(row[3], row[0], ActionSecurityRisk[row[1]])]
+    assert wrong == []
 
 
 def test_table_is_large_and_mostly_from_elsewhere() -> None:
@@ -153,16 +158,9 @@ def test_table_is_large_and_mostly_from_elsewhere() -> None:
     assert sum(source.startswith(("GTFOBins ", "tldr ")) for _, _, source, _ in TABLE) * 2 >= len(TABLE)
 
 
-@pytest.mark.parametrize(
-    ("risk", "command"),
-    [
-        (risk, command)
-        for risk, commands in (("LOW", HARMLESS), ("MEDIUM", UNCLEAR), ("HIGH", DANGEROUS))
-        for command in commands
-    ],
-)
-def test_rating_of_a_command(risk: str, command: str) -> None:
-    assert rate_shell(command, "/workspace").risk is ActionSecurityRisk[risk]
+@pytest.mark.parametrize(("risk", "commands"), [("LOW", HARMLESS), ("MEDIUM", UNCLEAR), ("HIGH", DANGEROUS)])
+def test_rating_of_commands(risk: str, commands: list[str]) -> None:
+    assert [each for each in commands if rate_shell(each, "/workspace").risk is not ActionSecurityRisk[risk]] == []
 
 
 @pytest.mark.parametrize(
@@ -181,13 +179,13 @@ def test_rating_of_a_command(risk: str, command: str) -> None:
         ("virtualenv .venv", Rating.MEDIUM),
     ],
 )
-def test_a_tool_of_the_project_that_starts_anything_is_not_understood(command: str, rating: Rating) -> None:
+def test_project_tool_that_starts_anything_is_not_understood(command: str, rating: Rating) -> None:
     assert rate_shell(command, "/workspace") is rating
 
 
-@pytest.mark.parametrize("command", HARMLESS)
-def test_nothing_hides_behind_a_harmless_command(command: str) -> None:
-    assert rate_shell(f"{command}\nsudo id", "/workspace").risk is ActionSecurityRisk.HIGH
+def test_nothing_hides_behind_a_harmless_command() -> None:
+    hidden = [f"{command}\nsudo id" for command in HARMLESS]
+    assert [each for each in hidden if rate_shell(each, "/workspace").risk is not ActionSecurityRisk.HIGH] == []
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -14,9 +14,8 @@ from typing import get_type_hints
 
 import click
 import pytest
-from click.testing import CliRunner
 
-from deckhands.cli.command_group import GENERATED, SECTIONS, CommandEntry, find_commands, parse_commands, with_options
+from deckhands.cli.command_group import GENERATED, SECTIONS, CommandEntry, find_commands, parse_commands
 from deckhands.cli.commands.run import run
 from deckhands.cli.commands.submit import submit
 from deckhands.cli.field_options import WITHOUT, WRITTEN
@@ -82,26 +81,6 @@ def test_every_parameter_is_a_field_of_the_verbs_options(command: click.Command)
     assert known - {GENERATED} | generated == given
 
 
-def test_options_are_frozen() -> None:
-    @dataclass(frozen=True, slots=True)
-    class Options:
-        name: str
-
-    given = []
-
-    @click.command()
-    @click.argument("name")
-    @with_options(Options)
-    def hello(options: Options) -> None:
-        """Greet."""
-        given.append(options)
-
-    assert CliRunner().invoke(hello, ["Ada"]).exit_code == 0
-    assert given == [Options("Ada")]
-    with pytest.raises(FrozenInstanceError):
-        given[0].name = "Bob"  # type: ignore[misc]
-
-
 def test_help_imports_no_verb() -> None:
     program = (
         "import sys\nfrom deckhands.cli.main import call\ncall(['--help'])\n"
@@ -116,13 +95,11 @@ def test_help_imports_no_verb() -> None:
     [
         ("ls", {"pydantic", "redis", "opentelemetry", "celery", "litellm", "yaml", "fsspec", "broker.contract.codec"}),
         ("show", {"redis", "opentelemetry", "celery", "litellm", "yaml", "fsspec", "deckhands.client.client"}),
-        ("logs", {"redis", "opentelemetry", "celery", "litellm", "yaml", "fsspec", "deckhands.client.client"}),
-        ("why", {"redis", "opentelemetry", "celery", "litellm", "fsspec", "pydantic_settings"}),
         ("dead", {"redis", "opentelemetry", "celery", "litellm", "fsspec", "pydantic_settings"}),
     ],
 )
 def test_verb_that_reads_does_without_heavy_modules(verb: str, heavy: set[str], tmp_path: Path) -> None:
-    words = [verb, "abc"] if verb in ("show", "logs", "why") else [verb, "ls"] if verb == "dead" else [verb]
+    words = {"show": ["show", "abc"], "dead": ["dead", "ls"]}.get(verb, [verb])
     program = (
         f"import sys\nfrom deckhands.cli.main import main\nsys.argv[1:] = {words}\n"
         f"try:\n    main()\nexcept SystemExit:\n    print(sorted({heavy} & sys.modules.keys()))"
@@ -135,9 +112,8 @@ def test_verb_that_reads_does_without_heavy_modules(verb: str, heavy: set[str], 
 PAGE = (Path(__file__).parents[4] / "docs" / "cli.md").read_text()
 
 
-@pytest.mark.parametrize("verb", sorted(find_commands()))
-def test_every_verb_is_on_the_page(verb: str) -> None:
-    assert re.search(rf"`(deckhands )?{verb}\b", PAGE), verb
+def test_every_verb_is_on_the_page() -> None:
+    assert [verb for verb in find_commands() if not re.search(rf"`(deckhands )?{verb}\b", PAGE)] == []
 
 
 @pytest.mark.parametrize("verb", [run, submit], ids=["run", "submit"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from deckhands.cli.main import call
+from tests.trees import write_files
 
 FILES = {
     "AGENTS.md": "Use tabs.",
@@ -27,15 +28,8 @@ BAD = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "home"
     monkeypatch.setenv("HOME", str(home))
-    write(home, {".agents/skills/mine/SKILL.md": "---\nname: mine\ndescription: Mine.\n---\nMy way."})
-    return write(tmp_path / "work", FILES)
-
-
-def write(folder: Path, files: dict[str, str]) -> Path:
-    for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
-    return folder
+    write_files(home, {".agents/skills/mine/SKILL.md": "---\nname: mine\ndescription: Mine.\n---\nMy way."})
+    return write_files(tmp_path / "work", FILES)
 
 
 def test_list_says_when_each_skill_is_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +49,7 @@ def test_list_says_when_each_skill_is_read(folder: Path, capsys: pytest.CaptureF
 def test_check_names_every_problem(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["skills", "check", str(folder)]) == 0
     assert capsys.readouterr() == ("", "5 files checked, 0 problems found.\n")
-    write(folder, BAD)
+    write_files(folder, BAD)
     assert call(["skills", "check", str(folder)]) == 1
     said = capsys.readouterr()
     assert [line.partition(": ")[::2] for line in said.out.splitlines()] == [

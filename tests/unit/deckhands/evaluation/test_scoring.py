@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deckhands.evaluation.datasets.file_trees import TreeFile, make_patch
+from deckhands.evaluation.datasets.file_trees import TreeFile
 from deckhands.evaluation.scoring import build_check_files, compute_work
 
 BEGUN_WITH = {"shop.py": TreeFile(b"old\n"), "lib/token.py": TreeFile(b"own\n"), "setup.cfg": TreeFile(b"[a]\n")}
@@ -43,15 +43,6 @@ def test_hidden_files_are_laid_over_last() -> None:
 def test_existing_module_may_have_a_library_name() -> None:
     begun_with = {"token.py": TreeFile(b"old\n")}
     assert compute_work(begun_with, {"token.py": TreeFile(b"new\n")}, {}).tree == {"token.py": TreeFile(b"new\n")}
-
-
-def test_the_patch_names_every_change() -> None:
-    after = {"shop.py": TreeFile(b"new"), "lib/token.py": TreeFile(b"own\n"), "picture": TreeFile(b"\xff\x00")}
-    patch = make_patch(BEGUN_WITH, after)
-    assert "--- a/shop.py\n+++ b/shop.py\n" in patch
-    assert "+new\n\\ No newline at end of file\n" in patch
-    assert "--- a/setup.cfg\n+++ /dev/null\n" in patch
-    assert "Binary files a/picture and b/picture differ\n" in patch
 
 
 @pytest.mark.parametrize("planted", ["tests/sub", "tests/sub/test_a.py/x", "tests/sub/test_a.py/y/z"])

@@ -36,7 +36,7 @@ def test_many_long_results_are_cut_by_the_same_measure() -> None:
     assert all(f'"message": "{n}x' in task for n in range(40))
 
 
-@pytest.mark.parametrize("count", [500, 1_500, 50_000])
+@pytest.mark.parametrize("count", [500, 1_500, 5_000])
 @pytest.mark.parametrize("task", ["Sum up.", "x" * (MAX_TASK_CHARS - 1_100)])
 def test_very_many_results_fit_and_are_in_a_file(count: int, task: str) -> None:
     results = [{"summary": True, "message": f"answer {n}", "metrics": n} for n in range(count)]

@@ -21,6 +21,7 @@ from broker.secrets.masking import Masker
 from broker.tools.celery_tool import celery_tool
 from broker.tools.custom_tools import ToolContext, ToolFailed, custom_tool
 from tests import example_tools
+from tests.entry_points import install_package
 from tests.example_celery import app as shop
 from tests.example_celery import refund_tool
 from tool_worker.tools.offered import MAX_ANSWER_CHARS, MAX_IMAGES, OfferedTools, load_tools
@@ -275,14 +276,9 @@ async def test_tool_that_exits_ends_only_its_call(error: BaseException) -> None:
 def test_installed_tools_are_found_and_broken_ones_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "tools_of_a_package.py").write_text("def stock(item: str) -> str:\n    '''Tell.'''\n    return item\n")
-    described = tmp_path / "shop-1.0.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: shop\nVersion: 1.0\n")
-    (described / "entry_points.txt").write_text(
-        "[deckhands.tools]\nstock = tools_of_a_package:stock\nlost = tools_of_a_package:nothing\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
+    source = "def stock(item: str) -> str:\n    '''Tell.'''\n    return item\n"
+    tools = {"deckhands.tools": {"stock": "stock", "lost": "nothing"}}
+    install_package(tmp_path, monkeypatch, "tools_of_a_package", source, tools)
     assert [offer.key for offer in load_tools([], []).offers] == ["stock"]
     assert "the entry point lost of deckhands.tools provides no tool" in caplog.text
 
@@ -303,7 +299,7 @@ def test_it_must_be_said_where_it_runs() -> None:
         celery_tool("shop.pay", SCHEMA, "Pay.", broker_url="memory://")
 
 
-async def test_a_result_that_cannot_be_read_ends_the_call_at_once() -> None:
+async def test_unreadable_result_ends_the_call_at_once() -> None:
     context = ToolContext("c", 1)
     task_id = f"deckhands-{context.idempotency_key}"
     shop.backend.client.set(shop.backend.get_key_for_task(task_id), b"no JSON")
@@ -313,7 +309,7 @@ async def test_a_result_that_cannot_be_read_ends_the_call_at_once() -> None:
             await asyncio.wait_for(call({"order": 1}, context), 10)  # its own limit is 30 s
 
 
-async def test_a_backend_that_is_away_is_asked_again_until_the_limit() -> None:
+async def test_missing_backend_is_asked_again_until_the_limit() -> None:
     away = "redis://127.0.0.1:1/0"
     pay = celery_tool("shop.pay", SCHEMA, "Pay.", broker_url=away, backend_url=away, timeout_seconds=0.5)
     with pytest.raises(ToolFailed, match=r"could not be reached within 0\.5 seconds"):

@@ -69,7 +69,7 @@ def test_anything_else_refuses_it_and_the_model_is_told() -> None:
 
 
 @pytest.mark.parametrize("says_more", [False, True])
-def test_one_refusal_too_many_is_an_error_unless_a_message_came(says_more: bool) -> None:
+def test_one_refusal_too_many_is_an_error_without_a_message(says_more: bool) -> None:
     more = "say -> model 2, finish, fails -> model 3, " if says_more else ""
     core = play_checked(core_with(max_refusals=1), f"finish, fails, {more}finish, fails -> rest, code goal_not_reached")
     last = core.event(-1, AgentStateChangedObservation)

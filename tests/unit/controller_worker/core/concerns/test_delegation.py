@@ -351,7 +351,7 @@ def commits_of_run(core: Core) -> list[Commit]:
     return core.commits[before:]
 
 
-@pytest.mark.parametrize("count", [17, 500])
+@pytest.mark.parametrize("count", [17, MAX_CALLS + 1])
 def test_all_ends_that_are_due_enter_in_one_commit(count: int) -> None:
     core = able(max_iterations=10**10)
     ids = in_background(core, count)
@@ -364,11 +364,11 @@ def test_all_ends_that_are_due_enter_in_one_commit(count: int) -> None:
 
 def test_long_reports_enter_in_several_bounded_commits() -> None:
     core = able(max_iterations=10**40)
-    ids = in_background(core, 2_000)
+    ids = in_background(core, 2 * MAX_CALLS)
     all_ended(core, content="x" * 30_000)
     sizes = [sum(len(pack(event.wire())) for event in commit.events) for commit in commits_of_run(core)]
     assert [one.delegate_id for one in results(core)] == ids
-    assert len(sizes) == 59
+    assert len(sizes) == 8
     assert max(sizes) <= REPORTED_BYTES + 10_000
     assert find_violations(core.events, conversation_id=CID, is_strict=True, is_over=False) == []
 
@@ -415,16 +415,6 @@ def test_first_of_any_answers_the_others_once() -> None:
     all_ended(core)
     assert core.run() == CallModel(2, 1)
     assert [(one.delegate_id, one.cause) for one in results(core)[20:]] == [(n, None) for n in range(8, 28)]
-
-
-def test_a_stop_answers_every_delegate_and_tells_all_later_ends() -> None:
-    core = able(max_iterations=1_000)
-    core.reply(*(delegate(f"d{n}") for n in range(MAX_CALLS)))
-    play(core, "stopped -> rest")
-    all_ended(core)
-    assert core.run() == Rest()
-    assert len(results(core)) == MAX_CALLS
-    assert find_violations(core.events, conversation_id=CID, is_strict=True) == []
 
 
 def prompt_chars(core: Core) -> int:

@@ -11,7 +11,6 @@ from broker.contract.actions import ChangeAgentStateAction, CmdRunAction, Conden
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Event, EventSource
 from broker.contract.long_work import (
-    Feature,
     FeatureCheckAction,
     FeatureCheckObservation,
     FeatureListObservation,
@@ -88,7 +87,7 @@ def test_first_context_reads_the_workspace_and_commits_nothing() -> None:
     assert "The feature list is empty." in str(messages_of(core.events)[-1].content)
 
 
-def test_each_condensation_starts_a_context_with_the_list_of_the_log() -> None:
+def test_each_condensation_starts_a_context_with_the_logs_list() -> None:
     core = Work()
     core.working = {"a"}
     core.does(features("add", "a", "b"))
@@ -368,10 +367,3 @@ def test_risk_of_a_request_is_that_of_its_checks() -> None:
     core.does(call("feature_list", json.dumps({"command": "add", "features": [bad], "security_risk": "LOW"})))
     assert core.states()[-1] == "awaiting_user_confirmation"
     assert core.verified == []
-
-
-def test_other_agents_have_no_feature_list() -> None:
-    core = Core("task")
-    core.run()
-    assert not any(isinstance(event, SaveProgressAction) for event in core.events)
-    assert Feature(id="a", description="a", check="a").passes is False

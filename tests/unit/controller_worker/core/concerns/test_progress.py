@@ -82,7 +82,7 @@ def test_policy_is_off_by_default_and_leaves_no_event() -> None:
     assert LoopPolicy().model_dump(exclude_none=True).keys() & {"no_diff_steps", "no_diff_cost_usd"} == set()
 
 
-def test_no_diff_for_so_many_steps_is_an_error_with_its_reason() -> None:
+def test_no_diff_for_so_many_steps_is_an_error() -> None:
     core = Working(no_diff_steps=5)
     assert core.looks() == 1
     assert core.steps(4) == CallModel(5, 1)
@@ -182,7 +182,7 @@ def test_another_result_starts_the_failures_again(output: str, exit_code: int) -
     assert core.states() == ["running"]
 
 
-def test_long_output_counts_the_same_whether_it_is_in_a_blob() -> None:
+def test_long_output_in_a_blob_counts_the_same() -> None:
     core = Working(same_failure=2)
     text = "é" * 20_000 + "1 failed in 3 s"
     core.runs("pytest", text, 1)

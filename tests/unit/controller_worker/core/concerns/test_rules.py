@@ -12,7 +12,7 @@ from broker.contract.double_texting import RolledBackObservation
 from broker.contract.events import AgentSpec, EventSource, Observation
 from broker.contract.file_events import FileReadAction, FileReadObservation
 from broker.contract.recall import RecallAction, RecallObservation
-from broker.contract.skills import MAX_SKILLS, matches_pattern, parse_skill
+from broker.contract.skills import matches_pattern, parse_skill
 from broker.contract.specs import Skill
 from controller_worker.core.effects import CallModel
 from controller_worker.core.recall import (
@@ -23,6 +23,7 @@ from controller_worker.core.recall import (
 )
 from tests.controller_parts import Core, call, messages_of
 from tests.scenarios import play
+from tests.trees import write_files
 from tests.unit.controller_worker.core.concerns.test_survey import asked, prompt_of, surveyed
 
 LISTED = "When one of these skills fits the work, read its file first."
@@ -30,10 +31,7 @@ LISTED = "When one of these skills fits the work, read its file first."
 
 def write(folder: Path, files: dict[str, str]) -> Observation:
     """Write files and return the survey of the folder."""
-    for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
-    return surveyed(folder)
+    return surveyed(write_files(folder, files))
 
 
 def recalls(core: Core) -> list[RecallObservation]:
@@ -98,10 +96,10 @@ def test_folder_skill_with_triggers_is_recalled_as_well(tmp_path: Path) -> None:
 
 def test_prompt_stays_bounded_with_many_skills(tmp_path: Path) -> None:
     core = asked()
-    long = {f".agents/skills/s{n}/SKILL.md": SKILL.format(f"s{n}", "word " * 120) for n in range(MAX_SKILLS)}
+    long = {f".agents/skills/s{n}/SKILL.md": SKILL.format(f"s{n}", "word " * 180) for n in range(40)}
     core.observe(4, write(tmp_path, long))
     (found,) = recalls(core)
-    assert len(found.available_skills or ()) == MAX_SKILLS
+    assert len(found.available_skills or ()) == 40
     assert sum(len(skill.description) for skill in found.available_skills or ()) <= MAX_LISTED_CHARS
     assert len(prompt_of(core)) < 4 * MAX_LISTED_CHARS
 
@@ -180,7 +178,7 @@ def test_own_rules_need_no_survey() -> None:
     assert [item.content for item in recalls(core)[-1].microagent_knowledge] == ["Lower case."]
 
 
-def test_a_rule_of_a_turn_that_is_rolled_back_is_recalled_again() -> None:
+def test_rule_of_a_rolled_back_turn_is_recalled_again() -> None:
     own = Skill(name="sql", content="Lower case.", paths=("*.sql",))
     core = Core("go", agent=AgentSpec(skills=(own,)), double_texting="rollback")
     core.run()

@@ -27,6 +27,7 @@ from controller_worker.core.effects import AwaitTools, CallModel, Effect
 from controller_worker.core.recall import MAX_WORDS
 from tests.controller_parts import Core, messages_of
 from tests.scenarios import play
+from tests.trees import write_files
 from tool_worker.host.configuration import DEFAULT_OUTPUT_LIMIT_BYTES
 from tool_worker.tools.bash import RunCommand
 from tool_worker.tools.survey import SurveyWorkspace
@@ -58,10 +59,7 @@ def workspace(tmp_path: Path) -> Path:
         "node_modules/left-pad/AGENTS.md": "of a dependency",
         ".git/AGENTS.md": "of nothing",
     }
-    for path, text in files.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    return tmp_path
+    return write_files(tmp_path, files)
 
 
 def test_the_command_finds_what_there_is(workspace: Path) -> None:
@@ -89,8 +87,7 @@ def test_the_command_and_the_check_of_a_folder_agree(workspace: Path) -> None:
 @pytest.mark.parametrize("path", [".openhands/skills/a\n/x.md", ".openhands/skills/a\nb.md", "a\nb/AGENTS.md"])
 def test_names_with_line_feeds_end_no_survey(workspace: Path, path: str) -> None:
     before = parse_survey_skills(surveyed(workspace))
-    (workspace / path).parent.mkdir(parents=True, exist_ok=True)
-    (workspace / path).write_text("odd")
+    write_files(workspace, {path: "odd"})
     assert parse_survey_skills(surveyed(workspace)) == before
 
 
@@ -104,10 +101,6 @@ def test_survey_fits_into_the_output_of_a_command(workspace: Path) -> None:
     (first,) = read.unreadable
     assert first.startswith(".openhands/skills/z0")
     assert "this file and the later ones are left out" in first
-
-
-def test_a_workspace_that_says_nothing(tmp_path: Path) -> None:
-    assert parse_survey_skills(surveyed(tmp_path)) == NO_SKILLS
 
 
 def test_damaged_lines_are_left_out() -> None:
@@ -273,10 +266,6 @@ def test_an_agents_own_skills_need_no_survey() -> None:
     (found,) = recalled(core)
     assert found.repo_instructions == "Be kind."
     assert found.microagent_knowledge == (MicroagentKnowledge(name="git", trigger="git", content="Rebase."),)
-
-
-def test_a_new_workspace_is_not_asked() -> None:
-    assert Core("task", surveys=True, workspace=WorkspaceSpec()).run() == CallModel(1, 1)
 
 
 SETUP, HOOK = ".openhands/setup.sh", ".openhands/pre-commit.sh"

@@ -15,6 +15,7 @@ from broker.contract.events import AgentSpec
 from broker.runtime.errors import UsageError
 from controller_worker.memory.condensers.model_free import NoOpCondenser
 from controller_worker.memory.condensers.registry import create_condenser
+from tests.entry_points import install_package
 
 MODULE = """
 class Forgetful:
@@ -25,17 +26,8 @@ class Forgetful:
 
 @pytest.fixture(autouse=True)
 def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "condensers_of_a_package.py").write_text(MODULE)
-    described = tmp_path / "forgetful-1.0.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: forgetful\nVersion: 1.0\n")
-    (described / "entry_points.txt").write_text(
-        "[deckhands.condensers]\n"
-        "forgetful = condensers_of_a_package:Forgetful\n"
-        "lost = condensers_of_a_package:Nobody\n"
-        "noop = condensers_of_a_package:Forgetful\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
+    condensers = {"forgetful": "Forgetful", "lost": "Nobody", "noop": "Forgetful"}
+    install_package(tmp_path, monkeypatch, "condensers_of_a_package", MODULE, {"deckhands.condensers": condensers})
 
 
 def test_a_condenser_of_a_package_is_found_by_its_type() -> None:

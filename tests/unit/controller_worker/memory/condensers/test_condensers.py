@@ -23,7 +23,6 @@ from broker.contract.condenser_specs import (
 from broker.contract.events import Event, EventSource, with_id
 from broker.contract.observations import AgentCondensationObservation, CmdOutputObservation
 from broker.contract.recall import RecallAction, RecallObservation, RecallType
-from broker.contract.specs import AgentSpec
 from controller_worker.memory.condensers.condenser import Condensed, forget_events
 from controller_worker.memory.condensers.registry import CONDENSERS, create_condenser
 from controller_worker.memory.view import View, ViewFold
@@ -69,18 +68,6 @@ def test_every_type_has_its_condenser() -> None:
         *("amortized", "browser_output_masking", "conversation_window", "llm", "llm_attention", "noop"),
         *("observation_masking", "recent", "structured"),
     ]
-
-
-def test_the_default() -> None:
-    assert AgentSpec().condenser == DEFAULT_CONDENSER
-    assert DEFAULT_CONDENSER.model_dump() == {
-        "type": "pipeline",
-        "condensers": (
-            {"type": "conversation_window"},
-            {"type": "browser_output_masking", "attention_window": 2},
-            {"type": "llm", "keep_first": 4, "max_size": 120, "llm": None, "max_event_length": 10_000},
-        ),
-    }
 
 
 def test_condensers_that_answer_requests() -> None:

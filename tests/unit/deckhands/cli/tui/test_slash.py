@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.cli.tui.chat_session import Chat
-from deckhands.cli.tui.slash import COMMANDS, OTHER_NAMES, SlashInput, help_lines, parse_answer, parse_line
+from deckhands.cli.tui.slash import SlashInput, parse_answer, parse_line
 
 
 @pytest.mark.parametrize(
@@ -46,10 +45,3 @@ def test_an_answer_agrees_or_refuses_with_a_reason():
     )
     with pytest.raises(UsageError):
         parse_answer(" ")
-
-
-def test_every_command_is_listed_and_done():
-    listed = "\n".join(help_lines())
-    assert all(f"/{name}" in listed for name in COMMANDS)
-    assert all(callable(getattr(Chat, f"_{name}")) for name in COMMANDS)
-    assert set(OTHER_NAMES.values()) <= set(COMMANDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction
@@ -40,85 +42,71 @@ def test_a_gap():
     assert count_lost_events(log, []) == 1
 
 
-def test_a_log_that_is_longer_in_the_index():
-    assert found(finished_log(), last_event_id=12) == [("I2", 0, "the index says last_event_id 12, the log 11")]
+LOG = finished_log()
+WAITING = command("ls").model_copy(update={"confirmation_state": ConfirmationStatus.AWAITING_CONFIRMATION})
+BAD_START = ("I2", 1, "the log does not begin with the creation of c1-sample")
+UNOBSERVED = ("I4", 2, "action 2 (action.run) has no observation")
+LOGS: dict[str, tuple[list[Event], dict[str, Any], list[tuple[str, int, str]]]] = {
+    "longer in the index": (LOG, {"last_event_id": 12}, [("I2", 0, "the index says last_event_id 12, the log 11")]),
+    "starts with another event": (numbered(state("running"), state("finished")), {}, [BAD_START]),
+    "of another conversation": (numbered(created(conversation_id="other"), state("finished")), {}, [BAD_START]),
+    "created twice": (
+        numbered(created(), created(), state("finished")),
+        {},
+        [("I2", 2, "the conversation is created a second time")],
+    ),
+    "seen and gone": (
+        LOG,
+        {"seen": [with_id(command("rm"), 12)]},
+        [("I3", 12, "event 12 (action.run) was seen and is missing")],
+    ),
+    "changed since it was seen": (
+        LOG,
+        {"seen": [LOG[6].model_copy(update={"command": "make check"})]},
+        [("I3", 7, "event 7 has changed since it was seen")],
+    ),
+    "action without observation": (numbered(created(), command("ls"), state("finished")), {}, [UNOBSERVED]),
+    "open while paused": (numbered(created(), command("ls"), state("paused")), {}, []),
+    "open while it asks": (numbered(created(), WAITING, state("awaiting_user_confirmation")), {}, []),
+    "asked and stopped": (numbered(created(), WAITING, state("stopped")), {}, [UNOBSERVED]),
+    "open while it grows": (numbered(created(), state("running"), command("ls")), {"is_over": False}, []),
+    "observed twice": (
+        numbered(created(), command("ls"), output(2), output(2), state("finished")),
+        {},
+        [("I4", 4, "event 4 (observation.run) answers action 2, which event 3 has answered")],
+    ),
+    **{
+        f"observation of {cause}": (
+            numbered(created(), output(cause), command("ls"), output(3), state("finished")),
+            {},
+            [("I4", 2, f"event 2 (observation.run) answers {cause}, not an earlier action")],
+        )
+        for cause in (99, 1, 3)
+    },
+    "never at rest": (
+        numbered(created(), state("running")),
+        {},
+        [("I1", 0, "the conversation ended in the state running")],
+    ),
+    "message never read": (
+        [*LOG, with_id(user("hello?"), 12)],
+        {},
+        [("I1", 0, "a message or request got no answer (the agent is finished)")],
+    ),
+    "declared wait": (numbered(created(), state("rate_limited")), {}, []),
+}
 
 
-def test_a_log_that_begins_with_something_else():
-    log = numbered(*finished_log()[1:3], state("finished"))
-    assert ("I2", 1, "the log does not begin with the creation of c1-sample") in found(log)
+@pytest.mark.parametrize(("log", "facts", "expected"), LOGS.values(), ids=LOGS)
+def test_violations_of_a_log(log: list[Event], facts: dict[str, Any], expected: list[tuple[str, int, str]]) -> None:
+    assert found(log, **facts) == expected
 
 
-def test_a_log_of_another_conversation():
-    log = numbered(created(conversation_id="other"), state("finished"))
-    assert found(log) == [("I2", 1, "the log does not begin with the creation of c1-sample")]
-
-
-def test_a_conversation_created_twice():
-    log = numbered(created(), created(), state("finished"))
-    assert found(log) == [("I2", 2, "the conversation is created a second time")]
-
-
-def test_an_event_that_was_seen_and_is_gone():
-    log = finished_log()
-    gone = with_id(command("rm"), 12)
-    assert found(log, seen=[gone]) == [("I3", 12, "event 12 (action.run) was seen and is missing")]
-    assert count_lost_events(log, [gone]) == 1
-
-
-def test_an_event_that_has_changed_since_it_was_seen():
-    log = finished_log()
-    before = log[6].model_copy(update={"command": "make check"})
-    assert found(log, seen=[before]) == [("I3", 7, "event 7 has changed since it was seen")]
-
-
-def test_an_action_without_observation():
-    log = numbered(created(), user("go"), command("ls"), state("finished"))
-    broken = [item for item in found(log) if item[0] == "I4"]
-    assert broken == [("I4", 3, "action 3 (action.run) has no observation")]
-
-
-@pytest.mark.parametrize("name", ["paused", "awaiting_user_confirmation"])
-def test_an_action_may_still_be_open_while_the_agent_waits(name):
-    assert found(numbered(created(), command("ls"), state(name))) == []
-
-
-def test_an_action_that_waits_for_its_confirmation_is_settled_at_the_end():
-    waiting = command("ls").model_copy(update={"confirmation_state": ConfirmationStatus.AWAITING_CONFIRMATION})
-    assert found(numbered(created(), waiting, state("awaiting_user_confirmation"))) == []
-    broken = ("I4", 2, "action 2 (action.run) has no observation")
-    assert found(numbered(created(), waiting, state("stopped"))) == [broken]
-
-
-def test_action_may_be_open_in_a_growing_log():
-    log = numbered(created(), user("go"), state("running"), command("ls"))
-    assert found(log, is_over=False) == []
-
-
-def test_two_observations_of_one_action():
-    log = numbered(created(), command("ls"), output(2), output(2), state("finished"))
-    text = "event 4 (observation.run) answers action 2, which event 3 has answered"
-    assert found(log) == [("I4", 4, text)]
+def test_duplicates_and_losses_are_counted() -> None:
+    log, facts, _ = LOGS["observed twice"]
     assert count_duplicate_observations(log) == 1
-
-
-@pytest.mark.parametrize(("cause", "event_id"), [(99, 3), (1, 3), (4, 3)])
-def test_an_observation_of_nothing(cause, event_id):
-    log = numbered(created(), user("go"), output(cause), command("ls"), output(4), state("finished"))
-    assert ("I4", event_id, f"event 3 (observation.run) answers {cause}, not an earlier action") in found(log)
-
-
-def test_a_conversation_that_never_came_to_rest():
-    assert found(numbered(created(), state("running"))) == [("I1", 0, "the conversation ended in the state running")]
-
-
-def test_a_message_that_was_never_read():
-    log = [*finished_log(), with_id(user("hello?"), 12)]
-    assert found(log) == [("I1", 0, "a message or request got no answer (the agent is finished)")]
-
-
-def test_waiting_for_a_rate_limit_is_declared():
-    assert found(numbered(created(), state("rate_limited"))) == []
+    log, facts, _ = LOGS["seen and gone"]
+    assert count_lost_events(log, facts["seen"]) == 1
 
 
 def ask(name: str) -> ChangeAgentStateAction:
@@ -129,11 +117,6 @@ def recall() -> RecallAction:
     return RecallAction(recall_type=RecallType.KNOWLEDGE)
 
 
-def test_a_finished_log_is_settled_and_over():
-    found = fold_status(finished_log())
-    assert (found.state, found.is_settled, found.is_terminal) == ("finished", True, True)
-
-
 def test_message_after_the_end_unsettles_until_work_ends():
     after_message = fold_status([*finished_log(), user("one more thing")])
     assert (after_message.is_settled, after_message.is_terminal) == (False, False)
@@ -142,43 +125,38 @@ def test_message_after_the_end_unsettles_until_work_ends():
     assert begun.apply(state("finished")).is_settled
 
 
-def test_message_to_a_running_agent_does_not_delay_settling():
-    found = fold_status(numbered(created(), user("go"), state("running"), user("faster"), recall(), state("finished")))
-    assert found.is_settled
-
-
-@pytest.mark.parametrize("name", ["paused", "awaiting_user_input", "awaiting_user_confirmation"])
-def test_waiting_for_a_person_is_settled_but_not_over(name):
-    found = fold_status(numbered(created(), state(name)))
-    assert (found.is_settled, found.is_terminal) == (True, False)
-
-
-@pytest.mark.parametrize("name", ["loading", "running", "rate_limited", "user_confirmed"])
-def test_these_states_go_on_by_themselves(name):
-    assert not fold_status(numbered(created(), state(name))).is_settled
-
-
 def test_a_request_counts_until_it_is_announced():
     asked = fold_status(numbered(created(), state("paused"), ask("stopped")))
     assert (asked.is_settled, asked.is_unanswered) == (False, True)
     assert asked.apply(state("stopped")).is_settled
 
 
-def test_asking_for_the_state_it_is_in_changes_nothing():
-    assert fold_status(numbered(created(), state("paused"), ask("paused"))).is_settled
+SETTLED: dict[str, tuple[list[Event], bool, bool]] = {
+    "finished": (LOG, True, True),
+    "error": (numbered(created(), user("go"), state("error", "RuntimeError: unknown agent")), True, True),
+    "message to a running agent": (
+        numbered(created(), user("go"), state("running"), user("faster"), recall(), state("finished")),
+        True,
+        True,
+    ),
+    **{
+        name: (numbered(created(), state(name)), True, False)
+        for name in ("paused", "awaiting_user_input", "awaiting_user_confirmation")
+    },
+    **{
+        name: (numbered(created(), state(name)), False, False)
+        for name in ("loading", "running", "rate_limited", "user_confirmed")
+    },
+    "request for the current state": (numbered(created(), state("paused"), ask("paused")), True, False),
+    "withdrawn request": (numbered(created(), state("paused"), ask("running"), ask("paused")), True, False),
+    "request for an error": (numbered(created(), state("finished"), ask("error")), True, True),
+}
 
 
-def test_request_for_the_current_state_withdraws_an_earlier_one():
-    assert fold_status(numbered(created(), state("paused"), ask("running"), ask("paused"))).is_settled
-
-
-def test_requests_that_nobody_may_make_change_nothing():
-    assert fold_status(numbered(created(), state("finished"), ask("error"))).is_settled
-
-
-def test_an_error_answers_whatever_was_asked():
-    found = fold_status(numbered(created(), user("go"), state("error", "RuntimeError: unknown agent")))
-    assert (found.is_settled, found.is_terminal, found.reason) == (True, True, "RuntimeError: unknown agent")
+@pytest.mark.parametrize(("log", "is_settled", "is_terminal"), SETTLED.values(), ids=SETTLED)
+def test_settled_and_terminal_logs(log: list[Event], is_settled: bool, is_terminal: bool) -> None:
+    status = fold_status(log)
+    assert (status.is_settled, status.is_terminal) == (is_settled, is_terminal)
 
 
 def test_requested_pause_is_not_answered_by_the_start():

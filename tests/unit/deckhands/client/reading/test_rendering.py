@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 from datetime import UTC, datetime, timedelta
-from typing import get_args
 
 import pyte
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from broker.contract.actions import (
     AgentFinishAction,
-    AgentRejectAction,
     AgentThinkAction,
     CmdRunAction,
     LoopRecoveryAction,
@@ -30,7 +28,6 @@ from broker.contract.file_events import (
     FileReadObservation,
     FileWriteAction,
 )
-from broker.contract.kinds import Role
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation, ErrorObservation
 from broker.contract.recall import RecallObservation
 from broker.contract.session_events import IPythonRunCellAction
@@ -38,7 +35,7 @@ from broker.contract.task_list import TaskItem, TaskTrackingAction
 from deckhands.client.reading.live_area import LiveArea
 from deckhands.client.reading.rendering import Renderer
 from deckhands.client.reading.screen import ScreenRenderer
-from deckhands.client.reading.status_line import StatusLine, format_duration, format_short_number
+from deckhands.client.reading.status_line import StatusLine, format_short_number
 from deckhands.client.reading.terminal import clean, clean_line
 from tests.unit.deckhands.sample_log import (
     STARTED,
@@ -94,26 +91,8 @@ def test_the_lines_of_a_long_text_keep_its_ends():
     assert len(lines) == 21
 
 
-def test_every_line_of_a_text_is_indented_by_its_mark():
-    assert PLAIN.lines(user("one\ntwo")) == ["You: one", "     two"]
-
-
 def test_colours_are_ours_alone():
     assert COLOURED.lines(command("ls \x1b[31mred")) == ["\x1b[36m$ ls \\x1b[31mred\x1b[0m"]
-
-
-@pytest.mark.parametrize(
-    ("event", "lines"),
-    [
-        (user("go"), ["\x1b[1mYou: go\x1b[0m"]),
-        (MessageAction(content="hi", source="agent"), ["Agent: hi"]),
-        (AgentThinkAction(thought="Hm."), ["\x1b[2mHm.\x1b[0m"]),
-        (AgentFinishAction(), ["\x1b[32mAll done.\x1b[0m"]),
-        (AgentRejectAction(), ["\x1b[31mTask is rejected by the agent.\x1b[0m"]),
-    ],
-)
-def test_each_role_has_its_terminal_style(event, lines):
-    assert COLOURED.lines(event) == lines
 
 
 @pytest.mark.parametrize(
@@ -159,10 +138,6 @@ def test_failed_model_call_is_shown_once_with_its_remedy():
 def test_removed_and_added_text_has_its_terminal_style():
     edit = FileEditAction(path="/a", command="str_replace", old_str="x", new_str="y")
     assert COLOURED.render_confirmation(edit)[1:] == ["\x1b[31m  - x\x1b[0m", "\x1b[32m  + y\x1b[0m"]
-
-
-def test_no_event_kind_names_a_terminal_style():
-    assert not set(get_args(Role)) & {"bold", "dim", "red", "green", "cyan"}
 
 
 def test_control_and_hidden_characters_are_spelt_out():
@@ -285,11 +260,6 @@ def uncoloured(lines: list[str]) -> list[str]:
     ]
 
 
-def test_a_step_begins_with_an_empty_line():
-    lines = [line for event in finished_log() for line in uncoloured(ScreenRenderer().lines(event))]
-    assert lines == ["", "You: Fix it, please.", "", "$ make test", "  1 passed", "", "All tests pass."]
-
-
 def test_a_diff_is_coloured_line_by_line():
     lines = ScreenRenderer().lines(FileEditObservation(path="a.py", diff=DIFF))
     styles = [re.match(r"\x1b\[(\d+)m", line).group(1) for line in lines]
@@ -379,15 +349,6 @@ def test_an_unknown_price_is_marked():
 )
 def test_numbers_in_a_few_characters(number: int, text: str):
     assert format_short_number(number) == text
-
-
-def test_times_in_a_few_characters():
-    assert [format_duration(-1), format_duration(59.9), format_duration(3_599), format_duration(3_600)] == [
-        "0:00",
-        "0:59",
-        "59:59",
-        "1:00:00",
-    ]
 
 
 class Glass(io.StringIO):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.contract.events import ModelCallFailed, ModelReply
+from broker.contract.events import ModelReply, ModelToolCall
 from deckhands.client.reading.spending import Spending, compute_spending
 from tests.controller_parts import Core, call, started, think
 
@@ -15,32 +15,23 @@ def parts(core: Core) -> tuple[float, float, float, float]:
     return found.work_usd, found.retries_usd, found.loops_usd, found.condensation_usd
 
 
-def test_replies_that_lead_on_are_work() -> None:
+@pytest.mark.parametrize(
+    ("replies", "spent"),
+    [
+        ([[think("a")], [think("b")]], (0.5, 0.0, 0.0, 0.0)),
+        ([[call("no_such_tool")], [think()]], (0.25, 0.25, 0.0, 0.0)),
+        ([[call("no_such_tool"), think()]], (0.25, 0.0, 0.0, 0.0)),
+        ([[think(text)] for text in "aaaba"], (0.75, 0.0, 0.5, 0.0)),
+    ],
+    ids=["work", "retry", "one call is understood", "loop"],
+)
+def test_replies_are_work_retries_or_loops(
+    replies: list[list[ModelToolCall]], spent: tuple[float, float, float, float]
+) -> None:
     core = started()
-    core.reply(think("a"))
-    core.reply(think("b"))
-    core.reply(text="That is all.")
-    assert parts(core) == (0.75, 0.0, 0.0, 0.0)
-
-
-def test_a_reply_that_cannot_be_understood_is_a_retry() -> None:
-    core = started()
-    core.reply(call("no_such_tool"))
-    core.reply(think())
-    assert parts(core) == (0.25, 0.25, 0.0, 0.0)
-
-
-def test_a_reply_of_which_one_call_is_understood_is_work() -> None:
-    core = started()
-    core.reply(call("no_such_tool"), think())
-    assert parts(core) == (0.25, 0.0, 0.0, 0.0)
-
-
-def test_a_reply_like_the_one_before_is_a_loop() -> None:
-    core = started()
-    for thought in ("a", "a", "a", "b", "a"):
-        core.reply(think(thought))
-    assert parts(core) == (0.75, 0.0, 0.5, 0.0)
+    for calls in replies:
+        core.reply(*calls)
+    assert parts(core) == spent
 
 
 def test_a_condensation_is_neither() -> None:
@@ -63,17 +54,3 @@ def test_failures_and_unknown_prices_are_counted() -> None:
     core.pass_time(2)
     core.reply(think(), cost_usd=None)
     assert compute_spending(core.events) == Spending(calls=1, failed_calls=1, unpriced_calls=1)
-
-
-def test_an_empty_log_has_cost_nothing() -> None:
-    assert compute_spending([]) == Spending()
-
-
-@pytest.mark.parametrize("times", [0, 3])
-def test_sums(times: int) -> None:
-    total = sum((Spending(work_usd=0.25, calls=1) for _ in range(times)), Spending())
-    assert total == Spending(work_usd=0.25 * times, calls=times)
-
-
-def test_a_failure_costs_nothing_known() -> None:
-    assert compute_spending([ModelCallFailed(code="timeout")]).spent_usd == 0.0

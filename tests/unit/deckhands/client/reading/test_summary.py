@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 
 import pytest
@@ -10,11 +9,9 @@ import pytest
 from broker.contract.actions import (
     AgentFinishAction,
     AgentRejectAction,
-    ChangeAgentStateAction,
     CmdRunAction,
     MessageAction,
 )
-from broker.contract.agent_state import AgentState
 from broker.contract.error_texts import ERROR_KEYS, REMEDIES
 from broker.contract.events import ConversationCreated, ModelCallFailed, ModelReply, TokenUsage
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation
@@ -22,7 +19,7 @@ from deckhands.client.conversation.outcome import ConversationFailed, Outcome
 from deckhands.client.forking import build_fork
 from deckhands.client.reading.metrics import Metrics
 from deckhands.client.reading.output import UNCONFINED, render_summary
-from deckhands.client.reading.summary import Summary, render_state, summarize
+from deckhands.client.reading.summary import Summary, summarize
 from tests.unit.deckhands.sample_log import created, finished_log, numbered, reply, state, user
 
 
@@ -88,11 +85,6 @@ def test_unsandboxed_runs_are_reported_whatever_was_requested():
     assert [summarize(numbered(created(), *then)).sandbox for then in ([ran], [])] == ["none", "auto"]
 
 
-def test_it_comes_back_from_json():
-    summary = summarize(finished_log())
-    assert Summary.from_json(json.loads(json.dumps(summary.as_json()))) == summary
-
-
 def test_the_summary_of_an_earlier_version_has_no_metrics():
     fields = summarize(finished_log()).as_json()
     del fields["metrics"], fields["outputs"]
@@ -141,12 +133,6 @@ def test_error_keys_become_sentences_with_remedies(key):
     assert len(paragraph.text) > len(imported.last_error)
 
 
-@pytest.mark.parametrize("name", list(AgentState))
-def test_states_read_as_sentences(name):
-    assert render_state(name) not in ("is error", "is awaiting user input", "is awaiting user confirmation")
-    assert "_" not in render_state(name)
-
-
 def test_an_error_without_a_reason_shows_the_failed_call():
     failed = ModelCallFailed(code="not_found", content="no such model", last_error="NotFoundError: no such model")
     assert summarize(numbered(created(), failed, state("error"))).last_error == "NotFoundError: no such model"
@@ -172,10 +158,6 @@ def test_a_reply_makes_up_for_a_failed_call():
     assert (made_up_for.last_error, made_up_for.error_code, made_up_for.remedy) == ("", "", "")
 
 
-def test_work_that_goes_on_after_an_error_forgets_it():
-    assert summarize(numbered(created(), state("error", "boom"), state("running"))).last_error == ""
-
-
 @pytest.mark.parametrize(
     ("name", "reason", "code"),
     [
@@ -199,11 +181,6 @@ def test_the_message_is_what_the_agent_said_last():
     assert summarize(asked).message == "Which one?"
     rejected = numbered(created(), AgentRejectAction(outputs={"reason": "It would delete data."}))
     assert summarize(rejected).message == "It would delete data."
-
-
-def test_a_request_alone_changes_no_state():
-    summary = summarize(numbered(created(), state("running"), ChangeAgentStateAction(agent_state="stopped")))
-    assert summary.state == "running"
 
 
 def test_a_forks_duration_does_not_count_its_origins_time():

@@ -141,7 +141,7 @@ def test_lines_that_change_after_the_check_are_refused() -> None:
         list(tasks.lines())
 
 
-def test_task_refused_by_the_command_line_is_named_by_its_line() -> None:
+def test_task_refused_by_the_command_is_named_by_line() -> None:
     def refuse(request: TaskSpec) -> TaskSpec:
         raise UsageError("No.", remedy="Do.")
 

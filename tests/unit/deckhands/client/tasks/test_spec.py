@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from broker.contract.specs import AgentSpec, Tenancy, WorkspaceSpec
+from broker.contract.specs import AgentSpec, Tenancy
 from broker.runtime.errors import UsageError
 from broker.tools.output_schema import find_violations
 from deckhands.client.conversation.async_conversation import AsyncConversation
@@ -43,11 +43,6 @@ def test_everything_that_a_request_names_is_in_what_it_begins() -> None:
     assert request.limits.max_iterations == 7
     assert request.tenancy() == Tenancy(tenant="acme", priority="interactive")
     assert "t0ken" not in repr(request)
-
-
-def test_a_task_is_enough() -> None:
-    spec = TaskSpec.parse({"task": "Look"})
-    assert (spec.agent_spec().name, spec.workspace_spec(), spec.tenancy()) == ("CodeActAgent", WorkspaceSpec(), None)
 
 
 @pytest.mark.parametrize(

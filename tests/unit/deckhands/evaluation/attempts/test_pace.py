@@ -30,10 +30,6 @@ def test_pace_doubles_up_to_the_ceiling_while_used() -> None:
     assert idle.pace.limit == START
 
 
-def test_a_small_ceiling_holds_from_the_beginning() -> None:
-    assert HostPace(3).pace.limit == 3
-
-
 @pytest.mark.parametrize(
     ("hosts", "bound"),
     [

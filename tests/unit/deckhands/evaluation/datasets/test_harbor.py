@@ -13,6 +13,7 @@ from deckhands.evaluation.datasets.file_trees import TreeFile, read_tree
 from deckhands.evaluation.datasets.instances import Instance, list_left_out
 from deckhands.evaluation.rewards import Rewards, find_rewards
 from tests.dataset_parts import checked, harbor_task
+from tests.trees import write_files
 
 
 def only(folder: Path) -> Instance:
@@ -189,10 +190,7 @@ def everything(folder: Path) -> Path:
         "solution/solve.sh": 'echo "$WORD in $(cat /solution/word.txt)" > /task/out.txt\n',
         "solution/word.txt": "solution\n",
     }
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
+    return write_files(folder, files)
 
 
 def test_unsupported_parts_of_a_task_are_named_on_reading(tmp_path: Path) -> None:
@@ -236,9 +234,7 @@ def test_supported_parts_of_a_task_work_in_shell_and_tests(tmp_path: Path) -> No
     found = only(everything(tmp_path / "all"))
     assert found.setup is not None
     place = tmp_path / "place"
-    for name, file in read_tree(found.workspace).items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(file.content)
+    write_files(place, {name: file.content for name, file in read_tree(found.workspace).items()})
     (place / ".openhands").mkdir()
     solving = found.turns[0]["tool_calls"][0]["arguments"]["command"]
     shell = f"pip() {{ false; }}; {found.setup}; echo $PATH > path.txt; {solving}"
@@ -246,9 +242,7 @@ def test_supported_parts_of_a_task_work_in_shell_and_tests(tmp_path: Path) -> No
     assert (place / "tools.txt").read_text() == f"{place}/tools\n"
     assert (place / "path.txt").read_text().startswith(f"{place}/tools:/")
     assert (place / "out.txt").read_text() == "done in solution\n"
-    for name, file in read_tree(found.hidden).items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(file.content)
+    write_files(place, {name: file.content for name, file in read_tree(found.hidden).items()})
     checking = subprocess.run(("bash", "-c", f"{found.setup} && {found.check}"), cwd=place, check=False)
     assert checking.returncode == 0
 

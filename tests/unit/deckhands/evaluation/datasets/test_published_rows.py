@@ -16,6 +16,7 @@ from deckhands.evaluation.datasets.dataset import read_dataset, to_absolute_name
 from deckhands.evaluation.datasets.file_trees import MAX_PATCH_CHARS, TreeFile, make_patch, read_tree, split_left_out
 from deckhands.evaluation.datasets.repositories import find_touched_files
 from tests.dataset_parts import HUMAN_EVAL, PNG, QUESTION, checked, mirror_in, swe_rows, write_rows
+from tests.entry_points import install_package
 
 
 def test_swe_bench_rows_use_their_commit_and_test_patch(tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ def test_large_file_of_line_ends_is_compared_in_little_memory() -> None:
 
 
 def test_a_dataset_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "riddles.py").write_text(
+    source = (
         "def rows(argument):\n"
         "    yield {'id': 'one', 'task': argument, 'answer': '1'}\n"
         "    yield {'id': 'two', 'task': 't', 'check': 'true', 'workspace': {'a.txt': 'a'}, 'hidden': {'b': b'b'}}\n"
@@ -220,11 +221,7 @@ def test_a_dataset_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.M
         "    if argument == 'worse':\n"
         "        raise RuntimeError('no network')\n"
     )
-    described = tmp_path / "riddles-1.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: riddles\nVersion: 1\n")
-    (described / "entry_points.txt").write_text("[deckhands.datasets]\nriddles = riddles:rows\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    install_package(tmp_path, monkeypatch, "riddles", source, {"deckhands.datasets": {"riddles": "rows"}})
     one, two = read_dataset("riddles:What is it?")
     assert (one.task, read_tree(two.workspace), read_tree(two.hidden)) == (
         "What is it?",

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from deckhands.interop.headless.bridge import Bridge, RunSummary
+from tests.trees import write_files
 
 FINAL = "experiments/one/results/final.json"
 
@@ -67,8 +68,7 @@ def test_the_artifacts_are_the_files_of_results_and_logs(root, tmp_path):
         "logs/one/run.log",
         "experiments/two/results/final.json",
     ):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("{}")
+        write_files(root, {name: "{}"})
     (root / "logs/one/link").symlink_to(tmp_path / "secret")
     done = run(root, "import sys; print(sys.argv[1:], open(sys.argv[sys.argv.index('-f') + 1]).read())")
     assert done.success, done

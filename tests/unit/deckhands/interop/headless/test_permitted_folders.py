@@ -12,15 +12,13 @@ import pytest
 from broker.runtime.errors import UsageError
 from deckhands.interop.headless.inside import PathDenied
 from deckhands.interop.headless.permitted_folders import PermittedFolders
+from tests.trees import write_files
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     place = tmp_path / "place"
-    for name in ("src/a.py", "src/deep/b.py", "out/old.txt", "notes.txt"):
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text(name)
-    return place
+    return write_files(place, {name: name for name in ("src/a.py", "src/deep/b.py", "out/old.txt", "notes.txt")})
 
 
 def put_back_times(path: Path, change: Callable[[], object]) -> None:

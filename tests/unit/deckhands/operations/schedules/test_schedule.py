@@ -12,6 +12,7 @@ from deckhands.operations.schedules.schedule import MAX_MISSED, DueTicks, Schedu
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)
 BERLIN = "Europe/Berlin"
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
 def at(cron: str, zone: str = "UTC", **fields: object) -> Schedule:
@@ -24,14 +25,17 @@ def test_ticks_are_minutes_of_a_zone() -> None:
     assert at("30 6 * * *", "Asia/Kolkata").next_after(NOON) == datetime(2026, 3, 3, 1, 0, tzinfo=UTC)
 
 
-def test_tick_in_the_skipped_hour_comes_after_it() -> None:
-    ticks = at("30 2 * * *", BERLIN).next_ticks(datetime(2026, 3, 28, 12, tzinfo=UTC), number=2)
-    assert ticks == [datetime(2026, 3, 29, 1, 0, tzinfo=UTC), datetime(2026, 3, 30, 0, 30, tzinfo=UTC)]
-
-
-def test_a_tick_of_the_hour_that_comes_twice_comes_once() -> None:
-    ticks = at("30 2 * * *", BERLIN).next_ticks(datetime(2026, 10, 24, 12, tzinfo=UTC), number=2)
-    assert ticks == [datetime(2026, 10, 25, 0, 30, tzinfo=UTC), datetime(2026, 10, 26, 1, 30, tzinfo=UTC)]
+@pytest.mark.parametrize(
+    ("after", "ticks"),
+    [
+        (datetime(2026, 3, 28, 12, tzinfo=UTC), ["2026-03-29T01:00+00:00", "2026-03-30T00:30+00:00"]),
+        (datetime(2026, 10, 24, 12, tzinfo=UTC), ["2026-10-25T00:30+00:00", "2026-10-26T01:30+00:00"]),
+    ],
+    ids=["skipped hour: after it", "hour that comes twice: once"],
+)
+def test_ticks_at_a_change_of_the_clock(after: datetime, ticks: list[str]) -> None:
+    found = at("30 2 * * *", BERLIN).next_ticks(after, number=2)
+    assert [tick.isoformat(timespec="minutes") for tick in found] == ticks
 
 
 def test_a_tick_of_every_hour_comes_every_hour() -> None:
@@ -39,26 +43,19 @@ def test_a_tick_of_every_hour_comes_every_hour() -> None:
     assert {later - earlier for earlier, later in pairwise(ticks)} == {timedelta(hours=1)}
 
 
-def test_future_tick_is_not_due() -> None:
-    tick = NOON + timedelta(hours=1)
-    assert find_due(at("0 13 * * *"), tick, NOON) == DueTicks(None, 0, tick)
-
-
-def test_a_tick_that_has_come_is_due() -> None:
-    assert find_due(at("* * * * *"), NOON, NOON) == DueTicks(NOON, 0, NOON + timedelta(minutes=1))
-
-
-def test_of_missed_ticks_only_the_latest_is_made_up_for() -> None:
-    now = NOON + timedelta(minutes=10, seconds=30)
-    assert find_due(at("* * * * *"), NOON, now) == DueTicks(
-        NOON + timedelta(minutes=10), 10, NOON + timedelta(minutes=11)
-    )
-
-
-def test_a_tick_that_is_too_late_is_missed() -> None:
-    now = NOON + timedelta(hours=2)
-    assert find_due(at("0 12 * * *"), NOON, now) == DueTicks(None, 1, NOON + timedelta(days=1))
-    assert find_due(at("0 12 * * *", catch_up_seconds=3 * 3600), NOON, now).tick == NOON
+@pytest.mark.parametrize(
+    ("schedule", "tick", "now", "due"),
+    [
+        (at("0 13 * * *"), NOON + HOUR, NOON, DueTicks(None, 0, NOON + HOUR)),
+        (at("* * * * *"), NOON, NOON, DueTicks(NOON, 0, NOON + MINUTE)),
+        (at("* * * * *"), NOON, NOON + 10.5 * MINUTE, DueTicks(NOON + 10 * MINUTE, 10, NOON + 11 * MINUTE)),
+        (at("0 12 * * *"), NOON, NOON + 2 * HOUR, DueTicks(None, 1, NOON + 24 * HOUR)),
+        (at("0 12 * * *", catch_up_seconds=10_800), NOON, NOON + 2 * HOUR, DueTicks(NOON, 0, NOON + 24 * HOUR)),
+    ],
+    ids=["future", "now", "latest of the missed", "too late", "caught up"],
+)
+def test_due_ticks(schedule: Schedule, tick: datetime, now: datetime, due: DueTicks) -> None:
+    assert find_due(schedule, tick, now) == due
 
 
 def test_years_of_missed_ticks_are_not_gone_through() -> None:

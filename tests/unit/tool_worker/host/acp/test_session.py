@@ -111,8 +111,8 @@ def test_call_is_reported_once_with_its_bounded_diff(line: Line) -> None:
     line.updates(
         "tool_call", toolCallId="c", title="Edit", kind="edit", rawInput={"deep": json.loads("[" * 90 + "]" * 90)}
     )
-    diff = {"type": "diff", "path": "/x", "oldText": "a", "newText": "b" * 10**6}
-    line.updates("tool_call_update", toolCallId="c", status="completed", content=[diff] * 300)
+    diff = {"type": "diff", "path": "/x", "oldText": "a", "newText": "b" * 10**5}
+    line.updates("tool_call_update", toolCallId="c", status="completed", content=[diff] * 100)
     report = line.session.render_report()
     assert line.session.outcome == "working"
     assert report["call"]["arguments"] == {"input": "[nested too deep]"}

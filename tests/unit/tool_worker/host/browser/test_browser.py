@@ -15,26 +15,28 @@ from tool_worker.host.browser.page_actions import PageActions
 from tool_worker.host.browser.page_tree import CUT, MAX_CHARS, FrameTree, render_page, render_tree
 from tool_worker.host.browser.set_of_marks import ElementMark, render_pictures
 
-
-def test_without_a_proxy_there_is_none() -> None:
-    assert find_proxy({}) is None
-    assert find_proxy({"no": "example.com"}) is None
+OWN = "http://127.0.0.1:3128"
+OTHER = "http://proxy.example:8080"
 
 
-@pytest.mark.parametrize("scheme", ["http", "https", "all"])
-def test_this_machine_is_asked_directly(scheme: str) -> None:
-    proxy = find_proxy({scheme: "http://127.0.0.1:3128"})
-    assert proxy == {"server": "http://127.0.0.1:3128", "bypass": OF_THIS_MACHINE}
-
-
-def test_what_the_environment_leaves_out_is_left_out() -> None:
-    proxy = find_proxy({"https": "proxy.example:8080", "no": "intern.example,.lan"})
-    assert proxy == {"server": "http://proxy.example:8080", "bypass": f"{OF_THIS_MACHINE},intern.example,.lan"}
-
-
-def test_name_and_password_are_separated_from_the_address() -> None:
-    proxy = find_proxy({"http": "http://ada:p%40ss@proxy.example:8080"})
-    assert (proxy["server"], proxy["username"], proxy["password"]) == ("http://proxy.example:8080", "ada", "p@ss")
+@pytest.mark.parametrize(
+    ("environment", "proxy"),
+    [
+        ({}, None),
+        ({"no": "example.com"}, None),
+        *(({scheme: OWN}, {"server": OWN, "bypass": OF_THIS_MACHINE}) for scheme in ("http", "https", "all")),
+        (
+            {"https": "proxy.example:8080", "no": "intern.example,.lan"},
+            {"server": OTHER, "bypass": f"{OF_THIS_MACHINE},intern.example,.lan"},
+        ),
+        (
+            {"http": "http://ada:p%40ss@proxy.example:8080"},
+            {"server": OTHER, "bypass": OF_THIS_MACHINE, "username": "ada", "password": "p@ss"},
+        ),
+    ],
+)
+def test_proxy_of_an_environment(environment: dict[str, str], proxy: dict[str, str] | None) -> None:
+    assert find_proxy(environment) == proxy
 
 
 def test_calls_are_read_in_order_with_all_their_arguments() -> None:

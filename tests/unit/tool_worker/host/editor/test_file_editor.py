@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from broker.contract.file_events import FileReadAction, FileReadObservation
 from tests.editor_parts import error, run
+from tests.trees import write_files
 from tool_worker.host.editor.file_editor import FileEditor
 from tool_worker.host.editor.file_tools import FileTools
 from tool_worker.host.editor.patching import COMPARED_LINES_LIMIT
@@ -372,9 +373,8 @@ class TestView:
 
 class TestViewDirectory:
     def test_lists_two_levels_without_what_is_hidden(self, editor: FileEditor, tmp_path: Path) -> None:
-        for name in ["b/c/too_deep", "b/.hidden", "a.txt", ".git/config", ".env", "empty/.keep"]:
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text("")
+        names = ["b/c/too_deep", "b/.hidden", "a.txt", ".git/config", ".env", "empty/.keep"]
+        write_files(tmp_path, dict.fromkeys(names, ""))
         (tmp_path / "link").symlink_to("b")
         (tmp_path / "nowhere").symlink_to("gone")
         expected = (
@@ -584,9 +584,7 @@ def test_a_patch_that_compares_too_much_is_refused(tmp_path: Path) -> None:
         ("a  \nb\n", " a\n-b\n+ c", "a  \n c\n"),
     ],
 )
-def test_added_lines_of_a_patch_are_indented_like_the_lines_of_the_file(
-    tmp_path: Path, text: str, chunk: str, after: str
-) -> None:
+def test_added_lines_of_a_patch_take_the_files_indentation(tmp_path: Path, text: str, chunk: str, after: str) -> None:
     (tmp_path / "a").write_text(text)
     done = patched(tmp_path, f"*** Begin Patch\n*** Update File: a\n@@\n{chunk}\n*** End Patch\n")
     assert (done["is_error"], (tmp_path / "a").read_text()) == (False, after)

@@ -11,13 +11,6 @@ from tool_worker.settings import load_tool_settings
 from tool_worker.workspace.opening.repository_roots import RepositoryRoots
 
 
-def test_default_settings() -> None:
-    settings = load_tool_settings({})
-    assert settings.no_change_timeout_seconds == 10.0
-    assert (settings.variables.workspace_idle_seconds, settings.variables.workspace_ttl_seconds) == (300.0, 3600.0)
-    assert (settings.environment, settings.search_path) == ({}, "")
-
-
 def test_variables_of_shells() -> None:
     settings = load_tool_settings(
         {
@@ -35,15 +28,19 @@ def test_variables_of_shells() -> None:
     assert settings.variables.workspace_idle_seconds == 7.0
 
 
-@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
-def test_a_timeout_that_is_none(text: str) -> None:
-    with pytest.raises(UsageError, match=f"NO_CHANGE_TIMEOUT_SECONDS is '{text}'"):
-        load_tool_settings({"NO_CHANGE_TIMEOUT_SECONDS": text})
-
-
-def test_a_name_that_no_variable_can_have() -> None:
-    with pytest.raises(UsageError, match="SANDBOX_ENV_1-X would set the variable '1-X'"):
-        load_tool_settings({"SANDBOX_ENV_1-X": "1"})
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        *(
+            ("NO_CHANGE_TIMEOUT_SECONDS", text, f"NO_CHANGE_TIMEOUT_SECONDS is '{text}'")
+            for text in ("soon", "0", "-1", "nan", "inf")
+        ),
+        ("SANDBOX_ENV_1-X", "1", "SANDBOX_ENV_1-X would set the variable '1-X'"),
+    ],
+)
+def test_variable_of_shells_that_cannot_be_used(name: str, text: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        load_tool_settings({name: text})
 
 
 def test_the_roots_of_repositories_are_absolute_paths() -> None:
