@@ -17,12 +17,11 @@ from deckhands.operations.jobs.celery_app import BEAT_KEYS
 from deckhands.operations.jobs.job import LOCK_MS, hold_lock
 from deckhands.operations.jobs.table import JOBS
 from tests.archive_parts import begin_ended
-from tests.faults.harness import FaultCluster, make_due
+from tests.faults.harness import FaultCluster
 from tests.ingress_parts import Producer
 from tests.polling import until
 
 LIMIT_SECONDS = 60.0
-PERIODIC = {job.name for job in JOBS if job.every_seconds}
 
 
 @pytest.fixture
@@ -49,22 +48,6 @@ def sent(broker: Redis) -> list[str]:
     """The periodic jobs that wait in the queue, the oldest first, but for those that are sent all the time."""
     names = [json.loads(message)["headers"]["task"] for message in reversed(broker.lrange("deckhands.jobs", 0, -1))]
     return [name for name in names if name not in ("deckhands.jobs.schedules", "deckhands.jobs.webhooks")]
-
-
-@pytest.mark.soak
-async def test_beat_takes_over_from_a_killed_one_without_resending(cluster, broker):
-    first = cluster.start_beat("b1")
-    known = lambda: broker.zcard(f"{BEAT_KEYS}:schedule") == len(PERIODIC) and broker.get(f"{BEAT_KEYS}:lock")  # noqa: E731
-    await until(known, limit=LIMIT_SECONDS, what="a beat that knows the table")
-    make_due(broker, "orphans")
-    await until(lambda: sent(broker), limit=LIMIT_SECONDS, what="a job that is due")
-    holder = broker.get(f"{BEAT_KEYS}:lock")
-    cluster.start_beat("b2")
-    first.send_signal(signal.SIGKILL)
-    await until(lambda: broker.get(f"{BEAT_KEYS}:lock") not in (None, holder), limit=LIMIT_SECONDS, what="a takeover")
-    make_due(broker, "orphans")
-    await until(lambda: len(sent(broker)) > 1, limit=LIMIT_SECONDS, what="a job that the other beat sends")
-    assert sent(broker) == ["deckhands.jobs.orphans", "deckhands.jobs.orphans"]
 
 
 async def test_stalled_beat_waits_for_its_turn(cluster, broker):

@@ -156,29 +156,6 @@ async def test_a_call_has_a_limit(tmp_path: Path) -> None:
         gate.write_text("open")  # lets the server end
 
 
-@pytest.mark.soak
-async def test_later_tools_of_a_server_are_for_new_conversations(tmp_path: Path) -> None:
-    async with offering(program(), tmp_path) as example:
-        first = example.offers["example/echo"]
-
-        def has_new_events() -> bool:
-            return example.offers["example/echo"].fingerprint != first.fingerprint
-
-        await example.result("retell", description="Shout something.")  # it says so while it runs
-        example.offers["example/echo"] = first
-        refused = await example.refused("echo", text="x")
-        assert "changed" in refused.content
-        await until(has_new_events, what="the new offer")
-        assert example.offers["example/echo"].description == "Shout something."
-        assert text_of(await example.result("echo", text="now")) == "now"
-
-        first = example.offers["example/echo"]
-        await example.call("end")  # the program that is started for the next call has the old description
-        refused = await example.refused("echo", text="x")
-        await until(has_new_events, what="the offer of the new program")
-        assert text_of(await example.result("echo", text="again")) == "again"
-
-
 async def test_after_a_crash_only_what_may_be_repeated_is(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     async with offering(program(), tmp_path) as example:
