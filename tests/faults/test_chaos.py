@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,34 @@ def spec_for(root: Path, cluster: Cluster, faults: Sequence[str], **fields: Any)
         settle_seconds=unhurried(120),
         **{"own_pairs": 0, "conversations": 3, **fields},
     )
+
+
+ASLEEP = ("/bin/sleep", "1000")
+POSING = (sys.executable, "-c", "import time; time.sleep(1000)", "-m", "controller_worker")
+"""A program that looks like a controller worker."""
+
+
+@contextlib.contextmanager
+def program(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that runs until the block ends."""
+    running = subprocess.Popen(command)
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.wait()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of this size; only root can mount one."""
+    disk = folder / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], check=True)
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def check_that_all_holds(report: ChaosReport) -> None:
@@ -150,10 +178,7 @@ async def test_a_fail_over_is_ordered_of_sentinels(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root mounts a small file system")
 @pytest.mark.timeout(400)
 async def test_a_small_disk_is_filled_and_freed(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)], check=True)
-    try:
+    with small_disk(tmp_path, "64m") as disk:
         async with running(disk) as (cluster, client):
             # The journal is on this disk as well.
             spec = spec_for(disk, cluster, ["disk", "stop"], every_seconds=1.0, duration_seconds=6, conversations=2)
@@ -163,8 +188,6 @@ async def test_a_small_disk_is_filled_and_freed(tmp_path: Path) -> None:
             assert UndoJournal(disk / "chaos" / "open-faults.jsonl").load() == []
             assert not (cluster.store.directory / "chaos-ballast").exists()
             assert shutil.disk_usage(disk).free > 1 << 20
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @pytest.mark.timeout(600)
@@ -203,8 +226,7 @@ def member(worker_id: str, role: str = "controller", **about: str) -> ClusterMem
 
 
 async def test_a_forged_report_kills_no_other_process(memory_store: Any, tmp_path: Path) -> None:
-    innocent = subprocess.Popen(["/bin/sleep", "1000"])
-    try:
+    with program(*ASLEEP) as innocent:
         forged = Membership(memory_store, f"{make_worker_id_prefix('controller')}{innocent.pid}-abcd", "controller")
         await forged.register()
         report = await chaos_without_workers(memory_store, tmp_path, "kill").run()
@@ -212,15 +234,11 @@ async def test_a_forged_report_kills_no_other_process(memory_store: Any, tmp_pat
         assert list(report.unreachable.values()) == [f"process {innocent.pid} runs no controller worker of Deckhands"]
         assert "no worker could be signalled" in report.not_tried["kill"]
         assert innocent.poll() is None
-    finally:
-        innocent.kill()
-        innocent.wait()
 
 
 async def test_only_workers_of_this_machine_that_are_older_than_their_report_are_proven(tmp_path: Path) -> None:
     prefix = make_worker_id_prefix("controller")
-    posing = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", "-m", "controller_worker"])
-    try:
+    with program(*POSING) as posing:
         await until(lambda: b"controller_worker" in Path(f"/proc/{posing.pid}/cmdline").read_bytes())
         now = SystemClock().now()
         ms = int(now.timestamp() * 1000)
@@ -246,9 +264,6 @@ async def test_only_workers_of_this_machine_that_are_older_than_their_report_are
         shared = find_workers([reports["another host"]], now, shares_pids=True)
         shared.close()
         assert len(shared.victims) == 1
-    finally:
-        posing.kill()
-        posing.wait()
 
 
 def test_only_hosts_of_the_run_are_found() -> None:
@@ -298,8 +313,7 @@ def is_stopped(fault: OpenFault) -> bool:
 
 async def test_undoing_spares_a_later_process_with_the_number(tmp_path: Path) -> None:
     journal = UndoJournal(tmp_path / "journal")
-    asleep = subprocess.Popen(["/bin/sleep", "1000"])
-    try:
+    with program(*ASLEEP) as asleep:
         asleep.send_signal(signal.SIGSTOP)
         fault = OpenFault("stop", asleep.pid, started=1)
         await until(lambda: is_stopped(fault), what="a stop")
@@ -307,9 +321,6 @@ async def test_undoing_spares_a_later_process_with_the_number(tmp_path: Path) ->
         assert await journal.undo_all(None) == [f"the stopped process {asleep.pid} has ended"]
         assert is_stopped(fault)
         assert journal.load() == []
-    finally:
-        asleep.kill()
-        asleep.wait()
 
 
 async def test_the_limit_of_another_store_stays(memory_store: Any, tmp_path: Path) -> None:
@@ -393,11 +404,8 @@ def test_a_run_that_shows_nothing_does_not_hold(fields: dict[str, Any], holds: b
 
 
 async def test_a_role_is_left_alone_until_the_killed_worker_is_replaced(valkey_store: Any, tmp_path: Path) -> None:
-    posing = [
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", "-m", "controller_worker"])
-        for _ in range(3)
-    ]
-    try:
+    with contextlib.ExitStack() as stack:
+        posing = [stack.enter_context(program(*POSING)) for _ in range(3)]
         for one in posing:
             await until(lambda pid=one.pid: b"controller_worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
             await Membership(
@@ -406,19 +414,11 @@ async def test_a_role_is_left_alone_until_the_killed_worker_is_replaced(valkey_s
         report = await chaos_without_workers(valkey_store, tmp_path, "kill").run()
         assert len(report.faults) == 1, (report.not_tried, report.unreachable)
         assert sum(one.poll() is not None for one in posing) == 1
-    finally:
-        for one in posing:
-            one.kill()
-            one.wait()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root mounts a small file system")
 async def test_a_full_disk_with_the_journal_is_undone(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
-    asleep = subprocess.Popen(["/bin/sleep", "1000"])
-    try:
+    with small_disk(tmp_path, "1m") as disk, program(*ASLEEP) as asleep:
         journal, ballast = UndoJournal(disk / "journal"), disk / "ballast"
         asleep.send_signal(signal.SIGSTOP)
         with ProvenProcess.open(asleep.pid) as process:  # type: ignore[union-attr]
@@ -437,10 +437,6 @@ async def test_a_full_disk_with_the_journal_is_undone(tmp_path: Path) -> None:
         assert len(await journal.undo_all(None)) == 2
         assert journal.load() == []
         assert not ballast.exists()
-    finally:
-        asleep.kill()
-        asleep.wait()
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 # Counting

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from deckhands.evaluation.attempts.results import Results
 from tests.conversation_hands import hands  # noqa: F401  (a fixture)
 from tests.ingress_parts import Producer, producing
 from tests.integration.command_line import CommandLine, environment
@@ -43,6 +44,13 @@ async def own_producer(tmp_path: Path) -> AsyncIterator[Producer]:
     """The same for one test that damages it."""
     async with producing(tmp_path) as found:
         yield found
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Iterator[Results]:
+    """The file with the results of an evaluation."""
+    with Results(tmp_path / "results.jsonl") as results:
+        yield results
 
 
 @pytest.fixture
