@@ -1,4 +1,4 @@
-"""Evaluations in a store, written as a driver writes them."""
+"""Evaluations for tests: their instances, and their state in a store as a driver writes it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from deckhands.evaluation.attempts.catalog import Catalog, EvaluationInfo
 from deckhands.evaluation.attempts.results import AttemptRow
 from deckhands.evaluation.attempts.status import AttemptDetails, EvaluationStatus
 from deckhands.evaluation.attempts.steering import EvaluationSteering
+from deckhands.evaluation.datasets.instances import Instance
+
+
+def questions(*names: str) -> list[Instance]:
+    return [Instance(name, "What is 2 * 3?", answer="6") for name in names]
 
 
 def status_of_rows(

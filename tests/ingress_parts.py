@@ -6,7 +6,8 @@ import asyncio
 import gc
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +105,21 @@ async def all_present(cluster: FaultCluster) -> None:
     await until(are_present, what="all workers")
 
 
-@pytest.fixture
-async def producer(tmp_path: Path) -> AsyncIterator[Producer]:
-    async with FaultCluster(tmp_path).running() as cluster:
+@asynccontextmanager
+async def producing(folder: Path, *, ingresses: Sequence[str] = ("d1",)) -> AsyncIterator[Producer]:
+    """An application beside ingresses of these names and one worker of each other kind."""
+    async with FaultCluster(folder).running() as cluster:
         cluster.start_controller()
         cluster.start_tool()
-        cluster.start_ingress()
+        for name in ingresses:
+            cluster.start_ingress(name)
         await all_present(cluster)
         found = Producer(cluster)
         yield found
         found.close()
+
+
+@pytest.fixture
+async def producer(tmp_path: Path) -> AsyncIterator[Producer]:
+    async with producing(tmp_path) as found:
+        yield found

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import cluster, durable_cluster  # noqa: F401  (fixtures)
-from tests.integration.conftest import hands, producer, programs, run, workspaces  # noqa: F401  (fixtures)
+from tests.ingress_parts import producer  # noqa: F401  (a fixture)
+from tests.integration.conftest import hands, programs, run, workspaces  # noqa: F401  (fixtures)
 from tests.server_parts import Served, served
 
 

@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-import pytest
 
 from deckhands.cli.commands.demo import report_lines
 from deckhands.cli.demo import DemoReport
@@ -60,16 +59,6 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path):
         running.send_signal(signal.SIGINT)
         assert finished(running).code == 130
     assert list(tmp_path.glob("deckhands-demo-*")) == []
-
-
-@pytest.mark.soak
-def test_failed_demo_keeps_the_logs_it_names(tmp_path):
-    env = environment(tmp_path / "home", TMPDIR=str(tmp_path), DECKHANDS_FAILPOINTS="x:explode")
-    with started("demo", "--conversations", "1", env=env) as running:
-        done = finished(running)
-    assert done.code == 1
-    assert "The failpoint 'x:explode' cannot be used" in done.err
-    assert Path(done.err.rpartition("Its log is ")[2].strip().rstrip(".")).read_text()
 
 
 def command_lines() -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 import socket
 import subprocess
@@ -82,20 +81,6 @@ def test_the_bridge_of_the_page(home, place, tmp_path, monkeypatch):
     assert [event["id"] for event in trajectory] == list(range(len(trajectory)))
     assert "finish" in [event.get("action") for event in trajectory]
     assert running_below(home) == []
-
-
-@pytest.mark.soak
-def test_documented_command_leaves_the_same_files_each_time(home, place, tmp_path):
-    env = env_for(home, script(tmp_path / "m.json", WRITE, finish("Done.")))
-    words = shlex.split(block_of_page("bash"))
-    assert words[:3] == ["python", "-m", "deckhands.headless"]
-    found = []
-    for _ in range(3):
-        command = [sys.executable, "-P", *words[1:]]
-        done = subprocess.run(command, env=env, cwd=place, capture_output=True, text=True, check=False, timeout=120)
-        assert done.returncode == 0, done
-        found.append(files_of(place / "workspace"))
-    assert found[1] == found[2] == sorted([*found[0], FINAL.replace("final.json", "final.previous.json")])
 
 
 async def test_a_killed_bridge_leaves_no_processes(home, place, tmp_path):

@@ -23,9 +23,8 @@ from broker.contract.observations import ErrorObservation, MCPObservation
 from broker.contract.tool_specs import MAX_DESCRIPTION_CHARS
 from broker.runtime.errors import UsageError
 from broker.tools.custom_tools import ToolFailed
-from deckhands import Client
 from tests.distributions import needed_by
-from tests.integration.command_line import Done, cluster, deckhands, environment, finished, started
+from tests.integration.command_line import Done, environment, finished, started
 from tests.integration.test_mcp import LIMIT_SECONDS, PROGRAM, ROOT, offering, program, text_of
 from tests.polling import until
 from tests.programs import command_of
@@ -341,30 +340,3 @@ def test_a_run_whose_mcp_program_is_dead(tmp_path: Path) -> None:
     assert "Its last words: no licence for <secret_hidden> [2J" in done.err
     assert "Correct the command of shop in the file that DECKHANDS_MCP names" in done.err
     assert SECRET not in done.err
-
-
-async def _refused(url: str) -> str:
-    async with await Client.connect(url) as client:
-        with pytest.raises(UsageError) as refused:
-            await client.submit("x", tools=["shop/sell"])
-    return str(refused.value)
-
-
-@pytest.mark.soak
-def test_a_cluster_says_what_it_cannot_offer_everywhere(tmp_path: Path) -> None:
-    variables = {"DECKHANDS_MCP": str(dead_server(tmp_path)), "SHOP_TOKEN": SECRET}
-    variables |= {"DECKHANDS_TOOLS": "shop_that_is_nowhere:stock"}
-    env = environment(tmp_path)
-    with cluster(tmp_path, "--sandbox", "none", **variables) as running:
-        assert running.stderr is not None
-        told = [next(line for line in running.stderr if "gets no tool" in line) for _ in range(2)]
-        submitted = deckhands("submit", "-t", "x", "--tool", "stock", env=env)
-        in_python = asyncio.run(_refused((tmp_path / "cluster" / "url").read_text().strip()))
-        listed = deckhands("tools", "--list", env=env)
-        doctor = deckhands("doctor", env=env)
-    for text in ("".join(told), submitted.err + in_python, listed.err, doctor.out):
-        assert "shop_that_is_nowhere:stock: ModuleNotFoundError" in text
-        assert "the MCP server shop: The MCP server shop cannot be reached" in text
-        assert SECRET not in text
-    assert submitted.code == 2
-    assert "found   workers report" in doctor.out

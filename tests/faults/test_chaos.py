@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,34 @@ def spec_for(root: Path, cluster: Cluster, faults: Sequence[str], **fields: Any)
     )
 
 
+ASLEEP = ("/bin/sleep", "1000")
+POSING = (sys.executable, "-c", "import time; time.sleep(1000)", "-m", "controller_worker")
+"""A program that looks like a controller worker."""
+
+
+@contextlib.contextmanager
+def program(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that runs until the block ends."""
+    running = subprocess.Popen(command)
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.wait()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of this size; only root can mount one."""
+    disk = folder / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], check=True)
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
 def check_that_all_holds(report: ChaosReport) -> None:
     assert report.holds, (report.findings, report.unsettled)
     assert report.finished == report.conversations == report.logs > 0
@@ -91,7 +119,9 @@ async def test_a_cluster_survives_every_fault_that_is_possible_here(tmp_path: Pa
     async with running(tmp_path, controllers=2, tools=2) as (cluster, client):
         spec = spec_for(tmp_path, cluster, list(FAULTS), own_pairs=1, every_seconds=1.0, duration_seconds=20, seed=5)
         report = await Chaos(client, spec).run()
+        places = await find_places(client)
     check_that_all_holds(report)
+    assert places == {("bash", False), ("chaos", True)}  # the run's own workers serve its conversations alone
     assert set(report.not_tried) >= {"disk", "failover"}
     tried = {fault.kind for fault in report.faults}
     assert tried.isdisjoint(report.not_tried)
@@ -108,19 +138,15 @@ async def test_a_cluster_survives_every_fault_that_is_possible_here(tmp_path: Pa
     assert "the store has no Sentinels" in page
 
 
-@pytest.mark.timeout(300)
-async def test_own_workers_run_commands_of_the_run_alone(tmp_path: Path) -> None:
-    async with running(tmp_path) as (cluster, client):
-        spec = spec_for(tmp_path, cluster, ["delay"], own_pairs=1, every_seconds=2.0, duration_seconds=6)
-        report = await Chaos(client, spec).run()
-        check_that_all_holds(report)
-        places = set[tuple[str, bool]]()
-        for row in await client.recent(limit=1000):
-            created, *events = await client.events(row.conversation_id)
-            assert isinstance(created, ConversationCreated)
-            ran = [event.metadata.working_dir for event in events if isinstance(event, CmdOutputObservation)]
-            places |= {(created.workspace.pool, "/chaos/workers/" in str(place)) for place in ran}
-    assert places == {("bash", False), ("chaos", True)}
+async def find_places(client: Client) -> set[tuple[str, bool]]:
+    """Return the pools of the conversations that ran commands, and whether these ran at a worker of the run."""
+    places = set[tuple[str, bool]]()
+    for row in await client.recent(limit=1000):
+        created, *events = await client.events(row.conversation_id)
+        assert isinstance(created, ConversationCreated)
+        ran = [event.metadata.working_dir for event in events if isinstance(event, CmdOutputObservation)]
+        places |= {(created.workspace.pool, "/chaos/workers/" in place) for place in ran if place}
+    return places
 
 
 @pytest.mark.timeout(400)
@@ -138,7 +164,7 @@ async def test_a_fail_over_is_ordered_of_sentinels(tmp_path: Path) -> None:
                 group.url,
                 faults=("failover", "store", "partition"),
                 every_seconds=4.0,
-                duration_seconds=20.0,
+                duration_seconds=8.0,
                 settle_seconds=unhurried(120),
                 conversations=2,
             )
@@ -152,21 +178,16 @@ async def test_a_fail_over_is_ordered_of_sentinels(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root mounts a small file system")
 @pytest.mark.timeout(400)
 async def test_a_small_disk_is_filled_and_freed(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)], check=True)
-    try:
+    with small_disk(tmp_path, "64m") as disk:
         async with running(disk) as (cluster, client):
             # The journal is on this disk as well.
-            spec = spec_for(disk, cluster, ["disk", "stop"], every_seconds=1.0, duration_seconds=12, conversations=2)
+            spec = spec_for(disk, cluster, ["disk", "stop"], every_seconds=1.0, duration_seconds=6, conversations=2)
             report = await Chaos(client, spec).run()
             check_that_all_holds(report)
             assert "disk" in {fault.kind for fault in report.faults}
             assert UndoJournal(disk / "chaos" / "open-faults.jsonl").load() == []
             assert not (cluster.store.directory / "chaos-ballast").exists()
             assert shutil.disk_usage(disk).free > 1 << 20
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @pytest.mark.timeout(600)
@@ -205,36 +226,19 @@ def member(worker_id: str, role: str = "controller", **about: str) -> ClusterMem
 
 
 async def test_a_forged_report_kills_no_other_process(memory_store: Any, tmp_path: Path) -> None:
-    innocent = subprocess.Popen(["/bin/sleep", "1000"])
-    try:
+    with program(*ASLEEP) as innocent:
         forged = Membership(memory_store, f"{make_worker_id_prefix('controller')}{innocent.pid}-abcd", "controller")
         await forged.register()
-        chaos = Chaos(
-            Client(memory_store),
-            ChaosSpec(
-                tmp_path,
-                "redis://h",
-                faults=("kill",),
-                every_seconds=0.2,
-                duration_seconds=2,
-                conversations=1,
-                settle_seconds=0.1,
-            ),
-        )
-        report = await chaos.run()
+        report = await chaos_without_workers(memory_store, tmp_path, "kill").run()
         assert report.faults == ()
         assert list(report.unreachable.values()) == [f"process {innocent.pid} runs no controller worker of Deckhands"]
         assert "no worker could be signalled" in report.not_tried["kill"]
         assert innocent.poll() is None
-    finally:
-        innocent.kill()
-        innocent.wait()
 
 
 async def test_only_workers_of_this_machine_that_are_older_than_their_report_are_proven(tmp_path: Path) -> None:
     prefix = make_worker_id_prefix("controller")
-    posing = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", "-m", "controller_worker"])
-    try:
+    with program(*POSING) as posing:
         await until(lambda: b"controller_worker" in Path(f"/proc/{posing.pid}/cmdline").read_bytes())
         now = SystemClock().now()
         ms = int(now.timestamp() * 1000)
@@ -260,9 +264,6 @@ async def test_only_workers_of_this_machine_that_are_older_than_their_report_are
         shared = find_workers([reports["another host"]], now, shares_pids=True)
         shared.close()
         assert len(shared.victims) == 1
-    finally:
-        posing.kill()
-        posing.wait()
 
 
 def test_only_hosts_of_the_run_are_found() -> None:
@@ -312,8 +313,7 @@ def is_stopped(fault: OpenFault) -> bool:
 
 async def test_undoing_spares_a_later_process_with_the_number(tmp_path: Path) -> None:
     journal = UndoJournal(tmp_path / "journal")
-    asleep = subprocess.Popen(["/bin/sleep", "1000"])
-    try:
+    with program(*ASLEEP) as asleep:
         asleep.send_signal(signal.SIGSTOP)
         fault = OpenFault("stop", asleep.pid, started=1)
         await until(lambda: is_stopped(fault), what="a stop")
@@ -321,9 +321,6 @@ async def test_undoing_spares_a_later_process_with_the_number(tmp_path: Path) ->
         assert await journal.undo_all(None) == [f"the stopped process {asleep.pid} has ended"]
         assert is_stopped(fault)
         assert journal.load() == []
-    finally:
-        asleep.kill()
-        asleep.wait()
 
 
 async def test_the_limit_of_another_store_stays(memory_store: Any, tmp_path: Path) -> None:
@@ -352,7 +349,7 @@ async def test_the_oldest_limit_is_restored_last(valkey_store: Any, tmp_path: Pa
 
 
 def chaos_without_workers(store: Any, root: Path, *faults: str, url: str = "redis://h", **fields: Any) -> Chaos:
-    given = {"every_seconds": 0.2, "duration_seconds": 3, "conversations": 1, "settle_seconds": 0.1, **fields}
+    given = {"every_seconds": 0.2, "duration_seconds": 1, "conversations": 1, "settle_seconds": 0.1, **fields}
     return Chaos(Client(store), ChaosSpec(root, url, faults=faults, own_pairs=0, **given))
 
 
@@ -407,11 +404,8 @@ def test_a_run_that_shows_nothing_does_not_hold(fields: dict[str, Any], holds: b
 
 
 async def test_a_role_is_left_alone_until_the_killed_worker_is_replaced(valkey_store: Any, tmp_path: Path) -> None:
-    posing = [
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", "-m", "controller_worker"])
-        for _ in range(3)
-    ]
-    try:
+    with contextlib.ExitStack() as stack:
+        posing = [stack.enter_context(program(*POSING)) for _ in range(3)]
         for one in posing:
             await until(lambda pid=one.pid: b"controller_worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
             await Membership(
@@ -420,19 +414,11 @@ async def test_a_role_is_left_alone_until_the_killed_worker_is_replaced(valkey_s
         report = await chaos_without_workers(valkey_store, tmp_path, "kill").run()
         assert len(report.faults) == 1, (report.not_tried, report.unreachable)
         assert sum(one.poll() is not None for one in posing) == 1
-    finally:
-        for one in posing:
-            one.kill()
-            one.wait()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root mounts a small file system")
 async def test_a_full_disk_with_the_journal_is_undone(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
-    asleep = subprocess.Popen(["/bin/sleep", "1000"])
-    try:
+    with small_disk(tmp_path, "1m") as disk, program(*ASLEEP) as asleep:
         journal, ballast = UndoJournal(disk / "journal"), disk / "ballast"
         asleep.send_signal(signal.SIGSTOP)
         with ProvenProcess.open(asleep.pid) as process:  # type: ignore[union-attr]
@@ -451,10 +437,6 @@ async def test_a_full_disk_with_the_journal_is_undone(tmp_path: Path) -> None:
         assert len(await journal.undo_all(None)) == 2
         assert journal.load() == []
         assert not ballast.exists()
-    finally:
-        asleep.kill()
-        asleep.wait()
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 # Counting

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+import pytest_asyncio
 
 from broker.celery.app import make_connection_settings
 from broker.log.conversations import Conversations
@@ -39,6 +40,14 @@ from tests.stores import GROUPS_OF, running, server_program, valkey_program
 from tests.turns import finish
 
 SHARDS = 6
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=GROUPS_OF)
+async def lasting_cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Cluster]:
+    async with Cluster(server_program(request.param), tmp_path_factory.mktemp("cluster")).running() as cluster:
+        yield cluster
 
 
 @pytest.fixture(params=GROUPS_OF)
@@ -82,77 +91,137 @@ def keys_of_all_nodes(count: int) -> list[str]:
     return [f"deck:test:{number}" for number in range(count)]
 
 
-async def test_a_new_store_has_functions_everywhere_and_64_shards(cluster: Cluster) -> None:
-    store = await open_store(cluster.url)
-    assert store.shards == 64
-    for node in cluster.nodes[:PRIMARIES]:
-        (library,) = await node.call("FUNCTION", "LIST")
-        assert LIBRARY.encode() in library
-    times = [await store.now(names) for names in store.all_shards]
-    assert (max(times) - min(times)).total_seconds() < unhurried(60)
-    again = await open_store(cluster.url, shards=3)
-    assert (again.shards, again.generation) == (64, store.generation)
-    for opened in (store, again):
-        await opened.aclose()
+class TestWhole:
+    """What leaves a cluster whole: all share one."""
 
+    @pytest.fixture
+    async def cluster(self, lasting_cluster: Cluster) -> Cluster:
+        for node in lasting_cluster.nodes[:PRIMARIES]:
+            for command in (("FLUSHALL",), ("FUNCTION", "FLUSH")):
+                await node.call(*command)
+        return lasting_cluster
 
-async def test_a_batch_is_split_by_node_and_answered_in_order(store: Store) -> None:
-    keys = keys_of_all_nodes(60)
-    connection = store.connection
-    assert isinstance(connection, ClusterConnection)
-    assert await connection.call_many([("SET", key, number) for number, key in enumerate(keys)]) == [b"OK"] * 60
-    found = await connection.call_many([*(("GET", key) for key in keys), ("TIME",), ("HGET", STORE, "shards")])
-    assert [int(value) for value in found[:60]] == list(range(60))
-    assert found[-1] == b"6"
-    sizes = await connection.call_each("DBSIZE")
-    assert len(sizes) == PRIMARIES
-    assert min(sizes.values()) > 5
-    assert connection.connects == PRIMARIES
+    async def test_a_new_store_has_functions_everywhere_and_64_shards(self, cluster: Cluster) -> None:
+        store = await open_store(cluster.url)
+        assert store.shards == 64
+        for node in cluster.nodes[:PRIMARIES]:
+            (library,) = await node.call("FUNCTION", "LIST")
+            assert LIBRARY.encode() in library
+        times = [await store.now(names) for names in store.all_shards]
+        assert (max(times) - min(times)).total_seconds() < unhurried(60)
+        again = await open_store(cluster.url, shards=3)
+        assert (again.shards, again.generation) == (64, store.generation)
+        for opened in (store, again):
+            await opened.aclose()
 
+    async def test_a_batch_is_split_by_node_and_answered_in_order(self, store: Store) -> None:
+        keys = keys_of_all_nodes(60)
+        connection = store.connection
+        assert isinstance(connection, ClusterConnection)
+        assert await connection.call_many([("SET", key, number) for number, key in enumerate(keys)]) == [b"OK"] * 60
+        found = await connection.call_many([*(("GET", key) for key in keys), ("TIME",), ("HGET", STORE, "shards")])
+        assert [int(value) for value in found[:60]] == list(range(60))
+        assert found[-1] == b"6"
+        sizes = await connection.call_each("DBSIZE")
+        assert len(sizes) == PRIMARIES
+        assert min(sizes.values()) > 5
+        assert connection.connects == PRIMARIES
 
-async def test_a_scan_finds_the_keys_of_all_nodes(store: Store) -> None:
-    keys = keys_of_all_nodes(60)
-    await store.call_many([("SET", key, "x") for key in keys])
-    cursor, found = b"0", set[bytes]()
-    for turn in itertools.count():
-        cursor, some = await store.call("SCAN", cursor, "MATCH", "deck:test:*", "COUNT", 10)
-        found |= set(some)
-        if cursor == b"0":
-            break
-        assert turn < 1_000
-    assert found == {key.encode() for key in keys}
+    async def test_a_scan_finds_the_keys_of_all_nodes(self, store: Store) -> None:
+        keys = keys_of_all_nodes(60)
+        await store.call_many([("SET", key, "x") for key in keys])
+        cursor, found = b"0", set[bytes]()
+        for turn in itertools.count():
+            cursor, some = await store.call("SCAN", cursor, "MATCH", "deck:test:*", "COUNT", 10)
+            found |= set(some)
+            if cursor == b"0":
+                break
+            assert turn < 1_000
+        assert found == {key.encode() for key in keys}
 
+    async def test_moved_and_ask_are_followed(self, cluster: Cluster, store: Store) -> None:
+        key, missing = "deck:{moving}:a", "deck:{moving}:b"
+        await store.call("SET", key, "before")
+        source = await cluster.find_node(find_slot(key))
+        target = next(node for node in cluster.nodes[:PRIMARIES] if node is not source)
+        await cluster.start_move(find_slot(key), source, target)
+        assert await store.call_many([("GET", key), ("SET", missing, "new"), ("GET", missing)]) == [
+            b"before",
+            b"OK",
+            b"new",
+        ]
+        await source.call(*("MIGRATE", "127.0.0.1", target.port, key, 0, 5000, "AUTH", "correct-horse"))
+        assert await store.connection.call("APPEND", key, "+after") == 12
+        await cluster.end_move(find_slot(key), source, target)
+        assert await store.connection.call("GET", key) == b"before+after"
+        assert await cluster.find_node(find_slot(key)) is target
 
-async def test_moved_and_ask_are_followed(cluster: Cluster, store: Store) -> None:
-    key, missing = "deck:{moving}:a", "deck:{moving}:b"
-    await store.call("SET", key, "before")
-    source = await cluster.find_node(find_slot(key))
-    target = next(node for node in cluster.nodes[:PRIMARIES] if node is not source)
-    await cluster.start_move(find_slot(key), source, target)
-    assert await store.call_many([("GET", key), ("SET", missing, "new"), ("GET", missing)]) == [
-        b"before",
-        b"OK",
-        b"new",
-    ]
-    await source.call(*("MIGRATE", "127.0.0.1", target.port, key, 0, 5000, "AUTH", "correct-horse"))
-    assert await store.connection.call("APPEND", key, "+after") == 12
-    await cluster.end_move(find_slot(key), source, target)
-    assert await store.connection.call("GET", key) == b"before+after"
-    assert await cluster.find_node(find_slot(key)) is target
+    async def test_a_function_waits_until_its_slot_has_moved(self, cluster: Cluster, store: Store) -> None:
+        names = store.all_shards[3]
+        slot = find_slot(names.root)
+        await store.now(names)
+        source = await cluster.find_node(slot)
+        target = next(node for node in cluster.nodes[:PRIMARIES] if node is not source)
+        await cluster.start_move(slot, source, target)
+        with pytest.raises(StoreUnavailable, match="being moved"):
+            await store.connection.call("FCALL", "deck_now", 1, names.root)
+        waiting = asyncio.create_task(store.now(names))
+        await cluster.end_move(slot, source, target)
+        assert (await waiting).year > 2000
 
+    async def test_a_write_is_confirmed_on_each_node(self, cluster: Cluster) -> None:
+        store = await open_store(cluster.url, shards=SHARDS, acks="replica", patience_seconds=unhurried(60))
+        await store.call_many([("SET", key, "x") for key in keys_of_all_nodes(30)])
+        for node in cluster.nodes[PRIMARIES:]:
+            found = await node.call("INFO", "keyspace")
+            assert b"db0:keys=" in found
+        await store.aclose()
 
-async def test_a_function_waits_until_its_slot_has_moved(cluster: Cluster, store: Store) -> None:
-    names = store.all_shards[3]
-    slot = find_slot(names.root)
-    await store.now(names)
-    source = await cluster.find_node(slot)
-    target = next(node for node in cluster.nodes[:PRIMARIES] if node is not source)
-    await cluster.start_move(slot, source, target)
-    with pytest.raises(StoreUnavailable, match="being moved"):
-        await store.connection.call("FCALL", "deck_now", 1, names.root)
-    waiting = asyncio.create_task(store.now(names))
-    await cluster.end_move(slot, source, target)
-    assert (await waiting).year > 2000
+    async def test_conversations_run_whole(self, workers: WorkersOnCluster) -> None:
+        workers.start()
+        ids = await workers.submit(steps(3), count=2 * SHARDS)
+        await workers.check(ids, commands=3, limit=unhurried(120))
+        assert await Conversations(workers.client.store).count() == len(ids)
+        workers.check_that_all_live()
+
+    async def test_tasks_of_the_inbox_are_answered(self, workers: WorkersOnCluster) -> None:
+        model = workers.script(finish("all done"))
+        workers.start(LLM_MODEL=model)
+        workers.start_ingress(LLM_MODEL=model)
+        store = workers.client.store
+        for number in range(4):
+            request = json.dumps({"id": str(number), "task": "do it"})
+            await store.call("XADD", INBOX, "*", "v", "1", "request", request, "reply_to", "shop")
+        settled: set[bytes] = set()
+
+        async def is_answered() -> bool:
+            for _, fields in await store.call("XRANGE", replies_key("shop"), "-", "+"):
+                about = dict(zip(fields[::2], fields[1::2], strict=True))
+                settled.update([about[b"id"]] if about[b"event"] == b"settled" else [])
+            return len(settled) == 4
+
+        await until(is_answered, limit=unhurried(60), what="answers")
+        workers.check_that_all_live()
+
+    async def test_server_runs_a_task_and_shows_the_queues(self, workers: WorkersOnCluster, tmp_path: Path) -> None:
+        model = workers.script(*steps(1))
+        workers.start(LLM_MODEL=model)
+        key = await add_key(workers.client.store)
+        port = free_port()
+        environment = {"DECKHANDS_CELERY_URL": workers.store.celery_url, "LLM_MODEL": model}
+        base = {"base_url": f"http://127.0.0.1:{port}", "headers": {"Authorization": f"Bearer {key}"}}
+        async with (
+            server(workers.url_for_workers, tmp_path / "home", port, environment=environment),
+            httpx2.AsyncClient(**base, timeout=unhurried(120)) as client,
+        ):
+            task = {"task": "do it", "agent": {"llm": {"model": model}, "enable_workspace_skills": False}}
+            result = await client.post("/runs/wait?timeout_seconds=100", json=task)
+            assert (result.status_code, result.json()["summary"]["state"]) == (200, "finished"), result.text
+            queues = (await client.get("/queues")).json()["queues"]
+            assert {queue["shard"] for queue in queues} == set(range(SHARDS))
+            listed = (await client.get("/conversations")).json()
+            assert len(listed["conversations"]) == 1
+            assert "deckhands_conversations" in (await client.get("/metrics")).text
 
 
 @pytest.mark.parametrize("cluster", ["valkey"], indirect=True)
@@ -246,15 +315,6 @@ async def test_a_promoted_replica_is_found(cluster: Cluster, store: Store) -> No
     await reader.aclose()
 
 
-async def test_a_write_is_confirmed_on_each_node(cluster: Cluster) -> None:
-    store = await open_store(cluster.url, shards=SHARDS, acks="replica", patience_seconds=unhurried(60))
-    await store.call_many([("SET", key, "x") for key in keys_of_all_nodes(30)])
-    for node in cluster.nodes[PRIMARIES:]:
-        found = await node.call("INFO", "keyspace")
-        assert b"db0:keys=" in found
-    await store.aclose()
-
-
 async def test_a_single_server_and_an_unusable_url_are_refused_with_a_remedy() -> None:
     port = free_port()
     with (
@@ -279,55 +339,6 @@ def test_celery_needs_a_broker_beside_a_cluster() -> None:
 
 def test_shards_spread_over_slots() -> None:
     assert len({find_slot(ShardKeys(shard).root) for shard in range(1_024)}) > 1_000
-
-
-async def test_conversations_run_whole(workers: WorkersOnCluster) -> None:
-    workers.start()
-    ids = await workers.submit(steps(3), count=2 * SHARDS)
-    await workers.check(ids, commands=3, limit=unhurried(120))
-    assert await Conversations(workers.client.store).count() == len(ids)
-    workers.check_that_all_live()
-
-
-async def test_tasks_of_the_inbox_are_answered(workers: WorkersOnCluster) -> None:
-    model = workers.script(finish("all done"))
-    workers.start(LLM_MODEL=model)
-    workers.start_ingress(LLM_MODEL=model)
-    store = workers.client.store
-    for number in range(4):
-        request = json.dumps({"id": str(number), "task": "do it"})
-        await store.call("XADD", INBOX, "*", "v", "1", "request", request, "reply_to", "shop")
-    settled: set[bytes] = set()
-
-    async def is_answered() -> bool:
-        for _, fields in await store.call("XRANGE", replies_key("shop"), "-", "+"):
-            about = dict(zip(fields[::2], fields[1::2], strict=True))
-            settled.update([about[b"id"]] if about[b"event"] == b"settled" else [])
-        return len(settled) == 4
-
-    await until(is_answered, limit=unhurried(60), what="answers")
-    workers.check_that_all_live()
-
-
-async def test_server_runs_a_task_and_shows_the_queues(workers: WorkersOnCluster, tmp_path: Path) -> None:
-    model = workers.script(*steps(1))
-    workers.start(LLM_MODEL=model)
-    key = await add_key(workers.client.store)
-    port = free_port()
-    environment = {"DECKHANDS_CELERY_URL": workers.store.celery_url, "LLM_MODEL": model}
-    base = {"base_url": f"http://127.0.0.1:{port}", "headers": {"Authorization": f"Bearer {key}"}}
-    async with (
-        server(workers.url_for_workers, tmp_path / "home", port, environment=environment),
-        httpx2.AsyncClient(**base, timeout=unhurried(120)) as client,
-    ):
-        task = {"task": "do it", "agent": {"llm": {"model": model}, "enable_workspace_skills": False}}
-        result = await client.post("/runs/wait?timeout_seconds=100", json=task)
-        assert (result.status_code, result.json()["summary"]["state"]) == (200, "finished"), result.text
-        queues = (await client.get("/queues")).json()["queues"]
-        assert {queue["shard"] for queue in queues} == set(range(SHARDS))
-        listed = (await client.get("/conversations")).json()
-        assert len(listed["conversations"]) == 1
-        assert "deckhands_conversations" in (await client.get("/metrics")).text
 
 
 @pytest.mark.parametrize("kind", ["valkey", "redis"])

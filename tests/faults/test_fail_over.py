@@ -149,11 +149,3 @@ async def test_a_sentinel_is_refused_with_a_remedy(tmp_path: Path) -> None:
     finally:
         sentinel.kill()
         await sentinel.wait()
-
-
-async def test_unsupported_urls_are_refused_with_a_remedy() -> None:
-    with pytest.raises(StoreMisconfigured, match=r"no database other than 0\. Use redis\+cluster://") as refused:
-        await open_store("redis+cluster://:secret@h:26379/mymaster/0")
-    assert "secret" not in str(refused.value)
-    with pytest.raises(StoreMisconfigured, match=r"cannot be used: .* redis\+sentinel://host:26379"):
-        await open_store("sentinel://:secret@h:26379/mymaster/0")  # kombu's form

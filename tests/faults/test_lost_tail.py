@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -15,9 +14,8 @@ from broker.contract.events import AgentSpec, Event, LLMSpec
 from broker.contract.observations import CmdOutputObservation
 from broker.log.delegates import make_delegate_id
 from broker.log.invariants import find_violations
-from broker.runtime.errors import EventsLost
 from tests.faults.harness import FaultCluster, steps
-from tests.turns import bash, call, finish
+from tests.turns import call, finish
 
 COUNT = 6
 STEPS = 8
@@ -126,61 +124,6 @@ def others(cluster: FaultCluster) -> None:
         text = script.read_text()
         script.write_text(text.replace("begin-", "other-begin-").replace("echo done", "echo other"))
         assert script.read_text() != text
-
-
-@pytest.mark.soak
-async def test_a_lost_command_that_still_runs_does_not_answer_another(cluster: FaultCluster) -> None:
-    """The worker has the lost command in hand when another one comes under its number."""
-    gate = cluster.root / "gate"
-    cluster.start_controller("c1")
-    cluster.start_tool("t1")
-    waiting = f"echo begin-1 >> effects; while ! [ -e {gate} ]; do sleep 0.1; done; echo done 1"
-    turns = [bash("echo begin-0 >> effects; echo done 0"), bash(waiting), finish()]
-    (cid,) = ids = await cluster.submit(turns, latency=1.0)
-    await cluster.until_kind(cid, "observation.run")
-    old = OldFile(cluster)
-    await old.take(ids)
-    await cluster.until(lambda: "begin-1" in cluster.effects(cid))
-    cluster.kill("c1")
-    await old.put_back()
-    others(cluster)
-    cluster.start_controller("c2")
-    await cluster.until_kind(cid, "observation.events_lost")
-    gate.touch()
-    await cluster.settle(ids)
-    await check(cluster, ids)
-
-
-@pytest.mark.soak
-async def test_followers_learn_of_the_gap(cluster: FaultCluster) -> None:
-    cluster.start_controller("c1")
-    cluster.start_tool("t1")
-    ids = await cluster.submit(steps(STEPS, seconds=0.3))
-    await cluster.until(lambda: "begin-1" in cluster.effects(ids[0]))
-    old = OldFile(cluster)
-    await old.take(ids)
-    seen: list[Event] = []
-
-    async def follow() -> None:
-        async for event in cluster.client.tail(ids[0]):
-            seen.append(event)  # noqa: PERF401  (a comprehension would keep nothing: it ends in an error)
-
-    following = asyncio.create_task(follow())
-    settling = asyncio.create_task(cluster.client.wait_until_settled(ids[0]))
-    await cluster.until(lambda: len(seen) >= old.last_ids[ids[0]] + 6)
-    cluster.kill("c1")
-    cluster.kill("t1")
-    await cluster.close_workspaces()
-    known = len(seen)
-    await old.put_back()
-    with pytest.raises(EventsLost, match="Follow it again from its beginning") as lost:
-        await asyncio.wait_for(following, 30)
-    assert lost.value.known_id >= known
-    cluster.start_controller("c2")
-    cluster.start_tool("t2")
-    summary = await asyncio.wait_for(settling, 60)
-    assert summary.state == "finished"
-    await check(cluster, ids)
 
 
 async def test_delegates_and_their_parents_go_on(cluster: FaultCluster) -> None:

@@ -13,10 +13,9 @@ from broker.coordination.notebooks import Notebooks
 from broker.runtime.errors import ConversationBusy
 from controller_worker.loop.replay import replay
 from tests.faults.harness import FaultCluster, steps
-from tests.turns import bash, call, finish
+from tests.turns import call, finish
 
 ALWAYS = ConfirmationPolicy(mode="always")
-CHECK = "touch checks; echo begin-$(wc -l < checks) >> effects; echo x >> checks; sleep 2; echo end-x >> effects; test -f fixed"
 
 
 # Messages while the agent works
@@ -131,21 +130,6 @@ async def test_a_rejected_action_never_runs(cluster: FaultCluster) -> None:
 
 
 # Goals, critics and notes
-
-
-@pytest.mark.soak
-async def test_refused_finish_is_corrected_and_checked_once_each_time(cluster: FaultCluster) -> None:
-    cluster.start()
-    (cid,) = await cluster.submit([finish(), bash("touch fixed"), finish("really done")], goal=GoalSpec(check=CHECK))
-    await cluster.until(lambda: "begin-0" in cluster.effects(cid))
-    cluster.kill("t1")
-    cluster.kill("c1")
-    cluster.start()
-    await cluster.check([cid], commands=2)
-    assert cluster.effects(cid) == ["begin-0", "end-x", "begin-1", "end-x"]
-    kinds = [event.kind for event in await cluster.client.events(cid)]
-    assert kinds.count("observation.finish_refused") == 1
-    assert kinds.count("action.finish") == 2
 
 
 @pytest.mark.parametrize(

@@ -117,13 +117,6 @@ async def run_with_kills(cluster: FaultCluster, *, conversations: int, kills: in
     assert times[int(len(times) * 0.99)] <= unhurried(TAKEOVER_LIMIT_SECONDS)
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize(("conversations", "kills"), [(4, 4), pytest.param(10, 12, marks=pytest.mark.soak)])
-async def test_random_kills(tmp_path: Path, conversations: int, kills: int) -> None:
-    async with FaultCluster(tmp_path).running() as cluster:
-        await run_with_kills(cluster, conversations=conversations, kills=kills, seed=11)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_two_hundred_random_kills(tmp_path: Path) -> None:

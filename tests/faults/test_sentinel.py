@@ -16,14 +16,10 @@ from broker.runtime import OutcomeUnknown, StoreError, StoreMisconfigured, Store
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
 from deckhands.client.client import Client
-from tests.fail_over_history import unpack
 from tests.faults.harness import FaultCluster, steps
 from tests.polling import unhurried, until
 from tests.sentinels import PASSWORD, SERVICE, SentinelGroup, fail_over
 from tests.stores import GROUPS_OF, running, server_program, valkey_program
-
-FAIL_OVERS = 2
-WRITERS = 4
 
 
 @pytest.fixture(params=GROUPS_OF)
@@ -109,49 +105,6 @@ async def test_a_stale_primary_confirms_nothing(group: SentinelGroup) -> None:
     assert await new.call("GET", "deck:stale") is None
 
 
-async def test_confirmed_messages_survive_fail_overs(group: SentinelGroup) -> None:
-    await check_confirmed_messages(group, FAIL_OVERS)
-
-
-async def check_confirmed_messages(group: SentinelGroup, fail_overs: int) -> None:
-    """Send messages to conversations all the time, and check after all fail-overs what the servers hold.
-
-    The check reads the raw streams by commands of the server; it uses nothing of the code that wrote them.
-    """
-    store = await open_store(group.url, patience_seconds=unhurried(60), acks="replica")
-    client = Client(store)
-    ids = [await client.submit("do it") for _ in range(WRITERS)]
-    acknowledged: dict[str, list[str]] = {conversation_id: [] for conversation_id in ids}
-    is_over = asyncio.Event()
-
-    async def send(conversation_id: str) -> None:
-        while not is_over.is_set():
-            text = f"message-{len(acknowledged[conversation_id])}."
-            await client.send_message(conversation_id, text)
-            acknowledged[conversation_id].append(text)
-
-    async with asyncio.TaskGroup() as writing:
-        for conversation_id in ids:
-            writing.create_task(send(conversation_id))
-        for number in range(fail_overs):
-            counts = {name: len(sent) for name, sent in acknowledged.items()}
-            await fail_over(group)
-            await until(
-                lambda counts=counts: all(len(sent) > counts[name] + 1 for name, sent in acknowledged.items()),  # type: ignore[misc]
-                limit=60,
-                what=f"messages after fail-over {number}",
-            )
-        is_over.set()
-    primary = await group.primary()
-    for conversation_id in ids:
-        entries = await primary.call("XRANGE", store.keys(conversation_id).events, "-", "+")
-        assert [entry for entry, _ in entries] == [f"{number}-0".encode() for number in range(1, len(entries) + 1)]
-        raw = [unpack(fields) for _, fields in entries]
-        for text in acknowledged[conversation_id]:
-            assert sum(text.encode() in entry for entry in raw) == 1, text
-    await client.aclose()
-
-
 class SentinelCluster(FaultCluster):
     """Workers on a store, a broker and a result backend behind Sentinels."""
 
@@ -192,15 +145,6 @@ async def test_conversations_and_celery_tasks_go_on_over_fail_overs(group: Senti
         assert (await asyncio.to_thread(late.get, timeout=unhurried(120)))["state"] == "finished"
         cluster.check_that_all_live()
         assert await group.primary() is not old
-
-
-async def test_without_a_replica_no_write_is_confirmed(tmp_path: Path) -> None:
-    with contextlib.contextmanager(running)(valkey_program()) as server:
-        connection = MultiplexedConnection(server.url, acks="replica")
-        with pytest.raises(OutcomeUnknown, match="has no replica that could confirm a write"):
-            await connection.call("SET", "deck:test", "1")
-        assert await connection.call("GET", "deck:test") == b"1"  # reading needs no confirmation
-        await connection.aclose()
 
 
 @pytest.mark.parametrize("appends", ["yes", "no"])

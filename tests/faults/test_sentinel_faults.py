@@ -23,7 +23,7 @@ from tests.faults.test_lost_tail import check as check_gaps
 from tests.faults.test_sentinel import SentinelCluster
 from tests.polling import unhurried, until
 from tests.sentinels import PASSWORD, SERVICE, SentinelGroup, Server, begin_fail_over, end_fail_over, fail_over
-from tests.stores import GROUPS_OF, redis_program, server_program, valkey_program
+from tests.stores import GROUPS_OF, redis_program, server_program
 
 USER, TOKENS = "worker", 8
 LOADED_KEYS = 8_000
@@ -205,18 +205,6 @@ async def test_a_primary_that_loads_is_waited_for(group: SentinelGroup) -> None:
     assert await old.call("GET", "deck:after") == b"1"
 
 
-async def test_an_ordered_fail_over_loses_nothing(tmp_path: Path) -> None:
-    async with SentinelGroup(valkey_program(), tmp_path / "group").running() as group:
-        old = await group.primary()
-        async with opened(group.url, acks="replica") as store, writing(store) as written:
-            await grow(written)
-            new = await begin_fail_over(group, old, "order")
-            await grow(written)
-            new = await end_fail_over(group, old, new, "order")
-        await check_written(new, written)
-        await check_written(old, written)
-
-
 async def test_a_demoted_primary_answers_readonly(group: SentinelGroup) -> None:
     """A connection that no Sentinel has warned learns it by the reply, and asks again."""
     old = await group.primary()
@@ -283,28 +271,6 @@ async def test_credentials_that_expire_are_read_from_the_file(group: SentinelGro
         new = await begin_fail_over(group, old, "kill")
         await grow(written)
     await check_written(new, written)
-
-
-async def test_a_rotated_password_is_read_again(group: SentinelGroup, tmp_path: Path) -> None:
-    """The servers' only password changes; until the file has it, calls wait, and the Sentinels learn it too."""
-    file = UrlFile(tmp_path, group.url)
-    async with opened(file.url, acks="replica") as store, writing(store) as written:
-        await grow(written)
-        for server in group.servers:
-            await server.call("CONFIG", "SET", "masterauth", "rotated")
-        for server in group.servers:
-            await server.call("CONFIG", "SET", "requirepass", "rotated")
-            server.password = "rotated"
-            await server.call("CLIENT", "KILL", "TYPE", "normal")
-            await server.call("CLIENT", "KILL", "TYPE", "replica")
-        await group.call_sentinels("SENTINEL", "SET", SERVICE, "auth-pass", "rotated")
-        file.write(group.url_of(login=":rotated"))
-        await grow(written)
-        await group.until_whole()
-        old, new = await fail_over(group)
-        await grow(written)
-    await check_written(new, written)
-    await check_written(old, written)
 
 
 async def test_rotated_certificates_are_trusted_over_a_fail_over(tmp_path: Path) -> None:

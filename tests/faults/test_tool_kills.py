@@ -21,10 +21,8 @@ from broker.celery.dispatch import TaskSender
 from broker.contract.actions import ToolCallAction
 from broker.contract.browser_events import BrowserOutputObservation
 from broker.contract.events import AgentSpec, LLMSpec, Observation
-from broker.contract.observations import AgentDelegateObservation, MCPObservation
-from broker.contract.specs import OutputSpec
+from broker.contract.observations import MCPObservation
 from broker.contract.workspace_events import WorkspaceOpenedObservation
-from broker.log.delegates import make_delegate_id
 from broker.store.embedded import EmbeddedValkey
 from tests.browser_parts import opened_site
 from tests.docker_image import image
@@ -377,7 +375,6 @@ async def test_a_cell_runs_once_whenever_its_worker_dies(cluster: FaultCluster, 
 
 BROWSER = {"DECKHANDS_POOLS": "bash,browser"}
 BROWSE = "action.browse_interactive"
-HOURS = OutputSpec(json_schema={"type": "object", "properties": {"opens": {"type": "integer"}}, "required": ["opens"]})
 
 
 @pytest.mark.slow
@@ -415,31 +412,6 @@ async def test_click_before_a_worker_death_is_not_repeated(cluster: FaultCluster
         assert isinstance(second, BrowserOutputObservation)
         assert "Thank you." in second.content
         assert len(site.forms) == 1
-
-
-@pytest.mark.soak
-async def test_browsing_delegates_finding_reaches_its_parent_once(cluster: FaultCluster) -> None:
-    async with opened_site() as site:
-        url = site.page("/library", "<h1>Library</h1><p>Opens at nine.</p>")
-        cluster.start_controller()
-        cluster.start_tool("victim", DECKHANDS_FAILPOINTS="tool.after_result:kill@1", **BROWSER)
-        texts = [{"text": f"I look.\n```goto('{url}')```"}, {"text": "At nine."}]
-        model = cluster.script(*texts, finish("Found.", output={"opens": 9}))
-        browsing = AgentSpec(name="BrowsingAgent", llm=LLMSpec(model=model), output=HOURS)
-        ask = call("delegate_to_browsing_agent", task=f"When does {url} say it opens?")
-        (cid,) = await cluster.submit([ask], enable_browsing_delegate=True, delegates={"BrowsingAgent": browsing})
-        await die_and_follow(cluster, **BROWSER)
-        await cluster.settle([cid], limit=LIMIT_SECONDS)
-        asked, answer = [event for event in await cluster.client.events(cid) if event.kind.endswith(".delegate")]
-        delegate_id = make_delegate_id(cid, asked.id)
-        (page,) = await cluster.answers(delegate_id, BROWSE)
-        assert isinstance(page, BrowserOutputObservation)
-        assert "heading 'Library'" in page.content
-        assert site.asked.count("/library") == 1
-        refused = [e for e in await cluster.client.events(delegate_id) if e.kind == "observation.finish_refused"]
-        assert ["'opens' is missing" in event.content for event in refused] == [True]  # type: ignore[attr-defined]
-        assert isinstance(answer, AgentDelegateObservation)
-        assert answer.outputs == {"opens": 9}
 
 
 async def test_a_worker_without_a_browser_says_so(cluster: FaultCluster) -> None:

@@ -207,7 +207,7 @@ def start_mixed(cluster: FaultCluster, newer: Build, mix: str) -> None:
             start(f"{role}-newer", **newer.environment)
 
 
-@pytest.mark.parametrize("mix", ["controller", "tool", "ingress jobs", "controller ingress", "tool jobs", "both"])
+@pytest.mark.parametrize("mix", ["controller", "tool", "ingress jobs", "both"])
 async def test_older_and_newer_workers_share_the_work_in_every_mix(
     processes: FaultCluster, tmp_path: Path, mix: str
 ) -> None:

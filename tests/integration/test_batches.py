@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from broker.contract.events import AgentSpec, Event, LLMSpec, ModelCallDeferred, ModelCallFailed, ModelReply, Tenancy
@@ -146,53 +144,6 @@ async def test_a_worker_that_dies_with_a_batch_in_hand(evaluation: Evaluation, p
         assert sum(isinstance(event, ModelReply) for event in log) == 2
         assert not any(isinstance(event, ModelCallFailed) for event in log)
     await evaluation.everything_closed()
-
-
-@anthropic
-@pytest.mark.soak
-async def test_worker_presumed_dead_sends_no_more_batches(evaluation: Evaluation) -> None:
-    evaluation.start("zombie", DECKHANDS_FAILPOINTS="controller.batch_before_send:stop@1")
-    ids = await evaluation.begin(3)
-    await evaluation.until(lambda: is_stopped(evaluation.workers["zombie"].pid), what="the worker that stops")
-    evaluation.start("survivor")
-    await evaluation.settle(ids)
-    evaluation.signal("zombie", signal.SIGCONT)
-    await evaluation.until(lambda: "presumed dead" in evaluation.log_of("zombie"), what="the end of the first life")
-    evaluation.kill("survivor")
-    more = await evaluation.begin(1)
-    await evaluation.settle(more)  # by the other one, under a new name, which has nothing left to send then
-    assert sum(evaluation.bought().values()) == 2 * len([*ids, *more])
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether a process was stopped by a signal."""
-    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-
-
-@pytest.mark.soak
-@anthropic
-async def test_all_workers_are_killed_while_batches_are_under_way(evaluation: Evaluation) -> None:
-    ledger = Ledger(evaluation.client.store)
-    evaluation.start("c1")
-    ids = await evaluation.begin(5, tenancy=Tenancy(tenant="acme"))
-    await evaluation.until(evaluation.provider.batches, what="the first batch")
-    evaluation.kill("c1")
-    evaluation.start("c2")
-    await evaluation.settle(ids)
-    assert sum(evaluation.bought().values()) == 10
-    await evaluation.everything_closed()
-    account = await ledger.load_account("tenant:acme")
-    assert (account.reserved_usd, account.lost_usd, to_nano(account.spent_usd)) == (0.0, 0.0, to_nano(10 * CALL_USD))
-
-
-@openai
-@pytest.mark.soak
-async def test_a_connection_that_breaks_while_a_batch_is_sent(evaluation: Evaluation) -> None:
-    evaluation.provider.plan({"kind": "reset", "turn": -1})
-    evaluation.start("c1")
-    ids = await evaluation.begin(3)
-    await evaluation.settle(ids)
-    assert sum(evaluation.bought().values()) == 6
 
 
 @anthropic

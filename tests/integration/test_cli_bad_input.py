@@ -239,31 +239,6 @@ class TestSettings:
 
 
 class TestStore:
-    @pytest.mark.soak
-    async def test_a_full_disk_can_be_read(self, tmp_path):
-        home = tmp_path / "home"
-        home.mkdir()
-        turn = {"tool_calls": [{"name": "finish", "arguments": {"message": "Done."}}]}
-        (tmp_path / "m.json").write_text(json.dumps({"turns": [turn]}))
-        told = (
-            f"cd {tmp_path}; $D up --tools 0 >up & until grep -q Ctrl up; do sleep 0.1; done;"
-            "ID=$($D submit -t x --model scripted/m.json); until $D show $ID | grep -q finished; do sleep 0.1; done;"
-            "cat /dev/zero >home/full; while $D submit -t y --model m.json >more; do sleep 0.2; done;"
-            "$D show $ID | head -1; $D ls --json | grep $ID; kill %1; wait"
-        )
-        mount = ["bwrap", "--dev-bind", "/", "/", "--size", "3000000", "--tmpfs", str(home)]
-        done = await asyncio.to_thread(
-            subprocess.run,
-            [*mount, "bash", "-c", told],
-            env=environment(home, D=" ".join(COMMAND)),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert "deckhands: The disk is full: the store cannot write" in done.stderr, done
-        state, listed = done.stdout.splitlines()
-        assert (state.split()[1], json.loads(listed)["state"]) == ("finished", "finished")
-
     @pytest.mark.parametrize(
         "verb",
         [["submit"], pytest.param(["run", "--timeout", "0.5", "-w", "work"], marks=pytest.mark.soak)],  # waits for 15 s

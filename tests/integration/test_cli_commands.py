@@ -32,12 +32,6 @@ from tests.archive_parts import begin_ended
 from tests.integration.command_line import (
     CommandLine,
     Done,
-    cluster,
-    deckhands,
-    environment,
-    finish,
-    run_command,
-    script,
 )
 from tests.unit.deckhands.sample_log import state
 from tests.webhook_parts import begin_worked, receiving
@@ -239,50 +233,6 @@ def test_nothing_is_dead(command: CommandLine) -> None:
     assert (done.code, done.out, "no dead letters" in done.err) == (0, "", True)
 
 
-@pytest.mark.soak
-def test_forks_go_on_from_an_event_with_another_model(tmp_path: Path) -> None:
-    home, project = tmp_path / "home", tmp_path / "project"
-    project.mkdir()
-    first = script(tmp_path / "first.json", run_command("echo once >> ran.txt"), finish("the first ending"))
-    other = script(tmp_path / "other.json", run_command("unused"), finish("another ending"))
-    env = environment(home, LLM_MODEL=first, DECKHANDS_SANDBOX="none")
-    with cluster(home, "--workspace-root", str(project), LLM_MODEL=first, DECKHANDS_SANDBOX="none"):
-        submitted = deckhands("submit", "-t", "Run it once", "-w", project, env=env)
-        assert submitted.code == 0, submitted.err
-        origin = submitted.out.strip()
-        deckhands("logs", "-f", origin, env=env)
-        events = deckhands("export", origin, env=env).json
-        at = next(event["id"] for event in events if event["kind"] == "observation.run" and not event.get("hidden"))
-
-        then = deckhands("show", f"{origin}@{at}", "--json", env=env).json[0]
-        assert (then["state"], then["iterations"], then["last_event_id"]) == ("running", 1, at)
-
-        forked = deckhands("fork", f"{origin}@{at}", "--model", other, "--copies", "2", env=env)
-        assert forked.code == 0, forked.err
-        forks = forked.out.split()
-        assert len(set(forks)) == 2
-        for fork in forks:
-            deckhands("logs", "-f", fork, env=env)
-            summary = deckhands("show", fork, "--json", env=env).json[0]
-            assert (summary["state"], summary["message"]) == ("finished", "another ending")
-            taken = deckhands("export", fork, env=env).json
-            assert taken[0]["forked_from"] == f"{origin}@{at}"
-            assert taken[1:at] == events[1:at]
-            assert deckhands("replay", fork, env=env).code == 0
-        assert (project / "ran.txt").read_text() == "once\n"
-        assert deckhands("show", origin, "--json", env=env).json[0]["message"] == "the first ending"
-
-        log = tmp_path / "log.jsonl"
-        assert deckhands("export", origin, "-o", log, env=env).code == 0
-        ended = [deckhands(*made, env=env).out.strip() for made in (("fork", origin), ("import", log))]
-        listed = {line["conversation_id"]: line for line in deckhands("ls", "--json", env=env).json}
-        shown = ("state", "iterations", "cost_usd", "has_unknown_cost")
-        for taken_over in ended:  # nothing is left to do, so no worker lists them
-            assert {name: listed[taken_over][name] for name in shown} == {name: listed[origin][name] for name in shown}
-
-        assert deckhands("fork", f"{origin}@9999", env=env).code == 2
-
-
 SUBMIT = ("submit", "-t", "x")
 SCHEDULE = ("schedule", "add", "s", "-t", "x")
 LATER = "2150-03-01T06:00:00+01:00"
@@ -410,22 +360,6 @@ def test_loop_recovery_is_in_the_log(command: CommandLine, way: str, option: int
     assert command("recover", conversation_id, way).code == 0
     events = command.ask(lambda client: client.events(conversation_id))
     assert [event.option for event in events if isinstance(event, LoopRecoveryAction)] == [option]
-
-
-@pytest.mark.soak
-def test_run_that_ended_in_a_loop_continues_without_it(tmp_path: Path) -> None:
-    env = environment(tmp_path / "home")
-    (tmp_path / "w").mkdir()
-    model = script(tmp_path / "m.json", *(run_command("echo again") for _ in range(4)), finish("Done."))
-    run = ["run", "--json", "-t", "x", "-w", tmp_path / "w", "--sandbox", "none", "--model", model]
-    stuck = deckhands(*run, env=env)
-    summary = stuck.json[-1]
-    assert (stuck.code, summary["state"]) == (1, "error")
-    assert "stuck in a loop" in summary["last_error"]
-    done = deckhands("run", "--resume", summary["conversation_id"], "--recover", "go-on", "--json", env=env)
-    assert (done.code, done.json[-1]["state"]) == (0, "finished"), done
-    kinds = [event.get("kind") for event in done.json]
-    assert kinds.count("action.condensation") == 1
 
 
 def test_change_is_in_the_log(command: CommandLine) -> None:

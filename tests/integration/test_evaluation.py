@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,12 +68,6 @@ def instance(tmp_path: Path) -> Instance:
     workspace.mkdir()
     (workspace / "calc.py").write_text("def add(a, b):\n    return a - b\n")
     return Instance("calc", "add is wrong.", workspace=workspace, hidden=hidden, check=CHECK, tags=("easy",))
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Iterator[Results]:
-    with Results(tmp_path / "results.jsonl") as results:
-        yield results
 
 
 def model(folder: Path, *turns: dict[str, object], name: str = "script") -> str:

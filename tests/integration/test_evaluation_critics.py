@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,6 @@ async def client(tmp_path_factory: pytest.TempPathFactory, critic: RunningModelS
         cluster.start_controller("c1", LLM_BASE_URL=critic.url, LLM_API_KEY="k", LLM_NATIVE_TOOL_CALLING="true")
         cluster.start_tool("t1", DECKHANDS_CHECKPOINTS=str(folder / "checkpoints"), DECKHANDS_CHECKPOINT_EVERY="1")
         yield cluster.client
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Iterator[Results]:
-    with Results(tmp_path / "results.jsonl") as results:
-        yield results
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,8 @@ from deckhands.evaluation.attempts.record import PROGRESS, ProgressRecord
 from deckhands.evaluation.attempts.results import AttemptRow, Results
 from deckhands.evaluation.attempts.status import EvaluationStatus, parse_status
 from deckhands.evaluation.attempts.steering import EvaluationSteering
-from deckhands.evaluation.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
+from tests.evaluation_parts import questions
 from tests.faults.harness import FaultCluster
 from tests.integration.command_line import finish, run_command, script
 from tests.model_server.running_server import RunningModelServer
@@ -35,16 +35,6 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clie
         cluster.start_controller("c1", LLM_NUM_RETRIES="3", LLM_RETRY_MIN_WAIT="0", LLM_RETRY_MAX_WAIT="0")
         cluster.start_tool("t1")
         yield cluster.client
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Iterator[Results]:
-    with Results(tmp_path / "results.jsonl") as results:
-        yield results
-
-
-def questions(*names: str) -> list[Instance]:
-    return [Instance(name, "What is 2 * 3?", answer="6") for name in names]
 
 
 def failing(code: str) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -30,12 +30,6 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clie
         cluster.start_controller("c1")
         cluster.start_tool("t1", DECKHANDS_SANDBOX="bwrap")
         yield cluster.client
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Iterator[Results]:
-    with Results(tmp_path / "results.jsonl") as results:
-        yield results
 
 
 @pytest.mark.asyncio(loop_scope="module")

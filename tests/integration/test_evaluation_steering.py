@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -29,6 +29,7 @@ from deckhands.evaluation.attempts.steering import DesiredState, EvaluationSteer
 from deckhands.evaluation.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
 from deckhands.evaluation.siblings import compare_siblings
+from tests.evaluation_parts import questions
 from tests.faults.harness import FaultCluster
 from tests.integration.command_line import finish, run_command, script
 from tests.polling import until
@@ -52,16 +53,6 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fau
 @pytest.fixture(scope="module")
 def client(cluster: FaultCluster) -> Client:
     return cluster.client
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Iterator[Results]:
-    with Results(tmp_path / "results.jsonl") as results:
-        yield results
-
-
-def questions(*names: str) -> list[Instance]:
-    return [Instance(name, "What is 2 * 3?", answer="6") for name in names]
 
 
 class Running:

@@ -13,6 +13,8 @@ from tests.ingress_parts import Producer, saying
 from tests.polling import until
 from tests.security.hostile_messages import plain_message
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 def signature(**further: Any) -> dict[str, Any]:
     """A callback in the form of a message."""
@@ -113,11 +115,11 @@ async def test_unusual_callbacks_are_sent_or_refused_by_type(producer: Producer)
 async def test_a_callback_that_the_broker_refuses_fails_its_task_once(producer: Producer) -> None:
     broker = producer.app.backend.client
     broker.set("typed", "no list")
-    links = [producer.app.signature("shop.report", queue=queue) for queue in ("shop", "typed")]
+    links = [producer.app.signature("shop.report", queue=queue) for queue in ("shop-typed", "typed")]
     result = producer.run(turns=saying("done"), link=links)
     await producer.until_state(result, "SUCCESS", "FAILURE")
     assert (result.state, result.result.args[1]) == ("FAILURE", "unusable_callback")
-    assert broker.llen("shop") == 1
+    assert broker.llen("shop-typed") == 1
 
 
 @pytest.mark.parametrize("fault", ["refused by the broker", "refused by type", "impossible time", "unknown task"])

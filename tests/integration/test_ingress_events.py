@@ -7,9 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from tests.faults.harness import steps
 from tests.ingress_parts import Producer, saying
 from tests.polling import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MAX_ARGUMENT_CHARS = 250
 """200 characters, and what says that there were more."""
@@ -93,7 +97,10 @@ async def test_inspect_shows_agents_at_work_and_those_that_wait(producer: Produc
     conversation_id = await producer.begun(at_work)
     await producer.begun(waits)
     (ingress,) = [
-        name for answer in producer.app.control.ping(timeout=5.0) for name in answer if name.startswith("ingress-")
+        name
+        for answer in producer.app.control.ping(timeout=30.0, limit=3)
+        for name in answer
+        if name.startswith("ingress-")
     ]
     inspect = producer.app.control.inspect(destination=[ingress], limit=1, timeout=30.0)
 

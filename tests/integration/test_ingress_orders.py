@@ -22,8 +22,8 @@ from deckhands.ingress.callers import CALLER_TTL
 from deckhands.ingress.commands import TAKES
 from deckhands.ingress.context import derive_task_conversation_id
 from deckhands.ingress.revocations import MAX_REVOKED_KEPT
-from tests.faults.harness import FaultCluster, steps
-from tests.ingress_parts import Producer, all_present, saying
+from tests.faults.harness import steps
+from tests.ingress_parts import Producer, producing, saying
 from tests.integration.command_line import Done, deckhands, environment
 from tests.polling import unhurried, until
 
@@ -36,15 +36,8 @@ LIMIT_SECONDS = 60.0
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def producer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Producer]:
     """An application beside two ingresses and one worker of each other kind."""
-    async with FaultCluster(tmp_path_factory.mktemp("orders")).running() as cluster:
-        cluster.start_controller()
-        cluster.start_tool()
-        cluster.start_ingress("d1")
-        cluster.start_ingress("d2")
-        await all_present(cluster)
-        found = Producer(cluster)
+    async with producing(tmp_path_factory.mktemp("orders"), ingresses=("d1", "d2")) as found:
         yield found
-        found.close()
 
 
 async def with_delegates(producer: Producer, count: int) -> tuple[AsyncResult, list[str]]:

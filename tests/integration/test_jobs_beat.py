@@ -1,4 +1,7 @@
-"""Beats send the periodic jobs, one at a time however many there are; jobs are Celery tasks, and some are done alone."""
+"""Beats send the periodic jobs, one at a time; jobs are Celery tasks, and some are done alone; one process may be all.
+
+That process is an ingress, a jobs worker and a beat: each works as it does alone, and all end together.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from deckhands.operations.jobs.celery_app import BEAT_KEYS
 from deckhands.operations.jobs.job import LOCK_MS, hold_lock
 from deckhands.operations.jobs.table import JOBS
 from tests.archive_parts import begin_ended
-from tests.faults.harness import FaultCluster, make_due
-from tests.ingress_parts import Producer
+from tests.faults.harness import FaultCluster
+from tests.ingress_parts import Producer, saying
 from tests.polling import until
 
 LIMIT_SECONDS = 60.0
-PERIODIC = {job.name for job in JOBS if job.every_seconds}
+LOCK = f"{BEAT_KEYS}:lock"
 
 
 @pytest.fixture
@@ -51,28 +54,11 @@ def sent(broker: Redis) -> list[str]:
     return [name for name in names if name not in ("deckhands.jobs.schedules", "deckhands.jobs.webhooks")]
 
 
-@pytest.mark.soak
-async def test_beat_takes_over_from_a_killed_one_without_resending(cluster, broker):
-    first = cluster.start_beat("b1")
-    known = lambda: broker.zcard(f"{BEAT_KEYS}:schedule") == len(PERIODIC) and broker.get(f"{BEAT_KEYS}:lock")  # noqa: E731
-    await until(known, limit=LIMIT_SECONDS, what="a beat that knows the table")
-    make_due(broker, "orphans")
-    await until(lambda: sent(broker), limit=LIMIT_SECONDS, what="a job that is due")
-    holder = broker.get(f"{BEAT_KEYS}:lock")
-    cluster.start_beat("b2")
-    first.send_signal(signal.SIGKILL)
-    await until(lambda: broker.get(f"{BEAT_KEYS}:lock") not in (None, holder), limit=LIMIT_SECONDS, what="a takeover")
-    make_due(broker, "orphans")
-    await until(lambda: len(sent(broker)) > 1, limit=LIMIT_SECONDS, what="a job that the other beat sends")
-    assert sent(broker) == ["deckhands.jobs.orphans", "deckhands.jobs.orphans"]
-
-
 async def test_stalled_beat_waits_for_its_turn(cluster, broker):
     beat = cluster.start_beat("b1")
-    lock = f"{BEAT_KEYS}:lock"
-    await until(lambda: broker.get(lock), limit=LIMIT_SECONDS, what="a beat with the lock")
-    broker.set(lock, "of-another-beat", px=2_000)
-    await until(lambda: broker.get(lock) not in (None, "of-another-beat"), limit=LIMIT_SECONDS, what="its next turn")
+    await until(lambda: broker.get(LOCK), limit=LIMIT_SECONDS, what="a beat with the lock")
+    broker.set(LOCK, "of-another-beat", px=2_000)
+    await until(lambda: broker.get(LOCK) not in (None, "of-another-beat"), limit=LIMIT_SECONDS, what="its next turn")
     assert beat.poll() is None
     assert "Traceback" not in (cluster.root / "b1.log").read_text()
 
@@ -153,3 +139,56 @@ async def test_a_forged_place_keeps_no_job_from_being_done(valkey_store: Store, 
     await valkey_store.connection.call(what, ShardKeys(0).job_lock("retire"), *rest)
     async with hold_lock(valkey_store, "retire") as is_alone:
         assert is_alone
+
+
+async def test_one_process_serves_tasks_and_jobs_and_sends_periodic_jobs(cluster, producer, broker):
+    cluster.start_controller()
+    process = cluster.start_services()
+    run = producer.run(turns=saying("done"))
+    job = producer.app.send_task("deckhands.jobs.orphans", queue="deckhands.jobs")
+    assert (await producer.value(run))["state"] == "finished"
+    assert await producer.value(job) == {"removed": 0, "completed": 0}
+    await until(lambda: broker.exists(f"{BEAT_KEYS}retire"), limit=LIMIT_SECONDS, what="a beat")
+    asked = producer.app.control.inspect(timeout=2.0)
+    registered = {
+        name.partition("-")[0]: set(tasks) for name, tasks in (await asyncio.to_thread(asked.registered)).items()
+    }
+    assert registered["jobs"] == {f"deckhands.jobs.{job.name}" for job in JOBS}
+    assert "deckhands.run" in registered["ingress"]
+    assert not registered["ingress"] & registered["jobs"]
+    waiting = producer.run()  # there is no tool worker
+    await producer.begun(waiting)
+
+    async def shows_the_run() -> bool:
+        active = await asyncio.to_thread(asked.active) or {}
+        shown = {name.partition("-")[0]: [info["id"] for info in found] for name, found in active.items()}
+        assert waiting.id not in shown.get("jobs", [])
+        return shown.get("ingress") == [waiting.id]
+
+    await until(shows_the_run, limit=LIMIT_SECONDS, what="the run among the active tasks of the ingress")
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(process.wait, LIMIT_SECONDS) == 0
+    assert broker.get(LOCK) is None
+    assert "Traceback" not in cluster.log_of("s1")
+
+
+async def test_invalid_job_reaches_no_task_of_the_ingress(cluster, producer):
+    cluster.start_services()
+    for name, queue in (("jobs.orphans", "deckhands"), ("submit", "deckhands.jobs")):
+        producer.app.send_task(f"deckhands.{name}", queue=queue)
+    job = producer.app.send_task("deckhands.jobs.orphans", queue="deckhands.jobs")
+    assert await producer.value(job) == {"removed": 0, "completed": 0}
+    await producer.until_taken()
+    assert not await cluster.client.recent()
+
+
+async def test_shutdown_of_one_worker_ends_the_process(cluster, producer):
+    process = cluster.start_services()
+
+    async def names() -> list[str]:
+        answers = await asyncio.to_thread(producer.app.control.inspect(timeout=1.0).ping)
+        return [name for name in answers or () if name.startswith("jobs-")]
+
+    await until(names, limit=LIMIT_SECONDS, what="the jobs worker")
+    producer.app.control.shutdown(destination=await names())
+    assert await asyncio.to_thread(process.wait, LIMIT_SECONDS) == 0

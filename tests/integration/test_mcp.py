@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 
 from broker.contract import codec
@@ -106,18 +107,29 @@ async def test_a_program_is_offered_and_called(tmp_path: Path) -> None:
         assert wrong["isError"] is True
 
 
-async def test_pictures_stand_beside_the_text(tmp_path: Path) -> None:
-    async with offering(program(), tmp_path) as example:
-        observation = await example.call("picture")
-        assert observation.image_urls[0].startswith("data:image/png;base64,iVBOR")
-        assert json.loads(observation.content)["content"][0]["data"] == "[image 1]"
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def example(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Offering]:
+    """A program with a secret, offered to all tests that ask for it."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SECRET_OF_ANOTHER", "xyz")
+        async with offering(program(env={"TOKEN": "t-1"}), tmp_path_factory.mktemp("node")) as found:
+            yield found
 
 
-async def test_a_program_gets_its_own_secrets_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET_OF_ANOTHER", "xyz")
-    async with offering(program(env={"TOKEN": "t-1"}), tmp_path) as example:
-        assert text_of(await example.result("variable", name="TOKEN")) == "t-1"
-        assert text_of(await example.result("variable", name="SECRET_OF_ANOTHER")) == "not there"
+with_one_program = pytest.mark.asyncio(loop_scope="module")
+
+
+@with_one_program
+async def test_pictures_stand_beside_the_text(example: Offering) -> None:
+    observation = await example.call("picture")
+    assert observation.image_urls[0].startswith("data:image/png;base64,iVBOR")
+    assert json.loads(observation.content)["content"][0]["data"] == "[image 1]"
+
+
+@with_one_program
+async def test_a_program_gets_its_own_secrets_and_no_others(example: Offering) -> None:
+    assert text_of(await example.result("variable", name="TOKEN")) == "t-1"
+    assert text_of(await example.result("variable", name="SECRET_OF_ANOTHER")) == "not there"
 
 
 async def test_stray_output_of_a_program_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -138,12 +150,12 @@ async def test_a_program_is_confined(tmp_path: Path) -> None:
         assert len([name for name in processes if name.isdigit()]) <= 4
 
 
-async def test_program_that_ends_is_restarted_for_the_next_call(tmp_path: Path) -> None:
-    async with offering(program(), tmp_path) as example:
-        ended = await example.refused("end")
-        assert ended.error_id == "mcp_answer_lost"
-        assert "may have taken effect" in ended.content
-        assert text_of(await example.result("echo", text="again")) == "again"
+@with_one_program
+async def test_program_that_ends_is_restarted_for_the_next_call(example: Offering) -> None:
+    ended = await example.refused("end")
+    assert ended.error_id == "mcp_answer_lost"
+    assert "may have taken effect" in ended.content
+    assert text_of(await example.result("echo", text="again")) == "again"
 
 
 async def test_a_call_has_a_limit(tmp_path: Path) -> None:
@@ -156,40 +168,17 @@ async def test_a_call_has_a_limit(tmp_path: Path) -> None:
         gate.write_text("open")  # lets the server end
 
 
-@pytest.mark.soak
-async def test_later_tools_of_a_server_are_for_new_conversations(tmp_path: Path) -> None:
-    async with offering(program(), tmp_path) as example:
-        first = example.offers["example/echo"]
-
-        def has_new_events() -> bool:
-            return example.offers["example/echo"].fingerprint != first.fingerprint
-
-        await example.result("retell", description="Shout something.")  # it says so while it runs
-        example.offers["example/echo"] = first
-        refused = await example.refused("echo", text="x")
-        assert "changed" in refused.content
-        await until(has_new_events, what="the new offer")
-        assert example.offers["example/echo"].description == "Shout something."
-        assert text_of(await example.result("echo", text="now")) == "now"
-
-        first = example.offers["example/echo"]
-        await example.call("end")  # the program that is started for the next call has the old description
-        refused = await example.refused("echo", text="x")
-        await until(has_new_events, what="the offer of the new program")
-        assert text_of(await example.result("echo", text="again")) == "again"
-
-
-async def test_after_a_crash_only_what_may_be_repeated_is(tmp_path: Path) -> None:
+@with_one_program
+async def test_after_a_crash_only_what_may_be_repeated_is(example: Offering, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    async with offering(program(), tmp_path) as example:
-        assert isinstance(await example.call("count", reclaimed=True, trace=str(trace)), OutcomeUnknownObservation)
-        assert not trace.exists()
-        assert isinstance(await example.call("echo", reclaimed=True, text="again"), MCPObservation)
+    assert isinstance(await example.call("count", reclaimed=True, trace=str(trace)), OutcomeUnknownObservation)
+    assert not trace.exists()
+    assert isinstance(await example.call("echo", reclaimed=True, text="again"), MCPObservation)
 
 
-async def test_a_call_carries_its_key_at_every_attempt(tmp_path: Path) -> None:
-    async with offering(program(tools=("key",)), tmp_path) as example:
-        keys = {text_of(await example.result("key")), text_of(await example.result("key", reclaimed=True))}
+@with_one_program
+async def test_a_call_carries_its_key_at_every_attempt(example: Offering) -> None:
+    keys = {text_of(await example.result("key")), text_of(await example.result("key", reclaimed=True))}
     assert keys == {"conversation-1-3"}
 
 

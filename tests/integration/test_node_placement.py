@@ -14,7 +14,6 @@ from broker.contract.specs import WorkspaceNeeds, WorkspaceSpec
 from broker.coordination.membership import ClusterMember, list_members
 from broker.coordination.placement import NotServed
 from tests.faults.harness import FaultCluster, steps
-from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.node_identity import find_worker_elsewhere, read_or_create_identity
 from tool_worker.workspace.workspaces import Workspaces
 
@@ -105,30 +104,6 @@ async def test_labels_and_sizes_choose_the_node(cluster: Nodes) -> None:
     assert "gpu lacks 2 GiB of memory" in str(refused.value)
     with pytest.raises(NotServed, match="the sandbox docker"):
         await cluster.client.fork(begun["gpu"][0], workspace=WorkspaceSpec(sandbox="docker", image="team/x:1"))
-
-
-@pytest.mark.soak
-async def test_workspace_of_a_lost_node_moves_to_a_serving_node(cluster: Nodes, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    waiting = {"name": "execute_bash", "arguments": {"command": f"while [ ! -e {gate} ]; do sleep 0.1; done"}}
-    cluster.start_node("gpu1", DECKHANDS_NODE_LOST_SECONDS="3", DECKHANDS_LABELS="gpu")
-    cluster.start_controller()
-    await registered(cluster, 2)
-    conversation_id = await cluster.begin(GPU, [SCRIPT[0], {"tool_calls": [waiting]}, *SCRIPT])
-    await cluster.until_kind(conversation_id, "action.run", count=2)
-    await cluster.until(lambda: HostFolder(tmp_path / "gpu1", conversation_id).is_alive)
-    cluster.kill("gpu1")
-    await cluster.end("gpu1", [conversation_id])
-    for name in ("plain1", "plain2", "plain3"):
-        cluster.start_node(name)
-    await registered(cluster, 4)
-    cluster.start_node("gpu2", DECKHANDS_LABELS="gpu")
-    await cluster.settle([conversation_id], limit=90.0)
-    events = await cluster.client.events(conversation_id)
-    assert [event.error_id for event in events if isinstance(event, ErrorObservation)] == ["workspace_lost"]
-    assert await cluster.outputs(conversation_id) == ["ran", "ran"]
-    assert await cluster.node_of(conversation_id) == "gpu2"
-    await cluster.end("gpu2", [conversation_id])
 
 
 @pytest.mark.soak  # waits for half a minute

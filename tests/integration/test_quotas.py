@@ -10,7 +10,6 @@ import pytest
 
 from broker.contract.events import Event, ModelCallDeferred, ModelCallFailed, ModelReply
 from broker.contract.observations import AgentStateChangedObservation
-from broker.coordination.membership import list_members
 from broker.limits.ledger import Ledger, to_nano
 from tests.integration.crowds import Crowd, script
 from tests.model_server.running_server import RunningModelServer
@@ -50,14 +49,6 @@ async def test_a_provider_quota_is_used_up_and_not_passed(crowd: Crowd) -> None:
     assert used >= 0.7, f"{used:.0%} of the quota"
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("crowd", [LIMITED], indirect=True)
-async def test_without_a_table_the_provider_refuses(crowd: Crowd) -> None:
-    crowd.start("c1")
-    await crowd.begin(2 * PER_SECOND + 30)
-    await crowd.until(lambda: crowd.provider.counts()["refused"] >= 10, what="refusals")
-
-
 @pytest.mark.parametrize("crowd", [(0, "--latency", "1.0", "--concurrency", "1")], indirect=True)
 async def test_long_wait_is_shown_parked_and_ended_by_a_wake(crowd: Crowd) -> None:
     crowd.start("c1", "concurrency = 1")
@@ -87,52 +78,6 @@ async def test_a_refused_key_does_not_keep_a_conversation_from_another(crowd: Cr
     assert not any(isinstance(event, ModelCallFailed) for event in await crowd.client.events(cid))
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("crowd", [(0, "--latency", "0.3", "--concurrency", "2")], indirect=True)
-async def test_a_person_overtakes_a_crowd(crowd: Crowd) -> None:
-    crowd.start("c1", "concurrency = 2")
-    batch = await crowd.begin(100)
-    await crowd.until_replies(batch, 4)
-    began = time.monotonic()
-    (person,) = await crowd.begin(1, headless=False)
-    await crowd.settle([person])
-    assert time.monotonic() - began < 5.0
-    rows = [await crowd.client.row(cid) for cid in batch]
-    assert sum(row.state == "finished" for row in rows) < 60  # a hundred would take fifteen seconds
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("crowd", [(0, "--latency", "1000")], indirect=True)
-async def test_a_killed_worker_leaks_no_reservation(crowd: Crowd) -> None:
-    crowd.start("c1", "concurrency = 4")
-    await crowd.begin(12)
-    await crowd.until(lambda: crowd.provider.counts()["in_flight"] == 4, what="four calls")
-    crowd.start("c2", "concurrency = 4")
-    (first,) = [member.worker_id for member in await list_members(crowd.client.store)]
-
-    async def is_served_by_two() -> bool:
-        return len(await list_members(crowd.client.store)) == 2
-
-    await crowd.until(is_served_by_two, what="the second worker")
-    assert await held_by(crowd, first) == 4
-    crowd.kill("c1")
-    killed = time.monotonic()
-
-    async def is_free() -> bool:
-        return await held_by(crowd, first) == 0
-
-    await crowd.until(is_free, what="its places")
-    assert time.monotonic() - killed < 10.0
-    await crowd.until(lambda: crowd.provider.counts()["received"] == 8, what="calls in its places")
-
-
-async def held_by(crowd: Crowd, worker_id: str) -> int:
-    """Return how many places a worker holds."""
-    key = f"{crowd.client.store.all_shards[0].quota('openai_-any-')}:held"
-    held = await crowd.client.store.connection.call("HGETALL", key)
-    return sum(worker_id.encode() in text for text in held[1::2])
-
-
 BUDGET = (30, "--latency", "0.05")
 PRICES = {"LLM_INPUT_COST_PER_TOKEN": "0.00001", "LLM_OUTPUT_COST_PER_TOKEN": "0.0001", "LLM_MAX_OUTPUT_TOKENS": "100"}
 CALL_USD = 0.02
@@ -147,19 +92,6 @@ async def until_used_up(crowd: Crowd, ledger: Ledger, ids: Sequence[str]) -> Non
         return all(row.wait_reason == "waiting_for_budget" and row.owner == "" for row in rows)
 
     await crowd.until(all_wait, what="the end of the budget", limit=60.0)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("crowd", [BUDGET], indirect=True)
-async def test_a_budget_is_given_out_in_the_order_of_coming(crowd: Crowd) -> None:
-    # All arrive at once and at a live worker: conversations of a dead one miss their turns.
-    ledger = Ledger(crowd.client.store)
-    await ledger.set_limit("tenant:acme", 2.0)
-    ids = await crowd.begin(20, tenant="acme", experiment="swe")
-    crowd.start("c1", **PRICES)
-    await until_used_up(crowd, ledger, ids)
-    calls = [int((await crowd.client.row(cid)).fields["iterations"]) for cid in ids]
-    assert max(calls) - min(calls) <= 4, f"some were served before others: {calls}"
 
 
 @pytest.mark.soak

@@ -337,6 +337,12 @@ async def test_keys_reach_the_program(run: Terminal, workspace: Path, command: s
     assert (await run("echo next")).content == "next"
 
 
+async def test_keys_never_discard_output_of_the_terminal(run: Terminal) -> None:
+    """Ctrl-C and Ctrl-\\ are repeated: one that came too late would take the mark of the command's end along."""
+    for _ in range(2):
+        assert "noflsh" in (await run("stty -a; stty sane")).content.split()
+
+
 async def test_command_ending_unobserved_is_reported_with_next_call(run: Terminal, workspace: Path) -> None:
     gate = Gate(workspace, "gate")
 

@@ -306,11 +306,15 @@ class Shell:
             return ""
 
     def _settle_terminal(self) -> None:
-        """Reset the terminal after earlier programs: no echo, no translation, no pending input."""
+        """Reset the terminal after earlier programs: no echo, no translation, no pending input.
+
+        A key that sends a signal discards no output: it may arrive just after the command has ended, and the output
+        would be the end mark.
+        """
         attributes = termios.tcgetattr(self._slave)
         attributes[0] = (attributes[0] | termios.ICRNL | termios.BRKINT) & ~(termios.IXON | termios.IGNCR)
         attributes[1] &= ~termios.OPOST
-        attributes[3] |= termios.ICANON | termios.ISIG | termios.IEXTEN
+        attributes[3] |= termios.ICANON | termios.ISIG | termios.IEXTEN | termios.NOFLSH
         attributes[3] &= ~(termios.ECHO | termios.ECHONL | termios.TOSTOP)
         termios.tcsetattr(self._slave, termios.TCSANOW, attributes)
         termios.tcflush(self._slave, termios.TCIFLUSH)
