@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
+from broker.contract import codec  # noqa: F401  (loading it registers every kind)
 from broker.contract.actions import (
     AgentFinishAction,
     AgentRejectAction,
