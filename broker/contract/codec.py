@@ -30,7 +30,7 @@ import zstandard
 
 import broker.contract
 from broker.contract.events import Action, Event, JsonObject
-from broker.contract.kinds import Paragraph, share_names
+from broker.contract.kinds import Paragraph
 from broker.contract.plain_json import replace_surrogates
 from broker.contract.schema_version import SCHEMA_VERSION
 from broker.runtime import CorruptEntry, DataLocked, EventUnfit, StoreTooNew, UnknownKind, import_modules
@@ -285,7 +285,6 @@ def event_from_wire(wire: Wire, event_id: int) -> Event:
     except pydantic.ValidationError as error:
         raise CorruptEntry(f"Event {event_id} ({kind}) does not fit its schema: {error}") from error
     object.__setattr__(event, "id", event_id)  # copying a frozen model is slower than decoding it
-    share_names(event)
     return event
 
 

@@ -32,6 +32,7 @@ from broker.contract import (
     ToolOffer,
     ToolSpec,
     parse_json,
+    with_fields,
 )
 from controller_worker.providers import remove_forced_nulls
 
@@ -64,11 +65,9 @@ def parse_reply(reply: ModelReply, tools: Iterable[ToolSpec], task_list: Sequenc
         except ToolCallError as error:
             events.append(ErrorObservation(content=str(error), source=EventSource.AGENT, tool_call_metadata=metadata))
             continue
-        if thought:
-            joined = f"{thought}\n{action.thought}" if action.thought else thought
-            action = action.model_copy(update={"thought": joined})
-            thought = ""
-        events.append(action.model_copy(update={"tool_call_metadata": metadata}))
+        joined = f"{thought}\n{action.thought}" if thought and action.thought else thought or action.thought
+        thought = ""
+        events.append(with_fields(action, tool_call_metadata=metadata, thought=joined))
         answer = action.answer(task_list)
         if isinstance(action, TaskTrackingAction) and action.command == "plan":
             task_list = action.task_list

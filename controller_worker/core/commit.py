@@ -35,6 +35,7 @@ class Commit:
         dispatch: positions of the actions that go to a tool worker at once.
         state: the state after all events.
         is_partial: an append was full; the next commit takes the remaining events.
+        effect: the core's decision about `state`; None if it is partial.
     """
 
     events: list[Event]
@@ -43,6 +44,7 @@ class Commit:
     dispatch: list[int]
     state: State
     is_partial: bool = False
+    effect: Effect | None = None
 
 
 def settle(state: State, wanted: Append, now: datetime, *, traceparent: str | None = None) -> Commit:
@@ -75,7 +77,7 @@ def settle(state: State, wanted: Append, now: datetime, *, traceparent: str | No
     )
     in_flight = effect.action_ids if isinstance(effect, AwaitTools) else ()
     dispatch = [position for position, event in enumerate(events) if event.id in in_flight]
-    return Commit(events, answers, cancels, dispatch, state)
+    return Commit(events, answers, cancels, dispatch, state, effect=effect)
 
 
 def to_index_fields(state: State) -> dict[str, str | int | float]:

@@ -54,19 +54,24 @@ def apply(state: State, event: Event) -> State:
     return make_from(state, parts)
 
 
-def next_effect(state: State, now: datetime, done: Container[SideEffect] | None = None) -> Effect:
+def next_effect(
+    state: State, now: datetime, done: Container[SideEffect] | None = None, *, decided: Effect | None = None
+) -> Effect:
     """Return the next effect.
 
     Args:
         now: aware UTC; only compared with the end of a wait and of the allowed time.
         done: the side effects that the conversation's owner has run. None leaves side effects out: the log does not
             need them.
+        decided: the decision about this state, if it was made a moment ago.
     """
     if done is not None:
         for side_effects in SIDE_EFFECTS:
             for side_effect in side_effects(state):
                 if side_effect not in done:
                     return side_effect
+    if decided is not None:
+        return decided
     for rule in ORDER:
         effect = rule(state, now)
         if effect is not None:

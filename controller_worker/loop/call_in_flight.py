@@ -81,13 +81,13 @@ class CallInFlight:
     """The model call of one conversation, or none.
 
     Args:
-        on_answer: called when the answer is available.
+        on_answer: awaited, in the task of the call, when the answer is available.
 
     Attributes:
         answer: the answer of the latest call, until the log has it.
     """
 
-    def __init__(self, services: Services, ownership: Ownership, on_answer: Callable[[], None]) -> None:
+    def __init__(self, services: Services, ownership: Ownership, on_answer: Callable[[], Awaitable[None]]) -> None:
         self.permit = CallPermit(services.permits, ownership)
         self.answer: ModelAnswer | None = None
         self._services = services
@@ -190,7 +190,7 @@ class CallInFlight:
             with call_span(self._services.tracing, call.traceparent, call.wanted, call.question) as span:
                 answer = await self._answer(call)
                 describe_result(span, answer.result)
-            return replace(answer, traceparent=span.traceparent)
+            return answer if span.traceparent is None else replace(answer, traceparent=span.traceparent)
         except Exception as error:  # noqa: BLE001  (the outer edge: without an answer, the conversation would wait for ever)
             conversation_id = call.question.request.conversation_id
             failure = to_call_failure(error, conversation_id, attempt=call.wanted.attempt)

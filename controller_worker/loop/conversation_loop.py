@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from broker.contract import AgentState, is_settled
 from broker.coordination import CarriedEvent, ClaimedConversation, CrashAttribution
 from broker.runtime import CONVERSATION, Clock, OwnershipLost
-from controller_worker.core import Append, State, find_decision_name, is_call_ending, next_effect
+from controller_worker.core import Append, Commit, State, find_decision_name, is_call_ending, next_effect
 from controller_worker.loop.call_in_flight import CallInFlight
 from controller_worker.loop.failed_conversation import rest_in_error
 from controller_worker.loop.owned_log import Gone, OwnedLog, TakenOver
@@ -74,6 +74,17 @@ def make_waker(loop: ConversationLoop) -> Callable[[], None]:
     return wake
 
 
+def make_continuation(loop: ConversationLoop) -> Callable[[], Awaitable[None]]:
+    """Return a function that runs the loop in the task that awaits it, without keeping the loop in memory."""
+    found = weakref.ref(loop)
+
+    async def proceed() -> None:
+        if (loop := found()) is not None:
+            await loop.proceed()
+
+    return proceed
+
+
 class ConversationLoop:
     """One conversation owned by this worker.
 
@@ -96,12 +107,13 @@ class ConversationLoop:
         self._services = services
         self._on_gone = on_gone
         self._is_gone = False
+        self._commit: Commit | None = None
         self._task: asyncio.Task[None] | None = None
         continue_loop = make_waker(self)
         self._alarm = Alarm(services.store.clock, continue_loop)
         self._log = OwnedLog(claimed, services)
         self._crash_guard = CrashAttribution(services.turns, self._log.mark, deaths=claimed.crashes)
-        self._call = CallInFlight(services, claimed.ownership, on_answer=continue_loop)
+        self._call = CallInFlight(services, claimed.ownership, on_answer=make_continuation(self))
         self._sdk = SdkSession(services.sdk_sessions, services.log, self.conversation_id, continue_loop)
         self._log.on_events = self._sdk.process
         self._performer = Performer(self._log, self._call, self._sdk, services, self._crash_guard)
@@ -142,6 +154,15 @@ class ConversationLoop:
         self._call.permit.wake()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name=f"step {self.conversation_id}")
+
+    async def proceed(self) -> None:
+        """Continue in the current task, whose model call has ended: a task less, and a turn of the event loop less."""
+        if self._is_gone:
+            return
+        self._call.permit.wake()
+        if self._task is None or self._task.done():
+            self._task = asyncio.current_task()
+            await self._run()
 
     def check_dispatch(self) -> None:
         """Ensure that a tool worker has the pending actions, and that delegates are running."""
@@ -242,7 +263,9 @@ class ConversationLoop:
             if wanted is not None and await self._append(wanted):
                 await self._call.end(answer, self.state)
             return True
-        effect = next_effect(state, self._services.store.clock.now(), self._performer.done)
+        commit, self._commit = self._commit, None  # its decision is used once: a later one may depend on the time
+        decided = commit.effect if commit is not None and commit.state is state else None
+        effect = next_effect(state, self._services.store.clock.now(), self._performer.done, decided=decided)
         then = await self._performer.perform(effect)
         if isinstance(then, Append):
             await self._append(then)
@@ -258,6 +281,7 @@ class ConversationLoop:
             _log.info("conversation %s settles as %s at event %d", self.conversation_id, after, self.state.version)
         self._crash_guard.clear()  # an append clears the mark and the crash count
         self._performer.note_dispatched(commit)
+        self._commit = commit
         if self.state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR):
             self._call.cancel(self.state)
         elif any(map(is_call_ending, commit.events)):

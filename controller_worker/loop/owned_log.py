@@ -21,7 +21,6 @@ from broker.contract import (
     ModelReply,
     codec,
     is_settled,
-    share_names,
 )
 from broker.coordination import PARSE_ERRORS, CarriedEvent, ClaimedConversation, Figures
 from broker.log import (
@@ -253,7 +252,8 @@ class OwnedLog:
         # Masked before the fold: the state in memory must equal that of the log.
         masked = await services.log.mask(self.ownership.conversation_id, wanted.events)
         now = services.store.clock.now()
-        wanted = replace(wanted, events=masked.events)
+        if masked.events is not wanted.events:
+            wanted = replace(wanted, events=masked.events)
         commit = settle(self.state, wanted, now, traceparent=self.traceparent)
         answered = find_latest_model(commit.events)
         shown = to_index_fields(commit.state) | ({"model": answered} if answered else {})
@@ -280,8 +280,6 @@ class OwnedLog:
         if not isinstance(outcome, Appended | Duplicate):
             raise Gone if isinstance(outcome, Closed) else TakenOver
         _count(services.figures, commit.events)
-        for event in commit.events:
-            share_names(event)
         await self._advance(commit.events, commit.state, outcome.checksum)
         self._listed |= fields
         self._has_unlisted_end = False

@@ -28,6 +28,7 @@ from broker.contract import (
     ModelReply,
     PlanAcceptedObservation,
     SystemMessageAction,
+    share_names,
 )
 
 
@@ -76,6 +77,7 @@ class ViewFold:
         """Add the next event of the log."""
         assert event.id == self.version + 1, f"event {event.id} after version {self.version}"
         self.version = event.id
+        share_names(event)  # it is kept; an event that is only folded into the state is not
         match event:
             case CondensationAction():
                 self._forget(event)

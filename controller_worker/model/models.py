@@ -51,6 +51,8 @@ UNUSED_KEPT_SECONDS = 60.0
 """How long a new client is kept for the call that it was created for. Otherwise, when conversations use more clients in
 turn than the limit, each would lose its client before its call begins, and none would get on."""
 SIGHTS_LIMIT = 1_000
+CHOICES_LIMIT = 1_000
+"""Resolved models that are kept. Equal ones are then one object, which is found without a comparison of its fields."""
 
 
 @dataclass(slots=True)
@@ -100,6 +102,7 @@ class Models:
         self._threads = LimitedThreads()
         self._loaded: Profiles | None = None
         self._sights: dict[LLMSpec, bool] = {}
+        self._chosen: dict[tuple[LLMSpec, str], LLMSpec] = {}
         self._clients: dict[tuple[LLMSpec, str | None], _Client] = {}  # least recently used first
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -115,8 +118,14 @@ class Models:
             ModelNotOffered: no entry with this name is offered to the tenant; the message lists the offered ones.
             LLMConfigError: the table cannot be read.
         """
-        model = self._profiles.find_reference(spec.model, tenant) or None
-        return spec if model == spec.model else spec.model_copy(update={"model": model})
+        chosen = self._chosen.get((spec, tenant))
+        if chosen is None:
+            model = self._profiles.find_reference(spec.model, tenant) or None
+            chosen = spec if model == spec.model else spec.model_copy(update={"model": model})
+            if len(self._chosen) >= CHOICES_LIMIT:
+                self._chosen.clear()
+            self._chosen[spec, tenant] = chosen
+        return chosen
 
     def choose_fallback(self, spec: LLMSpec, name: str, tenant: str) -> LLMSpec:
         """Resolve a fallback that the settings of `spec` name. Raises the same errors as `choose`."""
@@ -173,13 +182,16 @@ class Models:
 
     def _close_idle_clients(self) -> None:
         """Close unused clients above the limit, least recently used first."""
+        surplus = len(self._clients) - CLIENTS_LIMIT
+        if surplus <= 0:
+            return
         now = self._clock.monotonic() if len(self._clients) <= MOST_CLIENTS else math.inf
         idle = [
             key
             for key, client in self._clients.items()
             if client.made.done() and not client.users and client.kept_until <= now
         ]
-        for key in idle[: max(0, len(self._clients) - CLIENTS_LIMIT)]:
+        for key in idle[:surplus]:
             client = self._clients.pop(key)
             if client.is_ready:
                 closing = asyncio.create_task(client.made.result()[0].aclose())

@@ -62,7 +62,8 @@ async def next_question(
     question = await _choose_question(state, agent, recollection, models)
     if not isinstance(question, Question):
         return question
-    return replace(question, llm=await models.route(question.llm, question.request, get_tenant(state)))
+    llm = await models.route(question.llm, question.request, get_tenant(state))
+    return question if llm is question.llm else replace(question, llm=llm)
 
 
 def get_tenant(state: State) -> str:

@@ -32,6 +32,7 @@ from broker.contract import (
     PlanAction,
     RiskyAction,
     WorkspaceSpec,
+    with_fields,
 )
 from controller_worker.security.path_risk import WORKSPACE, Rating, rate_reading, rate_writing
 from controller_worker.security.plugins import load_analyzer, load_policy
@@ -151,4 +152,4 @@ def _assess_action(action: RiskyAction, policy: ConfirmationPolicy, workspace: W
     is_waiting = action.confirmation_state is ConfirmationStatus.AWAITING_CONFIRMATION
     waits = is_waiting or needs_confirmation(action, rating, policy)
     status = ConfirmationStatus.AWAITING_CONFIRMATION if waits else ConfirmationStatus.CONFIRMED
-    return action.model_copy(update={"security_risk": rating.risk, "confirmation_state": status})
+    return with_fields(action, security_risk=rating.risk, confirmation_state=status)

@@ -44,14 +44,14 @@ class CallTask:
     """Runs one task at a time.
 
     Args:
-        on_end: called after a task has ended and its result is stored.
+        on_end: awaited, in the task, after its result is stored; the task then counts as ended.
 
     Attributes:
         counted: the latest count of a prompt.
         failure: the step whose client cannot be created, with the reason; None without a failure.
     """
 
-    def __init__(self, name: str, on_end: Callable[[], None]) -> None:
+    def __init__(self, name: str, on_end: Callable[[], Awaitable[None]]) -> None:
         self.counted = PromptCount()
         self.failure: tuple[str, ModelCallFailed] | None = None
         self._name = name
@@ -101,4 +101,4 @@ class CallTask:
         if self._task is asyncio.current_task():
             self._task = None
             keep(result)
-            self._on_end()
+            await self._on_end()

@@ -22,6 +22,7 @@ from broker.contract.actions import CondensationAction, MCPAction, MessageAction
 from broker.contract.condenser_specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, NoOpCondenserSpec
 from broker.contract.events import AgentSpec, ConversationCreated, Event, EventValue
 from broker.contract.file_events import FileReadObservation
+from broker.contract.kinds import share_names
 from broker.contract.long_work import Feature
 from broker.contract.notes import Note
 from broker.contract.observations import CmdOutputObservation, MCPObservation
@@ -459,6 +460,8 @@ def test_conversations_that_begin_with_the_same_hold_it_together() -> None:
 
 def test_names_of_fields_are_held_together_and_copies_have_theirs() -> None:
     one, two = _created(1), _created(2)
+    share_names(one)
+    share_names(two)
     assert one.model_fields_set is two.model_fields_set
     before = set(one.model_fields_set)
     changed = one.model_copy(update={"traceparent": None})

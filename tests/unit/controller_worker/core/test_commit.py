@@ -12,7 +12,8 @@ from broker.contract.policies import ConfirmationPolicy
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.tool_calls import MAX_CALLS
 from controller_worker.core.commit import settle, to_index_fields
-from controller_worker.core.effects import Append, CallModel, Effect, Rest
+from controller_worker.core.controller import next_effect
+from controller_worker.core.effects import Append, AwaitTools, CallModel, Effect, Rest
 from controller_worker.loop.answers import make_greeting
 from tests.controller_parts import START, Core, answer, bash, said, started, think
 from tests.scenarios import play
@@ -56,6 +57,12 @@ def test_only_runnable_actions_of_this_commit_are_dispatched() -> None:
     stop = ChangeAgentStateAction(agent_state=AgentState.PAUSED, source=EventSource.USER)
     paused = settle(core.state, Append((stop,)), START)
     assert paused.dispatch == []
+
+
+def test_commit_carries_the_decision_about_its_state() -> None:
+    core = started()
+    core.reply(bash(call_id="a"))
+    assert core.commits[-1].effect == next_effect(core.state, START) == AwaitTools((8,))
 
 
 def test_answers_point_to_the_right_events_when_something_comes_first() -> None:

@@ -162,3 +162,8 @@ def test_a_prompt_made_anew_is_the_one_that_grew() -> None:
     for event in fold.list_events(fold.view().events):
         anew.add(event)
     assert anew.messages() == grown.messages()
+
+
+def test_kept_events_share_their_sets_of_field_names() -> None:
+    first, second = folded(said("One."), said("Two.")).view().events
+    assert first.model_fields_set is second.model_fields_set

@@ -139,6 +139,13 @@ async def test_a_pipe_is_no_script(tmp_path: Path) -> None:
         await Models({"LLM_MODEL": f"scripted/{pipe}"}, SystemClock()).get_client(LLMSpec())
 
 
+def test_equal_models_are_resolved_to_one_object() -> None:
+    of = Models({"LLM_MODEL": "scripted/x"}, SystemClock(), is_open=True)
+    first, second = (of.choose(LLMSpec(model=f"scripted/{name}"), "") for name in ("y", "y"))
+    assert first is second
+    assert of.choose(LLMSpec(model="scripted/z"), "") != first
+
+
 async def test_a_client_that_could_not_be_made_is_tried_again(tmp_path: Path) -> None:
     of = Models({"LLM_MODEL": f"scripted/{tmp_path}/script.json"}, SystemClock(), is_open=True)
     with pytest.raises(LLMConfigError, match="No such file"):

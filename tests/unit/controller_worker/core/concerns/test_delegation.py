@@ -461,6 +461,9 @@ def test_side_effect_is_wanted_until_the_owner_has_run_it() -> None:
     assert in_background_at_work(core) == CallModel(2, 1)
     assert core.wants() == CallModel(2, 1)  # a commit and a replay see none
     assert next_effect(core.state, core.now, set()) == StartDelegate(8)
+    decided = next_effect(core.state, core.now)
+    assert next_effect(core.state, core.now, set(), decided=decided) == StartDelegate(8)
+    assert next_effect(core.state, core.now, {StartDelegate(8)}, decided=decided) is decided
     play(core, "paused")
     order = core.state.delegation.order
     assert order is not None
