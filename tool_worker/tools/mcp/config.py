@@ -35,7 +35,9 @@ class McpServerSpec(BaseModel):
         allow: Hosts that it may reach without `network`, as in `broker.contract.allowed_hosts`.
         url, headers: A server reached by HTTP, and the headers of its requests.
         type: Transport of HTTP: `http` (streamable) or `sse` (the older one).
+        protocol: `auto` for the newest revision that both sides speak, `legacy` for the revisions with a handshake.
         timeout: Seconds for one call.
+        task_timeout: Seconds for the task that a server may make of a call.
         tools: Names or patterns of its tools to offer.
         pool: Pool of the tool workers that may call it; empty for the worker that holds the conversation's workspace.
         secrets: Texts to mask in every conversation: its headers, and all values from environment variables.
@@ -53,7 +55,9 @@ class McpServerSpec(BaseModel):
     url: Annotated[str, Field(pattern=r"^(https?://\S+)?$")] = ""
     headers: dict[str, str] = Field(default_factory=dict)
     type: Literal["http", "sse", "stdio"] | None = None
+    protocol: Literal["auto", "legacy"] = "auto"
     timeout: Annotated[float, Field(ge=1, le=3600)] = 60.0
+    task_timeout: Annotated[float, Field(ge=1, le=604_800)] = 86_400.0
     tools: tuple[str, ...] = ("*",)
     pool: str = ""
     secrets: tuple[str, ...] = Field(default=(), repr=False)

@@ -1,5 +1,9 @@
 """One connection to an MCP server, from the handshake to its end.
 
+The SDK's client asks the server for the newest revision of the protocol that both speak (`server/discover`), and falls
+back to the handshake of the older ones. From revision 2026-07-28 on, a server has no sessions: every request names the
+version and our capabilities, and changes are announced to those who listen for them.
+
 Holds: each session has a separate task, because the SDK requires that one task both starts and ends a session. The
 connection knows whether its list of tools may be outdated, even if the server cannot announce changes.
 """
@@ -29,7 +33,7 @@ from tool_worker.tools.mcp.incoming import MAX_TOOLS, SHOWN_NAME_CHARS, Incoming
 from tool_worker.tools.mcp.program import open_program_streams
 
 if TYPE_CHECKING:
-    from mcp import ClientSession
+    from mcp import Client, ClientSession
     from mcp.client.session import IncomingMessage
     from mcp.types import Tool
 
@@ -43,6 +47,9 @@ MAX_TOOL_CHARS = 2**16
 """Limit of one tool's JSON; a longer tool could not be offered, see `ToolOffer`."""
 MAX_LIST_CHARS = 2**22
 """Limit of all tools of a server together; further tools are ignored."""
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+"""Between two attempts to listen for announcements."""
 SHOWN_CHARS = 500
 """Limit of a server's error text in our messages."""
 
@@ -199,12 +206,19 @@ class McpConnection:
             return False
         if self._calls or asyncio.get_running_loop().time() - self._last_used < TRUSTED_SECONDS:
             return True
+        version = self.session.protocol_version or ""
         try:
             async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
-                await self.session.send_ping()
+                # The revisions without sessions have no ping.
+                await (self.session.send_discover(version) if self.is_stateless else self.session.send_ping())
         except Exception:  # noqa: BLE001  (after any error, the connection is unusable)
             return False
         return True
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether the server speaks a revision without sessions, 2026-07-28 or later."""
+        return self.session.discover_result is not None
 
     async def aclose(self) -> None:
         """End the session, and the program if there is one."""
@@ -232,29 +246,70 @@ async def _serve(
     announcements: Announcements,
     end: asyncio.Event,
 ) -> None:
-    from mcp import ClientSession
+    from mcp import Client
 
-    greeting = None
+    from tool_worker.tools.mcp.tasks import TasksExtension
+
+    client: Client | None = None
 
     def version() -> str:
-        return greeting.protocol_version if greeting is not None else "2025-11-25"
+        return client.protocol_version if client is not None else "2025-11-25"
+
+    @asynccontextmanager
+    async def open_filtered() -> AsyncIterator[Any]:
+        async with _open_transport(spec, launch, announcements) as (reading, writing):
+            yield IncomingMessages(reading, spec.name, version, announcements.set), writing
 
     try:
         async with AsyncExitStack() as stack:
-            reading, writing = await stack.enter_async_context(_open_transport(spec, launch, announcements))
-            incoming = IncomingMessages(reading, spec.name, version, announcements.set)
-            opening = ClientSession(incoming, writing, message_handler=announcements.handle_message)
-            session = await stack.enter_async_context(opening)
-            greeting = await session.initialize()
-            capability = greeting.capabilities.tools
+            opening = Client(
+                open_filtered(),
+                mode=spec.protocol,
+                cache=None,  # a list of tools is current or not by our own rules
+                message_handler=announcements.handle_message,
+                extensions=[TasksExtension()],
+            )
+            client = await stack.enter_async_context(opening)
+            session = client.session
+            capability = client.server_capabilities.tools
             announces = capability is not None and bool(capability.list_changed)
-            ready.set_result(_StartedSession(session, await _list_all_tools(session, spec.name), announces))
+            tools = await _list_all_tools(session, spec.name)
+            if announces and session.discover_result is not None:
+                listening = asyncio.create_task(_listen(client, announcements), name=f"listen to {spec.name}")
+                stack.callback(listening.cancel)
+            ready.set_result(_StartedSession(session, tools, announces))
             await end.wait()
     except Exception as error:  # noqa: BLE001  (the edge of the SDK: the caller gets the error)
         if not ready.done():
             ready.set_exception(error)
         else:
             _log.warning("the connection to the MCP server %s broke: %s", spec.name, _describe_error(error))
+
+
+async def _listen(client: Client, announcements: Announcements) -> None:
+    """Listen for changed tools by a subscription of its own, which the revisions without sessions require."""
+    from mcp import MCPError
+    from mcp.client.subscriptions import SubscriptionLost
+
+    from tool_worker.tools.mcp.http_connection import AnnouncementListener
+
+    announcements.listening = listener = AnnouncementListener(announcements.set)
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            async with client.listen(tools_list_changed=True) as subscription:
+                if not subscription.honored.tools_list_changed:
+                    return  # the server is asked instead
+                listener.mark_open()
+                pause = FIRST_PAUSE_SECONDS
+                async for _ in subscription:
+                    announcements.set()
+        except (MCPError, SubscriptionLost, TimeoutError) as error:
+            _log.info("a subscription to an MCP server has ended: %s", _describe_error(error))
+        finally:
+            listener.mark_closed()
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 async def _list_all_tools(session: ClientSession, name: str) -> list[Tool]:

@@ -68,7 +68,7 @@ class StreamableClient(httpx2.AsyncClient):
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request. A failed request is answered with an error, because the SDK would drop the connection."""
         is_listening = request.method == "GET"
-        if is_listening:
+        if is_listening or request.headers.get("mcp-method") == "subscriptions/listen":
             limits = request.extensions.get("timeout", {})
             request.extensions = {**request.extensions, "timeout": {**limits, "read": SILENCE_SECONDS}}
         try:
