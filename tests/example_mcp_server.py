@@ -30,7 +30,8 @@ def echo(text: str) -> str:
 async def retell(description: str, context: Context) -> str:
     server.remove_tool("echo")
     server.add_tool(echo, description=description)
-    await context.session.send_tool_list_changed()
+    await context.session.send_tool_list_changed()  # hears who has a session
+    await context.notify_tools_changed()  # hears who has subscribed
     return "told"
 
 

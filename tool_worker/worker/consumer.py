@@ -419,7 +419,8 @@ class ToolWorkerSession:
             attribution = CrashAttribution(
                 self._turns, lambda is_acting: queue.mark(delivery, is_acting=is_acting), deaths=deaths
             )
-            await self._executor.execute(delivery, claim, attribution, refusal=refusal)
+            free_slot = partial(self._slots.free, is_first=queue.is_first)
+            await self._executor.execute(delivery, claim, attribution, refusal=refusal, free_slot=free_slot)
         except DataForgotten as error:
             _log.warning("an action is dropped, because its key was deleted: %s", error)
             await queue.acknowledge(delivery)

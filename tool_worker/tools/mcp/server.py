@@ -9,7 +9,9 @@ Does not: offer sampling, elicitation or roots to a server; it only gets calls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from pydantic import ValidationError
 
 from broker.runtime import read_last_lines
 from broker.tools import ToolFailed
-from tool_worker.tools.mcp.config import KEY_FIELD, McpServerSpec
+from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.connection import (
     CONNECT_LIMIT_SECONDS,
     SHOWN_CHARS,
@@ -31,10 +33,17 @@ if TYPE_CHECKING:
     from mcp import MCPError
     from mcp.types import CallToolResult, Tool
 
+    from tool_worker.tools.mcp.tasks import CreatedTask, TaskState
+
+    CallAnswer = CallToolResult | CreatedTask
+
 CHECK_FIRST = "The call may have taken effect. Check before you repeat it."
 _SESSION_ENDED = "Session terminated"
 """The SDK's error for status 404: the server has not run the call, because the session is unknown to it."""
 LAST_LINES = 3
+CANCEL_SECONDS = 3.0
+
+_log = logging.getLogger(__name__)
 
 
 class AnswerLost(ToolFailed):
@@ -85,13 +94,21 @@ class McpServer:
         return (await self._open_current()).tools
 
     async def call(
-        self, name: str, arguments: dict[str, Any], check: Callable[[Sequence[Tool]], None], *, key: str
-    ) -> CallToolResult:
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        check: Callable[[Sequence[Tool]], None],
+        *,
+        meta: Mapping[str, str],
+    ) -> CallAnswer:
         """Call a tool.
 
         Args:
             check: Receives the server's current tools; raises if the call is not allowed.
-            key: Idempotency key of the call, for the server's use.
+            meta: The `_meta` of the request: the idempotency key and the trace, for the server's use.
+
+        Returns:
+            The result, or the task that the server made of the call.
 
         Raises:
             ToolFailed: The server cannot be reached; nothing was called.
@@ -106,7 +123,7 @@ class McpServer:
             connection = await self._open_current()
             check(connection.tools)
             try:
-                return await self._send_call(connection, name, arguments, key)
+                return await self._send_call(connection, name, arguments, meta)
             except MCPError as error:
                 if is_repeated or (error.code, error.message) != (INVALID_REQUEST, _SESSION_ENDED):
                     raise self._explain(error, name) from error
@@ -133,21 +150,97 @@ class McpServer:
                 await self._connection.aclose()
                 self._connection = None
 
-    async def _send_call(
-        self, connection: McpConnection, name: str, arguments: dict[str, Any], key: str
-    ) -> CallToolResult:
-        # `send_request`, because the SDK's own `call_tool` drops answers that do not fit the tool's output schema.
-        from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult
+    async def await_task(self, name: str, task_id: str, poll_seconds: float) -> CallToolResult:
+        """Poll a task until it has ended, and return the result of its call.
 
-        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments, _meta={KEY_FIELD: key}))
+        Raises:
+            AnswerLost: The server does not know it any more, or was away for too long.
+            ToolFailed: It was cancelled, or needs what we do not offer.
+            MCPError: It failed.
+        """
+        from mcp import MCPError
+        from mcp.types import CallToolResult, ErrorData
+
+        from tool_worker.tools.mcp.tasks import EXTENSION, poll_task
+
+        server = self.spec.name
+        state = await poll_task(lambda: self._load_task(name, task_id), poll_seconds)
+        if state is None:
+            raise AnswerLost(f"The MCP server {server} has been away for too long during {name}.", remedy=CHECK_FIRST)
+        said = f" It says: {state.status_message[:SHOWN_CHARS]}" if state.status_message else ""
+        try:
+            if state.status == "completed":
+                return CallToolResult.model_validate(state.result, by_name=False)
+            if state.status == "failed":
+                raise MCPError.from_error_data(ErrorData.model_validate(state.error, by_name=False))
+        except ValidationError as error:
+            text = f"The MCP server {server} ended the task of {name} with something that is not a result ({EXTENSION})."
+            raise AnswerLost(text, remedy=CHECK_FIRST) from error
+        if state.status == "cancelled":
+            raise ToolFailed(f"The MCP server {server} cancelled the task of {name}.{said}")
+        await self.cancel_task(task_id)
+        raise ToolFailed(f"The MCP server {server} asks for input during {name}, which it cannot get here.{said}")
+
+    async def cancel_task(self, task_id: str) -> None:
+        """Ask the server to end a task; it need not. Never raises."""
+        from mcp.types import EmptyResult
+
+        from tool_worker.tools.mcp.tasks import CancelTask, TaskParams
+
+        with suppress(Exception):
+            async with asyncio.timeout(CANCEL_SECONDS):
+                connection = await self._open()
+                await connection.session.send_request(CancelTask(params=TaskParams(task_id=task_id)), EmptyResult)
+
+    async def _load_task(self, name: str, task_id: str) -> TaskState | None:
+        """Return the state of a task; None while the server cannot be reached.
+
+        Raises:
+            AnswerLost: The server does not know it.
+        """
+        from mcp import MCPError
+        from mcp.types import INVALID_PARAMS, METHOD_NOT_FOUND
+
+        from tool_worker.tools.mcp.tasks import GetTask, TaskParams, TaskState
+
+        try:
+            connection = await self._open()
+            with connection.mark_in_use():
+                return await connection.session.send_request(
+                    GetTask(params=TaskParams(task_id=task_id)), TaskState, request_read_timeout_seconds=self.spec.timeout
+                )
+        except MCPError as error:
+            if error.code in (INVALID_PARAMS, METHOD_NOT_FOUND):
+                text = f"The MCP server {self.spec.name} does not know the task of {name} any more"
+                raise AnswerLost(f"{text} ({error.message[:SHOWN_CHARS]}).", remedy=CHECK_FIRST) from error
+            _log.info("a task of the MCP server %s cannot be polled: %s", self.spec.name, str(error)[:SHOWN_CHARS])
+        except ToolFailed as error:
+            _log.info("a task cannot be polled: %s", error.message)
+        except ValidationError:
+            _log.warning("the MCP server %s answers for a task, but not with its state", self.spec.name)
+        return None
+
+    async def _send_call(
+        self, connection: McpConnection, name: str, arguments: dict[str, Any], meta: Mapping[str, str]
+    ) -> CallAnswer:
+        # `send_request`, because the SDK's own `call_tool` drops answers that do not fit the tool's output schema.
+        from mcp.types import CallToolRequest, CallToolRequestParams, InputRequiredResult
+
+        from tool_worker.tools.mcp.tasks import ANSWER
+
+        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments, _meta=dict(meta)))
+        server = self.spec.name
         with connection.mark_in_use():
             try:
-                return await connection.session.send_request(
-                    request, CallToolResult, request_read_timeout_seconds=self.spec.timeout
+                answer = await connection.session.send_request(
+                    request, ANSWER, request_read_timeout_seconds=self.spec.timeout
                 )
             except ValidationError as error:
-                text = f"The MCP server {self.spec.name} answered the call of {name}, but not with a result."
+                text = f"The MCP server {server} answered the call of {name}, but not with a result."
                 raise AnswerLost(text, remedy=CHECK_FIRST) from error
+        if isinstance(answer, InputRequiredResult):
+            raise ToolFailed(f"The MCP server {server} asks for input before it calls {name}. Nothing was called.")
+        return answer
 
     def _explain(self, error: MCPError, name: str) -> Exception:
         from mcp.types import CONNECTION_CLOSED

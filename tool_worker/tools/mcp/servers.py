@@ -13,31 +13,37 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from broker.contract import MCPObservation, ToolOffer
+from broker.contract import (
+    MAX_DESCRIPTION_CHARS,
+    MCPObservation,
+    Observation,
+    OutcomePolicy,
+    OutcomeUnknownObservation,
+    ToolOffer,
+)
+from broker.runtime import failpoint
 from broker.secrets import Masker
 from broker.tools import CustomTool, ToolContext, ToolFailed, ToolFailure
-from tool_worker.tools.mcp.config import McpServerSpec
+from tool_worker.tools.mcp.config import KEY_FIELD, McpServerSpec
 from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, ProgramLaunch
 from tool_worker.tools.mcp.incoming import SHOWN_NAME_CHARS
-from tool_worker.tools.mcp.server import McpServer
-from tool_worker.tools.offered import OfferedTools, choose_images
+from tool_worker.tools.mcp.server import CHECK_FIRST, McpServer
+from tool_worker.tools.offered import UNKNOWN_TEXT, OfferedTools, choose_images
+from tool_worker.tools.remote_work import RemoteContext, RemoteWork
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult, Tool
-import re
-from typing import TYPE_CHECKING
 
-from broker.contract import MAX_DESCRIPTION_CHARS, OutcomePolicy
-
-if TYPE_CHECKING:
-    from mcp.types import Tool
+    from tool_worker.tools.mcp.tasks import TaskRecord
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
@@ -175,36 +181,105 @@ def _make_custom_tool(server: McpServer, tool: Tool) -> CustomTool:
     offer = make_offer(server.spec, tool)
 
     async def run(arguments: dict[str, Any], context: ToolContext) -> MCPObservation:
-        return await _call_tool(server, tool, offer, arguments, context)
+        return await _Call(server, tool, offer, arguments, context).run()
 
-    return CustomTool(offer, None, run, timeout_seconds=server.spec.timeout + 2 * CONNECT_LIMIT_SECONDS)
+    async def check(arguments: dict[str, Any], context: ToolContext) -> Observation:
+        found = await _Call(server, tool, offer, arguments, context).resume()
+        return OutcomeUnknownObservation(content=UNKNOWN_TEXT) if found is None else found
+
+    seconds = server.spec.timeout + server.spec.task_timeout + 2 * CONNECT_LIMIT_SECONDS
+    return CustomTool(offer, None, run, check, timeout_seconds=seconds)
 
 
-async def _call_tool(
-    server: McpServer, tool: Tool, offer: ToolOffer, arguments: dict[str, Any], context: ToolContext
-) -> MCPObservation:
-    from mcp import MCPError
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a tool, by one worker."""
 
-    def check(tools: Sequence[Tool]) -> None:
-        present = next((found for found in tools if found.name == tool.name), None)
+    server: McpServer
+    tool: Tool
+    offer: ToolOffer
+    arguments: dict[str, Any]
+    context: ToolContext
+
+    async def run(self) -> MCPObservation:
+        """Call the tool, unless an earlier worker has done so and the server made a task of it."""
+        if (found := await self.resume()) is not None:
+            return found
+        meta = {KEY_FIELD: self.context.idempotency_key}
+        if self.context.traceparent:
+            meta["traceparent"] = self.context.traceparent
+        return await self._observe(self._call(meta))
+
+    async def resume(self) -> MCPObservation | None:
+        """Continue with the task that an earlier worker has recorded; None if there is none."""
+        from tool_worker.tools.mcp.tasks import TaskRecord
+
+        text = await self._work.load() if self._work is not None else None
+        record = TaskRecord.parse(text, server=self.server.spec.name, key=self.context.idempotency_key)
+        return None if record is None else await self._observe(self._await_task(record))
+
+    @property
+    def _work(self) -> RemoteWork | None:
+        return self.context.work if isinstance(self.context, RemoteContext) else None
+
+    async def _call(self, meta: dict[str, str]) -> CallToolResult:
+        from tool_worker.tools.mcp.tasks import CreatedTask, TaskRecord, to_poll_seconds
+
+        answer = await self.server.call(self.tool.name, self.arguments, self._check, meta=meta)
+        if not isinstance(answer, CreatedTask):
+            return answer
+        record = TaskRecord(
+            server=self.server.spec.name,
+            key=self.context.idempotency_key,
+            task_id=answer.task_id,
+            poll_seconds=to_poll_seconds(answer.poll_interval_ms),
+        )
+        failpoint("tool.task_created")
+        if self._work is not None:
+            await self._work.save(record.model_dump_json())
+        failpoint("tool.task_recorded")
+        return await self._await_task(record)
+
+    async def _await_task(self, record: TaskRecord) -> CallToolResult:
+        try:
+            async with self._work.park() if self._work is not None else nullcontext():
+                async with asyncio.timeout(self.server.spec.task_timeout):
+                    return await self.server.await_task(self.tool.name, record.task_id, record.poll_seconds)
+        except TimeoutError:
+            await self.server.cancel_task(record.task_id)
+            text = f"The task of {self.tool.name} has not ended within {self.server.spec.task_timeout:g} seconds."
+            raise ToolFailed(text, remedy=CHECK_FIRST) from None
+        except asyncio.CancelledError:
+            # Not on a worker's shutdown: the next worker polls the same task.
+            if self.context.is_cancelled:
+                await asyncio.shield(asyncio.create_task(self.server.cancel_task(record.task_id)))
+            raise
+
+    async def _observe(self, answer: Awaitable[CallToolResult]) -> MCPObservation:
+        from mcp import MCPError
+
+        name, timeout_seconds = self.offer.name, self.server.spec.timeout
+        try:
+            result = await answer
+        except MCPError as error:
+            is_late = "timed out" in str(error).lower()
+            text = f'Tool "{name}" timed out after {timeout_seconds:g} seconds' if is_late else str(error)
+            failed = json.dumps({"isError": True, "error": text, "content": []})
+            return MCPObservation(content=failed, name=name, arguments=self.arguments)
+        return _to_observation(result, name, self.arguments)
+
+    def _check(self, tools: Sequence[Tool]) -> None:
+        server, name = self.server, self.tool.name
+        present = next((found for found in tools if found.name == name), None)
         if present is None:
-            text = f"The MCP server {server.spec.name} no longer has the tool {tool.name}."
+            text = f"The MCP server {server.spec.name} no longer has the tool {name}."
             raise ToolFailed(f"{text} Nothing was called.", remedy="Continue without it, or tell the user.")
-        if _has_changed(server, present, offer):
+        if _has_changed(server, present, self.offer):
             raise ToolFailed(
-                f"The MCP server {server.spec.name} has changed its tool {tool.name} since this conversation began. "
+                f"The MCP server {server.spec.name} has changed its tool {name} since this conversation began. "
                 "The tool was not called.",
                 remedy="Continue without it, or tell the user.",
             )
-
-    try:
-        result = await server.call(tool.name, arguments, check, key=context.idempotency_key)
-    except MCPError as error:
-        is_late = "timed out" in str(error).lower()
-        text = f'Tool "{offer.name}" timed out after {server.spec.timeout:g} seconds' if is_late else str(error)
-        failed = json.dumps({"isError": True, "error": text, "content": []})
-        return MCPObservation(content=failed, name=offer.name, arguments=arguments)
-    return _to_observation(result, offer.name, arguments)
 
 
 def _has_changed(server: McpServer, tool: Tool, offer: ToolOffer) -> bool:
