@@ -174,7 +174,7 @@ class Core:
             return effect
         action, answered = self.event(effect.action_id), self.event(effect.answer_id)
         assert isinstance(action, RiskyAction)
-        assert isinstance(answered, ChangeAgentStateAction)
+        assert isinstance(answered, ChangeAgentStateAction | MCPQuestionObservation)
         return apply_answer(self.state, action, answered)
 
     def reply(self, *calls: ModelToolCall, text: str = "", seen_id: int | None = None, **fields: Any) -> Effect:

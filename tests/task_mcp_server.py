@@ -19,8 +19,20 @@ SCHEMA = {"type": "object", "properties": {"seconds": {"type": "number"}, "name"
 TOOLS = [
     {"name": "job", "inputSchema": SCHEMA},
     {"name": "keyed_job", "inputSchema": SCHEMA, "annotations": {"idempotentHint": True}},
+    {"name": "asking_job", "inputSchema": SCHEMA},
+    {"name": "ask", "inputSchema": SCHEMA},
 ]
 COMPLETE = {"resultType": "complete"}
+STATE = "opaque é"
+FORM = {"type": "object", "properties": {"size": {"type": "number"}}, "required": ["size"]}
+
+
+def question(message: str = "Which size?", **params: Any) -> dict[str, Any]:
+    """Return a question of the server, for the form that asks for a size."""
+    return {
+        "method": "elicitation/create",
+        "params": {"mode": "form", "message": message, "requestedSchema": FORM} | params,
+    }
 
 
 @dataclass
@@ -33,6 +45,7 @@ class RemoteJob:
     result: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     polls: int = 0
+    is_asking: bool = False
 
 
 @dataclass
@@ -43,6 +56,8 @@ class TaskServer:
         started: how often each call was started, by the name that the call gives.
         metas: the `_meta` of each call.
         seen: the methods that were asked for.
+        questions: what the tools that ask want to know.
+        responses: the answers to them.
         is_away: it hangs up on whoever asks.
         poll_ms: the interval that it suggests.
     """
@@ -53,6 +68,8 @@ class TaskServer:
     started: Counter[str] = field(default_factory=Counter)
     metas: list[dict[str, Any]] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
+    questions: dict[str, Any] = field(default_factory=lambda: {"q1": question()})
+    responses: list[Any] = field(default_factory=list)
     is_away: bool = False
     poll_ms: int = 100
 
@@ -79,14 +96,28 @@ class TaskServer:
                 return {**cached, "supportedVersions": [VERSION], "capabilities": capabilities}
             case "tools/list":
                 return {**cached, "tools": TOOLS}
+            case "tools/call" if params["name"] == "ask":
+                return self._ask(params)
             case "tools/call":
                 return self._start(params)
+            case "tasks/update" if params["taskId"] in self.jobs:
+                self.responses.append(params["inputResponses"])
+                self.jobs[params["taskId"]].ends_at = 0.0
+                return COMPLETE
             case "tasks/get" if params["taskId"] in self.jobs:
                 return self._state(params["taskId"])
             case "tasks/cancel" if params["taskId"] in self.jobs:
                 self.jobs[params["taskId"]].is_cancelled = True
                 return COMPLETE
         return None
+
+    def _ask(self, params: dict[str, Any]) -> dict[str, Any]:
+        self.metas.append(params["_meta"])
+        if not params.get("inputResponses"):
+            return {"resultType": "input_required", "inputRequests": self.questions, "requestState": STATE}
+        assert params["requestState"] == STATE
+        self.responses.append(params["inputResponses"])
+        return {**COMPLETE, "content": [{"type": "text", "text": "thank you"}], "isError": False}
 
     def _start(self, params: dict[str, Any]) -> dict[str, Any]:
         meta, given = params["_meta"], params["arguments"]
@@ -98,7 +129,7 @@ class TaskServer:
             seconds = given.get("seconds")
             ends_at = asyncio.get_running_loop().time() + seconds if seconds is not None else float("inf")
             self.by_key[key] = task_id = f"task-{len(self.jobs)}"
-            self.jobs[task_id] = RemoteJob(given["name"], ends_at)
+            self.jobs[task_id] = RemoteJob(given["name"], ends_at, is_asking=params["name"] == "asking_job")
         return {**self._describe(self.by_key[key]), "resultType": "task", "status": "working"}
 
     def _state(self, task_id: str) -> dict[str, Any]:
@@ -110,7 +141,8 @@ class TaskServer:
         if job.is_cancelled:
             return {**about, "status": "cancelled"}
         if asyncio.get_running_loop().time() < job.ends_at:
-            return about
+            is_asking = job.is_asking
+            return {**about, "status": "input_required", "inputRequests": self.questions} if is_asking else about
         text = [{"type": "text", "text": f"{job.name} is done"}]
         return {**about, "status": "completed", "result": job.result or {"content": text, "isError": False}}
 

@@ -51,6 +51,7 @@ ORDER: tuple[Decision, ...] = (
     model_calls.end_rate_limit,
     confirmation.end_confirmation,
     lifecycle.rest_unless_working,  # all decisions below are work
+    tools.ask_person,  # the call of a tool continues with the answer
     tools.await_tools,  # the next step needs the results of this one
     delegation.await_delegates,
     inbox.rest_until_message,  # the agent has no task yet

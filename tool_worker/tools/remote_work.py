@@ -7,9 +7,10 @@ Keys: the field `t:<action>` of `deck:{k}:c:<id>:once`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 from broker.coordination import NOT_SUSPECTED, CrashAttribution
 from broker.store import Store
@@ -40,23 +41,34 @@ class RemoteWork:
         self._field = f"t:{action_id}"
         self._attribution = attribution
         self._free_slot = free_slot
-        self._is_recorded = False
+        self._fields: set[str] = set()
 
-    async def load(self) -> bytes | None:
-        """Return the record, or None."""
-        found: bytes | None = await self._store.call("HGET", self._key, self._field)
-        self._is_recorded = found is not None
+    async def load(self, asked_id: int | None = None) -> bytes | None:
+        """Return the record, or None.
+
+        Args:
+            asked_id: An earlier action, which this one continues; its record is removed with our own.
+        """
+        name = self._field if asked_id is None else f"t:{asked_id}"
+        found: bytes | None = await self._store.call("HGET", self._key, name)
+        if found is not None:
+            self._fields.add(name)
         return found
 
     async def save(self, text: str) -> None:
         """Write the record. Idempotent."""
-        self._is_recorded = True
+        self._fields.add(self._field)
         await self._store.call("HSET", self._key, self._field, text)
 
-    async def forget(self) -> None:
-        """Remove the record, once the action has its observation. Idempotent."""
-        if self._is_recorded:
-            await self._store.call("HDEL", self._key, self._field)
+    async def forget(self, *, is_continued: bool = False) -> None:
+        """Remove what is recorded, once the action has its observation. Idempotent.
+
+        Args:
+            is_continued: Keep the record of this action for another one, which continues it.
+        """
+        doomed = self._fields - ({self._field} if is_continued else set())
+        if doomed:
+            await self._store.call("HDEL", self._key, *sorted(doomed))
 
     @asynccontextmanager
     async def park(self) -> AsyncIterator[None]:
@@ -73,6 +85,9 @@ class RemoteContext(ToolContext):
 
     Attributes:
         work: Its record; None where there is no store.
+        asks: The earlier call that this one continues with the person's answers, see `MCPAction`.
     """
 
     work: RemoteWork | None = field(default=None, compare=False, repr=False)
+    asks: int | None = None
+    answers: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)

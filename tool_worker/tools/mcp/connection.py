@@ -34,8 +34,8 @@ from tool_worker.tools.mcp.program import open_program_streams
 
 if TYPE_CHECKING:
     from mcp import Client, ClientSession
-    from mcp.client.session import IncomingMessage
-    from mcp.types import Tool
+    from mcp.client.session import ClientRequestContext, IncomingMessage
+    from mcp.types import ElicitRequestParams, ErrorData, Tool
 
     from tool_worker.tools.mcp.http_connection import AnnouncementListener
 
@@ -271,6 +271,10 @@ async def _serve(
             )
             client = await stack.enter_async_context(opening)
             session = client.session
+            if session.discover_result is not None:
+                # Declared only where the answers may come later, with a repeated request.
+                session._elicitation_callback = _refuse_question  # noqa: SLF001  (the SDK takes it only before it knows)
+                session.adopt(session.discover_result)
             capability = client.server_capabilities.tools
             announces = capability is not None and bool(capability.list_changed)
             tools = await _list_all_tools(session, spec.name)
@@ -284,6 +288,12 @@ async def _serve(
             ready.set_exception(error)
         else:
             _log.warning("the connection to the MCP server %s broke: %s", spec.name, _describe_error(error))
+
+
+async def _refuse_question(_: ClientRequestContext, params: ElicitRequestParams) -> ErrorData:  # noqa: ARG001
+    from mcp.types import INVALID_REQUEST, ErrorData
+
+    return ErrorData(code=INVALID_REQUEST, message="Ask in the answer to a request.")
 
 
 async def _listen(client: Client, announcements: Announcements) -> None:

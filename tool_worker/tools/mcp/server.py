@@ -31,11 +31,11 @@ from tool_worker.tools.mcp.program import ANSWER_TOO_LONG
 
 if TYPE_CHECKING:
     from mcp import MCPError
-    from mcp.types import CallToolResult, Tool
+    from mcp.types import CallToolResult, InputRequiredResult, Tool
 
     from tool_worker.tools.mcp.tasks import CreatedTask, TaskState
 
-    CallAnswer = CallToolResult | CreatedTask
+    CallAnswer = CallToolResult | InputRequiredResult | CreatedTask
 
 CHECK_FIRST = "The call may have taken effect. Check before you repeat it."
 _SESSION_ENDED = "Session terminated"
@@ -100,15 +100,18 @@ class McpServer:
         check: Callable[[Sequence[Tool]], None],
         *,
         meta: Mapping[str, str],
+        responses: Mapping[str, Any] | None = None,
+        state: str | None = None,
     ) -> CallAnswer:
         """Call a tool.
 
         Args:
             check: Receives the server's current tools; raises if the call is not allowed.
             meta: The `_meta` of the request: the idempotency key and the trace, for the server's use.
+            responses, state: The answers to the server's questions, and what it wants back with them.
 
         Returns:
-            The result, or the task that the server made of the call.
+            The result, the task that the server made of the call, or its questions.
 
         Raises:
             ToolFailed: The server cannot be reached; nothing was called.
@@ -118,12 +121,15 @@ class McpServer:
         from mcp import MCPError
         from mcp.types import INVALID_REQUEST
 
+        given: dict[str, Any] = {"inputResponses": dict(responses)} if responses else {}
+        given |= {"requestState": state} if state is not None else {}
+        params = {"name": name, "arguments": arguments, "_meta": dict(meta), **given}
         is_repeated = False
         while True:
             connection = await self._open_current()
             check(connection.tools)
             try:
-                return await self._send_call(connection, name, arguments, meta)
+                return await self._send_call(connection, params)
             except MCPError as error:
                 if is_repeated or (error.code, error.message) != (INVALID_REQUEST, _SESSION_ENDED):
                     raise self._explain(error, name) from error
@@ -150,21 +156,26 @@ class McpServer:
                 await self._connection.aclose()
                 self._connection = None
 
-    async def await_task(self, name: str, task_id: str, poll_seconds: float) -> CallToolResult:
-        """Poll a task until it has ended, and return the result of its call.
+    async def await_task(
+        self, name: str, task_id: str, poll_seconds: float, answered: Sequence[str] = ()
+    ) -> CallToolResult | InputRequiredResult:
+        """Poll a task until it has ended or asks something, and return the result of its call or the questions.
+
+        Args:
+            answered: Names of its questions that have been answered.
 
         Raises:
             AnswerLost: The server does not know it any more, or was away for too long.
-            ToolFailed: It was cancelled, or needs what we do not offer.
+            ToolFailed: It was cancelled.
             MCPError: It failed.
         """
         from mcp import MCPError
-        from mcp.types import CallToolResult, ErrorData
+        from mcp.types import CallToolResult, ErrorData, InputRequiredResult
 
         from tool_worker.tools.mcp.tasks import EXTENSION, poll_task
 
         server = self.spec.name
-        state = await poll_task(lambda: self._load_task(name, task_id), poll_seconds)
+        state = await poll_task(lambda: self._load_task(name, task_id), poll_seconds, answered)
         if state is None:
             raise AnswerLost(f"The MCP server {server} has been away for too long during {name}.", remedy=CHECK_FIRST)
         said = f" It says: {state.status_message[:SHOWN_CHARS]}" if state.status_message else ""
@@ -174,12 +185,35 @@ class McpServer:
             if state.status == "failed":
                 raise MCPError.from_error_data(ErrorData.model_validate(state.error, by_name=False))
         except ValidationError as error:
-            text = f"The MCP server {server} ended the task of {name} with something that is not a result ({EXTENSION})."
+            text = (
+                f"The MCP server {server} ended the task of {name} with something that is not a result ({EXTENSION})."
+            )
             raise AnswerLost(text, remedy=CHECK_FIRST) from error
         if state.status == "cancelled":
             raise ToolFailed(f"The MCP server {server} cancelled the task of {name}.{said}")
-        await self.cancel_task(task_id)
-        raise ToolFailed(f"The MCP server {server} asks for input during {name}, which it cannot get here.{said}")
+        asked = {key: value for key, value in (state.input_requests or {}).items() if key not in answered}
+        return InputRequiredResult.model_construct(input_requests=asked)
+
+    async def answer_task(self, name: str, task_id: str, responses: Mapping[str, Any]) -> None:
+        """Answer questions of a task. Idempotent: a server ignores a second answer.
+
+        Raises:
+            ToolFailed: The server cannot be reached, or refuses.
+        """
+        from mcp import MCPError
+        from mcp.types import EmptyResult
+
+        from tool_worker.tools.mcp.tasks import UpdateParams, UpdateTask
+
+        params = UpdateParams(task_id=task_id, input_responses=dict(responses))
+        connection = await self._open()
+        try:
+            await connection.session.send_request(
+                UpdateTask(params=params), EmptyResult, request_read_timeout_seconds=self.spec.timeout
+            )
+        except (MCPError, ValidationError) as error:
+            text = f"The MCP server {self.spec.name} did not take the answers for {name}: {str(error)[:SHOWN_CHARS]}"
+            raise ToolFailed(text) from error
 
     async def cancel_task(self, task_id: str) -> None:
         """Ask the server to end a task; it need not. Never raises."""
@@ -207,7 +241,9 @@ class McpServer:
             connection = await self._open()
             with connection.mark_in_use():
                 return await connection.session.send_request(
-                    GetTask(params=TaskParams(task_id=task_id)), TaskState, request_read_timeout_seconds=self.spec.timeout
+                    GetTask(params=TaskParams(task_id=task_id)),
+                    TaskState,
+                    request_read_timeout_seconds=self.spec.timeout,
                 )
         except MCPError as error:
             if error.code in (INVALID_PARAMS, METHOD_NOT_FOUND):
@@ -220,27 +256,21 @@ class McpServer:
             _log.warning("the MCP server %s answers for a task, but not with its state", self.spec.name)
         return None
 
-    async def _send_call(
-        self, connection: McpConnection, name: str, arguments: dict[str, Any], meta: Mapping[str, str]
-    ) -> CallAnswer:
+    async def _send_call(self, connection: McpConnection, params: Mapping[str, Any]) -> CallAnswer:
         # `send_request`, because the SDK's own `call_tool` drops answers that do not fit the tool's output schema.
-        from mcp.types import CallToolRequest, CallToolRequestParams, InputRequiredResult
+        from mcp.types import CallToolRequest, CallToolRequestParams
 
         from tool_worker.tools.mcp.tasks import ANSWER
 
-        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments, _meta=dict(meta)))
-        server = self.spec.name
+        request = CallToolRequest(params=CallToolRequestParams.model_validate(params, by_name=False))
         with connection.mark_in_use():
             try:
-                answer = await connection.session.send_request(
+                return await connection.session.send_request(
                     request, ANSWER, request_read_timeout_seconds=self.spec.timeout
                 )
             except ValidationError as error:
-                text = f"The MCP server {server} answered the call of {name}, but not with a result."
+                text = f"The MCP server {self.spec.name} answered the call of {params['name']}, but not with a result."
                 raise AnswerLost(text, remedy=CHECK_FIRST) from error
-        if isinstance(answer, InputRequiredResult):
-            raise ToolFailed(f"The MCP server {server} asks for input before it calls {name}. Nothing was called.")
-        return answer
 
     def _explain(self, error: MCPError, name: str) -> Exception:
         from mcp.types import CONNECTION_CLOSED
