@@ -29,7 +29,12 @@ from broker.contract.events import (
 )
 from broker.contract.fencing import Ownership
 from broker.contract.notes import Note
-from broker.contract.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
+from broker.contract.observations import (
+    AgentStateChangedObservation,
+    CmdOutputMetadata,
+    CmdOutputObservation,
+    MCPQuestionObservation,
+)
 from broker.contract.recall import RecallAction
 from broker.contract.skills import NO_SKILLS
 from broker.limits.quotas import QuotaTable

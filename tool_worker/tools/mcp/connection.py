@@ -290,7 +290,7 @@ async def _serve(
             _log.warning("the connection to the MCP server %s broke: %s", spec.name, _describe_error(error))
 
 
-async def _refuse_question(_: ClientRequestContext, params: ElicitRequestParams) -> ErrorData:  # noqa: ARG001
+async def _refuse_question(context: ClientRequestContext, params: ElicitRequestParams) -> ErrorData:  # noqa: ARG001
     from mcp.types import INVALID_REQUEST, ErrorData
 
     return ErrorData(code=INVALID_REQUEST, message="Ask in the answer to a request.")
