@@ -52,6 +52,7 @@
     deck:{0}:keys:once:<sha256>    string   a day          request with an idempotency key, and its response (JSON)
     deck:{0}:keys:uploads:<sha256> zset     an hour        uploaded files of a tenant without a conversation
     deck:{0}:data_keys             hash     forever        id → the data key of a tenant, encrypted; see encryption
+    deck:{0}:mcp_tokens            hash     until removed  MCP server → its login, encrypted; see mcp_login
     deck:{0}:operations:record     list     forever        operations through the server: author and reason (JSON)
     deck:{0}:revoked               zset     a week         revoked Celery task → when (ms)
     deck:{0}:job:<name>            string   while running  the worker that runs an exclusive job
@@ -165,6 +166,11 @@ class ShardKeys:
     def api_keys(self) -> str:
         """The permissions of the API keys, and the prefix of their other keys. All are in the first shard."""
         return f"{self.root}:keys"
+
+    @property
+    def mcp_tokens(self) -> str:
+        """The encrypted logins at MCP servers; all of them are in the first shard."""
+        return f"{self.root}:mcp_tokens"
 
     @property
     def data_keys(self) -> str:

@@ -21,9 +21,9 @@ from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation, MCPObservation, OutcomeUnknownObservation
 from broker.contract.tool_specs import OutcomePolicy, ToolOffer
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
+from broker.tools.mcp_config import McpServerSpec
 from tests.polling import until
 from tests.scripted_mcp_server import ScriptedServer, scripted_server, served, tool
-from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.connection import MAX_LIST_CHARS
 from tool_worker.tools.mcp.launch import SandboxedLaunch
 from tool_worker.tools.mcp.program import MESSAGE_LIMIT_BYTES

@@ -1,4 +1,3 @@
-from .mcp.config import McpServerSpec as McpServerSpec, read_servers as read_servers
 from .mcp.launch import SandboxedLaunch as SandboxedLaunch
 from .mcp.servers import McpServers as McpServers
 from .offered import OfferedTools as OfferedTools, load_tools as load_tools

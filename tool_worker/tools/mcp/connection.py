@@ -23,12 +23,21 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from broker.contract import MAX_DESCRIPTION_CHARS
-from broker.tools import ToolFailed
-from tool_worker.tools.mcp.config import McpServerSpec
+from broker.tools import (
+    LoginNeeded,
+    McpServerSpec,
+    McpTokens,
+    ToolFailed,
+    is_allowed,
+    make_auth,
+    make_login_needed,
+    require_login,
+)
 from tool_worker.tools.mcp.incoming import MAX_TOOLS, SHOWN_NAME_CHARS, IncomingMessages
 from tool_worker.tools.mcp.program import open_program_streams
 
@@ -136,16 +145,23 @@ class McpConnection:
         launch: Callable[[McpServerSpec], ProgramLaunch],
         announcements: Announcements,
         *,
+        tokens: McpTokens | None = None,
         limit_seconds: float = CONNECT_LIMIT_SECONDS,
     ) -> McpConnection:
         """Connect to a server and list its tools.
 
+        Args:
+            tokens: The logins; needed for a server with `oauth`.
+
         Raises:
+            LoginNeeded: A person has to log in first.
             ToolFailed: The server cannot be reached, or does not answer in time.
         """
         ready: asyncio.Future[_StartedSession] = asyncio.get_running_loop().create_future()
         end = asyncio.Event()
-        task = asyncio.create_task(_serve(spec, launch, ready, announcements, end), name=f"mcp {spec.name}")
+        task = asyncio.create_task(
+            _serve(spec, launch, ready, announcements, end, tokens=tokens), name=f"mcp {spec.name}"
+        )
         try:
             async with asyncio.timeout(limit_seconds):
                 opened = await asyncio.shield(ready)
@@ -156,6 +172,8 @@ class McpConnection:
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
+            if _is_login_needed(error):
+                raise make_login_needed(spec) from error
             why = (
                 f"it has not answered for {limit_seconds:g} seconds"
                 if isinstance(error, TimeoutError)
@@ -245,6 +263,8 @@ async def _serve(
     ready: asyncio.Future[_StartedSession],
     announcements: Announcements,
     end: asyncio.Event,
+    *,
+    tokens: McpTokens | None,
 ) -> None:
     from mcp import Client
 
@@ -257,7 +277,7 @@ async def _serve(
 
     @asynccontextmanager
     async def open_filtered() -> AsyncIterator[Any]:
-        async with _open_transport(spec, launch, announcements) as (reading, writing):
+        async with _open_transport(spec, launch, announcements, tokens) as (reading, writing):
             yield IncomingMessages(reading, spec.name, version, announcements.set), writing
 
     try:
@@ -355,7 +375,10 @@ def _trim(tool: Tool) -> Tool:
 
 @asynccontextmanager
 async def _open_transport(
-    spec: McpServerSpec, launch: Callable[[McpServerSpec], ProgramLaunch], announcements: Announcements
+    spec: McpServerSpec,
+    launch: Callable[[McpServerSpec], ProgramLaunch],
+    announcements: Announcements,
+    tokens: McpTokens | None,
 ) -> AsyncIterator[Any]:
     """Yield the two message streams of a server."""
     if spec.command:
@@ -382,16 +405,32 @@ async def _open_transport(
         from tool_worker.tools.mcp.http_connection import AnnouncementListener, StreamableClient
 
         announcements.listening = AnnouncementListener(announcements.set)
+        await require_login(spec, tokens)
+        auth = make_auth(spec, tokens) if spec.oauth is not None and tokens is not None else None
+        may_ask = partial(is_allowed, spec)
         async with (
-            StreamableClient(spec.headers, spec.timeout, announcements.listening) as client,
+            StreamableClient(spec.headers, spec.timeout, announcements.listening, auth, may_ask) as client,
             # The client limits the size, as of every answer.
             streamable_http_client(spec.url, http_client=client, max_sse_event_size=None) as streams,
         ):
             yield streams
 
 
-def _describe_error(error: BaseException) -> str:
-    """Return the text of an error; unwraps exception groups."""
+def _is_login_needed(error: BaseException) -> bool:
+    from tool_worker.tools.mcp.http_connection import LOGIN_NEEDED
+
+    error = _unwrap(error)
+    return isinstance(error, LoginNeeded) or getattr(error, "data", None) == LOGIN_NEEDED
+
+
+def _unwrap(error: BaseException) -> BaseException:
+    """Return the first error of nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def _describe_error(error: BaseException) -> str:
+    """Return the text of an error; unwraps exception groups."""
+    error = _unwrap(error)
     return f"{type(error).__name__}: {error}"[:SHOWN_CHARS]

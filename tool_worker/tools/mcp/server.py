@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from broker.runtime import read_last_lines
-from broker.tools import ToolFailed
-from tool_worker.tools.mcp.config import McpServerSpec
+from broker.tools import McpServerSpec, McpTokens, ToolFailed
 from tool_worker.tools.mcp.connection import (
     CONNECT_LIMIT_SECONDS,
     SHOWN_CHARS,
@@ -63,6 +62,7 @@ class McpServer:
 
     Args:
         launch: Returns how to start its program; called before each start, and only for servers with a program.
+        tokens: Logins at servers; None: there are none.
         connect_limit_seconds: Time limit of the handshake.
 
     Attributes:
@@ -74,9 +74,11 @@ class McpServer:
         spec: McpServerSpec,
         launch: Callable[[McpServerSpec], ProgramLaunch],
         *,
+        tokens: McpTokens | None = None,
         connect_limit_seconds: float = CONNECT_LIMIT_SECONDS,
     ) -> None:
         self.spec = spec
+        self._tokens = tokens
         self._launch = launch
         self._connect_limit_seconds = connect_limit_seconds
         self.changed = asyncio.Event()
@@ -275,7 +277,7 @@ class McpServer:
     def _explain(self, error: MCPError, name: str) -> Exception:
         from mcp.types import CONNECTION_CLOSED
 
-        from tool_worker.tools.mcp.http_connection import NOT_SENT
+        from tool_worker.tools.mcp.http_connection import LOGIN_NEEDED, NOT_SENT
 
         server = self.spec.name
         if ANSWER_TOO_LONG in str(error):
@@ -283,7 +285,7 @@ class McpServer:
             return AnswerTooLong(text, remedy="The call has run; only its answer is lost. Ask for less, if you can.")
         if error.code == CONNECTION_CLOSED:
             why = error.message[:SHOWN_CHARS]
-            if error.data == NOT_SENT:
+            if error.data in (NOT_SENT, LOGIN_NEEDED):
                 return ToolFailed(f"The MCP server {server} cannot be reached: {why}. Nothing was called.")
             text = f"The MCP server {server} broke off before it answered the call of {name} ({why})."
             return AnswerLost(text, remedy=CHECK_FIRST)
@@ -310,6 +312,7 @@ class McpServer:
                     self.spec,
                     self._launch_program,
                     Announcements(self.changed),
+                    tokens=self._tokens,
                     limit_seconds=self._connect_limit_seconds,
                 )
                 if self._was_reached:  # its version may have changed

@@ -34,8 +34,16 @@ from broker.contract import (
 )
 from broker.runtime import failpoint
 from broker.secrets import Masker
-from broker.tools import CustomTool, ToolContext, ToolFailed, ToolFailure
-from tool_worker.tools.mcp.config import KEY_FIELD, McpServerSpec
+from broker.tools import (
+    KEY_FIELD,
+    CustomTool,
+    LoginNeeded,
+    McpServerSpec,
+    McpTokens,
+    ToolContext,
+    ToolFailed,
+    ToolFailure,
+)
 from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, ProgramLaunch
 from tool_worker.tools.mcp.incoming import SHOWN_NAME_CHARS
 from tool_worker.tools.mcp.server import CHECK_FIRST, McpServer
@@ -67,6 +75,7 @@ class McpServers:
     """The servers of one tool worker.
 
     Args:
+        tokens: Logins at servers; None: there are none.
         masker: Masks the worker's secrets in reports about failing servers.
         report: Called after the failures of `offered` have changed.
     """
@@ -77,10 +86,11 @@ class McpServers:
         offered: OfferedTools,
         launch: Callable[[McpServerSpec], ProgramLaunch],
         *,
+        tokens: McpTokens | None = None,
         masker: Masker | None = None,
         report: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._servers = [McpServer(spec, launch) for spec in specs]
+        self._servers = [McpServer(spec, launch, tokens=tokens) for spec in specs]
         self._offered = offered
         self._masker = masker or Masker()
         self._report = report or _report_nothing
@@ -141,7 +151,9 @@ class McpServers:
         spec = server.spec
         words = server.read_last_words()
         reason = f"{error.message} Its last words: {words}" if words else error.message
-        if spec.command:
+        if isinstance(error, LoginNeeded):
+            remedy = error.remedy
+        elif spec.command:
             remedy = f"Correct the command of {spec.name} in the file that DECKHANDS_MCP names; "
             remedy += f"what the program wrote is in <node dir>/.sandbox/mcp/{spec.name}.log there."
         else:
