@@ -40,6 +40,21 @@ def picture() -> Image:
     return Image(data=PIXEL, format="png")
 
 
+@server.resource("notes://today", mime_type="text/plain")
+def notes() -> str:
+    return "buy milk"
+
+
+@server.resource("pictures://pixel", mime_type="image/png")
+def pixel() -> bytes:
+    return PIXEL
+
+
+@server.prompt(description="Greet someone.")
+def greeting(name: str) -> str:
+    return f"Say hello to {name}."
+
+
 @server.tool(description="Fail.")
 def fail() -> str:
     raise ToolError("the server's own error")

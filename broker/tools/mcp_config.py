@@ -67,6 +67,7 @@ class McpServerSpec(BaseModel):
         timeout: Seconds for one call.
         task_timeout: Seconds for the task that a server may make of a call.
         tools: Names or patterns of its tools to offer.
+        resources, prompts: Whether to offer tools that list and read them.
         pool: Pool of the tool workers that may call it; empty for the worker that holds the conversation's workspace.
         secrets: Texts to mask in every conversation: its headers, and all values from environment variables.
     """
@@ -88,6 +89,8 @@ class McpServerSpec(BaseModel):
     timeout: Annotated[float, Field(ge=1, le=3600)] = 60.0
     task_timeout: Annotated[float, Field(ge=1, le=604_800)] = 86_400.0
     tools: tuple[str, ...] = ("*",)
+    resources: bool = False
+    prompts: bool = False
     pool: str = ""
     secrets: tuple[str, ...] = Field(default=(), repr=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,6 +17,8 @@ from tests.faults.test_mcp_tasks import records, settings, text_of
 from tests.task_mcp_server import KEY, TaskServer, question, task_server
 from tests.turns import call, finish
 
+KEY_OF_SECRETS = base64.b64encode(b"k" * 32).decode()
+
 
 @pytest.fixture
 async def remote() -> AsyncIterator[TaskServer]:
@@ -27,6 +30,11 @@ async def ask(cluster: FaultCluster, remote: TaskServer, tool: str, **environmen
     cluster.start(**settings(cluster, remote), **environment)
     (cid,) = await cluster.submit([call(tool, name="one"), finish()], tools=["remote/*"])
     return cid
+
+
+async def _records(cluster: FaultCluster, conversation_id: str) -> list[tuple[bytes, bytes]]:
+    flat = await cluster.client.store.call("HGETALL", cluster.client.store.keys(conversation_id).once)
+    return [(flat[n], flat[n + 1]) for n in range(0, len(flat), 2) if flat[n].startswith(b"t:")]
 
 
 async def until_asked(cluster: FaultCluster, conversation_id: str, *, count: int = 1) -> MCPQuestionObservation:
@@ -52,10 +60,12 @@ async def check_log(cluster: FaultCluster, conversation_id: str) -> None:
 
 @pytest.mark.parametrize(("tool", "text"), [("ask", "thank you"), ("asking_job", "one is done")])
 async def test_answer_of_the_person_goes_back(cluster: FaultCluster, remote: TaskServer, tool: str, text: str) -> None:
-    cid = await ask(cluster, remote, tool)
+    cid = await ask(cluster, remote, tool, DECKHANDS_SECRET_KEY=KEY_OF_SECRETS)
     asked = await until_asked(cluster, cid)
     assert "Which size?" in asked.content
     assert asked.questions[0].key == "q1"
+    (record,) = [value for _, value in await _records(cluster, cid)]
+    assert b"Which size?" not in record
     await cluster.client.confirm(cid, edited={"answers": {"size": 3}})
     await cluster.settle([cid])
     events = await cluster.client.events(cid)

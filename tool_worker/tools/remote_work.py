@@ -1,21 +1,23 @@
 """Work that a call has started elsewhere: a record of it that outlives the worker, and a place to wait without a slot.
 
 Holds: a call that waits takes no concurrency slot, and the death of its worker does not count against it. What was
-recorded of an action is found by the worker that takes it over.
+recorded of an action is found by the worker that takes it over. It is encrypted if there is a key of the secrets.
 Keys: the field `t:<action>` of `deck:{k}:c:<id>:once`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from broker.coordination import NOT_SUSPECTED, CrashAttribution
+from broker.secrets import ONE_KEY, Secrets, SecretsLocked
 from broker.store import Store
 from broker.tools import ToolContext
 
+SEALED = b"sealed:"
 FreeSlot = Callable[[], AbstractAsyncContextManager[None]]
 """Frees a slot for the time of a block, and waits for one at its end."""
 
@@ -24,6 +26,7 @@ class RemoteWork:
     """The record of one action's work.
 
     Args:
+        secrets: Encrypts the record; None: it is stored as it is.
         free_slot: Frees the slot of the action.
     """
 
@@ -33,17 +36,20 @@ class RemoteWork:
         conversation_id: str,
         action_id: int,
         *,
+        secrets: Secrets | None = None,
         attribution: CrashAttribution = NOT_SUSPECTED,
         free_slot: FreeSlot = nullcontext,
     ) -> None:
         self._store = store
+        self._secrets = secrets
+        self._conversation_id = conversation_id
         self._key = store.keys(conversation_id).once
         self._field = f"t:{action_id}"
         self._attribution = attribution
         self._free_slot = free_slot
         self._fields: set[str] = set()
 
-    async def load(self, asked_id: int | None = None) -> bytes | None:
+    async def load(self, asked_id: int | None = None) -> str | None:
         """Return the record, or None.
 
         Args:
@@ -53,12 +59,20 @@ class RemoteWork:
         found: bytes | None = await self._store.call("HGET", self._key, name)
         if found is not None:
             self._fields.add(name)
-        return found
+        if found is None or not found.startswith(SEALED):
+            return found.decode(errors="replace") if found is not None else None
+        if self._secrets is None:
+            raise SecretsLocked("The record of a call is encrypted.", remedy=ONE_KEY)
+        return self._secrets.unseal(self._conversation_id, found.removeprefix(SEALED))
 
     async def save(self, text: str) -> None:
         """Write the record. Idempotent."""
         self._fields.add(self._field)
-        await self._store.call("HSET", self._key, self._field, text)
+        content = text.encode()
+        if self._secrets is not None:
+            with suppress(SecretsLocked):  # there is no key
+                content = SEALED + self._secrets.seal(self._conversation_id, text)
+        await self._store.call("HSET", self._key, self._field, content)
 
     async def forget(self, *, is_continued: bool = False) -> None:
         """Remove what is recorded, once the action has its observation. Idempotent.

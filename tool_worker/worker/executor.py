@@ -160,6 +160,7 @@ class Executor:
                 self._log.store,
                 delivery.conversation_id,
                 delivery.action_id,
+                secrets=self._log.secrets,
                 attribution=attribution,
                 free_slot=free_slot,
             )

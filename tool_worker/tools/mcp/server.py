@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from broker.runtime import read_last_lines
 from broker.tools import McpServerSpec, McpTokens, ToolFailed
@@ -30,12 +30,13 @@ from tool_worker.tools.mcp.program import ANSWER_TOO_LONG
 
 if TYPE_CHECKING:
     from mcp import MCPError
-    from mcp.types import CallToolResult, InputRequiredResult, Tool
+    from mcp.types import CallToolResult, InputRequiredResult, Request, Tool
 
     from tool_worker.tools.mcp.tasks import CreatedTask, TaskState
 
     CallAnswer = CallToolResult | InputRequiredResult | CreatedTask
 
+ResultT = TypeVar("ResultT", bound=BaseModel)
 CHECK_FIRST = "The call may have taken effect. Check before you repeat it."
 _SESSION_ENDED = "Session terminated"
 """The SDK's error for status 404: the server has not run the call, because the session is unknown to it."""
@@ -157,6 +158,28 @@ class McpServer:
             if self._connection is not None:
                 await self._connection.aclose()
                 self._connection = None
+
+    async def request(self, request: Request[Any, Any], result_type: type[ResultT]) -> ResultT:
+        """Send a request that reads something.
+
+        Raises:
+            ToolFailed: The server cannot be reached, or answers with something else.
+            MCPError: It refused, or did not answer in time.
+        """
+        from mcp import MCPError
+
+        connection = await self._open()
+        try:
+            with connection.mark_in_use():
+                return await connection.session.send_request(
+                    request, result_type, request_read_timeout_seconds=self.spec.timeout
+                )
+        except MCPError as error:
+            raise self._explain(error, request.method) from error
+        except ValidationError as error:
+            raise ToolFailed(
+                f"The MCP server {self.spec.name} did not answer {request.method} with a result."
+            ) from error
 
     async def await_task(
         self, name: str, task_id: str, poll_seconds: float, answered: Sequence[str] = ()

@@ -46,6 +46,7 @@ from broker.tools import (
 )
 from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, ProgramLaunch
 from tool_worker.tools.mcp.incoming import SHOWN_NAME_CHARS
+from tool_worker.tools.mcp.reading import make_reading_tools
 from tool_worker.tools.mcp.server import CHECK_FIRST, McpServer
 from tool_worker.tools.offered import UNKNOWN_TEXT, OfferedTools, choose_images
 from tool_worker.tools.remote_work import RemoteContext, RemoteWork
@@ -135,6 +136,8 @@ class McpServers:
         while True:
             try:
                 tools = make_custom_tools(server, await server.list_tools())
+                taken = {tool.offer.key for tool in tools}
+                tools += [tool for tool in make_reading_tools(server) if tool.offer.key not in taken]
                 break
             except ToolFailed as error:
                 _log.warning("%s", error)

@@ -129,14 +129,14 @@ class CallRecord(BaseModel):
     rounds: int = 0
 
     @classmethod
-    def parse(cls, text: str | bytes | None, *, server: str, owner: str | None) -> CallRecord | None:
+    def parse(cls, text: str | None, *, server: str, owner: str | None) -> CallRecord | None:
         """Return a record; None if there is none, or it is another server's or another action's.
 
         Args:
             owner: None for any.
         """
         try:
-            record = cls.model_validate_json(text or b"")
+            record = cls.model_validate_json(text or "")
         except ValidationError:
             return None
         return record if record.server == server and owner in (None, record.owner) else None
