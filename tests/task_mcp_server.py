@@ -58,7 +58,7 @@ class TaskServer:
         seen: the methods that were asked for.
         questions: what the tools that ask want to know.
         responses: the answers to them.
-        is_away: it hangs up on whoever asks.
+        is_away: it hangs up on every request.
         poll_ms: the interval that it suggests.
     """
 

@@ -8,7 +8,6 @@ Keys: `deck:{0}:mcp_tokens` (hash: server → its tokens, encrypted).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -91,6 +90,10 @@ class McpTokens:
         """Forget a server's login. Returns False if there is none."""
         return bool(await self._store.call("HDEL", self._name, name))
 
+    def now(self) -> float:
+        """Return the Unix time in seconds."""
+        return self._store.clock.now().timestamp()
+
     def _require_key(self) -> bytes:
         key = self._find_key()
         if key is None:
@@ -118,7 +121,7 @@ class _Storage:
     async def set_tokens(self, tokens: OAuthToken) -> None:
         login = await self._tokens.load(self._server)
         login.tokens = tokens.model_dump(mode="json", exclude_none=True)
-        login.expires_at = time.time() + tokens.expires_in - EARLY_SECONDS if tokens.expires_in else None
+        login.expires_at = self._tokens.now() + tokens.expires_in - EARLY_SECONDS if tokens.expires_in else None
         await self._tokens.save(self._server, login)
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:

@@ -95,7 +95,7 @@ class RemoteWork:
 
 @dataclass(frozen=True, slots=True)
 class RemoteContext(ToolContext):
-    """The context of a call whose work may go on elsewhere.
+    """The context of a call whose work may continue elsewhere.
 
     Attributes:
         work: Its record; None where there is no store.

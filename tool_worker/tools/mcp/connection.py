@@ -317,7 +317,7 @@ async def _refuse_question(context: ClientRequestContext, params: ElicitRequestP
 
 
 async def _listen(client: Client, announcements: Announcements) -> None:
-    """Listen for changed tools by a subscription of its own, which the revisions without sessions require."""
+    """Listen for changed tools by a separate subscription, which the revisions without sessions require."""
     from mcp import MCPError
     from mcp.client.subscriptions import SubscriptionLost
 

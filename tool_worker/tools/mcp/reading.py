@@ -61,7 +61,7 @@ def _make_tool(
         outcome=OutcomePolicy.IDEMPOTENT,
     )
 
-    async def run(arguments: dict[str, Any], context: ToolContext) -> MCPObservation:
+    async def run(arguments: dict[str, Any], context: ToolContext) -> MCPObservation:  # noqa: ARG001
         from mcp import MCPError
 
         try:

@@ -59,7 +59,7 @@ class TaskState(Result):
     Attributes:
         result: The result of the call, once it is completed.
         error: The error of the protocol in which it failed.
-        input_requests: What the server asks the client, by names of its own.
+        input_requests: What the server asks the client, by its own names.
     """
 
     status: Literal["working", "input_required", "completed", "cancelled", "failed"]
