@@ -161,7 +161,7 @@ def test_which_kinds_loop_detection_passes_over() -> None:
     assert {kind for kind, event_class in Event.KINDS.items() if not event_class.counts_for_loops} == {
         *("action.change_agent_state", "action.condensation_request", "action.execute", "action.loop_recovery"),
         *("action.null", "conversation.operator_acted", "observation.agent_state_changed", "observation.execute"),
-        *("observation.interrupted", "observation.null", "observation.rolled_back"),
+        *("observation.interrupted", "observation.mcp_question", "observation.null", "observation.rolled_back"),
     }
 
 
