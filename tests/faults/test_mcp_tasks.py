@@ -164,6 +164,7 @@ async def test_each_task_call_ends_once_under_kills(
     chance = random.Random(7)
     environment = settings(cluster, remote)
     cluster.start(**environment)
+    worker = 1
     ids: list[str] = []
     for number in range(conversations):
         names = [f"{number}-{n}" for n in range(calls)]
@@ -172,7 +173,7 @@ async def test_each_task_call_ends_once_under_kills(
         ids += await cluster.submit([turn, finish()], tools=["remote/*"], tool_concurrency=16)
 
     async def kill_again_and_again() -> None:
-        worker = 1
+        nonlocal worker
         while True:
             before = remote.seen["tasks/get"] + remote.seen["tools/call"]
             with suppress(TimeoutError):
@@ -192,6 +193,7 @@ async def test_each_task_call_ends_once_under_kills(
         killing.cancel()
         with suppress(asyncio.CancelledError):
             await killing
+    assert worker > 2, "at least two kills of both workers"
     await cluster.settle(ids, limit=120 + 3 * longest_seconds)
     for cid in ids:
         events = await cluster.client.events(cid)
@@ -200,7 +202,6 @@ async def test_each_task_call_ends_once_under_kills(
         assert len(answers) == calls
         expected = [f"{action.arguments['name']} is done" for action in actions]
         assert [text_of(answer) for answer in answers] == expected
-        assert await records(cluster, cid) == []
     assert set(remote.started.values()) == {1}
     assert sum(remote.started.values()) == conversations * calls
 

@@ -2,6 +2,7 @@
 
 Holds: a call that waits takes no concurrency slot, and the death of its worker does not count against it. What was
 recorded of an action is found by the worker that takes it over. It is encrypted if there is a key of the secrets.
+Does not: remove the record of an action whose worker dies just after the observation; it is deleted with the log.
 Keys: the field `t:<action>` of `deck:{k}:c:<id>:once`.
 """
 
