@@ -33,7 +33,7 @@ from broker.contract.tool_specs import ToolOffer
 from broker.coordination.action_streams import ActionClaimed
 from broker.runtime.errors import UsageError
 from broker.tools.custom_tools import custom_tool
-from tool_worker.tools.mcp.config import McpServerSpec
+from broker.tools.mcp_config import McpServerSpec
 from tool_worker.tools.mcp.launch import SandboxedLaunch
 from tool_worker.tools.mcp.servers import McpServers
 from tool_worker.tools.offered import OfferedTools

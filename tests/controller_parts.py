@@ -29,7 +29,12 @@ from broker.contract.events import (
 )
 from broker.contract.fencing import Ownership
 from broker.contract.notes import Note
-from broker.contract.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
+from broker.contract.observations import (
+    AgentStateChangedObservation,
+    CmdOutputMetadata,
+    CmdOutputObservation,
+    MCPQuestionObservation,
+)
 from broker.contract.recall import RecallAction
 from broker.contract.skills import NO_SKILLS
 from broker.limits.quotas import QuotaTable
@@ -174,7 +179,7 @@ class Core:
             return effect
         action, answered = self.event(effect.action_id), self.event(effect.answer_id)
         assert isinstance(action, RiskyAction)
-        assert isinstance(answered, ChangeAgentStateAction)
+        assert isinstance(answered, ChangeAgentStateAction | MCPQuestionObservation)
         return apply_answer(self.state, action, answered)
 
     def reply(self, *calls: ModelToolCall, text: str = "", seen_id: int | None = None, **fields: Any) -> Effect:

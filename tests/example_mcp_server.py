@@ -30,13 +30,29 @@ def echo(text: str) -> str:
 async def retell(description: str, context: Context) -> str:
     server.remove_tool("echo")
     server.add_tool(echo, description=description)
-    await context.session.send_tool_list_changed()
+    await context.session.send_tool_list_changed()  # hears who has a session
+    await context.notify_tools_changed()  # hears who has subscribed
     return "told"
 
 
 @server.tool(description="Show a picture.")
 def picture() -> Image:
     return Image(data=PIXEL, format="png")
+
+
+@server.resource("notes://today", mime_type="text/plain")
+def notes() -> str:
+    return "buy milk"
+
+
+@server.resource("pictures://pixel", mime_type="image/png")
+def pixel() -> bytes:
+    return PIXEL
+
+
+@server.prompt(description="Greet someone.")
+def greeting(name: str) -> str:
+    return f"Say hello to {name}."
 
 
 @server.tool(description="Fail.")

@@ -27,6 +27,7 @@ from broker.contract.specs import AgentSpec
 from broker.limits.quotas import QuotaTable
 from broker.limits.tenants import TenantTable
 from broker.runtime.settings import PREFIX, WORKER_SETTINGS, BrokerSettings
+from broker.tools.mcp_config import read_servers
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.loop.hooks import _HookTable
 from controller_worker.providers.config import LLMConfig
@@ -40,7 +41,6 @@ from deckhands.configuration import read_configuration
 from deckhands.evaluation.datasets.own_rows import OwnRow
 from tests.page_blocks import RUN_ELSEWHERE, Block, blocks_of, pages
 from tests.source_code import ROOT, tracked_sources
-from tool_worker.tools.mcp.config import read_servers
 
 RUN = {"bash", "console", "python"}
 DATA = {"csv", "json", "jsonl", "markdown", "toml", "yaml"}

@@ -19,8 +19,8 @@ from pydantic import Field
 from broker.contract import LABEL_PATTERN, parse_host_rules
 from broker.runtime import AddressRules, BrokerSettings, Count, Seconds, UsageError, arm, split_paths
 from broker.secrets import find_private_paths, load_secret_key, parse_workspace_roots
+from broker.tools import McpServerSpec, read_servers
 from tool_worker.sandbox import ContainerSettings, ResourceLimits, is_image_name
-from tool_worker.tools import McpServerSpec, read_servers
 from tool_worker.workspace import EgressGate, GitIdentity, NamedDirectories, RepositoryRoots, TreeLimits
 
 # OpenHands' own names (10.1, 10.3), so that existing settings work.

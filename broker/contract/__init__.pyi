@@ -93,6 +93,7 @@ from .observations import ErrorObservation as ErrorObservation, EventsLostObserv
 from .observations import FinishRefusedObservation as FinishRefusedObservation
 from .observations import FinishVerdictObservation as FinishVerdictObservation
 from .observations import LoopDetectionObservation as LoopDetectionObservation, MCPObservation as MCPObservation
+from .observations import MCPQuestionObservation as MCPQuestionObservation, ServerQuestion as ServerQuestion
 from .observations import NullObservation as NullObservation, OutcomeUnknownObservation as OutcomeUnknownObservation
 from .observations import SuccessObservation as SuccessObservation, SurveyObservation as SurveyObservation
 from .observations import ToolCallObservation as ToolCallObservation, UserRejectObservation as UserRejectObservation

@@ -438,9 +438,16 @@ class ToolCallAction(OfferedToolAction):
 
 
 class MCPAction(OfferedToolAction):
-    """Call a tool of an MCP server."""
+    """Call a tool of an MCP server.
+
+    Attributes:
+        asks: the call to which the server has answered with questions for the person; this action continues it.
+        answers: the person's answers, by the names of the fields.
+    """
 
     kind: Literal["action.call_tool_mcp"] = "action.call_tool_mcp"
+    asks: int | None = None
+    answers: JsonObject | None = None
 
 
 class LoopRecoveryAction(Action):

@@ -306,6 +306,32 @@ class MCPObservation(Observation):
     image_urls: tuple[str, ...] | None = None
 
 
+class ServerQuestion(EventValue):
+    """One question of an MCP server to the person.
+
+    Attributes:
+        fields: the JSON Schema of the form; None for an address to visit.
+        url: the address that the person is asked to visit, or empty.
+    """
+
+    key: str
+    message: str
+    fields: JsonObject | None = None
+    url: str = ""
+
+
+class MCPQuestionObservation(Observation):
+    """An MCP server asks the person something before it answers a call; the content is for people and the model.
+
+    The controller then asks for a confirmation of the call, whose answer goes back to the server.
+    """
+
+    kind: Literal["observation.mcp_question"] = "observation.mcp_question"
+    counts_for_loops: ClassVar[bool] = False
+    name: str
+    questions: tuple[ServerQuestion, ...] = ()
+
+
 class ToolCallObservation(Observation):
     """The result of a function or class that a tool worker offers.
 

@@ -48,6 +48,16 @@ class Slots:
         finally:
             self.release(is_first=is_first)
 
+    @asynccontextmanager
+    async def free(self, *, is_first: bool) -> AsyncIterator[None]:
+        """Free a held slot, and wait for one at the end of the block. If that is cancelled, the slot is held anyway."""
+        self.release(is_first=is_first)
+        try:
+            yield
+            await self.wait(is_first=is_first)
+        finally:
+            self.take(is_first=is_first)
+
     async def wait(self, *, is_first: bool) -> int:
         """Wait until a slot is free, and return the number of free slots."""
         while not (free := self.count_free(is_first=is_first)):

@@ -55,8 +55,8 @@ def _answers(text: str) -> dict[str, str]:
 # The actions that the next step waits for; what reports their success has the same name unless another is given.
 TOOLS = _answers(
     "run read write edit apply_patch=edit search_code browse=browse+download browse_interactive=browse+download "
-    "run_ipython call_tool call_tool_mcp=mcp acp_turn=acp acp_permission=acp plan=plan_accepted feature_list "
-    "feature_check save_progress survey open_workspace=workspace_opened+workspace_failed "
+    "run_ipython call_tool call_tool_mcp=mcp+mcp_question acp_turn=acp acp_permission=acp plan=plan_accepted "
+    "feature_list feature_check save_progress survey open_workspace=workspace_opened+workspace_failed "
     "digest_workspace=workspace_digest"
 )
 # The other actions with an observation: answered at once, or beside the agent's turn.

@@ -52,6 +52,7 @@
     deck:{0}:keys:once:<sha256>    string   a day          request with an idempotency key, and its response (JSON)
     deck:{0}:keys:uploads:<sha256> zset     an hour        uploaded files of a tenant without a conversation
     deck:{0}:data_keys             hash     forever        id → the data key of a tenant, encrypted; see encryption
+    deck:{0}:mcp_tokens            hash     until removed  MCP server → its login, encrypted; see mcp_login
     deck:{0}:operations:record     list     forever        operations through the server: author and reason (JSON)
     deck:{0}:revoked               zset     a week         revoked Celery task → when (ms)
     deck:{0}:job:<name>            string   while running  the worker that runs an exclusive job
@@ -70,7 +71,7 @@
     deck:{0}:batch:…               several  until closed   calls for a provider's batch API
     deck:{k}:c:<id>:events         stream   forever        the log
     deck:{k}:c:<id>:meta           hash     with the log   owner, token, last id, fields shown by `ls`
-    deck:{k}:c:<id>:once           hash     with the log   idempotency keys; claims of running actions
+    deck:{k}:c:<id>:once           hash     with the log   idempotency keys; claims of running actions; remote_work
     deck:{k}:c:<id>:snapshot       string   with the log   the state at some event
     deck:{k}:c:<id>:caller         hash     with the log   the waiting caller, and its reply
     deck:{k}:c:<id>:caller:lock    string   half a minute  the ingress that sends the reply
@@ -165,6 +166,11 @@ class ShardKeys:
     def api_keys(self) -> str:
         """The permissions of the API keys, and the prefix of their other keys. All are in the first shard."""
         return f"{self.root}:keys"
+
+    @property
+    def mcp_tokens(self) -> str:
+        """The encrypted logins at MCP servers; all of them are in the first shard."""
+        return f"{self.root}:mcp_tokens"
 
     @property
     def data_keys(self) -> str:

@@ -2,6 +2,10 @@ from .bash_syntax import parse_bash as parse_bash
 from .custom_tools import CustomTool as CustomTool, ToolContext as ToolContext, ToolFailed as ToolFailed
 from .custom_tools import ToolRunner as ToolRunner, as_custom_tool as as_custom_tool
 from .custom_tools import make_idempotency_key as make_idempotency_key
+from .mcp_config import KEY_FIELD as KEY_FIELD, McpServerSpec as McpServerSpec, OAuthSpec as OAuthSpec
+from .mcp_config import read_servers as read_servers
+from .mcp_login import LoginNeeded as LoginNeeded, McpTokens as McpTokens, is_allowed as is_allowed
+from .mcp_login import make_auth as make_auth, make_login_needed as make_login_needed, require_login as require_login
 from .output_schema import check_output_schema as check_output_schema, find_violations as find_violations
 from .plugins import entry_points as entry_points
 from .tool_failures import SANDBOX as SANDBOX, ReportedFailure as ReportedFailure, ToolFailure as ToolFailure

@@ -39,6 +39,7 @@ class ToolContext:
 
     Attributes:
         fingerprint: a hash of the tool and its arguments.
+        traceparent: the trace of the call (W3C Trace Context), or empty.
         cancelled: set when the call is stopped or has timed out. An asynchronous function is also cancelled; any other
             must check it.
     """
@@ -47,6 +48,7 @@ class ToolContext:
     action_id: int
     cancelled: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
     fingerprint: str = ""
+    traceparent: str = ""
 
     @property
     def is_cancelled(self) -> bool:

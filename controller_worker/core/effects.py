@@ -38,7 +38,10 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class CarryOut:
-    """Append the events that carry out a user's answer (the event `answer_id`) to a confirmation."""
+    """Append the events that carry out an answer to an action, the event `answer_id`.
+
+    It is the user's answer to a confirmation, or the question of an MCP server.
+    """
 
     action_id: int
     answer_id: int

@@ -30,9 +30,14 @@ class PendingAction:
 
 @dataclass(frozen=True)
 class Tools:
-    """The actions without an observation, in the order of the log."""
+    """The actions without an observation, in the order of the log.
+
+    Attributes:
+        questions: calls that were answered with questions for the person, and the events with the questions.
+    """
 
     pending: tuple[PendingAction, ...] = ()
+    questions: tuple[tuple[int, int], ...] = ()
 
 
 def find_settled(state: State, observation: Observation) -> PendingAction | None:

@@ -14,6 +14,7 @@ from broker.contract import (
     ChangeAgentStateAction,
     Event,
     EventSource,
+    MCPQuestionObservation,
     Note,
     NoteAction,
     NotebookKey,
@@ -65,9 +66,11 @@ async def answer_effect(
     action = await read_event(log, state.setup.conversation_id, wanted.action_id)
     answer = await read_event(log, state.setup.conversation_id, wanted.answer_id)
     assert isinstance(action, RiskyAction)
-    assert isinstance(answer, ChangeAgentStateAction)
+    assert isinstance(answer, ChangeAgentStateAction | MCPQuestionObservation)
     carried = apply_answer(state, action, answer)
-    is_another = bool(answer.edited) and not carried.answers  # the hooks were asked about the unedited action
+    is_another = (
+        isinstance(answer, ChangeAgentStateAction) and bool(answer.edited) and not carried.answers
+    )  # the hooks were asked about the unedited action
     return await hooks.review(state, carried.events) if is_another else carried
 
 

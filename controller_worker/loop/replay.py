@@ -34,6 +34,7 @@ from broker.contract import (
     EventSource,
     FinishRefusedObservation,
     LoopRecoveryAction,
+    MCPQuestionObservation,
     MessageAction,
     ModelReply,
     Note,
@@ -207,7 +208,7 @@ class Replay:
             action = self._events[effect.action_id - 1]
             answer = self._events[effect.answer_id - 1]
             assert isinstance(action, RiskyAction)
-            assert isinstance(answer, ChangeAgentStateAction)
+            assert isinstance(answer, ChangeAgentStateAction | MCPQuestionObservation)
             effect = apply_answer(self._state, action, answer)
         return list(effect.events) if isinstance(effect, Append) else []
 

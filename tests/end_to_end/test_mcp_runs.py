@@ -23,6 +23,7 @@ from broker.contract.observations import ErrorObservation, MCPObservation
 from broker.contract.tool_specs import MAX_DESCRIPTION_CHARS
 from broker.runtime.errors import UsageError
 from broker.tools.custom_tools import ToolFailed
+from broker.tools.mcp_config import McpServerSpec
 from tests.distributions import needed_by
 from tests.integration.command_line import Done, environment, finished, started
 from tests.integration.test_mcp import LIMIT_SECONDS, PROGRAM, ROOT, offering, program, text_of
@@ -31,7 +32,6 @@ from tests.programs import command_of
 from tests.scripted_mcp_server import served
 from tests.turns import finish, script
 from tool_worker.sandbox.sandbox import list_interpreter_prefixes
-from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.launch import SandboxedLaunch
 from tool_worker.tools.mcp.program_files import ProgramFiles, find_program_files
 from tool_worker.tools.mcp.server import McpServer

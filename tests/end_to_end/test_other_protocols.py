@@ -23,7 +23,10 @@ from a2a.types import a2a_pb2 as wire
 from a2a.utils.errors import InvalidParamsError, TaskNotCancelableError, TaskNotFoundError, UnsupportedOperationError
 from acp.schema import AllowedOutcome, DeniedOutcome
 from mcp import Client as McpClient
+from mcp import MCPError
+from mcp.client import ClientExtension
 from mcp.client.streamable_http import streamable_http_client
+from mcp.types import CallToolRequest, CallToolRequestParams, EmptyResult
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import EventSource
@@ -37,6 +40,17 @@ from tests.polling import until
 from tests.server_parts import Served, served_with_workers
 from tests.turns import call, finish, script
 from tests.webhook_parts import receiving
+from tool_worker.tools.mcp.tasks import (
+    ANSWER,
+    CancelTask,
+    CreatedTask,
+    GetTask,
+    TaskParams,
+    TasksExtension,
+    TaskState,
+    UpdateParams,
+    UpdateTask,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMIT_SECONDS = 60.0
@@ -224,11 +238,11 @@ async def test_openai_a_response_is_continued_by_its_id(
 
 
 @asynccontextmanager
-async def mcp(server: Served, token: str) -> AsyncIterator[McpClient]:
+async def mcp(server: Served, token: str, *extensions: ClientExtension) -> AsyncIterator[McpClient]:
     headers = {"Authorization": f"Bearer {token}"}
     async with (
         httpx2.AsyncClient(headers=headers, timeout=LIMIT_SECONDS) as http,
-        McpClient(streamable_http_client(f"{server.url}/mcp", http_client=http)) as client,
+        McpClient(streamable_http_client(f"{server.url}/mcp", http_client=http), extensions=extensions) as client,
     ):
         yield client
 
@@ -262,6 +276,57 @@ async def test_mcp_an_agent_is_started_followed_answered_and_cancelled(server: S
         await client.call_tool("cancel", this | {"reason": "not needed"})
         stopped = await client.call_tool("wait", this | {"timeout_seconds": LIMIT_SECONDS})
         assert stopped.structured_content["state"] == "stopped"
+
+
+def call_as_task(task: str, model: str) -> CallToolRequest:
+    arguments = {"task": task, "model": model, "wait_seconds": 600}
+    return CallToolRequest(params=CallToolRequestParams(name="start_task", arguments=arguments))
+
+
+async def test_mcp_client_of_tasks_follows_an_agent_as_one(server: Served, tmp_path: Path) -> None:
+    model = script(tmp_path / "m.json", {"text": "Which one?"}, finish("the blue one"))
+    async with mcp(server, await server.token(), TasksExtension()) as client:
+
+        async def load(task_id: str) -> TaskState:
+            return await client.session.send_request(GetTask(params=TaskParams(task_id=task_id)), TaskState)
+
+        async def until_status(task_id: str, status: str) -> TaskState:
+            async def has_status() -> bool:
+                return (await load(task_id)).status == status
+
+            await until(has_status, limit=LIMIT_SECONDS, what=status, every=0.5)
+            return await load(task_id)
+
+        created = await client.session.send_request(call_as_task("do it", model), ANSWER)
+        assert isinstance(created, CreatedTask)
+        asked = await until_status(created.task_id, "input_required")
+        ((name, question),) = (asked.input_requests or {}).items()
+        assert question["params"]["message"] == "Which one?"
+        answers = {name: {"action": "accept", "content": {"answer": "blue"}}}
+        update = UpdateTask(params=UpdateParams(task_id=created.task_id, input_responses=answers))
+        for _ in range(2):  # a repeated answer has no effect
+            await client.session.send_request(update, EmptyResult)
+        done = await until_status(created.task_id, "completed")
+        assert done.result is not None
+        assert done.result["content"][0]["text"] == "the blue one"
+        assert done.result["structuredContent"]["conversation_id"] == created.task_id
+        events = await server.client.events(created.task_id)
+        assert [event.content for event in events if isinstance(event, MessageAction) and event.source == "user"] == [
+            "do it",
+            "blue",
+        ]
+        held = script(tmp_path / "held.json", run_command("sleep 600"))
+        working = await client.session.send_request(call_as_task("x", held), ANSWER)
+        assert isinstance(working, CreatedTask)
+        await client.session.send_request(CancelTask(params=TaskParams(task_id=working.task_id)), EmptyResult)
+        await until_status(working.task_id, "cancelled")
+    async with mcp(server, await server.token(tenant="other"), TasksExtension()) as client:
+        for task_id in (created.task_id, "01k9qgz1t2v3w4x5y6z7a8b9c0", "../x"):
+            with pytest.raises(MCPError, match="unknown_conversation"):
+                await client.session.send_request(GetTask(params=TaskParams(task_id=task_id)), TaskState)
+    async with mcp(server, await server.token(scopes=["read"]), TasksExtension()) as client:
+        with pytest.raises(MCPError, match="scope"):
+            await client.session.send_request(CancelTask(params=TaskParams(task_id=created.task_id)), EmptyResult)
 
 
 async def test_mcp_tools_have_the_keys_rights_and_explain_errors(server: Served) -> None:

@@ -17,11 +17,11 @@ from broker.limits.quotas import QuotaTable
 from broker.limits.tenants import TenantTable
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import parse_key
+from broker.tools.mcp_config import read_servers
 from controller_worker.loop.hooks import Hooks, load_hooks
 from controller_worker.providers.profiles import Profiles
 from deckhands.client.archive.retention import Retention
 from tool_worker.sandbox.seccomp import REFUSED
-from tool_worker.tools.mcp.config import read_servers
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "compose.yaml"

@@ -16,6 +16,7 @@ import pytest
 from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
 from broker.contract.observations import CmdOutputObservation
 from broker.coordination.membership import list_members
+from broker.tools.mcp_config import McpServerSpec
 from tests.docker_image import image
 from tests.faults.harness import FaultCluster
 from tests.integration.workspace_hosts import Gate, Terminal, answer, client, opened
@@ -25,7 +26,6 @@ from tool_worker.sandbox.docker import ContainerSettings, DockerSandbox
 from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.sandbox.selftest import run_self_test
 from tool_worker.settings import load_tool_settings
-from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.launch import SandboxedLaunch
 from tool_worker.worker.examination import examine
 from tool_worker.workspace.launch.egress_gate import EgressGate

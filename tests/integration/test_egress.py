@@ -22,13 +22,13 @@ from broker.coordination.action_streams import ActionClaimed, ActionDelivery
 from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.store.store import Store
+from broker.tools.mcp_config import McpServerSpec
 from tests.integration.test_mcp import offering, program
 from tests.integration.workspace_hosts import LIMIT_SECONDS, Terminal, answer, client, gone, opened
 from tests.polling import until
 from tests.programs import command_of
 from tool_worker.errors import EgressRefused, WorkspaceConflict
 from tool_worker.settings import load_tool_settings
-from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.worker.executor import Executor
 from tool_worker.workspace.launch.egress_gate import EgressGate
 from tool_worker.workspace.launch.host_folder import HostFolder

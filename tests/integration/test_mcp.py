@@ -22,9 +22,9 @@ from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation, MCPObservation, OutcomeUnknownObservation
 from broker.contract.tool_specs import OutcomePolicy, ToolOffer
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
+from broker.tools.mcp_config import McpServerSpec
 from tests.polling import until
 from tests.scripted_mcp_server import ScriptedServer, scripted_server, served, tool
-from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.connection import MAX_LIST_CHARS
 from tool_worker.tools.mcp.launch import SandboxedLaunch
 from tool_worker.tools.mcp.program import MESSAGE_LIMIT_BYTES
@@ -114,6 +114,26 @@ async def example(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Off
         environment.setenv("SECRET_OF_ANOTHER", "xyz")
         async with offering(program(env={"TOKEN": "t-1"}), tmp_path_factory.mktemp("node")) as found:
             yield found
+
+
+async def test_resources_and_prompts_are_read_where_the_entry_says_so(tmp_path: Path) -> None:
+    async with offering(program(resources=True, prompts=True, tools=("echo",)), tmp_path) as example:
+        tools = {"echo", "list_resources", "read_resource", "list_prompts", "get_prompt"}
+        assert set(example.offers) == {f"example/{name}" for name in tools}
+        listed = await example.result("list_resources")
+        assert {found["uri"] for found in listed["resources"]} == {"notes://today", "pictures://pixel"}
+        assert (await example.result("read_resource", uri="notes://today"))["contents"][0]["text"] == "buy milk"
+        picture = await example.call("read_resource", uri="pictures://pixel")
+        assert picture.image_urls[0].startswith("data:image/png;base64,iVBOR")
+        assert "iVBOR" not in picture.content
+        assert (await example.result("read_resource", uri="notes://none"))["isError"] is True
+        assert [found["name"] for found in (await example.result("list_prompts"))["prompts"]] == ["greeting"]
+        filled = await example.result("get_prompt", name="greeting", arguments={"name": "Ada"})
+        assert filled["messages"][0]["content"]["text"] == "Say hello to Ada."
+        wrong = await example.refused("get_prompt", name=7)
+        assert "Invalid argument 'name'" in wrong.content
+    async with offering(program(tools=("echo",)), tmp_path) as example:
+        assert set(example.offers) == {"example/echo"}
 
 
 with_one_program = pytest.mark.asyncio(loop_scope="module")

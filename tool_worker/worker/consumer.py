@@ -51,7 +51,7 @@ from broker.runtime import (
 )
 from broker.secrets import Masker, Secrets
 from broker.store import Store, open_store
-from broker.tools import SANDBOX, ToolFailure, ToolFailures, ToolOffers
+from broker.tools import SANDBOX, McpTokens, ToolFailure, ToolFailures, ToolOffers
 from tool_worker.settings import ToolSettings
 from tool_worker.tools import McpServers, OfferedTools, SandboxedLaunch, load_tools
 from tool_worker.worker.executor import Executor
@@ -132,7 +132,10 @@ class ToolConsumer:
             closed=settings.named.closed,
         )
         report = partial(self._report_failures, store)
-        servers = McpServers(settings.mcp_servers, self._offered, launch, masker=self._masker, report=report)
+        tokens = McpTokens(store, settings.secret_key)
+        servers = McpServers(
+            settings.mcp_servers, self._offered, launch, tokens=tokens, masker=self._masker, report=report
+        )
         publish = ToolOffers(store).publish
         offering = [asyncio.create_task(task(publish), name="offer mcp") for task in (servers.offer, servers.follow)]
         announcing = asyncio.create_task(self._announce_sandbox(workspaces, report))
@@ -419,7 +422,8 @@ class ToolWorkerSession:
             attribution = CrashAttribution(
                 self._turns, lambda is_acting: queue.mark(delivery, is_acting=is_acting), deaths=deaths
             )
-            await self._executor.execute(delivery, claim, attribution, refusal=refusal)
+            free_slot = partial(self._slots.free, is_first=queue.is_first)
+            await self._executor.execute(delivery, claim, attribution, refusal=refusal, free_slot=free_slot)
         except DataForgotten as error:
             _log.warning("an action is dropped, because its key was deleted: %s", error)
             await queue.acknowledge(delivery)

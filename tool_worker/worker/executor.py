@@ -9,6 +9,7 @@ becomes the action's observation. An unknown outcome is reported as unknown.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 from broker.coordination import (
@@ -23,7 +24,7 @@ from broker.coordination import (
 )
 from broker.log import EventLog
 from broker.runtime import CorruptEntry, DeckhandsError, Tracing, make_chain, open_tracing
-from tool_worker.tools import OfferedTools
+from tool_worker.tools import FreeSlot, OfferedTools, RemoteWork
 from tool_worker.worker.node.quota import WorkspaceQuota
 from tool_worker.worker.node.usage_bounds import UsageBounds
 from tool_worker.worker.steps.action_run import ActionRun
@@ -33,7 +34,7 @@ from tool_worker.worker.steps.host import make_request, observe, pass_variables,
 from tool_worker.worker.steps.journal import check_journal
 from tool_worker.worker.steps.notices import Notices
 from tool_worker.worker.steps.recording import Recorder
-from tool_worker.worker.steps.running_calls import RunningCalls, call_offered_tool
+from tool_worker.worker.steps.running_calls import RunningCalls, call_offered_tool, forget_remote_work
 from tool_worker.worker.steps.spans import Spans
 from tool_worker.worker.steps.stop_orders import StopOrders
 from tool_worker.worker.steps.workspace import fill_workspace, open_workspace, recover_workspace
@@ -89,6 +90,8 @@ class Executor:
                 self._stop_orders.listen,
                 # Around the append, so that the span ends when the observation is visible.
                 traced.trace_action,
+                # Around the append: until then, another worker may need the record.
+                forget_remote_work,
                 # Outside every step that answers, so that exactly one observation is appended.
                 recorder.record,
                 # First of the answering steps: the others need the action.
@@ -134,6 +137,7 @@ class Executor:
         attribution: CrashAttribution = NOT_SUSPECTED,
         *,
         refusal: DeckhandsError | None = None,
+        free_slot: FreeSlot = nullcontext,
     ) -> None:
         """Run a claimed action and append its observation.
 
@@ -142,6 +146,7 @@ class Executor:
         Args:
             attribution: Counts the worker deaths during this action.
             refusal: If given, the answer to the action; the action does not run.
+            free_slot: Frees the action's slot while it waits for work elsewhere.
 
         Raises:
             DataLocked: It is encrypted, and this process has no key for it.
@@ -151,7 +156,15 @@ class Executor:
                 entry = await self._log.decrypt_entry(delivery.conversation_id, delivery.entry, delivery.action_id)
             except CorruptEntry:
                 entry = b""  # `read_action` answers it
-            await self._run(ActionRun(delivery, claim, attribution, entry, refusal))
+            work = RemoteWork(
+                self._log.store,
+                delivery.conversation_id,
+                delivery.action_id,
+                secrets=self._log.secrets,
+                attribution=attribution,
+                free_slot=free_slot,
+            )
+            await self._run(ActionRun(delivery, claim, attribution, entry, refusal, work))
 
     async def execute_control(self, order: ControlDelivery) -> None:
         """Stop a running action, or end a workspace. Idempotent."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -28,6 +28,7 @@ from broker.contract import (
     ConfirmationStatus,
     Event,
     EventSource,
+    MCPQuestionObservation,
     RiskyAction,
     UserRejectObservation,
 )
@@ -49,6 +50,7 @@ FIXED_FIELDS = frozenset({"kind", "id", "timestamp", "source", "cause", "blobs",
     "confirmation_state",
     "replaces",
     "thought",
+    "asks",
 }
 """Fields that an edit must not change."""
 
@@ -170,8 +172,12 @@ def _finish_rejection(state: State) -> Append:
     return Append(tuple(events), answers)
 
 
-def apply_answer(state: State, action: RiskyAction, answer: ChangeAgentStateAction) -> Append:
-    """Return the events that carry out a user's answer."""
+def apply_answer(state: State, action: RiskyAction, answer: ChangeAgentStateAction | MCPQuestionObservation) -> Append:
+    """Return the events that carry out a user's answer, or ask a user what an MCP server wants to know."""
+    if isinstance(answer, MCPQuestionObservation):
+        changes: dict[str, Any] = {**_CLEARED, "source": EventSource.ENVIRONMENT, "asks": action.id, "answers": None}
+        changes |= {"confirmation_state": ConfirmationStatus.AWAITING_CONFIRMATION, "replaces": None}
+        return Append((action.model_copy(update=changes),))
     copy = _make_confirmed_copy(action, answer)
     if answer.agent_state is AgentState.USER_CONFIRMED and copy is not None:
         return Append((copy, AgentStateChangedObservation(agent_state=AgentState.USER_CONFIRMED)))

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from broker.contract import (
+    TERMINAL_STATES,
     Action,
     AgentState,
     AgentStateChangedObservation,
@@ -21,13 +22,16 @@ from broker.contract import (
     FinishRefusedObservation,
     FinishVerdictObservation,
     LoopDetectionObservation,
+    MCPQuestionObservation,
+    MessageAction,
     Observation,
     SaveProgressAction,
 )
 from controller_worker.core.concern import Concern
 from controller_worker.core.concerns import acceptance, long_work, opening, planning, survey
-from controller_worker.core.effects import Append, AwaitTools, Effect
+from controller_worker.core.effects import Append, AwaitTools, CarryOut, Effect
 from controller_worker.core.pending import PendingAction, Tools, find_runnable
+from controller_worker.core.requests import is_user_message
 from controller_worker.core.stuck_detector import Trace, trace_event
 
 if TYPE_CHECKING:
@@ -59,19 +63,32 @@ def trace_action(state: State, action: Action) -> Trace | None:
 
 def _after_observation(tools: Tools, observation: Observation, state: State) -> Tools:
     left = tuple(action for action in tools.pending if action.id != observation.cause)
-    return tools if len(left) == len(tools.pending) else Tools(left)
+    if len(left) == len(tools.pending):
+        return tools
+    if isinstance(observation, MCPQuestionObservation) and observation.cause is not None:
+        return Tools(left, (*tools.questions, (observation.cause, observation.id)))
+    return Tools(left, tools.questions)
 
 
 def _after_action(tools: Tools, action: Action, state: State) -> Tools:
     if is_own_action(state, action):
-        return Tools((*tools.pending, PendingAction(action.id)))
+        return Tools((*tools.pending, PendingAction(action.id)), tools.questions)
     if not action.runnable:
         return tools
     pending = _make_pending(action, trace_action(state, action))
     replaced = action.__dict__.get("replaces")
     if replaced is None:
-        return Tools((*tools.pending, pending))
-    return Tools(tuple(pending if other.id == replaced else other for other in tools.pending))
+        asks = action.__dict__.get("asks")
+        questions = tuple(asked for asked in tools.questions if asked[0] != asks)
+        # What the person is asked comes before the calls that wait for their turn.
+        return Tools((*tools.pending, pending) if asks is None else (pending, *tools.pending), questions)
+    return Tools(tuple(pending if other.id == replaced else other for other in tools.pending), tools.questions)
+
+
+def _drop_questions(tools: Tools, event: MessageAction | AgentStateChangedObservation, state: State) -> Tools:
+    """Drop questions that were not asked yet: the person has sent a message instead, or the work is over."""
+    is_over = is_user_message(event) if isinstance(event, MessageAction) else event.agent_state in TERMINAL_STATES
+    return Tools(tools.pending) if tools.questions and is_over else tools
 
 
 def _make_pending(action: Action, trace: Trace | None) -> PendingAction:
@@ -79,6 +96,11 @@ def _make_pending(action: Action, trace: Trace | None) -> PendingAction:
     is_rejected = status is ConfirmationStatus.REJECTED
     is_awaiting = is_rejected or status is ConfirmationStatus.AWAITING_CONFIRMATION
     return PendingAction(action.id, action.tool_call_metadata, None if is_rejected else trace, is_awaiting)
+
+
+def ask_person(state: State, now: datetime) -> Effect | None:
+    """Ask the person what an MCP server wants to know."""
+    return CarryOut(*state.tools.questions[0]) if state.tools.questions else None
 
 
 def await_tools(state: State, now: datetime) -> Effect | None:
@@ -102,12 +124,13 @@ TOOLS = Concern(
     "tools",
     {
         # Events of the controller itself. They settle no action.
-        AgentStateChangedObservation: None,
+        AgentStateChangedObservation: _drop_questions,
         LoopDetectionObservation: None,
         FinishRefusedObservation: None,
         FinishVerdictObservation: None,
         EventsLostObservation: None,
         Observation: _after_observation,
+        MessageAction: _drop_questions,
         Action: _after_action,
     },
 )

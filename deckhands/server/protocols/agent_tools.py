@@ -25,6 +25,7 @@ from deckhands.server.conversations import result_of, submit_task
 from deckhands.server.dependencies import MAX_REASON, scoped_key
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import ID, MAX_MODEL, NewConversation
+from deckhands.server.protocols.agent_tasks import AgentTasks
 from deckhands.server.protocols.progress import describe
 from deckhands.server.streams import EventStream, reserve_stream
 
@@ -73,7 +74,8 @@ class AgentTools:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._server = MCPServer("deckhands", instructions=INSTRUCTIONS)
+        tasks = AgentTasks(gateway, self._load_state)
+        self._server = MCPServer("deckhands", instructions=INSTRUCTIONS, extensions=[tasks])
         for tool in (self.start_task, self.wait, self.send_message, self.cancel):
             self._server.add_tool(_show_errors(tool))
         low_level = self._server._lowlevel_server  # noqa: SLF001  (its app has routes and a lifespan that are not ours)
@@ -143,9 +145,14 @@ class AgentTools:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_seconds):
                     await self._follow(context, principal, conversation_id)
+        state, _ = await self._load_state(conversation_id)
+        return state
+
+    async def _load_state(self, conversation_id: str) -> tuple[TaskState, int]:
+        """Return where a conversation is, and the id of its last event."""
         found = await result_of(self._gateway.client, conversation_id)
         summary = found.summary
-        return TaskState(
+        state = TaskState(
             conversation_id=conversation_id,
             state=summary["state"],
             is_settled=found.is_settled,
@@ -154,6 +161,7 @@ class AgentTools:
             error=add_remedy(summary["last_error"], summary.get("remedy", "")),
             cost_usd=summary["cost_usd"],
         )
+        return state, summary["last_event_id"]
 
     async def _follow(self, context: Context[Any, Any], principal: Principal, conversation_id: str) -> None:
         """Report the agent's progress until the conversation has settled.

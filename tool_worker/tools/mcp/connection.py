@@ -1,5 +1,9 @@
 """One connection to an MCP server, from the handshake to its end.
 
+The SDK's client asks the server for the newest revision of the protocol that both speak (`server/discover`), and falls
+back to the handshake of the older ones. From revision 2026-07-28 on, a server has no sessions: every request names the
+version and our capabilities, and changes are announced to those who listen for them.
+
 Holds: each session has a separate task, because the SDK requires that one task both starts and ends a session. The
 connection knows whether its list of tools may be outdated, even if the server cannot announce changes.
 """
@@ -19,19 +23,28 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from broker.contract import MAX_DESCRIPTION_CHARS
-from broker.tools import ToolFailed
-from tool_worker.tools.mcp.config import McpServerSpec
+from broker.tools import (
+    LoginNeeded,
+    McpServerSpec,
+    McpTokens,
+    ToolFailed,
+    is_allowed,
+    make_auth,
+    make_login_needed,
+    require_login,
+)
 from tool_worker.tools.mcp.incoming import MAX_TOOLS, SHOWN_NAME_CHARS, IncomingMessages
 from tool_worker.tools.mcp.program import open_program_streams
 
 if TYPE_CHECKING:
-    from mcp import ClientSession
-    from mcp.client.session import IncomingMessage
-    from mcp.types import Tool
+    from mcp import Client, ClientSession
+    from mcp.client.session import ClientRequestContext, IncomingMessage
+    from mcp.types import ElicitRequestParams, ErrorData, Tool
 
     from tool_worker.tools.mcp.http_connection import AnnouncementListener
 
@@ -43,6 +56,9 @@ MAX_TOOL_CHARS = 2**16
 """Limit of one tool's JSON; a longer tool could not be offered, see `ToolOffer`."""
 MAX_LIST_CHARS = 2**22
 """Limit of all tools of a server together; further tools are ignored."""
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+"""Between two attempts to listen for announcements."""
 SHOWN_CHARS = 500
 """Limit of a server's error text in our messages."""
 
@@ -129,16 +145,23 @@ class McpConnection:
         launch: Callable[[McpServerSpec], ProgramLaunch],
         announcements: Announcements,
         *,
+        tokens: McpTokens | None = None,
         limit_seconds: float = CONNECT_LIMIT_SECONDS,
     ) -> McpConnection:
         """Connect to a server and list its tools.
 
+        Args:
+            tokens: The logins; needed for a server with `oauth`.
+
         Raises:
+            LoginNeeded: A person has to log in first.
             ToolFailed: The server cannot be reached, or does not answer in time.
         """
         ready: asyncio.Future[_StartedSession] = asyncio.get_running_loop().create_future()
         end = asyncio.Event()
-        task = asyncio.create_task(_serve(spec, launch, ready, announcements, end), name=f"mcp {spec.name}")
+        task = asyncio.create_task(
+            _serve(spec, launch, ready, announcements, end, tokens=tokens), name=f"mcp {spec.name}"
+        )
         try:
             async with asyncio.timeout(limit_seconds):
                 opened = await asyncio.shield(ready)
@@ -149,6 +172,8 @@ class McpConnection:
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
+            if _is_login_needed(error):
+                raise make_login_needed(spec) from error
             why = (
                 f"it has not answered for {limit_seconds:g} seconds"
                 if isinstance(error, TimeoutError)
@@ -199,12 +224,19 @@ class McpConnection:
             return False
         if self._calls or asyncio.get_running_loop().time() - self._last_used < TRUSTED_SECONDS:
             return True
+        version = self.session.protocol_version or ""
         try:
             async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
-                await self.session.send_ping()
+                # The revisions without sessions have no ping.
+                await (self.session.send_discover(version) if self.is_stateless else self.session.send_ping())
         except Exception:  # noqa: BLE001  (after any error, the connection is unusable)
             return False
         return True
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether the server speaks a revision without sessions, 2026-07-28 or later."""
+        return self.session.discover_result is not None
 
     async def aclose(self) -> None:
         """End the session, and the program if there is one."""
@@ -231,30 +263,83 @@ async def _serve(
     ready: asyncio.Future[_StartedSession],
     announcements: Announcements,
     end: asyncio.Event,
+    *,
+    tokens: McpTokens | None,
 ) -> None:
-    from mcp import ClientSession
+    from mcp import Client
 
-    greeting = None
+    from tool_worker.tools.mcp.tasks import TasksExtension
+
+    client: Client | None = None
 
     def version() -> str:
-        return greeting.protocol_version if greeting is not None else "2025-11-25"
+        return client.protocol_version if client is not None else "2025-11-25"
+
+    @asynccontextmanager
+    async def open_filtered() -> AsyncIterator[Any]:
+        async with _open_transport(spec, launch, announcements, tokens) as (reading, writing):
+            yield IncomingMessages(reading, spec.name, version, announcements.set), writing
 
     try:
         async with AsyncExitStack() as stack:
-            reading, writing = await stack.enter_async_context(_open_transport(spec, launch, announcements))
-            incoming = IncomingMessages(reading, spec.name, version, announcements.set)
-            opening = ClientSession(incoming, writing, message_handler=announcements.handle_message)
-            session = await stack.enter_async_context(opening)
-            greeting = await session.initialize()
-            capability = greeting.capabilities.tools
+            opening = Client(
+                open_filtered(),
+                mode=spec.protocol,
+                cache=None,  # a list of tools is current or not by our own rules
+                message_handler=announcements.handle_message,
+                extensions=[TasksExtension()],
+            )
+            client = await stack.enter_async_context(opening)
+            session = client.session
+            if session.discover_result is not None:
+                # Declared only where the answers may come later, with a repeated request.
+                session._elicitation_callback = _refuse_question  # noqa: SLF001  (the SDK takes it only before it knows)
+                session.adopt(session.discover_result)
+            capability = client.server_capabilities.tools
             announces = capability is not None and bool(capability.list_changed)
-            ready.set_result(_StartedSession(session, await _list_all_tools(session, spec.name), announces))
+            tools = await _list_all_tools(session, spec.name)
+            if announces and session.discover_result is not None:
+                listening = asyncio.create_task(_listen(client, announcements), name=f"listen to {spec.name}")
+                stack.callback(listening.cancel)
+            ready.set_result(_StartedSession(session, tools, announces))
             await end.wait()
     except Exception as error:  # noqa: BLE001  (the edge of the SDK: the caller gets the error)
         if not ready.done():
             ready.set_exception(error)
         else:
             _log.warning("the connection to the MCP server %s broke: %s", spec.name, _describe_error(error))
+
+
+async def _refuse_question(context: ClientRequestContext, params: ElicitRequestParams) -> ErrorData:  # noqa: ARG001
+    from mcp.types import INVALID_REQUEST, ErrorData
+
+    return ErrorData(code=INVALID_REQUEST, message="Ask in the answer to a request.")
+
+
+async def _listen(client: Client, announcements: Announcements) -> None:
+    """Listen for changed tools by a separate subscription, which the revisions without sessions require."""
+    from mcp import MCPError
+    from mcp.client.subscriptions import SubscriptionLost
+
+    from tool_worker.tools.mcp.http_connection import AnnouncementListener
+
+    announcements.listening = listener = AnnouncementListener(announcements.set)
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            async with client.listen(tools_list_changed=True) as subscription:
+                if not subscription.honored.tools_list_changed:
+                    return  # the server is asked instead
+                listener.mark_open()
+                pause = FIRST_PAUSE_SECONDS
+                async for _ in subscription:
+                    announcements.set()
+        except (MCPError, SubscriptionLost, TimeoutError) as error:
+            _log.info("a subscription to an MCP server has ended: %s", _describe_error(error))
+        finally:
+            listener.mark_closed()
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 async def _list_all_tools(session: ClientSession, name: str) -> list[Tool]:
@@ -290,7 +375,10 @@ def _trim(tool: Tool) -> Tool:
 
 @asynccontextmanager
 async def _open_transport(
-    spec: McpServerSpec, launch: Callable[[McpServerSpec], ProgramLaunch], announcements: Announcements
+    spec: McpServerSpec,
+    launch: Callable[[McpServerSpec], ProgramLaunch],
+    announcements: Announcements,
+    tokens: McpTokens | None,
 ) -> AsyncIterator[Any]:
     """Yield the two message streams of a server."""
     if spec.command:
@@ -317,16 +405,32 @@ async def _open_transport(
         from tool_worker.tools.mcp.http_connection import AnnouncementListener, StreamableClient
 
         announcements.listening = AnnouncementListener(announcements.set)
+        await require_login(spec, tokens)
+        auth = make_auth(spec, tokens) if spec.oauth is not None and tokens is not None else None
+        may_ask = partial(is_allowed, spec)
         async with (
-            StreamableClient(spec.headers, spec.timeout, announcements.listening) as client,
+            StreamableClient(spec.headers, spec.timeout, announcements.listening, auth, may_ask) as client,
             # The client limits the size, as of every answer.
             streamable_http_client(spec.url, http_client=client, max_sse_event_size=None) as streams,
         ):
             yield streams
 
 
-def _describe_error(error: BaseException) -> str:
-    """Return the text of an error; unwraps exception groups."""
+def _is_login_needed(error: BaseException) -> bool:
+    from tool_worker.tools.mcp.http_connection import LOGIN_NEEDED
+
+    error = _unwrap(error)
+    return isinstance(error, LoginNeeded) or getattr(error, "data", None) == LOGIN_NEEDED
+
+
+def _unwrap(error: BaseException) -> BaseException:
+    """Return the first error of nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def _describe_error(error: BaseException) -> str:
+    """Return the text of an error; unwraps exception groups."""
+    error = _unwrap(error)
     return f"{type(error).__name__}: {error}"[:SHOWN_CHARS]

@@ -13,8 +13,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, cast
 
 import httpx2
+from mcp.client.auth import OAuthFlowError
 
-from tool_worker.tools.mcp.config import KEY_FIELD
+from broker.runtime import DeckhandsError
+from broker.tools import KEY_FIELD, LoginNeeded
 from tool_worker.tools.mcp.program import ANSWER_TOO_LONG, MESSAGE_LIMIT_BYTES
 
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
@@ -24,6 +26,8 @@ CONNECT_SECONDS = 30.0
 SILENCE_SECONDS = 300.0
 """A stream of announcements that is silent for this long is reopened, because it may be broken unnoticed."""
 NOT_SENT = "the request was not sent"
+LOGIN_NEEDED = "a person has to log in"
+"""The `data` of an error that a failed request gets as its answer."""
 LATE_SECONDS = 30.0
 """Extra time of a request beyond its call, so that the call times out first and notifies the server."""
 
@@ -49,31 +53,55 @@ class AnnouncementListener:
         self.is_open = False
 
 
+class AddressRefused(httpx2.TransportError):
+    """A server's metadata leads a login to an address that its entry does not name."""
+
+
+NOT_SENT_ERRORS = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, AddressRefused)
+
+
 class StreamableClient(httpx2.AsyncClient):
     """The client for a server by Streamable HTTP.
 
     Args:
         call_seconds: The time limit of a call.
         listening: Tracks the stream of announcements.
+        auth: Authenticates requests; None: the headers do.
+        may_ask: Returns whether a request of a login may go to an address.
     """
 
-    def __init__(self, headers: Mapping[str, str], call_seconds: float, listening: AnnouncementListener) -> None:
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        call_seconds: float,
+        listening: AnnouncementListener,
+        auth: httpx2.Auth | None = None,
+        may_ask: Callable[[str], bool] | None = None,
+    ) -> None:
+        async def check_address(request: httpx2.Request) -> None:
+            if may_ask is not None and not may_ask(str(request.url)):
+                raise AddressRefused(f"a login at {request.url.scheme}://{request.url.netloc.decode()} is not allowed")
+
         super().__init__(
             headers={**headers, "Accept-Encoding": "identity"},
             timeout=httpx2.Timeout(CONNECT_SECONDS, read=call_seconds + LATE_SECONDS),
-            event_hooks={"request": [_add_idempotency_key]},
+            auth=auth,
+            event_hooks={
+                "request": [_add_idempotency_key, *([check_address] if auth is not None else [])],
+                "response": [_limit_response] if auth is not None else [],  # also of a login
+            },
         )
         self._listening = listening
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request. A failed request is answered with an error, because the SDK would drop the connection."""
         is_listening = request.method == "GET"
-        if is_listening:
+        if is_listening or request.headers.get("mcp-method") == "subscriptions/listen":
             limits = request.extensions.get("timeout", {})
             request.extensions = {**request.extensions, "timeout": {**limits, "read": SILENCE_SECONDS}}
         try:
             response = await super().send(request, **options)
-        except httpx2.TransportError as error:
+        except (httpx2.TransportError, DeckhandsError, OAuthFlowError) as error:
             if request.method != "POST":
                 raise
             return _make_failure_response(request, error)
@@ -130,7 +158,9 @@ def _make_failure_response(request: httpx2.Request, error: Exception) -> httpx2.
     if "id" not in message:
         return httpx2.Response(httpx2.codes.ACCEPTED, request=request)
     failure: dict[str, Any] = {"code": CONNECTION_CLOSED, "message": f"{type(error).__name__}: {error}"}
-    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout):
+    if isinstance(error, LoginNeeded):
+        failure["data"] = LOGIN_NEEDED
+    elif not isinstance(error, httpx2.TransportError) or isinstance(error, NOT_SENT_ERRORS):
         failure["data"] = NOT_SENT
     return httpx2.Response(
         httpx2.codes.OK, json={"jsonrpc": "2.0", "id": message["id"], "error": failure}, request=request

@@ -112,17 +112,18 @@ class IncomingMessages:
 
         message = None if isinstance(item, Exception) else item.message
         if isinstance(message, JSONRPCResponse) and isinstance(message.result.get("tools"), list):
-            message.result = {**message.result, "tools": self._filter_tools(message.result["tools"])}
+            message.result = {**message.result, "tools": self._filter_tools(message.result)}
         return item
 
-    def _filter_tools(self, listed: list[Any]) -> list[Any]:
+    def _filter_tools(self, result: dict[str, Any]) -> list[Any]:
         from mcp.types.methods import validate_server_result
         from pydantic import ValidationError
 
+        listed: list[Any] = result["tools"]
         found, reasons = [], []
         for tool in listed[:MAX_TOOLS]:
             try:
-                validate_server_result("tools/list", self._version(), {"tools": [tool]})
+                validate_server_result("tools/list", self._version(), {**result, "tools": [tool]})
             except ValidationError as error:
                 first = error.errors(include_input=False, include_url=False)[0]
                 name = tool.get("name") if isinstance(tool, dict) else tool

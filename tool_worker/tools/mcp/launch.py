@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from broker.tools import McpServerSpec
 from tool_worker.sandbox import ContainerSettings, Enclosure, Sandbox, find_sandbox
-from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.connection import ProgramLaunch
 from tool_worker.tools.mcp.program_files import ProgramFiles, find_program_files
 from tool_worker.workspace import EgressGate, make_proxied_command, proxy_environment, run_proxy

@@ -13,31 +13,49 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from broker.contract import MCPObservation, ToolOffer
+from broker.contract import (
+    MAX_DESCRIPTION_CHARS,
+    MCPObservation,
+    MCPQuestionObservation,
+    Observation,
+    OutcomePolicy,
+    OutcomeUnknownObservation,
+    ServerQuestion,
+    ToolOffer,
+)
+from broker.runtime import failpoint
 from broker.secrets import Masker
-from broker.tools import CustomTool, ToolContext, ToolFailed, ToolFailure
-from tool_worker.tools.mcp.config import McpServerSpec
+from broker.tools import (
+    KEY_FIELD,
+    CustomTool,
+    LoginNeeded,
+    McpServerSpec,
+    McpTokens,
+    ToolContext,
+    ToolFailed,
+    ToolFailure,
+)
 from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, ProgramLaunch
 from tool_worker.tools.mcp.incoming import SHOWN_NAME_CHARS
-from tool_worker.tools.mcp.server import McpServer
-from tool_worker.tools.offered import OfferedTools, choose_images
+from tool_worker.tools.mcp.reading import make_reading_tools
+from tool_worker.tools.mcp.server import CHECK_FIRST, McpServer
+from tool_worker.tools.offered import UNKNOWN_TEXT, OfferedTools, choose_images
+from tool_worker.tools.remote_work import RemoteContext, RemoteWork
 
 if TYPE_CHECKING:
-    from mcp.types import CallToolResult, Tool
-import re
-from typing import TYPE_CHECKING
+    from mcp import MCPError
+    from mcp.types import CallToolResult, InputRequiredResult, Tool
 
-from broker.contract import MAX_DESCRIPTION_CHARS, OutcomePolicy
-
-if TYPE_CHECKING:
-    from mcp.types import Tool
+    from tool_worker.tools.mcp.tasks import CallRecord
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
@@ -58,6 +76,7 @@ class McpServers:
     """The servers of one tool worker.
 
     Args:
+        tokens: Logins at servers; None: there are none.
         masker: Masks the worker's secrets in reports about failing servers.
         report: Called after the failures of `offered` have changed.
     """
@@ -68,10 +87,11 @@ class McpServers:
         offered: OfferedTools,
         launch: Callable[[McpServerSpec], ProgramLaunch],
         *,
+        tokens: McpTokens | None = None,
         masker: Masker | None = None,
         report: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._servers = [McpServer(spec, launch) for spec in specs]
+        self._servers = [McpServer(spec, launch, tokens=tokens) for spec in specs]
         self._offered = offered
         self._masker = masker or Masker()
         self._report = report or _report_nothing
@@ -116,6 +136,8 @@ class McpServers:
         while True:
             try:
                 tools = make_custom_tools(server, await server.list_tools())
+                taken = {tool.offer.key for tool in tools}
+                tools += [tool for tool in make_reading_tools(server) if tool.offer.key not in taken]
                 break
             except ToolFailed as error:
                 _log.warning("%s", error)
@@ -132,7 +154,9 @@ class McpServers:
         spec = server.spec
         words = server.read_last_words()
         reason = f"{error.message} Its last words: {words}" if words else error.message
-        if spec.command:
+        if isinstance(error, LoginNeeded):
+            remedy = error.remedy
+        elif spec.command:
             remedy = f"Correct the command of {spec.name} in the file that DECKHANDS_MCP names; "
             remedy += f"what the program wrote is in <node dir>/.sandbox/mcp/{spec.name}.log there."
         else:
@@ -174,37 +198,179 @@ def make_custom_tools(server: McpServer, tools: Sequence[Tool]) -> list[CustomTo
 def _make_custom_tool(server: McpServer, tool: Tool) -> CustomTool:
     offer = make_offer(server.spec, tool)
 
-    async def run(arguments: dict[str, Any], context: ToolContext) -> MCPObservation:
-        return await _call_tool(server, tool, offer, arguments, context)
+    async def run(arguments: dict[str, Any], context: ToolContext) -> Observation:
+        return await _Call(server, tool, offer, arguments, context).run()
 
-    return CustomTool(offer, None, run, timeout_seconds=server.spec.timeout + 2 * CONNECT_LIMIT_SECONDS)
+    async def check(arguments: dict[str, Any], context: ToolContext) -> Observation:
+        found = await _Call(server, tool, offer, arguments, context).resume()
+        return OutcomeUnknownObservation(content=UNKNOWN_TEXT) if found is None else found
+
+    seconds = server.spec.timeout + server.spec.task_timeout + 2 * CONNECT_LIMIT_SECONDS
+    return CustomTool(offer, None, run, check, timeout_seconds=seconds)
 
 
-async def _call_tool(
-    server: McpServer, tool: Tool, offer: ToolOffer, arguments: dict[str, Any], context: ToolContext
-) -> MCPObservation:
-    from mcp import MCPError
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a tool, by one worker."""
 
-    def check(tools: Sequence[Tool]) -> None:
-        present = next((found for found in tools if found.name == tool.name), None)
+    server: McpServer
+    tool: Tool
+    offer: ToolOffer
+    arguments: dict[str, Any]
+    context: ToolContext
+
+    async def run(self) -> Observation:
+        """Call the tool, unless an earlier worker has done so and the server made a task of it."""
+        from tool_worker.tools.mcp.tasks import CallRecord
+
+        if (found := await self.resume()) is not None:
+            return found
+        own = self.context.idempotency_key
+        record = CallRecord(server=self.server.spec.name, owner=own, key=own)
+        asks = self.context.asks if isinstance(self.context, RemoteContext) else None
+        return await (self._call(record) if asks is None else self._continue(asks))
+
+    async def resume(self) -> Observation | None:
+        """Continue with the task or the questions that an earlier worker has recorded; None if there are none."""
+        from tool_worker.tools.mcp.tasks import CallRecord
+
+        text = await self._work.load() if self._work is not None else None
+        record = CallRecord.parse(text, server=self.server.spec.name, owner=self.context.idempotency_key)
+        if record is None:
+            return None
+        return self._ask(record) if record.questions else await self._await_task(record)
+
+    @property
+    def _work(self) -> RemoteWork | None:
+        return self.context.work if isinstance(self.context, RemoteContext) else None
+
+    async def _continue(self, asks: int) -> Observation:
+        """Continue an earlier call with the person's answers."""
+        from tool_worker.tools.mcp.tasks import CallRecord, make_responses
+
+        assert isinstance(self.context, RemoteContext)
+        text = await self._work.load(asks) if self._work is not None else None
+        asked = CallRecord.parse(text, server=self.server.spec.name, owner=None)
+        if asked is None or not asked.questions:
+            raise ToolFailed(f"The questions of {self.tool.name} are not known any more. Nothing was called.")
+        record = asked.model_copy(update={"owner": self.context.idempotency_key, "questions": (), "state": None})
+        try:
+            responses = make_responses(asked.questions, self.context.answers or {})
+        except ValueError as error:
+            again = asked.model_copy(update={"owner": record.owner, "rounds": asked.rounds + 1})
+            return await self._record_questions(again, f"{error} ")
+        if not record.task_id:
+            return await self._call(record, responses, asked.state)
+        record = record.model_copy(update={"answered": (*record.answered, *responses)})
+        await self.server.answer_task(self.tool.name, record.task_id, responses)
+        await self._save(record)
+        return await self._await_task(record)
+
+    async def _call(
+        self, record: CallRecord, responses: Mapping[str, Any] | None = None, state: str | None = None
+    ) -> Observation:
+        from mcp import MCPError
+
+        from tool_worker.tools.mcp.tasks import CreatedTask, to_poll_seconds
+
+        meta = {KEY_FIELD: record.key}
+        if self.context.traceparent:
+            meta["traceparent"] = self.context.traceparent
+        try:
+            answer = await self.server.call(
+                self.tool.name, self.arguments, self._check, meta=meta, responses=responses, state=state
+            )
+        except MCPError as error:
+            return self._observe_failure(error)
+        if not isinstance(answer, CreatedTask):
+            return await self._observe(answer, record)
+        changes = {"task_id": answer.task_id, "poll_seconds": to_poll_seconds(answer.poll_interval_ms)}
+        record = record.model_copy(update=changes)
+        failpoint("tool.task_created")
+        await self._save(record)
+        failpoint("tool.task_recorded")
+        return await self._await_task(record)
+
+    async def _save(self, record: CallRecord) -> None:
+        if self._work is not None:
+            await self._work.save(record.model_dump_json())
+
+    async def _await_task(self, record: CallRecord) -> Observation:
+        from mcp import MCPError
+
+        name, limit_seconds = self.tool.name, self.server.spec.task_timeout
+        try:
+            async with self._work.park() if self._work is not None else nullcontext():
+                async with asyncio.timeout(limit_seconds):
+                    answer = await self.server.await_task(name, record.task_id, record.poll_seconds, record.answered)
+        except TimeoutError:
+            await self.server.cancel_task(record.task_id)
+            text = f"The task of {name} has not ended within {limit_seconds:g} seconds."
+            raise ToolFailed(text, remedy=CHECK_FIRST) from None
+        except asyncio.CancelledError:
+            # Not on a worker's shutdown: the next worker polls the same task.
+            if self.context.is_cancelled:
+                await asyncio.shield(asyncio.create_task(self.server.cancel_task(record.task_id)))
+            raise
+        except MCPError as error:
+            return self._observe_failure(error)
+        return await self._observe(answer, record)
+
+    async def _observe(self, answer: CallToolResult | InputRequiredResult, record: CallRecord) -> Observation:
+        from mcp.types import InputRequiredResult
+
+        from tool_worker.tools.mcp.tasks import MAX_QUESTIONS, MAX_ROUNDS, parse_questions
+
+        if not isinstance(answer, InputRequiredResult):
+            return _to_observation(answer, self.offer.name, self.arguments)
+        asked = {
+            key: request.model_dump(mode="json", by_alias=True) if isinstance(request, BaseModel) else request
+            for key, request in (answer.input_requests or {}).items()
+        }
+        try:
+            most = MAX_QUESTIONS if record.rounds < MAX_ROUNDS and self._work is not None else 0
+            questions = tuple(_clean_question(question) for question in parse_questions(asked, most))
+        except ValueError as error:
+            if record.task_id:
+                await self.server.cancel_task(record.task_id)
+            server, name = self.server.spec.name, self.tool.name
+            raise ToolFailed(f"The MCP server {server} did not complete {name}: {error}.") from error
+        changes = {"questions": questions, "state": answer.request_state, "rounds": record.rounds + 1}
+        return await self._record_questions(record.model_copy(update=changes))
+
+    async def _record_questions(self, record: CallRecord, note: str = "") -> MCPQuestionObservation:
+        await self._save(record)
+        return self._ask(record, note)
+
+    def _ask(self, record: CallRecord, note: str = "") -> MCPQuestionObservation:
+        said = "\n".join(
+            f"{question.message} {question.url}".strip()
+            if question.fields is None
+            else f"{question.message}\nFields: {json.dumps(question.fields, ensure_ascii=False)}"
+            for question in record.questions
+        )
+        content = f"{note}The MCP server {self.server.spec.name} asks the person:\n{said}"
+        return MCPQuestionObservation(content=content, name=self.offer.name, questions=record.questions)
+
+    def _observe_failure(self, error: MCPError) -> MCPObservation:
+        name, timeout_seconds = self.offer.name, self.server.spec.timeout
+        is_late = "timed out" in str(error).lower()
+        text = f'Tool "{name}" timed out after {timeout_seconds:g} seconds' if is_late else str(error)
+        failed = json.dumps({"isError": True, "error": text, "content": []})
+        return MCPObservation(content=failed, name=name, arguments=self.arguments)
+
+    def _check(self, tools: Sequence[Tool]) -> None:
+        server, name = self.server, self.tool.name
+        present = next((found for found in tools if found.name == name), None)
         if present is None:
-            text = f"The MCP server {server.spec.name} no longer has the tool {tool.name}."
+            text = f"The MCP server {server.spec.name} no longer has the tool {name}."
             raise ToolFailed(f"{text} Nothing was called.", remedy="Continue without it, or tell the user.")
-        if _has_changed(server, present, offer):
+        if _has_changed(server, present, self.offer):
             raise ToolFailed(
-                f"The MCP server {server.spec.name} has changed its tool {tool.name} since this conversation began. "
+                f"The MCP server {server.spec.name} has changed its tool {name} since this conversation began. "
                 "The tool was not called.",
                 remedy="Continue without it, or tell the user.",
             )
-
-    try:
-        result = await server.call(tool.name, arguments, check, key=context.idempotency_key)
-    except MCPError as error:
-        is_late = "timed out" in str(error).lower()
-        text = f'Tool "{offer.name}" timed out after {server.spec.timeout:g} seconds' if is_late else str(error)
-        failed = json.dumps({"isError": True, "error": text, "content": []})
-        return MCPObservation(content=failed, name=offer.name, arguments=arguments)
-    return _to_observation(result, offer.name, arguments)
 
 
 def _has_changed(server: McpServer, tool: Tool, offer: ToolOffer) -> bool:
@@ -254,6 +420,15 @@ def make_prefix(spec: McpServerSpec) -> str:
 def clean(text: str) -> str:
     r"""Return a text with invisible characters escaped, as in `\u202e`."""
     return _INVISIBLE.sub(lambda found: found.group().encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
+
+
+def _clean_question(question: ServerQuestion) -> ServerQuestion:
+    if _INVISIBLE.search(question.key):
+        raise ValueError("the name of a question has characters that are not seen")
+    changes: dict[str, Any] = {"message": clean(question.message), "url": clean(question.url)}
+    if question.fields is not None:
+        changes["fields"] = _clean_schema(question.fields)
+    return question.model_copy(update=changes)
 
 
 def _clean_schema(schema: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from broker.contract import Action, Event, Observation, OutcomePolicy, codec
 from broker.coordination import ActionClaimed, ActionDelivery, ActionReclaimed, CrashAttribution
 from broker.runtime import DeckhandsError, Rest
 from broker.tools import make_idempotency_key
-from tool_worker.tools import HostRequest, Tool
+from tool_worker.tools import HostRequest, RemoteWork, Tool
 from tool_worker.workspace import HostResult, OpenWorkspace
 
 NOT_CONTENT = frozenset({"timestamp", "source", "thought", "tool_call_metadata", "traceparent"})
@@ -31,6 +31,7 @@ class ActionRun:
         attribution: Counts the worker deaths during this action.
         entry: The bytes of the event, without their encryption; empty if they were changed.
         refusal: If given, the answer to the action; the action does not run.
+        work: Record of the work that the action has started elsewhere; None where nothing is recorded.
         traceparent: Span of the action; None without tracing.
         action: The action with its long texts in full.
         request: The request to the workspace host.
@@ -42,6 +43,7 @@ class ActionRun:
     attribution: CrashAttribution
     entry: bytes
     refusal: DeckhandsError | None = None
+    work: RemoteWork | None = None
     traceparent: str | None = None
     action: Action = field(init=False)
     tool: Tool = field(init=False)

@@ -12,10 +12,10 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from broker.contract import ErrorObservation, Observation, OfferedToolAction
-from broker.runtime import failpoint
+from broker.contract import ErrorObservation, MCPAction, MCPQuestionObservation, Observation, OfferedToolAction
+from broker.runtime import failpoint, make_traceparent
 from broker.tools import ToolContext
-from tool_worker.tools import OfferedTools
+from tool_worker.tools import OfferedTools, RemoteContext
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
 
 CHECK_SECONDS = 0.5
@@ -85,8 +85,25 @@ async def call_offered_tool(
     if not isinstance(run.action, OfferedToolAction):
         return await rest(run)
     failpoint("tool.before_run")
-    context = ToolContext(run.conversation_id, run.action.id, fingerprint=run.fingerprint)
+    traceparent = run.traceparent or run.action.traceparent or make_traceparent(run.conversation_id)
+    context = RemoteContext(
+        run.conversation_id,
+        run.action.id,
+        fingerprint=run.fingerprint,
+        traceparent=traceparent,
+        work=run.work,
+        asks=run.action.asks if isinstance(run.action, MCPAction) else None,
+        answers=run.action.answers if isinstance(run.action, MCPAction) else None,
+    )
     call = offered.call(run.action, run.claim, run.conversation_id, context)
     answer = await calls.run(context, call)
     failpoint("tool.after_result")
     return answer
+
+
+async def forget_remote_work(run: ActionRun, rest: RestOfAction) -> Observation:
+    """Remove the record of work elsewhere once the action has its observation."""
+    observation = await rest(run)
+    if run.work is not None:
+        await run.work.forget(is_continued=isinstance(observation, MCPQuestionObservation))
+    return observation

@@ -69,6 +69,8 @@ def _values(name: str, field: FieldInfo) -> st.SearchStrategy[Any]:
         return st.none() | st.dictionaries(names, st.text("ab9", max_size=9), max_size=3)
     if get_origin(annotation) is dict and any("plain_json" in repr(part) for part in field.metadata):
         return json_objects
+    if type(None) in get_args(annotation) and "plain_json" in repr(annotation):
+        return st.none() | json_objects
     return st.from_type(annotation)  # type: ignore[arg-type]
 
 

@@ -78,7 +78,7 @@ FULL = State(
         last_message_id=40,
         is_reply_outdated=True,
     ),
-    tools=Tools((PendingAction(38, METADATA), PendingAction(39))),
+    tools=Tools((PendingAction(38, METADATA), PendingAction(39)), ((36, 37),)),
     confirmation=ConfirmationProgress(
         asked_id=38,
         answer_id=41,
@@ -274,7 +274,7 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
             "lifecycle": "agent_state requested ending last_error error_code result_id",
             "greeting": "is_said",
             "inbox": "message last_message_id is_reply_outdated",
-            "tools": "pending",
+            "tools": "pending questions",
             "confirmation": "asked_id answer_id confirmed_id reason asked_at is_reminded",
             "calls": "reply_id attempt wait deferral overflows wants_condensation",
             "usage": (

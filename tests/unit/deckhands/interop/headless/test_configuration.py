@@ -16,6 +16,7 @@ from broker.contract.condenser_specs import (
 from broker.contract.llm_spec import LLMSpec
 from broker.contract.specs import AgentSpec, SdkSpec
 from broker.runtime.errors import UsageError
+from broker.tools.mcp_config import read_servers
 from controller_worker.providers.config import UNSUPPORTED, LLMConfig
 from controller_worker.providers.profiles import Profiles
 from deckhands.cli.headless import OF_AGENT
@@ -31,7 +32,6 @@ from deckhands.interop.headless.sdk_choice import VARIABLES_OF, with_sdk_choice
 from deckhands.interop.headless.worker_files import CONDENSERS, WorkerFiles, render_models, to_condenser
 from tests.openhands_template import TEMPLATE, uncomment
 from tests.source_code import ROOT
-from tool_worker.tools.mcp.config import read_servers
 
 PAGE = (ROOT / "docs" / "migrating-from-openhands.md").read_text()
 

@@ -11,8 +11,8 @@ import httpx2
 import pytest
 
 from broker.runtime.errors import UsageError
+from broker.tools.mcp_config import McpServerSpec, read_servers
 from tool_worker.settings import load_tool_settings
-from tool_worker.tools.mcp.config import McpServerSpec, read_servers
 from tool_worker.tools.mcp.http_connection import (
     EVENT_ENDS,
     LATE_SECONDS,

@@ -1,4 +1,4 @@
-"""The MCP servers of a tool worker: parses and validates the common `mcpServers` file.
+"""The MCP servers of tool workers: parses and validates the common `mcpServers` file.
 
     {"mcpServers": {
         "issues": {"url": "https://mcp.example.com/mcp", "headers": {"Authorization": "Bearer ${ISSUES_TOKEN}"}},
@@ -24,6 +24,33 @@ KEY_FIELD = "deckhands/idempotencyKey"
 """Field of a call's `_meta`: its idempotency key. By HTTP, the header `Idempotency-Key` has it as well."""
 
 
+class OAuthSpec(BaseModel):
+    """How a worker gets access to a server by OAuth 2.1.
+
+    Attributes:
+        grant: `authorization_code` after a login by a person, or `client_credentials` without one.
+        issuer: The authorization server to which the client belongs; others get nothing.
+        client_id, client_secret: The registered client; empty: `deckhands mcp login` registers one.
+        scope: Scopes to ask for, separated by spaces; empty: those that the server names.
+        origins: Further origins to which the requests of a login may go, such as `https://oauth2.example.com`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    grant: Literal["authorization_code", "client_credentials"] = "authorization_code"
+    issuer: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/\S*)?$")]
+    client_id: str = ""
+    client_secret: str = Field(default="", repr=False)
+    scope: str = ""
+    origins: tuple[Annotated[str, Field(pattern=r"^https?://[^\s/]+/?$")], ...] = ()
+
+    @model_validator(mode="after")
+    def _has_a_client(self) -> Self:
+        if self.grant == "client_credentials" and not (self.client_id and self.client_secret):
+            raise ValueError("client_credentials needs a client_id and a client_secret")
+        return self
+
+
 class McpServerSpec(BaseModel):
     """One server (OpenHands 10.8: limits and defaults).
 
@@ -34,9 +61,13 @@ class McpServerSpec(BaseModel):
         network: Whether it may reach the network.
         allow: Hosts that it may reach without `network`, as in `broker.contract.allowed_hosts`.
         url, headers: A server reached by HTTP, and the headers of its requests.
+        oauth: How to get access to such a server; None: by its headers alone.
         type: Transport of HTTP: `http` (streamable) or `sse` (the older one).
+        protocol: `auto` for the newest revision that both sides speak, `legacy` for the revisions with a handshake.
         timeout: Seconds for one call.
+        task_timeout: Seconds for the task that a server may make of a call.
         tools: Names or patterns of its tools to offer.
+        resources, prompts: Whether to offer tools that list and read them.
         pool: Pool of the tool workers that may call it; empty for the worker that holds the conversation's workspace.
         secrets: Texts to mask in every conversation: its headers, and all values from environment variables.
     """
@@ -52,9 +83,14 @@ class McpServerSpec(BaseModel):
     allow: tuple[str, ...] = ()
     url: Annotated[str, Field(pattern=r"^(https?://\S+)?$")] = ""
     headers: dict[str, str] = Field(default_factory=dict)
+    oauth: OAuthSpec | None = None
     type: Literal["http", "sse", "stdio"] | None = None
+    protocol: Literal["auto", "legacy"] = "auto"
     timeout: Annotated[float, Field(ge=1, le=3600)] = 60.0
+    task_timeout: Annotated[float, Field(ge=1, le=604_800)] = 86_400.0
     tools: tuple[str, ...] = ("*",)
+    resources: bool = False
+    prompts: bool = False
     pool: str = ""
     secrets: tuple[str, ...] = Field(default=(), repr=False)
 
@@ -62,6 +98,8 @@ class McpServerSpec(BaseModel):
     def _is_reached_one_way(self) -> Self:
         if bool(self.command) == bool(self.url):
             raise ValueError("give either a command or a url")
+        if self.oauth is not None and (not self.url or self.type == "sse"):
+            raise ValueError("oauth is for a url with the type http")
         if self.allow and (self.network or not self.command):
             raise ValueError("allow is for a command without network")
         parse_host_rules(self.allow)

@@ -1,0 +1,227 @@
+"""Logins at MCP servers (OAuth 2.1): the tokens in the store, and the flows by the MCP SDK's providers.
+
+Holds: tokens are encrypted in the store with the key of the secrets, each for one server and its address. Requests of a
+login go to the server and to the origins that the operator names, wherever the server's metadata points. A worker never
+starts a login that needs a person.
+Keys: `deck:{0}:mcp_tokens` (hash: server → its tokens, encrypted).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from broker.secrets import ONE_KEY, SecretsLocked, decrypt, encrypt
+from broker.store import ShardKeys, Store
+from broker.tools.custom_tools import ToolFailed
+from broker.tools.mcp_config import McpServerSpec, OAuthSpec
+
+if TYPE_CHECKING:
+    import httpx2
+    from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthToken
+
+CLIENT_NAME = "Deckhands"
+EARLY_SECONDS = 60.0
+"""A token is refreshed this long before it expires."""
+
+AskPerson = Callable[[str], Awaitable[None]]
+ReadAnswer = Callable[[], "Awaitable[AuthorizationCodeResult]"]
+
+
+class LoginNeeded(ToolFailed):
+    """A server needs a login by a person."""
+
+    code = "mcp_login_needed"
+
+
+class _StoredLogin(BaseModel):
+    """What the store has of a login.
+
+    Attributes:
+        tokens, client: as the SDK writes them.
+        expires_at: Unix time in seconds of the access token's end; None if it is not known.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    tokens: dict[str, Any] | None = None
+    client: dict[str, Any] | None = None
+    expires_at: float | None = None
+
+
+class McpTokens:
+    """The tokens of a store.
+
+    Args:
+        key: returns the key of the secrets, 32 bytes, or None while there is none.
+    """
+
+    def __init__(self, store: Store, key: Callable[[], bytes | None]) -> None:
+        self._store = store
+        self._find_key = key
+        self._name = ShardKeys(0).mcp_tokens
+
+    async def load(self, server: McpServerSpec) -> _StoredLogin:
+        """Return what there is of a server's login.
+
+        Raises:
+            SecretsLocked: there is something, and no key here decrypts it.
+        """
+        found = await self._store.call("HGET", self._name, server.name)
+        if found is None:
+            return _StoredLogin()
+        try:
+            return _StoredLogin.model_validate_json(decrypt(self._require_key(), found, _about(server)))
+        except ValidationError:
+            return _StoredLogin()
+        except ValueError as error:
+            text = f"The login at the MCP server {server.name} was encrypted with another key, or for another address."
+            raise SecretsLocked(text, remedy=f"Run `deckhands mcp login {server.name}` again. {ONE_KEY}") from error
+
+    async def save(self, server: McpServerSpec, login: _StoredLogin) -> None:
+        """Replace a server's login. Idempotent."""
+        content = login.model_dump_json(exclude_none=True).encode()
+        await self._store.call("HSET", self._name, server.name, encrypt(self._require_key(), content, _about(server)))
+
+    async def remove(self, name: str) -> bool:
+        """Forget a server's login. Returns False if there is none."""
+        return bool(await self._store.call("HDEL", self._name, name))
+
+    def now(self) -> float:
+        """Return the Unix time in seconds."""
+        return self._store.clock.now().timestamp()
+
+    def _require_key(self) -> bytes:
+        key = self._find_key()
+        if key is None:
+            raise SecretsLocked("Logins at MCP servers need the key of the secrets.", remedy=ONE_KEY)
+        return key
+
+
+class _Storage:
+    """The tokens of one server, as the SDK's providers keep them."""
+
+    def __init__(self, tokens: McpTokens, server: McpServerSpec, oauth: OAuthSpec, redirect_uri: str) -> None:
+        self._tokens = tokens
+        self._server = server
+        self._oauth = oauth
+        self._redirect_uri = redirect_uri
+        self.expires_at: float | None = None
+
+    async def get_tokens(self) -> OAuthToken | None:
+        from mcp.shared.auth import OAuthToken
+
+        login = await self._tokens.load(self._server)
+        self.expires_at = login.expires_at
+        return OAuthToken.model_validate(login.tokens) if login.tokens else None
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        login = await self._tokens.load(self._server)
+        login.tokens = tokens.model_dump(mode="json", exclude_none=True)
+        login.expires_at = self._tokens.now() + tokens.expires_in - EARLY_SECONDS if tokens.expires_in else None
+        await self._tokens.save(self._server, login)
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        from mcp.shared.auth import OAuthClientInformationFull
+
+        login = await self._tokens.load(self._server)
+        if login.client:
+            return OAuthClientInformationFull.model_validate(login.client)
+        if not self._oauth.client_id:
+            return None
+        known: dict[str, Any] = {"client_id": self._oauth.client_id, "redirect_uris": [self._redirect_uri]}
+        known["token_endpoint_auth_method"] = "client_secret_basic" if self._oauth.client_secret else "none"
+        return OAuthClientInformationFull.model_validate(
+            known | {"client_secret": self._oauth.client_secret or None, "issuer": self._oauth.issuer}
+        )
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        login = await self._tokens.load(self._server)
+        login.client = client_info.model_dump(mode="json", exclude_none=True)
+        await self._tokens.save(self._server, login)
+
+
+async def require_login(server: McpServerSpec, tokens: McpTokens | None) -> None:
+    """Check that a server can be used without a person.
+
+    Raises:
+        LoginNeeded: a person has to log in first.
+    """
+    oauth = server.oauth
+    if oauth is None or oauth.grant == "client_credentials":
+        return
+    if tokens is None or (await tokens.load(server)).tokens is None:
+        raise make_login_needed(server)
+
+
+def make_login_needed(server: McpServerSpec) -> LoginNeeded:
+    """Return the error for a server that needs a login."""
+    return LoginNeeded(
+        f"The MCP server {server.name} needs a login.", remedy=f"Run `deckhands mcp login {server.name}`."
+    )
+
+
+def make_auth(
+    server: McpServerSpec,
+    tokens: McpTokens,
+    *,
+    redirect_uri: str = "http://127.0.0.1/callback",
+    ask: AskPerson | None = None,
+    read_answer: ReadAnswer | None = None,
+) -> httpx2.Auth:
+    """Return the authentication of a server with `oauth`, by a provider of the SDK.
+
+    Args:
+        ask: shows an address to the person; None: a login that needs a person raises `LoginNeeded`.
+        read_answer: returns what the person's browser brings back.
+    """
+    from mcp.client.auth import OAuthClientProvider
+    from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
+    from mcp.shared.auth import OAuthClientMetadata
+
+    oauth = server.oauth
+    assert oauth is not None, "the server has no login"
+    storage = _Storage(tokens, server, oauth, redirect_uri)
+    if oauth.grant == "client_credentials":
+        return ClientCredentialsOAuthProvider(
+            server.url, storage, oauth.client_id, oauth.client_secret, scope=oauth.scope or None, issuer=oauth.issuer
+        )
+
+    class Provider(OAuthClientProvider):
+        async def _initialize(self) -> None:
+            await super()._initialize()
+            self.context.token_expiry_time = storage.expires_at  # otherwise an expired token counts as valid
+
+    async def refuse(_: str) -> None:
+        raise make_login_needed(server)
+
+    metadata = OAuthClientMetadata.model_validate(
+        {
+            "client_name": CLIENT_NAME,
+            "redirect_uris": [redirect_uri],
+            "grant_types": ["authorization_code", "refresh_token"],
+            "response_types": ["code"],
+            "scope": oauth.scope or None,
+            "token_endpoint_auth_method": "client_secret_basic" if oauth.client_secret else "none",
+        }
+    )
+    return Provider(server.url, metadata, storage, ask or refuse, read_answer)
+
+
+def is_allowed(server: McpServerSpec, url: str) -> bool:
+    """Return whether a request of a server's login may go to an address: the server itself, or what its entry names."""
+    oauth = server.oauth
+    named = (server.url, *((oauth.issuer, *oauth.origins) if oauth is not None else ()))
+    return _to_origin(url) in {_to_origin(address) for address in named}
+
+
+def _to_origin(url: str) -> tuple[str, str, int]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _about(server: McpServerSpec) -> str:
+    return f"mcp {server.name} {server.url}"

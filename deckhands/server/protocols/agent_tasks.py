@@ -1,0 +1,182 @@
+"""Agents as tasks of our MCP server: the extension `io.modelcontextprotocol/tasks` (SEP-2663) of revision 2026-07-28.
+
+A client that declares the extension gets a task in place of a wait: `start_task` with `wait_seconds` returns at once,
+and the id of the task is the conversation's.
+
+Holds: no state besides the conversation, so any server of a cluster can answer, also after a restart. A question of the
+agent, or its wait for a confirmation, is a question of the task, and its name never comes again. Each method needs the
+scope of the equivalent route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from mcp import MCPError
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.extension import Extension, MethodBinding
+from mcp.types import INVALID_PARAMS, CallToolRequestParams, CallToolResult, RequestParams, TextContent
+from pydantic import Field
+
+from broker.contract import AgentState
+from broker.runtime import DeckhandsError
+from deckhands.client import MAX_TASK_CHARS
+from deckhands.server.auth.api_keys import Scope
+from deckhands.server.gateway import Gateway, Principal
+
+if TYPE_CHECKING:
+    from deckhands.server.protocols.agent_tools import TaskState
+
+EXTENSION = "io.modelcontextprotocol/tasks"
+VERSIONS = frozenset({"2026-07-28"})
+POLL_MS = 1000
+NOT_ANSWERED = "The question was not answered."
+COMPLETE = {"resultType": "complete"}
+STATUSES = {
+    AgentState.FINISHED: "completed",
+    AgentState.REJECTED: "completed",
+    AgentState.ERROR: "completed",
+    AgentState.STOPPED: "cancelled",
+    AgentState.AWAITING_USER_INPUT: "input_required",
+    AgentState.AWAITING_USER_CONFIRMATION: "input_required",
+}
+"""The status of a task by the state of its conversation; `working` for any other."""
+
+Context = ServerRequestContext[Any, Any]
+
+
+class TaskParams(RequestParams):
+    """The parameters of a request about a task."""
+
+    task_id: Annotated[str, Field(max_length=100)]
+
+
+class UpdateParams(TaskParams):
+    """The answers to questions of a task, by their names."""
+
+    input_responses: dict[str, Any]
+
+
+class AgentTasks(Extension):
+    """The extension of one server.
+
+    Args:
+        load_state: Returns where a conversation is, and the id of its last event.
+    """
+
+    identifier = EXTENSION
+
+    def __init__(self, gateway: Gateway, load_state: Callable[[str], Awaitable[tuple[TaskState, int]]]) -> None:
+        self._gateway = gateway
+        self._load_state = load_state
+
+    def methods(self) -> Sequence[MethodBinding]:
+        """See `Extension`."""
+        return (
+            MethodBinding("tasks/get", TaskParams, self._get, VERSIONS),
+            MethodBinding("tasks/update", UpdateParams, self._update, VERSIONS),
+            MethodBinding("tasks/cancel", TaskParams, self._cancel, VERSIONS),
+        )
+
+    async def intercept_tool_call(
+        self, params: CallToolRequestParams, ctx: Context, call_next: CallNext
+    ) -> HandlerResult:
+        """Return a task in place of a wait, to a client that declares tasks."""
+        capabilities = ctx.session.client_capabilities
+        declared = (capabilities.extensions if capabilities else None) or {}
+        arguments = params.arguments or {}
+        is_waiting = params.name == "start_task" and bool(arguments.get("wait_seconds"))
+        if not is_waiting or EXTENSION not in declared or ctx.protocol_version not in VERSIONS:
+            return await call_next(ctx)
+        arguments["wait_seconds"] = 0
+        result = await call_next(ctx)
+        if not isinstance(result, CallToolResult) or result.is_error or not result.structured_content:
+            return result
+        conversation_id = result.structured_content["conversation_id"]
+        return {**await self._describe(conversation_id), "resultType": "task"}
+
+    async def _get(self, ctx: Context, params: TaskParams) -> HandlerResult:
+        await self._require(ctx, params.task_id, Scope.READ)
+        state, last_id = await self._load_state(params.task_id)
+        about = {**await self._describe(params.task_id, state), **COMPLETE}
+        if about["status"] == "completed":
+            is_error = state.state != AgentState.FINISHED
+            content = [TextContent(type="text", text=state.message or state.error)]
+            data = state.model_dump(mode="json")
+            result = CallToolResult(content=content, structured_content=data, is_error=is_error)
+            about["result"] = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+        elif about["status"] == "input_required":
+            about["inputRequests"] = {_name_question(last_id): _make_question(state)}
+        return about
+
+    async def _update(self, ctx: Context, params: UpdateParams) -> HandlerResult:
+        principal = await self._require(ctx, params.task_id, Scope.WRITE)
+        state, last_id = await self._load_state(params.task_id)
+        key = _name_question(last_id)
+        response = params.input_responses.get(key)
+        if STATUSES.get(AgentState(state.state)) != "input_required" or not isinstance(response, dict):
+            return COMPLETE  # answered before, or never asked
+        given = response.get("content")
+        content = given if isinstance(given, dict) else {}
+        is_accepted = response.get("action") == "accept"
+        once = f"mcp-task:{params.task_id}:{key}"
+        client = self._gateway.client_for(principal, "answer", "", key=once)
+        if state.state == AgentState.AWAITING_USER_INPUT:
+            answer = content.get("answer") if is_accepted else NOT_ANSWERED
+            if not isinstance(answer, str) or not 0 < len(answer) <= MAX_TASK_CHARS:
+                raise MCPError(INVALID_PARAMS, f"`answer` must be a text of 1 to {MAX_TASK_CHARS} characters.")
+            await client.send_message(params.task_id, answer)
+        elif is_accepted and content.get("confirm") is True:
+            await client.confirm(params.task_id)
+        else:
+            await client.reject(params.task_id)
+        return COMPLETE
+
+    async def _cancel(self, ctx: Context, params: TaskParams) -> HandlerResult:
+        principal = await self._require(ctx, params.task_id, Scope.OPERATE)
+        await self._gateway.client_for(principal, "cancel", "tasks/cancel").cancel(params.task_id)
+        return COMPLETE
+
+    async def _require(self, ctx: Context, conversation_id: str, scope: Scope) -> Principal:
+        """Return the principal of a request, if its key has the scope and may see the conversation.
+
+        Raises:
+            MCPError: it may not, or there is no such task; which of both is not said.
+        """
+        assert ctx.request is not None, "a method is called by a request"
+        principal: Principal = ctx.request.state.principal
+        try:
+            principal.require(scope)
+            await self._gateway.require_visible(principal, conversation_id)
+        except DeckhandsError as error:
+            raise MCPError(INVALID_PARAMS, f"{error.code}: {error.message} {error.remedy}".strip()) from error
+        return principal
+
+    async def _describe(self, conversation_id: str, state: TaskState | None = None) -> dict[str, Any]:
+        row = await self._gateway.client.row(conversation_id)
+        created = row.created.isoformat()
+        status = "working" if state is None else STATUSES.get(AgentState(state.state), "working")
+        about: dict[str, Any] = {
+            "taskId": conversation_id,
+            "status": status,
+            "createdAt": created,
+            "lastUpdatedAt": created,
+        }
+        about |= {"ttlMs": None, "pollIntervalMs": POLL_MS}
+        return about | ({"statusMessage": state.state} if state is not None else {})
+
+
+def _name_question(last_id: int) -> str:
+    return f"event-{last_id}"
+
+
+def _make_question(state: TaskState) -> dict[str, Any]:
+    is_confirmation = state.state == AgentState.AWAITING_USER_CONFIRMATION
+    name, kind = ("confirm", "boolean") if is_confirmation else ("answer", "string")
+    message = "May the agent run the action that it has proposed?" if is_confirmation else state.message
+    form = {"type": "object", "properties": {name: {"type": kind}}, "required": [name]}
+    return {
+        "method": "elicitation/create",
+        "params": {"mode": "form", "message": message or "The agent waits for you.", "requestedSchema": form},
+    }

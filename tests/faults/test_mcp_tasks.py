@@ -1,0 +1,210 @@
+"""Calls that an MCP server makes tasks of: each ends once, whatever is killed or away meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from broker.contract.actions import MCPAction
+from broker.contract.observations import MCPObservation, OutcomeUnknownObservation
+from tests.faults.harness import FaultCluster
+from tests.polling import unhurried, until
+from tests.task_mcp_server import KEY, TaskServer, task_server
+from tests.turns import bash, call, finish
+
+
+@pytest.fixture
+async def remote() -> AsyncIterator[TaskServer]:
+    async with task_server() as server:
+        yield server
+
+
+def settings(cluster: FaultCluster, remote: TaskServer, **changes: Any) -> dict[str, str]:
+    path = cluster.root / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": {"remote": {"url": remote.url, **changes}}}))
+    return {"DECKHANDS_MCP": str(path)}
+
+
+async def records(cluster: FaultCluster, conversation_id: str) -> list[bytes]:
+    once = cluster.client.store.keys(conversation_id).once
+    return [name for name in await cluster.client.store.call("HKEYS", once) if name.startswith(b"t:")]
+
+
+def text_of(observation: Any) -> str:
+    assert isinstance(observation, MCPObservation), observation
+    return str(json.loads(observation.content)["content"][0]["text"])
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "tool", "is_known"),
+    [
+        ("tool.task_recorded", "job", True),
+        ("tool.task_created", "job", False),
+        ("tool.task_created", "keyed_job", True),
+        ("tool.after_result", "job", True),
+    ],
+)
+async def test_killed_call_continues_with_its_task(
+    cluster: FaultCluster, remote: TaskServer, failpoint: str, tool: str, is_known: bool
+) -> None:
+    environment = settings(cluster, remote)
+    cluster.start_controller()
+    cluster.start_tool("victim", **environment, DECKHANDS_FAILPOINTS=f"{failpoint}:kill@1")
+    (cid,) = await cluster.submit([call(tool, name="one", seconds=0.3), finish()], tools=["remote/*"])
+    assert await cluster.until_ended("victim", limit=60) == -9
+    cluster.start_tool("survivor", **environment)
+    await cluster.settle([cid])
+    (answer,) = await cluster.answers(cid, "action.call_tool_mcp")
+    if is_known:
+        assert text_of(answer) == "one is done"
+    else:
+        assert isinstance(answer, OutcomeUnknownObservation)
+    assert remote.started == {"one": 1}
+    assert await records(cluster, cid) == []
+
+
+async def test_call_carries_its_key_and_its_trace(cluster: FaultCluster, remote: TaskServer) -> None:
+    cluster.start(**settings(cluster, remote))
+    (cid,) = await cluster.submit([call("job", name="one", seconds=0), finish()], tools=["remote/*"])
+    await cluster.settle([cid])
+    (meta,) = remote.metas
+    assert meta[KEY].startswith(cid)
+    assert meta["traceparent"].startswith("00-")
+    assert meta["io.modelcontextprotocol/protocolVersion"] == "2026-07-28"
+    assert "io.modelcontextprotocol/tasks" in meta["io.modelcontextprotocol/clientCapabilities"]["extensions"]
+    assert remote.seen["initialize"] == remote.seen["ping"] == 0
+
+
+async def test_waiting_calls_take_no_slot(cluster: FaultCluster, remote: TaskServer) -> None:
+    cluster.start(**settings(cluster, remote), DECKHANDS_CONCURRENCY="1")
+    waiting = await cluster.submit([call("job", name="long"), finish()], count=4, tools=["remote/*"])
+    await until(lambda: remote.started["long"] == 4, what="four tasks at once")
+    (quick,) = await cluster.submit([bash("echo hello"), finish()])
+    await cluster.settle([quick])
+    remote.end_all()
+    await cluster.settle(waiting)
+    for cid in waiting:
+        assert [text_of(answer) for answer in await cluster.answers(cid, "action.call_tool_mcp")] == ["long is done"]
+
+
+async def test_stopped_call_ends_its_task(cluster: FaultCluster, remote: TaskServer) -> None:
+    cluster.start(**settings(cluster, remote))
+    (cid,) = await cluster.submit([call("job", name="long"), finish()], tools=["remote/*"])
+    await until(lambda: remote.started["long"] == 1, what="the task")
+    await cluster.client.cancel(cid)
+    await cluster.settle([cid])
+    await until(lambda: all(job.is_cancelled for job in remote.jobs.values()), what="its end at the server")
+    await until(lambda: _is_empty(cluster, cid), what="the end of the record")
+
+
+async def _is_empty(cluster: FaultCluster, conversation_id: str) -> bool:
+    return not await records(cluster, conversation_id)
+
+
+async def test_absence_of_the_server_is_waited_out(cluster: FaultCluster, remote: TaskServer) -> None:
+    cluster.start(**settings(cluster, remote))
+    (cid,) = await cluster.submit([call("job", name="long"), finish()], tools=["remote/*"])
+    await until(lambda: any(job.polls for job in remote.jobs.values()), what="a poll")
+    remote.is_away = True
+    cluster.kill("t1")
+    cluster.start_tool("t2", **settings(cluster, remote))
+    await until(lambda: "cannot be polled" in cluster.log_of("t2") or "cannot be reached" in cluster.log_of("t2"))
+    remote.is_away = False
+    remote.end_all()
+    await cluster.settle([cid], limit=120)
+    (answer,) = await cluster.answers(cid, "action.call_tool_mcp")
+    assert text_of(answer) == "long is done"
+    assert remote.started == {"long": 1}
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ({"error": {"code": -32000, "message": "out of paper"}}, "out of paper"),
+        ({"result": {"content": 7}}, "not a result"),
+        ({"is_cancelled": True}, "cancelled the task"),
+    ],
+)
+async def test_failed_task_is_a_clear_answer(
+    cluster: FaultCluster, remote: TaskServer, end: dict[str, Any], words: str
+) -> None:
+    cluster.start(**settings(cluster, remote))
+    (cid,) = await cluster.submit([call("job", name="bad"), finish()], tools=["remote/*"])
+    await until(lambda: remote.jobs, what="the task")
+    for name, value in end.items():
+        setattr(remote.jobs["task-0"], name, value)
+    remote.end_all()
+    await cluster.settle([cid])
+    (answer,) = await cluster.answers(cid, "action.call_tool_mcp")
+    assert words in answer.content
+
+
+async def test_late_task_is_cancelled_and_reported(cluster: FaultCluster, remote: TaskServer) -> None:
+    cluster.start(**settings(cluster, remote, task_timeout=1))
+    (cid,) = await cluster.submit([call("job", name="long"), finish()], tools=["remote/*"])
+    await cluster.settle([cid])
+    (answer,) = await cluster.answers(cid, "action.call_tool_mcp")
+    assert "not ended within 1 seconds" in answer.content
+    assert remote.jobs["task-0"].is_cancelled
+
+
+@pytest.mark.parametrize(
+    ("conversations", "calls", "longest_seconds"),
+    [(4, 10, 6.0), pytest.param(50, 20, 600.0, marks=pytest.mark.soak)],
+)
+async def test_each_task_call_ends_once_under_kills(
+    cluster: FaultCluster, remote: TaskServer, conversations: int, calls: int, longest_seconds: float
+) -> None:
+    chance = random.Random(7)
+    environment = settings(cluster, remote)
+    cluster.start(**environment)
+    worker = 1
+    ids: list[str] = []
+    for number in range(conversations):
+        names = [f"{number}-{n}" for n in range(calls)]
+        asked = [call("keyed_job", name=name, seconds=chance.uniform(1.0, longest_seconds)) for name in names]
+        turn = {"tool_calls": [found for one in asked for found in one["tool_calls"]]}
+        ids += await cluster.submit([turn, finish()], tools=["remote/*"], tool_concurrency=16)
+
+    async def kill_again_and_again() -> None:
+        nonlocal worker
+        while True:
+            before = remote.seen["tasks/get"] + remote.seen["tools/call"]
+            with suppress(TimeoutError):
+                await until(lambda before=before: _count(remote) >= before + 2 * calls, limit=10)
+            cluster.kill(f"t{worker}")
+            cluster.kill(f"c{worker}")
+            worker += 1
+            cluster.start_tool(f"t{worker}", **environment)
+            cluster.start_controller(f"c{worker}")
+
+    killing = asyncio.create_task(kill_again_and_again())
+    try:
+        async with asyncio.timeout(unhurried(120 + 3 * longest_seconds)):
+            await until(lambda: len(remote.started) >= conversations * calls // 2, limit=120 + longest_seconds)
+            await asyncio.wait({killing}, timeout=min(longest_seconds, 300))
+    finally:
+        killing.cancel()
+        with suppress(asyncio.CancelledError):
+            await killing
+    assert worker > 2, "at least two kills of both workers"
+    await cluster.settle(ids, limit=120 + 3 * longest_seconds)
+    for cid in ids:
+        events = await cluster.client.events(cid)
+        actions = [event for event in events if isinstance(event, MCPAction)]
+        answers = await cluster.answers(cid, "action.call_tool_mcp")
+        assert len(answers) == calls
+        expected = [f"{action.arguments['name']} is done" for action in actions]
+        assert [text_of(answer) for answer in answers] == expected
+    assert set(remote.started.values()) == {1}
+    assert sum(remote.started.values()) == conversations * calls
+
+
+def _count(remote: TaskServer) -> int:
+    return remote.seen["tasks/get"] + remote.seen["tools/call"]

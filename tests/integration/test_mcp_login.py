@@ -1,0 +1,165 @@
+"""Logins at MCP servers: by credentials, by a person, refreshed, kept encrypted, and led nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from broker.runtime.errors import UsageError
+from broker.store.keys import ShardKeys
+from broker.tools.mcp_config import McpServerSpec, read_servers
+from broker.tools.mcp_login import is_allowed
+from tests.faults.harness import FaultCluster
+from tests.faults.test_mcp_tasks import text_of
+from tests.oauth_mcp_server import CLIENT_ID, CLIENT_SECRET, OAuthServer, oauth_server
+from tests.polling import until
+from tests.scripted_mcp_server import served
+from tests.turns import call, finish
+
+KEY = base64.b64encode(b"k" * 32).decode()
+CREDENTIALS = {"grant": "client_credentials", "client_id": CLIENT_ID, "client_secret": CLIENT_SECRET}
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[FaultCluster]:
+    async with FaultCluster(tmp_path).running() as running:
+        yield running
+
+
+@pytest.fixture
+async def remote() -> AsyncIterator[OAuthServer]:
+    async with oauth_server() as server:
+        yield server
+
+
+def settings(cluster: FaultCluster, remote: OAuthServer, **oauth: Any) -> dict[str, str]:
+    path = cluster.root / "mcp.json"
+    entry = {"url": remote.url, "oauth": {"issuer": remote.base, **oauth}}
+    path.write_text(json.dumps({"mcpServers": {"remote": entry}}))
+    return {"DECKHANDS_MCP": str(path), "DECKHANDS_SECRET_KEY": KEY}
+
+
+async def run_job(cluster: FaultCluster) -> str:
+    (cid,) = await cluster.submit([call("job", name="one", seconds=0), finish()], tools=["remote/*"])
+    await cluster.settle([cid])
+    (answer,) = await cluster.answers(cid, "action.call_tool_mcp")
+    return text_of(answer)
+
+
+async def until_offered(cluster: FaultCluster) -> None:
+    async def is_offered() -> bool:
+        return bool(await cluster.client.store.call("HEXISTS", "deck:tools", "remote/job"))
+
+    await until(is_offered, limit=120, what="the tools")
+
+
+async def login(cluster: FaultCluster, environment: dict[str, str], *arguments: str) -> tuple[int, str]:
+    """Log in by the command line, with a browser that follows every address; return the exit code and the output."""
+    env = {**os.environ, **environment, "DECKHANDS_URL": cluster.store.url}
+    command = [sys.executable, "-m", "deckhands", "mcp", "login", *arguments]
+    process = await asyncio.create_subprocess_exec(
+        *command, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    assert process.stdout is not None
+    shown = ""
+    while line := (await process.stdout.readline()).decode():
+        shown += line
+        if address := re.search(r"http\S+/authorize\?\S+", line):
+            async with httpx.AsyncClient(follow_redirects=True) as browser:
+                assert (await browser.get(address[0])).status_code == 200
+    return await process.wait(), shown
+
+
+async def test_client_credentials_give_access(cluster: FaultCluster, remote: OAuthServer) -> None:
+    cluster.start(**settings(cluster, remote, **CREDENTIALS))
+    await until_offered(cluster)
+    remote.tokens.clear()  # as if all had been revoked
+    remote.tokens.append("another")
+    assert await run_job(cluster) == "one is done"
+    assert remote.asked["client_credentials"] >= 2
+    assert remote.asked["/register"] == remote.asked["/authorize"] == 0
+    kept = await cluster.client.store.call("HGETALL", ShardKeys(0).mcp_tokens)
+    assert b"remote" in kept
+    assert b"access-token" not in b"".join(kept)
+    assert "access-token" not in cluster.log_of("t1") + cluster.log_of("c1")
+
+
+async def test_needed_login_is_reported_before_a_conversation(cluster: FaultCluster, remote: OAuthServer) -> None:
+    environment = settings(cluster, remote)
+    remote.expires_in = 1  # each use refreshes the token
+    cluster.start(**environment)
+
+    async def is_reported() -> bool:
+        return bool(await cluster.client.store.call("HLEN", "deck:tools:failed"))
+
+    await until(is_reported, limit=60, what="the report")
+    with pytest.raises(UsageError, match=r"needs a login") as refused:
+        await cluster.submit([finish()], tools=["remote/job"])
+    assert "deckhands mcp login remote" in str(refused.value)
+    assert remote.asked["/register"] == 0  # a worker starts no login
+    code, shown = await login(cluster, environment, "remote")
+    assert code == 0, shown
+    await until_offered(cluster)
+    assert await run_job(cluster) == "one is done"
+    assert remote.asked["authorization_code"] == 1
+    assert remote.asked["refresh_token"] >= 1
+    kept = b"".join(await cluster.client.store.call("HGETALL", ShardKeys(0).mcp_tokens))
+    assert b"token-" not in kept
+
+
+@pytest.mark.parametrize("grant", ["client_credentials", "authorization_code"])
+async def test_metadata_leads_a_login_nowhere_else(cluster: FaultCluster, remote: OAuthServer, grant: str) -> None:
+    seen: list[str] = []
+
+    async def note(request: Any) -> Any:
+        seen.append(request.path)
+        return httpx.Response(404)
+
+    async with served(note) as elsewhere:
+        remote.issuer = elsewhere.removesuffix("/mcp")
+        oauth = CREDENTIALS if grant == "client_credentials" else {}
+        environment = settings(cluster, remote, **oauth)
+        if grant == "client_credentials":
+            cluster.start(**environment)
+            await until(lambda: "is not allowed" in cluster.log_of("t1"), limit=60, what="the refusal")
+        else:
+            code, shown = await login(cluster, environment, "remote")
+            assert code != 0
+            assert "which its entry does not name" in shown
+    assert seen == []
+    assert remote.asked["/token"] == 0
+
+
+@pytest.mark.parametrize(
+    ("oauth", "words"),
+    [
+        ({"grant": "client_credentials", "issuer": "https://a.test"}, "needs a client_id"),
+        ({}, "issuer: Field required"),
+        ({"issuer": "file:///etc"}, "issuer"),
+        ({"issuer": "https://a.test", "origins": ["https://b.test/path"]}, "origins"),
+    ],
+)
+def test_invalid_entry_is_refused(tmp_path: Path, oauth: dict[str, Any], words: str) -> None:
+    path = tmp_path / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": {"a": {"url": "https://m.test/mcp", "oauth": oauth}}}))
+    with pytest.raises(UsageError, match=words):
+        read_servers(path, {})
+
+
+def test_login_may_ask_only_named_origins() -> None:
+    oauth = {"issuer": "https://auth.test/tenant", "origins": ["https://token.test"]}
+    server = McpServerSpec.model_validate({"name": "a", "url": "https://m.test/mcp", "oauth": oauth})
+    allowed = ["https://m.test/.well-known/x", "https://auth.test/token", "https://token.test:443/token"]
+    refused = ["http://auth.test/", "https://auth.test:8443/", "https://auth.test.evil.test/", "http://127.0.0.1/"]
+    assert [is_allowed(server, url) for url in allowed] == [True] * 3
+    assert [is_allowed(server, url) for url in refused] == [False] * 4

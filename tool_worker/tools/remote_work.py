@@ -1,0 +1,108 @@
+"""Work that a call has started elsewhere: a record of it that outlives the worker, and a place to wait without a slot.
+
+Holds: a call that waits takes no concurrency slot, and the death of its worker does not count against it. What was
+recorded of an action is found by the worker that takes it over. It is encrypted if there is a key of the secrets.
+Does not: remove the record of an action whose worker dies just after the observation; it is deleted with the log.
+Keys: the field `t:<action>` of `deck:{k}:c:<id>:once`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.coordination import NOT_SUSPECTED, CrashAttribution
+from broker.secrets import ONE_KEY, Secrets, SecretsLocked
+from broker.store import Store
+from broker.tools import ToolContext
+
+SEALED = b"sealed:"
+FreeSlot = Callable[[], AbstractAsyncContextManager[None]]
+"""Frees a slot for the time of a block, and waits for one at its end."""
+
+
+class RemoteWork:
+    """The record of one action's work.
+
+    Args:
+        secrets: Encrypts the record; None: it is stored as it is.
+        free_slot: Frees the slot of the action.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        conversation_id: str,
+        action_id: int,
+        *,
+        secrets: Secrets | None = None,
+        attribution: CrashAttribution = NOT_SUSPECTED,
+        free_slot: FreeSlot = nullcontext,
+    ) -> None:
+        self._store = store
+        self._secrets = secrets
+        self._conversation_id = conversation_id
+        self._key = store.keys(conversation_id).once
+        self._field = f"t:{action_id}"
+        self._attribution = attribution
+        self._free_slot = free_slot
+        self._fields: set[str] = set()
+
+    async def load(self, asked_id: int | None = None) -> str | None:
+        """Return the record, or None.
+
+        Args:
+            asked_id: An earlier action, which this one continues; its record is removed with our own.
+        """
+        name = self._field if asked_id is None else f"t:{asked_id}"
+        found: bytes | None = await self._store.call("HGET", self._key, name)
+        if found is not None:
+            self._fields.add(name)
+        if found is None or not found.startswith(SEALED):
+            return found.decode(errors="replace") if found is not None else None
+        if self._secrets is None:
+            raise SecretsLocked("The record of a call is encrypted.", remedy=ONE_KEY)
+        return self._secrets.unseal(self._conversation_id, found.removeprefix(SEALED))
+
+    async def save(self, text: str) -> None:
+        """Write the record. Idempotent."""
+        self._fields.add(self._field)
+        content = text.encode()
+        if self._secrets is not None:
+            with suppress(SecretsLocked):  # there is no key
+                content = SEALED + self._secrets.seal(self._conversation_id, text)
+        await self._store.call("HSET", self._key, self._field, content)
+
+    async def forget(self, *, is_continued: bool = False) -> None:
+        """Remove what is recorded, once the action has its observation. Idempotent.
+
+        Args:
+            is_continued: Keep the record of this action for another one, which continues it.
+        """
+        doomed = self._fields - ({self._field} if is_continued else set())
+        if doomed:
+            await self._store.call("HDEL", self._key, *sorted(doomed))
+
+    @asynccontextmanager
+    async def park(self) -> AsyncIterator[None]:
+        """Wait in this block without a slot; the death of the worker does not count against the action."""
+        await self._attribution.mark_waiting()
+        async with self._free_slot():
+            yield
+        await self._attribution.mark_acting()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteContext(ToolContext):
+    """The context of a call whose work may continue elsewhere.
+
+    Attributes:
+        work: Its record; None where there is no store.
+        asks: The earlier call that this one continues with the person's answers, see `MCPAction`.
+    """
+
+    work: RemoteWork | None = field(default=None, compare=False, repr=False)
+    asks: int | None = None
+    answers: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
