@@ -97,13 +97,16 @@ def open_directory(path: str, conversation_id: str, workspace: str) -> dict[str,
     """Return what a conversation holds that the SDK opened from a directory, and what it can do with it."""
     from uuid import UUID
 
-    from openhands.sdk import LLM, Agent, Conversation
+    from openhands.sdk import LLM, Agent, Conversation, Tool
     from openhands.sdk.agent import AgentBase
 
     state = json.loads((Path(path) / UUID(conversation_id).hex / "base_state.json").read_text())
     agent = AgentBase.model_validate(state["agent"])
     assert isinstance(agent, Agent)
-    agent = agent.model_copy(update={"llm": LLM(model=agent.llm.model, api_key="none", usage_id="agent")})
+    params = {"terminal": {"terminal_type": "subprocess"}}  # the other one needs a running tmux
+    tools = [Tool(name=tool.name, params=params.get(tool.name, {})) for tool in agent.tools]
+    llm = LLM(model=agent.llm.model, api_key="none", usage_id="agent")
+    agent = agent.model_copy(update={"llm": llm, "tools": tools})
     conversation = Conversation(
         agent=agent,
         workspace=workspace,

@@ -129,6 +129,7 @@ class SdkTranslation:
         # The model's view: our ids, and the ids of the events that each became; the latest summary's id.
         self._view: list[int] = []
         self._sdk_ids: dict[int, list[str]] = {}
+        self._notes: dict[int, list[str]] = {}
         self._summary_id = ""
         # Events since the agent last rested, and their places there: a rollback reaches no further.
         self._recent: list[tuple[Event, list[Fields]]] = []
@@ -169,6 +170,10 @@ class SdkTranslation:
     def find_events(self, event_id: int) -> Sequence[str]:
         """Return the ids of the shown events of the SDK that one of ours became."""
         return self._sdk_ids.get(event_id, ())
+
+    def find_notes(self, event_id: int) -> Sequence[str]:
+        """Return the ids of the environment's messages that one of our events became."""
+        return self._notes.get(event_id, ())
 
     def find_open_actions(self) -> list[str]:
         """Return the ids of the actions without a result, in order."""
@@ -338,7 +343,9 @@ class SdkTranslation:
         skills = [skill.name for skill in getattr(event, "microagent_knowledge", ())]
         own: Fields = {"activated_skills": skills} if skills else {}
         message = {"role": "user", "content": content}
-        return [self._make(event, "MessageEvent", source="environment", llm_message=message, **own)]
+        fields = self._make(event, "MessageEvent", source="environment", llm_message=message, **own)
+        self._notes[event.id] = [fields["id"]]
+        return [fields]
 
     def _convert_action(self, action: Action) -> list[Fields]:
         replaced = getattr(action, "replaces", None)
