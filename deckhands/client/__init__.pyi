@@ -18,6 +18,7 @@ from .deleting import delete as delete, is_delegate_of as is_delegate_of
 from .errors import IsArchived as IsArchived, IsBeingDeleted as IsBeingDeleted, NoCluster as NoCluster
 from .errors import NotSettled as NotSettled, NotStopped as NotStopped
 from .forking import ForkPoint as ForkPoint, build_fork as build_fork, copy_events as copy_events
+from .holding import is_hold as is_hold, make_hold as make_hold
 from .known_agents import RecentOffers as RecentOffers, check_acp_command as check_acp_command
 from .known_agents import list_local_agents as list_local_agents
 from .known_agents import find_unpriced_models as find_unpriced_models, parse_offers as parse_offers
