@@ -29,11 +29,11 @@ from deckhands.server import (
 from deckhands.server.dependencies import Needs
 from deckhands.server.gateway import Gateway
 from deckhands.server.guard import Guard
+from deckhands.server.openapi.document import document_of, operation_id
 from deckhands.server.openhands import conversations as openhands_conversations
 from deckhands.server.openhands import events as openhands_events
 from deckhands.server.openhands import sockets as openhands_sockets
 from deckhands.server.openhands.parts import OpenHandsParts
-from deckhands.server.openapi.document import document_of, operation_id
 from deckhands.server.problems import add_problems
 from deckhands.server.protocols import a2a, chat, mcp_route, responses
 from deckhands.server.protocols.agent_tools import AgentTools

@@ -61,7 +61,7 @@ async def find_conversation(gateway: Gateway, principal: Principal, text: str) -
     try:
         return await gateway.require_visible(principal, from_uuid(uuid))
     except UnknownConversation:
-        if uuid.version != 5:  # noqa: PLR2004  (a version of UUIDs)
+        if uuid.version != 5:
             raise
     tenant = None if principal.is_for_all_tenants else principal.tenant
     rows, _ = await ConversationQuery(gateway.store, Selection(tenant=tenant)).load_page(None, limit=500)
@@ -81,7 +81,7 @@ def _pack(length: int, number: int) -> UUID:
 def _unpack(uuid: UUID) -> str | None:
     """Return the id that is packed into a UUID; None if none is."""
     value = uuid.int
-    if value >> 76 & 0xF != 0x8 or value >> 62 & 0b11 != 0b10:  # noqa: PLR2004  (version and variant)
+    if value >> 76 & 0xF != 0x8 or value >> 62 & 0b11 != 0b10:
         return None
     packed = (value >> 80) << 74 | (value >> 64 & 0xFFF) << 62 | value & (1 << 62) - 1
     length = packed >> (_PACKED_BITS - _LENGTH_BITS)

@@ -84,7 +84,7 @@ class SentMessage(JsonBody):
     )
 
     role: Literal["user", "system", "assistant", "tool"] = "user"
-    content: Annotated[list[Part], Field(max_length=MAX_PARTS)] = []
+    content: Annotated[list[Part], Field(max_length=MAX_PARTS)] = Field(default_factory=list)
     run: bool = False
 
     @property
@@ -108,7 +108,7 @@ class SentMessage(JsonBody):
 
 
 class LanguageModel(BaseModel):
-    """A model: a name of the operator's table. Its key and its address are the operator's, and those sent are dropped."""
+    """A model of the operator's table, by its name. Its key and its address are the operator's."""
 
     model: str = Field(min_length=1, max_length=MAX_MODEL, examples=["anthropic/claude-sonnet-4-5"])
     temperature: float | None = Field(default=None, ge=0, le=2)
@@ -326,13 +326,13 @@ class StartConversation(JsonBody):
     max_iterations: int = Field(default=500, ge=1, le=1_000_000)
     stuck_detection: bool = True
     stuck_detection_thresholds: StuckThresholds | None = None
-    secrets: Secrets = {}
+    secrets: Secrets = Field(default_factory=dict)
     secrets_encrypted: bool = False
-    client_tools: list[dict[str, Any]] = []
+    client_tools: list[dict[str, Any]] = Field(default_factory=list)
     plugins: list[dict[str, Any]] | None = None
     hook_config: dict[str, Any] | None = None
     worktree: bool = False
-    tags: Tags = {}
+    tags: Tags = Field(default_factory=dict)
 
     def to_task(self, directory: str | None) -> tuple[TaskSpec, bool]:
         """Return the task, and whether it has a message.

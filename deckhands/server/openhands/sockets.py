@@ -1,7 +1,7 @@
 """The events of a conversation over OpenHands' WebSocket, live.
 
-A socket is authenticated by its first message, or by the key in its query or its header. It begins with the whole state.
-Then come the past events that were asked for, and each event from then on.
+A socket is authenticated by its first message, or by the key in its query or its header. It starts with the whole
+state. Then come the past events that were asked for, and each event from then on.
 
 Holds: no event between the first message and the end of the socket is left out, and none comes twice. After the last
 event of a run comes the whole state, as it is then.
@@ -53,7 +53,7 @@ class SocketQuery:
         session_api_key: Annotated[str | None, Query(max_length=200, description="the key")] = None,
         resend_mode: Annotated[Literal["all", "since"] | None, Query(description="which past events to send")] = None,
         after_timestamp: Annotated[datetime | None, Query(description="of the first one, for `since`")] = None,
-        resend_all: Annotated[bool, Query(deprecated=True)] = False,  # noqa: FBT002  (a field of the query)
+        resend_all: Annotated[bool, Query(deprecated=True)] = False,
     ) -> None:
         self.key = session_api_key
         self.mode = resend_mode or ("all" if resend_all else None)
@@ -130,7 +130,7 @@ async def follow(
         code = CLOSE_CODES.get(error.code, 1011)
         await socket.close(_CLOSE_CODES.get(code, code), error.code)
         return
-    follower = _Follower(socket, gateway, parts, principal, known, wanted)
+    follower = _Follower(socket, gateway, parts, principal, conversation_id=known, wanted=wanted)
     await run_until_one_ends(follower.write(), follower.read())
 
 
@@ -154,6 +154,7 @@ class _Follower:
         gateway: Gateway,
         parts: OpenHandsParts,
         principal: Principal,
+        *,
         conversation_id: str,
         wanted: SocketQuery,
     ) -> None:

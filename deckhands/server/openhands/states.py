@@ -113,7 +113,8 @@ class RunState:
     def execution_status(self) -> str:
         """The status, in OpenHands' words."""
         found = self.status
-        state = found.requested or (AgentState.RUNNING if found.has_unread_message else found.state)
+        is_called = found.has_unread_message and not self.is_held
+        state = found.requested or (AgentState.RUNNING if is_called else found.state)
         if state is AgentState.PAUSED and self.is_held:
             return IDLE
         if state is AgentState.ERROR and self._code == STUCK_CODE:

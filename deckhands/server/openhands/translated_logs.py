@@ -63,7 +63,8 @@ class TranslatedLog:
         self.last = event
         self.run.add(event)
         is_change = isinstance(event, AgentStateChangedObservation)
-        is_hold = is_change and event.agent_state is AgentState.PAUSED and self.run.is_held
+        is_hold = isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.PAUSED
+        is_hold = is_hold and self.run.is_held
         found = [] if is_hold else self._sdk.add(event)
         if isinstance(event, ModelReply):
             found = [*found, self._make_update(event, "stats", _without_calls(self.fields()["stats"]))]
