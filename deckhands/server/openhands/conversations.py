@@ -412,7 +412,7 @@ ELSEWHERE = {
     "switch_acp_model": "switches of the model inside another program; create a conversation with the other one",
     "children": "children that a client starts; agents start their own delegates",
     "navigate": "branches inside a conversation; fork it instead",
-    "runtime/reprovision": "runtimes that a client starts anew; workers take over by themselves",
+    "runtime/reprovision": "runtimes that a client restarts; workers take over by themselves",
 }
 """What has no meaning on a cluster, by the last parts of the path."""
 

@@ -15,7 +15,7 @@ from deckhands.server.openhands.states import ERROR, FINISHED, PAUSED, RUNNING, 
 from deckhands.server.problems import Problem
 
 MAX_ATTEMPTS = 10
-"""How often a message is written anew because the log has grown meanwhile."""
+"""How often a message is written again because the log has grown meanwhile."""
 
 
 async def send_message(
