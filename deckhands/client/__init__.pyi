@@ -82,7 +82,7 @@ from .tasks.tasks import MAX_TASK_CHARS as MAX_TASK_CHARS, check_task as check_t
 from .tasks.tasks import derive_conversation_id as derive_conversation_id
 from .tasks.tasks import derive_task_conversation_id as derive_task_conversation_id, derive_title as derive_title
 from .tasks.tasks import to_output_spec as to_output_spec
-from .transfers.commands import CommandFailed as CommandFailed
+from .transfers.commands import CommandFailed as CommandFailed, CommandResult as CommandResult
 from .transfers.files import WorkspaceFiles as WorkspaceFiles
 from .transfers.packed_files import TooLarge as TooLarge
 from .watcher import UNREADABLE as UNREADABLE, End as End, Until as Until, follow as follow, has_ended as has_ended

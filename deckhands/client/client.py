@@ -17,6 +17,7 @@ from broker.contract import (
     DEFAULT_TIMEOUT_SECONDS,
     AgentSpec,
     EventSource,
+    ExecuteCommandAction,
     MessageAction,
     MessagePolicy,
     Tenancy,
@@ -39,7 +40,7 @@ from deckhands.client.tasks.images import Image, to_image_urls
 from deckhands.client.tasks.spec import TaskFields, TaskSpec
 from deckhands.client.tasks.tasks import check_task
 from deckhands.client.tasks.workspace_input import Directory
-from deckhands.client.transfers.commands import CommandResult, execute
+from deckhands.client.transfers.commands import CommandResult, execute, start
 from deckhands.client.transfers.files import WorkspaceFiles
 
 
@@ -79,6 +80,20 @@ class Client(Steering):
             first=[self._act] if self._act is not None else (),
             key=idempotency_key or self._act_key,
         )
+
+    async def start_command(
+        self, conversation_id: str, command: str, *, timeout_seconds: float, by: str = "", may_open: bool = False
+    ) -> int:
+        """Start a command in a workspace beside the agent, and return its event id; see `commands.start`.
+
+        Args:
+            timeout_seconds: the command is killed after this time, at most an hour.
+            by: the name of the user who runs it.
+            may_open: the command opens the workspace if it is not open yet.
+        """
+        action = ExecuteCommandAction(command=command, timeout=timeout_seconds, by=check_note(by, "by"))
+        first = [self._act] if self._act is not None else ()
+        return await start(self._masked, conversation_id, action, first=first, may_open=may_open)
 
     async def submit(
         self,

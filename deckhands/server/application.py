@@ -33,6 +33,7 @@ from deckhands.server.openapi.document import document_of, operation_id
 from deckhands.server.openhands import conversations as openhands_conversations
 from deckhands.server.openhands import events as openhands_events
 from deckhands.server.openhands import sockets as openhands_sockets
+from deckhands.server.openhands import workspace as openhands_workspace
 from deckhands.server.openhands.parts import OpenHandsParts
 from deckhands.server.problems import add_problems
 from deckhands.server.protocols import a2a, chat, mcp_route, responses
@@ -61,7 +62,13 @@ ROUTERS = (
     a2a.routes,
     pages.routes,
 )
-OPENHANDS_ROUTERS = (openhands_events.routes, openhands_conversations.routes, openhands_sockets.routes)
+OPENHANDS_ROUTERS = (
+    openhands_events.routes,
+    openhands_workspace.routes,
+    openhands_workspace.own_routes,
+    openhands_conversations.routes,
+    openhands_sockets.routes,
+)
 """The API of OpenHands' agent server, for servers that speak it."""
 DESCRIPTION = """Conversations with AI agents that work in a cluster of Deckhands.
 

@@ -29,6 +29,8 @@ OPENHANDS = ("/api/", "/sockets/")
 """The paths of OpenHands' API: its clients send the key in a header of their own."""
 STREAM = re.compile(r"/conversations/[^/]+/(stream|ws)")
 FILE = re.compile(r"/conversations/[^/]+/files/.*", re.DOTALL)
+FORM = re.compile(r"/api/(conversations/[^/]+/)?file/upload")
+"""The route of OpenHands that takes a file as a part of a form."""
 UPLOAD = re.compile(r"/uploads/[^/]+")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 """The bodies of all other requests are ignored."""
@@ -134,9 +136,10 @@ class Guard:
     async def _check_body(self, scope: Scope, headers: Headers, receive: Receive, body_bytes: int) -> Receive:
         """Return the source of a request's body. A body that is not a file is read and checked here."""
         is_upload = UPLOAD.fullmatch(scope["path"]) is not None
-        is_file = is_upload or FILE.fullmatch(scope["path"]) is not None
+        is_form = scope["method"] == "POST" and FORM.fullmatch(scope["path"]) is not None
+        is_file = is_upload or is_form or FILE.fullmatch(scope["path"]) is not None
         longest = MAX_STORED_FILE_BYTES if is_upload else MAX_COPY_BYTES
-        limit = longest if is_file and scope["method"] == "PUT" else body_bytes
+        limit = longest if is_form or (is_file and scope["method"] == "PUT") else body_bytes
         declared = headers.get("content-length", "0")
         if declared.isascii() and declared.isdigit() and int(declared) > limit:
             raise _size_problem(limit)
