@@ -130,7 +130,7 @@ async def test_message_waits_until_the_run_is_asked_for(client: httpx2.AsyncClie
 
 
 async def test_initial_message_starts_the_agent_at_once(client: httpx2.AsyncClient, tmp_path: Path) -> None:
-    model = script(tmp_path / "m.json", {"content": "Hello."})
+    model = script(tmp_path / "m.json", {"text": "Hello."})
     name = await created(client, model, initial_message=text("Greet me."), tags={"team": "billing"})
     await reached(client, name, "finished")
     assert (await client.get(f"{PATH}/{name}")).json()["tags"] == {"team": "billing"}
@@ -224,7 +224,7 @@ async def test_fork_waits_and_has_no_costs_of_its_origin(client: httpx2.AsyncCli
 
 async def test_settings_of_a_conversation_are_changed(client: httpx2.AsyncClient, tmp_path: Path) -> None:
     name = await created(client, script(tmp_path / "m.json", finish("Over.")))
-    other = script(tmp_path / "n.json", {"content": "As the other model."})
+    other = script(tmp_path / "n.json", {"text": "As the other model."})
     requests: list[tuple[str, dict[str, Any]]] = [
         ("secrets", {"secrets": {"TOKEN": "abc-123-def", "OTHER": {"kind": "StaticSecret", "value": "ghi-456-jkl"}}}),
         ("security_analyzer", {"security_analyzer": {"kind": "LLMSecurityAnalyzer"}}),
