@@ -85,7 +85,9 @@ def run_once(url: str, key: str, model: str, directory: str) -> dict[str, Any]:
 
     seen: list[Any] = []
     workspace = Workspace(host=url, api_key=key, working_dir=directory)
-    conversation = Conversation(agent=make_agent(model), workspace=workspace, callbacks=[seen.append])
+    conversation = Conversation(
+        agent=make_agent(model), workspace=workspace, callbacks=[seen.append], delete_on_close=False
+    )
     conversation.send_message("Do it.")
     conversation.run(timeout=240)
     found = describe(conversation, seen)
@@ -102,9 +104,7 @@ def use_everything(url: str, key: str, models: list[str], directory: str) -> dic
 
     found: dict[str, Any] = {}
     workspace = Workspace(host=url, api_key=key, working_dir=directory)
-    conversation = Conversation(
-        agent=make_agent(models[0]), workspace=workspace, tags={"team": "billing"}, secrets={"TOKEN": "abc-123-def"}
-    )
+    conversation = Conversation(agent=make_agent(models[0]), workspace=workspace, tags={"team": "billing"})
     conversation.set_security_analyzer(LLMSecurityAnalyzer())
     conversation.set_confirmation_policy(AlwaysConfirm())
     conversation.send_message("Do it.")

@@ -30,6 +30,7 @@ async def events_on(url: str, key: str, name: str) -> list[str]:
         while page.get("next_page_id", "") is not None:
             query = {"page_id": page["next_page_id"]} if page else {}
             answer = await client.get(f"/api/conversations/{name}/events/search", params=query)
+            assert answer.status_code == 200, answer.text
             page = answer.json()
             found += [event["id"] for event in page["items"]]
     return found
