@@ -115,7 +115,7 @@ def open_directory(path: str, conversation_id: str, workspace: str) -> dict[str,
         visualizer=None,
     )
     stats = conversation.conversation_stats.get_combined_metrics()
-    conversation.send_message("Go on, please.")
+    conversation.send_message("Continue, please.")
     return {
         "status": state["execution_status"],
         "events": [event.id for event in conversation.state.events][: len(conversation.state.events)],

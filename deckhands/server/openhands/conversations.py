@@ -390,17 +390,12 @@ async def fork(
             raise Problem(404, "unknown_event", "from_event_id: the conversation has no such event.")
         at = log.sources[log.places[new.from_event_id]]
     fork_id = new_conversation_id() if new.id is None else from_uuid(new.id)
+    if new.id is not None and await gateway.client.exists(fork_id):
+        raise Problem(409, "conflict", "id: another conversation has it.", remedy="Send another one, or none.")
     await gateway.record(principal, "fork", conversation_id, "")
-    try:
-        await gateway.client.fork(
-            conversation_id, at=at, title=new.title or "", labels=new.tags, fork_id=fork_id, is_held=True
-        )
-    except UnknownConversation:
-        raise
-    except UsageError as error:
-        if new.id is not None and await gateway.client.exists(fork_id):
-            raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
-        raise
+    await gateway.client.fork(
+        conversation_id, at=at, title=new.title or "", labels=new.tags, fork_id=fork_id, is_held=True
+    )
     return JSONResponse((await parts.logs.load(gateway.client, fork_id)).info(), 201)
 
 
@@ -412,7 +407,7 @@ ELSEWHERE = {
     "switch_acp_model": "switches of the model inside another program; create a conversation with the other one",
     "children": "children that a client starts; agents start their own delegates",
     "navigate": "branches inside a conversation; fork it instead",
-    "runtime/reprovision": "runtimes that a client starts anew; workers take over by themselves",
+    "runtime/reprovision": "runtimes that a client restarts; workers take over by themselves",
 }
 """What has no meaning on a cluster, by the last parts of the path."""
 

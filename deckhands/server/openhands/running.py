@@ -7,7 +7,7 @@ nothing of it.
 from __future__ import annotations
 
 from broker.runtime import ConversationMoved, UsageError
-from deckhands.client import Client
+from deckhands.client import Change, Client, derive_title
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.openhands.parts import OpenHandsParts
 from deckhands.server.openhands.requests import ConfirmationReply, SentMessage
@@ -15,7 +15,7 @@ from deckhands.server.openhands.states import ERROR, FINISHED, PAUSED, RUNNING, 
 from deckhands.server.problems import Problem
 
 MAX_ATTEMPTS = 10
-"""How often a message is written anew because the log has grown meanwhile."""
+"""How often a message is written again because the log has grown meanwhile."""
 
 
 async def send_message(
@@ -38,6 +38,9 @@ async def send_message(
             )
         except ConversationMoved:
             continue
+        if not (log.run.has_message or log.run.title):
+            title = Change(title=derive_title(text))
+            await gateway.client_for(principal, "title", "").change(conversation_id, title)
         return
     raise Problem(503, "conversation_busy", "The conversation changes too fast for the message.", remedy="Try again.")
 

@@ -14,14 +14,13 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal
-from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Query, WebSocket
 from starlette.websockets import WebSocketDisconnect
 
-from broker.runtime import DeckhandsError
+from broker.runtime import Clock, DeckhandsError, new_key
 from deckhands.server.auth.api_keys import AccessDenied, Scope
 from deckhands.server.dependencies import GatewayOf
 from deckhands.server.gateway import Gateway, Principal
@@ -182,7 +181,7 @@ class _Follower:
             except (DeckhandsError, ValueError) as error:
                 code = error.code if isinstance(error, DeckhandsError) else "invalid_request"
                 detail = str(error) if isinstance(error, DeckhandsError) else "The message cannot be used."
-                await self._send(make_server_error(code, detail))
+                await self._send(make_server_error(self._gateway.store.clock, code, detail))
 
     async def write(self) -> None:
         """Send events until the stream ends."""
@@ -269,12 +268,12 @@ def _find_close_code(end: Any) -> tuple[int, str]:
     return _CLOSE_CODES.get(code, code), reason
 
 
-def make_server_error(code: str, detail: str) -> dict[str, Any]:
+def make_server_error(clock: Clock, code: str, detail: str) -> dict[str, Any]:
     """Return the event that reports why a client's message was not taken."""
     return {
         "kind": "ServerErrorEvent",
-        "id": str(uuid4()),
-        "timestamp": datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="microseconds"),
+        "id": new_key(),
+        "timestamp": format_moment(clock.now()),
         "source": "environment",
         "code": code,
         "detail": detail,
