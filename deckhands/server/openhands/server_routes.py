@@ -8,18 +8,18 @@ Holds: no answer has a key or an address of a model.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
-from broker.runtime import read_version
+from broker.runtime import SYSTEM_CLOCK, read_version
 from deckhands.server.cluster import models as list_offered_models
 from deckhands.server.dependencies import GatewayOf, Reader
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.openapi.json_body import JsonBody
+from deckhands.server.openhands.parts import Parts
 from deckhands.server.openhands.requests import DEFAULT_TOOLS, NAMED_TOOLS, refuse
 from deckhands.server.problems import Problem
 
@@ -68,7 +68,6 @@ SCOPED: Mapping[str, str] = {
 }
 """The same, by the first part of the path below a conversation."""
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-_STARTED = time.monotonic()
 
 
 class Alive(BaseModel):
@@ -200,10 +199,10 @@ async def alive() -> Alive:
 
 
 @routes.get("/server_info", summary="Show the server in OpenHands' form")
-async def server_info() -> ServerInfo:
+async def server_info(parts: Parts) -> ServerInfo:
     """Show the version of OpenHands' API that is spoken here. Needs no key."""
     return ServerInfo(
-        uptime=time.monotonic() - _STARTED,
+        uptime=SYSTEM_CLOCK.monotonic() - parts.started,
         usable_tools=sorted(DESCRIPTIONS),
         build_git_ref=f"deckhands {read_version()}",
     )
