@@ -32,6 +32,7 @@ from deckhands.server.guard import Guard
 from deckhands.server.openapi.document import document_of, operation_id
 from deckhands.server.openhands import conversations as openhands_conversations
 from deckhands.server.openhands import events as openhands_events
+from deckhands.server.openhands import server_routes as openhands_server
 from deckhands.server.openhands import sockets as openhands_sockets
 from deckhands.server.openhands import workspace as openhands_workspace
 from deckhands.server.openhands.parts import OpenHandsParts
@@ -68,6 +69,8 @@ OPENHANDS_ROUTERS = (
     openhands_workspace.own_routes,
     openhands_conversations.routes,
     openhands_sockets.routes,
+    openhands_server.routes,
+    openhands_server.rest,
 )
 """The API of OpenHands' agent server, for servers that speak it."""
 DESCRIPTION = """Conversations with AI agents that work in a cluster of Deckhands.

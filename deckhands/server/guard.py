@@ -24,7 +24,9 @@ from deckhands.server.gateway import LOOPBACK_NAMES, Gateway, Principal
 from deckhands.server.problems import Problem, error_response
 from deckhands.server.web.pages import Pages
 
-PUBLIC = frozenset({"/health", "/ready", "/openapi.json", "/entries", "/.well-known/agent-card.json"})
+PUBLIC = frozenset(
+    {"/health", "/ready", "/alive", "/server_info", "/openapi.json", "/entries", "/.well-known/agent-card.json"}
+)
 OPENHANDS = ("/api/", "/sockets/")
 """The paths of OpenHands' API: its clients send the key in a header of their own."""
 STREAM = re.compile(r"/conversations/[^/]+/(stream|ws)")

@@ -15,6 +15,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
+from broker.log import ConversationQuery, Selection
 from deckhands.server.auth.api_keys import Scope
 from deckhands.server.openhands.caller_workspaces import to_relative
 from deckhands.server.problems import Problem
@@ -46,6 +47,14 @@ async def server(tmp_path_factory: pytest.TempPathFactory, roots: Path) -> Async
             await stack.enter_async_context(worker(module, environment, found.log))
         await found.working()
         yield found
+        await end_workspaces(found)
+
+
+async def end_workspaces(server: Served) -> None:
+    """Stop the conversations of the workspaces: a worker that stops only ends the shells of those that are over."""
+    async for rows in ConversationQuery(server.client.store, Selection()).iterate_pages():
+        for row in rows:
+            await server.client.cancel(row.conversation_id, wait_seconds=LIMIT_SECONDS)
 
 
 @pytest_asyncio.fixture(loop_scope="module")

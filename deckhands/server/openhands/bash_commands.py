@@ -12,9 +12,10 @@ import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from broker.contract import CommandExecutedObservation, Event, ExecuteCommandAction, decode_any
+from broker.runtime import new_conversation_id
 from deckhands.client import Client
 from deckhands.server.openhands.caller_workspaces import CallerWorkspace
 from deckhands.server.problems import Problem
@@ -28,7 +29,7 @@ _MASK = (1 << 48) - 1
 
 def wrap(command: str, place: str) -> str:
     """Return a command that runs in a directory of the workspace and notes its process, so that it can be stopped."""
-    script = f"echo $$ >{NOTE}{uuid4().hex}\n{command}"
+    script = f"echo $$ >{NOTE}{new_conversation_id()}\n{command}"
     quoted = shlex.quote(place)
     return f"mkdir -p -- {quoted} && cd -- {quoted} && bash -c {shlex.quote(script)}"
 

@@ -49,7 +49,7 @@ class CallerWorkspace:
     """A workspace, and the names that its client has for it.
 
     Attributes:
-        directory: the directory of the tool workers' node that it is; None for one of its own.
+        directory: the directory of the tool workers' node that it is; None for a separate one.
         may_open: a command opens it if it is not open yet.
     """
 

@@ -400,6 +400,7 @@ async def fork(
 
 
 ELSEWHERE = {
+    "ask_agent": "answers beside the conversation; send a message, or fork it",
     "goal": "goals of OpenHands; see docs/goals.md for a goal of a task",
     "goal/stop": "goals of OpenHands",
     "goal/resume": "goals of OpenHands",

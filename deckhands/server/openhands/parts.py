@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import Depends, Path
 from starlette.requests import HTTPConnection
 
+from broker.runtime import SYSTEM_CLOCK
 from deckhands.server.dependencies import GatewayOf, Operator, Reader, Writer
 from deckhands.server.openhands.conversation_ids import find_conversation
 from deckhands.server.openhands.translated_logs import TranslatedLogs
@@ -20,12 +21,14 @@ class OpenHandsParts:
     Attributes:
         logs: the translations.
         nudges: for each conversation, the sockets that send its state again once their event is set.
+        started: the time of the start, on the monotonic clock.
         unauthenticated: the number of sockets whose first message has not come yet.
     """
 
     def __init__(self) -> None:
         self.logs = TranslatedLogs()
         self.nudges: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self.started = SYSTEM_CLOCK.monotonic()
         self.unauthenticated = 0
 
     def nudge(self, conversation_id: str) -> None:

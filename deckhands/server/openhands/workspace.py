@@ -111,6 +111,7 @@ class GitDiff(BaseModel):
 
 PathQuery = Annotated[str, Query(min_length=1, max_length=MAX_PATH_CHARS, description="in the workspace")]
 Ref = Annotated[str | None, Query(max_length=200, pattern=r"^[^-\s][^\s]*$", description="compare with this")]
+TrajectoryId = Annotated[str, InPath(max_length=64, description="the UUID of a conversation, or its id")]
 Sha = Annotated[str | None, Query(pattern=r"^[0-9a-fA-F]{4,64}$", description="show what this commit changed")]
 
 
@@ -183,6 +184,20 @@ async def get_bash_event(spaces: CallerWorkspaces, event_id: UUID) -> JSONRespon
     return JSONResponse(await _show(spaces, *find_bash_event(await spaces.list_existing(), event_id)))
 
 
+async def batch_bash_events(
+    spaces: CallerWorkspaces, event_ids: Annotated[list[UUID], Query(max_length=MAX_PAGE)]
+) -> JSONResponse:
+    """Show commands and outputs by their ids; null for one that is unknown."""
+    workspaces = await spaces.list_existing()
+    found: list[dict[str, Any] | None] = []
+    for name in event_ids:
+        try:
+            found.append(await _show(spaces, *find_bash_event(workspaces, name)))
+        except Problem:
+            found.append(None)
+    return JSONResponse(found)
+
+
 async def clear_bash_events(spaces: CallerWorkspaces) -> Success:  # noqa: ARG001  (for its scope)
     """Refuse to remove the commands of a workspace."""
     raise refuse("A log keeps its commands. Deleting the conversation removes them.")
@@ -222,6 +237,16 @@ async def download_file(spaces: CallerWorkspaces, path: PathQuery) -> Response:
         if found.is_symlink() or not found.is_file():
             raise Problem(400, "not_a_file", "The path is a directory.", remedy="Ask for its archive.")
         return _send(found, folder, PurePosixPath(place).name)
+
+
+async def serve_file(spaces: CallerWorkspaces, path: Annotated[str, InPath(max_length=MAX_PATH_CHARS)]) -> Response:
+    """Download a file of the workspace by its path."""
+    return await download_file(spaces, path)
+
+
+async def serve_index(spaces: CallerWorkspaces) -> Response:
+    """Download `index.html` from the workspace."""
+    return await download_file(spaces, "index.html")
 
 
 async def create_directory(spaces: CallerWorkspaces, path: PathQuery) -> Success:
@@ -274,15 +299,36 @@ async def git_changes(spaces: CallerWorkspaces, path: PathQuery, ref: Ref = None
     if done.exit_code == 3:
         return []
     tracked, _, untracked = _take_output(done).partition("\n")
-    fields = iter(_decode(tracked).split("\0")[:-1])
+    return _parse_changes(_decode(tracked)) + [
+        GitChange(status="ADDED", path=name) for name in _decode(untracked).split("\0")[:-1]
+    ]
+
+
+def _parse_changes(output: str) -> list[GitChange]:
+    """Return the changes that Git has listed; of a file that was moved, its new name."""
+    fields = iter(output.split("\0")[:-1])
     found = []
     for status in fields:
         name = next(fields, "")
         if status[:1] in ("R", "C"):
             name = next(fields, "")
         found.append(GitChange(status=STATUSES.get(status[:1], "UPDATED"), path=name))
-    found += [GitChange(status="ADDED", path=name) for name in _decode(untracked).split("\0")[:-1]]
     return found
+
+
+async def git_commit_changes(
+    spaces: CallerWorkspaces, sha: Annotated[str, InPath(pattern=r"^[0-9a-fA-F]{4,64}$")], path: PathQuery
+) -> list[GitChange]:
+    """List the files that a commit changed."""
+    workspace = await spaces.find(path, is_needed=False)
+    script = (
+        f"cd -- {shlex.quote(workspace.to_relative(path))} && git rev-parse --git-dir >/dev/null 2>&1 || exit 3\n"
+        f"set -o pipefail; git diff-tree --root --no-commit-id -r --name-status -z --find-renames {sha} | base64 -w0"
+    )
+    done = await _run(spaces, workspace, script)
+    if done.exit_code == 3:
+        return []
+    return _parse_changes(_decode(_take_output(done)))
 
 
 async def git_diff(spaces: CallerWorkspaces, path: PathQuery, ref: Ref = None, commit: Sha = None) -> GitDiff:
@@ -338,6 +384,7 @@ def _add(router: APIRouter) -> None:
         ("POST", "/bash/start_bash_command", start_bash_command, {"response_class": JSONResponse}),
         ("POST", "/bash/execute_bash_command", execute_bash_command, {"response_class": JSONResponse}),
         ("GET", "/bash/bash_events/search", search_bash_events, {}),
+        ("GET", "/bash/bash_events/", batch_bash_events, {"response_class": JSONResponse}),
         ("GET", "/bash/bash_events/{event_id}", get_bash_event, {"response_class": JSONResponse}),
         ("DELETE", "/bash/bash_events", clear_bash_events, {"responses": {501: {"description": "a log keeps them"}}}),
         ("POST", "/bash/bash_commands/{command_id}/stop", stop_bash_command, {}),
@@ -348,6 +395,7 @@ def _add(router: APIRouter) -> None:
         ("GET", "/git/changes", git_changes, {}),
         ("GET", "/git/diff", git_diff, {}),
         ("GET", "/git/commits", git_commits, {"response_class": JSONResponse}),
+        ("GET", "/git/commits/{sha}/changes", git_commit_changes, {}),
     )
     for method, path, function, options in table:
         router.add_api_route(path, _with_workspace(function, finding), methods=[method], **options)
@@ -373,12 +421,29 @@ for _router in (own_routes, routes):
     _add(_router)
 
 
-@own_routes.get("/file/download-trajectory/{conversation_id}", response_class=Response, responses=FOUND)
-async def download_trajectory(
+for _path, _function in (("/workspace", serve_index), ("/workspace/{path:path}", serve_file)):
+    routes.add_api_route(
+        _path,
+        _with_workspace(_function, find_scoped),
+        methods=["GET"],
+        response_class=Response,
+        responses=FOUND,
+    )
+
+
+@routes.get("/file/download-trajectory/{trajectory_id}", response_class=Response, responses=FOUND)
+async def download_scoped_trajectory(
     gateway: GatewayOf,
     principal: Reader,
-    conversation_id: Annotated[str, InPath(max_length=64, description="the UUID of a conversation, or its id")],
+    conversation_id: TrajectoryId,  # noqa: ARG001  (a part of the path)
+    trajectory_id: TrajectoryId,
 ) -> Response:
+    """Download a conversation, as `/api/file/download-trajectory` does."""
+    return await download_trajectory(gateway, principal, trajectory_id)
+
+
+@own_routes.get("/file/download-trajectory/{conversation_id}", response_class=Response, responses=FOUND)
+async def download_trajectory(gateway: GatewayOf, principal: Reader, conversation_id: TrajectoryId) -> Response:
     """Download a conversation as a directory that OpenHands' SDK opens, in a ZIP file."""
     from deckhands.interop import to_sdk_directory_name, to_sdk_files
 
