@@ -222,6 +222,18 @@ async def test_fork_waits_and_has_no_costs_of_its_origin(client: httpx2.AsyncCli
     await reached(client, chosen, "finished")
 
 
+async def test_question_is_answered_beside_the_conversation(client: httpx2.AsyncClient, tmp_path: Path) -> None:
+    model = script(tmp_path / "m.json", finish("Over."), {"text": "I have finished."})
+    name = await created(client, model, initial_message=text("Finish."))
+    await reached(client, name, "finished")
+    before = await events_of(client, name)
+    listed = (await client.get(f"{PATH}/count")).json()
+    answer = await client.post(f"{PATH}/{name}/ask_agent", json={"question": "What do you do?"})
+    assert (answer.status_code, answer.json()) == (200, {"response": "I have finished."}), answer.text
+    assert await events_of(client, name) == before
+    assert (await client.get(f"{PATH}/count")).json() == listed
+
+
 async def test_settings_of_a_conversation_are_changed(client: httpx2.AsyncClient, tmp_path: Path) -> None:
     name = await created(client, script(tmp_path / "m.json", finish("Over.")))
     other = script(tmp_path / "n.json", {"text": "As the other model."})

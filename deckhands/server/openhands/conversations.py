@@ -23,6 +23,7 @@ from deckhands.server.dependencies import OFFERS_SECONDS, GatewayOf, Operator, R
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import format_cursor, parse_cursor
 from deckhands.server.openhands import running
+from deckhands.server.openhands.caller_workspaces import LABELS
 from deckhands.server.openhands.conversation_ids import find_conversation, from_uuid
 from deckhands.server.openhands.parts import OperableId, Parts, ReadableId, WritableId
 from deckhands.server.openhands.requests import (
@@ -33,6 +34,7 @@ from deckhands.server.openhands.requests import (
     ChangedProfile,
     ChangedSecrets,
     NewFork,
+    Question,
     StartConversation,
     refuse,
     to_analyzer,
@@ -190,6 +192,11 @@ def _query(gateway: Gateway, principal: Principal, status: Status | None) -> Con
     return ConversationQuery(gateway.store, Selection(tenant=tenant, states=states))
 
 
+def _is_listed(row: ConversationRow) -> bool:
+    """Return whether a row is a conversation, and not the workspace of a key."""
+    return not LABELS.items() <= row.labels.items()
+
+
 async def _describe(gateway: Gateway, rows: Sequence[ConversationRow], status: Status | None) -> list[dict[str, Any]]:
     """Return what is known of listed conversations with a status, from their first and last events.
 
@@ -198,6 +205,8 @@ async def _describe(gateway: Gateway, rows: Sequence[ConversationRow], status: S
     room = asyncio.Semaphore(AT_ONCE)
 
     async def load(row: ConversationRow) -> dict[str, Any] | None:
+        if not _is_listed(row):
+            return None
         log, name, after = gateway.client.log, row.conversation_id, max(row.last_event_id - LATEST, 1)
         try:
             async with room:
@@ -219,10 +228,11 @@ async def _describe(gateway: Gateway, rows: Sequence[ConversationRow], status: S
 async def count(gateway: GatewayOf, principal: Reader, status: Status | None = None) -> int:
     """Count the conversations of the key's tenant."""
     query = _query(gateway, principal, status)
-    if status is None:
-        return await query.count()
     number = 0
     async for rows in query.iterate_pages():
+        if status is None:
+            number += sum(map(_is_listed, rows))
+            continue
         number += len(await _describe(gateway, rows, status))
     return number
 
@@ -374,6 +384,14 @@ async def condense(gateway: GatewayOf, principal: Writer, parts: Parts, conversa
     return Success()
 
 
+@routes.post("/{conversation_id}/ask_agent", summary="Ask the agent beside its work")
+async def ask_agent(
+    gateway: GatewayOf, principal: Writer, _reader: Reader, conversation_id: WritableId, asked: Question
+) -> FinalResponse:
+    """Ask the agent a question. A copy of the conversation without tools answers, and is deleted."""
+    return FinalResponse(response=await running.ask(gateway, principal, conversation_id, asked.question))
+
+
 @routes.post(
     "/{conversation_id}/fork", status_code=201, response_class=JSONResponse, responses=CONFLICT, summary="Fork"
 )
@@ -400,7 +418,6 @@ async def fork(
 
 
 ELSEWHERE = {
-    "ask_agent": "answers beside the conversation; send a message, or fork it",
     "goal": "goals of OpenHands; see docs/goals.md for a goal of a task",
     "goal/stop": "goals of OpenHands",
     "goal/resume": "goals of OpenHands",
