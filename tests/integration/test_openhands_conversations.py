@@ -222,6 +222,19 @@ async def test_fork_waits_and_has_no_costs_of_its_origin(client: httpx2.AsyncCli
     await reached(client, chosen, "finished")
 
 
+async def test_hook_of_a_stop_refuses_a_finish(client: httpx2.AsyncClient, tmp_path: Path) -> None:
+    command = 'read -r event; echo "$event" > event; [ -e done ] && exit 0; echo not yet; exit 2'
+    hooks = {"stop": [{"matcher": "*", "hooks": [{"command": command}, {"command": "exit 1"}]}]}
+    turns = [bash("true"), finish("Too early."), bash("cat event; touch done"), finish("Over.")]
+    model = script(tmp_path / "m.json", *turns)
+    name = await created(client, model, hook_config=hooks, initial_message=text("Do it."))
+    await reached(client, name, "finished")
+    seen = [event["observation"] for event in await events_of(client, name, kind="ObservationEvent")]
+    assert [one.get("is_error", False) for one in seen if one["kind"] == "FinishObservation"] == [True, False]
+    assert "not yet" in json.dumps(seen)
+    assert "Stop" in json.dumps(seen)
+
+
 async def test_question_is_answered_beside_the_conversation(client: httpx2.AsyncClient, tmp_path: Path) -> None:
     model = script(tmp_path / "m.json", finish("Over."), {"text": "I have finished."})
     name = await created(client, model, initial_message=text("Finish."))

@@ -16,8 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from broker.contract import (
     DEFAULT_CONDENSER,
+    MAX_COMMAND_CHARS,
     AgentSpec,
     ConfirmationPolicy,
+    GoalSpec,
     Limits,
     LLMSpec,
     LLMSummarizingCondenserSpec,
@@ -34,6 +36,11 @@ from deckhands.server.problems import Problem
 MAX_PARTS = 100
 MAX_TOOLS = 64
 MAX_SKILLS = 500
+MAX_HOOKS = 16
+MAX_REFUSALS = 100
+"""How often the hooks of a stop may refuse a finish."""
+STOP_EVENT = '{"event_type": "Stop", "metadata": {}}'
+"""What a hook of a stop reads."""
 MAX_QUESTION = MAX_TASK_CHARS
 NAMED_TOOLS: Mapping[str, str] = {
     "terminal": "enable_cmd",
@@ -286,6 +293,55 @@ class WorkingDirectory(BaseModel):
     kind: str = Field(default="LocalWorkspace", max_length=100)
 
 
+class Hook(BaseModel):
+    """A command that runs before an agent stops."""
+
+    type: str = Field(default="command", max_length=100)
+    command: str = Field(default="", max_length=MAX_COMMAND_CHARS, examples=["./check.sh"])
+    timeout: int = Field(default=60, ge=1, le=3_600, description="seconds")
+
+
+class HookMatcher(BaseModel):
+    """Hooks for some events; those of a stop have no further choice."""
+
+    matcher: str = Field(default="*", max_length=1_000)
+    hooks: Annotated[list[Hook], Field(max_length=MAX_HOOKS)] = Field(default_factory=list)
+
+
+class HookConfig(BaseModel):
+    """Commands that run at events of a conversation. A cluster runs those of a stop, as the check of a goal."""
+
+    stop: Annotated[list[HookMatcher], Field(max_length=MAX_HOOKS)] = Field(default_factory=list)
+    pre_tool_use: list[dict[str, Any]] = Field(default_factory=list)
+    post_tool_use: list[dict[str, Any]] = Field(default_factory=list)
+    user_prompt_submit: list[dict[str, Any]] = Field(default_factory=list)
+    session_start: list[dict[str, Any]] = Field(default_factory=list)
+    session_end: list[dict[str, Any]] = Field(default_factory=list)
+
+    def to_goal(self) -> GoalSpec | None:
+        """Return the goal whose check the hooks of a stop are; None if there are none.
+
+        Each reads the event as JSON. An exit code of 2 refuses the finish, and the agent reads the output.
+
+        Raises:
+            Problem: there are other hooks.
+        """
+        for name in ("pre_tool_use", "post_tool_use", "user_prompt_submit", "session_start", "session_end"):
+            if getattr(self, name):
+                raise refuse(
+                    f"hook_config.{name}: such hooks are the operator's on a cluster.",
+                    "See docs/hooks.md, or leave it out.",
+                )
+        hooks = [hook for matcher in self.stop for hook in matcher.hooks]
+        if any(hook.type != "command" or not hook.command.strip() for hook in hooks):
+            raise refuse("hook_config.stop: a cluster runs commands only.", "Leave the other hooks out.")
+        if not hooks:
+            return None
+        calls = [f"printf %s '{STOP_EVENT}' | ({hook.command}\n); [ $? -ne 2 ] || exit 1" for hook in hooks]
+        seconds = float(sum(hook.timeout for hook in hooks))
+        return GoalSpec(check="\n".join(calls), max_refusals=MAX_REFUSALS, timeout_seconds=seconds)
+
+
 class StuckThresholds(BaseModel):
     """How often an agent may repeat itself."""
 
@@ -330,7 +386,7 @@ class StartConversation(JsonBody):
     secrets_encrypted: bool = False
     client_tools: list[dict[str, Any]] = Field(default_factory=list)
     plugins: list[dict[str, Any]] | None = None
-    hook_config: dict[str, Any] | None = None
+    hook_config: HookConfig | None = None
     worktree: bool = False
     tags: Tags = Field(default_factory=dict)
 
@@ -350,6 +406,8 @@ class StartConversation(JsonBody):
             raise UsageError("agent: it is missing.", remedy="Send `agent` or `agent_settings`.")
         confirmation = self.confirmation_policy.to_policy(to_analyzer(self.security_analyzer))
         spec, tools = agent.to_spec(is_stuck_detected=self.stuck_detection, confirmation=confirmation)
+        if self.hook_config is not None:
+            spec = spec.model_copy(update={"goal": self.hook_config.to_goal()})
         if self.stuck_detection_thresholds is not None:
             spec = spec.model_copy(update={"loop_policy": LoopPolicy(**dict(self.stuck_detection_thresholds))})
         first = self.initial_message
@@ -381,8 +439,6 @@ class StartConversation(JsonBody):
             )
         if self.plugins:
             raise refuse("plugins: this server loads no code of its clients.", "Send skills; hooks are the operator's.")
-        if any((self.hook_config or {}).values()):
-            raise refuse("hook_config: hooks are the operator's on a cluster.", "See docs/hooks.md, or leave it out.")
         if self.worktree:
             raise refuse("worktree: each conversation of a cluster has its own workspace.", "Leave it out.")
 
