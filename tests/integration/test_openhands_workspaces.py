@@ -237,7 +237,7 @@ async def test_changes_in_git_are_listed_and_shown(client: httpx2.AsyncClient) -
     sha = commits["commits"][0]["sha"]
     of_commit = (await client.get("/api/git/diff", params={"path": "repo/gone", "commit": sha})).json()
     assert of_commit == {"original": None, "modified": "gone\n"}
-    for ref in ("--output=/tmp/x", "$(touch pwned)", "a b"):
+    for ref in ("nowhere", "--output=/tmp/x", "$(touch pwned)", "a b"):
         answer = await client.get("/api/git/changes", params={"path": "repo", "ref": ref})
         assert answer.status_code >= 400, ref
     assert (await run(client, "ls repo/pwned"))["exit_code"] != 0

@@ -292,7 +292,7 @@ async def git_changes(spaces: CallerWorkspaces, path: PathQuery, ref: Ref = None
     base = shlex.quote(ref) if ref is not None else _BASE
     script = (
         f"cd -- {shlex.quote(workspace.to_relative(path))} && git rev-parse --git-dir >/dev/null 2>&1 || exit 3\n"
-        f"b={base}\ngit diff --name-status -z --find-renames $b -- . | base64 -w0; echo\n"
+        f'b={base}\nset -o pipefail; git diff --name-status -z --find-renames "$b" -- . | base64 -w0 || exit 4; echo\n'
         "git ls-files --others --exclude-standard -z | base64 -w0"
     )
     done = await _run(spaces, workspace, script)
