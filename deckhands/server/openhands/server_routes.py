@@ -19,7 +19,7 @@ from deckhands.server.cluster import models as list_offered_models
 from deckhands.server.dependencies import GatewayOf, Reader
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.openapi.json_body import JsonBody
-from deckhands.server.openhands.parts import Parts
+from deckhands.server.openhands.parts import Parts, ReadableId
 from deckhands.server.openhands.requests import DEFAULT_TOOLS, NAMED_TOOLS, refuse
 from deckhands.server.problems import Problem
 
@@ -67,7 +67,9 @@ SCOPED: Mapping[str, str] = {
     "runtime": "runtime for a single conversation; workers take over by themselves",
 }
 """The same, by the first part of the path below a conversation."""
-METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+SCOPED_METHODS = ["GET", "PUT", "PATCH", "DELETE"]
+"""Without POST, for which `conversations` has a table."""
+METHODS = [*SCOPED_METHODS, "POST"]
 
 
 class Alive(BaseModel):
@@ -232,8 +234,13 @@ async def skills(_principal: Reader, asked: SkillsRequest) -> FoundSkills:  # no
 
 
 @routes.get("/api/skills/catalog", summary="List the skills that profiles can name")
+async def skill_catalog(_principal: Reader) -> FoundSkills:
+    """List no skills: profiles name none."""
+    return FoundSkills()
+
+
 @routes.get("/api/skills/installed", summary="List installed skills")
-async def listed_skills(_principal: Reader) -> FoundSkills:
+async def installed_skills(_principal: Reader) -> FoundSkills:
     """List no skills: the server installs none."""
     return FoundSkills()
 
@@ -296,8 +303,8 @@ async def providers(gateway: GatewayOf, principal: Reader) -> Providers:
     )
 
 
-@rest.api_route("/conversations/{conversation_id}/{path:path}", methods=METHODS, include_in_schema=False)
-async def refuse_scoped(_principal: Reader, conversation_id: str, path: str) -> None:  # noqa: ARG001  (part of the path)
+@rest.api_route("/conversations/{conversation_id}/{path:path}", methods=SCOPED_METHODS, include_in_schema=False)
+async def refuse_scoped(conversation_id: ReadableId, path: str) -> None:  # noqa: ARG001  (it is known)
     """Refuse what a conversation of a cluster does not have."""
     _refuse(SCOPED, path)
 
