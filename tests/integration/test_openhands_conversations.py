@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from deckhands.server.application import OPENHANDS_ROUTERS
-from deckhands.server.auth.api_keys import Scope
+from deckhands.server.auth.api_keys import ApiKeys, Scope
 from deckhands.server.openhands.conversation_ids import from_uuid
 from tests.integration.command_line import script
 from tests.polling import unhurried, until
@@ -445,6 +445,29 @@ async def test_socket_with_wrong_key_is_closed_for_good(client: httpx2.AsyncClie
             await socket.recv()
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 4001
+
+
+async def test_message_over_the_socket_starts_the_agent(server: Served, tmp_path: Path) -> None:
+    token = await server.token()
+    async with keyed(server, token) as client:
+        name = await created(client, script(tmp_path / "m.json", finish("Over.")))
+        async with connect(socket_url(server, name), additional_headers={"X-Session-API-Key": token}) as socket:
+            await until_full_state(socket)
+            await socket.send(json.dumps(text("Do it.")))
+            assert (await until_full_state(socket))[-1]["value"]["execution_status"] == "finished"
+            await ApiKeys(server.client.store).revoke(token.split("_")[1])
+            await socket.send(json.dumps(text("Do it again.")))
+            refused = await received(socket)
+            assert (refused["kind"], refused["code"]) == ("ServerErrorEvent", "key_revoked")
+
+
+async def test_server_without_the_switch_has_none_of_it(tmp_path: Path) -> None:
+    async with served(tmp_path / "log", environment_with(tmp_path)) as plain:
+        token = await plain.token()
+        async with plain.as_(token) as client:
+            assert (await client.get(f"{PATH}/search")).status_code == 404
+        async with keyed(plain, token) as client:
+            assert (await client.get(f"{PATH}/search")).status_code == 401, "the header is not read"
 
 
 async def test_socket_of_another_tenant_is_closed_as_unknown(client: httpx2.AsyncClient, server: Served) -> None:

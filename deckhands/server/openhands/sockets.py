@@ -32,13 +32,15 @@ from deckhands.server.openhands.events import format_moment
 from deckhands.server.openhands.parts import OpenHandsParts, Parts
 from deckhands.server.openhands.requests import SentMessage
 from deckhands.server.openhands.translated_logs import TranslatedLog
+from deckhands.server.problems import Problem
 from deckhands.server.streams import EventStream, SlowReader
 
 routes = APIRouter(prefix="/sockets", tags=["openhands-sockets"])
 KEY_SECONDS = 10.0
 """How long the first message, which has the key, may take."""
-MAX_UNAUTHENTICATED = 100
+MAX_UNAUTHENTICATED = 1_000
 """How many sockets may be waiting for it at once."""
+BUSY = "too_many_streams"
 FAILED, UNKNOWN = 4001, 4004
 """Close codes that end a client's attempts: the key is not valid, and there is no such conversation."""
 _CLOSE_CODES = {4401: FAILED, 4404: UNKNOWN}
@@ -72,7 +74,7 @@ async def authenticate(socket: WebSocket, gateway: Gateway, parts: OpenHandsPart
         principal.require(Scope.READ)
     except (DeckhandsError, TimeoutError) as error:
         code = error.code if isinstance(error, DeckhandsError) else "unauthorized"
-        is_busy = isinstance(error, DeckhandsError) and error.retryable
+        is_busy = code == BUSY or (isinstance(error, DeckhandsError) and error.retryable)
         await socket.close(1013 if is_busy else FAILED, code)
         return None
     return principal
@@ -82,11 +84,12 @@ async def _receive_key(socket: WebSocket, parts: OpenHandsParts) -> str:
     """Return the key of the first message.
 
     Raises:
-        AccessDenied: it has none.
+        Problem: too many sockets wait for theirs.
+        AccessDenied: the client has left.
         TimeoutError: it has not come in time.
     """
     if parts.unauthenticated >= MAX_UNAUTHENTICATED:
-        raise AccessDenied("unauthorized", "Too many sockets have sent no key yet.", remedy="Send it in the header.")
+        raise Problem(503, BUSY, "Too many sockets have sent no key yet.", remedy="Send it in the header.")
     parts.unauthenticated += 1
     try:
         async with asyncio.timeout(KEY_SECONDS):
@@ -176,6 +179,8 @@ class _Follower:
                 if isinstance(sent, dict) and sent.get("type") == "auth":
                     continue
                 self._principal.require(Scope.WRITE)
+                await self._gateway.recheck(self._principal)
+                await self._gateway.keys.count(self._principal.key)
                 message = SentMessage.model_validate(sent).model_copy(update={"run": True})
                 await running.send_message(self._gateway, self._parts, self._principal, self._conversation_id, message)
             except (DeckhandsError, ValueError) as error:
@@ -238,6 +243,9 @@ class _Follower:
                 for event in ready:
                     if not await self._send(event):
                         return 1013, SlowReader.code
+                if end is not None and end.kind == "end":  # archived; a client that is closed would connect again
+                    await self._gateway.is_stopping.wait()
+                    return CLOSE_CODES["server_stopping"], "server_stopping"
                 if end is not None:
                     return _find_close_code(end)
         finally:
@@ -260,9 +268,7 @@ class _Follower:
 
 
 def _find_close_code(end: Any) -> tuple[int, str]:
-    """Return the close code and the reason for the last item of a stream."""
-    if end.kind != "problem":
-        return 1000, ""
+    """Return the close code and the reason for the problem that ends a stream."""
     reason = str(end.content["code"])
     code = CLOSE_CODES.get(reason, 1011)
     return _CLOSE_CODES.get(code, code), reason
