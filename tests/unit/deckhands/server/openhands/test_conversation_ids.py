@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from uuid import UUID
 
 import pytest
@@ -28,8 +29,9 @@ def test_short_id_is_packed_into_its_uuid(conversation_id: str) -> None:
     assert to_uuid(conversation_id).version == 8
 
 
-@pytest.mark.parametrize("conversation_id", [new_conversation_id(), derive_conversation_id("key")])
-def test_id_of_deckhands_survives_the_way_through_a_uuid(conversation_id: str) -> None:
+@pytest.mark.parametrize("make", [new_conversation_id, lambda: derive_conversation_id("key")], ids=["made", "derived"])
+def test_id_of_deckhands_survives_the_way_through_a_uuid(make: Callable[[], str]) -> None:
+    conversation_id = make()
     assert from_uuid(to_uuid(conversation_id)) == conversation_id
 
 
