@@ -323,7 +323,9 @@ ENVIRONMENT_IMPORTS = ImportRule(
 )
 # A workspace host is started inside the sandbox without our packages, so it cannot be given a broker.runtime.clock.
 CLOCK_IMPORTS = ImportRule({"time"}, rf"broker/runtime/(clock|ids)\.py|{HOST_FILES}", CLOCK_FIX)
-RANDOM_IMPORTS = ImportRule({"random", "uuid"} | CLOCK_READS, r"broker/runtime/(clock|ids)\.py", CLOCK_FIX)
+RANDOM_IMPORTS = ImportRule(
+    {"random", "uuid.uuid1", "uuid.uuid4"} | CLOCK_READS, r"broker/runtime/(clock|ids)\.py", CLOCK_FIX
+)
 
 
 def _is_host(path: str) -> bool:

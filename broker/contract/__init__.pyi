@@ -134,6 +134,7 @@ from .skills import check_skill_file as check_skill_file, load_skills as load_sk
 from .skills import read_skill_files as read_skill_files, read_workspace_files as read_workspace_files
 from .task_list import PlanAcceptedObservation as PlanAcceptedObservation, PlanAction as PlanAction
 from .task_list import TaskItem as TaskItem, TaskTrackingAction as TaskTrackingAction
+from .task_list import TaskTrackingObservation as TaskTrackingObservation
 from .timing import MAX_SECONDS as MAX_SECONDS, DoubleTexting as DoubleTexting, MessagePolicy as MessagePolicy
 from .timing import Moment as Moment, Seconds as Seconds, StartWindow as StartWindow, Timing as Timing
 from .tool_arguments import ToolCallError as ToolCallError, parse_json as parse_json, parse_message as parse_message

@@ -47,6 +47,7 @@ class ConversationChanged(Event):
         limits: replace all limits.
         tools: added to the agent's tools; a tool with an existing key replaces that tool.
         labels: replace all labels.
+        title: the name for listings.
         by: the author as given by the client; not authenticated.
         reason: the author's reason.
     """
@@ -60,6 +61,7 @@ class ConversationChanged(Event):
     limits: Limits | None = None
     tools: tuple[ToolOffer, ...] | None = None
     labels: Labels | None = None
+    title: str | None = None
     by: str | None = None
     reason: str | None = None
 
@@ -69,7 +71,8 @@ class ConversationChanged(Event):
         agent = f"the agent is {self.agent.name}" if self.agent else ""
         tools = f"tools are added: {', '.join(tool.key for tool in self.tools)}" if self.tools else ""
         loop = f"the loop is {self.loop}" if self.loop else ""
-        what = (agent, loop, self._confirmation, self._limits, tools, self._labels)
+        title = f"the title is {self.title}" if self.title else ""
+        what = (agent, loop, self._confirmation, self._limits, tools, self._labels, title)
         text = "; ".join(filter(None, what)) or "nothing has changed"
         text += f", by {self.by}" if self.by else ""
         return f"Changed: {text}" + (f" ({self.reason})" if self.reason else "")

@@ -186,6 +186,7 @@ def find_latest_model(events: Sequence[Event]) -> str:
 def make_changed_fields(change: ConversationChanged) -> list[tuple[str, str]]:
     """Return the index fields that a change sets, with their values."""
     found = [("agent", change.agent.name)] if change.agent is not None else []
+    found += [("title", change.title)] if change.title is not None else []
     return found + (_make_label_fields(change.labels) if change.labels is not None else [])
 
 

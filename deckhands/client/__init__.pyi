@@ -18,6 +18,7 @@ from .deleting import delete as delete, is_delegate_of as is_delegate_of
 from .errors import IsArchived as IsArchived, IsBeingDeleted as IsBeingDeleted, NoCluster as NoCluster
 from .errors import NotSettled as NotSettled, NotStopped as NotStopped
 from .forking import ForkPoint as ForkPoint, build_fork as build_fork, copy_events as copy_events
+from .holding import is_hold as is_hold, make_hold as make_hold
 from .known_agents import RecentOffers as RecentOffers, check_acp_command as check_acp_command
 from .known_agents import list_local_agents as list_local_agents
 from .known_agents import find_unpriced_models as find_unpriced_models, parse_offers as parse_offers
@@ -81,7 +82,7 @@ from .tasks.tasks import MAX_TASK_CHARS as MAX_TASK_CHARS, check_task as check_t
 from .tasks.tasks import derive_conversation_id as derive_conversation_id
 from .tasks.tasks import derive_task_conversation_id as derive_task_conversation_id, derive_title as derive_title
 from .tasks.tasks import to_output_spec as to_output_spec
-from .transfers.commands import CommandFailed as CommandFailed
+from .transfers.commands import CommandFailed as CommandFailed, CommandResult as CommandResult
 from .transfers.files import WorkspaceFiles as WorkspaceFiles
 from .transfers.packed_files import TooLarge as TooLarge
 from .watcher import UNREADABLE as UNREADABLE, End as End, Until as Until, follow as follow, has_ended as has_ended

@@ -25,6 +25,7 @@ class Change:
         agent: its name, or its whole specification.
         loop: `sdk` or `legacy`: the agent's counterpart in the other loop continues.
         tools: keys or patterns of tools that tool workers offer, to be added.
+        title: the name for listings.
         by: the name of the user who makes the change.
         reason: the reason for the change.
     """
@@ -36,14 +37,15 @@ class Change:
     limits: Limits | None = None
     tools: Sequence[str] = ()
     labels: Mapping[str, str] | None = None
+    title: str | None = None
     by: str = ""
     reason: str = ""
 
     @property
     def has_parts(self) -> bool:
         """Whether anything is to change."""
-        given = (self.agent, self.loop, self.confirmation, self.analyzer, self.limits, self.labels, self.tools or None)
-        return any(part is not None for part in given)
+        given = (self.agent, self.loop, self.confirmation, self.analyzer, self.limits, self.labels, self.title)
+        return bool(self.tools) or any(part is not None for part in given)
 
     async def event(self, store: Store, *, offers_limit_seconds: float) -> ConversationChanged:
         """Return the event that records the change.
@@ -72,13 +74,15 @@ class Change:
             parts["limits"] = inputs.to_limits(self.limits)
         if self.labels is not None:
             parts["labels"] = dict(inputs.to_labels(self.labels))
+        if self.title is not None:
+            parts["title"] = inputs.check_title(self.title)
         names = inputs.to_tool_keys(self.tools)
         if names:
             parts["tools"] = await ToolOffers(store).choose(names, limit_seconds=offers_limit_seconds)
         if not self.has_parts:
             raise UsageError(
                 "Nothing is to be changed.",
-                remedy="Pass agent, loop, confirmation, analyzer, limits, tools, labels or model.",
+                remedy="Pass agent, loop, confirmation, analyzer, limits, tools, labels, title or model.",
             )
         return ConversationChanged(source=EventSource.USER, **parts)
 

@@ -17,6 +17,7 @@ from broker.contract import (
     DEFAULT_TIMEOUT_SECONDS,
     AgentSpec,
     EventSource,
+    ExecuteCommandAction,
     MessageAction,
     MessagePolicy,
     Tenancy,
@@ -29,6 +30,7 @@ from deckhands.client.changing import check_note
 from deckhands.client.conversation_secrets import store_secrets
 from deckhands.client.deleting import delete
 from deckhands.client.forking import ForkPoint, build_fork, copy_events
+from deckhands.client.holding import make_hold
 from deckhands.client.known_agents import require_models
 from deckhands.client.named_directory import require_served
 from deckhands.client.starting import start_conversation
@@ -38,7 +40,7 @@ from deckhands.client.tasks.images import Image, to_image_urls
 from deckhands.client.tasks.spec import TaskFields, TaskSpec
 from deckhands.client.tasks.tasks import check_task
 from deckhands.client.tasks.workspace_input import Directory
-from deckhands.client.transfers.commands import CommandResult, execute
+from deckhands.client.transfers.commands import CommandResult, execute, start
 from deckhands.client.transfers.files import WorkspaceFiles
 
 
@@ -79,6 +81,20 @@ class Client(Steering):
             key=idempotency_key or self._act_key,
         )
 
+    async def start_command(
+        self, conversation_id: str, command: str, *, timeout_seconds: float, by: str = "", may_open: bool = False
+    ) -> int:
+        """Start a command in a workspace beside the agent, and return its event id; see `commands.start`.
+
+        Args:
+            timeout_seconds: the command is killed after this time, at most an hour.
+            by: the name of the user who runs it.
+            may_open: the command opens the workspace if it is not open yet.
+        """
+        action = ExecuteCommandAction(command=command, timeout=timeout_seconds, by=check_note(by, "by"))
+        first = [self._act] if self._act is not None else ()
+        return await start(self._masked, conversation_id, action, first=first, may_open=may_open)
+
     async def submit(
         self,
         task: str | TaskSpec,
@@ -90,6 +106,7 @@ class Client(Steering):
         conversation_id: str | None = None,
         idempotency_key: str | None = None,
         role: str = "client",
+        is_held: bool = False,
         **fields: Unpack[TaskFields],
     ) -> str:
         """Start a conversation with a task and return its id. Idempotent under the same `idempotency_key`.
@@ -105,6 +122,7 @@ class Client(Steering):
             idempotency_key: the same key always means the same conversation, whatever else is passed; None: that of the
                 `TaskSpec`.
             role: the role of this process, for its span.
+            is_held: the agent takes no step until `resume`; the task `UNNAMED_TASK` then stands for no message.
             fields: see `TaskFields`; `TaskSpec` describes each.
 
         Raises:
@@ -127,6 +145,7 @@ class Client(Steering):
             upload=upload,
             recent=self._recent_offers,
             role=role,
+            is_held=is_held,
         )
         return conversation_id
 
@@ -164,7 +183,9 @@ class Client(Steering):
         title: str = "",
         labels: Mapping[str, str] | None = None,
         tenancy: Tenancy | None = None,
+        fork_id: str | None = None,
         idempotency_key: str | None = None,
+        is_held: bool = False,
     ) -> str:
         """Start a conversation from a copy of another's events, and return its id.
 
@@ -176,13 +197,15 @@ class Client(Steering):
             workspace: the workspace of the fork; the origin's if None. Files are not part of a log, see `forking`.
             labels: replace the origin's.
             tenancy: the tenant and user it belongs to; the origin's if None.
+            fork_id: its id. None derives it from `idempotency_key`, or makes a new one without a key.
+            is_held: its agent takes no step until `resume`.
 
         Raises:
             UsageError: no such conversation or event, or see `submit`.
             AdmissionRefused: see `submit`.
         """
         events = ForkPoint(conversation_id, at).events_until(await self.events(conversation_id, is_whole=True))
-        fork_id = inputs.to_conversation_id(None, idempotency_key)
+        fork_id = inputs.to_conversation_id(fork_id, idempotency_key)
         place = None if workspace is None else inputs.to_directory(workspace)
         named = None if labels is None else inputs.to_labels(labels)
         created = build_fork(events, fork_id, model=model, workspace=place, title=title, labels=named, tenancy=tenancy)
@@ -197,7 +220,8 @@ class Client(Steering):
                 raise
             return fork_id
         await lend_upload(self.store, self.archive, conversation_id, fork_id, created.workspace)
-        await self.log.create_from(created, copy_events(events, model=model), key=key)
+        held = [make_hold()] if is_held else []
+        await self.log.create_from(created, [*copy_events(events, model=model), *held], key=key)
         return fork_id
 
     async def send_message(
@@ -209,6 +233,8 @@ class Client(Steering):
         model: str | None = None,
         double_texting: MessagePolicy | None = None,
         idempotency_key: str | None = None,
+        is_held: bool = False,
+        seen_id: int | None = None,
     ) -> None:
         """Send a message to the agent, which continues from any state. Secrets are masked in the text.
 
@@ -217,9 +243,12 @@ class Client(Steering):
             model: the profile or model to continue with; None keeps the current one.
             double_texting: how the message is handled while the agent works; None: as the conversation was submitted
                 with.
+            is_held: the agent reads the message, and takes no step until `resume`.
+            seen_id: the last event that the caller knows of; None: send it anyway.
 
         Raises:
             UsageError: the text cannot be used, the conversation is unknown or closed.
+            ConversationMoved: the log has events after `seen_id`; nothing was written.
             ConversationBusy: the agent works and messages are rejected meanwhile; nothing was written.
             SecretsLocked: the conversation has secrets, and no key here decrypts them.
         """
@@ -229,7 +258,10 @@ class Client(Steering):
         message = MessageAction(content=text, source=EventSource.USER, image_urls=urls, double_texting=policy)
         await self._require_model(conversation_id, model)
         events, condition = [*to_model_switch(model), message], make_message_condition(policy)
-        await self._append(conversation_id, events, idempotency_key, log=self._masked, condition=condition)
+        events += [make_hold()] if is_held else []
+        await self._append(
+            conversation_id, events, idempotency_key, log=self._masked, condition=condition, seen_id=seen_id
+        )
 
     async def close(self, conversation_id: str) -> None:
         """Close a conversation: refuse further events, end the workspace's processes, and let its files expire.

@@ -13,6 +13,7 @@ from broker.contract import (
     AgentFactoryConfig,
     AgentSpec,
     ConversationCreated,
+    Event,
     EventSource,
     MessageAction,
     Timing,
@@ -33,9 +34,10 @@ from broker.store import (
 )
 from broker.tools import ToolOffers
 from deckhands.client.conversation_secrets import store_secrets
+from deckhands.client.holding import make_hold
 from deckhands.client.known_agents import RecentOffers, require_agent, require_models
 from deckhands.client.named_directory import require_served
-from deckhands.client.tasks.spec import TaskSpec
+from deckhands.client.tasks.spec import UNNAMED_TASK, TaskSpec
 from deckhands.client.tasks.tasks import derive_title
 
 OFFERS_LIMIT_SECONDS = 20.0
@@ -59,6 +61,7 @@ async def start_conversation(
     offers_limit_seconds: float = OFFERS_LIMIT_SECONDS,
     recent: RecentOffers | None = None,
     role: str = "client",
+    is_held: bool = False,
 ) -> Appended | Duplicate:
     """Start a conversation, in a span.
 
@@ -71,6 +74,8 @@ async def start_conversation(
         offers_limit_seconds: how long a tool may be missing.
         recent: see `require_models`.
         role: the role of this process, for the span.
+        is_held: the agent takes no step until the conversation is resumed; the task `UNNAMED_TASK` then stands for no
+            message.
 
     Raises:
         UsageError: the id is taken, or no running worker knows the agent, offers a model or one of the tools, or takes
@@ -100,11 +105,12 @@ async def start_conversation(
             await StoredFiles(store).keep(conversation_id, upload)
         timing = spec.timing()
         now = await _read_now(store, conversation_id, timing)
+        is_unnamed = is_held and spec.task == UNNAMED_TASK
         same: dict[str, Any] = {name: getattr(spec, name) for name in COPIED_FIELDS}
         resolved = {
             "agent": agent,
             "workspace": workspace,
-            "title": spec.title or derive_title(spec.task),
+            "title": spec.title or ("" if is_unnamed else derive_title(spec.task)),
             "tenancy": tenancy,
             "labels": dict(spec.labels) or None,
             "not_before": timing.earliest_start(now),
@@ -114,9 +120,10 @@ async def start_conversation(
         }
         created = ConversationCreated(conversation_id=conversation_id, source=EventSource.USER, **{**same, **resolved})
         message = MessageAction(content=spec.task, source=EventSource.USER, image_urls=spec.images or None)
+        first: list[Event] = [*([] if is_unnamed else [message]), *([make_hold()] if is_held else [])]
         await store_secrets(secrets, conversation_id, spec.secrets)
         start = timing.to_start_window(now)
-        return await log.create(created, [message], key=key, awaited=awaited, caller=caller, start=start)
+        return await log.create(created, first, key=key, awaited=awaited, caller=caller, start=start)
 
 
 async def find_runnable_agent(

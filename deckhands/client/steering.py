@@ -16,6 +16,7 @@ from broker.contract import (
     AgentState,
     AgentStateChangedObservation,
     ChangeAgentStateAction,
+    CondensationRequestAction,
     Event,
     EventSource,
     LoopRecoveryAction,
@@ -102,6 +103,14 @@ class Steering(Reader):
             what = f"The agent of the conversation {conversation_id} is not in a loop."
             raise UsageError(what, remedy="Send it a message to continue it.")
         await self._append(conversation_id, [*to_model_switch(model), choice], None)
+
+    async def condense(self, conversation_id: str) -> None:
+        """Request that the agent's condenser shortens the history before the next step.
+
+        Raises:
+            UsageError: the conversation is unknown or closed.
+        """
+        await self._append(conversation_id, [CondensationRequestAction(source=EventSource.USER)], None)
 
     async def confirm(
         self, conversation_id: str, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None

@@ -30,6 +30,12 @@ from deckhands.server.dependencies import Needs
 from deckhands.server.gateway import Gateway
 from deckhands.server.guard import Guard
 from deckhands.server.openapi.document import document_of, operation_id
+from deckhands.server.openhands import conversations as openhands_conversations
+from deckhands.server.openhands import events as openhands_events
+from deckhands.server.openhands import server_routes as openhands_server
+from deckhands.server.openhands import sockets as openhands_sockets
+from deckhands.server.openhands import workspace as openhands_workspace
+from deckhands.server.openhands.parts import OpenHandsParts
 from deckhands.server.problems import add_problems
 from deckhands.server.protocols import a2a, chat, mcp_route, responses
 from deckhands.server.protocols.agent_tools import AgentTools
@@ -57,6 +63,16 @@ ROUTERS = (
     a2a.routes,
     pages.routes,
 )
+OPENHANDS_ROUTERS = (
+    openhands_events.routes,
+    openhands_workspace.routes,
+    openhands_workspace.own_routes,
+    openhands_conversations.routes,
+    openhands_sockets.routes,
+    openhands_server.routes,
+    openhands_server.rest,
+)
+"""The API of OpenHands' agent server, for servers that speak it."""
 DESCRIPTION = """Conversations with AI agents that work in a cluster of Deckhands.
 
 Errors are problem details (RFC 9457) with a stable `code`. Requests that change something take an `Idempotency-Key`
@@ -78,7 +94,8 @@ def make_app(gateway: Gateway) -> FastAPI:
     app.state.gateway = gateway
     app.state.agent_tools = AgentTools(gateway)
     app.state.overviews = Overviews(SYSTEM_CLOCK)
-    for router in ROUTERS:
+    app.state.openhands = OpenHandsParts()
+    for router in (*ROUTERS, *(OPENHANDS_ROUTERS if gateway.options.openhands else ())):
         app.include_router(router)
     add_problems(app, [*routes_of(), *app.routes])
     app.openapi = lambda: document_of(app, needs_by_operation())  # type: ignore[method-assign]
@@ -116,7 +133,7 @@ def with_guard(gateway: Gateway) -> ASGIApp:
 
 def routes_of() -> list[APIRoute | APIWebSocketRoute]:
     """Return every route of the application except the one of its API document."""
-    found = [route for router in ROUTERS for route in router.routes]
+    found = [route for router in (*ROUTERS, *OPENHANDS_ROUTERS) for route in router.routes]
     assert all(isinstance(route, APIRoute | APIWebSocketRoute) for route in found)
     return cast("list[APIRoute | APIWebSocketRoute]", found)
 

@@ -96,22 +96,31 @@ def _with_trace(request: Request, task: TaskSpec) -> TaskSpec:
 
 
 async def submit_task(
-    gateway: Gateway, principal: Principal, task: TaskSpec, own: str | None, *, is_watched: bool = False
+    gateway: Gateway,
+    principal: Principal,
+    task: TaskSpec,
+    own: str | None,
+    *,
+    conversation_id: str | None = None,
+    is_watched: bool = False,
+    is_held: bool = False,
 ) -> str:
     """Create a conversation for a principal, and return its id. Idempotent under the same key; see `Client.submit`.
 
     Args:
+        conversation_id: its id; None derives it from the key, or makes a new one without a key.
         is_watched: stream pieces of its replies, from the first one on.
+        is_held: see `Client.submit`.
     """
     request = _limit_to_tenant(principal, task).model_copy(update={"idempotency_key": own})
     if own is None and request.tools:  # a repeated request gets its answer even if the offers have changed
         await ToolOffers(gateway.store).choose(request.tools, limit_seconds=OFFERS_SECONDS)
-    conversation_id = to_conversation_id(None, own)
+    conversation_id = to_conversation_id(conversation_id, own)
     source = task.workspace_spec().source
     await gateway.uploads.require(conversation_id, source)
     if is_watched:
         await LiveText(gateway.store, conversation_id).register_watcher()
-    begun = await gateway.client.submit(request, conversation_id=conversation_id, role="server")
+    begun = await gateway.client.submit(request, conversation_id=conversation_id, role="server", is_held=is_held)
     # last, so that the upload of a refused task still expires
     await gateway.uploads.claim(principal.tenant, conversation_id, source)
     return begun

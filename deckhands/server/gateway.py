@@ -42,6 +42,7 @@ class ServerOptions:
         slow_seconds: how long a reader of a stream may read nothing while there is something to read.
         quiet_seconds: after this time without an event, a stream sends a keep-alive and checks its key again.
         max_streams: how many streams may be open at once.
+        openhands: whether it also speaks the API of OpenHands' agent server.
         needs_match: whether changes need `If-Match`, so that no client overwrites changes it has not seen.
     """
 
@@ -57,6 +58,7 @@ class ServerOptions:
     quiet_seconds: float = 15.0
     max_streams: int = 5_000
     needs_match: bool = False
+    openhands: bool = False
 
     @property
     def is_loopback(self) -> bool:

@@ -24,9 +24,15 @@ from deckhands.server.gateway import LOOPBACK_NAMES, Gateway, Principal
 from deckhands.server.problems import Problem, error_response
 from deckhands.server.web.pages import Pages
 
-PUBLIC = frozenset({"/health", "/ready", "/openapi.json", "/entries", "/.well-known/agent-card.json"})
+PUBLIC = frozenset(
+    {"/health", "/ready", "/alive", "/server_info", "/openapi.json", "/entries", "/.well-known/agent-card.json"}
+)
+OPENHANDS = ("/api/", "/sockets/")
+"""The paths of OpenHands' API: its clients send the key in a header of their own."""
 STREAM = re.compile(r"/conversations/[^/]+/(stream|ws)")
 FILE = re.compile(r"/conversations/[^/]+/files/.*", re.DOTALL)
+FORM = re.compile(r"/api/(conversations/[^/]+/)?file/upload")
+"""The route of OpenHands that takes a file as a part of a form."""
 UPLOAD = re.compile(r"/uploads/[^/]+")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 """The bodies of all other requests are ignored."""
@@ -69,7 +75,9 @@ class Guard:
             if self._pages.has(scope):
                 await self._pages(scope, receive, _with_headers(send))
                 return
-            if scope["path"] not in PUBLIC:
+            if self._is_openhands_socket(scope, headers):
+                pass  # its first message has the key; see `openhands.sockets`
+            elif scope["path"] not in PUBLIC:
                 principal = await self._principal(scope, headers)
                 scope.setdefault("state", {})["principal"] = principal
                 if scope["type"] == "http":
@@ -104,9 +112,16 @@ class Guard:
         if origin.partition("://")[2] != host:
             raise AccessDenied("forbidden_origin", "Pages of this origin may not call the server.", remedy="Name it.")
 
+    def _is_openhands_socket(self, scope: Scope, headers: Headers) -> bool:
+        """Return whether a request is a socket of OpenHands' whose key is in its first message."""
+        is_socket = scope["type"] == "websocket" and scope["path"].startswith("/sockets/")
+        return self._gateway.options.openhands and is_socket and not _openhands_token_in(scope, headers)
+
     async def _principal(self, scope: Scope, headers: Headers) -> Principal:
         gateway = self._gateway
         token = _token_in(headers)
+        if not token and gateway.options.openhands and scope["path"].startswith(OPENHANDS):
+            token = _openhands_token_in(scope, headers)
         if not token and scope["type"] == "websocket":
             found = [name for name in scope.get("subprotocols", ()) if name.startswith(SUBPROTOCOL)]
             token = found[0].removeprefix(SUBPROTOCOL) if found else ""
@@ -123,9 +138,10 @@ class Guard:
     async def _check_body(self, scope: Scope, headers: Headers, receive: Receive, body_bytes: int) -> Receive:
         """Return the source of a request's body. A body that is not a file is read and checked here."""
         is_upload = UPLOAD.fullmatch(scope["path"]) is not None
-        is_file = is_upload or FILE.fullmatch(scope["path"]) is not None
+        is_form = scope["method"] == "POST" and FORM.fullmatch(scope["path"]) is not None
+        is_file = is_upload or is_form or FILE.fullmatch(scope["path"]) is not None
         longest = MAX_STORED_FILE_BYTES if is_upload else MAX_COPY_BYTES
-        limit = longest if is_file and scope["method"] == "PUT" else body_bytes
+        limit = longest if is_form or (is_file and scope["method"] == "PUT") else body_bytes
         declared = headers.get("content-length", "0")
         if declared.isascii() and declared.isdigit() and int(declared) > limit:
             raise _size_problem(limit)
@@ -216,6 +232,14 @@ def _query_in(scope: Scope) -> dict[str, list[str]]:
 def _token_in(headers: Headers) -> str:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _openhands_token_in(scope: Scope, headers: Headers) -> str:
+    """Return the key that a client of OpenHands sends; empty if it sends none here."""
+    token = headers.get("x-session-api-key", "")
+    if not token and scope["type"] == "websocket":
+        token = _query_in(scope).get("session_api_key", [""])[0]
+    return token or _token_in(headers)
 
 
 def _size_problem(limit: int) -> Problem:

@@ -27,7 +27,7 @@ from broker.contract import (
 )
 from broker.log import ConversationRow, IndexPosition
 from broker.runtime import UsageError, is_conversation_id
-from deckhands.client import MAX_IMAGES, MAX_SECRETS, MAX_TASK_CHARS, MAX_TOOLS, ImageUrl, TaskSpec
+from deckhands.client import MAX_IMAGES, MAX_SECRETS, MAX_TASK_CHARS, MAX_TITLE, MAX_TOOLS, ImageUrl, TaskSpec
 from deckhands.server.dependencies import MAX_EVENT_ID, MAX_REASON
 from deckhands.server.openapi.json_body import JsonBody
 
@@ -216,6 +216,7 @@ class ChangedConversation(JsonBody):
         limits: replace all limits.
         tools: keys or patterns of offered tools to add.
         labels: replace all labels.
+        title: the name for listings.
         reason: recorded in the log.
     """
 
@@ -231,6 +232,7 @@ class ChangedConversation(JsonBody):
     limits: Limits | None = None
     tools: Annotated[tuple[str, ...], Field(max_length=MAX_TOOLS)] = ()
     labels: Labels | None = None
+    title: str | None = Field(default=None, min_length=1, max_length=MAX_TITLE, pattern=r"\S")
     reason: str = Field(min_length=1, max_length=MAX_REASON)
 
 

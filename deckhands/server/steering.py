@@ -76,6 +76,7 @@ async def change(
         limits=new.limits,
         tools=new.tools,
         labels=new.labels,
+        title=new.title,
         by=principal.author,
         reason=new.reason,
     )

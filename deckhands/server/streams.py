@@ -44,12 +44,14 @@ class Item:
         kind: `event`; `delta`, a piece of a reply; `problem`, why the stream ends; `end`, nothing more follows.
         id: the event's id; 0 if none, so that a reader does not resume from it.
         chars: the approximate length of an event.
+        event: the event itself; None for other items.
     """
 
     kind: Literal["event", "delta", "problem", "end"]
     content: dict[str, Any]
     id: int = 0
     chars: int = 0
+    event: Event | None = None
 
 
 class EventStream:
@@ -151,7 +153,7 @@ class EventStream:
     async def _put(self, event: Event) -> None:
         """Queue an event, once there is room for it."""
         content = dict(event_json(event))
-        item = Item("event", content, event.id, count_chars(content))
+        item = Item("event", content, event.id, count_chars(content), event)
         while self._events_ahead and (
             self._events_ahead >= EVENTS_AHEAD or self._chars_ahead + item.chars > CHARS_AHEAD
         ):

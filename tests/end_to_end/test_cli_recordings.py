@@ -60,6 +60,18 @@ def test_a_run_is_written_as_a_trajectory_and_read_again(env: dict[str, str], tm
     assert (replayed.code, replayed.json[0]["state"]) == (0, "finished")
 
 
+def test_a_run_is_written_as_a_directory_of_the_sdk_and_read_again(env: dict[str, str], tmp_path: Path) -> None:
+    folder, events = tmp_path / "sdk", tmp_path / "events.jsonl"
+    done = deckhands("export", ID, "--format", "openhands-sdk", "-o", folder, env=env)
+    assert (done.code, "The SDK's name of the conversation is " in done.err) == (0, True)
+    assert json.loads((folder / "base_state.json").read_text())["execution_status"] == "finished"
+    assert deckhands("import", folder, "-o", events, env=env).code == 0
+    replayed = deckhands("replay", events, "--json", env=env)
+    assert (replayed.code, replayed.json[0]["state"]) == (0, "finished")
+    done = deckhands("export", ID, "--format", "openhands-sdk", "-o", folder, env=env)
+    assert (done.code, "cannot be written: File exists" in done.err) == (2, True)
+
+
 def test_exported_file_is_imported_as_a_fork(env: dict[str, str], tmp_path: Path) -> None:
     events = tmp_path / "events.jsonl"
     assert deckhands("import", GOLDEN, "-o", events, env=env).code == 0

@@ -8,6 +8,7 @@ from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx2
 import pytest
@@ -56,7 +57,8 @@ BODIES: dict[str, Any] = {
 
 @pytest.fixture
 async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Served]:
-    async with served(tmp_path / "log", programs, quiet_seconds=0.3, slow_seconds=1.0) as found:
+    options = {"quiet_seconds": 0.3, "slow_seconds": 1.0, "openhands": True}
+    async with served(tmp_path / "log", programs, **options) as found:
         yield found
 
 
@@ -64,11 +66,20 @@ def path_of(route: APIRoute | APIWebSocketRoute, conversation_id: str) -> str:
     values = {"{conversation_id}": conversation_id, "{event_id}": "1", "{path:path}": "a.txt", "{evaluation}": "none"}
     values |= {"{sha256}": sha256(b"x").hexdigest()}
     values |= {"{webhook_id}": f"wh_{16 * 'a'}", "{delivery_id}": f"msg_{32 * '0'}"}
+    values |= {"{trajectory_id}": conversation_id, "{sha}": 40 * "a", "{action:path}": "goal", "{name:path}": "nightly"}
+    values |= {"{command_id}": str(UUID(int=1)), "{path}": "a.txt"}
     path = route.path
+    if "/bash/" in path:
+        values |= {"{event_id}": str(UUID(int=1))}
     for name, value in (values | {"{name}": "nightly", "{account:path}": "tenant:acme"}).items():
         path = path.replace(name, value)
     assert "{" not in path
     return f"{path}?reason=test&timeout_seconds=0.01"
+
+
+def is_openhands(route: APIRoute) -> bool:
+    """Return whether a route is one of OpenHands' clients, whose answers have other tests."""
+    return route.path.startswith("/api/")
 
 
 async def ask(client: httpx2.AsyncClient, method: str, path: str) -> tuple[int, str]:
@@ -87,7 +98,7 @@ async def ask(client: httpx2.AsyncClient, method: str, path: str) -> tuple[int, 
     body = {"reason": "test"} if is_verb else BODIES.get(named)
     sent: dict[str, Any] = {} if body is None or method in ("GET", "DELETE") else {"json": body}
     headers = {"Accept": "application/json, text/event-stream"}
-    if last[-1] == "a.txt" and method == "PUT":
+    if last[-1] == "a.txt" and method == "PUT" and last[0] != "api":
         sent = {"content": b"x"}
     elif last[0] == "uploads":
         sent, headers = {"content": b"x"}, headers | {"Idempotency-Key": "one"}
@@ -131,6 +142,8 @@ async def test_every_route_with_every_kind_of_key(server: Served) -> None:
             async with server.as_(all_of[needs.scope]) as client:
                 assert await ask(client, method, path) == (403, "forbidden"), name
             async with server.as_(other) as client:
+                if is_openhands(route) and "{conversation_id}" not in route.path:
+                    continue
                 status, code = await ask(client, method, path)
                 if "{conversation_id}" in route.path:
                     assert (status, code) == (404, "unknown_conversation"), name
@@ -140,7 +153,7 @@ async def test_every_route_with_every_kind_of_key(server: Served) -> None:
                     assert status < 300 or code in (
                         *("unknown_webhook", "unknown_account", "unknown_evaluation", "usage"),
                     ), (name, status, code)
-            if method != "DELETE":
+            if method != "DELETE" and not is_openhands(route):
                 async with server.as_(right) as client:
                     status, code = await ask(client, method, path)
                     assert status < 300 or code in (
@@ -152,6 +165,9 @@ async def test_every_route_with_every_kind_of_key(server: Served) -> None:
                         "unknown_evaluation",
                     ), (name, status, code)
     documented = make_app(server.gateway).openapi()["paths"]
+    shown = {route.path for route in routes_of() if isinstance(route, APIRoute) and route.include_in_schema}
+    assert seen - shown == {"/api/{path:path}", "/api/conversations/{conversation_id}/{path:path}"}
+    seen = {path.replace("{name:path}", "{name}").replace("{action:path}", "{action}") for path in shown}
     assert seen == {path.replace("{path}", "{path:path}").replace("{account}", "{account:path}") for path in documented}
 
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx2
@@ -26,14 +26,21 @@ def free_port() -> int:
 
 @contextlib.asynccontextmanager
 async def server(
-    url: str, home: Path, port: int, *, limit_seconds: float | None = None, environment: Mapping[str, str] = NO_MORE
+    url: str,
+    home: Path,
+    port: int,
+    *,
+    limit_seconds: float | None = None,
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] = NO_MORE,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A server, once it answers; killed by SIGKILL at the end.
 
     Args:
         limit_seconds: how long peers may take for a head, a body, or to take what is written; None: the usual times.
+        options: further options of the command.
     """
-    usual = ("deckhands", "serve", "--port", str(port))
+    usual = ("deckhands", "serve", "--port", str(port), *options)
     hurried = ("tests.faults.hurried_server", url, str(port), str(limit_seconds))
     running = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", *(usual if limit_seconds is None else hurried)),

@@ -45,6 +45,7 @@ class ServeOptions:
     proxies: tuple[str, ...]
     origins: tuple[str, ...]
     needs_match: bool
+    openhands: bool
 
 
 @click.command()
@@ -63,6 +64,7 @@ class ServeOptions:
 )
 @click.option("--origin", "origins", multiple=True, metavar="URL", help="Pages of this origin may call the server.")
 @click.option("--require-if-match", "needs_match", is_flag=True, help="Refuse changes without If-Match.")
+@click.option("--openhands", is_flag=True, help="Also speak the API of OpenHands' agent server, below /api.")
 @with_options(ServeOptions)
 def serve(options: ServeOptions) -> None:
     """Serve the cluster at DECKHANDS_URL, or the one that runs here, over HTTP.
@@ -81,6 +83,7 @@ def serve(options: ServeOptions) -> None:
         proxies=options.proxies,
         origins=options.origins,
         needs_match=options.needs_match,
+        openhands=options.openhands,
     )
     asyncio.run(_serve(CliSettings.from_env(), chosen))
 
@@ -109,7 +112,7 @@ async def page_of_cluster(url: str, archive: str, *, port: int, key_file: Path) 
 
     start_logging("server", is_json=logs_json())
     store = await open_store(url, patience_seconds=PATIENCE_SECONDS, deploys=False)
-    gateway = Gateway(store, archive, ServerOptions(port=port))
+    gateway = Gateway(store, archive, ServerOptions(port=port, openhands=True))
     try:
         async with serve_in_loop(gateway) as chosen:
             key_note = await _key_note(gateway, key_file)

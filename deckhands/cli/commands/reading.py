@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,7 @@ SUMMARIES = {
     "export": "Write the events of a conversation, one JSON object per line.",
 }
 
+FORMATS = ("events", "openhands", "openhands-sdk")
 WAITS = {
     "batch": "a batch of model calls at its provider (batch)",
     "delegate": "its delegates (delegate)",
@@ -151,21 +153,24 @@ def logs(options: LogsOptions) -> int:
 @click.command()
 @conversation_or_task()
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write; by default standard output.")
-@click.option("--format", "style", type=click.Choice(["events", "openhands"]), default="events", show_default=True)
+@click.option("--format", "style", type=click.Choice(FORMATS), default="events", show_default=True)
 @with_options(ExportOptions)
 def export(options: ExportOptions) -> None:
     """Write the events of a conversation, one JSON object per line: id, kind, source, cause_id, timestamp and more.
 
-    With --format openhands, write one JSON list: a trajectory as OpenHands V0 saves and reads it.
+    With --format openhands, write one JSON list: a trajectory as OpenHands V0 saves and reads it. With --format
+    openhands-sdk, write a conversation directory of OpenHands' SDK (V1); -o names the directory, which must not exist.
     """
     output = options.output
     events = asyncio.run(read_events(CliSettings.from_env(), options.conversation_id, is_lenient=True))
+    if options.style == "openhands-sdk":
+        _write_sdk_directory(options.conversation_id, events, output)
+        return
     if options.style == "openhands":
         from deckhands.interop import to_trajectory
 
         trajectory, left_out = to_trajectory(events)
-        for kind, count in sorted(left_out.items()):
-            note(f"Left out: {format_count(count, 'event')} of the kind {kind}, which OpenHands has no name for.")
+        _report_left_out(left_out)
         text = json.dumps(trajectory, indent=4) + "\n"
     else:
         text = "".join(render_event_line(event) + "\n" for event in events)
@@ -178,6 +183,36 @@ def export(options: ExportOptions) -> None:
         raise UsageError(
             f"The file {output} cannot be written: {error.strerror}.", remedy="Name another with -o."
         ) from error
+
+
+def _report_left_out(left_out: Mapping[str, int]) -> None:
+    for kind, count in sorted(left_out.items()):
+        note(f"Left out: {format_count(count, 'event')} of the kind {kind}, which OpenHands has no name for.")
+
+
+def _write_sdk_directory(conversation_id: str, events: Sequence[Event], output: Path | None) -> None:
+    """Write a conversation directory of OpenHands' SDK.
+
+    Args:
+        output: None for the name by which the SDK finds it, in the current directory.
+    """
+    from deckhands.interop import to_sdk_conversation_id, to_sdk_directory_name, to_sdk_files
+
+    folder = output or Path(to_sdk_directory_name(conversation_id))
+    files, left_out = to_sdk_files(conversation_id, events)
+    try:
+        (folder / "events").mkdir(parents=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"The directory {folder} cannot be written: {error.strerror}.", remedy="Name a new one with -o."
+        ) from error
+    _report_left_out(left_out)
+    note(
+        f"{folder} has {format_count(len(files) - 1, 'event')}. The SDK's name of the conversation is "
+        f"{to_sdk_conversation_id(conversation_id)}."
+    )
 
 
 async def _print_events(

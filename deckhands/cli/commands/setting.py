@@ -46,6 +46,7 @@ class SetOptions:
     max_seconds: float | None
     tools: tuple[str, ...]
     labels: tuple[str, ...]
+    title: str | None
     by: str
     reason: str
 
@@ -79,6 +80,7 @@ reason_option = click.option("--reason", default="", help="The reason, for the l
 @click.option("--max-seconds", type=Amount(min=0, min_open=True), help="The most seconds of work.")
 @click.option("--tool", "tools", multiple=True, help="Add a tool, or a pattern of tools. May be repeated.")
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Replace all labels. May be repeated.")
+@click.option("--title", help="Another name for listings.")
 @by_option
 @reason_option
 @with_options(SetOptions)
@@ -135,6 +137,7 @@ async def _change(client: Client, options: SetOptions) -> None:
         limits=await _limits(client, options),
         tools=options.tools,
         labels=parse_labels(options.labels) if options.labels else None,
+        title=options.title,
         by=options.by,
         reason=options.reason,
     )

@@ -323,6 +323,8 @@ class Tally:
     def _apply_change(self, change: ConversationChanged) -> None:
         """Apply a user's change to the properties of the conversation."""
         changes: dict[str, Any] = {"labels": change.labels} if change.labels is not None else {}
+        if change.title is not None:
+            changes["title"] = change.title
         if change.agent is not None:
             changes["agent"] = change.agent
             self._model = change.agent.llm.model or self._model

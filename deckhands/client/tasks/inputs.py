@@ -31,7 +31,7 @@ from broker.contract import (
 from broker.runtime import UsageError, check_conversation_id, new_conversation_id, parse_traceparent
 from broker.tools import check_output_schema
 from deckhands.client.tasks.images import to_image_urls
-from deckhands.client.tasks.spec import TaskFields, TaskSpec
+from deckhands.client.tasks.spec import MAX_TITLE, TaskFields, TaskSpec
 from deckhands.client.tasks.tasks import check_task, derive_conversation_id, to_output_spec
 from deckhands.client.tasks.workspace_input import Directory, parse_workspace
 
@@ -57,6 +57,18 @@ def check_text(value: object, name: str) -> str:
         UsageError: it is not a text.
     """
     return check_type(str, value, name, "Pass a string.")
+
+
+def check_title(title: object) -> str:
+    """Return another title for a conversation.
+
+    Raises:
+        UsageError: it is not a text, empty or too long.
+    """
+    found = check_text(title, "title").strip()
+    if not 0 < len(found) <= MAX_TITLE:
+        raise UsageError(f"The title has {len(found):,} characters.", remedy=f"Pass 1 to {MAX_TITLE}.")
+    return found
 
 
 def to_agent_spec(agent: AgentSpec | str | None, model: str | None) -> AgentSpec:

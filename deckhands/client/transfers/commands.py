@@ -73,13 +73,8 @@ async def execute(
         UsageError: the command cannot be used, or the conversation is unknown, closed or has no workspace yet.
         CommandFailed: it could not be run, or no tool worker has answered.
     """
-    _check(command, timeout_seconds)
-    await _require_workspace(log, conversation_id)
     action = ExecuteCommandAction(command=command, timeout=timeout_seconds, by=by, reason=reason)
-    outcome = await log.append(conversation_id, [*first, action], key=key, quiet=True, dispatch=[len(first)])
-    if isinstance(outcome, Closed):
-        raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Its workspace has ended.")
-    event_id = outcome.last_id
+    event_id = await start(log, conversation_id, action, first=first, key=key)
     try:
         async with asyncio.timeout(timeout_seconds + START_LIMIT_SECONDS):
             answer = await _answer(log, conversation_id, event_id)
@@ -91,6 +86,33 @@ async def execute(
     if answer.error_id:
         raise CommandFailed(answer.content)
     return CommandResult(event_id, answer.content, answer.exit_code)
+
+
+async def start(
+    log: EventLog,
+    conversation_id: str,
+    action: ExecuteCommandAction,
+    *,
+    first: Sequence[Event] = (),
+    key: str | None = None,
+    may_open: bool = False,
+) -> int:
+    """Start a command, and return its event id; the result is the observation of that event.
+
+    Args:
+        first: events to append before the command.
+        may_open: the command opens the workspace if it is not open yet.
+
+    Raises:
+        UsageError: the command cannot be used, or the conversation is unknown, closed or has no workspace yet.
+    """
+    _check(action.command, action.timeout)
+    if not may_open:
+        await _require_workspace(log, conversation_id)
+    outcome = await log.append(conversation_id, [*first, action], key=key, quiet=True, dispatch=[len(first)])
+    if isinstance(outcome, Closed):
+        raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Its workspace has ended.")
+    return outcome.last_id
 
 
 async def _answer(log: EventLog, conversation_id: str, event_id: int) -> CommandExecutedObservation:

@@ -20,6 +20,7 @@ from broker.contract import (
     Event,
     EventSource,
     ModelReply,
+    Observation,
     event_from_wire,
 )
 from deckhands.client import derive_title
@@ -34,6 +35,7 @@ from deckhands.interop.openhands.sdk_fields import (
     read_costs,
     read_totals,
 )
+from deckhands.interop.openhands.sdk_kinds import FAILED_EDIT
 from deckhands.interop.openhands.spending import RecordedSpending
 from deckhands.interop.openhands.v0_fields import to_utc_text
 
@@ -51,6 +53,14 @@ SHOWN = frozenset(
     {"SystemPromptEvent", "MessageEvent", "ActionEvent", "ObservationEvent", "UserRejectObservation", "AgentErrorEvent"}
 )
 """Events that the SDK shows to a model."""
+NOTE_KINDS = frozenset(
+    (
+        *("observation.recall", "observation.delegate", "observation.error", "observation.run", "observation.survey"),
+        *("observation.loop_detection", "observation.rolled_back", "observation.finish_refused", "observation.read"),
+    )
+)
+"""Observations that an export writes as messages of the environment."""
+OWN_HEAD = frozenset({"kind", "id", "cause", "source", "timestamp", "tool_call_metadata", "blobs"})
 RESULTS = frozenset({"ObservationEvent", "UserRejectObservation", "AgentErrorEvent"})
 _RISKS = {"LOW": 0, "MEDIUM": 1, "HIGH": 2}
 
@@ -91,6 +101,7 @@ class _SdkConversionState:
         self.task = ""
         self._findings = findings
         self._status = str(directory.state.get("execution_status"))
+        self._notes, self._ended = directory.read_own_state()
         self._calls: dict[str, list[Fields]] = {}
         for _, event in directory.events:
             name = event.get("llm_response_id")
@@ -107,6 +118,7 @@ class _SdkConversionState:
         self._replies: dict[str, int] = {}
         self._actions: dict[str, int] = {}
         self._unreadable: dict[str, Fields] = {}
+        self._summaries: set[str] = set()
         self._open: dict[int, Fields] = {}
         self._state = AgentState.LOADING
         self._error = ""
@@ -160,7 +172,7 @@ class _SdkConversionState:
 
     def end(self) -> None:
         """Settle open actions, and end in the conversation's state."""
-        wanted = ENDS.get(self._status)
+        wanted = self._ended or ENDS.get(self._status)
         if wanted is AgentState.AWAITING_USER_CONFIRMATION and self._open:
             for action_id in self._open:
                 waits = {"confirmation_state": ConfirmationStatus.AWAITING_CONFIRMATION}
@@ -203,6 +215,9 @@ class _SdkConversionState:
     def _message(self, fields: Fields) -> None:
         content = fields["llm_message"].get("content") or []
         images = [url for part in content for url in part.get("image_urls") or ()] or None
+        if fields["source"] not in ("user", "agent"):
+            self._environment_message(fields, join_texts(content))
+            return
         if fields["source"] != "user":
             text = join_texts(content)
             self._reply(fields, text)
@@ -222,6 +237,22 @@ class _SdkConversionState:
         name = ", ".join(fields.get("activated_skills") or ()) or "knowledge"
         knowledge = [{"name": name, "trigger": name, "content": reported}]
         self._add("observation.recall", recall_type="knowledge", microagent_knowledge=knowledge, cause=recall)
+
+    def _environment_message(self, fields: Fields, text: str) -> None:
+        """Add what the environment told the model: as the event that we exported, or else as knowledge."""
+        wire = self._notes.get(fields["id"])
+        kept = None
+        if isinstance(wire, dict) and str(wire.get("kind")) in NOTE_KINDS:
+            kept = event_from_wire({name: value for name, value in wire.items() if name != "cause"}, 1)
+        if not isinstance(kept, Observation) or kept.agent_text != text:
+            name = ", ".join(fields.get("activated_skills") or ()) or "environment"
+            knowledge = [{"name": name, "trigger": "", "content": text}]
+            wire = {"kind": "observation.recall", "recall_type": "knowledge", "microagent_knowledge": knowledge}
+        assert wire is not None
+        own = {name: value for name, value in wire.items() if name not in OWN_HEAD}
+        if wire["kind"] == "observation.recall":
+            own["cause"] = self._add("action.recall", source="user", recall_type=own["recall_type"])
+        self._add(wire["kind"], **own)
 
     def _reply(self, fields: Fields, text: str, service: str = "agent") -> int:
         """Return the id of the reply that an event belongs to; write the reply if this is its first event."""
@@ -259,7 +290,7 @@ class _SdkConversionState:
         reply_id = self._reply(fields, thought)
         call = {
             "tool_call_metadata": {
-                "function_name": fields["tool_name"],
+                "function_name": fields["tool_call"]["name"],
                 "tool_call_id": fields["tool_call_id"],
                 "reply_id": reply_id,
                 "total_calls_in_response": len(self._calls[fields["llm_response_id"]]),
@@ -278,9 +309,7 @@ class _SdkConversionState:
             self._findings.left_out["resets of the terminal"] += 1
         action_id = self._add(kind, source="agent", **own, **extra, **call)
         self._actions[fields["tool_call_id"]] = action_id
-        if kind == "action.finish":
-            self._to(AgentState.FINISHED)
-        else:
+        if kind != "action.finish":
             self._open[action_id] = call
 
     def _find_action(self, fields: Fields) -> int:
@@ -302,11 +331,15 @@ class _SdkConversionState:
         action_id = self._find_action(fields)
         kind = self.events[action_id - 2].kind
         images = [url for part in parts if isinstance(part, dict) for url in part.get("image_urls") or ()] or None
-        if kind == "action.run":
+        if kind == "action.finish" and seen.get("is_error"):
+            self._add("observation.finish_refused", content=text)
+        elif kind == "action.finish":
+            self._to(AgentState.FINISHED)
+        elif kind == "action.run":
             metadata = {name: value for name, value in (seen.get("metadata") or {}).items() if value is not None}
             command = seen.get("command") or getattr(self.events[action_id - 2], "command", "")
             self._answer(fields, "observation.run", content=text, command=command, metadata=metadata)
-        elif seen.get("is_error"):
+        elif seen.get("is_error") and not (kind in ("action.read", "action.edit") and text.startswith(FAILED_EDIT)):
             self._answer(fields, "observation.error", content=text)
         elif kind == "action.read":
             self._answer(fields, "observation.read", content=text, path=seen["path"], impl_source="oh_aci")
@@ -320,7 +353,8 @@ class _SdkConversionState:
         elif kind == "action.think":
             self._answer(fields, "observation.think", content=text)
         else:
-            self._answer(fields, "observation.call_tool", content=text, name=fields["tool_name"], image_urls=images)
+            name = fields["tool_name"]
+            self._answer(fields, "observation.call_tool", content=text, name=name, image_urls=images)
 
     def _rejection(self, fields: Fields) -> None:
         self._answer(fields, "observation.user_rejected", content=str(fields.get("rejection_reason") or ""))
@@ -335,7 +369,9 @@ class _SdkConversionState:
     def _condensation(self, fields: Fields) -> None:
         if fields.get("llm_response_id"):
             self._reply(fields, fields.get("summary") or "", "condenser")
-        forgotten, lost = self._numbers.forget(fields.get("forgotten_event_ids") or ())
+        names = [name for name in fields.get("forgotten_event_ids") or () if name not in self._summaries]
+        self._summaries.add(f"{fields['id']}-summary")
+        forgotten, lost = self._numbers.forget(names)
         if lost:
             self._findings.left_out[LOST_IDS] += lost
         place = {name: fields.get(name) for name in ("summary", "summary_offset")}

@@ -17,6 +17,7 @@ from typing import Any
 from broker.contract import (
     DEFAULT_CONDENSER,
     AgentSpec,
+    AgentState,
     AnyCondenserSpec,
     ConfirmationPolicy,
     Limits,
@@ -35,6 +36,7 @@ from deckhands.interop.openhands.recordings import (
     parse_json_value,
     read_text,
 )
+from deckhands.interop.openhands.v0_kinds import EXTENSION
 
 STATE_FILE = "base_state.json"
 MAX_ITERATIONS = 500
@@ -106,6 +108,17 @@ class SdkDirectory:
         except UNREADABLE as error:
             findings.add_fault(f"The workspace of {STATE_FILE}", error)
             return WorkspaceSpec()
+
+    def read_own_state(self) -> tuple[Fields, AgentState | None]:
+        """Return what an export of ours added: the events behind messages, and the state; None if it is older.
+
+        A conversation that another program has continued has more events than the export.
+        """
+        own = self._part(self._part(self.state, "agent_state"), EXTENSION)
+        state = own.get("state")
+        is_whole = own.get("events") == len(self.events) + self.other_branches
+        known = AgentState(state) if is_whole and isinstance(state, str) and state in set(AgentState) else None
+        return self._part(own, "notes"), known
 
     @property
     def limits(self) -> Limits:

@@ -1,0 +1,131 @@
+"""Commands of OpenHands' clients: started, found in the log, and stopped.
+
+The id of a command or of its output has the number of the event in the log, so that any server finds it at once.
+
+Holds: a command is in the log before it runs, and runs once. An id of another workspace is unknown.
+Differs: both streams come together in `stdout`, once the command has ended; the middle of a long output is left out.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import AsyncIterator, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+from broker.contract import CommandExecutedObservation, Event, ExecuteCommandAction, decode_any
+from broker.runtime import new_conversation_id
+from deckhands.client import Client
+from deckhands.server.openhands.caller_workspaces import CallerWorkspace
+from deckhands.server.problems import Problem
+
+Fields = dict[str, Any]
+
+PAGE = 500
+NOTE = "/tmp/.deckhands-"  # noqa: S108  (the sandbox's own, in the sandbox)
+_MASK = (1 << 48) - 1
+
+
+def wrap(command: str, place: str) -> str:
+    """Return a command that runs in a directory of the workspace and notes its process, so that it can be stopped."""
+    script = f"echo $$ >{NOTE}{new_conversation_id()}\n{command}"
+    quoted = shlex.quote(place)
+    return f"mkdir -p -- {quoted} && cd -- {quoted} && bash -c {shlex.quote(script)}"
+
+
+def unwrap(wrapped: str) -> tuple[str, str, str] | None:
+    """Return a command that was wrapped, its directory, and the file that notes its process; None if it was not."""
+    try:
+        match shlex.split(wrapped):
+            case ["mkdir", "-p", "--", place, "&&", "cd", "--", _, "&&", "bash", "-c", script]:
+                first, _, command = script.partition("\n")
+                note = first.removeprefix("echo $$ >")
+                return (command, place, note) if note.startswith(NOTE) and note[len(NOTE) :].isalnum() else None
+    except ValueError:
+        pass
+    return None
+
+
+def to_bash_id(conversation_id: str, event_id: int) -> UUID:
+    """Return the id of an event of a workspace's log."""
+    high = int.from_bytes(sha256(conversation_id.encode()).digest()[:8], "big")
+    high = high & ~(0xF << 12) | 0x8 << 12  # a UUID of version 8
+    return UUID(int=high << 64 | 0b10 << 62 | event_id & _MASK)
+
+
+def find_bash_event(workspaces: Sequence[CallerWorkspace], name: UUID) -> tuple[CallerWorkspace, int]:
+    """Return the workspace of an id, and the number of its event.
+
+    Raises:
+        Problem: it is of none of the workspaces.
+    """
+    event_id = name.int & _MASK
+    for workspace in workspaces:
+        if event_id and to_bash_id(workspace.conversation_id, event_id) == name:
+            return workspace, event_id
+    raise Problem(404, "unknown_command", "There is no such command in the workspace.")
+
+
+def to_bash_event(conversation_id: str, event: Event) -> Fields | None:
+    """Return an event of OpenHands for one of the log; None if it is none of a command."""
+    head: Fields = {
+        "id": str(to_bash_id(conversation_id, event.id)),
+        "timestamp": event.timestamp.isoformat() if event.timestamp is not None else None,
+    }
+    if isinstance(event, ExecuteCommandAction):
+        command, place, _ = unwrap(event.command) or (event.command, None, "")
+        return {"kind": "BashCommand", **head, "command": command, "cwd": place, "timeout": int(event.timeout)}
+    if isinstance(event, CommandExecutedObservation) and event.cause is not None:
+        has_run = not event.error_id
+        return {
+            "kind": "BashOutput",
+            **head,
+            "command_id": str(to_bash_id(conversation_id, event.cause)),
+            "order": 0,
+            "exit_code": event.exit_code if has_run else -1,
+            "stdout": event.content if has_run else None,
+            "stderr": None if has_run else event.content,
+        }
+    return None
+
+
+async def load_bash_events(client: Client, conversation_id: str, after: int = 0) -> AsyncIterator[tuple[Event, Fields]]:
+    """Yield the events of commands in a log, in order, with the events that they are made from."""
+    while True:
+        events = await client.log.read(conversation_id, after=after, until=after + PAGE, decode=decode_any)
+        for event in events:
+            fields = to_bash_event(conversation_id, event)
+            if fields is not None:
+                yield event, fields
+        if len(events) < PAGE:
+            return
+        after = events[-1].id
+
+
+async def find_output(client: Client, conversation_id: str, command_id: int) -> Fields | None:
+    """Return the output of a command; None while it runs."""
+    async for event, fields in load_bash_events(client, conversation_id, command_id):
+        if event.cause == command_id:
+            return fields
+    return None
+
+
+async def stop(client: Client, by: str, workspace: CallerWorkspace, event_id: int) -> None:
+    """Stop a command, with the programs that it has started; one that has ended stays as it is.
+
+    Raises:
+        Problem: there is no such command.
+    """
+    events = await client.log.read(workspace.conversation_id, after=event_id - 1, until=event_id, decode=decode_any)
+    wrapped = unwrap(getattr(events[0], "command", "")) if events else None
+    if wrapped is None:
+        raise Problem(404, "unknown_command", "There is no such command in the workspace.")
+    if await find_output(client, workspace.conversation_id, event_id) is None:
+        command = f"p=$(cat {wrapped[2]}) && {{ kill -KILL -- -$p || kill -KILL $p; }} 2>/dev/null; :"
+        await client.execute(workspace.conversation_id, command, timeout_seconds=30.0, by=by)
+
+
+def match_kind(fields: Mapping[str, Any], kind: str | None) -> bool:
+    """Return whether an event is of a kind; None: of any."""
+    return kind is None or fields["kind"] == kind

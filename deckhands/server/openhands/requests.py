@@ -1,0 +1,525 @@
+"""The bodies of OpenHands' requests, and their translation to tasks.
+
+Holds: what a request asks for and a cluster cannot do is refused by name, with 501; nothing that changes what an agent
+does is ignored. Fields that only concern the caller's process or its traces are.
+Does not: keep a key or an address of a model. The operator's table of models has both; a request names a model of it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from broker.contract import (
+    DEFAULT_CONDENSER,
+    MAX_COMMAND_CHARS,
+    AgentSpec,
+    ConfirmationPolicy,
+    GoalSpec,
+    Limits,
+    LLMSpec,
+    LLMSummarizingCondenserSpec,
+    LoopPolicy,
+    Skill,
+    WorkspaceSpec,
+)
+from broker.runtime import UsageError
+from deckhands.client import MAX_IMAGES, MAX_SECRETS, MAX_TASK_CHARS, MAX_TITLE, UNNAMED_TASK, ImageUrl, TaskSpec
+from deckhands.server.models import MAX_MODEL
+from deckhands.server.openapi.json_body import JsonBody
+from deckhands.server.problems import Problem
+
+MAX_PARTS = 100
+MAX_TOOLS = 64
+MAX_SKILLS = 500
+MAX_HOOKS = 16
+MAX_REFUSALS = 100
+"""How often the hooks of a stop may refuse a finish."""
+STOP_EVENT = '{"event_type": "Stop", "metadata": {}}'
+"""What a hook of a stop reads."""
+MAX_QUESTION = MAX_TASK_CHARS
+NAMED_TOOLS: Mapping[str, str] = {
+    "terminal": "enable_cmd",
+    "file_editor": "enable_editor",
+    "task_tracker": "enable_plan_mode",
+    "grep": "enable_search",
+    "glob": "enable_search",
+    "apply_patch": "enable_patch",
+    "browser_tool_set": "enable_browsing",
+    "task_tool_set": "enable_delegation",
+    "task": "enable_delegation",
+    "delegate": "enable_delegation",
+    "FinishTool": "enable_finish",
+    "ThinkTool": "enable_think",
+}
+"""Fields of an agent's specification by the names of OpenHands' tools."""
+DEFAULT_TOOLS = ("terminal", "file_editor", "task_tracker")
+ANALYZERS: Mapping[str, str] = {
+    "LLMSecurityAnalyzer": "llm",
+    "PatternSecurityAnalyzer": "shell",
+    "EnsembleSecurityAnalyzer": "ensemble",
+}
+"""Our analyzers by OpenHands' classes."""
+
+
+def refuse(what: str, remedy: str = "") -> Problem:
+    """Return the answer to a request for something that a cluster does not have."""
+    return Problem(501, "not_on_a_cluster", what, remedy=remedy)
+
+
+class Part(BaseModel):
+    """A part of a message: a text, or pictures."""
+
+    type: Literal["text", "image"] = "text"
+    text: str = Field(default="", max_length=MAX_TASK_CHARS)
+    image_urls: Annotated[list[ImageUrl], Field(max_length=MAX_IMAGES)] = []
+
+
+class SentMessage(JsonBody):
+    """A message to the agent.
+
+    Attributes:
+        run: whether the agent starts to work; otherwise it waits for `…/run`.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"content": [{"type": "text", "text": "List the files"}]}]}
+    )
+
+    role: Literal["user", "system", "assistant", "tool"] = "user"
+    content: Annotated[list[Part], Field(max_length=MAX_PARTS)] = Field(default_factory=list)
+    run: bool = False
+
+    @property
+    def text(self) -> str:
+        """Its text.
+
+        Raises:
+            UsageError: it is not of the user, or it has none.
+        """
+        if self.role != "user":
+            raise UsageError(f"role: it is {self.role}.", remedy="Only users' messages can be sent to an agent.")
+        found = "\n".join(part.text for part in self.content if part.type == "text")
+        if not found.strip():
+            raise UsageError("content: the message has no text.", remedy="Add a part of the type text.")
+        return found
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The addresses of its pictures."""
+        return tuple(url for part in self.content if part.type == "image" for url in part.image_urls)
+
+
+class LanguageModel(BaseModel):
+    """A model of the operator's table, by its name. Its key and its address are the operator's."""
+
+    model: str = Field(min_length=1, max_length=MAX_MODEL, examples=["anthropic/claude-sonnet-4-5"])
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    caching_prompt: bool | None = None
+
+    def to_spec(self) -> LLMSpec:
+        """Return the model of a conversation."""
+        return LLMSpec(
+            model=self.model,
+            temperature=self.temperature,
+            max_output_tokens=self.max_output_tokens,
+            caching_prompt=None if self.caching_prompt in (None, True) else False,
+        )
+
+
+class NamedTool(BaseModel):
+    """A tool by its name."""
+
+    name: str = Field(min_length=1, max_length=256, examples=["terminal"])
+    params: dict[str, Any] | None = None
+
+
+class NamedSkill(BaseModel):
+    """A skill with its text, and the words or files that bring it up."""
+
+    name: str = Field(min_length=1, max_length=256, examples=["style"])
+    content: str = Field(default="", examples=["Write short sentences."])
+    trigger: dict[str, Any] | None = None
+    description: str | None = None
+
+    def to_skill(self) -> Skill:
+        """Return the skill as ours."""
+        trigger = self.trigger or {}
+        words = trigger.get("keywords") or trigger.get("triggers") or ()
+        paths = trigger.get("paths") or None
+        return Skill(name=self.name, content=self.content, triggers=tuple(words), paths=paths and tuple(paths))
+
+
+class AgentContext(BaseModel):
+    """What an agent knows besides its task."""
+
+    skills: Annotated[list[NamedSkill], Field(max_length=MAX_SKILLS)] = []
+    system_message_suffix: str | None = None
+    user_message_suffix: str | None = None
+    secrets: dict[str, Any] | None = None
+
+
+class CondenserChoice(BaseModel):
+    """How a long history is condensed."""
+
+    kind: str = Field(default="LLMSummarizingCondenser", examples=["LLMSummarizingCondenser"])
+    max_size: int = Field(default=240, ge=4, le=100_000)
+    keep_first: int = Field(default=2, ge=0, le=100_000)
+
+
+class Agent(BaseModel):
+    """An agent, in OpenHands' form."""
+
+    kind: str = Field(default="Agent", max_length=100, examples=["Agent"])
+    llm: LanguageModel | None = None
+    tools: Annotated[list[NamedTool], Field(max_length=MAX_TOOLS)] | None = None
+    include_default_tools: list[str] = ["FinishTool", "ThinkTool"]
+    filter_tools_regex: str | None = None
+    agent_context: AgentContext | None = None
+    condenser: CondenserChoice | None = None
+    mcp_config: dict[str, Any] | None = None
+    critic: dict[str, Any] | None = None
+    system_prompt: str | None = None
+    tool_concurrency_limit: int | None = Field(default=None, ge=1)
+    acp_command: list[str] | None = None
+
+    def to_spec(self, *, is_stuck_detected: bool, confirmation: ConfirmationPolicy) -> tuple[AgentSpec, list[str]]:
+        """Return the agent's specification, and the names of its further tools.
+
+        Raises:
+            Problem: it asks for something that a cluster does not have.
+        """
+        if self.mcp_config:
+            raise refuse(
+                "agent.mcp_config: MCP servers belong to the tool workers of a cluster.",
+                "Let the operator start them there, and name their tools: `github/*`.",
+            )
+        for name in ("critic", "filter_tools_regex", "system_prompt"):
+            if getattr(self, name):
+                raise refuse(f"agent.{name}: a cluster has no such option.", "Leave it out.")
+        context = self.agent_context or AgentContext()
+        if context.user_message_suffix:
+            raise refuse("agent.agent_context.user_message_suffix: a cluster has no such option.", "Leave it out.")
+        common: dict[str, Any] = {
+            "llm": self.llm.to_spec() if self.llm is not None else LLMSpec(),
+            "enable_stuck_detection": is_stuck_detected,
+            "confirmation": confirmation,
+        }
+        if self.kind == "ACPAgent":
+            return AgentSpec(name=f"acp:{shlex.join(self.acp_command or [])}", **common), []
+        if self.kind != "Agent":
+            raise refuse(f"agent.kind: a cluster has no {ascii(self.kind)[1:-1]}.", "Use Agent or ACPAgent.")
+        asked = [tool.name for tool in self.tools] if self.tools is not None else list(DEFAULT_TOOLS)
+        named = {*asked, *self.include_default_tools}
+        flags = dict.fromkeys(NAMED_TOOLS.values(), False)
+        flags |= {NAMED_TOOLS[name]: True for name in named if name in NAMED_TOOLS}
+        spec = AgentSpec(
+            **common,
+            **flags,
+            condenser=_to_condenser(self.condenser),
+            skills=tuple(skill.to_skill() for skill in context.skills),
+            system_prompt_suffix=context.system_message_suffix or "",
+            tool_concurrency=min(self.tool_concurrency_limit or 1, 16),
+        )
+        return spec, [name for name in asked if name not in NAMED_TOOLS]
+
+
+def _to_condenser(asked: CondenserChoice | None) -> Any:
+    if asked is None or asked.kind != "LLMSummarizingCondenser":
+        return DEFAULT_CONDENSER
+    return LLMSummarizingCondenserSpec(
+        max_size=asked.max_size, keep_first=min(asked.keep_first, asked.max_size // 2 - 1)
+    )
+
+
+class Policy(BaseModel):
+    """When a user must confirm an action."""
+
+    kind: str = Field(default="NeverConfirm", max_length=100, examples=["AlwaysConfirm"])
+    threshold: Literal["LOW", "MEDIUM", "HIGH"] = "HIGH"
+    confirm_unknown: bool = True
+
+    def to_policy(self, analyzer: str) -> ConfirmationPolicy:
+        """Return the policy as ours.
+
+        Raises:
+            Problem: a cluster does not have it.
+        """
+        match self.kind:
+            case "NeverConfirm":
+                return ConfirmationPolicy(mode="never", analyzer=analyzer)
+            case "AlwaysConfirm":
+                return ConfirmationPolicy(mode="always", analyzer=analyzer)
+            case "ConfirmRisky":
+                return ConfirmationPolicy(
+                    mode="risky", threshold=self.threshold, confirm_unknown=self.confirm_unknown, analyzer=analyzer
+                )
+        raise refuse(
+            f"A cluster has no confirmation policy {ascii(self.kind)[1:-1]}.",
+            "Use NeverConfirm, AlwaysConfirm or ConfirmRisky.",
+        )
+
+
+class Analyzer(BaseModel):
+    """What rates the risk of actions."""
+
+    kind: str = Field(max_length=100, examples=["LLMSecurityAnalyzer"])
+
+
+def to_analyzer(asked: Analyzer | None) -> str:
+    """Return the name of a risk analyzer.
+
+    Raises:
+        Problem: a cluster does not have it.
+    """
+    if asked is None:
+        return "none"
+    if asked.kind not in ANALYZERS:
+        raise refuse(f"A cluster has no analyzer {ascii(asked.kind)[1:-1]}.", f"Use {', '.join(ANALYZERS)}.")
+    return ANALYZERS[asked.kind]
+
+
+class WorkingDirectory(BaseModel):
+    """The directory that the agent works in."""
+
+    working_dir: str = Field(
+        default="workspace/project", min_length=1, max_length=4_096, examples=["workspace/project"]
+    )
+    kind: str = Field(default="LocalWorkspace", max_length=100)
+
+
+class Hook(BaseModel):
+    """A command that runs before an agent stops."""
+
+    type: str = Field(default="command", max_length=100)
+    command: str = Field(default="", max_length=MAX_COMMAND_CHARS, examples=["./check.sh"])
+    timeout: int = Field(default=60, ge=1, le=3_600, description="seconds")
+
+
+class HookMatcher(BaseModel):
+    """Hooks for some events; those of a stop have no further choice."""
+
+    matcher: str = Field(default="*", max_length=1_000)
+    hooks: Annotated[list[Hook], Field(max_length=MAX_HOOKS)] = Field(default_factory=list)
+
+
+class HookConfig(BaseModel):
+    """Commands that run at events of a conversation. A cluster runs those of a stop, as the check of a goal."""
+
+    stop: Annotated[list[HookMatcher], Field(max_length=MAX_HOOKS)] = Field(default_factory=list)
+    pre_tool_use: list[dict[str, Any]] = Field(default_factory=list)
+    post_tool_use: list[dict[str, Any]] = Field(default_factory=list)
+    user_prompt_submit: list[dict[str, Any]] = Field(default_factory=list)
+    session_start: list[dict[str, Any]] = Field(default_factory=list)
+    session_end: list[dict[str, Any]] = Field(default_factory=list)
+
+    def to_goal(self) -> GoalSpec | None:
+        """Return the goal whose check the hooks of a stop are; None if there are none.
+
+        Each reads the event as JSON. An exit code of 2 refuses the finish, and the agent reads the output.
+
+        Raises:
+            Problem: there are other hooks.
+        """
+        for name in ("pre_tool_use", "post_tool_use", "user_prompt_submit", "session_start", "session_end"):
+            if getattr(self, name):
+                raise refuse(
+                    f"hook_config.{name}: such hooks are the operator's on a cluster.",
+                    "See docs/hooks.md, or leave it out.",
+                )
+        hooks = [hook for matcher in self.stop for hook in matcher.hooks]
+        if any(hook.type != "command" or not hook.command.strip() for hook in hooks):
+            raise refuse("hook_config.stop: a cluster runs commands only.", "Leave the other hooks out.")
+        if not hooks:
+            return None
+        calls = [f"printf %s '{STOP_EVENT}' | ({hook.command}\n); [ $? -ne 2 ] || exit 1" for hook in hooks]
+        seconds = float(sum(hook.timeout for hook in hooks))
+        return GoalSpec(check="\n".join(calls), max_refusals=MAX_REFUSALS, timeout_seconds=seconds)
+
+
+class StuckThresholds(BaseModel):
+    """How often an agent may repeat itself."""
+
+    action_observation: int = Field(default=4, ge=2, le=20)
+    action_error: int = Field(default=3, ge=2, le=20)
+    monologue: int = Field(default=3, ge=2, le=20)
+    alternating_pattern: int = Field(default=6, ge=3, le=20)
+
+
+Secrets = Annotated[dict[str, Any], Field(max_length=MAX_SECRETS, repr=False)]
+Tags = Annotated[dict[str, str], Field(max_length=32)]
+
+
+class StartConversation(JsonBody):
+    """A new conversation."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "agent": {"kind": "Agent", "llm": {"model": "anthropic/claude-sonnet-4-5"}},
+                    "workspace": {"working_dir": "workspace/project"},
+                    "initial_message": {"content": [{"type": "text", "text": "List the files"}]},
+                }
+            ]
+        }
+    )
+
+    agent: Agent | None = None
+    agent_settings: Agent | None = None
+    agent_profile_id: UUID | None = None
+    workspace: WorkingDirectory = WorkingDirectory()
+    conversation_id: UUID | None = None
+    parent_conversation_id: UUID | None = None
+    confirmation_policy: Policy = Policy()
+    security_analyzer: Analyzer | None = None
+    initial_message: SentMessage | None = None
+    max_iterations: int = Field(default=500, ge=1, le=1_000_000)
+    stuck_detection: bool = True
+    stuck_detection_thresholds: StuckThresholds | None = None
+    secrets: Secrets = Field(default_factory=dict)
+    secrets_encrypted: bool = False
+    client_tools: list[dict[str, Any]] = Field(default_factory=list)
+    plugins: list[dict[str, Any]] | None = None
+    hook_config: HookConfig | None = None
+    worktree: bool = False
+    tags: Tags = Field(default_factory=dict)
+
+    def to_task(self, directory: str | None) -> tuple[TaskSpec, bool]:
+        """Return the task, and whether it has a message.
+
+        Args:
+            directory: of the tool workers; None: an empty one.
+
+        Raises:
+            Problem: it asks for something that a cluster does not have.
+            UsageError: a field cannot be used; names it.
+        """
+        self._check()
+        agent = self.agent or self.agent_settings
+        if agent is None:
+            raise UsageError("agent: it is missing.", remedy="Send `agent` or `agent_settings`.")
+        confirmation = self.confirmation_policy.to_policy(to_analyzer(self.security_analyzer))
+        spec, tools = agent.to_spec(is_stuck_detected=self.stuck_detection, confirmation=confirmation)
+        if self.hook_config is not None:
+            spec = spec.model_copy(update={"goal": self.hook_config.to_goal()})
+        if self.stuck_detection_thresholds is not None:
+            spec = spec.model_copy(update={"loop_policy": LoopPolicy(**dict(self.stuck_detection_thresholds))})
+        first = self.initial_message
+        of_agent = (agent.agent_context.secrets or {}) if agent.agent_context is not None else {}
+        fields: dict[str, Any] = {
+            "task": first.text if first is not None else UNNAMED_TASK,
+            "images": first.images if first is not None else (),
+            "agent": spec,
+            "tools": tuple(tools),
+            "workspace": WorkspaceSpec(path=directory),
+            "limits": Limits(max_iterations=self.max_iterations),
+            "secrets": to_secret_values({**of_agent, **self.secrets}),
+            "labels": self.tags,
+            "headless": False,
+        }
+        return TaskSpec.parse(fields), first is not None
+
+    def _check(self) -> None:
+        """Refuse what a cluster does not have."""
+        if self.agent_profile_id is not None:
+            raise refuse("agent_profile_id: a cluster has no agent profiles.", "Send `agent`.")
+        if self.parent_conversation_id is not None:
+            raise refuse("parent_conversation_id: agents of a cluster start their own delegates.", "Leave it out.")
+        if self.secrets_encrypted:
+            raise refuse("secrets_encrypted: this server does not hand out encrypted secrets.", "Send their values.")
+        if self.client_tools:
+            raise refuse(
+                "client_tools: tools run on the tool workers of a cluster.", "Let the operator offer them there."
+            )
+        if self.plugins:
+            raise refuse("plugins: this server loads no code of its clients.", "Send skills; hooks are the operator's.")
+        if self.worktree:
+            raise refuse("worktree: each conversation of a cluster has its own workspace.", "Leave it out.")
+
+
+def to_secret_values(secrets: Mapping[str, Any]) -> dict[str, str]:
+    """Return secrets by name. No error has a value.
+
+    Raises:
+        Problem: one has to be looked up.
+        UsageError: one has no value.
+    """
+    found = {}
+    for name, secret in secrets.items():
+        value = secret
+        if isinstance(secret, Mapping):
+            if secret.get("kind", "StaticSecret") != "StaticSecret":
+                raise refuse(f"secrets: {ascii(name)[:100]} would have to be looked up.", "Send its value.")
+            value = secret.get("value")
+        if not isinstance(value, str):
+            raise UsageError(f"secrets: {ascii(name)[:100]} has no value.", remedy="Send a text.")
+        found[name] = value
+    return found
+
+
+class ConfirmationReply(JsonBody):
+    """An answer about the action that awaits confirmation."""
+
+    accept: bool = Field(examples=[True])
+    reason: str = Field(default="User rejected the action.", max_length=500)
+
+
+class ChangedPolicy(JsonBody):
+    """Another confirmation policy."""
+
+    policy: Policy = Field(examples=[{"kind": "AlwaysConfirm"}])
+
+
+class ChangedAnalyzer(JsonBody):
+    """Another risk analyzer; null: none."""
+
+    security_analyzer: Analyzer | None = Field(examples=[{"kind": "LLMSecurityAnalyzer"}])
+
+
+class ChangedSecrets(JsonBody):
+    """Secrets by name: texts, or `StaticSecret`s."""
+
+    secrets: Secrets = Field(examples=[{"TOKEN": "abc-123-def"}])
+
+
+class ChangedConversation(JsonBody):
+    """Other metadata; null leaves it unchanged."""
+
+    title: str | None = Field(default=None, min_length=1, max_length=MAX_TITLE, pattern=r"\S", examples=["Files"])
+    tags: Tags | None = None
+
+
+class ChangedModel(JsonBody):
+    """Another model of the operator's table."""
+
+    llm: LanguageModel
+
+
+class ChangedProfile(JsonBody):
+    """Another model of the operator's table, by its name."""
+
+    profile_name: str = Field(min_length=1, max_length=MAX_MODEL, examples=["fast"])
+
+
+class Question(JsonBody):
+    """A question to the agent beside its work."""
+
+    question: str = Field(min_length=1, max_length=MAX_QUESTION, examples=["What are you working on?"])
+
+
+class NewFork(JsonBody):
+    """A copy of a conversation, which can be continued."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"title": "Another try"}]})
+
+    id: UUID | None = None
+    title: str | None = Field(default=None, max_length=MAX_TITLE)
+    tags: Tags | None = None
+    reset_metrics: bool = True
+    from_event_id: str | None = Field(default=None, max_length=100)

@@ -1,0 +1,184 @@
+"""Messages and runs as OpenHands has them: a message waits until a run is asked for.
+
+Holds: whether a message is held follows from the log that it is appended to, so a run that ends meanwhile changes
+nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from broker.contract import AgentSpec, AgentState, ConfirmationPolicy, Event, Limits, Observation
+from broker.runtime import ConversationMoved, DeckhandsError, UsageError
+from deckhands.client import Change, Client, NotSettled, derive_title
+from deckhands.server.gateway import Gateway, Principal
+from deckhands.server.openhands.caller_workspaces import LABELS
+from deckhands.server.openhands.parts import OpenHandsParts
+from deckhands.server.openhands.requests import ConfirmationReply, SentMessage
+from deckhands.server.openhands.states import ERROR, FINISHED, PAUSED, RUNNING, STUCK, WAITING, RunState
+from deckhands.server.problems import Problem
+from deckhands.server.streams import reserve_stream
+
+ANSWER_SECONDS = 300.0
+"""How long the answer to a question beside the work may take."""
+STOP_SECONDS = 30.0
+MAX_ATTEMPTS = 10
+"""How often a message is written again because the log has grown meanwhile."""
+
+
+async def send_message(
+    gateway: Gateway, parts: OpenHandsParts, principal: Principal, conversation_id: str, message: SentMessage
+) -> None:
+    """Send a message to the agent, which starts to work if the message says so, or works already.
+
+    Raises:
+        UsageError: the message cannot be used.
+        Problem: the log grows faster than the message can be written.
+    """
+    text, images = message.text, message.images
+    for _ in range(MAX_ATTEMPTS):
+        log = await parts.logs.load(gateway.client, conversation_id)
+        is_held = not message.run and log.run.execution_status != RUNNING
+        seen_id = log.last_id
+        try:
+            await gateway.client_for(principal, "message", "").send_message(
+                conversation_id, text, images=images, is_held=is_held, seen_id=seen_id if is_held else None
+            )
+        except ConversationMoved:
+            continue
+        if not (log.run.has_message or log.run.title):
+            title = Change(title=derive_title(text))
+            await gateway.client_for(principal, "title", "").change(conversation_id, title)
+        return
+    raise Problem(503, "conversation_busy", "The conversation changes too fast for the message.", remedy="Try again.")
+
+
+async def run(gateway: Gateway, parts: OpenHandsParts, principal: Principal, conversation_id: str) -> None:
+    """Let the agent work. A conversation that has finished stays as it is, and its state is sent again.
+
+    Raises:
+        Problem: it works already, or there is nothing to do.
+    """
+    log = await parts.logs.load(gateway.client, conversation_id)
+    status = log.run.execution_status
+    client = gateway.client_for(principal, "run", "")
+    if status == RUNNING:
+        raise Problem(409, "already_running", "The conversation is running already.", remedy="Wait, or pause it first.")
+    if status == FINISHED:
+        parts.nudge(conversation_id)
+        return
+    if status == WAITING:
+        await confirm(client, conversation_id)
+        return
+    if not log.run.has_message:
+        raise Problem(400, "no_message", "The conversation has no message yet.", remedy="Send one first.")
+    await client.resume(conversation_id)
+
+
+async def confirm(client: Client, conversation_id: str) -> None:
+    """Run the action that awaits confirmation; nothing happens if none does any more."""
+    try:
+        await client.confirm(conversation_id)
+    except UsageError as error:
+        raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
+
+
+async def pause(
+    gateway: Gateway, parts: OpenHandsParts, principal: Principal, conversation_id: str, *, is_interrupt: bool = False
+) -> None:
+    """Pause a conversation; one that rests stays as it is.
+
+    Args:
+        is_interrupt: also stop the action and the model call in flight.
+    """
+    log = await parts.logs.load(gateway.client, conversation_id)
+    if log.run.execution_status in (FINISHED, ERROR, STUCK, PAUSED, WAITING):
+        parts.nudge(conversation_id)
+        return
+    client = gateway.client_for(principal, "interrupt" if is_interrupt else "pause", "")
+    try:
+        await (client.interrupt if is_interrupt else client.pause)(conversation_id)
+    except UsageError:
+        if await client.find_end_state(conversation_id) is None:
+            raise
+
+
+async def respond(
+    gateway: Gateway, parts: OpenHandsParts, principal: Principal, conversation_id: str, reply: ConfirmationReply
+) -> None:
+    """Run the action that awaits confirmation, or reject it. Nothing happens if none does.
+
+    Differs: after a rejection OpenHands waits for a run; here the agent reads the reason, and continues by itself.
+    """
+    log = await parts.logs.load(gateway.client, conversation_id)
+    if log.run.execution_status != WAITING:
+        return
+    if reply.accept:
+        await confirm(gateway.client_for(principal, "confirm", ""), conversation_id)
+        return
+    await gateway.client_for(principal, "reject", reply.reason).reject(conversation_id, reason=reply.reason)
+
+
+async def ask(gateway: Gateway, principal: Principal, conversation_id: str, question: str) -> str:
+    """Return the agent's answer to a question beside its work.
+
+    A fork without tools answers. It holds the events up to the last one at which no action was running, so nothing runs
+    twice, and it is deleted with the answer.
+
+    Raises:
+        Problem: there is no answer in time, or too many streams are open.
+    """
+    reserve_stream(gateway, principal)
+    client = gateway.client
+    events = await client.events(conversation_id, is_lenient=True)
+    run = RunState()
+    for event in events:
+        run.add(event)
+    await gateway.record(principal, "ask", conversation_id, "")
+    fork_id = await client.fork(
+        conversation_id, at=find_quiet_event(events), title="A question", labels=LABELS, is_held=True
+    )
+    try:
+        silent = dict.fromkeys((name for name in AgentSpec.model_fields if name in _OFFERS), False)
+        agent = run.agent.model_copy(update={**silent, "tools": (), "confirmation": ConfirmationPolicy()})
+        await client.change(fork_id, Change(agent=agent, limits=Limits()))
+        await client.send_message(fork_id, question)
+        found = await gateway.follower.wait_until_settled(fork_id, timeout_seconds=ANSWER_SECONDS)
+    except NotSettled:
+        raise Problem(504, "no_answer", "The agent has not answered in time.", remedy="Ask again.") from None
+    finally:
+        await _delete_fork(client, fork_id)
+    if found.state == AgentState.ERROR:
+        raise Problem(502, "no_answer", f"The agent could not answer: {found.last_error}"[:500], remedy="Ask again.")
+    return found.message
+
+
+_OFFERS = frozenset(
+    {
+        *("enable_cmd", "enable_editor", "enable_search", "enable_patch", "enable_think", "enable_finish"),
+        *("enable_plan_mode", "enable_jupyter", "enable_browsing", "enable_browsing_delegate", "enable_delegation"),
+        *("enable_condensation_request",),
+    }
+)
+"""The fields of an agent that offer tools to its model."""
+
+
+def find_quiet_event(events: Sequence[Event]) -> int:
+    """Return the id of the last observation after which no action waits for its result."""
+    pending: set[int] = set()
+    found = 1
+    for event in events:
+        if event.runnable:
+            pending.add(event.id)
+        if isinstance(event, Observation):
+            pending.discard(event.cause or 0)
+            found = found if pending else event.id
+    return found
+
+
+async def _delete_fork(client: Client, fork_id: str) -> None:
+    """Stop and delete the fork that answers; one that does not stop in time stays, and is listed nowhere here."""
+    with contextlib.suppress(DeckhandsError):
+        await client.cancel(fork_id, wait_seconds=STOP_SECONDS)
+        await client.delete(fork_id)
