@@ -185,6 +185,15 @@ class StoreReplaced(StoreMisconfigured):
     code = "store_replaced"
 
 
+class ShardsRaised(StoreError):
+    """The number of the store's shards was raised meanwhile; nothing of the refused call was written."""
+
+    code = "shards_raised"
+
+    def __init__(self) -> None:
+        super().__init__("The store has got more shards since this process read their number.", remedy="Repeat it.")
+
+
 class CorruptEntry(StoreError):
     """Bytes that fail their checksum, their bounds or their schema."""
 
