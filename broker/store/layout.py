@@ -46,6 +46,7 @@ class ShardLayout:
     def __init__(self, *numbers: int) -> None:
         self.numbers = numbers
         self._found: OrderedDict[str, ShardKeys] = OrderedDict()
+        self._named: OrderedDict[str, ShardKeys] = OrderedDict()
 
     @property
     def count(self) -> int:
@@ -75,10 +76,28 @@ class ShardLayout:
 
     def remember(self, keys: ConversationKeys) -> None:
         """Remember where an existing conversation is."""
-        self._found[keys.conversation_id] = keys.shard
-        if len(self._found) > MAX_REMEMBERED:
-            self._found.popitem(last=False)
+        _put(self._found, keys.conversation_id, keys.shard)
+
+    def guess(self, conversation_id: str, named_by: ShardKeys | None = None) -> ConversationKeys:
+        """Return the keys of a conversation that does not exist: in the shard that named it, or where it would be created.
+
+        Args:
+            named_by: the shard that names it now, which is remembered.
+        """
+        shards = self.list_shards(conversation_id)
+        if named_by in shards:
+            _put(self._named, conversation_id, named_by)
+        found = self._named.get(conversation_id)
+        return ConversationKeys(found if found in shards else shards[0], conversation_id)
 
     def forget(self, conversation_id: str) -> None:
         """Forget where a conversation was, because it may not exist any more."""
         self._found.pop(conversation_id, None)
+        self._named.pop(conversation_id, None)
+
+
+def _put(places: OrderedDict[str, ShardKeys], conversation_id: str, shard: ShardKeys) -> None:
+    places[conversation_id] = shard
+    places.move_to_end(conversation_id)
+    if len(places) > MAX_REMEMBERED:
+        places.popitem(last=False)

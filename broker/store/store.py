@@ -151,15 +151,15 @@ class Store:
         """Return the keys of a conversation. Asks the store only if the number of shards was raised.
 
         Args:
-            seen_in: the shard that named it, which is believed if the conversation does not exist.
+            seen_in: the shard that named it, which is believed if the conversation does not exist: it was deleted, or
+                only its caller was stored.
         """
         await self.refresh(max_age_seconds=REFRESH_SECONDS)
         if (found := self.layout.find(conversation_id)) is not None:
             return found
-        located = (await self._look_up([conversation_id]))[conversation_id]
-        if located is None and seen_in in self.layout.list_shards(conversation_id):
-            return ConversationKeys(seen_in, conversation_id)
-        return located or self.keys(conversation_id)
+        if (located := (await self._look_up([conversation_id]))[conversation_id]) is not None:
+            return located
+        return self.layout.guess(conversation_id, seen_in)
 
     async def locate_all(self, conversation_ids: Sequence[str]) -> list[ConversationKeys]:
         """Return the keys of conversations, with one round trip at most."""
@@ -167,20 +167,14 @@ class Store:
         known = {cid: self.layout.find(cid) for cid in conversation_ids}
         if unknown := [cid for cid, found in known.items() if found is None]:
             known |= await self._look_up(unknown)
-        return [known[cid] or self.keys(cid) for cid in conversation_ids]
+        return [known[cid] or self.layout.guess(cid) for cid in conversation_ids]
 
     async def _look_up(self, conversation_ids: Sequence[str]) -> dict[str, ConversationKeys | None]:
-        """Find conversations, and remember where they are; None for one that does not exist.
-
-        One that was refused before it was created has a caller and nothing else.
-        """
+        """Find conversations, and remember where they are; None for one that does not exist."""
         places = [ConversationKeys(one, cid) for cid in conversation_ids for one in self.layout.list_shards(cid)]
-        found = await self.call_many([("EXISTS", key) for one in places for key in (one.meta, one.caller)])
+        found = await self.call_many([("EXISTS", one.meta) for one in places])
         located: dict[str, ConversationKeys | None] = dict.fromkeys(conversation_ids)
-        for one, has_caller in zip(places, found[1::2], strict=True):
-            if has_caller and located[one.conversation_id] is None:
-                located[one.conversation_id] = one
-        for one, is_there in zip(places, found[::2], strict=True):
+        for one, is_there in zip(places, found, strict=True):
             if is_there:
                 located[one.conversation_id] = one
                 self.layout.remember(one)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from redis import Redis
 
@@ -25,6 +25,7 @@ from controller_worker.core.controller import fold
 from controller_worker.core.state import State, parse_snapshot
 from deckhands.client.client import Client
 from deckhands.operations.jobs.celery_app import BEAT_KEYS
+from tests.clusters import Cluster
 from tests.forked_workers import ForkedWorker
 from tests.polling import unhurried, until
 from tests.turns import bash, finish, script
@@ -61,6 +62,7 @@ class FaultCluster:
         self.workers: dict[str, Worker] = {}
         self.client: Client
         self.url_for_workers = ""
+        self.nodes: Cluster | None = None  # the servers of a cluster that has the conversations
         self.started_by: tuple[str, ...] = ()  # starts workers by their commands; else they are forked
         self._scripts = 0
 
@@ -68,6 +70,19 @@ class FaultCluster:
     async def running(self) -> AsyncIterator[FaultCluster]:
         await self.store.start()
         self.client = Client(await open_store(self.store.url, patience_seconds=60))
+        try:
+            yield self
+        finally:
+            await self.end_workers()
+            await self.store.stop()
+
+    @contextlib.asynccontextmanager
+    async def running_on(self, nodes: Cluster, shards: int) -> AsyncIterator[Self]:
+        """Keep the conversations in a cluster of servers; Celery's broker is a server beside it."""
+        self.nodes = nodes
+        await self.store.start()
+        self.url_for_workers = nodes.url
+        self.client = Client(await open_store(nodes.url, shards=shards, patience_seconds=unhurried(60)))
         try:
             yield self
         finally:
@@ -219,7 +234,7 @@ class FaultCluster:
         assert unknown_found <= unknown, f"{unknown_found} unknown outcomes, at most {unknown} expected"
 
     async def _check_fold(self, conversation_id: str, events: Sequence[Event]) -> None:
-        keys = self.client.store.keys(conversation_id)
+        keys = await self.client.store.locate(conversation_id)
         snapshot = parse_snapshot(await self.client.store.connection.call("GET", keys.snapshot))
         whole = fold(State(), events)
         if snapshot is not None:

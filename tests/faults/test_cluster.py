@@ -55,26 +55,11 @@ async def store(cluster: Cluster) -> AsyncIterator[Store]:
     await opened.aclose()
 
 
-class WorkersOnCluster(FaultCluster):
-    """Workers on a cluster; Celery's broker is a server beside it."""
-
-    @contextlib.asynccontextmanager
-    async def on(self, cluster: Cluster) -> AsyncIterator[WorkersOnCluster]:
-        await self.store.start()
-        self.url_for_workers = cluster.url
-        self.client = Client(await open_store(cluster.url, shards=SHARDS, patience_seconds=unhurried(60)))
-        try:
-            yield self
-        finally:
-            await self.end_workers()
-            await self.store.stop()
-
-
 @pytest.fixture
-async def workers(cluster: Cluster, tmp_path: Path) -> AsyncIterator[WorkersOnCluster]:
+async def workers(cluster: Cluster, tmp_path: Path) -> AsyncIterator[FaultCluster]:
     root = tmp_path / "workers"
     root.mkdir()
-    async with WorkersOnCluster(root).on(cluster) as workers:
+    async with FaultCluster(root).running_on(cluster, SHARDS) as workers:
         yield workers
 
 
@@ -281,7 +266,7 @@ def test_shards_spread_over_slots() -> None:
     assert len({find_slot(ShardKeys(shard).root) for shard in range(1_024)}) > 1_000
 
 
-async def test_conversations_run_whole(workers: WorkersOnCluster) -> None:
+async def test_conversations_run_whole(workers: FaultCluster) -> None:
     workers.start()
     ids = await workers.submit(steps(3), count=2 * SHARDS)
     await workers.check(ids, commands=3, limit=unhurried(120))
@@ -289,7 +274,7 @@ async def test_conversations_run_whole(workers: WorkersOnCluster) -> None:
     workers.check_that_all_live()
 
 
-async def test_tasks_of_the_inbox_are_answered(workers: WorkersOnCluster) -> None:
+async def test_tasks_of_the_inbox_are_answered(workers: FaultCluster) -> None:
     model = workers.script(finish("all done"))
     workers.start(LLM_MODEL=model)
     workers.start_ingress(LLM_MODEL=model)
@@ -309,7 +294,7 @@ async def test_tasks_of_the_inbox_are_answered(workers: WorkersOnCluster) -> Non
     workers.check_that_all_live()
 
 
-async def test_server_runs_a_task_and_shows_the_queues(workers: WorkersOnCluster, tmp_path: Path) -> None:
+async def test_server_runs_a_task_and_shows_the_queues(workers: FaultCluster, tmp_path: Path) -> None:
     model = workers.script(*steps(1))
     workers.start(LLM_MODEL=model)
     key = await add_key(workers.client.store)
@@ -358,7 +343,7 @@ async def test_a_server_becomes_the_first_node_of_a_cluster(kind: str, tmp_path:
         await client.aclose()
 
 
-async def test_a_stopped_primary_stops_no_worker_elsewhere(cluster: Cluster, workers: WorkersOnCluster) -> None:
+async def test_a_stopped_primary_stops_no_worker_elsewhere(cluster: Cluster, workers: FaultCluster) -> None:
     workers.start()
     store = workers.client.store
     old = await cluster.find_node(find_slot(store.all_shards[0].root))
@@ -371,7 +356,7 @@ async def test_a_stopped_primary_stops_no_worker_elsewhere(cluster: Cluster, wor
     workers.check_that_all_live()
 
 
-async def test_conversations_survive_a_killed_primary(cluster: Cluster, workers: WorkersOnCluster) -> None:
+async def test_conversations_survive_a_killed_primary(cluster: Cluster, workers: FaultCluster) -> None:
     workers.start(DECKHANDS_ACKS="replica")
     ids = await workers.submit(steps(8, seconds=0.4), count=SHARDS)
     await workers.until(lambda: all("begin-1" in workers.effects(cid) for cid in ids), limit=unhurried(60))
@@ -384,7 +369,7 @@ async def test_conversations_survive_a_killed_primary(cluster: Cluster, workers:
     workers.check_that_all_live()
 
 
-async def test_conversations_survive_moved_slots(cluster: Cluster, workers: WorkersOnCluster) -> None:
+async def test_conversations_survive_moved_slots(cluster: Cluster, workers: FaultCluster) -> None:
     workers.start()
     ids = await workers.submit(steps(8, seconds=0.4), count=2 * SHARDS)
     await workers.until(lambda: all("begin-0" in workers.effects(cid) for cid in ids), limit=unhurried(60))
