@@ -36,8 +36,16 @@ class Cluster:
         replicas: of each primary.
     """
 
-    def __init__(self, program: str, folder: Path, *, primaries: int = PRIMARIES, replicas: int = 1) -> None:
-        self.program, self.folder = program, folder
+    def __init__(
+        self,
+        program: str,
+        folder: Path,
+        *,
+        primaries: int = PRIMARIES,
+        replicas: int = 1,
+        node_timeout_ms: int = NODE_TIMEOUT_MS,
+    ) -> None:
+        self.program, self.folder, self._node_timeout_ms = program, folder, node_timeout_ms
         self.nodes = [self._make_node(number) for number in range(primaries * (1 + replicas))]
         self._primaries, self._replicas = primaries, replicas
 
@@ -154,8 +162,18 @@ class Cluster:
         await until(is_promoted, limit=LIMIT_SECONDS, what="promotion")
         return found[0]
 
+    async def is_served(self, slot: int, *, other_than: Server) -> bool:
+        """Return whether another node says of itself that it serves a slot."""
+        for node in self.nodes:
+            if node is not other_than:
+                with contextlib.suppress(DeckhandsError):
+                    for first, last, at, *_ in await node.call("CLUSTER", "SLOTS"):
+                        if first <= slot <= last and int(at[1]) == node.port:
+                            return True
+        return False
+
     def _make_node(self, number: int) -> Server:
-        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT_MS))
+        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(self._node_timeout_ms))
         options += ("--cluster-port", str(lasting_port()), "--cluster-replica-validity-factor", "0")
         options += ("--cluster-allow-replica-migration", "no")
         return Server(self.program, self.folder / f"node-{number}", lasting_port(), *options)

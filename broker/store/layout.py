@@ -79,7 +79,7 @@ class ShardLayout:
         _put(self._found, keys.conversation_id, keys.shard)
 
     def guess(self, conversation_id: str, named_by: ShardKeys | None = None) -> ConversationKeys:
-        """Return the keys of a conversation that does not exist: in the shard that named it, or where it would be created.
+        """Return the keys of a conversation that does not exist: in the shard that named it, or else a new one's.
 
         Args:
             named_by: the shard that names it now, which is remembered.

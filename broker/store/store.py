@@ -59,6 +59,9 @@ DEFAULT_SHARDS, DEFAULT_CLUSTER_SHARDS = 1, 64
 NUMBER = re.compile("[0-9]{1,9}")
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
+SHORTEST_LONG_PAUSE_SECONDS = 0.1
+PAUSE_PER_WAITING_CALL_SECONDS = 0.05
+"""The calls that wait in a process repeat themselves about twenty times a second together, however many they are."""
 MAX_RAISES = 3
 """How often the creation of a conversation is repeated because the number of shards was raised."""
 LOGGED_AFTER_SECONDS = 0.5
@@ -70,10 +73,14 @@ T = TypeVar("T")
 
 
 class Outage:
-    """Logs outages of the store: one line when an outage starts, and one when it ends, however many calls wait."""
+    """The calls of a process that wait for the store. The first one that succeeds wakes the others.
+
+    Logs one line when an outage starts, and one when it ends, however many calls wait.
+    """
 
     def __init__(self) -> None:
         self._waiting = 0
+        self._news: asyncio.Event | None = None
         self._started = 0.0
         self._is_logged = False
 
@@ -89,6 +96,20 @@ class Outage:
         if not self._is_logged and clock.monotonic() - self._started >= LOGGED_AFTER_SECONDS:
             self._is_logged = True
             _log.warning("the store is unavailable, conversations wait: %s", error)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait before the next attempt: this long at most, and less if few calls wait or another one succeeds."""
+        longest = max(SHORTEST_LONG_PAUSE_SECONDS, PAUSE_PER_WAITING_CALL_SECONDS * self._waiting)
+        news = self._news = self._news or asyncio.Event()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(seconds, longest) * draw_jitter()):
+                await news.wait()
+
+    def report_success(self) -> None:
+        """Wake the calls that wait, because another one has succeeded."""
+        if self._news is not None:
+            self._news.set()
+            self._news = None
 
     def end(self, clock: Clock) -> None:
         """Record that a call no longer waits: it succeeded or was given up."""
@@ -416,15 +437,18 @@ async def _retry(call: Callable[[], Awaitable[T]], clock: Clock, patience_second
     outage.start(clock)
     try:
         while True:
-            await asyncio.sleep(pause * draw_jitter())
+            await outage.pause(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             try:
-                return await call()
+                reply = await call()
             except (OutcomeUnknown, StoreUnavailable) as error:
                 outage.record_failure(clock, error)
                 waited = clock.monotonic() - started
                 if patience_seconds is not None and waited + pause > patience_seconds:
                     raise
+            else:
+                outage.report_success()
+                return reply
     finally:
         outage.end(clock)
 
