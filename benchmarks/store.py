@@ -12,7 +12,7 @@ workers, and subtracted. Memory is the growth of the primaries' `used_memory`.
 *moves*: conversations whose model takes four seconds a step work on three primaries with replicas. A fourth primary
 joins and gets a quarter of the shards, slot by slot; then it gives them back and leaves; then a primary is killed. A
 pause is the longest time between two events of a conversation as a reader of its log sees them, without the four
-seconds; timestamps of events would not show it, because the store's time stands still in an outage. *Nothing happens*
+seconds, and the model calls end at different moments; timestamps of events would not show it, because the store's time stands still in an outage. *Nothing happens*
 shows what the busy machine alone does.
 """
 
@@ -53,6 +53,7 @@ SHARDS = 64
 APPENDERS = 64
 APPENDS_OF_EACH = 100
 LATENCY_SECONDS = 4.0
+WAVES = 10
 SLOW_STEPS = 6
 WAIT_SECONDS = 600.0
 SHARE_LIMIT = 1.1
@@ -240,7 +241,10 @@ async def _run_beside(
         "latency_seconds": LATENCY_SECONDS
     }
     (folder / "slow.json").write_text(json.dumps(script))
-    ids = await submit(cluster, f"scripted/{folder / 'slow.json'}", conversations)
+    ids: list[str] = []
+    for wave in range(WAVES):  # so that the model calls of some conversations end at any moment
+        ids += await submit(cluster, f"scripted/{folder / 'slow.json'}", conversations // WAVES)
+        await asyncio.sleep(LATENCY_SECONDS / WAVES if wave < WAVES - 1 else 0)
     arrivals: dict[str, list[float]] = {one: [] for one in ids}
     watching = [asyncio.create_task(_watch(client, one, arrivals[one])) for one in ids]
     await cluster.until_stepping(ids[-1])
