@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import pytest
 from redis import Redis
 
 from broker.contract.events import AgentSpec, Event, LLMSpec, Observation, WorkspaceSpec
@@ -28,9 +29,13 @@ from deckhands.operations.jobs.celery_app import BEAT_KEYS
 from tests.clusters import Cluster
 from tests.forked_workers import ForkedWorker
 from tests.polling import unhurried, until
+from tests.stores import server_program
 from tests.turns import bash, finish, script
 from tool_worker.workspace.workspaces import Workspaces
 
+STORE = os.environ.get("STORE", "server")
+"""Where the conversations of fault tests are: `server`, or `cluster` for three primaries with a replica each."""
+SHARDS = 8
 Worker = subprocess.Popen[bytes] | ForkedWorker
 NOTHING: Mapping[str, Any] = {}
 
@@ -68,6 +73,11 @@ class FaultCluster:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[FaultCluster]:
+        if STORE == "cluster":
+            nodes = Cluster(server_program("valkey"), self.root)
+            async with nodes.running(), self.running_on(nodes, SHARDS):
+                yield self
+            return
         await self.store.start()
         self.client = Client(await open_store(self.store.url, patience_seconds=60))
         try:
@@ -129,10 +139,21 @@ class FaultCluster:
         worker.kill()
         worker.wait()
 
+    async def find_keys(self, pattern: str) -> list[bytes]:
+        """Return the keys of the store that match a pattern."""
+        cursor, found = b"0", list[bytes]()
+        while True:
+            cursor, some = await self.client.store.call("SCAN", cursor, "MATCH", pattern, "COUNT", 1_000)
+            found += some
+            if cursor == b"0":
+                return found
+
     def signal(self, name: str, number: signal.Signals) -> None:
         self.workers[name].send_signal(number)
 
     async def kill_store(self) -> None:
+        if self.nodes is not None:
+            pytest.skip("it kills the only server of a store")
         self.store.child.send(signal.SIGKILL)
         await self.store.child.wait()
 
