@@ -13,7 +13,7 @@ from typing import Any
 from broker.runtime import DeckhandsError
 from broker.store.routing import SLOTS
 from tests.polling import unhurried, until
-from tests.sentinels import PASSWORD, Server
+from tests.sentinels import PASSWORD, Server, to_query, to_scheme
 
 PRIMARIES = 3
 NODE_TIMEOUT_MS = 2_000
@@ -34,6 +34,7 @@ class Cluster:
 
     Args:
         replicas: of each primary.
+        tls: the folder of their certificate, see `listen_options`; None without TLS.
     """
 
     def __init__(
@@ -44,16 +45,21 @@ class Cluster:
         primaries: int = PRIMARIES,
         replicas: int = 1,
         node_timeout_ms: int = NODE_TIMEOUT_MS,
+        tls: Path | None = None,
     ) -> None:
-        self.program, self.folder, self._node_timeout_ms = program, folder, node_timeout_ms
+        self.program, self.folder, self._node_timeout_ms, self.tls = program, folder, node_timeout_ms, tls
         self.nodes = [self._make_node(number) for number in range(primaries * (1 + replicas))]
         self._primaries, self._replicas = primaries, replicas
 
     @property
     def url(self) -> str:
         """The store's URL; it names two of the nodes."""
+        return self.url_of()
+
+    def url_of(self, login: str = f":{PASSWORD}") -> str:
+        """Return the store's URL for a user."""
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:2])
-        return f"redis+cluster://:{PASSWORD}@{hosts}"
+        return f"{to_scheme(self.tls)}+cluster://{login}@{hosts}{to_query('?', self.tls)}"
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Cluster]:
@@ -176,7 +182,8 @@ class Cluster:
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(self._node_timeout_ms))
         options += ("--cluster-port", str(lasting_port()), "--cluster-replica-validity-factor", "0")
         options += ("--cluster-allow-replica-migration", "no")
-        return Server(self.program, self.folder / f"node-{number}", lasting_port(), *options)
+        options += ("--tls-cluster", "yes") if self.tls is not None else ()
+        return Server(self.program, self.folder / f"node-{number}", lasting_port(), *options, tls=self.tls)
 
     async def _form(self) -> None:
         size = -(-SLOTS // self._primaries)

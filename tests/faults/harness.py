@@ -74,6 +74,7 @@ class FaultCluster:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[FaultCluster]:
         if STORE == "cluster":
+            self.root.mkdir(parents=True, exist_ok=True)
             nodes = Cluster(server_program("valkey"), self.root)
             async with nodes.running(), self.running_on(nodes, SHARDS):
                 yield self
