@@ -43,8 +43,9 @@ def parse_numbers(text: str) -> tuple[int, ...]:
 class ShardLayout:
     """The numbers of shards that a store has had, and where conversations were found."""
 
-    def __init__(self, *numbers: int) -> None:
+    def __init__(self, *numbers: int, max_remembered: int = MAX_REMEMBERED) -> None:
         self.numbers = numbers
+        self._max_remembered = max_remembered
         self._found: OrderedDict[str, ShardKeys] = OrderedDict()
         self._named: OrderedDict[str, ShardKeys] = OrderedDict()
 
@@ -76,7 +77,7 @@ class ShardLayout:
 
     def remember(self, keys: ConversationKeys) -> None:
         """Remember where an existing conversation is."""
-        _put(self._found, keys.conversation_id, keys.shard)
+        self._put(self._found, keys.conversation_id, keys.shard)
 
     def guess(self, conversation_id: str, named_by: ShardKeys | None = None) -> ConversationKeys:
         """Return the keys of a conversation that does not exist: in the shard that named it, or else a new one's.
@@ -86,7 +87,7 @@ class ShardLayout:
         """
         shards = self.list_shards(conversation_id)
         if named_by in shards:
-            _put(self._named, conversation_id, named_by)
+            self._put(self._named, conversation_id, named_by)
         found = self._named.get(conversation_id)
         return ConversationKeys(found if found in shards else shards[0], conversation_id)
 
@@ -95,9 +96,8 @@ class ShardLayout:
         self._found.pop(conversation_id, None)
         self._named.pop(conversation_id, None)
 
-
-def _put(places: OrderedDict[str, ShardKeys], conversation_id: str, shard: ShardKeys) -> None:
-    places[conversation_id] = shard
-    places.move_to_end(conversation_id)
-    if len(places) > MAX_REMEMBERED:
-        places.popitem(last=False)
+    def _put(self, places: OrderedDict[str, ShardKeys], conversation_id: str, shard: ShardKeys) -> None:
+        places[conversation_id] = shard
+        places.move_to_end(conversation_id)
+        if len(places) > self._max_remembered:
+            places.popitem(last=False)

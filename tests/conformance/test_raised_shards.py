@@ -198,9 +198,8 @@ async def test_a_damaged_number_is_named(connect: Connect, text: str) -> None:
     await store.aclose()
 
 
-def test_remembered_places_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.store.layout.MAX_REMEMBERED", 2)
-    layout = ShardLayout(1, 4)
+def test_remembered_places_are_bounded() -> None:
+    layout = ShardLayout(1, 4, max_remembered=2)
     a, b, c = displaced(3, 1, 4)
     for cid in (a, b, c):
         layout.remember(keys.ConversationKeys(ShardKeys(0), cid))

@@ -142,7 +142,7 @@ async def test_shards_are_raised_under_conversations(kind: str, before: int, aft
             await cluster.client.delete(cid)
             assert await store.call("EXISTS", (await store.locate(cid)).meta) == 0
         for cid in old[2:4]:
-            await cluster.client.send_message(cid, "go on")
+            await cluster.client.send_message(cid, "continue")
         await cluster.settle(old[2:4], limit=unhurried(LIMIT_SECONDS))
         members = await list_members(store)
         assert {member.about["shards"] for member in members} == {str(after)}
