@@ -12,8 +12,8 @@ workers, and subtracted. Memory is the growth of the primaries' `used_memory`.
 *moves*: conversations whose model takes four seconds a step work on three primaries with replicas. A fourth primary
 joins and gets a quarter of the shards, slot by slot; then it gives them back and leaves; then a primary is killed. A
 pause is the longest time between two events of a conversation as a reader of its log sees them, without the four
-seconds, and the model calls end at different moments; timestamps of events would not show it, because the store's time stands still in an outage. *Nothing happens*
-shows what the busy machine alone does.
+seconds, and the model calls end at different moments; timestamps of events would not show it, because the store's time
+stands still in an outage. *Nothing happens* shows what the busy machine alone does.
 """
 
 from __future__ import annotations
